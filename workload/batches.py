@@ -1,0 +1,73 @@
+"""The lookups of a batch, drawn again by whoever needs them from a table's description and a seed.
+
+Nothing is shipped: every actor makes the same batch. The rows' numbers of uses come from the
+table's spectrum, which rows those are from an affine map, and their order from a shuffle, so
+memory grows with the lookups and never with the rows.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from workload import traces
+from workload.reuse import lookups_of, spectrum_of
+from workload.tables import EmbeddingTable, Shard, digest
+
+Indices = npt.NDArray[np.int64]
+
+_GOLDEN = 0.6180339887498949
+
+
+@dataclass(frozen=True)
+class IndexBatch:
+    """fbgemm's form of a batch: lookups of all tables and samples, one after the other.
+
+    Sample `b` of table `t` looks up `indices[offsets[t * batch_size + b] : offsets[... + 1]]`.
+    """
+
+    indices: Indices
+    offsets: Indices
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of both arrays."""
+        return self.indices.nbytes + self.offsets.nbytes
+
+
+def table_lookups(
+    table: EmbeddingTable, batch_size: int, seed: int = 0
+) -> tuple[Indices, Indices]:
+    """Rows looked up by a batch, and how many of them belong to each sample."""
+    if table.trace is not None:
+        return traces.lookups(table.trace, batch_size)
+    rng = np.random.Generator(np.random.PCG64(int(digest([table.access_digest, seed]), 16)))
+    spectrum = spectrum_of(table, batch_size)
+    ids = _scattered(spectrum.distinct_rows, table.rows, rng)
+    indices = np.repeat(ids, np.repeat(spectrum.uses, spectrum.rows))
+    rng.shuffle(indices)
+    return indices, _even_lengths(lookups_of(table, batch_size), batch_size, rng)
+
+
+def shard_batch(shard: Shard, batch_size: int, seed: int = 0) -> IndexBatch:
+    """The batch of all tables of a shard, in the shard's order."""
+    parts = [table_lookups(piece.table, batch_size, seed) for piece in shard.slices]
+    lengths = np.concatenate([lengths for _, lengths in parts])
+    offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+    return IndexBatch(np.concatenate([indices for indices, _ in parts]), offsets)
+
+
+def _scattered(count: int, rows: int, rng: np.random.Generator) -> Indices:
+    """`count` different row numbers, spread over the whole table."""
+    stride = max(1, int(rows * _GOLDEN))
+    while np.gcd(stride, rows) != 1:
+        stride += 1
+    start = int(rng.integers(rows))
+    return (np.arange(count, dtype=np.int64) * (stride % rows) + start) % rows
+
+
+def _even_lengths(lookups: int, batch_size: int, rng: np.random.Generator) -> Indices:
+    """Lookups of each sample: the mean rounded down, and one more for samples drawn at random."""
+    lengths = np.full(batch_size, lookups // batch_size, dtype=np.int64)
+    lengths[rng.permutation(batch_size)[: lookups % batch_size]] += 1
+    return lengths

@@ -1,0 +1,139 @@
+"""Which device holds which columns of which table, and whether that is valid."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from workload import documents
+from workload.errors import UserError
+from workload.tables import Shard, TableSlice
+from workload.tasks import ShardingTask
+
+PLAN_SCHEMA = documents.Schema("autoshard.plan", 1)
+
+
+class PlanError(UserError):
+    """A plan that does not fit its task."""
+
+
+@dataclass(frozen=True, order=True)
+class Placement:
+    """Columns `start` to `start + width` of a table on a device, by its number in the task."""
+
+    table: str
+    start: int
+    width: int
+    device: int
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """For each table its column slices and their devices. A table-wise plan has one slice a table."""
+
+    placements: tuple[Placement, ...]
+    num_devices: int
+
+    @staticmethod
+    def table_wise(task: ShardingTask, devices: Sequence[int]) -> "ShardingPlan":
+        """The plan that puts table i of the task whole on device `devices[i]`."""
+        if len(devices) != len(task.tables):
+            raise PlanError(f"{len(devices)} devices are given for {len(task.tables)} tables")
+        placements = tuple(
+            Placement(table.name, 0, table.dim, int(device))
+            for table, device in zip(task.tables, devices, strict=True)
+        )
+        return ShardingPlan(placements, len(task.devices))
+
+    def check(self, task: ShardingTask) -> None:
+        """PlanError unless every column is placed exactly once and every device's memory suffices."""
+        self._check_devices(task)
+        self._check_columns(task)
+        for number, (used, device) in enumerate(
+            zip(self.device_bytes(task), task.devices, strict=True)
+        ):
+            if used > device.memory_bytes:
+                raise PlanError(
+                    f"device {number} ({device.name}) would hold {used:,} bytes, "
+                    f"{used - device.memory_bytes:,} more than its {device.memory_bytes:,}"
+                )
+
+    def _check_devices(self, task: ShardingTask) -> None:
+        if self.num_devices != len(task.devices):
+            raise PlanError(
+                f"the plan is for {self.num_devices} devices, the task has {len(task.devices)}"
+            )
+        for placement in self.placements:
+            if not 0 <= placement.device < self.num_devices:
+                raise PlanError(
+                    f"table {placement.table} is on device {placement.device}, "
+                    f"devices are numbered 0 to {self.num_devices - 1}"
+                )
+
+    def _check_columns(self, task: ShardingTask) -> None:
+        pieces: dict[str, list[Placement]] = {table.name: [] for table in task.tables}
+        for placement in self.placements:
+            if placement.table not in pieces:
+                raise PlanError(f"table {placement.table} is not in the task")
+            pieces[placement.table].append(placement)
+        for table in task.tables:
+            covered = 0
+            for placement in sorted(pieces[table.name]):
+                if placement.start != covered:
+                    fault = "twice" if placement.start < covered else "nowhere"
+                    first, last = sorted((placement.start, covered))
+                    raise PlanError(f"columns {first} to {last} of table {table.name} are {fault}")
+                TableSlice(table, placement.start, placement.width)
+                covered += placement.width
+            if covered != table.dim:
+                raise PlanError(f"columns {covered} to {table.dim} of table {table.name} are nowhere")
+
+    def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
+        """What each device runs; None for a device without tables."""
+        tables = {table.name: table for table in task.tables}
+        slices: list[list[TableSlice]] = [[] for _ in range(self.num_devices)]
+        for placement in self.placements:
+            piece = TableSlice(tables[placement.table], placement.start, placement.width)
+            slices[placement.device].append(piece)
+        return tuple(Shard(tuple(pieces)) if pieces else None for pieces in slices)
+
+    def device_bytes(self, task: ShardingTask) -> tuple[int, ...]:
+        """Bytes of weights and optimizer state on each device."""
+        rows = {table.name: table.rows for table in task.tables}
+        used = [0] * self.num_devices
+        for placement in self.placements:
+            stored = task.operator.stored_bytes(rows[placement.table], placement.width)
+            used[placement.device] += stored
+        return tuple(used)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON document with its schema version."""
+        body = {
+            "num_devices": self.num_devices,
+            "placements": [asdict(placement) for placement in self.placements],
+        }
+        return PLAN_SCHEMA.stamp(body)
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "ShardingPlan":
+        """The plan that `to_json` wrote."""
+        PLAN_SCHEMA.check(document)
+        with documents.fields_of("plan"):
+            placements: Iterable[Mapping[str, Any]] = document["placements"]
+            return ShardingPlan(
+                tuple(
+                    Placement(str(p["table"]), int(p["start"]), int(p["width"]), int(p["device"]))
+                    for p in placements
+                ),
+                int(document["num_devices"]),
+            )
+
+    def save(self, path: Path | str) -> None:
+        """Write the plan as JSON."""
+        documents.write(path, self.to_json())
+
+    @staticmethod
+    def load(path: Path | str) -> "ShardingPlan":
+        """Read a plan; UserError names the file and what is wrong with it."""
+        with documents.naming(path):
+            return ShardingPlan.from_json(documents.read(path))

@@ -1,0 +1,180 @@
+"""`load_tables(source)`: every place that tables can come from."""
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from workload import documents, traces
+from workload.errors import FieldError, UserError
+from workload.synthetic import synthetic_tables
+from workload.tables import NUM_REUSE_BINS, EmbeddingTable
+from workload.tasks import TASK_SCHEMA
+
+SOURCES = """\
+FILE.csv, FILE.json or FILE.parquet with name, rows, dim, pooling_factor and optionally zipf_alpha
+or reuse_0..reuse_16 (and reuse_batch_size); FILE.pt or FILE.pt.gz[:DIM] in the format of
+dlrm_datasets; or synthetic:N[:SEED[:small|full]]"""
+
+_REQUIRED = ("name", "rows", "dim", "pooling_factor")
+_REUSE = tuple(f"reuse_{number}" for number in range(NUM_REUSE_BINS))
+_WHOLE = ("rows", "dim", "reuse_batch_size")
+_SYNTHETIC = re.compile(r"synthetic:(\d+)(?::(\d+))?(?::(\w+))?")
+_TRACE = re.compile(r"(.+\.pt(?:\.gz)?)(?::(\d+))?")
+
+Records = Iterator[tuple[str, Mapping[str, Any]]]  # where each record stands, and its fields
+
+
+def load_tables(source: str) -> tuple[EmbeddingTable, ...]:
+    """The tables of a source (see SOURCES). UserError names file, line, column and the mend."""
+    if source.startswith("synthetic"):
+        return _synthetic(source)
+    if match := _TRACE.fullmatch(source):
+        with documents.fields_of(source):
+            return traces.read_tables(_existing(match[1]), int(match[2] or traces.DEFAULT_DIM))
+    path = _existing(source)
+    readers = {".csv": _csv_records, ".json": _json_records, ".parquet": _parquet_records}
+    if path.suffix not in readers:
+        raise UserError(f"{source}: tables are read from " + " ".join(SOURCES.split()))
+    tables: dict[str, EmbeddingTable] = {}
+    places: dict[str, str] = {}
+    for place, record in readers[path.suffix](path):
+        try:
+            table = _table(record)
+        except FieldError as error:
+            raise UserError(f"{path}, {place}, column {error.field}: {error.problem}") from error
+        if table.name in tables:
+            raise UserError(
+                f"{path}, {place}, column name: {table.name!r} stands at {places[table.name]} "
+                "already: give each table its own name"
+            )
+        tables[table.name], places[table.name] = table, place
+    if not tables:
+        raise UserError(f"{path}: holds no tables: it needs one line a table")
+    return tuple(tables.values())
+
+
+def _synthetic(source: str) -> tuple[EmbeddingTable, ...]:
+    match = _SYNTHETIC.fullmatch(source)
+    if not match:
+        raise UserError(
+            f"{source}: write synthetic:N[:SEED[:small|full]], for example synthetic:200:1"
+        )
+    return synthetic_tables(int(match[1]), int(match[2] or 0), match[3])
+
+
+def _existing(name: str) -> Path:
+    path = Path(name).expanduser()
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"{name}: {what}: tables come from " + " ".join(SOURCES.split()))
+    return path
+
+
+def _csv_records(path: Path) -> Records:
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            header = [cell.strip() for cell in next(reader, [])]
+            if not header:
+                raise UserError(f"{path}: is empty: it needs a header with {', '.join(_REQUIRED)}")
+            _check_columns(path, "line 1", header)
+            for cells in reader:
+                if not any(cell.strip() for cell in cells):
+                    continue
+                place = f"line {reader.line_num}"
+                if len(cells) != len(header):
+                    raise UserError(
+                        f"{path}, {place}: has {len(cells)} cells where the header has {len(header)}"
+                    )
+                yield place, dict(zip(header, (cell.strip() for cell in cells), strict=True))
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not a UTF-8 text file: save it as CSV in UTF-8") from error
+    except csv.Error as error:
+        raise UserError(f"{path}, line {reader.line_num}: {error}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+def _json_records(path: Path) -> Records:
+    with documents.naming(path):
+        document = documents.read(path)
+        if isinstance(document, Mapping):
+            if "schema" in document:
+                TASK_SCHEMA.check(document)
+            document = document.get("tables")
+        if not isinstance(document, list):
+            raise UserError('needs a list of tables, or an object with a list "tables"')
+    for number, record in enumerate(document, start=1):
+        if not isinstance(record, Mapping):
+            raise UserError(f"{path}, table {number}: is not an object: {json.dumps(record)[:60]}")
+        yield f"table {number}", record
+
+
+def _parquet_records(path: Path) -> Records:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        content = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise UserError(f"{path}: is not a Parquet file that can be read ({reason})") from error
+    _check_columns(path, "schema", content.column_names)
+    for number, record in enumerate(content.to_pylist(), start=1):
+        yield f"row {number}", record
+
+
+def _check_columns(path: Path, place: str, columns: list[str]) -> None:
+    for column in _REQUIRED:
+        if column not in columns:
+            raise UserError(
+                f"{path}, {place}, column {column}: is missing: "
+                f"the columns {', '.join(_REQUIRED)} are needed"
+            )
+    for column in columns:
+        if columns.count(column) > 1:
+            raise UserError(f"{path}, {place}, column {column}: occurs twice: keep one of them")
+
+
+def _table(record: Mapping[str, Any]) -> EmbeddingTable:
+    """The table of one record; columns that no table has are passed over."""
+    fields: dict[str, Any] = {}
+    for column in _REQUIRED:
+        if _is_empty(record.get(column)):
+            raise FieldError(column, "is missing: every table needs it")
+    fields["name"] = str(record["name"])
+    for column in ("rows", "dim", "pooling_factor", "zipf_alpha", "reuse_batch_size"):
+        if not _is_empty(record.get(column)):
+            fields[column] = _number(column, record[column])
+    if record.get("reuse") is not None:
+        if not isinstance(record["reuse"], list | tuple):
+            raise FieldError("reuse", f"must be a list of {NUM_REUSE_BINS} numbers")
+        fields["reuse"] = tuple(_number("reuse", share) for share in record["reuse"])
+    elif any(not _is_empty(record.get(column)) for column in _REUSE):
+        for column in _REUSE:
+            if _is_empty(record.get(column)):
+                raise FieldError(column, "is missing: give all of reuse_0 to reuse_16 or none")
+        fields["reuse"] = tuple(_number(column, record[column]) for column in _REUSE)
+    if record.get("trace") is not None:
+        with documents.fields_of("trace"):
+            fields["trace"] = traces.Trace(**record["trace"])
+    return EmbeddingTable(**fields)
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or value == ""
+
+
+def _number(column: str, value: Any) -> float | int:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise FieldError(column, f"must be a number, got {value!r}") from None
+    if column not in _WHOLE:
+        return number
+    if number != number or abs(number) == float("inf") or number != int(number):
+        raise FieldError(column, f"must be a whole number, got {value!r}")
+    return int(value) if isinstance(value, int) else int(number)

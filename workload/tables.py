@@ -1,0 +1,190 @@
+"""One embedding table, a column slice of it, and the fused set of slices that is a shard."""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from workload.errors import FieldError, UserError
+
+NUM_REUSE_BINS = 17
+DIM_STEP = 4  # fbgemm's kernels read rows in vectors of four numbers
+MAX_ROWS = 2**40
+MAX_DIM = 2**15
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Where a table's recorded lookups lie: table number `position` of a dlrm_datasets file.
+
+    `digest` names the content, so that a copy of the file on another node is the same trace.
+    """
+
+    path: str
+    position: int
+    batch_size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """One embedding table and how a batch of samples uses it.
+
+    Args:
+        name: unique within a task.
+        rows: number of embedding vectors.
+        dim: numbers in a vector, a multiple of 4.
+        pooling_factor: mean lookups a sample.
+        zipf_alpha: rows are drawn with popularity rank**-alpha (0 is uniform, the default).
+        reuse: share of the batch's distinct rows by number of uses, in the 17 bins
+            (0,1], (1,2], (2,4], ... (2^15, inf); adds up to 1. Excludes `zipf_alpha`.
+        reuse_batch_size: samples in the batch that `reuse` was counted in. Smaller batches are
+            derived from it; None means that `reuse` describes whatever batch is used.
+        trace: recorded lookups, used in place of drawn ones.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    pooling_factor: float
+    zipf_alpha: float | None = None
+    reuse: tuple[float, ...] | None = None
+    reuse_batch_size: int | None = None
+    trace: Trace | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or not isinstance(self.name, str):
+            raise FieldError("name", "must be a non-empty text")
+        _check_whole("rows", self.rows, 1, MAX_ROWS)
+        _check_whole("dim", self.dim, DIM_STEP, MAX_DIM)
+        if self.dim % DIM_STEP:
+            raise FieldError("dim", f"must be a multiple of {DIM_STEP}, got {self.dim}")
+        if not (math.isfinite(self.pooling_factor) and self.pooling_factor >= 0):
+            raise FieldError("pooling_factor", f"must be at least 0, got {self.pooling_factor}")
+        if self.zipf_alpha is not None and not 0 <= self.zipf_alpha <= 10:
+            raise FieldError("zipf_alpha", f"must lie between 0 and 10, got {self.zipf_alpha}")
+        if self.reuse is not None:
+            self._check_reuse(self.reuse)
+        if self.reuse_batch_size is not None:
+            _check_whole("reuse_batch_size", self.reuse_batch_size, 1, 2**31)
+
+    def _check_reuse(self, reuse: tuple[float, ...]) -> None:
+        if self.zipf_alpha is not None:
+            raise FieldError("zipf_alpha", "give either zipf_alpha or reuse bins, not both")
+        if len(reuse) != NUM_REUSE_BINS:
+            raise FieldError("reuse", f"needs {NUM_REUSE_BINS} bins, got {len(reuse)}")
+        if not all(math.isfinite(share) and share >= 0 for share in reuse):
+            raise FieldError("reuse", "every bin must be a number of at least 0")
+        if abs(sum(reuse) - 1) > 0.01:
+            raise FieldError("reuse", f"bins must add up to 1, they add up to {sum(reuse):.4g}")
+
+    @cached_property
+    def access_digest(self) -> str:
+        """Names how rows are looked up: equal for tables that differ only in name or dim.
+
+        A table's batch is drawn from it, so column slices of one table see the same lookups.
+        """
+        trace = None if self.trace is None else (self.trace.digest, self.trace.position)
+        reuse = (self.reuse, self.reuse_batch_size, self.zipf_alpha or 0.0)
+        return digest([self.rows, self.pooling_factor, reuse, trace])
+
+    def whole(self) -> "TableSlice":
+        """All columns of the table."""
+        return TableSlice(self, 0, self.dim)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object without the fields that are not set."""
+        return {key: value for key, value in asdict(self).items() if value is not None}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> "EmbeddingTable":
+        """The table that `to_json` wrote; FieldError if a field is missing, unknown or wrong."""
+        fields = dict(record)
+        unknown = set(fields) - set(EmbeddingTable.__dataclass_fields__)
+        if unknown:
+            raise FieldError(sorted(unknown)[0], "is not a field of a table")
+        for field in ("name", "rows", "dim", "pooling_factor"):
+            if field not in fields:
+                raise FieldError(field, "is missing")
+        if fields.get("reuse") is not None:
+            fields["reuse"] = tuple(float(share) for share in fields["reuse"])
+        if fields.get("trace") is not None:
+            fields["trace"] = Trace(**fields["trace"])
+        return EmbeddingTable(**fields)
+
+
+@dataclass(frozen=True)
+class TableSlice:
+    """Columns `start` to `start + width` of a table."""
+
+    table: EmbeddingTable
+    start: int
+    width: int
+
+    def __post_init__(self) -> None:
+        if self.start % DIM_STEP or self.width % DIM_STEP or self.width <= 0 or self.start < 0:
+            raise FieldError(
+                "slice",
+                f"start and width must be multiples of {DIM_STEP}, got {self.start}, {self.width}",
+            )
+        if self.start + self.width > self.table.dim:
+            raise FieldError(
+                "slice",
+                f"columns {self.start} to {self.start + self.width} exceed the {self.table.dim} "
+                f"columns of table {self.table.name}",
+            )
+
+    @cached_property
+    def digest(self) -> str:
+        """Names what a slice costs: its lookups and its width, not the table's name."""
+        return digest([self.table.access_digest, self.width])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A set of table slices on one device: what one fused operator runs.
+
+    The slices are kept in one canonical order, so equal sets are equal shards.
+    """
+
+    slices: tuple[TableSlice, ...]
+
+    def __post_init__(self) -> None:
+        if not self.slices:
+            raise UserError("a shard needs at least one table")
+        ordered = sorted(self.slices, key=lambda s: (s.digest, s.table.name, s.start))
+        object.__setattr__(self, "slices", tuple(ordered))
+
+    @staticmethod
+    def of_tables(tables: Iterable[EmbeddingTable]) -> "Shard":
+        """The shard that holds these tables whole."""
+        return Shard(tuple(table.whole() for table in tables))
+
+    @cached_property
+    def digest(self) -> str:
+        """Names what the shard costs: equal for shards of the same slices in any order."""
+        return digest([piece.digest for piece in self.slices])
+
+    @property
+    def total_dim(self) -> int:
+        """Columns of the fused operator's output."""
+        return sum(piece.width for piece in self.slices)
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+
+def digest(value: Any) -> str:
+    """A short, stable name of a JSON value."""
+    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _check_whole(field: str, value: int, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise FieldError(field, f"must be a whole number, got {value!r}")
+    if not low <= value <= high:
+        raise FieldError(field, f"must lie between {low} and {high}, got {value}")

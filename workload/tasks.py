@@ -1,0 +1,97 @@
+"""What is to be sharded: tables, devices, the batch and the operator."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from workload import documents
+from workload.errors import FieldError, UserError
+from workload.operators import OperatorOptions
+from workload.tables import EmbeddingTable
+
+TASK_SCHEMA = documents.Schema("autoshard.task", 1)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device to shard over and the bytes it may fill with weights and optimizer state."""
+
+    name: str
+    memory_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.memory_bytes <= 0:
+            raise FieldError("memory_bytes", f"must be positive, got {self.memory_bytes}")
+
+    @staticmethod
+    def uniform(count: int, memory_bytes: int) -> tuple["Device", ...]:
+        """`count` equal devices."""
+        if count < 1:
+            raise FieldError("devices", f"must be at least 1, got {count}")
+        return tuple(Device(f"device{number}", memory_bytes) for number in range(count))
+
+
+@dataclass(frozen=True)
+class ShardingTask:
+    """Tables with unique names, the devices to spread them over, and the samples of a batch."""
+
+    tables: tuple[EmbeddingTable, ...]
+    devices: tuple[Device, ...]
+    batch_size: int
+    operator: OperatorOptions = field(default_factory=OperatorOptions)
+
+    def __post_init__(self) -> None:
+        if not self.tables:
+            raise FieldError("tables", "a task needs at least one table")
+        if not self.devices:
+            raise FieldError("devices", "a task needs at least one device")
+        if self.batch_size < 1:
+            raise FieldError("batch_size", f"must be at least 1, got {self.batch_size}")
+        check_unique_names(self.tables)
+
+    def table_bytes(self, table: EmbeddingTable) -> int:
+        """Bytes of the whole table's weights and optimizer state."""
+        return self.operator.stored_bytes(table.rows, table.dim)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON document with its schema version."""
+        return TASK_SCHEMA.stamp(
+            {
+                "batch_size": self.batch_size,
+                "operator": self.operator.to_json(),
+                "devices": [vars(device) for device in self.devices],
+                "tables": [table.to_json() for table in self.tables],
+            }
+        )
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "ShardingTask":
+        """The task that `to_json` wrote."""
+        TASK_SCHEMA.check(document)
+        with documents.fields_of("task"):
+            return ShardingTask(
+                tables=tuple(EmbeddingTable.from_json(t) for t in document["tables"]),
+                devices=tuple(Device(**device) for device in document["devices"]),
+                batch_size=document["batch_size"],
+                operator=OperatorOptions(**document["operator"]),
+            )
+
+    def save(self, path: Path | str) -> None:
+        """Write the task as JSON."""
+        documents.write(path, self.to_json())
+
+    @staticmethod
+    def load(path: Path | str) -> "ShardingTask":
+        """Read a task; UserError names the file and what is wrong with it."""
+        with documents.naming(path):
+            return ShardingTask.from_json(documents.read(path))
+
+
+def check_unique_names(tables: tuple[EmbeddingTable, ...]) -> None:
+    """UserError if two tables share a name."""
+    seen: set[str] = set()
+    for table in tables:
+        if table.name in seen:
+            raise UserError(f"table name {table.name!r} occurs twice: names must be unique")
+        seen.add(table.name)
