@@ -5,6 +5,7 @@ table's spectrum, which rows those are from an affine map, and their order from 
 memory grows with the lookups and never with the rows.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,10 @@ from workload.reuse import lookups_of, spectrum_of
 from workload.tables import EmbeddingTable, Shard, digest
 
 Indices = npt.NDArray[np.int64]
+
+# Drawn lookups are kept a while: the shards of one pool of tables share most of them.
+_RECENT_BYTES = 64 * 2**20
+_recent: OrderedDict[tuple[str, int, int], tuple[Indices, Indices]] = OrderedDict()
 
 _GOLDEN = 0.6180339887498949
 
@@ -41,6 +46,17 @@ def table_lookups(
     """Rows looked up by a batch, and how many of them belong to each sample."""
     if table.trace is not None:
         return traces.lookups(table.trace, batch_size)
+    key = (table.access_digest, batch_size, seed)
+    found = _recent.get(key)
+    if found is None:
+        found = _recent[key] = _draw(table, batch_size, seed)
+    _recent.move_to_end(key)
+    while sum(part.nbytes for parts in _recent.values() for part in parts) > _RECENT_BYTES:
+        _recent.popitem(last=False)
+    return found
+
+
+def _draw(table: EmbeddingTable, batch_size: int, seed: int) -> tuple[Indices, Indices]:
     rng = np.random.Generator(np.random.PCG64(int(digest([table.access_digest, seed]), 16)))
     spectrum = spectrum_of(table, batch_size)
     ids = _scattered(spectrum.distinct_rows, table.rows, rng)

@@ -159,6 +159,13 @@ class Shard:
         object.__setattr__(self, "slices", tuple(ordered))
 
     @staticmethod
+    def in_order(slices: tuple[TableSlice, ...]) -> "Shard":
+        """The shard of slices that already stand in its order, as read back from a store."""
+        shard = object.__new__(Shard)
+        object.__setattr__(shard, "slices", slices)
+        return shard
+
+    @staticmethod
     def of_tables(tables: Iterable[EmbeddingTable]) -> "Shard":
         """The shard that holds these tables whole."""
         return Shard(tuple(table.whole() for table in tables))

@@ -1,0 +1,165 @@
+"""What runs inside the actor on a device: it owns the device and measures on it."""
+
+import ctypes
+import fcntl
+import gc
+import os
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+
+from benchmark import exchange, fbgemm, hardware
+from benchmark.embedding_op import EmbeddingOp, needed_bytes
+from benchmark.hardware import DeviceInfo
+from benchmark.measurement import (
+    ExchangePart,
+    Measurement,
+    MeasureSettings,
+    RankTimes,
+    Timing,
+    TimingOptions,
+)
+from benchmark.timing import CpuStopwatch, CudaStopwatch, Stopwatch, time_operator
+from workload import Shard
+
+_MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_MAX = -1, -4  # of glibc's mallopt
+_KEPT_BYTES = 448 * 2**20
+_LOCK_PATIENCE_S = 2.0
+
+
+class DeviceBusy(Exception):  # noqa: N818 - a state of affairs, not an error
+    """Another pool on this machine is measuring on the same core."""
+
+
+class DeviceBenchmark:
+    """Measures shards on one GPU, or on one CPU core that it pins itself to.
+
+    Args:
+        name: the device's name in reports.
+        core: the CPU core to pin to; None for the GPU that Ray assigned.
+        memory_bytes: what a shard may take on a CPU core; a GPU's is its own.
+    """
+
+    def __init__(self, name: str, core: int | None, memory_bytes: int) -> None:
+        fbgemm.training_ops()
+        self._core = core
+        kind: hardware.Kind = "cuda" if core is None else "cpu"
+        if core is None:
+            self._torch_device = torch.device("cuda", 0)
+            memory_bytes = torch.cuda.get_device_properties(0).total_memory
+            self._watch: Stopwatch = CudaStopwatch(self._torch_device)
+            fingerprint = hardware.cuda_fingerprint()
+        else:
+            self._torch_device = torch.device("cpu")
+            os.sched_setaffinity(0, {core})
+            torch.set_num_threads(1)
+            _keep_freed_memory()
+            self._watch = CpuStopwatch(core)
+            fingerprint = hardware.cpu_fingerprint()
+        self._info = DeviceInfo(name, kind, socket.gethostname(), fingerprint, memory_bytes)
+        self._versions = fbgemm.library_versions()
+        gc.collect()
+        gc.freeze()  # later collections look at a shard's own objects only: 1 ms instead of 130
+
+    def describe(self) -> tuple[DeviceInfo, str]:
+        """The device and the versions of the libraries."""
+        return self._info, self._versions
+
+    def process_id(self) -> int:
+        """The actor's process, for those who watch its memory."""
+        return os.getpid()
+
+    def measure(
+        self, shard: Shard, settings: MeasureSettings, timing: TimingOptions
+    ) -> Measurement:
+        """Measure a shard, or say why it was refused. DeviceBusy if the core is taken."""
+        with self._claimed():
+            needed = needed_bytes(shard, settings)
+            if needed > self._free_bytes():
+                return self._answer(
+                    shard,
+                    settings,
+                    reason=f"needs {needed:,} bytes, {self._info.name} has {self._free_bytes():,}",
+                )
+            return self._answer(shard, settings, timing=self._time(shard, settings, timing))
+
+    def open_meeting_point(self) -> tuple[str, int]:
+        """Host and port where the ranks of the next all-to-all find each other."""
+        self._meeting_point = exchange.MeetingPoint()
+        return self._meeting_point.host, self._meeting_point.port
+
+    def exchange(self, part: ExchangePart) -> list[RankTimes]:
+        """Run this device's ranks of an all-to-all."""
+        with self._claimed():
+            return exchange.run_ranks(part, self._torch_device)
+
+    def _time(self, shard: Shard, settings: MeasureSettings, timing: TimingOptions) -> Timing:
+        op = EmbeddingOp(shard, settings, self._torch_device)
+        try:
+            return time_operator(op.forward, op.gradient, self._watch, timing)
+        finally:
+            del op
+            gc.collect()  # modules are cycles: free their weights before the next shard's
+            if self._info.kind == "cuda":
+                torch.cuda.empty_cache()
+
+    def _free_bytes(self) -> int:
+        if self._info.kind == "cpu":
+            return self._info.memory_bytes
+        return int(torch.cuda.mem_get_info(self._torch_device)[0])
+
+    def _answer(
+        self,
+        shard: Shard,
+        settings: MeasureSettings,
+        timing: Timing | None = None,
+        reason: str = "",
+    ) -> Measurement:
+        return Measurement(
+            shard=shard,
+            settings=settings,
+            hardware=self._info.hardware,
+            versions=self._versions,
+            status="ok" if timing else "refused",
+            device=self._info.name,
+            node=self._info.node,
+            measured_at=time.time(),
+            timing=timing,
+            reason=reason,
+        )
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Hold the core against other pools on this machine while measuring, and no longer."""
+        if self._core is None:
+            yield
+            return
+        folder = Path(tempfile.gettempdir()) / f"autoshard-cores-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with open(folder / f"core{self._core}.lock", "w") as lock:
+            deadline = time.monotonic() + _LOCK_PATIENCE_S
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise DeviceBusy(f"core {self._core} of {self._info.node}") from None
+                    time.sleep(0.01)
+            yield
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep up to 448 MiB of freed memory instead of handing it back.
+
+    Fresh pages cost several times the zeroing of kept ones, at every shard.
+    """
+    with suppress(OSError, AttributeError):  # not glibc: only slower
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(_MALLOC_MMAP_MAX, 0)
+        libc.mallopt(_MALLOC_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -1,0 +1,300 @@
+"""The pool's one brain: a named Ray actor that hands shards to devices and keeps the store.
+
+Requests are queues of shards. Each device has a loop of its own that takes the next shard any
+request waits for, so a shard that several ask for at once is measured once. Clients collect
+answers by asking again and again; one that stops asking is forgotten after a while.
+"""
+
+import asyncio
+import contextlib
+import time
+import uuid
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from benchmark.devices import DeviceFleet, PoolDevice, first_line
+from benchmark.exchanging import measure_exchange
+from benchmark.hardware import DeviceInfo
+from benchmark.measurement import (
+    Exchange,
+    ExchangeKey,
+    Measurement,
+    MeasurementError,
+    MeasureSettings,
+    TimingOptions,
+)
+from benchmark.store import MeasurementStore
+from workload import Shard
+
+_MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
+_REFRESH_SECONDS = 3.0
+_LEASE_SECONDS = 60.0
+_BUSY_WAIT_SECONDS = 0.5
+_IDLE_SECONDS = 600.0  # then the devices are given back: other jobs may want the GPUs
+
+
+@dataclass
+class _Request:
+    """What one client waits for."""
+
+    store: MeasurementStore
+    missing: int
+    answers: list[tuple[int, Measurement]] = field(default_factory=list)
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    seen: float = field(default_factory=time.monotonic)
+
+
+@dataclass
+class _Job:
+    """A shard to be measured, and who waits for it at which place of their request."""
+
+    shard: Shard
+    settings: MeasureSettings
+    timing: TimingOptions
+    waiting: list[tuple[str, int]]
+    deaths: int = 0
+
+
+_JobKey = tuple[str, MeasureSettings]
+
+
+class PoolCoordinator:
+    """See the module. All its methods run in one event loop; none of them blocks for long.
+
+    Args:
+        kind: "cpu", "cuda", or "auto" for GPUs where the cluster has any and cores elsewhere.
+        most_devices: use at most so many devices; None for all.
+        time_limit_s: an operator that takes longer hangs: its actor is replaced.
+    """
+
+    def __init__(self, kind: str, most_devices: int | None, time_limit_s: float) -> None:
+        self._fleet = DeviceFleet(kind, most_devices)
+        self._time_limit_s = time_limit_s
+        self._stores: dict[Path, MeasurementStore] = {}
+        self._requests: dict[str, _Request] = {}
+        self._queue: OrderedDict[_JobKey, _Job] = OrderedDict()
+        self._running: dict[_JobKey, _Job] = {}
+        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._work = asyncio.Condition()
+        self._growing = asyncio.Lock()
+        self._keeper: asyncio.Task[None] | None = None
+        self._exchanging = asyncio.Lock()
+        self._last_used = time.monotonic()
+
+    # --- devices --------------------------------------------------------------------------------
+
+    async def ready(self) -> list[DeviceInfo]:
+        """Start what can be started, wait for the first devices, and describe them all."""
+        self._last_used = time.monotonic()
+        if not self._fleet.of_main_hardware():
+            await self._refresh()
+        if self._keeper is None:
+            self._keeper = asyncio.create_task(self._keep_up())
+        return [device.info for device in self._fleet.of_main_hardware()]
+
+    async def notices(self) -> list[str]:
+        """What users should know of the devices: foreign load, mixed hardware, devices lost."""
+        return self._fleet.notices()
+
+    async def _keep_up(self) -> None:
+        """Follow the cluster as nodes come and go; give the devices back when nobody asks."""
+        while True:
+            await asyncio.sleep(_REFRESH_SECONDS)
+            self._forget_the_silent()
+            if self._requests or self._exchanging.locked():
+                self._last_used = time.monotonic()
+            if time.monotonic() - self._last_used > _IDLE_SECONDS:
+                self._fleet.release()
+            elif self._fleet.devices:
+                with contextlib.suppress(RayError):  # the cluster is in motion: look again later
+                    await self._refresh()
+
+    async def _refresh(self) -> None:
+        async with self._growing:
+            for device in await self._fleet.grow():
+                self._loops[device.info.name] = asyncio.create_task(self._serve(device))
+        async with self._work:  # loops of devices that are gone notice it now
+            self._work.notify_all()
+
+    # --- requests -------------------------------------------------------------------------------
+
+    async def submit(
+        self,
+        shards: list[Shard],
+        settings: MeasureSettings,
+        timing: TimingOptions,
+        store_path: str,
+        retry_failed: bool,
+    ) -> str:
+        """Take a request; its answers are handed out by `collect`."""
+        await self.ready()
+        hardware, versions = self._fleet.main_hardware()
+        store = self._open(Path(store_path))
+        request = _Request(store, missing=len(shards))
+        name = uuid.uuid4().hex
+        self._requests[name] = request
+        for index, shard in enumerate(shards):
+            known = store.find(shard, settings, hardware, versions)
+            if known is not None and (known.ok or not retry_failed):
+                self._hand_out(request, index, known)
+                continue
+            key = (shard.digest, settings)
+            job = self._running.get(key) or self._queue.get(key)
+            if job is None:
+                self._queue[key] = _Job(shard, settings, timing, [(name, index)])
+            else:
+                job.waiting.append((name, index))
+            if index % 256 == 255:
+                await asyncio.sleep(0)  # let devices be served while a large request is read
+        async with self._work:
+            self._work.notify_all()
+        return name
+
+    async def collect(self, name: str, patience_s: float) -> list[tuple[int, Measurement]] | None:
+        """Answers since the last call, as soon as there are any; None if the request is unknown."""
+        request = self._requests.get(name)
+        if request is None:
+            return None
+        request.seen = time.monotonic()
+        if not request.answers and request.missing:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(request.arrived.wait(), patience_s)
+        request.seen = time.monotonic()
+        answers, request.answers = request.answers, []
+        request.arrived.clear()
+        if not request.missing:
+            self._requests.pop(name, None)
+        return answers
+
+    async def cancel(self, name: str) -> None:
+        """Forget a request; what is being measured is still kept."""
+        self._requests.pop(name, None)
+        for key, job in list(self._queue.items()):
+            job.waiting = [place for place in job.waiting if place[0] != name]
+            if not job.waiting:
+                del self._queue[key]
+
+    def _forget_the_silent(self) -> None:
+        limit = time.monotonic() - _LEASE_SECONDS
+        for name, request in list(self._requests.items()):
+            if request.seen < limit:
+                asyncio.create_task(self.cancel(name))  # noqa: RUF006 - nothing to wait for
+
+    def _open(self, path: Path) -> MeasurementStore:
+        found = self._stores.get(path)
+        if found is None or not path.exists():
+            found = self._stores[path] = MeasurementStore(path)
+        return found
+
+    @staticmethod
+    def _hand_out(request: _Request, index: int, measurement: Measurement) -> None:
+        request.answers.append((index, measurement))
+        request.missing -= 1
+        request.arrived.set()
+
+    # --- measuring ------------------------------------------------------------------------------
+
+    async def _serve(self, device: PoolDevice) -> None:
+        """Give one device one job after the other for as long as it lives."""
+        while device.alive:
+            async with self._work:
+                await self._work.wait_for(
+                    lambda: not device.alive or (self._queue and self._fleet.in_use(device))
+                )
+                if not device.alive:
+                    return
+                key, job = self._queue.popitem(last=False)
+                self._running[key] = job
+            async with device.exclusive:
+                answer = await self._measure(device, job)
+            del self._running[key]
+            if answer is None:
+                self._queue[key] = job
+                self._queue.move_to_end(key, last=False)
+                async with self._work:
+                    self._work.notify_all()
+            else:
+                self._settle(device, job, answer)
+
+    async def _measure(self, device: PoolDevice, job: _Job) -> Measurement | None:
+        """The answer of a device, or None if the job is to be tried again."""
+        arguments = (job.shard, job.settings, job.timing)
+        try:
+            return await asyncio.wait_for(
+                device.call("measure", *arguments), self._time_limit_s
+            )
+        except asyncio.TimeoutError:
+            reason = f"no answer within {self._time_limit_s:g} s"
+        except RayTaskError as error:
+            if type(error.cause).__name__ == "DeviceBusy":
+                await asyncio.sleep(_BUSY_WAIT_SECONDS)
+                return None
+            reason = first_line(error.cause)
+        except RayActorError as error:
+            job.deaths += 1
+            if job.deaths < _MOST_DEATHS:
+                await self._replace(device, f"died: {first_line(error)}")
+                return None
+            reason = f"{job.deaths} benchmark actors died while measuring it"
+        await self._replace(device, reason)
+        return Measurement(
+            job.shard,
+            job.settings,
+            device.info.hardware,
+            device.versions,
+            "failed",
+            device.info.name,
+            device.info.node,
+            time.time(),
+            reason=reason,
+        )
+
+    async def _replace(self, device: PoolDevice, reason: str) -> None:
+        """End an actor whose state cannot be trusted any more and start another in its place."""
+        self._fleet.drop(device, reason)
+        self._loops.pop(device.info.name, None)
+        with contextlib.suppress(RayError):  # tried again while the pool keeps up with the cluster
+            await self._refresh()
+
+    def _settle(self, device: PoolDevice, job: _Job, answer: Measurement) -> None:
+        """Keep an answer in the store of everyone who waits for it, then hand it out."""
+        self._fleet.observe(device, answer)
+        places = [
+            (self._requests[name], index) for name, index in job.waiting if name in self._requests
+        ]
+        stores = {id(request.store): request.store for request, _ in places}
+        for store in stores.values() or self._stores.values():
+            store.put([answer])
+        for request, index in places:
+            self._hand_out(request, index, answer)
+
+    # --- all-to-all -----------------------------------------------------------------------------
+
+    async def exchange(self, dims: tuple[int, ...], batch_size: int, store_path: str) -> Exchange:
+        """Measure an all-to-all among `len(dims)` ranks, or read it from the store."""
+        await self.ready()
+        hardware, versions = self._fleet.main_hardware()
+        store = self._open(Path(store_path))
+        async with self._exchanging, contextlib.AsyncExitStack() as claims:
+            devices = self._fleet.of_main_hardware()[: len(dims)]
+            key = ExchangeKey(dims, batch_size, len(devices))
+            known = store.find_exchange(key, hardware, versions)
+            if known is not None:
+                return known
+            self._last_used = time.monotonic()
+            for device in devices:
+                await claims.enter_async_context(device.exclusive)
+            try:
+                found = await asyncio.wait_for(
+                    measure_exchange(key, devices, hardware, versions), self._time_limit_s
+                )
+            except (asyncio.TimeoutError, RayError) as error:
+                reason = f"an all-to-all among {key.ranks} ranks failed: {first_line(error)}"
+                for device in devices:  # ranks may hang in it for good
+                    await self._replace(device, reason)
+                raise MeasurementError(reason) from None
+            store.put_exchange(found)
+            return found

@@ -1,0 +1,108 @@
+"""The all-to-all around the fused operators, timed on every rank.
+
+Rank r computes `dims[r]` columns for the whole batch. Forward, it sends each rank that rank's
+share of the samples and receives all columns of its own; backward, the gradients travel the
+other way. gloo carries it between CPU cores, NCCL between GPUs. A plan for more devices than
+there are CPU cores runs several ranks on a core, and its key says so.
+"""
+
+import datetime
+import socket
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmark.measurement import ExchangeKey, ExchangePart, RankTimes
+
+_WARM_UP = 3
+_TIMEOUT = datetime.timedelta(seconds=60)
+
+
+class MeetingPoint:
+    """The key-value server through which the ranks of one exchange find each other."""
+
+    def __init__(self) -> None:
+        self.host = _own_address()
+        self._store = dist.TCPStore(self.host, 0, is_master=True, wait_for_workers=False)
+        self.port = int(self._store.port)
+
+
+def _own_address() -> str:
+    """The address that other nodes reach this one by."""
+    import ray
+
+    return str(ray.util.get_node_ip_address()) or socket.gethostbyname(socket.gethostname())
+
+
+def samples_of_ranks(key: ExchangeKey) -> list[int]:
+    """Samples that each rank keeps after the exchange: the batch, split as evenly as it goes."""
+    share, rest = divmod(key.batch_size, key.ranks)
+    return [share + (rank < rest) for rank in range(key.ranks)]
+
+
+def run_ranks(part: ExchangePart, device: torch.device) -> list[RankTimes]:
+    """Play the ranks of this device, each in a thread of its own."""
+    results: dict[int, RankTimes] = {}
+    errors: list[BaseException] = []
+
+    def play(rank: int) -> None:
+        try:
+            results[rank] = _play(part, rank, device)
+        except BaseException as error:  # handed to the caller below
+            errors.append(error)
+
+    threads = [threading.Thread(target=play, args=(rank,)) for rank in part.ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return [results[rank] for rank in part.ranks]
+
+
+def _play(part: ExchangePart, rank: int, device: torch.device) -> RankTimes:
+    group = _process_group(part, rank, device)
+    samples = samples_of_ranks(part.key)
+    own_dim, own_samples = part.key.dims[rank], samples[rank]
+    columns_out = [own_dim * count for count in samples]  # my columns of everyone's samples
+    columns_in = [dim * own_samples for dim in part.key.dims]  # everyone's columns of my samples
+    computed = torch.ones(max(1, sum(columns_out)), device=device)[: sum(columns_out)]
+    gathered = torch.ones(max(1, sum(columns_in)), device=device)[: sum(columns_in)]
+    received, returned = torch.empty_like(gathered), torch.empty_like(computed)
+    forward, backward = [], []
+    for _ in range(_WARM_UP + part.iterations):
+        forward.append(_timed(group, received, computed, columns_in, columns_out, device))
+        backward.append(_timed(group, returned, gathered, columns_out, columns_in, device))
+    return RankTimes(rank, tuple(forward[_WARM_UP:]), tuple(backward[_WARM_UP:]))
+
+
+def _process_group(part: ExchangePart, rank: int, device: torch.device) -> Any:
+    store = dist.PrefixStore(
+        part.name, dist.TCPStore(part.host, part.port, is_master=False, timeout=_TIMEOUT)
+    )
+    if device.type == "cuda":
+        return dist.ProcessGroupNCCL(store, rank, part.key.ranks, _TIMEOUT)
+    return dist.ProcessGroupGloo(store, rank, part.key.ranks, _TIMEOUT)
+
+
+def _timed(
+    group: Any,
+    received: torch.Tensor,
+    sent: torch.Tensor,
+    received_splits: list[int],
+    sent_splits: list[int],
+    device: torch.device,
+) -> float:
+    """Milliseconds from the moment all ranks are ready until this one has all it waits for."""
+    group.barrier().wait()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    start = time.perf_counter_ns()
+    group.alltoall_base(received, sent, received_splits, sent_splits).wait()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return (time.perf_counter_ns() - start) / 1e6

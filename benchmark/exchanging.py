@@ -1,0 +1,68 @@
+"""An all-to-all across the pool's devices, repeated until its median is known. Imports no torch."""
+
+import asyncio
+import statistics
+import time
+import uuid
+
+from benchmark.devices import PoolDevice
+from benchmark.measurement import Exchange, ExchangeKey, ExchangePart, MeasurementError, RankTimes
+from benchmark.statistics import median_spread
+
+_ITERATIONS = 40
+_MOST_ROUNDS = 4
+_PRECISION = 0.05  # ranks wait for each other: their times spread more than one operator's
+
+
+async def measure_exchange(
+    key: ExchangeKey, devices: list[PoolDevice], hardware: str, versions: str
+) -> Exchange:
+    """Run the exchange on the devices, which the caller holds; ranks are dealt to them in turn."""
+    if devices[0].info.kind == "cuda" and key.ranks > len(devices):
+        raise MeasurementError(
+            f"an all-to-all among {key.ranks} GPUs needs as many, the pool has {len(devices)}: "
+            "NCCL runs one rank a GPU"
+        )
+    forward: list[list[float]] = [[] for _ in range(key.ranks)]
+    backward: list[list[float]] = [[] for _ in range(key.ranks)]
+    spread = 1.0
+    for _ in range(_MOST_ROUNDS):
+        for times in await _round(key, devices):
+            forward[times.rank] += times.forward_ms
+            backward[times.rank] += times.backward_ms
+        both = zip(zip(*forward, strict=True), zip(*backward, strict=True), strict=True)
+        spread = median_spread([max(map(sum, zip(f, b, strict=True))) for f, b in both])
+        if spread <= _PRECISION:
+            break
+    return Exchange(
+        key=key,
+        hardware=hardware,
+        versions=versions,
+        forward_ms=tuple(statistics.median(values) for values in forward),
+        backward_ms=tuple(statistics.median(values) for values in backward),
+        spread=spread,
+        iterations=len(forward[0]),
+        measured_at=time.time(),
+    )
+
+
+async def _round(key: ExchangeKey, devices: list[PoolDevice]) -> list[RankTimes]:
+    host, port = await devices[0].call("open_meeting_point")
+    name = uuid.uuid4().hex
+    answers = await asyncio.gather(
+        *(
+            device.call(
+                "exchange",
+                ExchangePart(
+                    key=key,
+                    ranks=tuple(range(place, key.ranks, len(devices))),
+                    host=host,
+                    port=port,
+                    name=name,
+                    iterations=_ITERATIONS,
+                ),
+            )
+            for place, device in enumerate(devices)
+        )
+    )
+    return [times for answer in answers for times in answer]

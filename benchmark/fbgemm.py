@@ -1,0 +1,73 @@
+"""The one door to fbgemm: it opens only on a torch that fbgemm was built against."""
+
+import importlib
+from functools import lru_cache
+from importlib import metadata
+from types import ModuleType
+
+from workload import UserError
+
+# fbgemm's libraries link against one minor release of torch; any other fails inside the loader.
+_TORCH_OF_FBGEMM = {"1.8": "2.13", "1.7": "2.12", "1.6": "2.11"}
+_DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
+
+
+class InstallationError(UserError):
+    """torch and fbgemm are missing or do not belong together."""
+
+
+def installed_fbgemm() -> tuple[str, str]:
+    """Distribution name and version of the installed fbgemm."""
+    found = []
+    for distribution in _DISTRIBUTIONS:
+        try:
+            found.append((distribution, metadata.version(distribution)))
+        except metadata.PackageNotFoundError:
+            continue
+    if not found:
+        raise InstallationError(
+            "fbgemm is not installed: pip install 'autoshard[cpu]', or 'autoshard[gpu]' on a "
+            "machine with an NVIDIA GPU"
+        )
+    if len(found) > 1:
+        raise InstallationError(
+            "fbgemm-gpu-cpu and fbgemm-gpu are both installed and overwrite each other: uninstall "
+            "both, then install one"
+        )
+    return found[0]
+
+
+def check_pair() -> tuple[str, str]:
+    """Versions of torch and fbgemm; InstallationError if they do not belong together."""
+    distribution, fbgemm = installed_fbgemm()
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        raise InstallationError("torch is not installed: pip install torch==2.13.0") from None
+    wanted = _TORCH_OF_FBGEMM.get(".".join(fbgemm.split(".")[:2]))
+    if wanted is None or not torch.startswith(f"{wanted}."):
+        raise InstallationError(
+            f"torch {torch} and {distribution} {fbgemm} do not belong together: install "
+            f"torch {wanted or '2.13'}.* with {distribution} {fbgemm if wanted else '1.8.0'}"
+        )
+    return torch, fbgemm
+
+
+@lru_cache(maxsize=1)
+def training_ops() -> ModuleType:
+    """fbgemm's module with SplitTableBatchedEmbeddingBagsCodegen."""
+    torch, fbgemm = check_pair()
+    try:
+        return importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
+    except (ImportError, OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0][:160]
+        raise InstallationError(
+            f"fbgemm {fbgemm} cannot be loaded with torch {torch} ({reason}): install both again "
+            "from the same index, both for the CPU or both for CUDA"
+        ) from error
+
+
+def library_versions() -> str:
+    """What measured: costs of other versions are other costs."""
+    torch, fbgemm = check_pair()
+    return f"torch {torch}, {installed_fbgemm()[0]} {fbgemm}"

@@ -1,0 +1,178 @@
+"""Stores as Parquet files: to publish, to train from, to merge what several clusters measured.
+
+One row a measurement, with its shard as a nested list, so that any tool reads it without ours.
+All-to-alls go into a second file beside the first.
+"""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmark.measurement import Exchange, ExchangeKey, Measurement, MeasureSettings, Timing
+from benchmark.store import COLUMNS, MeasurementStore, unpack_ids
+from workload import (
+    EmbeddingTable,
+    FieldError,
+    OperatorOptions,
+    Shard,
+    TableSlice,
+    Trace,
+    UserError,
+)
+
+PARQUET_SCHEMA = "autoshard.measurements/1"
+
+_TRACE = pa.struct(
+    [("path", pa.string()), ("position", pa.int64()), ("batch_size", pa.int64()),
+     ("digest", pa.string())]
+)  # fmt: skip
+_SLICE = pa.struct(
+    [("name", pa.string()), ("rows", pa.int64()), ("dim", pa.int64()),
+     ("pooling_factor", pa.float64()), ("zipf_alpha", pa.float64()),
+     ("reuse", pa.list_(pa.float64())), ("reuse_batch_size", pa.int64()), ("trace", _TRACE),
+     ("start", pa.int64()), ("width", pa.int64())]
+)  # fmt: skip
+_TYPES = {
+    "batch_size": pa.int64(), "seed": pa.int64(), "iterations": pa.int64(),
+    "disturbed": pa.int64(), "forward_ms": pa.float64(), "backward_ms": pa.float64(),
+    "spread": pa.float64(), "foreign_load": pa.float64(), "operator_seconds": pa.float64(),
+    "measured_at": pa.float64(),
+}  # fmt: skip
+_PLAIN = tuple(column for column in COLUMNS if column != "slices")
+
+
+def exchanges_path(path: Path | str) -> Path:
+    """Where the all-to-alls that belong to a Parquet file of measurements lie."""
+    whole = Path(path)
+    return whole.with_name(f"{whole.stem}.exchanges.parquet")
+
+
+def export_parquet(store: MeasurementStore, path: Path | str) -> int:
+    """Write all measurements (and all-to-alls, if there are any); returns how many measurements."""
+    rows, slices = store.rows(), store.slices()
+    numbers = sorted(slices)
+    position = {number: index for index, number in enumerate(numbers)}
+    described = pa.array([_slice_record(slices[number]) for number in numbers], type=_SLICE)
+    packed = [unpack_ids(row[COLUMNS.index("slices")]) for row in rows]
+    flat = pa.array([position[number] for ids in packed for number in ids], type=pa.int64())
+    offsets = [0]
+    for ids in packed:
+        offsets.append(offsets[-1] + len(ids))
+    columns: dict[str, pa.Array] = {
+        name: pa.array([row[COLUMNS.index(name)] for row in rows], type=_TYPES.get(name, pa.string()))
+        for name in _PLAIN
+    }
+    columns["shard"] = pa.ListArray.from_arrays(
+        pa.array(offsets, type=pa.int32()), described.take(flat)
+    )
+    _write(pa.table(columns), path)
+    exchanges = store.exchanges()
+    if exchanges:
+        _write(pa.Table.from_pylist([_exchange_record(e) for e in exchanges]), exchanges_path(path))
+    return len(rows)
+
+
+def import_parquet(store: MeasurementStore, path: Path | str) -> int:
+    """Add the measurements of a Parquet file; what the store already has stays as it is."""
+    added = 0
+    fresh: list[Measurement] = []
+    for measurement in read_parquet(path):
+        known = store.find(
+            measurement.shard, measurement.settings, measurement.hardware, measurement.versions
+        )
+        if known is None or (measurement.ok and not known.ok):
+            fresh.append(measurement)
+            added += 1
+    store.put(fresh)
+    if exchanges_path(path).exists():
+        for record in _read(exchanges_path(path)):
+            exchange = _exchange(record)
+            if store.find_exchange(exchange.key, exchange.hardware, exchange.versions) is None:
+                store.put_exchange(exchange)
+    return added
+
+
+def read_parquet(path: Path | str) -> list[Measurement]:
+    """The measurements of a Parquet file; UserError names the file and what is wrong with it."""
+    try:
+        return [_measurement(record) for record in _read(path)]
+    except FieldError as error:
+        raise UserError(f"{path}: {error}") from error
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: is damaged: {error}") from error
+
+
+def _measurement(record: dict[str, Any]) -> Measurement:
+    operator = OperatorOptions(record["weights"], record["optimizer"])
+    timing = None
+    if record["status"] == "ok":
+        timing = Timing(**{name: record[name] for name in Timing.__dataclass_fields__})
+    return Measurement(
+        shard=Shard(tuple(_slice(piece) for piece in record["shard"])),
+        settings=MeasureSettings(record["batch_size"], operator, record["seed"]),
+        hardware=record["hardware"],
+        versions=record["versions"],
+        status=record["status"],
+        device=record["device"],
+        node=record["node"],
+        measured_at=record["measured_at"],
+        timing=timing,
+        reason=record["reason"],
+        reused=True,
+    )
+
+
+def _slice_record(piece: TableSlice) -> dict[str, Any]:
+    return {**piece.table.to_json(), "start": piece.start, "width": piece.width}
+
+
+def _slice(record: dict[str, Any]) -> TableSlice:
+    fields = {name: value for name, value in record.items() if name not in ("start", "width")}
+    if fields["trace"] is not None:
+        fields["trace"] = vars(Trace(**fields["trace"]))
+    return TableSlice(EmbeddingTable.from_json(fields), record["start"], record["width"])
+
+
+def _exchange_record(exchange: Exchange) -> dict[str, Any]:
+    record = vars(exchange).copy()
+    record.pop("key")
+    return {**vars(exchange.key), **record}
+
+
+def _exchange(record: dict[str, Any]) -> Exchange:
+    fields = dict(record)
+    key = ExchangeKey(tuple(fields.pop("dims")), fields.pop("batch_size"), fields.pop("devices"))
+    forward, backward = tuple(fields.pop("forward_ms")), tuple(fields.pop("backward_ms"))
+    return Exchange(key=key, forward_ms=forward, backward_ms=backward, **fields)
+
+
+def _write(table: pa.Table, path: Path | str) -> None:
+    target = Path(path)
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        stamped = table.replace_schema_metadata({"schema": PARQUET_SCHEMA})
+        pq.write_table(stamped, partial, compression="zstd")
+        partial.replace(target)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error}") from error
+
+
+def _read(path: Path | str) -> Iterable[dict[str, Any]]:
+    try:
+        table = pq.read_table(path)
+    except FileNotFoundError as error:
+        raise UserError(f"{path}: does not exist") from error
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise UserError(f"{path}: is not a Parquet file that can be read ({reason})") from error
+    schema = (table.schema.metadata or {}).get(b"schema", b"").decode()
+    if schema != PARQUET_SCHEMA:
+        raise UserError(
+            f"{path}: is not a Parquet file of {PARQUET_SCHEMA} (it says {schema or 'nothing'})"
+        )
+    records: list[dict[str, Any]] = table.to_pylist()
+    return records

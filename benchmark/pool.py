@@ -1,0 +1,177 @@
+"""`BenchmarkPool`: measure shards on all devices of the cluster, once each, and never lose one."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from benchmark.coordinator import PoolCoordinator
+from benchmark.devices import KINDS
+from benchmark.hardware import DeviceInfo
+from benchmark.measurement import Exchange, Measurement, MeasureSettings, TimingOptions
+from workload import Shard, ShardCost, UserError
+
+POOL_NAME = "benchmark-pool"
+POOL_NAMESPACE = "autoshard"
+
+_PATIENCE_SECONDS = 5.0
+_MOST_DEVICELESS_SECONDS = 120.0
+_RECONNECTS = 5
+
+Progress = Callable[[Measurement], None]
+
+
+class PoolError(UserError):
+    """The pool cannot measure."""
+
+
+class BenchmarkPool:
+    """The cluster's one pool, found by name or started. Ray must be initialised.
+
+    The pool outlives its clients: every env runner and every trial that asks for it gets the
+    same one. `kind`, `most_devices` and `time_limit_s` only count for whoever starts it.
+
+    Args:
+        store: SQLite file of measurements, looked up first and written as they arrive.
+        kind: "auto" (GPUs where the cluster has any, else CPU cores), "cpu" or "cuda".
+        most_devices: use at most so many devices.
+        time_limit_s: an operator that takes longer is recorded as failed.
+    """
+
+    def __init__(
+        self,
+        store: Path | str,
+        kind: str = "auto",
+        most_devices: int | None = None,
+        time_limit_s: float = 300.0,
+    ) -> None:
+        if kind not in KINDS:
+            raise PoolError(f"device kind {kind!r} is not one of {', '.join(KINDS)}")
+        self.store = Path(store).expanduser().resolve()
+        self._start_arguments = (kind, most_devices, time_limit_s)
+        self._actor = self._find_or_start()
+
+    def _find_or_start(self) -> Any:
+        here = ray.get_runtime_context().get_node_id()
+        # An asynchronous actor: so many calls of clients may wait in it at once.
+        actor = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(PoolCoordinator)
+        return actor.options(
+            name=POOL_NAME,
+            namespace=POOL_NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
+        ).remote(*self._start_arguments)
+
+    def devices(self) -> list[DeviceInfo]:
+        """The devices that measure; waits for the first ones to start. PoolError if there are none."""
+        deadline = time.monotonic() + _MOST_DEVICELESS_SECONDS
+        while not (found := self._ask("ready")):
+            notices = self.notices()
+            if notices or time.monotonic() > deadline:
+                reason = "; ".join(notices) or "no GPU and no CPU core was found"
+                raise PoolError(f"the cluster has no device to measure on: {reason}")
+        return list(found)
+
+    def notices(self) -> list[str]:
+        """What users should know of the devices: foreign load, mixed hardware, devices lost."""
+        return list(self._ask("notices"))
+
+    def stream(
+        self,
+        shards: Sequence[Shard],
+        settings: MeasureSettings,
+        timing: TimingOptions | None = None,
+        retry_failed: bool = False,
+    ) -> Iterator[tuple[int, Measurement]]:
+        """Answers with the number of their shard, as they arrive. Every shard is answered once.
+
+        Shards that are in the store come from it, and those that failed before too unless
+        `retry_failed`. If the pool's actor is lost, what is missing is asked again.
+        """
+        missing = set(range(len(shards)))
+        while missing:
+            order = sorted(missing)
+            wanted = [shards[index] for index in order]
+            arguments = (settings, timing or TimingOptions(), str(self.store), retry_failed)
+            self.devices()
+            request = self._ask("submit", wanted, *arguments)
+            try:
+                for place, measurement in self._collect(request):
+                    missing.discard(order[place])
+                    yield order[place], measurement
+            finally:
+                if missing:
+                    self._actor.cancel.remote(request)
+
+    def _collect(self, request: str) -> Iterator[tuple[int, Measurement]]:
+        """Answers of a request until it is complete or the pool has forgotten it."""
+        quiet_since = time.monotonic()
+        while True:
+            answers = self._ask("collect", request, _PATIENCE_SECONDS)
+            if answers is None:
+                return
+            if answers:
+                quiet_since = time.monotonic()
+                yield from answers
+            elif time.monotonic() - quiet_since > _MOST_DEVICELESS_SECONDS:
+                self.devices()
+                quiet_since = time.monotonic()
+
+    def measure(
+        self,
+        shards: Sequence[Shard],
+        settings: MeasureSettings,
+        timing: TimingOptions | None = None,
+        retry_failed: bool = False,
+        progress: Progress | None = None,
+    ) -> list[Measurement]:
+        """The measurement of each shard, in their order; `progress` hears of each as it arrives."""
+        answers: dict[int, Measurement] = {}
+        for index, measurement in self.stream(shards, settings, timing, retry_failed):
+            answers[index] = measurement
+            if progress is not None:
+                progress(measurement)
+        return [answers[index] for index in range(len(shards))]
+
+    def exchange(self, dims: Sequence[int], batch_size: int) -> Exchange:
+        """The all-to-all of a plan whose rank r computes `dims[r]` columns."""
+        self.devices()
+        found: Exchange = self._ask("exchange", tuple(dims), batch_size, str(self.store))
+        return found
+
+    def shutdown(self) -> None:
+        """End the pool and all its actors, for everyone."""
+        ray.kill(self._actor)
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call the pool's actor; find or start it again if it was lost meanwhile."""
+        for attempt in range(_RECONNECTS):
+            try:
+                return ray.get(getattr(self._actor, method).remote(*arguments))
+            except RayTaskError as error:
+                if isinstance(error.cause, UserError):
+                    raise error.cause from None
+                raise
+            except RayActorError:
+                if attempt == _RECONNECTS - 1:
+                    raise
+                time.sleep(0.5 * 2**attempt)
+                self._actor = self._find_or_start()
+        raise PoolError("the pool's actor cannot be kept alive")  # pragma: no cover
+
+
+class MeasuredCosts:
+    """The oracle that measures: `CostOracle` over a pool."""
+
+    def __init__(self, pool: BenchmarkPool, settings: MeasureSettings) -> None:
+        self._pool = pool
+        self._settings = settings
+
+    def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
+        """The measured cost of each shard; MeasurementError names one that cannot be measured."""
+        return [answer.cost() for answer in self._pool.measure(shards, self._settings)]

@@ -1,0 +1,208 @@
+"""Timing an operator until its median is known, and noticing when something got in the way."""
+
+import itertools
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from benchmark.garbage import collector_paused
+from benchmark.hardware import last_level_cache_bytes
+from benchmark.measurement import Timing, TimingOptions
+from benchmark.statistics import FEWEST_FOR_INTERVAL, median_spread
+
+Operator = Callable[[], Any]  # runs the forward pass and returns its output
+
+_WARM_UP = 2
+# Ray's own processes take a core for 0.1 ms every few milliseconds. More than that, in wall time
+# beyond CPU time or in involuntary context switches, is somebody else.
+_DESCHEDULED_SHARE = 0.05
+_DESCHEDULED_MS = 0.1
+_MOST_SWITCHES = 4
+_ATTEMPTS = 3  # iterations tried for each one that is wanted, when most are disturbed
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One forward and backward pass; `wall_ms` is the whole time it kept the device."""
+
+    forward_ms: float
+    backward_ms: float
+    wall_ms: float
+    disturbed: bool = False
+
+    @property
+    def total_ms(self) -> float:
+        """Both passes."""
+        return self.forward_ms + self.backward_ms
+
+
+class Stopwatch(Protocol):
+    """Runs and times single iterations on a kind of device."""
+
+    def iteration(self, forward: Operator, gradient: torch.Tensor) -> Iteration:
+        """One forward and backward pass after the cache was flushed."""
+        ...
+
+    def foreign_load(self) -> float:
+        """Share of the device that other processes took since the last call."""
+        ...
+
+
+def time_operator(
+    forward: Operator, gradient: torch.Tensor, watch: Stopwatch, options: TimingOptions
+) -> Timing:
+    """Warm up, then iterate until the median of forward plus backward is known to `precision`."""
+    started = time.monotonic()
+    kept: list[Iteration] = []
+    disturbed: list[Iteration] = []
+    with collector_paused():
+        warm_up = [watch.iteration(forward, gradient) for _ in range(_WARM_UP)]
+        watch.foreign_load()
+        while not _enough(kept, options):
+            run = watch.iteration(forward, gradient)
+            (disturbed if run.disturbed else kept).append(run)
+            tried = len(disturbed) + len(kept)
+            if tried >= _ATTEMPTS * options.max_iterations:
+                break
+            if tried > 2 and time.monotonic() - started > options.max_seconds:
+                break
+        load = watch.foreign_load()
+    used = kept if len(kept) >= FEWEST_FOR_INTERVAL else kept + disturbed  # nothing better was to be had
+    return Timing(
+        forward_ms=float(np.median([run.forward_ms for run in used])),
+        backward_ms=float(np.median([run.backward_ms for run in used])),
+        spread=median_spread([run.total_ms for run in used]),
+        iterations=len(used),
+        disturbed=len(disturbed),
+        foreign_load=load,
+        operator_seconds=sum(run.wall_ms for run in (*warm_up, *kept, *disturbed)) / 1e3,
+    )
+
+
+def _enough(kept: list[Iteration], options: TimingOptions) -> bool:
+    if len(kept) < FEWEST_FOR_INTERVAL:
+        return len(kept) >= options.max_iterations
+    spread = median_spread([run.total_ms for run in kept])
+    return spread <= options.precision or len(kept) >= options.max_iterations
+
+
+class CpuStopwatch:
+    """Times the calling thread, which must be pinned to `core`.
+
+    The clock is the thread's own CPU time. On a core of its own that is wall time; where the
+    system takes the core for a moment it leaves that moment out. An iteration that lost more
+    than a moment is disturbed: it has lost its caches too.
+    """
+
+    def __init__(self, core: int, flush_cache: bool = True) -> None:
+        self._core = core
+        flush_bytes = last_level_cache_bytes(core) if flush_cache else 0
+        # Reading evicts as well as writing and takes half the time.
+        self._flush = torch.ones(flush_bytes // 8, dtype=torch.float64) if flush_bytes else None
+        self._seen = _CoreTime.now(core)
+
+    def iteration(self, forward: Operator, gradient: torch.Tensor) -> Iteration:
+        """One forward and backward pass; disturbed if the thread was descheduled meanwhile."""
+        if self._flush is not None:
+            self._flush.sum()
+        switches = _involuntary_switches()
+        start_wall, start = time.perf_counter_ns(), time.thread_time_ns()
+        output = forward()
+        between = time.thread_time_ns()
+        output.backward(gradient)
+        end, end_wall = time.thread_time_ns(), time.perf_counter_ns()
+        wall, total = (end_wall - start_wall) / 1e6, (end - start) / 1e6
+        return Iteration(
+            forward_ms=(between - start) / 1e6,
+            backward_ms=(end - between) / 1e6,
+            wall_ms=wall,
+            disturbed=wall - total > max(_DESCHEDULED_MS, _DESCHEDULED_SHARE * total)
+            or _involuntary_switches() - switches > _MOST_SWITCHES,
+        )
+
+    def foreign_load(self) -> float:
+        """Share of the core's time that others took: busy and stolen time beyond our own."""
+        before, self._seen = self._seen, _CoreTime.now(self._core)
+        return self._seen.foreign_share(before)
+
+
+def _involuntary_switches() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+
+
+@dataclass(frozen=True)
+class _CoreTime:
+    """Seconds a core was busy (or stolen by the hypervisor), and seconds this process ran."""
+
+    wall: float
+    busy: float
+    own: float
+
+    @staticmethod
+    def now(core: int) -> "_CoreTime":
+        wall, own = time.monotonic(), time.process_time()
+        for line in Path("/proc/stat").read_text().splitlines():
+            fields = line.split()
+            if fields[0] == f"cpu{core}":
+                user, nice, system, _, _, irq, soft, steal = map(int, fields[1:9])
+                ticks = user + nice + system + irq + soft + steal
+                return _CoreTime(wall, ticks / os.sysconf("SC_CLK_TCK"), own)
+        return _CoreTime(wall, own, own)
+
+    def foreign_share(self, before: "_CoreTime") -> float:
+        """Foreign share since `before`; the kernel counts in ticks of 10 ms, so short spans say 0."""
+        wall = self.wall - before.wall
+        foreign = (self.busy - before.busy) - (self.own - before.own) - 0.02
+        return min(1.0, max(0.0, foreign / wall)) if wall > 0 else 0.0
+
+
+class CudaStopwatch:
+    """Times with CUDA events, so that launches and queues are not charged to the kernels."""
+
+    def __init__(self, device: torch.device, flush_cache: bool = True) -> None:
+        self._device = device
+        size = torch.cuda.get_device_properties(device).L2_cache_size * 2 if flush_cache else 0
+        self._flush = torch.empty(size, dtype=torch.int8, device=device) if size else None
+
+    def iteration(self, forward: Operator, gradient: torch.Tensor) -> Iteration:
+        """One forward and backward pass; its GPU's other users show in `foreign_load`."""
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        if self._flush is not None:
+            self._flush.zero_()
+        marks[0].record()
+        output = forward()
+        marks[1].record()
+        output.backward(gradient)
+        marks[2].record()
+        torch.cuda.synchronize(self._device)
+        forward_ms, backward_ms = (
+            first.elapsed_time(last) for first, last in itertools.pairwise(marks)
+        )
+        return Iteration(forward_ms, backward_ms, forward_ms + backward_ms)
+
+    def foreign_load(self) -> float:
+        """1.0 if another process holds the GPU (NVML says who, not how much), else 0.0."""
+        return 1.0 if gpu_is_shared(self._device.index or 0) else 0.0
+
+
+def gpu_is_shared(index: int) -> bool:
+    """True if NVML lists a process on the GPU besides this one."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        return any(
+            process.pid != os.getpid()
+            for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        )
+    except Exception:  # NVML is missing or not allowed here: then it cannot be told
+        return False
