@@ -1,0 +1,40 @@
+"""What a plan really costs: measured, once, on every device of the Ray cluster.
+
+May import `workload`. Hands out the pool (`BenchmarkPool`, `MeasuredCosts`), what it answers
+(`Measurement`), the store that keeps it (`MeasurementStore`, Parquet beside it) and the cost of
+plans (`measure_plan`, `price_plan`).
+"""
+
+from benchmark.measurement import (
+    Exchange,
+    Measurement,
+    MeasurementError,
+    MeasureSettings,
+    Timing,
+    TimingOptions,
+)
+from benchmark.parquet import export_parquet, import_parquet, read_parquet
+from benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
+from benchmark.pool import BenchmarkPool, MeasuredCosts, PoolError
+from benchmark.store import MeasurementStore, StoreError
+
+__all__ = [
+    "BenchmarkPool",
+    "DeviceCost",
+    "Exchange",
+    "MeasureSettings",
+    "MeasuredCosts",
+    "Measurement",
+    "MeasurementError",
+    "MeasurementStore",
+    "PlanCost",
+    "PoolError",
+    "StoreError",
+    "Timing",
+    "TimingOptions",
+    "export_parquet",
+    "import_parquet",
+    "measure_plan",
+    "price_plan",
+    "read_parquet",
+]

@@ -21,11 +21,12 @@ from benchmark.measurement import (
     Measurement,
     MeasureSettings,
     RankTimes,
+    Status,
     Timing,
     TimingOptions,
 )
 from benchmark.timing import CpuStopwatch, CudaStopwatch, Stopwatch, time_operator
-from workload import Shard
+from workload import Shard, UserError
 
 _MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_MAX = -1, -4  # of glibc's mallopt
 _KEPT_BYTES = 448 * 2**20
@@ -79,14 +80,15 @@ class DeviceBenchmark:
     ) -> Measurement:
         """Measure a shard, or say why it was refused. DeviceBusy if the core is taken."""
         with self._claimed():
-            needed = needed_bytes(shard, settings)
-            if needed > self._free_bytes():
-                return self._answer(
-                    shard,
-                    settings,
-                    reason=f"needs {needed:,} bytes, {self._info.name} has {self._free_bytes():,}",
-                )
-            return self._answer(shard, settings, timing=self._time(shard, settings, timing))
+            needed, free = needed_bytes(shard, settings), self._free_bytes()
+            if needed > free:
+                reason = f"needs {needed:,} bytes, {self._info.name} has {free:,}"
+                return self._answer(shard, settings, "refused", reason=reason)
+            try:
+                taken = self._time(shard, settings, timing)
+            except UserError as error:  # the shard's own fault, such as a trace that is not here
+                return self._answer(shard, settings, "failed", reason=str(error))
+            return self._answer(shard, settings, "ok", taken)
 
     def open_meeting_point(self) -> tuple[str, int]:
         """Host and port where the ranks of the next all-to-all find each other."""
@@ -117,6 +119,7 @@ class DeviceBenchmark:
         self,
         shard: Shard,
         settings: MeasureSettings,
+        status: Status,
         timing: Timing | None = None,
         reason: str = "",
     ) -> Measurement:
@@ -125,7 +128,7 @@ class DeviceBenchmark:
             settings=settings,
             hardware=self._info.hardware,
             versions=self._versions,
-            status="ok" if timing else "refused",
+            status=status,
             device=self._info.name,
             node=self._info.node,
             measured_at=time.time(),

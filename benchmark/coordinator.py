@@ -7,11 +7,14 @@ answers by asking again and again; one that stops asking is forgotten after a wh
 
 import asyncio
 import contextlib
+import logging
 import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
@@ -26,8 +29,10 @@ from benchmark.measurement import (
     MeasureSettings,
     TimingOptions,
 )
-from benchmark.store import MeasurementStore
+from benchmark.store import MeasurementStore, StoreError
 from workload import Shard
+
+_log = logging.getLogger(__name__)
 
 _MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
 _REFRESH_SECONDS = 3.0
@@ -40,10 +45,11 @@ _IDLE_SECONDS = 600.0  # then the devices are given back: other jobs may want th
 class _Request:
     """What one client waits for."""
 
-    store: MeasurementStore
+    store: Path
     missing: int
     answers: list[tuple[int, Measurement]] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    error: StoreError | None = None
     seen: float = field(default_factory=time.monotonic)
 
 
@@ -54,7 +60,8 @@ class _Job:
     shard: Shard
     settings: MeasureSettings
     timing: TimingOptions
-    waiting: list[tuple[str, int]]
+    waiting: list[tuple[str, int]] = field(default_factory=list)
+    stores: set[Path] = field(default_factory=set)
     deaths: int = 0
 
 
@@ -77,7 +84,7 @@ class PoolCoordinator:
         self._requests: dict[str, _Request] = {}
         self._queue: OrderedDict[_JobKey, _Job] = OrderedDict()
         self._running: dict[_JobKey, _Job] = {}
-        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._work = asyncio.Condition()
         self._growing = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
@@ -92,7 +99,7 @@ class PoolCoordinator:
         if not self._fleet.of_main_hardware():
             await self._refresh()
         if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep_up())
+            self._keeper = self._spawn(self._keep_up())
         return [device.info for device in self._fleet.of_main_hardware()]
 
     async def notices(self) -> list[str]:
@@ -115,9 +122,22 @@ class PoolCoordinator:
     async def _refresh(self) -> None:
         async with self._growing:
             for device in await self._fleet.grow():
-                self._loops[device.info.name] = asyncio.create_task(self._serve(device))
+                self._spawn(self._serve(device))
         async with self._work:  # loops of devices that are gone notice it now
             self._work.notify_all()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run in the background; a fault goes to the log instead of getting lost."""
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                _log.error("a task of the pool ended", exc_info=error)
+
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(done)
+        return task
 
     # --- requests -------------------------------------------------------------------------------
 
@@ -132,8 +152,9 @@ class PoolCoordinator:
         """Take a request; its answers are handed out by `collect`."""
         await self.ready()
         hardware, versions = self._fleet.main_hardware()
-        store = self._open(Path(store_path))
-        request = _Request(store, missing=len(shards))
+        path = Path(store_path)
+        store = self._open(path)
+        request = _Request(path, missing=len(shards))
         name = uuid.uuid4().hex
         self._requests[name] = request
         for index, shard in enumerate(shards):
@@ -144,9 +165,9 @@ class PoolCoordinator:
             key = (shard.digest, settings)
             job = self._running.get(key) or self._queue.get(key)
             if job is None:
-                self._queue[key] = _Job(shard, settings, timing, [(name, index)])
-            else:
-                job.waiting.append((name, index))
+                job = self._queue[key] = _Job(shard, settings, timing)
+            job.waiting.append((name, index))
+            job.stores.add(path)
             if index % 256 == 255:
                 await asyncio.sleep(0)  # let devices be served while a large request is read
         async with self._work:
@@ -163,6 +184,9 @@ class PoolCoordinator:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(request.arrived.wait(), patience_s)
         request.seen = time.monotonic()
+        if request.error is not None:
+            await self.cancel(name)
+            raise request.error
         answers, request.answers = request.answers, []
         request.arrived.clear()
         if not request.missing:
@@ -181,7 +205,15 @@ class PoolCoordinator:
         limit = time.monotonic() - _LEASE_SECONDS
         for name, request in list(self._requests.items()):
             if request.seen < limit:
-                asyncio.create_task(self.cancel(name))  # noqa: RUF006 - nothing to wait for
+                self._spawn(self.cancel(name))
+
+    async def let_go(self, store_path: str) -> None:
+        """Close a store that nobody waits for: its log is folded into the one file."""
+        path = Path(store_path)
+        in_use = {request.store for request in self._requests.values()}
+        in_use.update(*(job.stores for job in (*self._queue.values(), *self._running.values())))
+        if path in self._stores and path not in in_use:
+            self._stores.pop(path).close()
 
     def _open(self, path: Path) -> MeasurementStore:
         found = self._stores.get(path)
@@ -223,10 +255,8 @@ class PoolCoordinator:
         """The answer of a device, or None if the job is to be tried again."""
         arguments = (job.shard, job.settings, job.timing)
         try:
-            return await asyncio.wait_for(
-                device.call("measure", *arguments), self._time_limit_s
-            )
-        except asyncio.TimeoutError:
+            return await asyncio.wait_for(device.call("measure", *arguments), self._time_limit_s)
+        except TimeoutError:
             reason = f"no answer within {self._time_limit_s:g} s"
         except RayTaskError as error:
             if type(error.cause).__name__ == "DeviceBusy":
@@ -236,10 +266,10 @@ class PoolCoordinator:
         except RayActorError as error:
             job.deaths += 1
             if job.deaths < _MOST_DEATHS:
-                await self._replace(device, f"died: {first_line(error)}")
+                self._replace(device, f"died: {first_line(error)}")
                 return None
             reason = f"{job.deaths} benchmark actors died while measuring it"
-        await self._replace(device, reason)
+        self._replace(device, reason)
         return Measurement(
             job.shard,
             job.settings,
@@ -252,24 +282,25 @@ class PoolCoordinator:
             reason=reason,
         )
 
-    async def _replace(self, device: PoolDevice, reason: str) -> None:
-        """End an actor whose state cannot be trusted any more and start another in its place."""
+    def _replace(self, device: PoolDevice, reason: str) -> None:
+        """End an actor whose state cannot be trusted any more; another is started meanwhile."""
         self._fleet.drop(device, reason)
-        self._loops.pop(device.info.name, None)
-        with contextlib.suppress(RayError):  # tried again while the pool keeps up with the cluster
-            await self._refresh()
+        self._spawn(self._refresh())
 
     def _settle(self, device: PoolDevice, job: _Job, answer: Measurement) -> None:
         """Keep an answer in the store of everyone who waits for it, then hand it out."""
         self._fleet.observe(device, answer)
-        places = [
-            (self._requests[name], index) for name, index in job.waiting if name in self._requests
-        ]
-        stores = {id(request.store): request.store for request, _ in places}
-        for store in stores.values() or self._stores.values():
-            store.put([answer])
-        for request, index in places:
-            self._hand_out(request, index, answer)
+        faults: dict[Path, StoreError] = {}
+        for path in job.stores:
+            try:
+                self._open(path).put([answer])
+            except StoreError as error:
+                faults[path] = error
+        for name, index in job.waiting:
+            request = self._requests.get(name)
+            if request is not None:
+                request.error = faults.get(request.store, request.error)
+                self._hand_out(request, index, answer)
 
     # --- all-to-all -----------------------------------------------------------------------------
 
@@ -291,10 +322,10 @@ class PoolCoordinator:
                 found = await asyncio.wait_for(
                     measure_exchange(key, devices, hardware, versions), self._time_limit_s
                 )
-            except (asyncio.TimeoutError, RayError) as error:
+            except (TimeoutError, RayError) as error:
                 reason = f"an all-to-all among {key.ranks} ranks failed: {first_line(error)}"
                 for device in devices:  # ranks may hang in it for good
-                    await self._replace(device, reason)
+                    self._replace(device, reason)
                 raise MeasurementError(reason) from None
             store.put_exchange(found)
             return found

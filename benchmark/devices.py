@@ -6,6 +6,7 @@ machine. Ray nodes that share a machine also share its cores, so cores are dealt
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from benchmark.measurement import Measurement
 
 KINDS = ("auto", "cpu", "cuda")
 _START_SECONDS = 120.0
+_RETRY_SECONDS = 60.0  # before a place where no actor could be started is tried again
 _HIGH_LOAD = 0.15  # of a device's time: beyond the system's own small share
 _LOAD_MEMORY = 0.8  # how much of the running mean each new measurement leaves in place
 
@@ -88,10 +90,11 @@ class DeviceFleet:
         self._most = most_devices
         self._reports: dict[str, NodeReport] = {}
         self._faults: list[str] = []
+        self._failed_at: dict[tuple[str, int | None, int | None], float] = {}
 
     async def grow(self) -> list[PoolDevice]:
         """Forget devices of nodes that are gone and start actors on places that have none."""
-        nodes = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        nodes = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
         for device in list(self.devices):
             if device.place.node_id not in nodes:
                 self.drop(device, "its node left the cluster")
@@ -102,6 +105,8 @@ class DeviceFleet:
         await self._report_on([node_id for node_id in nodes if node_id not in self._reports])
         reports = [self._reports[node_id] for node_id in nodes if node_id in self._reports]
         places = self._gpu_places(reports, nodes) if kind == "cuda" else self._core_places(reports)
+        lately = time.monotonic() - _RETRY_SECONDS
+        places = [place for place in places if self._failed_at.get(place.unit, -1e9) < lately]
         if self._most is not None:
             places = places[: max(0, self._most - len(self.devices))]
         started = await asyncio.gather(*(self._start(place) for place in places))
@@ -200,18 +205,24 @@ class DeviceFleet:
                 self._faults.append(f"node {node_id[:8]} cannot be looked at: {first_line(error)}")
 
     async def _start(self, place: _Place) -> PoolDevice | None:
-        actor = ray.remote(num_cpus=0, num_gpus=0 if place.gpu is None else 1)(DeviceProcess)
+        actor: Any = ray.remote(num_cpus=0, num_gpus=0 if place.gpu is None else 1)(DeviceProcess)
         handle = actor.options(**_on_node(place.node_id)).remote(
             place.name, place.core, place.memory_bytes
         )
         try:
             answer = handle.call.remote("describe")
             info, versions = await asyncio.wait_for(answer, _START_SECONDS)
-        except (RayError, asyncio.TimeoutError) as error:
+        except (TimeoutError, RayError) as error:
+            self._failed_at[place.unit] = time.monotonic()
             self._faults.append(f"{place.name} cannot be used: {first_line(error)}")
             ray.kill(handle)
             return None
         return PoolDevice(place, handle, info, versions)
+
+
+def _nodes() -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    return nodes
 
 
 def _on_node(node_id: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ there are CPU cores runs several ranks on a core, and its key says so.
 """
 
 import datetime
-import socket
 import threading
 import time
 from typing import Any
@@ -34,7 +33,8 @@ def _own_address() -> str:
     """The address that other nodes reach this one by."""
     import ray
 
-    return str(ray.util.get_node_ip_address()) or socket.gethostbyname(socket.gethostname())
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
 
 
 def samples_of_ranks(key: ExchangeKey) -> list[int]:
@@ -85,7 +85,9 @@ def _process_group(part: ExchangePart, rank: int, device: torch.device) -> Any:
         part.name, dist.TCPStore(part.host, part.port, is_master=False, timeout=_TIMEOUT)
     )
     if device.type == "cuda":
-        return dist.ProcessGroupNCCL(store, rank, part.key.ranks, _TIMEOUT)
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = _TIMEOUT
+        return dist.ProcessGroupNCCL(store, rank, part.key.ranks, options)
     return dist.ProcessGroupGloo(store, rank, part.key.ranks, _TIMEOUT)
 
 

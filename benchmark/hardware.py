@@ -78,7 +78,9 @@ def machine_memory_bytes() -> int:
 
 def last_level_cache_bytes(core: int = 0) -> int:
     """Size of the largest cache of a core; 32 MiB if the system does not say."""
-    sizes = [_cache_bytes(entry / "size") for entry in (_CPU_ROOT / f"cpu{core}/cache").glob("index*")]
+    sizes = [
+        _cache_bytes(entry / "size") for entry in (_CPU_ROOT / f"cpu{core}/cache").glob("index*")
+    ]
     return max(sizes, default=0) or _DEFAULT_CACHE_BYTES
 
 

@@ -62,7 +62,9 @@ def export_parquet(store: MeasurementStore, path: Path | str) -> int:
     for ids in packed:
         offsets.append(offsets[-1] + len(ids))
     columns: dict[str, pa.Array] = {
-        name: pa.array([row[COLUMNS.index(name)] for row in rows], type=_TYPES.get(name, pa.string()))
+        name: pa.array(
+            [row[COLUMNS.index(name)] for row in rows], type=_TYPES.get(name, pa.string())
+        )
         for name in _PLAIN
     }
     columns["shard"] = pa.ListArray.from_arrays(

@@ -58,8 +58,9 @@ class BenchmarkPool:
     def _find_or_start(self) -> Any:
         here = ray.get_runtime_context().get_node_id()
         # An asynchronous actor: so many calls of clients may wait in it at once.
-        actor = ray.remote(num_cpus=0, max_restarts=-1, max_concurrency=1000)(PoolCoordinator)
+        actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(PoolCoordinator)
         return actor.options(
+            max_concurrency=1000,
             name=POOL_NAME,
             namespace=POOL_NAMESPACE,
             get_if_exists=True,
@@ -68,14 +69,23 @@ class BenchmarkPool:
         ).remote(*self._start_arguments)
 
     def devices(self) -> list[DeviceInfo]:
-        """The devices that measure; waits for the first ones to start. PoolError if there are none."""
+        """The devices that measure, once the first have started; PoolError if there are none."""
         deadline = time.monotonic() + _MOST_DEVICELESS_SECONDS
         while not (found := self._ask("ready")):
             notices = self.notices()
             if notices or time.monotonic() > deadline:
                 reason = "; ".join(notices) or "no GPU and no CPU core was found"
                 raise PoolError(f"the cluster has no device to measure on: {reason}")
+        kind = self._start_arguments[0]
+        if kind not in ("auto", found[0].kind):
+            raise PoolError(
+                f"the cluster's pool measures on {found[0].kind}, not on {kind}: shut it down first"
+            )
         return list(found)
+
+    def close(self) -> None:
+        """Close the store, so that its file is whole by itself. The pool opens it when needed."""
+        self._ask("let_go", str(self.store))
 
     def notices(self) -> list[str]:
         """What users should know of the devices: foreign load, mixed hardware, devices lost."""

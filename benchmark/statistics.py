@@ -9,7 +9,7 @@ FEWEST_FOR_INTERVAL = 9  # from here on the extremes may be left out of a 95 % i
 
 
 def median_spread(values: Sequence[float]) -> float:
-    """Relative half width of the interval that holds the median with 95 %, from order statistics."""
+    """Relative half width of the 95 % interval of the median, from order statistics."""
     ordered = sorted(values)
     cut = _interval_cut(len(ordered))
     return (ordered[-1 - cut] - ordered[cut]) / 2 / median(ordered)

@@ -306,7 +306,9 @@ class MeasurementStore:
 
 
 @lru_cache(maxsize=256)
-def _settings(batch_size: int, weights: Weights, optimizer: Optimizer, seed: int) -> MeasureSettings:
+def _settings(
+    batch_size: int, weights: Weights, optimizer: Optimizer, seed: int
+) -> MeasureSettings:
     return MeasureSettings(batch_size, OperatorOptions(weights, optimizer), seed)
 
 

@@ -74,7 +74,9 @@ def time_operator(
             if tried > 2 and time.monotonic() - started > options.max_seconds:
                 break
         load = watch.foreign_load()
-    used = kept if len(kept) >= FEWEST_FOR_INTERVAL else kept + disturbed  # nothing better was to be had
+    used = (
+        kept if len(kept) >= FEWEST_FOR_INTERVAL else kept + disturbed
+    )  # nothing better was to be had
     return Timing(
         forward_ms=float(np.median([run.forward_ms for run in used])),
         backward_ms=float(np.median([run.backward_ms for run in used])),
@@ -157,7 +159,7 @@ class _CoreTime:
         return _CoreTime(wall, own, own)
 
     def foreign_share(self, before: "_CoreTime") -> float:
-        """Foreign share since `before`; the kernel counts in ticks of 10 ms, so short spans say 0."""
+        """Foreign share since `before`; the kernel ticks every 10 ms, so short spans say 0."""
         wall = self.wall - before.wall
         foreign = (self.busy - before.busy) - (self.own - before.own) - 0.02
         return min(1.0, max(0.0, foreign / wall)) if wall > 0 else 0.0
@@ -173,7 +175,7 @@ class CudaStopwatch:
 
     def iteration(self, forward: Operator, gradient: torch.Tensor) -> Iteration:
         """One forward and backward pass; its GPU's other users show in `foreign_load`."""
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
         if self._flush is not None:
             self._flush.zero_()
         marks[0].record()

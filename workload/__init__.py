@@ -13,6 +13,7 @@ from workload.operators import OperatorOptions
 from workload.plans import Placement, PlanError, ShardingPlan
 from workload.protocols import CostOracle, ShardCost, Sharder
 from workload.readers import load_tables
+from workload.sampling import random_shards
 from workload.synthetic import synthetic_tables
 from workload.tables import EmbeddingTable, Shard, TableSlice, Trace
 from workload.tasks import Device, ShardingTask
@@ -36,6 +37,7 @@ __all__ = [
     "Trace",
     "UserError",
     "load_tables",
+    "random_shards",
     "shard_batch",
     "slice_features",
     "synthetic_tables",

@@ -40,9 +40,7 @@ class IndexBatch:
         return self.indices.nbytes + self.offsets.nbytes
 
 
-def table_lookups(
-    table: EmbeddingTable, batch_size: int, seed: int = 0
-) -> tuple[Indices, Indices]:
+def table_lookups(table: EmbeddingTable, batch_size: int, seed: int = 0) -> tuple[Indices, Indices]:
     """Rows looked up by a batch, and how many of them belong to each sample."""
     if table.trace is not None:
         return traces.lookups(table.trace, batch_size)

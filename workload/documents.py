@@ -1,4 +1,4 @@
-"""JSON documents that carry their schema: reading, writing, and one clear line when they are off."""
+"""JSON documents that carry their schema, and one clear line when they are off."""
 
 import json
 import os

@@ -29,7 +29,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """For each table its column slices and their devices. A table-wise plan has one slice a table."""
+    """Column slices of tables and their devices. A table-wise plan has one slice a table."""
 
     placements: tuple[Placement, ...]
     num_devices: int
@@ -46,7 +46,7 @@ class ShardingPlan:
         return ShardingPlan(placements, len(task.devices))
 
     def check(self, task: ShardingTask) -> None:
-        """PlanError unless every column is placed exactly once and every device's memory suffices."""
+        """PlanError unless every column is placed exactly once and fits its device's memory."""
         self._check_devices(task)
         self._check_columns(task)
         for number, (used, device) in enumerate(
@@ -86,7 +86,9 @@ class ShardingPlan:
                 TableSlice(table, placement.start, placement.width)
                 covered += placement.width
             if covered != table.dim:
-                raise PlanError(f"columns {covered} to {table.dim} of table {table.name} are nowhere")
+                raise PlanError(
+                    f"columns {covered} to {table.dim} of table {table.name} are nowhere"
+                )
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
         """What each device runs; None for a device without tables."""

@@ -10,7 +10,7 @@ from typing import Any
 from workload import documents, traces
 from workload.errors import FieldError, UserError
 from workload.synthetic import synthetic_tables
-from workload.tables import NUM_REUSE_BINS, EmbeddingTable
+from workload.tables import NUM_REUSE_BINS, EmbeddingTable, Trace
 from workload.tasks import TASK_SCHEMA
 
 SOURCES = """\
@@ -62,7 +62,8 @@ def _synthetic(source: str) -> tuple[EmbeddingTable, ...]:
         raise UserError(
             f"{source}: write synthetic:N[:SEED[:small|full]], for example synthetic:200:1"
         )
-    return synthetic_tables(int(match[1]), int(match[2] or 0), match[3])
+    with documents.naming(source):
+        return synthetic_tables(int(match[1]), int(match[2] or 0), match[3])
 
 
 def _existing(name: str) -> Path:
@@ -87,7 +88,7 @@ def _csv_records(path: Path) -> Records:
                 place = f"line {reader.line_num}"
                 if len(cells) != len(header):
                     raise UserError(
-                        f"{path}, {place}: has {len(cells)} cells where the header has {len(header)}"
+                        f"{path}, {place}: has {len(cells)} cells, the header has {len(header)}"
                     )
                 yield place, dict(zip(header, (cell.strip() for cell in cells), strict=True))
     except UnicodeDecodeError as error:
@@ -160,7 +161,7 @@ def _table(record: Mapping[str, Any]) -> EmbeddingTable:
         fields["reuse"] = tuple(_number(column, record[column]) for column in _REUSE)
     if record.get("trace") is not None:
         with documents.fields_of("trace"):
-            fields["trace"] = traces.Trace(**record["trace"])
+            fields["trace"] = Trace(**record["trace"])
     return EmbeddingTable(**fields)
 
 

@@ -18,7 +18,7 @@ Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
 # Bin k holds rows used more than LOWER[k] and at most UPPER[k] times in the batch.
-UPPER: Floats = 2.0 ** np.arange(NUM_REUSE_BINS)
+UPPER: Floats = np.exp2(np.arange(NUM_REUSE_BINS, dtype=np.float64))
 LOWER: Floats = np.concatenate([[0.0], UPPER[:-1]])
 
 _GROUPS_PER_BIN = 64  # rows of a bin that get one common number of uses, at most rows / 64 of them
@@ -79,7 +79,7 @@ def spectrum_of(table: EmbeddingTable, batch_size: int) -> Spectrum:
 
 
 def _thinning(table: EmbeddingTable, batch_size: int) -> tuple[int, float] | None:
-    """Lookups of the larger batch that the reuse bins were counted in, and the share that is left."""
+    """Lookups of the batch that the bins were counted in, and the share of it that is left."""
     counted = table.reuse_batch_size
     if counted is None or batch_size >= counted:
         return None
@@ -108,7 +108,7 @@ def _spectrum(
 
 
 def _zipf_population(rows: int, lookups: int, alpha: float) -> Floats:
-    """Expected distinct rows in each bin when `lookups` rows are drawn with popularity rank**-alpha."""
+    """Expected distinct rows in each bin when rows are drawn with popularity rank**-alpha."""
     exact = np.arange(1, min(rows, _EXACT_RANKS) + 2, dtype=float)
     edges = exact
     if rows > _EXACT_RANKS:
@@ -157,7 +157,7 @@ def _whole_rows(population: Floats, limit: int) -> Whole:
 
 
 def _uses_within(bins: Whole, positions: Floats, bend: float) -> Whole:
-    """Numbers of uses at `positions` (0 to 1) of their bins; a smaller `bend` moves all of them up."""
+    """Uses of rows at `positions` (0 to 1) of their bins; a smaller `bend` moves all of them up."""
     lower, upper = LOWER[bins], UPPER[bins]
     uses = np.ceil(np.maximum(lower, 0.5) * 2.0 ** (positions**bend))
     return np.clip(uses, lower + 1, upper).astype(np.int64)
@@ -190,7 +190,10 @@ def _fit(whole_rows: Whole, lookups: int) -> Spectrum:
             positions.append((np.arange(groups) + 0.5) / groups)
             rows.append(np.diff(np.floor(np.linspace(0, count, groups + 1)).astype(np.int64)))
     bin_numbers, places, weights = (np.concatenate(parts) for parts in (bins, positions, rows))
-    low, high = -6.0, 6.0  # log2 of the bend: from all at the top of their bins to all at the bottom
+    low, high = (
+        -6.0,
+        6.0,
+    )  # log2 of the bend: from all at the top of their bins to all at the bottom
     for _ in range(24):
         middle = (low + high) / 2
         total = int((_uses_within(bin_numbers, places, 2.0**middle) * weights).sum())

@@ -22,9 +22,9 @@ from workload.tables import EmbeddingTable
 # rows in each bin is this divided by the bin's mean uses; its own third decimal is too coarse
 # for the heavy bins, which hold few rows and many lookups.
 LOOKUP_SHARE: Floats = np.array(
-    [0.069, 0.044, 0.068, 0.101, 0.121, 0.104, 0.073, 0.058, 0.052]
-    + [0.050, 0.049, 0.048, 0.048, 0.043, 0.031, 0.023, 0.019]
-)
+    [0.069, 0.044, 0.068, 0.101, 0.121, 0.104, 0.073, 0.058, 0.052, 0.050, 0.049, 0.048, 0.048,
+     0.043, 0.031, 0.023, 0.019]
+)  # fmt: skip
 MEAN_POOLING = 887_017_990 / 856 / 65_536
 
 _MEAN_ROWS = 1_500_000  # ours: the statistics do not say how large the tables are
@@ -61,7 +61,7 @@ def synthetic_tables(
 ) -> tuple[EmbeddingTable, ...]:
     """`count` tables; the same for the same arguments."""
     if count < 1:
-        raise UserError(f"synthetic:{count}: at least 1 table is needed")
+        raise UserError("at least 1 table is needed")
     name = profile or default_profile()
     if name not in PROFILES:
         raise UserError(f"profile {name!r} is not one of {', '.join(PROFILES)}")
@@ -96,7 +96,9 @@ def _normal(count: int, rng: np.random.Generator) -> Floats:
     return np.asarray(ndtri(_uniform(count, rng)), dtype=np.float64)
 
 
-def _stratified(count: int, rng: np.random.Generator, kinds: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _stratified(
+    count: int, rng: np.random.Generator, kinds: int
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return (_uniform(count, rng) * kinds).astype(np.int64)
 
 

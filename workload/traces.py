@@ -46,9 +46,7 @@ def read_tables(path: Path, dim: int = DEFAULT_DIM) -> tuple[EmbeddingTable, ...
     )
 
 
-def lookups(
-    trace: Trace, batch_size: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def lookups(trace: Trace, batch_size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """The first `batch_size` samples of a recorded table: rows, and lookups of each sample."""
     if batch_size > trace.batch_size:
         raise UserError(
@@ -81,13 +79,19 @@ def _describe(recording: _Recording, trace: Trace, dim: int) -> EmbeddingTable:
     )
 
 
-@lru_cache(maxsize=4)
 def _content_digest(path: str) -> str:
+    """Names the content; read again only if the file was changed since."""
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:24]
+        state = os.stat(path)
+        return _digest_of_state(path, state.st_size, state.st_mtime_ns)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+
+
+@lru_cache(maxsize=4)
+def _digest_of_state(path: str, _size: int, _mtime_ns: int) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()[:24]
 
 
 @lru_cache(maxsize=2)
@@ -121,14 +125,16 @@ def _load(path: str, plain: str) -> Any:
     import torch  # heavy, and only needed here
 
     try:
-        with open(plain, "rb") as file:  # only the zip form can be mapped; older files are read whole
+        with open(
+            plain, "rb"
+        ) as file:  # only the zip form can be mapped; older files are read whole
             mappable = file.read(2) == b"PK"
         return torch.load(plain, map_location="cpu", weights_only=True, mmap=mappable)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"{path}: is not a file of tensors ({reason[:120]})") from error
+        raise UserError(
+            f"{path}: is not a file of tensors, or a part of one ({reason[:120]}): fetch it again"
+        ) from error
 
 
 def _checked(path: str, value: Any) -> _Recording:

@@ -1,0 +1,36 @@
+# make demo   set up and run the tour          make lint   style, types, imports between rooms
+# make test   set up and run the tests         make bench  the figures of the README
+
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Which build of fbgemm: that for NVIDIA GPUs where there is one.
+EXTRA  ?= $(if $(wildcard /dev/nvidia[0-9]*),gpu,cpu)
+READY  := $(VENV)/.ready-$(EXTRA)
+
+.PHONY: setup demo test lint bench clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet -e '.[$(EXTRA),dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/python experiments/demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python experiments/bench.py
+
+clean:
+	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

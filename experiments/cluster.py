@@ -1,0 +1,31 @@
+"""Joining the Ray cluster that is there, or starting one on this machine."""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+
+from workload import UserError
+
+
+@contextmanager
+def ray_cluster() -> Iterator[None]:
+    """A connection to Ray: RAY_ADDRESS, else a cluster running here, else one of our own."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
+    if ray.is_initialized():  # whoever runs us has joined already, and stays joined
+        yield
+        return
+    address = os.environ.get("RAY_ADDRESS")
+    try:
+        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, ValueError) as error:
+        where = f"RAY_ADDRESS={address}" if address else "this machine"
+        reason = str(error).splitlines()[0]
+        raise UserError(f"no Ray cluster can be joined at {where}: {reason}") from error
+    try:
+        yield
+    finally:
+        ray.shutdown()

@@ -1,0 +1,157 @@
+#!/usr/bin/env python
+"""Measure random shards of embedding tables on all devices of the Ray cluster; keep the costs."""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
+from benchmark.hardware import DeviceInfo
+from experiments import cli, tracking
+from experiments.cluster import ray_cluster
+from experiments.progress import following
+from workload import OperatorOptions, Shard, UserError, documents, load_tables, random_shards
+from workload.operators import Optimizer, Weights
+from workload.synthetic import PROFILES, default_profile
+
+
+@dataclass(frozen=True)
+class CollectConfig:
+    """Measure random shards of embedding tables on every device of the Ray cluster.
+
+    What is in the store already is not measured again: run it again to go on where it stopped.
+    """
+
+    tables: str = "synthetic:200:1"
+    """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
+    num_shards: int = 300
+    """Different shards to measure."""
+    max_tables: int = 20
+    """A shard holds 1 to this many tables."""
+    batch_size: int | None = None
+    """Samples of a batch; by default 1,024 on a CPU and 65,536 on a machine with a GPU."""
+    augment: bool = False
+    """Take column slices too: halve dims at random, down to 4 (NeuroShard)."""
+    seed: int = 0
+    """Chooses the shards."""
+    weights: Weights = "fp32"
+    """Type of the embedding weights."""
+    optimizer: Optimizer = "rowwise_adagrad"
+    """Optimizer fused into the backward pass."""
+    store: Path = Path("costs.db")
+    """SQLite file that keeps what is measured."""
+    devices: Literal["auto", "cpu", "cuda"] = "auto"
+    """What to measure on; auto takes GPUs where the cluster has any."""
+    json: Path | None = None
+    """Write a summary here."""
+    mlflow_uri: str | None = None
+    """Where to log; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did. `duty_cycle` is the share of device wall time inside the operator."""
+
+    requested: int
+    measured: int
+    reused: int
+    failed: int
+    seconds: float
+    shards_per_second: float
+    duty_cycle: float
+    devices: list[dict[str, str]]
+    median_spread: float
+
+
+def main(config: CollectConfig) -> None:
+    """Measure, print the summary, write it, log it."""
+    tables = load_tables(config.tables)
+    shards = random_shards(
+        tables, config.num_shards, config.max_tables, config.seed, config.augment
+    )
+    if len(shards) < config.num_shards:
+        cli.console.print(f"{config.tables} admits only {len(shards)} different shards")
+    batch_size = config.batch_size or PROFILES[default_profile()].batch_size
+    settings = MeasureSettings(batch_size, OperatorOptions(config.weights, config.optimizer))
+    if config.json is not None and config.json.is_dir():
+        raise UserError(f"{config.json}: is a folder: name a file for --json")
+    MeasurementStore(config.store).close()  # a store that cannot be used is told before work starts
+    parameters = {**asdict(config), "batch_size": batch_size}
+    with tracking.tracked_run("collect_costs", parameters, config.mlflow_uri) as run, ray_cluster():
+        pool = BenchmarkPool(config.store, kind=config.devices)
+        summary = collect(pool, shards, settings)
+        report(summary, config.store)
+        if config.json is not None:
+            documents.write(config.json, asdict(summary))
+        run.metrics({name: value for name, value in asdict(summary).items() if name != "devices"})
+        run.tags({"tables": config.tables, "hardware": pool.devices()[0].hardware})
+        pool.close()
+        with tempfile.TemporaryDirectory() as folder, MeasurementStore(config.store) as store:
+            copy = Path(folder) / config.store.name
+            store.copy_to(copy)
+            run.artifact(copy)
+
+
+def collect(pool: BenchmarkPool, shards: Sequence[Shard], settings: MeasureSettings) -> Summary:
+    """Measure the shards with a progress bar; Ctrl-C keeps what was measured."""
+    devices = pool.devices()
+    cli.console.print(
+        f"measuring {len(shards)} shards, batch {settings.batch_size:,}, on "
+        + ", ".join(device.name for device in devices)
+    )
+    answers: list[Measurement] = []
+    started = time.monotonic()
+    try:
+        with following(len(shards), "shards") as step:
+            for _, measurement in pool.stream(shards, settings, retry_failed=True):
+                answers.append(measurement)
+                step()
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"{len(answers)} of {len(shards)} shards are in {pool.store}; run again to go on"
+        ) from None
+    for notice in pool.notices():
+        cli.console.print(f"note: {notice}", markup=False)
+    return summarise(answers, devices, time.monotonic() - started)
+
+
+def summarise(
+    answers: Sequence[Measurement], devices: Sequence[DeviceInfo], seconds: float
+) -> Summary:
+    """The figures of a run over these devices."""
+    fresh = [answer for answer in answers if not answer.reused]
+    timings = [answer.timing for answer in fresh if answer.timing is not None]
+    busy = sum(timing.operator_seconds for timing in timings)
+    known = [answer.timing.spread for answer in answers if answer.timing is not None]
+    return Summary(
+        requested=len(answers),
+        measured=len(timings),
+        reused=sum(answer.reused and answer.ok for answer in answers),
+        failed=sum(not answer.ok for answer in answers),
+        seconds=round(seconds, 3),
+        shards_per_second=round(len(fresh) / seconds, 3) if fresh else 0.0,
+        duty_cycle=round(busy / (seconds * len(devices)), 4),
+        devices=[{"name": d.name, "kind": d.kind, "node": d.node} for d in devices],
+        median_spread=round(statistics.median(known), 5) if known else 0.0,
+    )
+
+
+def report(summary: Summary, store: Path) -> None:
+    """The summary for people."""
+    lines: list[tuple[str, Any]] = [
+        ("measured", f"{summary.measured} in {summary.seconds:.1f} s"),
+        ("reused", f"{summary.reused} from {store}"),
+        ("failed", summary.failed),
+        ("duty cycle", f"{summary.duty_cycle:.2f} of {len(summary.devices)} devices' time"),
+        ("median spread", f"{summary.median_spread:.1%}"),
+    ]
+    for name, value in lines:
+        cli.console.print(f"  {name:<14} {value}")
+
+
+if __name__ == "__main__":
+    cli.run_command(main, CollectConfig)

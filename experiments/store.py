@@ -1,0 +1,73 @@
+#!/usr/bin/env python
+"""Look into a store of measurements, write it as Parquet, or add a Parquet file to it."""
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from benchmark import MeasurementStore, export_parquet, import_parquet
+from experiments import cli
+
+
+@dataclass(frozen=True)
+class Info:
+    """Say what is in a store."""
+
+    store: tyro.conf.Positional[Path]
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write all measurements of a store to a Parquet file."""
+
+    store: tyro.conf.Positional[Path]
+    parquet: tyro.conf.Positional[Path]
+
+
+@dataclass(frozen=True)
+class Import:
+    """Add the measurements of a Parquet file to a store; what it has already stays as it is."""
+
+    store: tyro.conf.Positional[Path]
+    parquet: tyro.conf.Positional[Path]
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """Look into a store of measurements, write it as Parquet, or add a Parquet file to it."""
+
+    command: (
+        Annotated[Info, tyro.conf.subcommand("info", prefix_name=False)]
+        | Annotated[Export, tyro.conf.subcommand("export", prefix_name=False)]
+        | Annotated[Import, tyro.conf.subcommand("import", prefix_name=False)]
+    )
+
+
+def main(config: StoreConfig) -> None:
+    """Do what was asked for."""
+    command = config.command
+    if isinstance(command, Import):
+        with MeasurementStore(command.store) as store:
+            added = import_parquet(store, command.parquet)
+            cli.console.print(f"{added} measurements added, {command.store} has {len(store)}")
+        return
+    with MeasurementStore(command.store, must_exist=True) as store:
+        if isinstance(command, Export):
+            count = export_parquet(store, command.parquet)
+            cli.console.print(f"{count} measurements written to {command.parquet}")
+            return
+        groups = Counter(
+            (m.hardware, m.versions, m.settings.batch_size, m.status) for m in store.measurements()
+        )
+        for (hardware, versions, batch_size, status), count in sorted(groups.items()):
+            cli.console.print(
+                f"{count:>8} {status:<7} batch {batch_size:,}, {hardware}, {versions}"
+            )
+        cli.console.print(f"{len(store.exchanges()):>8} all-to-alls")
+
+
+if __name__ == "__main__":
+    cli.run_command(main, StoreConfig)

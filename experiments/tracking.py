@@ -1,0 +1,117 @@
+"""Logging to MLflow: the one place that knows how runs are named, tagged and stored."""
+
+import logging
+import os
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from workload import UserError
+
+DEFAULT_URI = "sqlite:///mlflow.db"
+EXPERIMENT = "autoshard"
+
+
+def tracking_uri(asked: str | None) -> str:
+    """The URI asked for, else MLFLOW_TRACKING_URI, else a SQLite file in the current folder."""
+    return asked or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+
+
+class TrackedRun:
+    """A run in MLflow that is being written."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """Log figures."""
+        import mlflow
+
+        mlflow.log_metrics(dict(values))
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        """Log a file."""
+        import mlflow
+
+        mlflow.log_artifact(str(path), folder)
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Add tags."""
+        import mlflow
+
+        mlflow.set_tags(dict(values))
+
+
+@contextmanager
+def tracked_run(
+    kind: str, parameters: Mapping[str, Any], uri: str | None = None
+) -> Iterator[TrackedRun]:
+    """A run of that kind with its parameters, hardware and versions; UserError if it cannot be."""
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # not two minutes in silence
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
+    for name in ("alembic", "mlflow"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    where = tracking_uri(uri)
+    try:
+        mlflow.set_tracking_uri(where)
+        _choose_experiment(where)
+        run = mlflow.start_run(run_name=kind, tags=_tags(kind))
+    except (MlflowException, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise UserError(f"MLflow cannot be used at {where}: {reason}") from error
+    try:
+        mlflow.log_params({name: str(value) for name, value in parameters.items()})
+        yield TrackedRun(run.info.run_id)
+    except KeyboardInterrupt:
+        mlflow.end_run("KILLED")
+        raise
+    except BaseException:
+        mlflow.end_run("FAILED")
+        raise
+    mlflow.end_run()
+
+
+def _choose_experiment(uri: str) -> None:
+    """Use our experiment; beside a local SQLite file its artifacts lie in a folder next to it."""
+    import mlflow
+
+    if mlflow.get_experiment_by_name(EXPERIMENT) is None:
+        location = None
+        if uri.startswith("sqlite:///"):
+            location = (
+                Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts"
+            ).as_uri()
+        try:
+            mlflow.create_experiment(EXPERIMENT, artifact_location=location)
+        except mlflow.exceptions.MlflowException:
+            if mlflow.get_experiment_by_name(EXPERIMENT) is None:  # not made by another meanwhile
+                raise
+    mlflow.set_experiment(EXPERIMENT)
+
+
+def _tags(kind: str) -> dict[str, str]:
+    tags = {"kind": kind, "host": platform.node(), "python": platform.python_version()}
+    commit = _git_commit()
+    return {**tags, "git_commit": commit} if commit else tags
+
+
+def _git_commit() -> str | None:
+    """The commit of the code that runs, if it runs from a checkout."""
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"],  # noqa: S607 - whichever git the user has
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()

@@ -1,0 +1,65 @@
+"""The published heuristics: one greedy loop, and what each of them believes a table costs."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, UserError
+
+TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
+
+HEURISTICS: dict[str, TableCost] = {
+    "round_robin": lambda _table, _rng: 1.0,
+    "random": lambda _table, rng: float(rng.random()),
+    "dim": lambda table, _rng: table.dim,
+    "size": lambda table, _rng: table.dim * table.rows,
+    "lookup": lambda table, _rng: table.dim * table.pooling_factor,
+    "size_lookup": lambda table, _rng: table.dim * table.pooling_factor * math.log(table.rows + 1),
+}
+
+
+class GreedySharder:
+    """Places whole tables, the costliest first, each on the device with the least so far.
+
+    Args:
+        cost: what a table is believed to cost, in any unit.
+        seed: for costs that are drawn at random.
+    """
+
+    def __init__(self, cost: TableCost, seed: int = 0) -> None:
+        self._cost = cost
+        self._seed = seed
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        """A valid plan; PlanError names the table that no device has room for."""
+        rng = np.random.default_rng(self._seed)
+        costs = [self._cost(table, rng) for table in task.tables]
+        return greedy_plan(task, costs)
+
+
+def greedy_plan(task: ShardingTask, costs: Sequence[float]) -> ShardingPlan:
+    """The greedy loop over the costs of the task's tables."""
+    load = [0.0] * len(task.devices)
+    free = [device.memory_bytes for device in task.devices]
+    chosen = [0] * len(task.tables)
+    for number in sorted(range(len(costs)), key=lambda n: -costs[n]):
+        needed = task.table_bytes(task.tables[number])
+        fitting = [device for device, room in enumerate(free) if room >= needed]
+        if not fitting:
+            raise PlanError(
+                f"table {task.tables[number].name} needs {needed:,} bytes and no device has more "
+                f"than {max(free):,} left: add devices or memory"
+            )
+        device = min(fitting, key=lambda d: load[d])
+        chosen[number] = device
+        load[device] += costs[number]
+        free[device] -= needed
+    return ShardingPlan.table_wise(task, chosen)
+
+
+def make_sharder(name: str, seed: int = 0) -> GreedySharder:
+    """The sharder of that name; UserError lists the names there are."""
+    if name not in HEURISTICS:
+        raise UserError(f"sharder {name!r} is not one of {', '.join(HEURISTICS)}")
+    return GreedySharder(HEURISTICS[name], seed)

@@ -1,0 +1,62 @@
+"""One Ray cluster for the whole session: starting Ray is what tests would spend their time on."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import settings
+
+from benchmark import BenchmarkPool
+from workload import EmbeddingTable, synthetic_tables
+
+settings.register_profile("autoshard", deadline=None, max_examples=60)
+settings.load_profile("autoshard")
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])
+def device_kind(request: pytest.FixtureRequest) -> str:
+    """The same test on a CPU, and on CUDA where there is a GPU."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[object]:
+    """A Ray cluster of one node with two CPUs; tests may add nodes and must remove them."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+    ray.init(address=nodes.address, logging_level="ERROR", log_to_driver=False)
+    os.environ["RAY_ADDRESS"] = nodes.address  # commands that tests run join it
+    yield nodes
+    del os.environ["RAY_ADDRESS"]
+    ray.shutdown()
+    nodes.shutdown()
+
+
+@pytest.fixture
+def make_pool(cluster: object, tmp_path: Path) -> Callable[..., BenchmarkPool]:
+    """The cluster's pool with a store of this test's own."""
+
+    def make(name: str = "costs.db", **options: object) -> BenchmarkPool:
+        return BenchmarkPool(tmp_path / name, **options)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def fresh_pool(make_pool: Callable[..., BenchmarkPool]) -> Iterator[Callable[..., BenchmarkPool]]:
+    """A pool that is started for this test and ended after it."""
+    make_pool().shutdown()
+    yield make_pool
+    make_pool().shutdown()
+
+
+@pytest.fixture(scope="session")
+def tables() -> tuple[EmbeddingTable, ...]:
+    """Small tables that are quick to measure."""
+    return synthetic_tables(60, seed=7, profile="small")

@@ -1,0 +1,161 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workload import (
+    Device,
+    EmbeddingTable,
+    OperatorOptions,
+    Placement,
+    PlanError,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+)
+
+
+@st.composite
+def tasks(draw: st.DrawFn) -> ShardingTask:
+    tables = tuple(
+        EmbeddingTable(
+            f"t{number}",
+            rows=draw(st.integers(1, 10**6)),
+            dim=4 * draw(st.integers(1, 64)),
+            pooling_factor=draw(st.floats(0, 100)),
+            zipf_alpha=draw(st.none() | st.floats(0, 2)),
+        )
+        for number in range(draw(st.integers(1, 8)))
+    )
+    weights, optimizer = draw(
+        st.sampled_from([("fp32", "rowwise_adagrad"), ("fp16", "adagrad"), ("fp32", "sgd")])
+    )
+    devices = Device.uniform(draw(st.integers(1, 5)), 2**50)
+    return ShardingTask(tables, devices, 128, OperatorOptions(weights, optimizer))
+
+
+@st.composite
+def column_plans(draw: st.DrawFn) -> tuple[ShardingTask, ShardingPlan]:
+    """A task and a valid plan that cuts its tables anywhere."""
+    task = draw(tasks())
+    placements = []
+    for table in task.tables:
+        steps = st.integers(0, table.dim // 4)
+        cuts = sorted({0, table.dim // 4, *draw(st.lists(steps, max_size=3))})
+        for start, end in zip(cuts, cuts[1:], strict=False):
+            device = draw(st.integers(0, len(task.devices) - 1))
+            placements.append(Placement(table.name, 4 * start, 4 * (end - start), device))
+    return task, ShardingPlan(tuple(draw(st.permutations(placements))), len(task.devices))
+
+
+@given(column_plans())
+def test_a_plan_that_covers_every_column_once_is_valid(
+    case: tuple[ShardingTask, ShardingPlan],
+) -> None:
+    task, plan = case
+    plan.check(task)
+    assert sum(shard.total_dim for shard in plan.shards(task) if shard) == sum(
+        table.dim for table in task.tables
+    )
+    for used, shard in zip(plan.device_bytes(task), plan.shards(task), strict=True):
+        assert used == (task.operator.shard_bytes(shard) if shard else 0)
+
+
+@given(column_plans(), st.data())
+def test_a_plan_with_a_piece_missing_twice_or_elsewhere_is_not(
+    case: tuple[ShardingTask, ShardingPlan], data: st.DataObject
+) -> None:
+    task, plan = case
+    victim = data.draw(st.sampled_from(plan.placements))
+    others = tuple(p for p in plan.placements if p != victim)
+    for broken in (
+        others,
+        (*plan.placements, victim),
+        (*others, replace(victim, device=len(task.devices))),
+        (*others, replace(victim, start=victim.start + 4)),
+        (*others, replace(victim, width=victim.width + 4)),
+        (*plan.placements, replace(victim, table="unknown")),
+    ):
+        with pytest.raises(UserError):
+            ShardingPlan(broken, plan.num_devices).check(task)
+
+
+@given(column_plans())
+def test_plans_and_tasks_survive_json(case: tuple[ShardingTask, ShardingPlan]) -> None:
+    task, plan = case
+    assert ShardingTask.from_json(json.loads(json.dumps(task.to_json()))) == task
+    assert ShardingPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+def small_task(memory_bytes: int = 10**6) -> ShardingTask:
+    tables = (EmbeddingTable("a", 100, 8, 1.0), EmbeddingTable("b", 50, 16, 1.0))
+    return ShardingTask(tables, Device.uniform(2, memory_bytes), 16)
+
+
+def test_memory_is_counted_with_the_optimizer_and_checked() -> None:
+    task = small_task(memory_bytes=100 * 8 * 4 + 100 * 4)
+    ShardingPlan.table_wise(task, [0, 1]).check(task)
+    with pytest.raises(PlanError, match="3,400 more than"):
+        ShardingPlan.table_wise(task, [0, 0]).check(task)
+
+
+def test_a_plan_for_other_devices_is_refused() -> None:
+    task = small_task()
+    plan = ShardingPlan.table_wise(task, [0, 1])
+    with pytest.raises(PlanError, match="2 devices, the task has 3"):
+        plan.check(replace(task, devices=Device.uniform(3, 10**6)))
+    with pytest.raises(PlanError):
+        ShardingPlan.table_wise(task, [0])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "line 1, column 1"),
+        ("[]", "schema"),
+        ('{"schema": "autoshard.task", "version": 1}', "autoshard.plan"),
+        ('{"schema": "autoshard.plan", "version": 9}', "version 9"),
+        ('{"schema": "autoshard.plan", "version": 1}', "placements"),
+        ('{"schema": "autoshard.plan", "version": 1, "placements": 3}', "wrong kind"),
+    ],
+)
+def test_a_broken_plan_file_is_told_in_one_line(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        ShardingPlan.load(path)
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_files_round_trip(tmp_path: Path) -> None:
+    task = small_task()
+    plan = ShardingPlan.table_wise(task, [1, 0])
+    task.save(tmp_path / "task.json")
+    plan.save(tmp_path / "new" / "plan.json")
+    assert ShardingTask.load(tmp_path / "task.json") == task
+    assert ShardingPlan.load(tmp_path / "new" / "plan.json") == plan
+    with pytest.raises(UserError, match="cannot be read"):
+        ShardingPlan.load(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tables": ()},
+        {"devices": ()},
+        {"batch_size": 0},
+        {"tables": (EmbeddingTable("a", 1, 4, 1.0),) * 2},
+    ],
+)
+def test_a_task_needs_tables_devices_and_a_batch(change: dict[str, object]) -> None:
+    with pytest.raises(UserError):
+        replace(small_task(), **change)
+    with pytest.raises(UserError):
+        Device("d", 0)
+    with pytest.raises(UserError):
+        Device.uniform(0, 1)
