@@ -1,6 +1,5 @@
 """What runs inside the actor on a device: it owns the device and measures on it."""
 
-import ctypes
 import fcntl
 import gc
 import os
@@ -8,7 +7,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -25,11 +24,10 @@ from benchmark.measurement import (
     Timing,
     TimingOptions,
 )
+from benchmark.memory import keep_freed_memory
 from benchmark.timing import CpuStopwatch, CudaStopwatch, Stopwatch, time_operator
 from workload import Shard, UserError
 
-_MALLOC_TRIM_THRESHOLD, _MALLOC_MMAP_MAX = -1, -4  # of glibc's mallopt
-_KEPT_BYTES = 448 * 2**20
 _LOCK_PATIENCE_S = 2.0
 
 
@@ -59,7 +57,7 @@ class DeviceBenchmark:
             self._torch_device = torch.device("cpu")
             os.sched_setaffinity(0, {core})
             torch.set_num_threads(1)
-            _keep_freed_memory()
+            keep_freed_memory()
             self._watch = CpuStopwatch(core)
             fingerprint = hardware.cpu_fingerprint()
         self._info = DeviceInfo(name, kind, socket.gethostname(), fingerprint, memory_bytes)
@@ -155,14 +153,3 @@ class DeviceBenchmark:
                         raise DeviceBusy(f"core {self._core} of {self._info.node}") from None
                     time.sleep(0.01)
             yield
-
-
-def _keep_freed_memory() -> None:
-    """Let the C library keep up to 448 MiB of freed memory instead of handing it back.
-
-    Fresh pages cost several times the zeroing of kept ones, at every shard.
-    """
-    with suppress(OSError, AttributeError):  # not glibc: only slower
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_MALLOC_MMAP_MAX, 0)
-        libc.mallopt(_MALLOC_TRIM_THRESHOLD, _KEPT_BYTES)

@@ -8,6 +8,7 @@ answers by asking again and again; one that stops asking is forgotten after a wh
 import asyncio
 import contextlib
 import logging
+import os
 import time
 import uuid
 from collections import OrderedDict
@@ -101,6 +102,14 @@ class PoolCoordinator:
         if self._keeper is None:
             self._keeper = self._spawn(self._keep_up())
         return [device.info for device in self._fleet.of_main_hardware()]
+
+    async def node_of_devices(self) -> dict[str, str]:
+        """The Ray node that each device's actor runs on."""
+        return {device.info.name: device.place.node_id for device in self._fleet.devices}
+
+    async def process_id(self) -> int:
+        """The process of the pool itself."""
+        return os.getpid()
 
     async def notices(self) -> list[str]:
         """What users should know of the devices: foreign load, mixed hardware, devices lost."""

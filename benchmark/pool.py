@@ -10,7 +10,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from benchmark.coordinator import PoolCoordinator
-from benchmark.devices import KINDS
+from benchmark.devices import KINDS, first_line
 from benchmark.hardware import DeviceInfo
 from benchmark.measurement import Exchange, Measurement, MeasureSettings, TimingOptions
 from workload import Shard, ShardCost, UserError
@@ -20,7 +20,8 @@ POOL_NAMESPACE = "autoshard"
 
 _PATIENCE_SECONDS = 5.0
 _MOST_DEVICELESS_SECONDS = 120.0
-_RECONNECTS = 5
+_MOST_ABSENT_SECONDS = 120.0  # Ray takes half a minute to believe that a node is gone
+_RECONNECT_SECONDS = 0.5
 
 Progress = Callable[[Measurement], None]
 
@@ -159,20 +160,22 @@ class BenchmarkPool:
         ray.kill(self._actor)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call the pool's actor; find or start it again if it was lost meanwhile."""
-        for attempt in range(_RECONNECTS):
+        """Call the pool's actor; if it was lost, wait until it is back or start it again."""
+        deadline = time.monotonic() + _MOST_ABSENT_SECONDS
+        while True:
             try:
                 return ray.get(getattr(self._actor, method).remote(*arguments))
             except RayTaskError as error:
                 if isinstance(error.cause, UserError):
                     raise error.cause from None
                 raise
-            except RayActorError:
-                if attempt == _RECONNECTS - 1:
-                    raise
-                time.sleep(0.5 * 2**attempt)
+            except RayActorError as error:
+                if time.monotonic() > deadline:
+                    raise PoolError(
+                        f"the pool's actor does not come back: {first_line(error)}"
+                    ) from error
+                time.sleep(_RECONNECT_SECONDS)
                 self._actor = self._find_or_start()
-        raise PoolError("the pool's actor cannot be kept alive")  # pragma: no cover
 
 
 class MeasuredCosts:

@@ -352,20 +352,29 @@ def _make(path: Path) -> None:
 
 
 def _check_ours(path: Path) -> None:
-    """StoreError if the file is not ours, damaged or newer. Opened read-only: it stays as it is."""
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True, timeout=_BUSY_SECONDS)
+    """StoreError if the file is not ours, newer or damaged; it stays as it is, to the byte."""
+    with open(path, "rb") as file:
+        header = file.read(100)
+    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
+        raise StoreError(f"{path}: is not a store of measurements: name another file")
+    (version,) = struct.unpack_from(">i", header, 60)
+    (application,) = struct.unpack_from(">i", header, 68)
+    if application != _APPLICATION_ID:
+        raise StoreError(f"{path}: is an SQLite file of another program: name another file")
+    if version > SCHEMA_VERSION:
+        raise StoreError(
+            f"{path}: was written by a newer autoshard (schema {version}, this one reads up "
+            f"to {SCHEMA_VERSION}): upgrade autoshard or name another file"
+        )
+    # Where there is no log nobody has it open, and SQLite need not put its own files beside it.
+    mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
+    db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=_BUSY_SECONDS)
     try:
-        (version,) = db.execute("PRAGMA user_version").fetchone()
-        (application,) = db.execute("PRAGMA application_id").fetchone()
-        if application != _APPLICATION_ID:
-            raise StoreError(f"{path}: is an SQLite file of another program: name another file")
-        if version > SCHEMA_VERSION:
-            raise StoreError(
-                f"{path}: was written by a newer autoshard (schema {version}, this one reads up "
-                f"to {SCHEMA_VERSION}): upgrade autoshard or name another file"
-            )
         (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
-        if verdict != "ok":
-            raise StoreError(f"{path}: is damaged ({verdict}): restore it from a copy")
+    except sqlite3.DatabaseError as error:
+        verdict = str(error)
     finally:
         db.close()
+    if verdict != "ok":
+        reason = " ".join(verdict.split())[:160]
+        raise StoreError(f"{path}: is damaged ({reason}): restore it from a copy")

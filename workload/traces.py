@@ -82,7 +82,7 @@ def _describe(recording: _Recording, trace: Trace, dim: int) -> EmbeddingTable:
 def _content_digest(path: str) -> str:
     """Names the content; read again only if the file was changed since."""
     try:
-        state = os.stat(path)
+        state = Path(path).stat()
         return _digest_of_state(path, state.st_size, state.st_mtime_ns)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error

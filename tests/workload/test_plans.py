@@ -1,3 +1,4 @@
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,7 @@ def column_plans(draw: st.DrawFn) -> tuple[ShardingTask, ShardingPlan]:
     for table in task.tables:
         steps = st.integers(0, table.dim // 4)
         cuts = sorted({0, table.dim // 4, *draw(st.lists(steps, max_size=3))})
-        for start, end in zip(cuts, cuts[1:], strict=False):
+        for start, end in itertools.pairwise(cuts):
             device = draw(st.integers(0, len(task.devices) - 1))
             placements.append(Placement(table.name, 4 * start, 4 * (end - start), device))
     return task, ShardingPlan(tuple(draw(st.permutations(placements))), len(task.devices))

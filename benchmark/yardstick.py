@@ -1,0 +1,66 @@
+"""Our timing against fbgemm's own benchmark, on one operator and one batch."""
+
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+
+from benchmark.measurement import TimingOptions
+from benchmark.memory import keep_freed_memory
+from benchmark.timing import CpuStopwatch, CudaStopwatch, Stopwatch, time_operator
+
+_TABLES, _ROWS, _DIM, _POOLING, _BATCH = 16, 40_000, 64, 16, 1024
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Our milliseconds over fbgemm's: of a whole step, and of its backward pass."""
+
+    step: float
+    backward: float
+
+
+def compare_with_fbgemm(device: torch.device, core: int, rounds: int = 15) -> Agreement:
+    """Time one operator by turns with both, on fbgemm's own requests; medians of the ratios.
+
+    fbgemm flushes no cache on a CPU, so here ours leaves it alone too. Its forward pass is timed
+    together with the backward pass that follows: by itself it would find its rows in the cache,
+    which in training the backward pass has taken.
+    """
+    from fbgemm_gpu.tbe.bench import benchmark_requests
+    from fbgemm_gpu.tbe.utils import generate_requests
+
+    from benchmark.embedding_op import build_module
+    from workload import EmbeddingTable, OperatorOptions, Shard
+
+    keep_freed_memory()
+    tables = [EmbeddingTable(f"t{n}", _ROWS, _DIM, _POOLING) for n in range(_TABLES)]
+    module = build_module(Shard.of_tables(tables), OperatorOptions(), device)
+    (request,) = generate_requests(
+        1, _BATCH, _TABLES, _POOLING, _ROWS, use_cpu=device.type == "cpu"
+    )
+    indices, offsets = request.indices.long(), request.offsets.long()
+    gradient = torch.ones(_BATCH, _TABLES * _DIM, device=device)
+    watch: Stopwatch = (
+        CudaStopwatch(device, flush_cache=False)
+        if device.type == "cuda"
+        else CpuStopwatch(core, flush_cache=False)
+    )
+    request.indices, request.offsets = indices, offsets
+    ratios = []
+    for _ in range(rounds):
+        ours = time_operator(
+            lambda: module(indices, offsets), gradient, watch, TimingOptions(flush_cache=False)
+        )
+        step, backward = (
+            benchmark_requests(
+                [request] * 20, run, check_median=True, num_warmups=2, bwd_only=only, grad=gradient
+            )
+            * 1e3
+            for run, only in (
+                (lambda i, o, _: module(i, o).backward(gradient), False),
+                (lambda i, o, _: module(i, o), True),
+            )
+        )
+        ratios.append(((ours.forward_ms + ours.backward_ms) / step, ours.backward_ms / backward))
+    return Agreement(*(median(values) for values in zip(*ratios, strict=True)))

@@ -1,0 +1,47 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
+from benchmark.hardware import physical_cores
+from workload import EmbeddingTable, random_shards
+
+
+@pytest.mark.skipif(len(physical_cores()) < 2, reason="a second node needs a second core")
+def test_a_node_that_leaves_while_100_shards_are_measured(
+    cluster: Any,
+    fresh_pool: Callable[..., BenchmarkPool],
+    tables: tuple[EmbeddingTable, ...],
+    tmp_path: Path,
+) -> None:
+    """Two Ray nodes share this machine, so each gets half of its cores; one is then removed."""
+    second = cluster.add_node(num_cpus=1)
+    try:
+        pool = fresh_pool()
+        devices = pool.devices()
+        assert len(devices) == len(physical_cores())
+        places = ray.get(pool._actor.node_of_devices.remote())
+        assert len(set(places.values())) == 2
+        shards = random_shards(tables, 100, 10, seed=2)
+        answers: dict[int, Any] = {}
+        for index, answer in pool.stream(shards, MeasureSettings(512)):
+            assert index not in answers
+            answers[index] = answer
+            if len(answers) == 20:
+                cluster.remove_node(second, allow_graceful=False)
+    finally:
+        if second in cluster.worker_nodes:
+            cluster.remove_node(second)
+    assert sorted(answers) == list(range(100))
+    assert all(answers[index].ok for index in answers)
+    assert [answers[index].shard for index in range(100)] == shards
+    lost = {name for name, node in places.items() if node == second.node_id}
+    assert {answer.device for answer in answers.values()} == set(places)
+    assert lost
+    pool.close()
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        found = [item.shard.digest for item in store.measurements()]
+    assert len(found) == len(set(found)) == 100

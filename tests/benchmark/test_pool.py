@@ -1,0 +1,274 @@
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+import ray
+import torch
+
+from benchmark import (
+    BenchmarkPool,
+    MeasuredCosts,
+    Measurement,
+    MeasurementError,
+    MeasurementStore,
+    MeasureSettings,
+    PoolError,
+    StoreError,
+    TimingOptions,
+)
+from benchmark.hardware import physical_cores
+from workload import CostOracle, EmbeddingTable, Shard, Trace, load_tables, random_shards
+
+SETTINGS = MeasureSettings(256)
+QUICK = TimingOptions(precision=0.2, max_iterations=9)
+MakePool = Callable[..., BenchmarkPool]
+
+
+def actors() -> list[psutil.Process]:
+    """The processes of the pool's devices."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if (process.info["cmdline"] or [""])[0].startswith("ray::DeviceProcess")
+    ]
+
+
+def test_every_shard_is_answered_and_the_second_time_from_the_store(
+    make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
+) -> None:
+    pool = make_pool()
+    shards = random_shards(tables, 30, 6)
+    heard: list[Measurement] = []
+    first = pool.measure([*shards, shards[0]], SETTINGS, QUICK, progress=heard.append)
+    assert [answer.shard for answer in first] == [*shards, shards[0]]
+    assert all(answer.ok for answer in first)
+    assert len(heard) == 31
+    assert {answer.device for answer in first} == {device.name for device in pool.devices()}
+    second = pool.measure(shards, SETTINGS, QUICK)
+    assert second == [replace(answer, reused=True) for answer in first[:-1]]
+    pool.close()
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        assert len(store) == 30
+    assert not (tmp_path / "costs.db-wal").exists()
+
+
+def test_cores_are_found_pinned_and_never_shared(make_pool: MakePool) -> None:
+    pool = make_pool(kind="auto")
+    devices = pool.devices()
+    if devices[0].kind == "cuda":
+        pytest.skip("this machine's devices are GPUs")
+    assert len(devices) == len(physical_cores())
+    assert len({device.name for device in devices}) == len(devices)
+    pinned = []
+    for process in actors():
+        threads = [psutil.Process(thread.id) for thread in process.threads()]
+        pinned.append({tuple(thread.cpu_affinity() or ()) for thread in threads[:1]})
+    assert sorted(pinned, key=str) == [{(core,)} for core in physical_cores()]
+
+
+def test_rllib_and_tune_keep_all_cpus(make_pool: MakePool) -> None:
+    make_pool().devices()
+    total = int(ray.cluster_resources()["CPU"])
+    assert ray.available_resources()["CPU"] == total
+    everything = ray.remote(num_cpus=total)(lambda: "done")
+    assert ray.get(everything.remote(), timeout=60) == "done"
+
+
+def test_two_clients_at_once_measure_a_shard_once(
+    make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
+) -> None:
+    """They keep stores of their own, so it is the pool that must notice."""
+    shards = random_shards(tables, 24, 10, seed=1)
+    pools = [make_pool(name) for name in ("one.db", "two.db")]
+    pools[0].devices()
+    with ThreadPoolExecutor() as threads:
+        first, second = threads.map(lambda pool: pool.measure(shards, SETTINGS), pools)
+    assert [a.measured_at for a in first] == [a.measured_at for a in second]
+    for pool in pools:
+        with MeasurementStore(pool.store) as store:
+            assert len(store) == len(shards)
+
+
+def test_the_oracle_of_measured_costs(
+    make_pool: MakePool, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    oracle = MeasuredCosts(make_pool(), SETTINGS)
+    assert isinstance(oracle, CostOracle)
+    small, large = oracle.costs([Shard.of_tables(tables[:1]), Shard.of_tables(tables[:20])])
+    assert 0 < small.total_ms < large.total_ms
+    assert large.spread > 0
+
+
+def test_a_shard_that_does_not_fit_is_refused_and_the_pool_goes_on(
+    make_pool: MakePool, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    pool = make_pool()
+    before = {process.pid for process in actors()}
+    huge = EmbeddingTable("huge", 2**36, 128, 4.0)
+    shards = [Shard.of_tables([huge]), Shard.of_tables(tables[:2])]
+    refused, fine = pool.measure(shards, SETTINGS, QUICK)
+    assert (refused.status, refused.ok, fine.ok) == ("refused", False, True)
+    assert "needs" in refused.reason
+    with pytest.raises(MeasurementError, match="needs"):
+        MeasuredCosts(pool, SETTINGS).costs(shards)
+    assert {process.pid for process in actors()} == before
+    assert pool.measure(shards[:1], SETTINGS, QUICK)[0].reused
+    assert not pool.measure(shards[:1], SETTINGS, QUICK, retry_failed=True)[0].reused
+
+
+def test_a_shard_whose_recording_is_not_here_fails_with_its_reason(make_pool: MakePool) -> None:
+    trace = Trace("/nowhere/recording.pt", 0, 4096, "0" * 24)
+    table = EmbeddingTable("recorded", 100, 8, 2.0, trace=trace)
+    (answer,) = make_pool().measure([Shard.of_tables([table])], SETTINGS, QUICK)
+    assert answer.status == "failed"
+    assert "/nowhere/recording.pt" in answer.reason
+
+
+def test_an_operator_that_hangs_is_recorded_and_its_actor_replaced(
+    fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    pool = fresh_pool(time_limit_s=1.0)
+    count = len(pool.devices())
+    before = {process.pid for process in actors()}
+    endless = Shard.of_tables([EmbeddingTable(f"t{n}", 10**6, 128, 200.0) for n in range(8)])
+    # A batch that takes minutes: nothing tells it from an operator that never comes back.
+    hung = pool.measure([endless], MeasureSettings(65_536), QUICK)[0]
+    assert (hung.status, hung.reason) == ("failed", "no answer within 1 s")
+    fine = pool.measure(random_shards(tables, 8, 3), SETTINGS, QUICK)
+    assert all(answer.ok for answer in fine)
+    wait_for(lambda: len(pool.devices()) == count)
+    assert len({process.pid for process in actors()} - before) == 1
+    assert any("no answer" in notice for notice in pool.notices())
+
+
+def test_an_operator_that_fails_is_recorded_and_its_actor_replaced(
+    fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
+) -> None:
+    """fbgemm raises when a recording looks up rows beyond its table."""
+    rows = torch.full((512,), 2**38)
+    torch.save((rows, torch.arange(513), torch.ones(1, 512, dtype=torch.int64)), tmp_path / "t.pt")
+    wild = replace(load_tables(str(tmp_path / "t.pt"))[0], rows=10)
+    pool = fresh_pool()
+    count = len(pool.devices())
+    before = {process.pid for process in actors()}
+    shards = [Shard.of_tables([wild]), *random_shards(tables, 10, 3)]
+    failed, *others = pool.measure(shards, SETTINGS, QUICK)
+    assert failed.status == "failed"
+    assert failed.reason.startswith("RuntimeError: ")
+    assert all(answer.ok for answer in others)
+    wait_for(lambda: len(pool.devices()) == count)
+    assert len({process.pid for process in actors()} - before) == 1
+
+
+def test_a_shard_that_actors_die_on_is_blamed_in_the_end(fresh_pool: MakePool) -> None:
+    pool = fresh_pool()
+    pool.devices()
+    endless = Shard.of_tables([EmbeddingTable(f"t{n}", 10**6, 128, 200.0) for n in range(8)])
+    with ThreadPoolExecutor() as threads:
+        asked = threads.submit(pool.measure, [endless], MeasureSettings(65_536), QUICK)
+        while not asked.done():
+            for process in actors():
+                if process.cpu_times().user > 4 or process.memory_info().rss > 2**30:
+                    process.send_signal(signal.SIGKILL)
+            time.sleep(0.1)
+    (blamed,) = asked.result()
+    assert (blamed.status, blamed.reason) == (
+        "failed",
+        "3 benchmark actors died while measuring it",
+    )
+
+
+def test_killed_actors_lose_nothing(
+    fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
+) -> None:
+    pool = fresh_pool()
+    pool.devices()
+    victims = actors()
+    answers = []
+    for place, (_, answer) in enumerate(pool.stream(random_shards(tables, 40, 8), SETTINGS)):
+        answers.append(answer)
+        if place == 5:
+            for process in victims:
+                process.send_signal(signal.SIGKILL)
+    assert len(answers) == 40
+    assert all(answer.ok for answer in answers)
+
+
+def test_a_killed_coordinator_loses_nothing(
+    fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
+) -> None:
+    pool = fresh_pool()
+    answers = {}
+    for place, (index, answer) in enumerate(pool.stream(random_shards(tables, 30, 8), SETTINGS)):
+        answers[index] = answer
+        if place == 5:
+            os.kill(ray.get(pool._actor.process_id.remote()), signal.SIGKILL)
+    assert sorted(answers) == list(range(30))
+    pool.close()
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        assert len(store) == 30
+
+
+def test_a_request_that_is_dropped_is_forgotten(
+    make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
+) -> None:
+    pool = make_pool()
+    stream = pool.stream(random_shards(tables, 200, 8, seed=9), SETTINGS)
+    next(stream)
+    stream.close()
+    time.sleep(2)
+    pool.close()
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        seen = len(store)
+    time.sleep(1.5)
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        assert len(store) == seen < 100
+
+
+def test_a_store_that_cannot_be_used_is_told(
+    make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "bad.db").write_text("not a store, but a text that somebody may need")
+    with pytest.raises(StoreError, match="bad.db"):
+        make_pool("bad.db").measure([Shard.of_tables(tables[:1])], SETTINGS)
+    assert (tmp_path / "bad.db").read_text().startswith("not a store")
+    with pytest.raises(PoolError, match="is not one"):
+        make_pool(kind="tpu")
+
+
+def test_an_actor_needs_little_more_than_its_shard(
+    fresh_pool: MakePool,
+) -> None:
+    """At most the shard's own bytes and 1 GB, also after larger and smaller ones."""
+    pool = fresh_pool(most_devices=1)
+    pool.devices()
+    (process,) = actors()
+    shards = [
+        Shard.of_tables([EmbeddingTable(f"t{n}", rows, 64, 8.0) for n in range(8)])
+        for rows in (100, 400_000, 100, 20_000)
+    ]
+    for shard in shards:
+        pool.measure([shard], SETTINGS, QUICK)
+    peak_kb = next(
+        int(line.split()[1])
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
+    largest = SETTINGS.operator.shard_bytes(shards[1]) + SETTINGS.operator.working_bytes(
+        shards[1], SETTINGS.batch_size
+    )
+    assert peak_kb * 1024 < largest + 2**30
+    assert process.memory_info().rss < 2**30
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)

@@ -1,0 +1,275 @@
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmark import (
+    Exchange,
+    Measurement,
+    MeasurementError,
+    MeasurementStore,
+    MeasureSettings,
+    StoreError,
+    Timing,
+    export_parquet,
+    import_parquet,
+    read_parquet,
+)
+from benchmark.measurement import ExchangeKey
+from benchmark.store import pack_ids, unpack_ids
+from workload import (
+    EmbeddingTable,
+    OperatorOptions,
+    Shard,
+    TableSlice,
+    Trace,
+    UserError,
+    random_shards,
+)
+
+TIMING = Timing(1.5, 2.5, 0.01, 12, 1, 0.02, 0.06)
+SETTINGS = MeasureSettings(1024, OperatorOptions("fp16", "sgd"), seed=3)
+EXCHANGE = Exchange(ExchangeKey((64, 0, 32), 512, 2), "hw", "v", (1, 2, 3), (4, 5, 6), 0.1, 40, 9.0)
+
+
+def measurement(shard: Shard, **changes: object) -> Measurement:
+    plain = Measurement(shard, SETTINGS, "hw", "v", "ok", "cpu0@here", "here", 7.0, TIMING)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def some(tables: Sequence[EmbeddingTable], count: int = 20) -> list[Measurement]:
+    return [measurement(shard) for shard in random_shards(tables, count, 6, augment=True)]
+
+
+def fresh(measurements: Sequence[Measurement]) -> list[Measurement]:
+    return [replace(item, reused=False) for item in measurements]
+
+
+def test_what_is_put_comes_back(tmp_path: Path, tables: tuple[EmbeddingTable, ...]) -> None:
+    kept = some(tables)
+    trace = Trace("/data/x.pt", 3, 512, "abc")
+    odd = EmbeddingTable("odd", 5, 8, 0.5, reuse_batch_size=9, trace=trace)
+    kept.append(measurement(Shard((TableSlice(odd, 4, 4),))))
+    failed = measurement(
+        Shard.of_tables([odd]), status="failed", timing=None, reason="RuntimeError: no"
+    )
+    with MeasurementStore(tmp_path / "new" / "costs.db") as store:
+        store.put([*kept, failed])
+        assert store.find(kept[0].shard, SETTINGS, "hw", "v") == replace(kept[0], reused=True)
+    with MeasurementStore(tmp_path / "new" / "costs.db", must_exist=True) as store:
+        assert fresh(store.measurements()) == [*kept, failed]
+        assert len(store) == len(kept) + 1
+    assert failed.total_ms != failed.total_ms
+    with pytest.raises(MeasurementError, match="no"):
+        failed.cost()
+    assert kept[0].cost().total_ms == 4.0
+
+
+def test_every_part_of_the_key_counts(tmp_path: Path, tables: tuple[EmbeddingTable, ...]) -> None:
+    first = some(tables, 1)[0]
+    other = {
+        "batch_size": replace(SETTINGS, batch_size=8),
+        "operator": replace(SETTINGS, operator=OperatorOptions()),
+        "seed": replace(SETTINGS, seed=0),
+    }
+    with MeasurementStore(tmp_path / "s.db") as store:
+        store.put([first])
+        for settings in other.values():
+            assert store.find(first.shard, settings, "hw", "v") is None
+        assert store.find(first.shard, SETTINGS, "other", "v") is None
+        assert store.find(first.shard, SETTINGS, "hw", "other") is None
+        renamed = Shard(
+            tuple(
+                replace(s, table=replace(s.table, name="x" + s.table.name))
+                for s in first.shard.slices
+            )
+        )
+        assert store.find(renamed, SETTINGS, "hw", "v") is not None
+        again = replace(first, timing=replace(TIMING, forward_ms=9.0))
+        store.put([again])
+        assert fresh(store.measurements()) == [again]
+
+
+@given(st.lists(st.integers(0, 2**31 - 1)))
+def test_ids_are_packed(ids: list[int]) -> None:
+    assert list(unpack_ids(pack_ids(ids))) == ids
+
+
+def test_exchanges_come_back(tmp_path: Path) -> None:
+    with MeasurementStore(tmp_path / "s.db") as store:
+        store.put_exchange(EXCHANGE)
+        assert store.find_exchange(EXCHANGE.key, "hw", "v") == EXCHANGE
+        for key in (
+            replace(EXCHANGE.key, dims=(64, 32, 0)),
+            replace(EXCHANGE.key, batch_size=1),
+            replace(EXCHANGE.key, devices=3),
+        ):
+            assert store.find_exchange(key, "hw", "v") is None
+        assert store.exchanges() == [EXCHANGE]
+
+
+def test_parquet_carries_everything(tmp_path: Path, tables: tuple[EmbeddingTable, ...]) -> None:
+    kept = some(tables)
+    with MeasurementStore(tmp_path / "a.db") as store:
+        store.put(kept)
+        store.put_exchange(EXCHANGE)
+        assert export_parquet(store, tmp_path / "a.parquet") == len(kept)
+    assert fresh(read_parquet(tmp_path / "a.parquet")) == kept
+    with MeasurementStore(tmp_path / "b.db") as store:
+        newer = replace(kept[0], timing=replace(TIMING, forward_ms=9.0))
+        store.put([newer, replace(kept[1], status="failed", timing=None)])
+        assert import_parquet(store, tmp_path / "a.parquet") == len(kept) - 1
+        assert sorted(map(repr, fresh(store.measurements()))) == sorted(
+            map(repr, [newer, *kept[1:]])
+        )
+        assert import_parquet(store, tmp_path / "a.parquet") == 0
+        assert store.exchanges() == [EXCHANGE]
+
+
+def test_an_empty_store_is_exported_too(tmp_path: Path) -> None:
+    with MeasurementStore(tmp_path / "a.db") as store:
+        assert export_parquet(store, tmp_path / "a.parquet") == 0
+    assert read_parquet(tmp_path / "a.parquet") == []
+
+
+def test_parquet_files_of_others_are_refused(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "x.parquet"
+    with pytest.raises(UserError, match="does not exist"):
+        read_parquet(path)
+    path.write_bytes(b"PAR1")
+    with pytest.raises(UserError, match="not a Parquet file"):
+        read_parquet(path)
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(UserError, match="autoshard"):
+        read_parquet(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (
+            lambda path: path.write_bytes(b"not a database, but long enough to look at" * 9),
+            "not a store",
+        ),
+        (lambda path: _pragma(path, "user_version = 99"), "newer autoshard"),
+        (lambda path: _pragma(path, "application_id = 7"), "another program"),
+        (lambda path: _overwrite(path, 4096 + 300), "is damaged"),
+        (lambda path: path.write_bytes(path.read_bytes()[:5000]), "is damaged"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_left_as_it_is(
+    tmp_path: Path, tables: tuple[EmbeddingTable, ...], damage: object, says: str
+) -> None:
+    path = tmp_path / "costs.db"
+    with MeasurementStore(path) as store:
+        store.put(some(tables))
+    damage(path)  # type: ignore[operator]
+    before = path.read_bytes()
+    with pytest.raises(StoreError, match=says) as caught:
+        MeasurementStore(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["costs.db"]
+
+
+def _pragma(path: Path, text: str) -> None:
+    db = sqlite3.connect(path)
+    db.execute(f"PRAGMA {text}")
+    db.close()
+
+
+def _overwrite(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place : place + 6000] = b"\x5a" * 6000
+    path.write_bytes(content)
+
+
+def test_a_store_must_be_a_file_and_may_have_to_exist(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="folder"):
+        MeasurementStore(tmp_path)
+    with pytest.raises(StoreError, match="does not exist"):
+        MeasurementStore(tmp_path / "none.db", must_exist=True)
+    (tmp_path / "empty.db").touch()
+    with MeasurementStore(tmp_path / "empty.db") as store:
+        assert len(store) == 0
+
+
+def test_kill_9_loses_nothing_that_was_put(tmp_path: Path) -> None:
+    path = tmp_path / "costs.db"
+    script = (
+        "import sys\n"
+        "from benchmark import Measurement, MeasurementStore, MeasureSettings, Timing\n"
+        "from workload import random_shards, synthetic_tables\n"
+        "store = MeasurementStore(sys.argv[1])\n"
+        "timing = Timing(1, 2, 0.01, 9, 0, 0, 0.1)\n"
+        "for n, shard in enumerate(random_shards(synthetic_tables(60, 7, 'small'), 3000, 6)):\n"
+        "    made = (shard, MeasureSettings(64), 'h', 'v', 'ok', 'd', 'n', n, timing)\n"
+        "    store.put([Measurement(*made)])\n"
+        "    print(n, flush=True)\n"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    for line in writer.stdout:
+        if int(line) == 40:
+            os.kill(writer.pid, signal.SIGKILL)
+            break
+    told = 40 + len(writer.stdout.read().split())
+    writer.wait()
+    with MeasurementStore(path) as store:
+        found = [item.measured_at for item in store.measurements()]
+        assert found == list(range(len(found)))
+        assert len(found) >= told + 1
+        assert store._db.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_readers_read_while_it_is_written(
+    tmp_path: Path, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    path = tmp_path / "costs.db"
+    kept = some(tables, 200)
+    MeasurementStore(path).close()
+
+    def write() -> None:
+        with MeasurementStore(path) as store:
+            for item in kept:
+                store.put([item])
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    seen = [0]
+    with MeasurementStore(path) as reader:
+        while thread.is_alive() or seen[-1] < len(kept):
+            found = reader.measurements()
+            assert fresh(found) == kept[: len(found)]
+            seen.append(len(found))
+    thread.join()
+    assert seen == sorted(seen)
+
+
+def test_two_writers_share_a_store(tmp_path: Path, tables: tuple[EmbeddingTable, ...]) -> None:
+    kept = some(tables, 100)
+    with (
+        MeasurementStore(tmp_path / "s.db") as first,
+        MeasurementStore(tmp_path / "s.db") as second,
+    ):
+        for number, item in enumerate(kept):
+            (first, second)[number % 2].put([item])
+        assert fresh(first.measurements()) == fresh(second.measurements()) == kept
+        first.copy_to(tmp_path / "copy.db")
+    with MeasurementStore(tmp_path / "copy.db") as copy:
+        assert fresh(copy.measurements()) == kept
