@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 import ray
 
 from workload import UserError
+
+_ANSWER_SECONDS = 5.0
 
 
 @contextmanager
@@ -18,7 +21,8 @@ def ray_cluster() -> Iterator[None]:
     if ray.is_initialized():  # whoever runs us has joined already, and stays joined
         yield
         return
-    address = os.environ.get("RAY_ADDRESS")
+    address = os.environ.get("RAY_ADDRESS", "")
+    _check_reachable(address)
     try:
         ray.init(logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError) as error:
@@ -29,3 +33,17 @@ def ray_cluster() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """UserError if nothing answers at HOST:PORT, which Ray would try for many minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"no Ray cluster answers at RAY_ADDRESS={address} ({error.strerror or error}): start "
+            "it, or unset RAY_ADDRESS to use this machine"
+        ) from error

@@ -75,7 +75,9 @@ def main(config: CollectConfig) -> None:
     )
     if len(shards) < config.num_shards:
         cli.console.print(f"{config.tables} admits only {len(shards)} different shards")
-    batch_size = config.batch_size or PROFILES[default_profile()].batch_size
+    batch_size = config.batch_size
+    if batch_size is None:
+        batch_size = PROFILES[default_profile()].batch_size
     settings = MeasureSettings(batch_size, OperatorOptions(config.weights, config.optimizer))
     if config.json is not None and config.json.is_dir():
         raise UserError(f"{config.json}: is a folder: name a file for --json")

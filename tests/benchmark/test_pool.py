@@ -235,7 +235,7 @@ def test_a_store_that_cannot_be_used_is_told(
     make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "bad.db").write_text("not a store, but a text that somebody may need")
-    with pytest.raises(StoreError, match="bad.db"):
+    with pytest.raises(StoreError, match=r"bad\.db"):
         make_pool("bad.db").measure([Shard.of_tables(tables[:1])], SETTINGS)
     assert (tmp_path / "bad.db").read_text().startswith("not a store")
     with pytest.raises(PoolError, match="is not one"):
