@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import os
+import resource
 import socket
 import tempfile
 import time
@@ -69,9 +70,9 @@ class DeviceBenchmark:
         """The device and the versions of the libraries."""
         return self._info, self._versions
 
-    def process_id(self) -> int:
-        """The actor's process, for those who watch its memory."""
-        return os.getpid()
+    def peak_bytes(self) -> int:
+        """The most main memory that this process has ever taken."""
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def measure(
         self, shard: Shard, settings: MeasureSettings, timing: TimingOptions

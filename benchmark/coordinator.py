@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from benchmark.measurement import (
     Measurement,
     MeasurementError,
     MeasureSettings,
+    Timing,
     TimingOptions,
+    agreed,
 )
 from benchmark.store import MeasurementStore, StoreError
 from workload import Shard
@@ -63,7 +65,17 @@ class _Job:
     timing: TimingOptions
     waiting: list[tuple[str, int]] = field(default_factory=list)
     stores: set[Path] = field(default_factory=set)
+    visits: list[Timing] = field(default_factory=list)
     deaths: int = 0
+
+
+def _after_visit(job: _Job, answer: Measurement) -> Measurement | None:
+    """The answer that all visits amount to, or None if the shard is to be visited again."""
+    if answer.timing is None:
+        return answer
+    job.visits.append(answer.timing)
+    timing = agreed(job.visits, job.timing)
+    return None if timing is None else replace(answer, timing=timing)
 
 
 _JobKey = tuple[str, MeasureSettings]
@@ -106,6 +118,12 @@ class PoolCoordinator:
     async def node_of_devices(self) -> dict[str, str]:
         """The Ray node that each device's actor runs on."""
         return {device.info.name: device.place.node_id for device in self._fleet.devices}
+
+    async def peak_bytes(self) -> dict[str, int]:
+        """The most memory that each device's actor has ever taken."""
+        devices = self._fleet.devices
+        peaks = await asyncio.gather(*(device.call("peak_bytes") for device in devices))
+        return {device.info.name: peak for device, peak in zip(devices, peaks, strict=True)}
 
     async def process_id(self) -> int:
         """The process of the pool itself."""
@@ -252,13 +270,15 @@ class PoolCoordinator:
             async with device.exclusive:
                 answer = await self._measure(device, job)
             del self._running[key]
-            if answer is None:
+            if answer is not None:
+                self._fleet.observe(device, answer)
+                answer = _after_visit(job, answer)
+            if answer is None:  # later again: the machine may be another by then
                 self._queue[key] = job
-                self._queue.move_to_end(key, last=False)
                 async with self._work:
                     self._work.notify_all()
             else:
-                self._settle(device, job, answer)
+                self._settle(job, answer)
 
     async def _measure(self, device: PoolDevice, job: _Job) -> Measurement | None:
         """The answer of a device, or None if the job is to be tried again."""
@@ -296,9 +316,8 @@ class PoolCoordinator:
         self._fleet.drop(device, reason)
         self._spawn(self._refresh())
 
-    def _settle(self, device: PoolDevice, job: _Job, answer: Measurement) -> None:
+    def _settle(self, job: _Job, answer: Measurement) -> None:
         """Keep an answer in the store of everyone who waits for it, then hand it out."""
-        self._fleet.observe(device, answer)
         faults: dict[Path, StoreError] = {}
         for path in job.stores:
             try:

@@ -23,6 +23,7 @@ KINDS = ("auto", "cpu", "cuda")
 _START_SECONDS = 120.0
 _RETRY_SECONDS = 60.0  # before a place where no actor could be started is tried again
 _HIGH_LOAD = 0.15  # of a device's time: beyond the system's own small share
+_HIGH_DISTURBANCE = 0.6  # of a device's iterations
 _LOAD_MEMORY = 0.8  # how much of the running mean each new measurement leaves in place
 
 
@@ -73,6 +74,7 @@ class PoolDevice:
     exclusive: asyncio.Lock = field(default_factory=asyncio.Lock)
     alive: bool = True
     foreign_load: float = 0.0
+    disturbed: float = 0.0
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """What the device's benchmark answers."""
@@ -146,8 +148,10 @@ class DeviceFleet:
     def observe(self, device: PoolDevice, measurement: Measurement) -> None:
         """Learn from a measurement how much of a device others take."""
         if measurement.timing is not None:
-            load = measurement.timing.foreign_load
-            device.foreign_load += (1 - _LOAD_MEMORY) * (load - device.foreign_load)
+            timing, step = measurement.timing, 1 - _LOAD_MEMORY
+            share = timing.disturbed / (timing.disturbed + timing.iterations)
+            device.foreign_load += step * (timing.foreign_load - device.foreign_load)
+            device.disturbed += step * (share - device.disturbed)
 
     def notices(self) -> list[str]:
         """What users should know of the devices, one line each; faults are told once."""
@@ -157,6 +161,11 @@ class DeviceFleet:
                 lines.append(
                     f"{device.info.name} is under foreign load: other processes take "
                     f"{device.foreign_load:.0%} of it, costs may read high"
+                )
+            elif device.disturbed > _HIGH_DISTURBANCE:
+                lines.append(
+                    f"{device.info.name} is disturbed: {device.disturbed:.0%} of its iterations "
+                    "were slowed down by others and had to be repeated"
                 )
             if not self.in_use(device):
                 lines.append(

@@ -1,7 +1,8 @@
 """What was measured: one shard, on one kind of hardware, by one version of the libraries."""
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from workload import OperatorOptions, Shard, ShardCost, UserError
@@ -28,12 +29,16 @@ class MeasureSettings:
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How hard to try: until the median is known to `precision`, or a cap is reached."""
+    """How hard to try: until the median is known to `precision`, or a cap is reached.
+
+    A machine can be slow for seconds, and all iterations of a visit agree on a cost that is too
+    high. So a shard is visited again later until two visits agree, `max_visits` times at most.
+    """
 
     precision: float = 0.02
     max_iterations: int = 64
     max_seconds: float = 10.0
-    flush_cache: bool = True
+    max_visits: int = 4
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,34 @@ class Timing:
     disturbed: int
     foreign_load: float
     operator_seconds: float
+
+    @property
+    def total_ms(self) -> float:
+        """Forward and backward together."""
+        return self.forward_ms + self.backward_ms
+
+
+_AGREEMENT = 1.5  # times the precision: two medians that are known to it differ so little
+
+
+def agreed(visits: Sequence[Timing], options: TimingOptions) -> Timing | None:
+    """The timing that visits at different times amount to, or None if one more is needed.
+
+    Others on the machine only ever make an operator slower, so the lowest visit counts once a
+    second one confirms it. The gap between the two is part of the spread.
+    """
+    lowest, *others = sorted(visits, key=lambda visit: visit.total_ms)
+    gap = others[0].total_ms / lowest.total_ms - 1 if others else 0.0
+    confirmed = bool(others) and gap <= _AGREEMENT * options.precision
+    if not confirmed and len(visits) < options.max_visits:
+        return None
+    return replace(
+        lowest,
+        spread=max(lowest.spread, gap / 2),
+        iterations=sum(visit.iterations for visit in visits),
+        disturbed=sum(visit.disturbed for visit in visits),
+        operator_seconds=sum(visit.operator_seconds for visit in visits),
+    )
 
 
 @dataclass(frozen=True)
@@ -77,9 +110,7 @@ class Measurement:
     @property
     def total_ms(self) -> float:
         """Forward and backward together; NaN without a cost."""
-        if self.timing is None:
-            return math.nan
-        return self.timing.forward_ms + self.timing.backward_ms
+        return math.nan if self.timing is None else self.timing.total_ms
 
     def cost(self) -> ShardCost:
         """The cost; MeasurementError if it could not be measured."""

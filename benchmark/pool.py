@@ -88,6 +88,10 @@ class BenchmarkPool:
         """Close the store, so that its file is whole by itself. The pool opens it when needed."""
         self._ask("let_go", str(self.store))
 
+    def peak_bytes(self) -> dict[str, int]:
+        """The most memory that each device's actor has ever taken, by the device's name."""
+        return dict(self._ask("peak_bytes"))
+
     def notices(self) -> list[str]:
         """What users should know of the devices: foreign load, mixed hardware, devices lost."""
         return list(self._ask("notices"))

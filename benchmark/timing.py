@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from benchmark.canary import Canary
 from benchmark.garbage import collector_paused
 from benchmark.hardware import last_level_cache_bytes
 from benchmark.measurement import Timing, TimingOptions
@@ -30,12 +31,15 @@ _ATTEMPTS = 3  # iterations tried for each one that is wanted, when most are dis
 
 @dataclass(frozen=True)
 class Iteration:
-    """One forward and backward pass; `wall_ms` is the whole time it kept the device."""
+    """One forward and backward pass; `wall_ms` is the whole time it kept the device.
+
+    `disturbance` says how far it is to be mistrusted; beyond 1 it does not count.
+    """
 
     forward_ms: float
     backward_ms: float
     wall_ms: float
-    disturbed: bool = False
+    disturbance: float = 0.0
 
     @property
     def total_ms(self) -> float:
@@ -67,24 +71,24 @@ def time_operator(
         watch.foreign_load()
         while not _enough(kept, options):
             run = watch.iteration(forward, gradient)
-            (disturbed if run.disturbed else kept).append(run)
+            (disturbed if run.disturbance > 1 else kept).append(run)
             tried = len(disturbed) + len(kept)
             if tried >= _ATTEMPTS * options.max_iterations:
                 break
             if tried > 2 and time.monotonic() - started > options.max_seconds:
                 break
         load = watch.foreign_load()
-    used = (
-        kept if len(kept) >= FEWEST_FOR_INTERVAL else kept + disturbed
-    )  # nothing better was to be had
+    timed = [*warm_up, *kept, *disturbed]
+    if len(kept) < FEWEST_FOR_INTERVAL:  # nothing better was to be had: take the calmest
+        kept = sorted(kept + disturbed, key=lambda run: run.disturbance)[:FEWEST_FOR_INTERVAL]
     return Timing(
-        forward_ms=float(np.median([run.forward_ms for run in used])),
-        backward_ms=float(np.median([run.backward_ms for run in used])),
-        spread=median_spread([run.total_ms for run in used]),
-        iterations=len(used),
+        forward_ms=float(np.median([run.forward_ms for run in kept])),
+        backward_ms=float(np.median([run.backward_ms for run in kept])),
+        spread=median_spread([run.total_ms for run in kept]),
+        iterations=len(kept),
         disturbed=len(disturbed),
         foreign_load=load,
-        operator_seconds=sum(run.wall_ms for run in (*warm_up, *kept, *disturbed)) / 1e3,
+        operator_seconds=sum(run.wall_ms for run in timed) / 1e3,
     )
 
 
@@ -100,7 +104,8 @@ class CpuStopwatch:
 
     The clock is the thread's own CPU time. On a core of its own that is wall time; where the
     system takes the core for a moment it leaves that moment out. An iteration that lost more
-    than a moment is disturbed: it has lost its caches too.
+    than a moment is disturbed, for it has lost its caches too; and so is one whose canary says
+    that the whole core is slow.
     """
 
     def __init__(self, core: int, flush_cache: bool = True) -> None:
@@ -108,10 +113,12 @@ class CpuStopwatch:
         flush_bytes = last_level_cache_bytes(core) if flush_cache else 0
         # Reading evicts as well as writing and takes half the time.
         self._flush = torch.ones(flush_bytes // 8, dtype=torch.float64) if flush_bytes else None
+        self._canary = Canary()
         self._seen = _CoreTime.now(core)
 
     def iteration(self, forward: Operator, gradient: torch.Tensor) -> Iteration:
-        """One forward and backward pass; disturbed if the thread was descheduled meanwhile."""
+        """One forward and backward pass; disturbed if the thread was slowed down meanwhile."""
+        slowdown = self._canary.slowdown()
         if self._flush is not None:
             self._flush.sum()
         switches = _involuntary_switches()
@@ -121,12 +128,13 @@ class CpuStopwatch:
         output.backward(gradient)
         end, end_wall = time.thread_time_ns(), time.perf_counter_ns()
         wall, total = (end_wall - start_wall) / 1e6, (end - start) / 1e6
+        descheduled = (wall - total) / max(_DESCHEDULED_MS, _DESCHEDULED_SHARE * total)
+        switched = (_involuntary_switches() - switches) / _MOST_SWITCHES
         return Iteration(
             forward_ms=(between - start) / 1e6,
             backward_ms=(end - between) / 1e6,
             wall_ms=wall,
-            disturbed=wall - total > max(_DESCHEDULED_MS, _DESCHEDULED_SHARE * total)
-            or _involuntary_switches() - switches > _MOST_SWITCHES,
+            disturbance=max(slowdown, descheduled, switched),
         )
 
     def foreign_load(self) -> float:

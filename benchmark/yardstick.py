@@ -49,9 +49,7 @@ def compare_with_fbgemm(device: torch.device, core: int, rounds: int = 15) -> Ag
     request.indices, request.offsets = indices, offsets
     ratios = []
     for _ in range(rounds):
-        ours = time_operator(
-            lambda: module(indices, offsets), gradient, watch, TimingOptions(flush_cache=False)
-        )
+        ours = time_operator(lambda: module(indices, offsets), gradient, watch, TimingOptions())
         step, backward = (
             benchmark_requests(
                 [request] * 20, run, check_median=True, num_warmups=2, bwd_only=only, grad=gradient

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from benchmark.canary import QuietLevel
 from benchmark.embedding_op import EmbeddingOp, build_module, needed_bytes
 from benchmark.hardware import last_level_cache_bytes, physical_cores
-from benchmark.measurement import MeasureSettings, TimingOptions
+from benchmark.measurement import MeasureSettings, Timing, TimingOptions, agreed
 from benchmark.statistics import median_spread
 from benchmark.timing import CpuStopwatch, CudaStopwatch, Iteration, Stopwatch, time_operator
 from workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
@@ -126,7 +127,12 @@ class Script:
 
 
 def script(totals: list[float], disturbed: set[int] = frozenset()) -> Script:  # type: ignore[assignment]
-    return Script([Iteration(t / 4, t * 3 / 4, t, n in disturbed) for n, t in enumerate(totals)])
+    return Script(
+        [
+            Iteration(t / 4, t * 3 / 4, t, 2.0 if n in disturbed else 0.5)
+            for n, t in enumerate(totals)
+        ]
+    )
 
 
 def test_warm_up_and_disturbed_iterations_do_not_count() -> None:
@@ -150,9 +156,45 @@ def test_noisy_iterations_are_repeated_until_the_cap() -> None:
 
 
 def test_where_all_is_disturbed_the_best_there_is_comes_back() -> None:
-    watch = script([10.0] * 200, disturbed=set(range(200)))
+    slow, calmer = Iteration(5.0, 15.0, 20.0, 3.0), Iteration(2.5, 7.5, 10.0, 1.5)
+    watch = Script([slow if number % 8 else calmer for number in range(200)])
     timing = time_operator(None, None, watch, TimingOptions(max_iterations=20))  # type: ignore[arg-type]
-    assert (timing.iterations, timing.disturbed) == (60, 60)
+    assert (timing.iterations, timing.disturbed) == (9, 120)
+    assert timing.forward_ms == 2.5
+
+
+def visit(total_ms: float, iterations: int = 10) -> Timing:
+    return Timing(total_ms / 4, total_ms * 3 / 4, 0.01, iterations, 2, 0.0, total_ms * iterations)
+
+
+def test_visits_count_once_a_second_one_confirms_the_lowest() -> None:
+    options = TimingOptions(precision=0.02, max_visits=3)
+    assert agreed([visit(10.0)], options) is None
+    assert agreed([visit(15.0), visit(10.0)], options) is None
+    settled = agreed([visit(15.0), visit(10.2), visit(10.0)], options)
+    assert settled is not None
+    assert (settled.total_ms, settled.iterations, settled.disturbed) == (10.0, 30, 6)
+    assert settled.spread == pytest.approx(0.01)
+    assert settled.operator_seconds == 352.0
+    unsettled = agreed([visit(15.0), visit(10.0), visit(12.0)], options)
+    assert unsettled is not None
+    assert (unsettled.total_ms, unsettled.spread) == (10.0, pytest.approx(0.1))
+    once = agreed([visit(15.0)], TimingOptions(max_visits=1))
+    assert once is not None
+    assert (once.total_ms, once.spread) == (15.0, 0.01)
+
+
+def test_the_canary_knows_slow_from_quiet() -> None:
+    level = QuietLevel()
+    for _ in range(50):
+        level.slowdown(1.0)
+    assert level.slowdown(1.5) == pytest.approx(1.5)
+    for _ in range(20):
+        level.slowdown(2.0)
+    assert level.slowdown(2.0) == pytest.approx(2.0)  # a slow spell does not pass for quiet
+    for _ in range(60):
+        level.slowdown(0.5)
+    assert level.slowdown(1.0) == pytest.approx(2.0)  # but a quieter one is learnt
 
 
 def test_the_interval_of_the_median_holds_it() -> None:

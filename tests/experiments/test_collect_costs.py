@@ -45,8 +45,17 @@ def test_collect_then_collect_again(cluster: object, tmp_path: Path) -> None:
     first = run("collect_costs.py", f"{SMALL} --json summary.json", tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert sorted(summary) == sorted(
-        "requested measured reused failed seconds shards_per_second duty_cycle devices "
-        "median_spread".split()
+        [
+            "requested",
+            "measured",
+            "reused",
+            "failed",
+            "seconds",
+            "shards_per_second",
+            "duty_cycle",
+            "devices",
+            "median_spread",
+        ]
     )
     assert (summary["requested"], summary["measured"], summary["reused"]) == (12, 12, 0)
     assert summary["failed"] == 0

@@ -1,0 +1,201 @@
+#!/usr/bin/env python
+"""Measure the figures that the README quotes, on this machine."""
+
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from rich.table import Table
+
+from benchmark import (
+    BenchmarkPool,
+    Measurement,
+    MeasurementStore,
+    MeasureSettings,
+    Timing,
+    TimingOptions,
+)
+from benchmark.hardware import cpu_fingerprint, physical_cores
+from benchmark.yardstick import compare_with_fbgemm
+from experiments import cli
+from experiments.cluster import ray_cluster
+from experiments.collect_costs import Summary, summarise
+from workload import EmbeddingTable, Shard, documents, load_tables, random_shards
+
+_SETTINGS = MeasureSettings(1024)
+_TABLES = "synthetic:200:1:small"
+
+
+@dataclass(frozen=True)
+class BenchConfig:
+    """Measure the figures that the README quotes; takes about four minutes."""
+
+    json: Path | None = None
+    """Write the figures here."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the report."""
+
+    name: str
+    goal: str
+    value: float
+    unit: str = ""
+
+
+def main(config: BenchConfig) -> None:
+    """Take all figures and print them."""
+    tables = load_tables(_TABLES)
+    figures = [*yardstick(), read_speed(tables)]
+    with tempfile.TemporaryDirectory() as folder, ray_cluster():
+        place = Path(folder)
+        figures += [
+            *pool_figures(tables, place),
+            repeatability(tables, place),
+            actor_memory(place),
+        ]
+    today = datetime.now(tz=UTC).date().isoformat()
+    report = Table("figure", "goal", "measured", title=f"{today}, {cpu_fingerprint()}")
+    for figure in figures:
+        report.add_row(figure.name, figure.goal, f"{figure.value:,.3f} {figure.unit}".strip())
+    cli.console.print(report)
+    if config.json is not None:
+        machine = {"date": today, "host": platform.node(), "cpu": cpu_fingerprint()}
+        documents.write(config.json, {**machine, "figures": [vars(f) for f in figures]})
+
+
+def yardstick() -> list[Figure]:
+    """Our timing over that of fbgemm's own benchmark, on one operator and batch."""
+    _say("our timing against fbgemm_gpu.tbe.bench")
+    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    os.sched_setaffinity(0, {physical_cores()[-1]})
+    torch.set_num_threads(1)
+    ratios = compare_with_fbgemm(torch.device("cpu"), physical_cores()[-1])
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(threads)
+    return [
+        Figure("our timing / fbgemm's, a whole step", "0.95 to 1.05", ratios.step),
+        Figure("our timing / fbgemm's, backward", "0.95 to 1.05", ratios.backward),
+    ]
+
+
+def read_speed(tables: Sequence[EmbeddingTable]) -> Figure:
+    """Seconds to read 100,000 measurements, shards and all, from a store."""
+    _say("reading 100,000 measurements")
+    rng = random.Random(0)  # noqa: S311 - nothing is kept secret with it
+    timing = Timing(1.0, 2.0, 0.01, 12, 0, 0.0, 0.05)
+    known: dict[str, Shard] = {}
+    while len(known) < 100_000:
+        shard = Shard.of_tables(rng.sample(tables, rng.randint(2, 20)))
+        known.setdefault(shard.digest, shard)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "costs.db"
+        with MeasurementStore(path) as store:
+            store.put(
+                Measurement(shard, _SETTINGS, "hw", "v", "ok", "cpu0", "n", 1.0, timing)
+                for shard in known.values()
+            )
+        started = time.perf_counter()
+        with MeasurementStore(path) as store:
+            count = len(store.measurements())
+        seconds = time.perf_counter() - started
+    return Figure("reading 100,000 measurements", "at most 1 s", seconds * 1e5 / count, "s")
+
+
+def pool_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
+    """Duty cycle over 200 shards on all devices, and what all devices gain over one.
+
+    The gain is a ratio over the same shards with the same number of iterations, taken by turns.
+    """
+    shards = random_shards(tables, 200, 20)
+    _say("200 shards on all devices")
+    every = _collect(shards, folder / "all.db", TimingOptions())
+    _say("60 of them on one device and on all, by turns")
+    same_work = TimingOptions(precision=0.0, max_iterations=16, max_visits=1)
+    seconds: dict[int | None, float] = {1: 0.0, None: 0.0}
+    for turn in range(2):
+        for most in seconds:
+            store = folder / f"{turn}-{most}.db"
+            seconds[most] += _collect(shards[:60], store, same_work, most).seconds
+    count = len(every.devices)
+    return [
+        Figure("duty cycle over 200 shards", "at least 0.70", every.duty_cycle),
+        Figure("shards a second, all devices", "", every.shards_per_second),
+        Figure("median spread of a measurement", "at most 0.02", every.median_spread),
+        Figure(
+            f"{count} devices over one, shards a second",
+            "2: at least 1.8",
+            seconds[1] / seconds[None],
+        ),
+    ]
+
+
+def repeatability(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
+    """Median difference of 50 shards measured by two generations of processes."""
+    _say("50 shards in two separate processes")
+    shards = random_shards(tables, 50, 20, seed=1)
+    costs = []
+    for name in ("first.db", "second.db"):
+        pool = _pool(folder / name)
+        costs.append([answer.total_ms for answer in pool.measure(shards, _SETTINGS)])
+        pool.shutdown()
+    differences = [2 * abs(a - b) / (a + b) for a, b in zip(*costs, strict=True)]
+    return Figure(
+        "same 50 shards in two processes, median difference",
+        "at most 0.03",
+        statistics.median(differences),
+    )
+
+
+def actor_memory(folder: Path) -> Figure:
+    """Peak memory of an actor beyond the bytes of the largest shard that it measured."""
+    _say("memory of an actor")
+    pool = _pool(folder / "memory.db", most_devices=1)
+    shards = [
+        Shard.of_tables([EmbeddingTable(f"t{n}", rows, 64, 8.0) for n in range(16)])
+        for rows in (1_000, 400_000, 50_000)
+    ]
+    pool.measure(shards, _SETTINGS, TimingOptions(max_iterations=9))
+    (peak,) = pool.peak_bytes().values()
+    operator = _SETTINGS.operator
+    largest = max(
+        operator.shard_bytes(shard) + operator.working_bytes(shard, _SETTINGS.batch_size)
+        for shard in shards
+    )
+    pool.shutdown()
+    return Figure(
+        "actor's peak memory beyond its shard", "at most 1.07 GB", (peak - largest) / 1e9, "GB"
+    )
+
+
+def _collect(
+    shards: Sequence[Shard], store: Path, timing: TimingOptions, most_devices: int | None = None
+) -> Summary:
+    pool = _pool(store, most_devices)
+    devices = pool.devices()
+    started = time.monotonic()
+    answers = [answer for _, answer in pool.stream(shards, _SETTINGS, timing)]
+    seconds = time.monotonic() - started
+    pool.shutdown()
+    return summarise(answers, devices, seconds)
+
+
+def _pool(store: Path, most_devices: int | None = None) -> BenchmarkPool:
+    return BenchmarkPool(store, kind="cpu", most_devices=most_devices)
+
+
+def _say(what: str) -> None:
+    cli.console.print(f"measuring: {what}")
+
+
+if __name__ == "__main__":
+    cli.run_command(main, BenchConfig)
