@@ -40,6 +40,7 @@ _log = logging.getLogger(__name__)
 _MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
 _REFRESH_SECONDS = 3.0
 _LEASE_SECONDS = 60.0
+_VISITS_APART = 8  # shards
 _BUSY_WAIT_SECONDS = 0.5
 _IDLE_SECONDS = 600.0  # then the devices are given back: other jobs may want the GPUs
 
@@ -96,6 +97,7 @@ class PoolCoordinator:
         self._stores: dict[Path, MeasurementStore] = {}
         self._requests: dict[str, _Request] = {}
         self._queue: OrderedDict[_JobKey, _Job] = OrderedDict()
+        self._again: OrderedDict[_JobKey, _Job] = OrderedDict()  # visited, but not settled
         self._running: dict[_JobKey, _Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._work = asyncio.Condition()
@@ -190,7 +192,7 @@ class PoolCoordinator:
                 self._hand_out(request, index, known)
                 continue
             key = (shard.digest, settings)
-            job = self._running.get(key) or self._queue.get(key)
+            job = self._running.get(key) or self._again.get(key) or self._queue.get(key)
             if job is None:
                 job = self._queue[key] = _Job(shard, settings, timing)
             job.waiting.append((name, index))
@@ -223,10 +225,11 @@ class PoolCoordinator:
     async def cancel(self, name: str) -> None:
         """Forget a request; what is being measured is still kept."""
         self._requests.pop(name, None)
-        for key, job in list(self._queue.items()):
-            job.waiting = [place for place in job.waiting if place[0] != name]
-            if not job.waiting:
-                del self._queue[key]
+        for jobs in (self._queue, self._again):
+            for key, job in list(jobs.items()):
+                job.waiting = [place for place in job.waiting if place[0] != name]
+                if not job.waiting:
+                    del jobs[key]
 
     def _forget_the_silent(self) -> None:
         limit = time.monotonic() - _LEASE_SECONDS
@@ -238,7 +241,8 @@ class PoolCoordinator:
         """Close a store that nobody waits for: its log is folded into the one file."""
         path = Path(store_path)
         in_use = {request.store for request in self._requests.values()}
-        in_use.update(*(job.stores for job in (*self._queue.values(), *self._running.values())))
+        for jobs in (self._queue, self._again, self._running):
+            in_use.update(*(job.stores for job in jobs.values()))
         if path in self._stores and path not in in_use:
             self._stores.pop(path).close()
 
@@ -261,11 +265,14 @@ class PoolCoordinator:
         while device.alive:
             async with self._work:
                 await self._work.wait_for(
-                    lambda: not device.alive or (self._queue and self._fleet.in_use(device))
+                    lambda: (
+                        not device.alive
+                        or ((self._queue or self._again) and self._fleet.in_use(device))
+                    )
                 )
                 if not device.alive:
                     return
-                key, job = self._queue.popitem(last=False)
+                key, job = self._next()
                 self._running[key] = job
             async with device.exclusive:
                 answer = await self._measure(device, job)
@@ -273,12 +280,20 @@ class PoolCoordinator:
             if answer is not None:
                 self._fleet.observe(device, answer)
                 answer = _after_visit(job, answer)
-            if answer is None:  # later again: the machine may be another by then
-                self._queue[key] = job
+            if answer is None:
+                self._again[key] = job
                 async with self._work:
                     self._work.notify_all()
             else:
                 self._settle(job, answer)
+
+    def _next(self) -> tuple[_JobKey, _Job]:
+        """The next shard to visit: a second visit comes a few others after the first.
+
+        By then the machine may be another; much later, and a killed pool would lose more visits.
+        """
+        second = len(self._again) >= _VISITS_APART or not self._queue
+        return (self._again if second else self._queue).popitem(last=False)
 
     async def _measure(self, device: PoolDevice, job: _Job) -> Measurement | None:
         """The answer of a device, or None if the job is to be tried again."""

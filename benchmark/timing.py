@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from benchmark.canary import Canary
+from benchmark.canary import Canary, QuietLevel
 from benchmark.garbage import collector_paused
 from benchmark.hardware import last_level_cache_bytes
 from benchmark.measurement import Timing, TimingOptions
@@ -23,9 +23,10 @@ Operator = Callable[[], Any]  # runs the forward pass and returns its output
 _WARM_UP = 2
 # Ray's own processes take a core for 0.1 ms every few milliseconds. More than that, in wall time
 # beyond CPU time or in involuntary context switches, is somebody else.
-_DESCHEDULED_SHARE = 0.05
-_DESCHEDULED_MS = 0.1
-_MOST_SWITCHES = 4
+_DESCHEDULED_SHARE = 0.15
+_DESCHEDULED_MS = 0.3
+_MOST_SWITCHES = 8
+_SLOW_FLUSH = 1.3  # times the quiet level of a GPU's flush
 _ATTEMPTS = 3  # iterations tried for each one that is wanted, when most are disturbed
 
 
@@ -174,28 +175,36 @@ class _CoreTime:
 
 
 class CudaStopwatch:
-    """Times with CUDA events, so that launches and queues are not charged to the kernels."""
+    """Times with CUDA events, so that launches and queues are not charged to the kernels.
+
+    The flush of the L2 cache before each iteration is the canary: it is always the same work, so
+    where it takes longer than it can, somebody else is on the GPU.
+    """
 
     def __init__(self, device: torch.device, flush_cache: bool = True) -> None:
         self._device = device
         size = torch.cuda.get_device_properties(device).L2_cache_size * 2 if flush_cache else 0
-        self._flush = torch.empty(size, dtype=torch.int8, device=device) if size else None
+        self._flush = torch.empty(size, dtype=torch.int8, device=device)
+        self._flush_level = QuietLevel()
 
     def iteration(self, forward: Operator, gradient: torch.Tensor) -> Iteration:
-        """One forward and backward pass; its GPU's other users show in `foreign_load`."""
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)]  # type: ignore[no-untyped-call]
-        if self._flush is not None:
-            self._flush.zero_()
+        """One forward and backward pass; disturbed if the flush before it was slow."""
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]  # type: ignore[no-untyped-call]
         marks[0].record()
-        output = forward()
+        self._flush.zero_()
         marks[1].record()
-        output.backward(gradient)
+        output = forward()
         marks[2].record()
+        output.backward(gradient)
+        marks[3].record()
         torch.cuda.synchronize(self._device)
-        forward_ms, backward_ms = (
+        flush_ms, forward_ms, backward_ms = (
             first.elapsed_time(last) for first, last in itertools.pairwise(marks)
         )
-        return Iteration(forward_ms, backward_ms, forward_ms + backward_ms)
+        disturbance = 0.0
+        if self._flush.numel():
+            disturbance = self._flush_level.slowdown(flush_ms) / _SLOW_FLUSH
+        return Iteration(forward_ms, backward_ms, forward_ms + backward_ms, disturbance)
 
     def foreign_load(self) -> float:
         """1.0 if another process holds the GPU (NVML says who, not how much), else 0.0."""

@@ -159,7 +159,7 @@ def test_where_all_is_disturbed_the_best_there_is_comes_back() -> None:
     slow, calmer = Iteration(5.0, 15.0, 20.0, 3.0), Iteration(2.5, 7.5, 10.0, 1.5)
     watch = Script([slow if number % 8 else calmer for number in range(200)])
     timing = time_operator(None, None, watch, TimingOptions(max_iterations=20))  # type: ignore[arg-type]
-    assert (timing.iterations, timing.disturbed) == (9, 120)
+    assert (timing.iterations, timing.disturbed) == (9, 60)
     assert timing.forward_ms == 2.5
 
 
