@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from benchmark.devices import DeviceFleet, PoolDevice, first_line
 from benchmark.exchanging import measure_exchange
@@ -307,7 +307,7 @@ class PoolCoordinator:
                 await asyncio.sleep(_BUSY_WAIT_SECONDS)
                 return None
             reason = first_line(error.cause)
-        except RayActorError as error:
+        except RayError as error:  # the actor or its node is gone
             job.deaths += 1
             if job.deaths < _MOST_DEATHS:
                 self._replace(device, f"died: {first_line(error)}")
