@@ -25,7 +25,7 @@ from benchmark.measurement import (
     Timing,
     TimingOptions,
 )
-from benchmark.memory import keep_freed_memory
+from benchmark.memory import KEPT_BYTES, keep_freed_memory, release_freed_memory
 from benchmark.timing import CpuStopwatch, CudaStopwatch, Stopwatch, time_operator
 from workload import Shard, UserError
 
@@ -106,6 +106,8 @@ class DeviceBenchmark:
         finally:
             del op
             gc.collect()  # modules are cycles: free their weights before the next shard's
+            if needed_bytes(shard, settings) > KEPT_BYTES:
+                release_freed_memory()
             if self._info.kind == "cuda":
                 torch.cuda.empty_cache()
 

@@ -4,7 +4,7 @@ import ctypes
 from contextlib import suppress
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # numbers of glibc's mallopt
-_KEPT_BYTES = 448 * 2**20
+KEPT_BYTES = 448 * 2**20
 
 
 def keep_freed_memory() -> None:
@@ -17,4 +17,10 @@ def keep_freed_memory() -> None:
     with suppress(OSError, AttributeError):  # not glibc: only slower
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_MMAP_MAX, 0)
-        libc.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
+        libc.mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+def release_freed_memory() -> None:
+    """Hand all freed memory back, also what lies below something that is still in use."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -109,6 +109,7 @@ def test_a_shard_that_does_not_fit_is_refused_and_the_pool_goes_on(
     make_pool: MakePool, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     pool = make_pool()
+    pool.devices()
     before = {process.pid for process in actors()}
     huge = EmbeddingTable("huge", 2**36, 128, 4.0)
     shards = [Shard.of_tables([huge]), Shard.of_tables(tables[:2])]

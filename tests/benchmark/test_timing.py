@@ -105,7 +105,8 @@ def test_a_measurement_carries_how_well_it_is_known(
     timing = time_operator(op.forward, op.gradient, watch, TimingOptions(precision=0.05))
     assert timing.forward_ms > 0
     assert timing.backward_ms > 0
-    assert timing.spread <= 0.05 or timing.iterations >= 64
+    # Known, or given up on: at the cap, or because most iterations were disturbed.
+    assert timing.spread <= 0.05 or timing.iterations >= 64 or timing.disturbed > 100
     assert 9 <= timing.iterations <= 64 + timing.disturbed
     at_least = (timing.forward_ms + timing.backward_ms) * timing.iterations / 2 / 1e3
     assert timing.operator_seconds > at_least
