@@ -119,6 +119,8 @@ class BenchmarkPool:
                 for place, measurement in self._collect(request):
                     missing.discard(order[place])
                     yield order[place], measurement
+                    if not missing:  # asking once more would only tell that
+                        return
             finally:
                 if missing:
                     self._actor.cancel.remote(request)

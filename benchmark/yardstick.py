@@ -5,9 +5,11 @@ from statistics import median
 
 import torch
 
+from benchmark.embedding_op import build_module
 from benchmark.measurement import TimingOptions
 from benchmark.memory import keep_freed_memory
 from benchmark.timing import CpuStopwatch, CudaStopwatch, Stopwatch, time_operator
+from workload import EmbeddingTable, OperatorOptions, Shard
 
 _TABLES, _ROWS, _DIM, _POOLING, _BATCH = 16, 40_000, 64, 16, 1024
 
@@ -29,9 +31,6 @@ def compare_with_fbgemm(device: torch.device, core: int, rounds: int = 15) -> Ag
     """
     from fbgemm_gpu.tbe.bench import benchmark_requests
     from fbgemm_gpu.tbe.utils import generate_requests
-
-    from benchmark.embedding_op import build_module
-    from workload import EmbeddingTable, OperatorOptions, Shard
 
     keep_freed_memory()
     tables = [EmbeddingTable(f"t{n}", _ROWS, _DIM, _POOLING) for n in range(_TABLES)]

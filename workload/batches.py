@@ -48,9 +48,10 @@ def table_lookups(table: EmbeddingTable, batch_size: int, seed: int = 0) -> tupl
     found = _recent.get(key)
     if found is None:
         found = _recent[key] = _draw(table, batch_size, seed)
-    _recent.move_to_end(key)
-    while sum(part.nbytes for parts in _recent.values() for part in parts) > _RECENT_BYTES:
-        _recent.popitem(last=False)
+        while sum(part.nbytes for parts in _recent.values() for part in parts) > _RECENT_BYTES:
+            _recent.popitem(last=False)
+    else:
+        _recent.move_to_end(key)
     return found
 
 

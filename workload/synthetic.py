@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from scipy import special
 
 from workload.errors import UserError
 from workload.reuse import UPPER, Floats, mean_uses
@@ -91,9 +92,7 @@ def _uniform(count: int, rng: np.random.Generator) -> Floats:
 
 
 def _normal(count: int, rng: np.random.Generator) -> Floats:
-    from scipy.special import ndtri
-
-    return np.asarray(ndtri(_uniform(count, rng)), dtype=np.float64)
+    return np.asarray(special.ndtri(_uniform(count, rng)), dtype=np.float64)
 
 
 def _stratified(
