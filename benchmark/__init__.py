@@ -13,7 +13,12 @@ from benchmark.measurement import (
     Timing,
     TimingOptions,
 )
-from benchmark.parquet import export_parquet, import_parquet, read_parquet
+from benchmark.parquet import (
+    export_parquet,
+    import_parquet,
+    read_parquet,
+    read_parquet_exchanges,
+)
 from benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
 from benchmark.pool import BenchmarkPool, MeasuredCosts, PoolError
 from benchmark.store import MeasurementStore, StoreError
@@ -37,4 +42,5 @@ __all__ = [
     "measure_plan",
     "price_plan",
     "read_parquet",
+    "read_parquet_exchanges",
 ]

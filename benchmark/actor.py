@@ -26,6 +26,7 @@ from benchmark.measurement import (
     TimingOptions,
 )
 from benchmark.memory import KEPT_BYTES, keep_freed_memory, release_freed_memory
+from benchmark.reference import Reference
 from benchmark.timing import CpuStopwatch, CudaStopwatch, Stopwatch, time_operator
 from workload import Shard, UserError
 
@@ -59,10 +60,11 @@ class DeviceBenchmark:
             os.sched_setaffinity(0, {core})
             torch.set_num_threads(1)
             keep_freed_memory()
-            self._watch = CpuStopwatch(core)
+            self._watch = CpuStopwatch(core, reference=Reference())
             fingerprint = hardware.cpu_fingerprint()
         self._info = DeviceInfo(name, kind, socket.gethostname(), fingerprint, memory_bytes)
         self._versions = fbgemm.library_versions()
+        self._watch.quiet_ms()  # taken now, for later the clock of a time limit runs
         gc.collect()
         gc.freeze()  # later collections look at a shard's own objects only: 1 ms instead of 130
 
@@ -75,16 +77,23 @@ class DeviceBenchmark:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def measure(
-        self, shard: Shard, settings: MeasureSettings, timing: TimingOptions
+        self,
+        shard: Shard,
+        settings: MeasureSettings,
+        timing: TimingOptions,
+        quiet_ms: float | None = None,
     ) -> Measurement:
-        """Measure a shard, or say why it was refused. DeviceBusy if the core is taken."""
+        """Measure a shard, or say why it was refused. DeviceBusy if the core is taken.
+
+        `quiet_ms`: what the reference takes where the costs are told; by default here, in quiet.
+        """
         with self._claimed():
             needed, free = needed_bytes(shard, settings), self._free_bytes()
             if needed > free:
                 reason = f"needs {needed:,} bytes, {self._info.name} has {free:,}"
                 return self._answer(shard, settings, "refused", reason=reason)
             try:
-                taken = self._time(shard, settings, timing)
+                taken = self._time(shard, settings, timing, quiet_ms)
             except UserError as error:  # the shard's own fault, such as a trace that is not here
                 return self._answer(shard, settings, "failed", reason=str(error))
             return self._answer(shard, settings, "ok", taken)
@@ -99,10 +108,17 @@ class DeviceBenchmark:
         with self._claimed():
             return exchange.run_ranks(part, self._torch_device)
 
-    def _time(self, shard: Shard, settings: MeasureSettings, timing: TimingOptions) -> Timing:
+    def _time(
+        self,
+        shard: Shard,
+        settings: MeasureSettings,
+        timing: TimingOptions,
+        quiet_ms: float | None,
+    ) -> Timing:
+        level = quiet_ms or self._watch.quiet_ms()
         op = EmbeddingOp(shard, settings, self._torch_device)
         try:
-            return time_operator(op.forward, op.gradient, self._watch, timing)
+            return time_operator(op.forward, op.gradient, self._watch, timing, level)
         finally:
             del op
             gc.collect()  # modules are cycles: free their weights before the next shard's

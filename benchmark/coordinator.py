@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Coroutine
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,7 @@ from benchmark.measurement import (
     Measurement,
     MeasurementError,
     MeasureSettings,
-    Timing,
     TimingOptions,
-    agreed,
 )
 from benchmark.store import MeasurementStore, StoreError
 from workload import Shard
@@ -40,7 +38,6 @@ _log = logging.getLogger(__name__)
 _MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
 _REFRESH_SECONDS = 3.0
 _LEASE_SECONDS = 60.0
-_VISITS_APART = 8  # shards
 _BUSY_WAIT_SECONDS = 0.5
 _IDLE_SECONDS = 600.0  # then the devices are given back: other jobs may want the GPUs
 
@@ -66,17 +63,7 @@ class _Job:
     timing: TimingOptions
     waiting: list[tuple[str, int]] = field(default_factory=list)
     stores: set[Path] = field(default_factory=set)
-    visits: list[Timing] = field(default_factory=list)
     deaths: int = 0
-
-
-def _after_visit(job: _Job, answer: Measurement) -> Measurement | None:
-    """The answer that all visits amount to, or None if the shard is to be visited again."""
-    if answer.timing is None:
-        return answer
-    job.visits.append(answer.timing)
-    timing = agreed(job.visits, job.timing)
-    return None if timing is None else replace(answer, timing=timing)
 
 
 _JobKey = tuple[str, MeasureSettings]
@@ -97,7 +84,8 @@ class PoolCoordinator:
         self._stores: dict[Path, MeasurementStore] = {}
         self._requests: dict[str, _Request] = {}
         self._queue: OrderedDict[_JobKey, _Job] = OrderedDict()
-        self._again: OrderedDict[_JobKey, _Job] = OrderedDict()  # visited, but not settled
+        # What the reference takes where costs are told, by hardware and versions.
+        self._quiet_ms: dict[tuple[str, str], float] = {}
         self._running: dict[_JobKey, _Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._work = asyncio.Condition()
@@ -183,6 +171,9 @@ class PoolCoordinator:
         hardware, versions = self._fleet.main_hardware()
         path = Path(store_path)
         store = self._open(path)
+        quiet_ms = store.quiet_ms(hardware, versions)
+        if quiet_ms is not None:
+            self._quiet_ms.setdefault((hardware, versions), quiet_ms)
         request = _Request(path, missing=len(shards))
         name = uuid.uuid4().hex
         self._requests[name] = request
@@ -192,7 +183,7 @@ class PoolCoordinator:
                 self._hand_out(request, index, known)
                 continue
             key = (shard.digest, settings)
-            job = self._running.get(key) or self._again.get(key) or self._queue.get(key)
+            job = self._running.get(key) or self._queue.get(key)
             if job is None:
                 job = self._queue[key] = _Job(shard, settings, timing)
             job.waiting.append((name, index))
@@ -225,11 +216,10 @@ class PoolCoordinator:
     async def cancel(self, name: str) -> None:
         """Forget a request; what is being measured is still kept."""
         self._requests.pop(name, None)
-        for jobs in (self._queue, self._again):
-            for key, job in list(jobs.items()):
-                job.waiting = [place for place in job.waiting if place[0] != name]
-                if not job.waiting:
-                    del jobs[key]
+        for key, job in list(self._queue.items()):
+            job.waiting = [place for place in job.waiting if place[0] != name]
+            if not job.waiting:
+                del self._queue[key]
 
     def _forget_the_silent(self) -> None:
         limit = time.monotonic() - _LEASE_SECONDS
@@ -241,7 +231,7 @@ class PoolCoordinator:
         """Close a store that nobody waits for: its log is folded into the one file."""
         path = Path(store_path)
         in_use = {request.store for request in self._requests.values()}
-        for jobs in (self._queue, self._again, self._running):
+        for jobs in (self._queue, self._running):
             in_use.update(*(job.stores for job in jobs.values()))
         if path in self._stores and path not in in_use:
             self._stores.pop(path).close()
@@ -265,39 +255,28 @@ class PoolCoordinator:
         while device.alive:
             async with self._work:
                 await self._work.wait_for(
-                    lambda: (
-                        not device.alive
-                        or ((self._queue or self._again) and self._fleet.in_use(device))
-                    )
+                    lambda: not device.alive or (self._queue and self._fleet.in_use(device))
                 )
                 if not device.alive:
                     return
-                key, job = self._next()
+                key, job = self._queue.popitem(last=False)
                 self._running[key] = job
             async with device.exclusive:
                 answer = await self._measure(device, job)
             del self._running[key]
-            if answer is not None:
-                self._fleet.observe(device, answer)
-                answer = _after_visit(job, answer)
             if answer is None:
-                self._again[key] = job
+                self._queue[key] = job
+                self._queue.move_to_end(key, last=False)
                 async with self._work:
                     self._work.notify_all()
             else:
+                self._fleet.observe(device, answer)
                 self._settle(job, answer)
-
-    def _next(self) -> tuple[_JobKey, _Job]:
-        """The next shard to visit: a second visit comes a few others after the first.
-
-        By then the machine may be another; much later, and a killed pool would lose more visits.
-        """
-        second = len(self._again) >= _VISITS_APART or not self._queue
-        return (self._again if second else self._queue).popitem(last=False)
 
     async def _measure(self, device: PoolDevice, job: _Job) -> Measurement | None:
         """The answer of a device, or None if the job is to be tried again."""
-        arguments = (job.shard, job.settings, job.timing)
+        kind = (device.info.hardware, device.versions)
+        arguments = (job.shard, job.settings, job.timing, self._quiet_ms.get(kind))
         try:
             return await asyncio.wait_for(device.call("measure", *arguments), self._time_limit_s)
         except TimeoutError:
@@ -333,17 +312,24 @@ class PoolCoordinator:
 
     def _settle(self, job: _Job, answer: Measurement) -> None:
         """Keep an answer in the store of everyone who waits for it, then hand it out."""
+        kind = (answer.hardware, answer.versions)
+        if answer.timing is not None and answer.timing.quiet_ms is not None:
+            self._quiet_ms.setdefault(kind, answer.timing.quiet_ms)
+        answer = answer.told_at(self._quiet_ms.get(kind))
+        told = dict.fromkeys(job.stores, answer)
         faults: dict[Path, StoreError] = {}
         for path in job.stores:
             try:
-                self._open(path).put([answer])
+                store = self._open(path)
+                told[path] = answer.told_at(store.quiet_ms(*kind))
+                store.put([answer])
             except StoreError as error:
                 faults[path] = error
         for name, index in job.waiting:
             request = self._requests.get(name)
             if request is not None:
                 request.error = faults.get(request.store, request.error)
-                self._hand_out(request, index, answer)
+                self._hand_out(request, index, told.get(request.store, answer))
 
     # --- all-to-all -----------------------------------------------------------------------------
 

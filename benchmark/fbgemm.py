@@ -9,6 +9,8 @@ from workload import UserError
 
 # fbgemm's libraries link against one minor release of torch; any other fails inside the loader.
 _TORCH_OF_FBGEMM = {"1.8": "2.13", "1.7": "2.12", "1.6": "2.11"}
+# How costs are taken: raised whenever that changes what they read.
+TIMING_METHOD = 2
 _DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
 
 
@@ -68,6 +70,6 @@ def training_ops() -> ModuleType:
 
 
 def library_versions() -> str:
-    """What measured: costs of other versions are other costs."""
+    """What measured, and by which method: costs of other versions are other costs."""
     torch, fbgemm = check_pair()
-    return f"torch {torch}, {installed_fbgemm()[0]} {fbgemm}"
+    return f"torch {torch}, {installed_fbgemm()[0]} {fbgemm}, timing {TIMING_METHOD}"

@@ -1,7 +1,6 @@
 """What was measured: one shard, on one kind of hardware, by one version of the libraries."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -29,16 +28,11 @@ class MeasureSettings:
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How hard to try: until the median is known to `precision`, or a cap is reached.
-
-    A machine can be slow for seconds, and all iterations of a visit agree on a cost that is too
-    high. So a shard is visited again later until two visits agree, `max_visits` times at most.
-    """
+    """How hard to try: until the median is known to `precision`, or a cap is reached."""
 
     precision: float = 0.02
     max_iterations: int = 64
     max_seconds: float = 10.0
-    max_visits: int = 4
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,8 @@ class Timing:
     """Medians over undisturbed iterations.
 
     `spread` is the relative half width of the 95 % interval of forward plus backward;
-    `foreign_load` the share of the device's time that other processes took meanwhile.
+    `foreign_load` the share of the device's time that other processes took meanwhile. Costs are
+    told as on a machine on which the reference operator takes `quiet_ms`; None: as they were read.
     """
 
     forward_ms: float
@@ -56,34 +51,24 @@ class Timing:
     disturbed: int
     foreign_load: float
     operator_seconds: float
+    quiet_ms: float | None = None
 
     @property
     def total_ms(self) -> float:
         """Forward and backward together."""
         return self.forward_ms + self.backward_ms
 
-
-_AGREEMENT = 1.5  # times the precision: two medians that are known to it differ so little
-
-
-def agreed(visits: Sequence[Timing], options: TimingOptions) -> Timing | None:
-    """The timing that visits at different times amount to, or None if one more is needed.
-
-    Others on the machine only ever make an operator slower, so the lowest visit counts once a
-    second one confirms it. The gap between the two is part of the spread.
-    """
-    lowest, *others = sorted(visits, key=lambda visit: visit.total_ms)
-    gap = others[0].total_ms / lowest.total_ms - 1 if others else 0.0
-    confirmed = bool(others) and gap <= _AGREEMENT * options.precision
-    if not confirmed and len(visits) < options.max_visits:
-        return None
-    return replace(
-        lowest,
-        spread=max(lowest.spread, gap / 2),
-        iterations=sum(visit.iterations for visit in visits),
-        disturbed=sum(visit.disturbed for visit in visits),
-        operator_seconds=sum(visit.operator_seconds for visit in visits),
-    )
+    def told_at(self, quiet_ms: float | None) -> "Timing":
+        """The same, told as on a machine on which the reference takes so long."""
+        if quiet_ms is None or self.quiet_ms is None or quiet_ms == self.quiet_ms:
+            return self
+        factor = quiet_ms / self.quiet_ms
+        return replace(
+            self,
+            forward_ms=self.forward_ms * factor,
+            backward_ms=self.backward_ms * factor,
+            quiet_ms=quiet_ms,
+        )
 
 
 @dataclass(frozen=True)
@@ -111,6 +96,12 @@ class Measurement:
     def total_ms(self) -> float:
         """Forward and backward together; NaN without a cost."""
         return math.nan if self.timing is None else self.timing.total_ms
+
+    def told_at(self, quiet_ms: float | None) -> "Measurement":
+        """The same, told as on a machine on which the reference takes so long."""
+        if self.timing is None:
+            return self
+        return replace(self, timing=self.timing.told_at(quiet_ms))
 
     def cost(self) -> ShardCost:
         """The cost; MeasurementError if it could not be measured."""

@@ -23,7 +23,8 @@ from workload import (
     UserError,
 )
 
-PARQUET_SCHEMA = "autoshard.measurements/1"
+PARQUET_SCHEMA = "autoshard.measurements/2"
+_READABLE = ("autoshard.measurements/1", PARQUET_SCHEMA)
 
 _TRACE = pa.struct(
     [("path", pa.string()), ("position", pa.int64()), ("batch_size", pa.int64()),
@@ -39,7 +40,7 @@ _TYPES = {
     "batch_size": pa.int64(), "seed": pa.int64(), "iterations": pa.int64(),
     "disturbed": pa.int64(), "forward_ms": pa.float64(), "backward_ms": pa.float64(),
     "spread": pa.float64(), "foreign_load": pa.float64(), "operator_seconds": pa.float64(),
-    "measured_at": pa.float64(),
+    "measured_at": pa.float64(), "quiet_ms": pa.float64(),
 }  # fmt: skip
 _PLAIN = tuple(column for column in COLUMNS if column != "slices")
 
@@ -89,12 +90,16 @@ def import_parquet(store: MeasurementStore, path: Path | str) -> int:
             fresh.append(measurement)
             added += 1
     store.put(fresh)
-    if exchanges_path(path).exists():
-        for record in _read(exchanges_path(path)):
-            exchange = _exchange(record)
-            if store.find_exchange(exchange.key, exchange.hardware, exchange.versions) is None:
-                store.put_exchange(exchange)
+    for exchange in read_parquet_exchanges(path):
+        if store.find_exchange(exchange.key, exchange.hardware, exchange.versions) is None:
+            store.put_exchange(exchange)
     return added
+
+
+def read_parquet_exchanges(path: Path | str) -> list[Exchange]:
+    """The all-to-alls that lie beside a Parquet file of measurements, if any do."""
+    beside = exchanges_path(path)
+    return [_exchange(record) for record in _read(beside)] if beside.exists() else []
 
 
 def read_parquet(path: Path | str) -> list[Measurement]:
@@ -111,7 +116,8 @@ def _measurement(record: dict[str, Any]) -> Measurement:
     operator = OperatorOptions(record["weights"], record["optimizer"])
     timing = None
     if record["status"] == "ok":
-        timing = Timing(**{name: record[name] for name in Timing.__dataclass_fields__})
+        fields: dict[str, Any] = {name: record.get(name) for name in Timing.__dataclass_fields__}
+        timing = Timing(**fields)
     return Measurement(
         shard=Shard(tuple(_slice(piece) for piece in record["shard"])),
         settings=MeasureSettings(record["batch_size"], operator, record["seed"]),
@@ -172,7 +178,7 @@ def _read(path: Path | str) -> Iterable[dict[str, Any]]:
         reason = str(error).splitlines()[0][:120]
         raise UserError(f"{path}: is not a Parquet file that can be read ({reason})") from error
     schema = (table.schema.metadata or {}).get(b"schema", b"").decode()
-    if schema != PARQUET_SCHEMA:
+    if schema not in _READABLE:
         raise UserError(
             f"{path}: is not a Parquet file of {PARQUET_SCHEMA} (it says {schema or 'nothing'})"
         )

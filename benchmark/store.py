@@ -27,7 +27,7 @@ from benchmark.measurement import (
 from workload import EmbeddingTable, OperatorOptions, Shard, TableSlice, UserError
 from workload.operators import Optimizer, Weights
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 _APPLICATION_ID = 0x61753073  # marks the file as ours
 _BUSY_SECONDS = 60.0
 
@@ -61,6 +61,7 @@ CREATE TABLE measurements (
     device TEXT NOT NULL,
     node TEXT NOT NULL,
     measured_at REAL NOT NULL,
+    quiet_ms REAL,
     UNIQUE (shard, batch_size, weights, optimizer, seed, hardware, versions)
 );
 CREATE TABLE exchanges (
@@ -82,7 +83,7 @@ CREATE TABLE exchanges (
 COLUMNS = (
     "batch_size", "weights", "optimizer", "seed", "hardware", "versions", "slices", "status",
     "reason", "forward_ms", "backward_ms", "spread", "iterations", "disturbed", "foreign_load",
-    "operator_seconds", "device", "node", "measured_at",
+    "operator_seconds", "device", "node", "measured_at", "quiet_ms",
 )  # fmt: skip
 _KEY = ("shard", "batch_size", "weights", "optimizer", "seed", "hardware", "versions")
 _EXCHANGE_KEY = ("dims", "batch_size", "devices", "hardware", "versions")
@@ -109,8 +110,10 @@ class MeasurementStore:
             _check_ours(self.path)
             self._db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
             self._db.execute("PRAGMA synchronous = NORMAL")
+            self._upgrade()
         self._slice_ids: dict[tuple[str, str, int, int], int] = {}
         self._slices: dict[int, TableSlice] = {}
+        self._quiet_ms: dict[tuple[str, str], float] = {}
 
     def close(self) -> None:
         """Fold the log into the file and let go of it."""
@@ -127,15 +130,29 @@ class MeasurementStore:
     ) -> None:
         self.close()
 
+    def _upgrade(self) -> None:
+        """Bring a store of an older schema up to this one."""
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version < SCHEMA_VERSION:
+            with self._writing():
+                (version,) = self._db.execute("PRAGMA user_version").fetchone()
+                if version < SCHEMA_VERSION:  # and nobody was faster
+                    self._db.execute("ALTER TABLE measurements ADD COLUMN quiet_ms REAL")
+                    self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
     def __len__(self) -> int:
         return int(self._db.execute("SELECT COUNT(*) FROM measurements").fetchone()[0])
 
     # --- measurements ---------------------------------------------------------------------------
 
     def put(self, measurements: Iterable[Measurement]) -> None:
-        """Keep measurements; a later one of the same key takes the place of the earlier."""
+        """Keep measurements; a later one of the same key takes the place of the earlier.
+
+        All of one hardware are told at one quiet level: that of the first.
+        """
         with self._telling(), self._writing():
-            for measurement in measurements:
+            for given in measurements:
+                measurement = given.told_at(self.quiet_ms(given.hardware, given.versions))
                 row = (measurement.shard.digest, *self._row(measurement))
                 marks = ", ".join("?" * len(row))
                 self._db.execute(
@@ -159,6 +176,21 @@ class MeasurementStore:
                 key,
             ).fetchone()
             return self._measurement(row, shard) if row else None
+
+    def quiet_ms(self, hardware: str, versions: str) -> float | None:
+        """What the reference takes where costs of this hardware are told; None if none are yet."""
+        key = (hardware, versions)
+        if key not in self._quiet_ms:
+            with self._telling():
+                found = self._db.execute(
+                    "SELECT quiet_ms FROM measurements "
+                    "WHERE hardware = ? AND versions = ? AND quiet_ms IS NOT NULL LIMIT 1",
+                    key,
+                ).fetchone()
+            if found is None:
+                return None
+            self._quiet_ms[key] = found[0]
+        return self._quiet_ms[key]
 
     def rows(self) -> list[tuple[Any, ...]]:
         """All measurements as plain rows in the order of COLUMNS; `slices` holds packed ids.
@@ -201,7 +233,7 @@ class MeasurementStore:
             settings.batch_size, settings.operator.weights, settings.operator.optimizer,
             settings.seed, measurement.hardware, measurement.versions, pack_ids(ids),
             measurement.status, measurement.reason, *timed, measurement.device, measurement.node,
-            measurement.measured_at,
+            measurement.measured_at, None if timing is None else timing.quiet_ms,
         )  # fmt: skip
 
     def _slice_id(self, piece: TableSlice) -> int:
@@ -219,13 +251,14 @@ class MeasurementStore:
 
     def _measurement(self, row: Sequence[Any], shard: Shard | None = None) -> Measurement:
         (batch_size, weights, optimizer, seed, hardware, versions, slices, status, reason, *timed,
-         device, node, measured_at) = row  # fmt: skip
+         device, node, measured_at, quiet_ms) = row  # fmt: skip
         if shard is None:
             known = self._slices
             shard = Shard.in_order(tuple([known[number] for number in unpack_ids(slices)]))
         return Measurement(
             shard, _settings(batch_size, weights, optimizer, seed), hardware, versions, status,
-            device, node, measured_at, Timing(*timed) if status == "ok" else None, reason, True,
+            device, node, measured_at, Timing(*[*timed, quiet_ms]) if status == "ok" else None,
+            reason, True,
         )  # fmt: skip
 
     # --- all-to-all -----------------------------------------------------------------------------
@@ -301,6 +334,7 @@ class MeasurementStore:
         except BaseException:
             self._db.execute("ROLLBACK")
             self._slice_ids.clear()
+            self._quiet_ms.clear()
             raise
         self._db.execute("COMMIT")
 

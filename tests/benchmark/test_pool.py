@@ -26,7 +26,7 @@ from benchmark.hardware import physical_cores
 from workload import CostOracle, EmbeddingTable, Shard, Trace, load_tables, random_shards
 
 SETTINGS = MeasureSettings(256)
-QUICK = TimingOptions(precision=0.2, max_iterations=9, max_visits=1)
+QUICK = TimingOptions(precision=0.2, max_iterations=9)
 MakePool = Callable[..., BenchmarkPool]
 
 

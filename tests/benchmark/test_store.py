@@ -135,6 +135,44 @@ def test_parquet_carries_everything(tmp_path: Path, tables: tuple[EmbeddingTable
         assert store.exchanges() == [EXCHANGE]
 
 
+def test_costs_of_one_hardware_are_told_at_one_level(
+    tmp_path: Path, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    """What was measured on a slower day, or by another store's level, is told as the first was."""
+    first, second, third = some(tables, 3)
+    with MeasurementStore(tmp_path / "a.db") as store:
+        assert store.quiet_ms("hw", "v") is None
+        store.put([replace(first, timing=replace(TIMING, quiet_ms=2.0))])
+        store.put([replace(second, timing=replace(TIMING, quiet_ms=4.0)), third])
+        assert store.quiet_ms("hw", "v") == 2.0
+        assert store.quiet_ms("other", "v") is None
+        costs = [m.timing for m in store.measurements()]
+        assert [t.total_ms for t in costs if t] == [4.0, 2.0, 4.0]
+        assert [t.quiet_ms for t in costs if t] == [2.0, 2.0, None]
+        export_parquet(store, tmp_path / "a.parquet")
+    with MeasurementStore(tmp_path / "b.db") as store:
+        store.put([replace(first, timing=replace(TIMING, quiet_ms=1.0))])
+        import_parquet(store, tmp_path / "a.parquet")
+        assert [m.total_ms for m in store.measurements()] == [4.0, 1.0, 4.0]
+
+
+def test_a_store_of_the_first_schema_is_brought_up(
+    tmp_path: Path, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    path = tmp_path / "costs.db"
+    kept = some(tables)
+    with MeasurementStore(path) as store:
+        store.put(kept)
+    db = sqlite3.connect(path)
+    db.execute("ALTER TABLE measurements DROP COLUMN quiet_ms")
+    db.execute("PRAGMA user_version = 1")
+    db.close()
+    with MeasurementStore(path) as store:
+        assert fresh(store.measurements()) == kept
+        store.put([replace(kept[0], versions="w", timing=replace(TIMING, quiet_ms=2.0))])
+        assert store.quiet_ms("hw", "w") == 2.0
+
+
 def test_an_empty_store_is_exported_too(tmp_path: Path) -> None:
     with MeasurementStore(tmp_path / "a.db") as store:
         assert export_parquet(store, tmp_path / "a.parquet") == 0

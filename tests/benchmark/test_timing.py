@@ -6,10 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from benchmark.canary import QuietLevel
 from benchmark.embedding_op import EmbeddingOp, build_module, needed_bytes
 from benchmark.hardware import last_level_cache_bytes, physical_cores
-from benchmark.measurement import MeasureSettings, Timing, TimingOptions, agreed
+from benchmark.measurement import MeasureSettings, TimingOptions
+from benchmark.quiet import QuietLevel
+from benchmark.reference import Reference
 from benchmark.statistics import median_spread
 from benchmark.timing import CpuStopwatch, CudaStopwatch, Iteration, Stopwatch, time_operator
 from workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
@@ -126,6 +127,9 @@ class Script:
     def foreign_load(self) -> float:
         return 0.25
 
+    def quiet_ms(self) -> None:
+        return None
+
 
 def script(totals: list[float], disturbed: set[int] = frozenset()) -> Script:  # type: ignore[assignment]
     return Script(
@@ -164,28 +168,29 @@ def test_where_all_is_disturbed_the_best_there_is_comes_back() -> None:
     assert timing.forward_ms == 2.5
 
 
-def visit(total_ms: float, iterations: int = 10) -> Timing:
-    return Timing(total_ms / 4, total_ms * 3 / 4, 0.01, iterations, 2, 0.0, total_ms * iterations)
+def test_costs_are_told_beside_the_reference() -> None:
+    """A machine that is slow for both is not a costly shard."""
+    quiet = [Iteration(2.0, 6.0, 10.0, 0.0, reference_ms=2.0)] * 6
+    slow = [Iteration(3.0, 9.0, 15.0, 0.0, reference_ms=3.0)] * 5
+    timing = time_operator(None, None, Script([*quiet, *slow]), TimingOptions(), 1.0)  # type: ignore[arg-type]
+    assert (timing.forward_ms, timing.backward_ms, timing.spread) == (1.0, 3.0, 0.0)
+    assert timing.told_at(3.0).total_ms == pytest.approx(12.0)
+    assert timing.told_at(None) == timing
+    as_read = time_operator(None, None, Script(quiet * 2), TimingOptions())  # type: ignore[arg-type]
+    assert (as_read.total_ms, as_read.quiet_ms) == (8.0, None)
+    assert as_read.told_at(3.0) == as_read
 
 
-def test_visits_count_once_a_second_one_confirms_the_lowest() -> None:
-    options = TimingOptions(precision=0.02, max_visits=3)
-    assert agreed([visit(10.0)], options) is None
-    assert agreed([visit(15.0), visit(10.0)], options) is None
-    settled = agreed([visit(15.0), visit(10.2), visit(10.0)], options)
-    assert settled is not None
-    assert (settled.total_ms, settled.iterations, settled.disturbed) == (10.0, 30, 6)
-    assert settled.spread == pytest.approx(0.01)
-    assert settled.operator_seconds == 352.0
-    unsettled = agreed([visit(15.0), visit(10.0), visit(12.0)], options)
-    assert unsettled is not None
-    assert (unsettled.total_ms, unsettled.spread) == (10.0, pytest.approx(0.1))
-    once = agreed([visit(15.0)], TimingOptions(max_visits=1))
-    assert once is not None
-    assert (once.total_ms, once.spread) == (15.0, 0.01)
+def test_the_reference_has_a_quiet_level(core: int) -> None:
+    watch = CpuStopwatch(core, reference=Reference())
+    level = watch.quiet_ms()
+    assert level is not None
+    assert 0.2 < level < 50
+    assert watch.quiet_ms() == level
+    assert CpuStopwatch(core).quiet_ms() is None
 
 
-def test_the_canary_knows_slow_from_quiet() -> None:
+def test_slow_is_known_from_quiet() -> None:
     level = QuietLevel()
     for _ in range(50):
         level.slowdown(1.0)

@@ -1,10 +1,12 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from workload import UserError, random_shards, synthetic_tables, table_lookups
+from workload import Shard, UserError, random_shards, synthetic_tables, table_lookups
+from workload.parts import PARTS, part_of, part_of_shard, tables_by_part
 from workload.reuse import bin_of
 from workload.synthetic import LOOKUP_SHARE, PROFILES
 from workload.tables import NUM_REUSE_BINS
@@ -67,10 +69,25 @@ def test_random_shards_differ_and_repeat() -> None:
     assert {len(shard) for shard in shards} == set(range(1, 11))
     assert shards == random_shards(tables, 200, 10, seed=4)
     assert shards != random_shards(tables, 200, 10, seed=5)
-    assert len(random_shards(tables[:2], 50, 10)) == 3  # either table, or both
+    (one, other, *_), alien = tables_by_part(tables)["train"], tables_by_part(tables)["test"][0]
+    assert len(random_shards([one, other], 50, 10)) == 3  # either table, or both
+    assert len(random_shards([one, alien], 50, 10)) == 2  # no shard mixes parts
     widths = {
         s.width for shard in random_shards(tables, 200, 10, augment=True) for s in shard.slices
     }
     assert widths == {4, 8, 16, 32, 64, 128, 256}
     with pytest.raises(UserError):
         random_shards(tables, 0, 10)
+
+
+def test_a_table_is_of_one_part_under_any_name_and_width() -> None:
+    tables = synthetic_tables(400, 1, "small")
+    parts = tables_by_part(tables)
+    for part, share in PARTS.items():
+        assert len(parts[part]) / 400 == pytest.approx(share, abs=0.08)
+    for table in tables[:20]:
+        assert part_of(replace(table, name="other", dim=8)) == part_of(table)
+    for shard in random_shards(tables, 100, 20, augment=True):
+        assert part_of_shard(shard) is not None
+    mixed = Shard.of_tables([parts["train"][0], parts["test"][0]])
+    assert part_of_shard(mixed) is None
