@@ -39,8 +39,29 @@ class GreedySharder:
 
 
 def greedy_plan(task: ShardingTask, costs: Sequence[float]) -> ShardingPlan:
-    """The greedy loop over the costs of the task's tables."""
+    """Balances the sums of the tables' costs over the devices."""
     load = [0.0] * len(task.devices)
+
+    def placed(number: int, device: int) -> None:
+        load[device] += costs[number]
+
+    return place_in_turn(task, costs, lambda _number: load, placed)
+
+
+def place_in_turn(
+    task: ShardingTask,
+    costs: Sequence[float],
+    burden: Callable[[int], Sequence[float]],
+    placed: Callable[[int, int], None],
+) -> ShardingPlan:
+    """The greedy loop: the costliest table first, each on the device with the least burden.
+
+    Args:
+        task: what is to be sharded.
+        costs: of each table; they give the order.
+        burden: each device's, for the table of that number.
+        placed: hears of each table and its device.
+    """
     free = [device.memory_bytes for device in task.devices]
     chosen = [0] * len(task.tables)
     for number in sorted(range(len(costs)), key=lambda n: -costs[n]):
@@ -51,10 +72,11 @@ def greedy_plan(task: ShardingTask, costs: Sequence[float]) -> ShardingPlan:
                 f"table {task.tables[number].name} needs {needed:,} bytes and no device has more "
                 f"than {max(free):,} left: add devices or memory"
             )
-        device = min(fitting, key=lambda d: load[d])
+        burdens = burden(number)
+        device = min(fitting, key=lambda d: burdens[d])
         chosen[number] = device
-        load[device] += costs[number]
         free[device] -= needed
+        placed(number, device)
     return ShardingPlan.table_wise(task, chosen)
 
 

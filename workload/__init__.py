@@ -13,7 +13,7 @@ from workload.operators import OperatorOptions
 from workload.plans import Placement, PlanError, ShardingPlan
 from workload.protocols import CostOracle, ShardCost, Sharder
 from workload.readers import load_tables
-from workload.sampling import random_shards
+from workload.sampling import random_exchanges, random_shards, random_tasks
 from workload.synthetic import synthetic_tables
 from workload.tables import EmbeddingTable, Shard, TableSlice, Trace
 from workload.tasks import Device, ShardingTask
@@ -37,7 +37,9 @@ __all__ = [
     "Trace",
     "UserError",
     "load_tables",
+    "random_exchanges",
     "random_shards",
+    "random_tasks",
     "shard_batch",
     "slice_features",
     "synthetic_tables",

@@ -1,12 +1,17 @@
-"""Random shards to measure: what cost models learn from."""
+"""Random shards, tasks and all-to-alls: what cost models learn from and are tested on."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from workload.errors import UserError
+from workload.operators import OperatorOptions
 from workload.parts import PARTS, tables_by_part
 from workload.tables import DIM_STEP, EmbeddingTable, Shard, TableSlice
+from workload.tasks import Device, ShardingTask
+
+FEWEST_TASK_TABLES, MOST_TASK_TABLES, MOST_TASK_DEVICES = 30, 100, 8
 
 _TRIES_PER_SHARD = 50
 
@@ -51,3 +56,44 @@ def _halved(piece: TableSlice, rng: np.random.Generator) -> TableSlice:
     while widths[-1] % (2 * DIM_STEP) == 0:
         widths.append(widths[-1] // 2)
     return TableSlice(piece.table, 0, int(rng.choice(widths)))
+
+
+def random_tasks(
+    tables: Sequence[EmbeddingTable],
+    count: int,
+    batch_size: int,
+    operator: OperatorOptions,
+    memory_bytes: int,
+    seed: int = 0,
+) -> list[ShardingTask]:
+    """`count` tasks of 30 to 100 of the tables (or all, if there are fewer) on 2 to 8 devices.
+
+    Every device may fill `memory_bytes`.
+    """
+    rng = np.random.default_rng([seed, len(tables), count])
+    tasks = []
+    for _ in range(count):
+        most = min(MOST_TASK_TABLES, len(tables))
+        size = int(rng.integers(min(FEWEST_TASK_TABLES, most), most + 1))
+        chosen = rng.choice(len(tables), size=size, replace=False)
+        devices = Device.uniform(int(rng.integers(2, MOST_TASK_DEVICES + 1)), memory_bytes)
+        picked = tuple(replace(tables[n], name=f"t{n}") for n in sorted(chosen.tolist()))
+        tasks.append(ShardingTask(picked, devices, batch_size, operator))
+    return tasks
+
+
+def random_exchanges(
+    tables: Sequence[EmbeddingTable], count: int, most_ranks: int, seed: int = 0
+) -> list[tuple[int, ...]]:
+    """Columns of each rank of `count` all-to-alls: random tables dealt to 2 to `most_ranks`."""
+    rng = np.random.default_rng([seed, len(tables), most_ranks])
+    found = []
+    for _ in range(count):
+        ranks = int(rng.integers(2, most_ranks + 1))
+        size = int((len(tables) + 1) ** rng.random())
+        owners = rng.integers(0, ranks, size=size)
+        dims = np.zeros(ranks, np.int64)
+        for owner, number in zip(owners, rng.choice(len(tables), size, replace=False), strict=True):
+            dims[owner] += tables[number].dim
+        found.append(tuple(dims.tolist()))
+    return found

@@ -1,0 +1,32 @@
+"""What a plan would cost: networks that learned from measurements, and know how well they know.
+
+May import `benchmark` and `workload`. Hands out the model (`CostModel`, of `ComputeCostModel` and
+`CommCostModel`), the oracle over it (`EstimatedCosts`, with `DeviceSums` for those who fill
+devices one table at a time), what it learns from (`CostDataset`), its training, calibration and
+checkpoints.
+"""
+
+from cost_model.communication import CommCostModel, ExchangeCosts
+from cost_model.compute import ComputeCostModel, Prices, Uncertainty
+from cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
+from cost_model.device_sums import DeviceSums
+from cost_model.model import CostModel, Provenance
+from cost_model.oracle import EstimatedCosts, OutsideTraining
+
+__all__ = [
+    "CommCostModel",
+    "ComputeCostModel",
+    "CostDataset",
+    "CostModel",
+    "DataError",
+    "DeviceSums",
+    "EstimatedCosts",
+    "ExchangeCosts",
+    "OutsideTraining",
+    "Prices",
+    "Provenance",
+    "Selection",
+    "Uncertainty",
+    "read_costs",
+    "split",
+]

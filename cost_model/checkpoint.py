@@ -1,0 +1,141 @@
+"""Models in folders: weights as safetensors, everything else as JSON. Nothing is ever unpickled."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cost_model import communication, network
+from cost_model.communication import CommCostModel, RankNetwork
+from cost_model.compute import ComputeCostModel, Uncertainty
+from cost_model.ensemble import Ensemble
+from cost_model.model import CostModel, Provenance
+from cost_model.network import InputScale, NetworkShape, ShardNetwork
+from workload import OperatorOptions, UserError, documents
+
+MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
+_WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
+
+
+class CheckpointError(UserError):
+    """A folder that holds no model, or not one of this version."""
+
+
+def check_free(folder: Path, force: bool = False) -> None:
+    """CheckpointError if something lies there that saving would replace."""
+    if folder.is_file() or (folder.exists() and not force):
+        raise CheckpointError(f"{folder}: exists: name another folder, or replace it with --force")
+    if folder.exists() and not (folder / _DOCUMENT).exists() and any(folder.iterdir()):
+        raise CheckpointError(f"{folder}: is a folder of other things: name another one")
+
+
+def save_model(model: CostModel, folder: Path | str, force: bool = False) -> None:
+    """Write the model into a new folder, whole or not at all; `force` replaces an older model."""
+    target = Path(folder)
+    check_free(target, force)
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_file(_tensors(model), partial / _WEIGHTS)
+        documents.write(partial / _DOCUMENT, MODEL_SCHEMA.stamp(_description(model)))
+        if target.exists():
+            target.rename(old)
+        partial.rename(target)
+    except OSError as error:
+        raise CheckpointError(f"{target}: cannot be written: {error.strerror}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def load_model(folder: Path | str) -> CostModel:
+    """Read a model; CheckpointError names the folder and what is wrong with it."""
+    where = Path(folder)
+    if not (where / _DOCUMENT).is_file():
+        raise CheckpointError(f"{where}: holds no cost model: train_cost_model.py --out makes one")
+    with documents.naming(where / _DOCUMENT):
+        document = documents.read(where / _DOCUMENT)
+        MODEL_SCHEMA.check(document)
+        with documents.fields_of("model"):
+            return _model(document, _read_tensors(where / _WEIGHTS))
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise CheckpointError(f"{_WEIGHTS} beside it is missing or damaged ({reason})") from error
+
+
+def _tensors(model: CostModel) -> dict[str, Tensor]:
+    compute = model.compute
+    tensors = {f"compute.{name}": w for name, w in compute.ensemble.weights.items()}
+    tensors |= {f"scale.{name}": value for name, value in compute.scale._asdict().items()}
+    if model.communication is not None:
+        weights = model.communication.ensemble.weights
+        tensors |= {f"communication.{name}": w for name, w in weights.items()}
+        tensors["communication_scale"] = model.communication.scale
+    return {name: value.detach().contiguous() for name, value in tensors.items()}
+
+
+def _description(model: CostModel) -> dict[str, Any]:
+    return {
+        "inputs": list(network.INPUTS),
+        "terms": list(network.TERMS),
+        "rank_inputs": list(communication.INPUTS),
+        "shape": asdict(model.compute.shape),
+        "uncertainty": asdict(model.compute.uncertainty),
+        "trained_on": {**asdict(model.provenance), "operator": model.provenance.operator.to_json()},
+    }
+
+
+def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostModel:
+    for name, known in (
+        ("inputs", network.INPUTS),
+        ("terms", network.TERMS),
+        ("rank_inputs", communication.INPUTS),
+    ):
+        if document[name] != list(known):
+            raise CheckpointError(f"its {name} are not those of this autoshard: train it again")
+    shape = NetworkShape(**document["shape"])
+    scale = InputScale(*(tensors[f"scale.{name}"] for name in InputScale._fields))
+    example = ShardNetwork(shape, scale)
+    compute = ComputeCostModel(
+        shape,
+        scale,
+        Ensemble(example, _checked(tensors, "compute.", example)),
+        Uncertainty(**document["uncertainty"]),
+    )
+    told = dict(document["trained_on"])
+    told["operator"] = OperatorOptions(**told["operator"])
+    told["batch_sizes"] = tuple(told["batch_sizes"])
+    return CostModel(compute, Provenance(**told), _communication(tensors))
+
+
+def _communication(tensors: Mapping[str, Tensor]) -> CommCostModel | None:
+    scale = tensors.get("communication_scale")
+    if scale is None:
+        return None
+    example = RankNetwork(scale[0], scale[1], torch.zeros(2))
+    return CommCostModel(Ensemble(example, _checked(tensors, "communication.", example)), scale)
+
+
+def _checked(
+    tensors: Mapping[str, Tensor], prefix: str, example: torch.nn.Module
+) -> dict[str, Tensor]:
+    """The stacked weights under a prefix, which must be those of such networks."""
+    found = {n.removeprefix(prefix): w for n, w in tensors.items() if n.startswith(prefix)}
+    wanted = {name: tuple(weight.shape) for name, weight in example.named_parameters()}
+    if {name: tuple(weight.shape[1:]) for name, weight in found.items()} != wanted:
+        raise CheckpointError(f"{_WEIGHTS} beside it is damaged: it lacks weights, or has others")
+    return found

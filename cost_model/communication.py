@@ -1,0 +1,161 @@
+"""`CommCostModel`: what each rank spends in the all-to-alls of a plan."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmark import Exchange
+from cost_model.ensemble import Ensemble
+from cost_model.training import (
+    Curves,
+    Progress,
+    TrainOptions,
+    fit,
+    member_shares,
+    relative_error,
+    relative_loss,
+)
+from workload import UserError
+
+INPUTS = ("sent", "received", "most_sent", "most_received", "all", "ranks", "ranks_per_device")
+_HIDDEN = 32
+_FEWEST = 20  # all-to-alls: with fewer nothing is learned
+_HELD_OUT = 5  # every fifth is
+
+
+@dataclass(frozen=True)
+class ExchangeCosts:
+    """Milliseconds of each rank in the forward and in the backward all-to-all."""
+
+    forward_ms: tuple[float, ...]
+    backward_ms: tuple[float, ...]
+
+
+class RankNetwork(nn.Module):
+    """From what a rank sends and receives [..., inputs] to log milliseconds [..., 2]."""
+
+    def __init__(self, mean: Tensor, deviation: Tensor, start: Tensor) -> None:
+        super().__init__()
+        self._mean, self._deviation = mean, deviation
+        self.layers = nn.Sequential(
+            nn.Linear(len(INPUTS), _HIDDEN), nn.SiLU(), nn.Linear(_HIDDEN, 2)
+        )
+        last = self.layers[-1]
+        assert isinstance(last, nn.Linear)
+        with torch.no_grad():
+            last.bias.copy_(start)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Log milliseconds."""
+        answer: Tensor = self.layers((inputs - self._mean) / self._deviation)
+        return answer
+
+
+class CommCostModel:
+    """Prices the all-to-alls of any number of ranks from the columns that each computes.
+
+    Ranks start together unless they are told to start apart: then nobody is through before the
+    last has come, and the others wait for it.
+    """
+
+    def __init__(self, ensemble: Ensemble, scale: Tensor) -> None:
+        self.ensemble = ensemble
+        self.scale = scale
+
+    @staticmethod
+    def make(scale: Tensor, start: Tensor, members: int, seed: int) -> "CommCostModel":
+        """An untrained model. `scale`: mean and deviation of each input, [2, inputs]."""
+        return CommCostModel(
+            Ensemble.fresh(lambda: RankNetwork(scale[0], scale[1], start), members, seed), scale
+        )
+
+    def predict(
+        self,
+        dims: Sequence[int],
+        batch_size: int,
+        devices: int | None = None,
+        starts_ms: Sequence[float] | None = None,
+    ) -> ExchangeCosts:
+        """What each rank spends when rank r computes `dims[r]` columns.
+
+        Args:
+            dims: columns of each rank.
+            batch_size: samples in the whole batch.
+            devices: on which the ranks run; by default one for each.
+            starts_ms: when each rank is ready for the forward all-to-all, and again, after its
+                own gradients, for the backward one.
+        """
+        if len(dims) == 1:
+            return ExchangeCosts((0.0,), (0.0,))
+        inputs = rank_inputs(dims, batch_size, devices or len(dims))
+        with torch.no_grad():
+            costs = self.ensemble("", inputs).mean(0).exp().double().numpy()
+        if starts_ms is not None:
+            starts = np.asarray(starts_ms, dtype=float)
+            costs = costs + (starts.max() - starts)[:, None]
+        return ExchangeCosts(tuple(costs[:, 0].tolist()), tuple(costs[:, 1].tolist()))
+
+
+def rank_inputs(dims: Sequence[int], batch_size: int, devices: int) -> Tensor:
+    """What the network sees of each rank: [ranks, inputs], logarithms of numbers and counts."""
+    ranks, own = len(dims), np.asarray(dims, dtype=float)
+    others = (ranks - 1) / ranks
+    sent = own * batch_size * others
+    received = (own.sum() - own) * batch_size / ranks
+    same = np.ones(ranks)
+    columns = [
+        sent,
+        received,
+        same * sent.max(),
+        same * received.max(),
+        same * own.sum() * batch_size,
+        same * ranks,
+        same * ranks / devices,
+    ]
+    return torch.from_numpy(np.log1p(np.stack(columns, axis=1))).float()
+
+
+def train_communication(
+    exchanges: Sequence[Exchange], options: TrainOptions, progress: Progress | None = None
+) -> tuple[CommCostModel, Curves]:
+    """The model that learned from measured all-to-alls; a fifth of them stops it."""
+    if len(exchanges) < _FEWEST:
+        raise UserError(
+            f"{len(exchanges)} all-to-alls are too few to learn from, {_FEWEST} are needed: "
+            "collect_costs.py --num-exchanges measures them"
+        )
+    held_out = [exchange for n, exchange in enumerate(exchanges) if n % _HELD_OUT == 0]
+    learned = [exchange for n, exchange in enumerate(exchanges) if n % _HELD_OUT]
+    (inputs, costs), (other_inputs, other_costs) = _tensors(learned), _tensors(held_out)
+    scale = torch.stack([inputs.mean(0), inputs.std(0).clamp_min(0.05)])
+    model = CommCostModel.make(scale, costs.mean(0), options.members, options.seed)
+    shares = member_shares(len(inputs), options.members, options.seed)
+    ensemble, curves = fit(
+        model.ensemble,
+        lambda learner: relative_loss(learner("", inputs), costs, shares),
+        lambda learner: relative_error(learner("", other_inputs), other_costs),
+        options,
+        progress,
+    )
+    return CommCostModel(ensemble, scale), curves
+
+
+def communication_error(model: CommCostModel, exchanges: Sequence[Exchange]) -> float:
+    """Median relative error of the slowest rank's forward and backward together."""
+    errors = []
+    for exchange in exchanges:
+        key = exchange.key
+        found = model.predict(key.dims, key.batch_size, key.devices)
+        promised = max(map(sum, zip(found.forward_ms, found.backward_ms, strict=True)))
+        measured = max(map(sum, zip(exchange.forward_ms, exchange.backward_ms, strict=True)))
+        errors.append(abs(promised / measured - 1))
+    return float(np.median(errors))
+
+
+def _tensors(exchanges: Sequence[Exchange]) -> tuple[Tensor, Tensor]:
+    inputs = [rank_inputs(e.key.dims, e.key.batch_size, e.key.devices) for e in exchanges]
+    costs = [np.stack([e.forward_ms, e.backward_ms], axis=1) for e in exchanges]
+    return torch.cat(inputs), torch.from_numpy(np.log(np.concatenate(costs))).float()

@@ -1,0 +1,119 @@
+"""`ComputeCostModel`: forward and backward milliseconds of any shard of any tables."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cost_model.ensemble import Ensemble
+from cost_model.inputs import Memberships, SliceRows, slice_inputs
+from cost_model.network import InputScale, NetworkShape
+from workload import Shard, TableSlice
+
+OUTSIDE = 1.0  # deviations beyond what was learned from at which a table is told of
+_AT_ONCE = 2048  # shards priced together: more do not fit a core's own cache
+_FLOOR = 1e-9
+_HALF_A_TABLE = 0.5  # sums of nothing are not exactly 0
+_DOUBT_WEIGHT = 0.3  # relative deviation of a table's cost for each deviation that it is outside
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """How the networks' disagreement becomes an interval; fitted on shards held out.
+
+    The relative deviation of a cost is sqrt((disagreement * scale)^2 + noise^2); `width_90` and
+    `width_95` are how many of them the intervals of 90 and 95 % reach to either side.
+    """
+
+    scale: float = 1.0
+    noise: float = 0.05
+    width_90: float = 1.645
+    width_95: float = 1.96
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Estimated costs, in any shape. `deviation` is relative, of the total."""
+
+    forward_ms: Tensor
+    backward_ms: Tensor
+    deviation: Tensor
+
+    @property
+    def total_ms(self) -> Tensor:
+        """Forward and backward together."""
+        return self.forward_ms + self.backward_ms
+
+    def cautious_ms(self, caution: float) -> Tensor:
+        """The total and `caution` deviations more: what a search should believe."""
+        return self.total_ms * (1 + caution * self.deviation)
+
+
+class ComputeCostModel:
+    """An ensemble of set networks that knows how well it knows.
+
+    Amounts of tables and their sums over shards are [..., members, amounts].
+    """
+
+    def __init__(
+        self,
+        shape: NetworkShape,
+        scale: InputScale,
+        ensemble: Ensemble,
+        uncertainty: Uncertainty,
+    ) -> None:
+        self.shape = shape
+        self.scale = scale
+        self.ensemble = ensemble
+        self.uncertainty = uncertainty
+
+    def with_uncertainty(self, uncertainty: Uncertainty) -> "ComputeCostModel":
+        """The same networks, trusted otherwise."""
+        return ComputeCostModel(self.shape, self.scale, self.ensemble, uncertainty)
+
+    def with_ensemble(self, ensemble: Ensemble) -> "ComputeCostModel":
+        """Other networks of the same shape, trusted alike."""
+        return ComputeCostModel(self.shape, self.scale, ensemble, self.uncertainty)
+
+    @torch.no_grad()
+    def amounts(self, slices: Sequence[TableSlice], batch_size: int) -> Tensor:
+        """What each slice brings to whichever shard it joins: [slices, members, amounts]."""
+        return self.amounts_of(slice_inputs(slices, batch_size))
+
+    @torch.no_grad()
+    def amounts_of(self, inputs: Tensor) -> Tensor:
+        """The same by the slices' inputs."""
+        return self.ensemble("table", inputs).transpose(0, 1).contiguous()
+
+    @torch.no_grad()
+    def price(self, sums: Tensor) -> Prices:
+        """What shards with these sums of amounts cost; nothing if there are no tables in them."""
+        flat = sums.reshape(-1, *sums.shape[-2:])
+        parts = [self._price(part) for part in torch.split(flat, _AT_ONCE)]
+        forward, backward, deviation = (
+            torch.cat(values).reshape(sums.shape[:-2]) for values in zip(*parts, strict=True)
+        )
+        return Prices(forward, backward, deviation)
+
+    def _price(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        costs = self.ensemble("fusion", sums, apart=True).exp()
+        forward, backward = costs.mean(0).unbind(-1)
+        variance = costs.sum(-1).var(0) / (forward + backward).square()
+        # One member's doubt is as good as that of all, and cheaper.
+        alone = sums[:, 0, 0] + sums[:, 0, 1]
+        doubt = _DOUBT_WEIGHT * sums[:, 0, self.shape.doubt] / alone.clamp_min(_FLOOR)
+        noise = self.uncertainty.noise**2 + doubt.square()
+        deviation = (self.uncertainty.scale**2 * variance + noise).sqrt()
+        used = sums[:, 0, self.shape.count] > _HALF_A_TABLE
+        return forward * used, backward * used, deviation
+
+    def predict(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Prices:
+        """What shards cost, each in a batch of its size."""
+        rows = SliceRows()
+        lists = [rows.of(s, batch) for s, batch in zip(shards, batch_sizes, strict=True)]
+        return self.price(Memberships.of(lists).sums(self.amounts_of(rows.inputs())))
+
+    def excess(self, inputs: Tensor) -> Tensor:
+        """How far outside of what was learned from inputs lie, in deviations."""
+        return self.scale.excess(inputs)

@@ -1,0 +1,210 @@
+"""Measurements to learn from: read, checked, and split by table."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmark import (
+    Exchange,
+    Measurement,
+    MeasurementStore,
+    read_parquet,
+    read_parquet_exchanges,
+)
+from workload import OperatorOptions, Shard, UserError
+from workload.parts import PARTS, Part, part_of_shard
+
+Floats = npt.NDArray[np.float64]
+Value = TypeVar("Value")
+
+_FEWEST = 10  # shards that a part needs, or nothing can be said of it
+
+
+class DataError(UserError):
+    """Measurements that a model cannot learn from."""
+
+
+@dataclass(frozen=True)
+class CostDataset:
+    """Shards with their batch sizes and costs, of one operator on one kind of hardware.
+
+    `costs_ms[n]` are forward and backward of `shards[n]`, the mean where it was measured more than
+    once; `repeats_ms[n]` the total of each time; `spreads[n]` as in `ShardCost`. All are told as on
+    a machine on which the reference takes `quiet_ms`.
+    """
+
+    shards: tuple[Shard, ...]
+    batch_sizes: tuple[int, ...]
+    costs_ms: Floats
+    spreads: Floats
+    repeats_ms: tuple[tuple[float, ...], ...]
+    operator: OperatorOptions
+    hardware: str
+    versions: str
+    quiet_ms: float | None = None
+    exchanges: tuple[Exchange, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    @property
+    def totals_ms(self) -> Floats:
+        """Forward and backward together."""
+        return np.asarray(self.costs_ms.sum(axis=1))
+
+    def subset(self, chosen: Sequence[int]) -> "CostDataset":
+        """Some of the shards."""
+        return replace(
+            self,
+            shards=tuple(self.shards[n] for n in chosen),
+            batch_sizes=tuple(self.batch_sizes[n] for n in chosen),
+            costs_ms=self.costs_ms[list(chosen)],
+            spreads=self.spreads[list(chosen)],
+            repeats_ms=tuple(self.repeats_ms[n] for n in chosen),
+        )
+
+    def noise_floor(self) -> float | None:
+        """Median relative difference of the same shard measured twice; None if too few were."""
+        pairs = np.array([repeats[:2] for repeats in self.repeats_ms if len(repeats) > 1])
+        if len(pairs) < _FEWEST:
+            return None
+        return float(np.median(np.abs(pairs[:, 0] - pairs[:, 1]) / pairs.mean(axis=1)))
+
+    @staticmethod
+    def of(
+        measurements: Iterable[Measurement], exchanges: Iterable[Exchange] = (), where: str = "data"
+    ) -> "CostDataset":
+        """The dataset of measurements of one operator, hardware and set of versions."""
+        kept = [measurement for measurement in measurements if measurement.status == "ok"]
+        if not kept:
+            raise DataError(f"{where}: holds no costs: collect_costs.py measures some")
+        levels = [m.timing.quiet_ms for m in kept if m.timing and m.timing.quiet_ms is not None]
+        level = levels[0] if levels else None
+        kept = [measurement.told_at(level) for measurement in kept]
+        for measurement in kept:
+            _check_costs(measurement, where)
+        merged: dict[tuple[str, int], list[Measurement]] = {}
+        for measurement in kept:
+            key = (measurement.shard.digest, measurement.settings.batch_size)
+            merged.setdefault(key, []).append(measurement)
+        timings = [[m.timing for m in same if m.timing is not None] for same in merged.values()]
+        return CostDataset(
+            shards=tuple(same[0].shard for same in merged.values()),
+            batch_sizes=tuple(same[0].settings.batch_size for same in merged.values()),
+            costs_ms=np.array(
+                [np.mean([(t.forward_ms, t.backward_ms) for t in same], axis=0) for same in timings]
+            ),
+            spreads=np.array([np.mean([t.spread for t in same]) for same in timings]),
+            repeats_ms=tuple(tuple(t.total_ms for t in same) for same in timings),
+            operator=kept[0].settings.operator,
+            hardware=kept[0].hardware,
+            versions=kept[0].versions,
+            quiet_ms=level,
+            exchanges=tuple(exchanges),
+        )
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which of a store's measurements are asked for; None where it holds one kind only."""
+
+    weights: str | None = None
+    optimizer: str | None = None
+    batch_sizes: tuple[int, ...] = ()
+    hardware: str | None = None
+
+
+def read_costs(sources: Sequence[Path | str], selection: Selection | None = None) -> CostDataset:
+    """The dataset in stores and Parquet files; DataError if they mix what must not be mixed."""
+    if not sources:
+        raise DataError("name at least one store or Parquet file to learn from")
+    asked = selection or Selection()
+    measurements: list[Measurement] = []
+    exchanges: list[Exchange] = []
+    for source in sources:
+        some, others = _read(Path(source))
+        measurements += some
+        exchanges += others
+    where = ", ".join(str(source) for source in sources)
+    # A store and its own Parquet file hold the same measurements, which are no repeats.
+    unique = {(m.shard.digest, m.settings, m.device, m.measured_at): m for m in measurements}
+    kept = [measurement for measurement in unique.values() if measurement.status == "ok"]
+    if not kept:
+        raise DataError(f"{where}: holds no costs: collect_costs.py measures some")
+    kept = _narrow(kept, lambda m: m.settings.operator.weights, asked.weights, "weights", where)
+    kept = _narrow(
+        kept, lambda m: m.settings.operator.optimizer, asked.optimizer, "optimizer", where
+    )
+    kept = _narrow(kept, lambda m: m.hardware, asked.hardware, "hardware", where)
+    kept = _narrow(kept, lambda m: m.versions, None, "versions", where)
+    if asked.batch_sizes:
+        held = sorted({m.settings.batch_size for m in kept})
+        kept = [m for m in kept if m.settings.batch_size in asked.batch_sizes]
+        if not kept:
+            raise DataError(
+                f"{where}: holds no costs of batch size "
+                f"{' or '.join(map(str, asked.batch_sizes))}, it holds "
+                f"{', '.join(map(str, held))}"
+            )
+    same = [
+        e for e in exchanges if (e.hardware, e.versions) == (kept[0].hardware, kept[0].versions)
+    ]
+    return CostDataset.of(kept, same, where)
+
+
+def split(data: CostDataset) -> dict[Part, CostDataset]:
+    """The dataset of each part; shards that mix tables of several parts are in none."""
+    numbers: dict[Part | None, list[int]] = {part: [] for part in PARTS}
+    for number, shard in enumerate(data.shards):
+        numbers.setdefault(part_of_shard(shard), []).append(number)
+    for part in PARTS:
+        if len(numbers[part]) < _FEWEST:
+            mixed = len(numbers.get(None, []))
+            raise DataError(
+                f"{len(data)} shards are too few: {len(numbers[part])} are of {part} tables alone "
+                f"and {_FEWEST} are needed ({mixed} mix tables of several parts): measure more "
+                "with collect_costs.py, which keeps the parts apart"
+            )
+    return {part: data.subset(numbers[part]) for part in PARTS}
+
+
+def _read(path: Path) -> tuple[list[Measurement], list[Exchange]]:
+    if path.suffix == ".parquet":
+        return read_parquet(path), read_parquet_exchanges(path)
+    with MeasurementStore(path, must_exist=True) as store:
+        return store.measurements(), store.exchanges()
+
+
+def _narrow(
+    kept: list[Measurement],
+    value_of: Callable[[Measurement], Any],
+    asked: Any | None,
+    what: str,
+    where: str,
+) -> list[Measurement]:
+    """Those with the value asked for; without one all must agree."""
+    counts: dict[Any, int] = {}
+    for measurement in kept:
+        counts[value_of(measurement)] = counts.get(value_of(measurement), 0) + 1
+    held = ", ".join(f"{value} ({count})" for value, count in sorted(counts.items()))
+    if asked is None and len(counts) > 1:
+        option = f"choose with --{what}" if what != "versions" else "name files of one of them"
+        raise DataError(f"{where}: holds costs of several {what}: {held}: {option}")
+    if asked is not None and asked not in counts:
+        raise DataError(f"{where}: holds no costs of {what} {asked}, it holds {held}")
+    return kept if asked is None else [m for m in kept if value_of(m) == asked]
+
+
+def _check_costs(measurement: Measurement, where: str) -> None:
+    timing = measurement.timing
+    costs = (None, None) if timing is None else (timing.forward_ms, timing.backward_ms)
+    if not all(isinstance(ms, float) and np.isfinite(ms) and ms > 0 for ms in costs):
+        raise DataError(
+            f"{where}: the costs of shard {measurement.shard.digest} "
+            f"({len(measurement.shard)} tables, batch {measurement.settings.batch_size}) are "
+            f"{costs[0]} and {costs[1]} ms, not positive numbers: measure it again"
+        )

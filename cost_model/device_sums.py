@@ -1,0 +1,62 @@
+"""Devices that are being filled: what each costs, and would cost with one table more or less."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cost_model.compute import ComputeCostModel, Prices
+
+
+class DeviceSums:
+    """Slices on devices, priced without looking at a slice twice.
+
+    Slices are embedded once. Then each device is a sum of amounts, and any change of its content
+    one addition; all changes of one kind are priced together.
+
+    Args:
+        model: prices them.
+        amounts: of what is to be placed [items, members, amounts]; items are numbers in it.
+        num_devices: devices, empty at first.
+    """
+
+    def __init__(self, model: ComputeCostModel, amounts: Tensor, num_devices: int) -> None:
+        self._model = model
+        self.amounts = amounts
+        # In double precision, so that what was put and taken again leaves nothing behind.
+        self._sums = torch.zeros(num_devices, *amounts.shape[1:], dtype=torch.float64)
+
+    def put(self, item: int, device: int) -> None:
+        """Put a slice on a device."""
+        self._sums[device] += self.amounts[item]
+
+    def take(self, item: int, device: int) -> None:
+        """Take a slice away from a device."""
+        self._sums[device] -= self.amounts[item]
+
+    @property
+    def sums(self) -> Tensor:
+        """Sums of amounts of each device [devices, members, amounts]."""
+        return self._sums.float()
+
+    def prices(self) -> Prices:
+        """What each device costs: [devices]."""
+        return self._model.price(self.sums)
+
+    def alone(self) -> Prices:
+        """What each item costs on a device of its own: [items]."""
+        return self._model.price(self.amounts)
+
+    def with_each(self, items: Sequence[int] | Tensor) -> Prices:
+        """What each device would cost with each item more: [devices, items]."""
+        return self._model.price(self.sums[:, None] + self.amounts[items])
+
+    def without(self, items: Sequence[int] | Tensor, devices: Tensor) -> Prices:
+        """What the device of each item would cost without it: [items]."""
+        return self._model.price((self._sums[devices] - self.amounts[items]).float())
+
+    def exchanged(self, out: Tensor, devices: Tensor, into: Tensor) -> Prices:
+        """What `devices` would cost if items `out` left them and `into` came: their shape."""
+        return self._model.price(
+            (self._sums[devices] - self.amounts[out] + self.amounts[into]).float()
+        )

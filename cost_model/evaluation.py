@@ -1,0 +1,145 @@
+"""How good a model is on tables it has never seen, and how much better than simpler beliefs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import stats
+
+from cost_model.compute import ComputeCostModel
+from cost_model.dataset import CostDataset
+from workload import Shard, TableSlice
+
+Floats = npt.NDArray[np.float64]
+
+_SIZES = (1, 2, 4, 8, 16, 32)  # numbers of tables at which groups of shards begin
+
+# What the published heuristics believe that a slice costs, in any unit.
+BELIEFS: dict[str, Callable[[TableSlice], float]] = {
+    "dim": lambda piece: piece.width,
+    "size": lambda piece: piece.width * piece.table.rows,
+    "lookup": lambda piece: piece.width * piece.table.pooling_factor,
+    "size_lookup": lambda piece: (
+        piece.width * piece.table.pooling_factor * np.log(piece.table.rows + 1)
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """Of predictions against measurements. Errors are relative."""
+
+    median_error: float
+    mean_error: float
+    kendall_tau: float
+
+    @staticmethod
+    def of(predicted: Floats, measured: Floats) -> "Score":
+        """The score of totals in milliseconds."""
+        errors = np.abs(predicted / measured - 1)
+        tau = stats.kendalltau(predicted, measured).statistic
+        return Score(float(np.median(errors)), float(errors.mean()), float(tau))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A model on test shards: `predicted_ms` against `measured_ms`, and against simpler beliefs.
+
+    `additive_ms` is the sum of what the model says that each slice costs alone. `widths` are how
+    many half widths of its 90 % interval each measurement lies away.
+    """
+
+    sizes: npt.NDArray[np.int64]
+    measured_ms: Floats
+    predicted_ms: Floats
+    additive_ms: Floats
+    widths: Floats
+    score: Score
+    baselines: dict[str, Score]
+    noise_floor: float | None
+
+    @property
+    def coverage_90(self) -> float:
+        """Share of shards within their 90 % interval."""
+        return float((self.widths <= 1).mean())
+
+    def by_size(self) -> list[tuple[str, int, float, float]]:
+        """Of each group of shards: numbers of tables, shards, the model's error, the sum's."""
+        groups = []
+        for first, after in zip(_SIZES, (*_SIZES[1:], np.inf), strict=True):
+            chosen = (self.sizes >= first) & (self.sizes < after)
+            if chosen.any():
+                last = self.sizes[chosen].max() if after == np.inf else after - 1
+                errors = [
+                    float(np.median(np.abs(values[chosen] / self.measured_ms[chosen] - 1)))
+                    for values in (self.predicted_ms, self.additive_ms)
+                ]
+                name = f"{first}" if first == last else f"{first}-{last:g}"
+                groups.append((name, int(chosen.sum()), errors[0], errors[1]))
+        return groups
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures, by the names under which they are published."""
+        return {
+            "num_test": len(self.sizes),
+            "test_mape": {"median": self.score.median_error, "mean": self.score.mean_error},
+            "test_kendall_tau": self.score.kendall_tau,
+            "noise_floor_mape": self.noise_floor,
+            "coverage_90": self.coverage_90,
+            "baselines": {
+                name: {"kendall_tau": score.kendall_tau, "mape": score.median_error}
+                for name, score in self.baselines.items()
+            },
+            "by_number_of_tables": [
+                {"tables": name, "shards": count, "mape": own, "additive_mape": additive}
+                for name, count, own, additive in self.by_size()
+            ],
+        }
+
+
+def evaluate(model: ComputeCostModel, training: CostDataset, test: CostDataset) -> Evaluation:
+    """The model on `test`. Simpler beliefs have no unit: theirs is fitted on `training`."""
+    measured = test.totals_ms
+    prices = model.predict(test.shards, test.batch_sizes)
+    predicted = prices.total_ms.double().numpy()
+    half_widths = prices.deviation.double().numpy() * model.uncertainty.width_90
+    additive = additive_ms(model, test)
+    baselines = {"additive": Score.of(additive, measured)}
+    for name, belief in BELIEFS.items():
+        unit = np.median(training.totals_ms / _believed(training.shards, belief))
+        baselines[name] = Score.of(unit * _believed(test.shards, belief), measured)
+    return Evaluation(
+        sizes=np.array([len(shard) for shard in test.shards]),
+        measured_ms=measured,
+        predicted_ms=predicted,
+        additive_ms=additive,
+        widths=np.abs(np.log(measured / predicted)) / half_widths,
+        score=Score.of(predicted, measured),
+        baselines=baselines,
+        noise_floor=test.noise_floor(),
+    )
+
+
+def additive_ms(model: ComputeCostModel, data: CostDataset) -> Floats:
+    """The sum of what each slice of a shard costs in an operator of its own."""
+    slices = {
+        (piece.digest, batch_size): piece
+        for shard, batch_size in zip(data.shards, data.batch_sizes, strict=True)
+        for piece in shard.slices
+    }
+    alone = model.predict(
+        [Shard((piece,)) for piece in slices.values()], [batch for _, batch in slices]
+    ).total_ms.tolist()
+    cost = dict(zip(slices, alone, strict=True))
+    return np.array(
+        [
+            sum(cost[piece.digest, batch_size] for piece in shard.slices)
+            for shard, batch_size in zip(data.shards, data.batch_sizes, strict=True)
+        ]
+    )
+
+
+def _believed(shards: tuple[Shard, ...], belief: Callable[[TableSlice], float]) -> Floats:
+    return np.array([sum(map(belief, shard.slices)) for shard in shards], dtype=float)

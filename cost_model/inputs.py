@@ -1,0 +1,78 @@
+"""Shards as arrays: the inputs of each distinct slice, and which shard holds which of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cost_model.network import INPUTS
+from workload import FEATURE_NAMES, Shard, TableSlice, slice_features
+
+_COLUMNS = [FEATURE_NAMES.index(name) for name in INPUTS]
+
+
+def slice_inputs(slices: Sequence[TableSlice], batch_size: int) -> Tensor:
+    """What the network sees of each slice: [slices, inputs]."""
+    features = slice_features(slices, batch_size)[:, _COLUMNS]
+    return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
+
+
+@dataclass(frozen=True)
+class Memberships:
+    """Ragged lists of rows: shard n holds `rows[offsets[n] : offsets[n + 1]]`."""
+
+    rows: Tensor
+    offsets: Tensor
+
+    @staticmethod
+    def of(lists: Sequence[Sequence[int]]) -> "Memberships":
+        """From a list of rows for each shard."""
+        flat = np.fromiter((row for rows in lists for row in rows), np.int64)
+        lengths = np.fromiter(map(len, lists), np.int64, len(lists))
+        offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
+        return Memberships(torch.from_numpy(flat), torch.from_numpy(offsets))
+
+    def sums(self, amounts: Tensor) -> Tensor:
+        """Add up amounts [rows, ...] over each shard: [shards, ...]."""
+        flat = amounts.reshape(len(amounts), -1)
+        sums = functional.embedding_bag(self.rows, flat, self.offsets, mode="sum")
+        return sums.reshape(-1, *amounts.shape[1:])
+
+
+class SliceRows:
+    """Gives each distinct pair of slice and batch size a row, in the order they come."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, dict[str, int]] = {}
+        self._members: list[tuple[TableSlice, int]] = []
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def of(self, shard: Shard, batch_size: int) -> list[int]:
+        """The rows of the shard's slices."""
+        known = self._rows.setdefault(batch_size, {})
+        try:
+            return [known[piece.digest] for piece in shard.slices]
+        except KeyError:
+            for piece in shard.slices:
+                if piece.digest not in known:
+                    known[piece.digest] = len(self._members)
+                    self._members.append((piece, batch_size))
+            return self.of(shard, batch_size)
+
+    def inputs(self, first: int = 0) -> Tensor:
+        """What the network sees of the rows from `first` on: [rows, inputs]."""
+        members = self._members[first:]
+        inputs = torch.empty(len(members), len(INPUTS))
+        for batch_size in {batch_size for _, batch_size in members}:
+            chosen = [n for n, (_, batch) in enumerate(members) if batch == batch_size]
+            inputs[chosen] = slice_inputs([members[n][0] for n in chosen], batch_size)
+        return inputs
+
+    def slices(self, first: int = 0) -> list[TableSlice]:
+        """The slices of the rows from `first` on."""
+        return [piece for piece, _ in self._members[first:]]

@@ -1,0 +1,42 @@
+"""`CostModel`: compute and communication together, and where the knowledge comes from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cost_model.communication import CommCostModel
+from cost_model.compute import ComputeCostModel
+from workload import OperatorOptions
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What a model was trained on. `figures`: how well it did on tables it had never seen.
+
+    Its costs are told as on a machine on which the reference operator takes `quiet_ms`.
+    """
+
+    hardware: str
+    versions: str
+    operator: OperatorOptions
+    batch_sizes: tuple[int, ...]
+    num_shards: int
+    quiet_ms: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """What is known of one kind of hardware. `communication` is None if nothing is known of it."""
+
+    compute: ComputeCostModel
+    provenance: Provenance
+    communication: CommCostModel | None = None
+
+    def strangeness(self, hardware: str) -> str | None:
+        """One line for users whose hardware is another than the model's; None if it is the same."""
+        if hardware == self.provenance.hardware:
+            return None
+        return (
+            f"the cost model was trained on {self.provenance.hardware}, this is {hardware}: order "
+            "and balance will be near, milliseconds may not; calibrate it with 50 measured shards"
+        )

@@ -1,0 +1,93 @@
+"""`EstimatedCosts`: the oracle that estimates, in place of the one that measures."""
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from benchmark import PlanCost, price_plan
+from cost_model.communication import ExchangeCosts
+from cost_model.compute import OUTSIDE, Prices
+from cost_model.device_sums import DeviceSums
+from cost_model.inputs import Memberships, SliceRows
+from cost_model.model import CostModel
+from cost_model.network import INPUTS
+from workload import Shard, ShardCost, ShardingPlan, ShardingTask, TableSlice, UserError
+
+
+class OutsideTraining(UserWarning):
+    """A table unlike any that the model learned from."""
+
+
+class EstimatedCosts:
+    """A `CostOracle` over a cost model: shards, plans, and devices that are being filled.
+
+    Args:
+        model: what estimates.
+        batch_size: samples in a batch.
+    """
+
+    def __init__(self, model: CostModel, batch_size: int) -> None:
+        if batch_size < 1:
+            raise UserError(f"batch size must be at least 1, got {batch_size}")
+        self.model = model
+        self.batch_size = batch_size
+        self._rows = SliceRows()
+        shape = model.compute.shape
+        self._amounts = torch.empty(0, model.compute.ensemble.members, shape.doubt + 1)
+
+    def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
+        """The estimated cost of each shard, and the 95 % interval that it is known to."""
+        prices = self.prices(shards)
+        spreads = prices.deviation * self.model.compute.uncertainty.width_95
+        columns = (prices.forward_ms, prices.backward_ms, spreads)
+        return [ShardCost(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
+
+    def prices(self, shards: Sequence[Shard]) -> Prices:
+        """The same as tensors, for those who price many."""
+        lists = [self._rows.of(shard, self.batch_size) for shard in shards]
+        self._embed_new()
+        return self.model.compute.price(Memberships.of(lists).sums(self._amounts))
+
+    def exchange(self, dims: Sequence[int]) -> ExchangeCosts | None:
+        """The all-to-alls of a plan whose rank r computes `dims[r]` columns; None if unknown."""
+        communication = self.model.communication
+        return None if communication is None else communication.predict(dims, self.batch_size)
+
+    def plan_cost(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
+        """The cost of a whole plan, with its all-to-alls where they are known."""
+        if task.batch_size != self.batch_size:
+            raise UserError(
+                f"the task's batch size is {task.batch_size}, the oracle's {self.batch_size}"
+            )
+        dims = [0 if shard is None else shard.total_dim for shard in plan.shards(task)]
+        exchange = self.exchange(dims)
+        if exchange is None:
+            return price_plan(plan, task, self)
+        return price_plan(plan, task, self, (exchange.forward_ms, exchange.backward_ms))
+
+    def devices(self, slices: Sequence[TableSlice], count: int) -> DeviceSums:
+        """`count` empty devices for these slices, to be priced while they are filled."""
+        rows = [row for piece in slices for row in self._rows.of(Shard((piece,)), self.batch_size)]
+        self._embed_new()
+        return DeviceSums(self.model.compute, self._amounts[rows], count)
+
+    def _embed_new(self) -> None:
+        known = len(self._amounts)
+        if known == len(self._rows):
+            return
+        inputs = self._rows.inputs(known)
+        self._warn_of_strangers(self._rows.slices(known), inputs)
+        self._amounts = torch.cat([self._amounts, self.model.compute.amounts_of(inputs)])
+
+    def _warn_of_strangers(self, slices: Sequence[TableSlice], inputs: Tensor) -> None:
+        worst, which = self.model.compute.excess(inputs).max(dim=1)
+        for number in (worst > OUTSIDE).nonzero().flatten().tolist():
+            feature = INPUTS[int(which[number])]
+            warnings.warn(
+                f"table {slices[number].table.name}: its {feature} lies {worst[number]:.1f} "
+                "deviations outside of what the cost model learned from: its cost is a guess",
+                OutsideTraining,
+                stacklevel=2,
+            )

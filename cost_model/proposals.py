@@ -1,0 +1,119 @@
+"""Learning from its own proposals: measure what sharders make of the model, and learn from that.
+
+A search finds the mistakes of its model. So in each round sharders plan random tasks by the model
+as it is, some of the plans' shards are measured, together with random shards that the networks
+disagree on most, and the model is trained anew on all there is.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from benchmark import Measurement
+from cost_model.oracle import EstimatedCosts
+from workload import EmbeddingTable, Shard, Sharder, ShardingPlan, ShardingTask, random_shards
+from workload.parts import tables_by_part
+
+MakeSharder = Callable[[EstimatedCosts], Sharder]
+
+_VALIDATION_SHARE = 0.15  # of a round's shards are of validation tables: they judge, not teach
+_DOUBTED_SHARE = 0.3  # of a round's shards are taken for the networks' disagreement
+_CANDIDATES = 20  # random shards looked at for each one taken
+
+
+@dataclass(frozen=True)
+class Promise:
+    """A plan's promised and measured milliseconds, a value a device."""
+
+    promised_ms: tuple[float, ...]
+    measured_ms: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        """Mean over devices of measured over promised."""
+        return float(np.mean(np.divide(self.measured_ms, self.promised_ms)))
+
+    @property
+    def max_ratio(self) -> float:
+        """The measured maximum over the promised one."""
+        return max(self.measured_ms) / max(self.promised_ms)
+
+
+def worth_measuring(
+    oracle: EstimatedCosts,
+    sharders: Sequence[MakeSharder],
+    tables: Sequence[EmbeddingTable],
+    make_tasks: Callable[[Sequence[EmbeddingTable]], Sequence[ShardingTask]],
+    known: set[str],
+    budget: int,
+    seed: int,
+) -> list[Shard]:
+    """At most `budget` shards that the model would learn most from.
+
+    Args:
+        oracle: the model as it is.
+        sharders: make plans by it.
+        tables: of which tasks are made; test tables are left out.
+        make_tasks: random tasks of given tables.
+        known: digests of shards that have been measured.
+        budget: shards.
+        seed: of what is drawn.
+    """
+    parts = tables_by_part(tables)
+    rng = np.random.default_rng(seed)
+    judged = round(budget * _VALIDATION_SHARE)
+    chosen: dict[str, Shard] = {}
+    for members, share in ((parts["validation"], judged), (parts["train"], budget - judged)):
+        if not members or not share:
+            continue
+        before, proposed = len(chosen), proposals(oracle, sharders, make_tasks(members))
+        doubted = _doubted(oracle, members, round(share * _DOUBTED_SHARE), seed)
+        order = [proposed[n] for n in rng.permutation(len(proposed))]
+        for shard in [*doubted, *order]:
+            if len(chosen) - before < share and shard.digest not in known:
+                chosen.setdefault(shard.digest, shard)
+    return list(chosen.values())
+
+
+def proposals(
+    oracle: EstimatedCosts, sharders: Sequence[MakeSharder], tasks: Sequence[ShardingTask]
+) -> list[Shard]:
+    """The different shards of all sharders' plans for the tasks."""
+    found = {
+        shard.digest: shard
+        for task in tasks
+        for make in sharders
+        for shard in make(oracle).shard(task).shards(task)
+        if shard is not None
+    }
+    return list(found.values())
+
+
+def promises(
+    oracle: EstimatedCosts,
+    plans: Sequence[tuple[ShardingTask, ShardingPlan]],
+    measure: Callable[[Sequence[Shard]], Sequence[Measurement]],
+) -> list[Promise]:
+    """What the oracle promises for plans, and what comes of it. Idle devices are left out."""
+    shards = [[s for s in plan.shards(task) if s is not None] for task, plan in plans]
+    flat = [shard for some in shards for shard in some]
+    promised = iter(oracle.prices(flat).total_ms.tolist())
+    quiet_ms = oracle.model.provenance.quiet_ms
+    measured = iter(answer.told_at(quiet_ms).cost().total_ms for answer in measure(flat))
+    return [
+        Promise(tuple(next(promised) for _ in some), tuple(next(measured) for _ in some))
+        for some in shards
+    ]
+
+
+def _doubted(
+    oracle: EstimatedCosts, tables: Sequence[EmbeddingTable], count: int, seed: int
+) -> list[Shard]:
+    """Random shards that the networks disagree on most."""
+    if not count:
+        return []
+    most = max(1, len(tables) // 2)
+    candidates = random_shards(tables, count * _CANDIDATES, most, seed)
+    doubts = oracle.prices(candidates).deviation.numpy()
+    return [candidates[n] for n in np.argsort(-doubts)[:count]]
