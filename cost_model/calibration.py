@@ -1,6 +1,70 @@
 """Few-shot calibration: a model of one machine that tells the costs of another.
 
-Another machine, batch size or type of weights changes what each kind of work costs, and hardly
-how tables differ or how they fuse. So only the prices of work and the cost of starting an
-operator are learned anew, from a few dozen shards, and held near where they were.
+Another machine, batch size or type of weights changes what each kind of work costs and how shards
+fuse, and hardly what makes tables differ. So the prices of work and the fusion are learned anew
+from a few dozen shards, and held near where they were; what is known of tables stays.
 """
+
+import torch
+
+from cost_model.compute import ComputeCostModel
+from cost_model.compute_training import Examples, uncertainty_of
+from cost_model.dataset import CostDataset, DataError
+from cost_model.ensemble import Ensemble
+from cost_model.model import CostModel, Provenance
+from cost_model.training import TrainOptions, fit, relative_error, relative_loss
+
+FEW = 50
+_FEWEST = 10
+_FOLDS = 5
+_LEARNED = ("table.log_prices", "fusion.")
+_HOLD = 1e-3  # of the squared distance from where a weight was
+_OPTIONS = TrainOptions(steps=200, learning_rate=0.03, weight_decay=0.0, patience=200)
+
+
+def calibrate(model: CostModel, data: CostDataset) -> CostModel:
+    """The model adapted to the operator, hardware and batch of a few measured shards.
+
+    How far to trust it is found by leaving out a fifth of them at a time. What it knew of
+    all-to-alls is dropped where the hardware is another.
+    """
+    if len(data) < _FEWEST:
+        raise DataError(f"{len(data)} shards are too few to calibrate with: measure {_FEWEST}")
+    numbers = range(len(data))
+    trials = []
+    for fold in range(_FOLDS):
+        kept = data.subset([n for n in numbers if n % _FOLDS != fold])
+        left = data.subset([n for n in numbers if n % _FOLDS == fold])
+        trials.append((_adapted(model.compute, kept), left))
+    compute = _adapted(model.compute, data).with_uncertainty(uncertainty_of(trials))
+    same = data.hardware == model.provenance.hardware
+    provenance = Provenance(
+        hardware=data.hardware,
+        versions=data.versions,
+        operator=data.operator,
+        batch_sizes=tuple(sorted(set(data.batch_sizes))),
+        num_shards=len(data),
+        quiet_ms=data.quiet_ms,
+    )
+    return CostModel(compute, provenance, model.communication if same else None)
+
+
+def _adapted(model: ComputeCostModel, data: CostDataset) -> ComputeCostModel:
+    examples = Examples.of(data)
+    before = {name: weight.clone() for name, weight in model.ensemble.weights.items()}
+
+    def loss(learner: Ensemble) -> torch.Tensor:
+        moved = sum(
+            (weight - before[name]).square().sum()
+            for name, weight in learner.weights.items()
+            if weight.requires_grad
+        )
+        shares = examples.weights.expand(learner.members, -1)
+        fitted = relative_loss(examples.log_predictions(learner), examples.log_costs, shares)
+        return fitted + _HOLD * moved
+
+    def error(learner: Ensemble) -> float:
+        return relative_error(examples.log_predictions(learner), examples.log_costs)
+
+    ensemble, _ = fit(model.ensemble, loss, error, _OPTIONS, only=_LEARNED)
+    return model.with_ensemble(ensemble)

@@ -1,5 +1,6 @@
 """Teaching a `ComputeCostModel`: from scratch, further, or a few shards of another machine."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,15 +88,19 @@ def train_compute(
 
 
 def with_uncertainty(model: ComputeCostModel, held_out: CostDataset) -> ComputeCostModel:
-    """The same model with intervals that held for shards of tables it did not learn from.
+    """The same model with intervals that held for shards of tables it did not learn from."""
+    return model.with_uncertainty(uncertainty_of([(model, held_out)]))
+
+
+def uncertainty_of(
+    trials: Sequence[tuple[ComputeCostModel, CostDataset]],
+) -> Uncertainty:
+    """How far to trust models, by what they say of data that they did not learn from.
 
     First how much noise there is beside the networks' disagreement, by maximum likelihood; then
     how wide intervals must be to hold 90 and 95 % of what was measured (split conformal).
     """
-    raw = model.with_uncertainty(Uncertainty(scale=1.0, noise=0.0))
-    prices = raw.predict(held_out.shards, held_out.batch_sizes)
-    errors = np.abs(np.log(held_out.totals_ms / prices.total_ms.numpy()))
-    disagreement = prices.deviation.numpy()
+    errors, disagreement = np.concatenate([_misses(*trial) for trial in trials], axis=1)
 
     def unlikeliness(logs: Floats) -> float:
         variance = (disagreement * np.exp(logs[0])) ** 2 + np.exp(2 * logs[1])
@@ -106,7 +111,15 @@ def with_uncertainty(model: ComputeCostModel, held_out: CostDataset) -> ComputeC
     scale, noise = (float(value) for value in np.exp(found.x))
     widths = errors / np.sqrt((disagreement * scale) ** 2 + noise**2)
     width_90, width_95 = (_conformal(widths, share) for share in (0.90, 0.95))
-    return model.with_uncertainty(Uncertainty(scale, noise, width_90, width_95))
+    return Uncertainty(scale, noise, width_90, width_95)
+
+
+def _misses(model: ComputeCostModel, held_out: CostDataset) -> Floats:
+    """Errors in log space, and the networks' disagreement: [2, shards]."""
+    raw = model.with_uncertainty(Uncertainty(scale=1.0, noise=0.0))
+    prices = raw.predict(held_out.shards, held_out.batch_sizes)
+    errors = np.abs(np.log(held_out.totals_ms / prices.total_ms.double().numpy()))
+    return np.stack([errors, prices.deviation.double().numpy()])
 
 
 def _conformal(widths: Floats, share: float) -> float:

@@ -1,5 +1,6 @@
 """Measurements to learn from: read, checked, and split by table."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from benchmark import (
     read_parquet,
     read_parquet_exchanges,
 )
-from workload import OperatorOptions, Shard, UserError
+from workload import EmbeddingTable, OperatorOptions, Shard, UserError
 from workload.parts import PARTS, Part, part_of_shard
 
 Floats = npt.NDArray[np.float64]
@@ -55,6 +56,20 @@ class CostDataset:
     def totals_ms(self) -> Floats:
         """Forward and backward together."""
         return np.asarray(self.costs_ms.sum(axis=1))
+
+    @property
+    def most_common_batch(self) -> int:
+        """The batch size of most shards."""
+        return Counter(self.batch_sizes).most_common(1)[0][0]
+
+    def tables(self) -> list[EmbeddingTable]:
+        """The different tables of all shards."""
+        found = {
+            (piece.table.access_digest, piece.table.dim): piece.table
+            for shard in self.shards
+            for piece in shard.slices
+        }
+        return list(found.values())
 
     def subset(self, chosen: Sequence[int]) -> "CostDataset":
         """Some of the shards."""
@@ -156,13 +171,16 @@ def read_costs(sources: Sequence[Path | str], selection: Selection | None = None
     return CostDataset.of(kept, same, where)
 
 
-def split(data: CostDataset) -> dict[Part, CostDataset]:
-    """The dataset of each part; shards that mix tables of several parts are in none."""
+def split(data: CostDataset, must_be_full: bool = True) -> dict[Part, CostDataset]:
+    """The dataset of each part; shards that mix tables of several parts are in none.
+
+    DataError if a part has too few shards to learn from or to be tested on, if it `must_be_full`.
+    """
     numbers: dict[Part | None, list[int]] = {part: [] for part in PARTS}
     for number, shard in enumerate(data.shards):
         numbers.setdefault(part_of_shard(shard), []).append(number)
     for part in PARTS:
-        if len(numbers[part]) < _FEWEST:
+        if must_be_full and len(numbers[part]) < _FEWEST:
             mixed = len(numbers.get(None, []))
             raise DataError(
                 f"{len(data)} shards are too few: {len(numbers[part])} are of {part} tables alone "

@@ -26,6 +26,12 @@ class DeviceSums:
         # In double precision, so that what was put and taken again leaves nothing behind.
         self._sums = torch.zeros(num_devices, *amounts.shape[1:], dtype=torch.float64)
 
+    def extend(self, amounts: Tensor) -> int:
+        """Add items that are on no device yet; returns the number of the first."""
+        first = len(self.amounts)
+        self.amounts = torch.cat([self.amounts, amounts])
+        return first
+
     def put(self, item: int, device: int) -> None:
         """Put a slice on a device."""
         self._sums[device] += self.amounts[item]

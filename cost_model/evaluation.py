@@ -1,19 +1,23 @@
 """How good a model is on tables it has never seen, and how much better than simpler beliefs."""
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from scipy import stats
 
 from cost_model.compute import ComputeCostModel
 from cost_model.dataset import CostDataset
+from cost_model.oracle import EstimatedCosts
 from workload import Shard, TableSlice
 
 Floats = npt.NDArray[np.float64]
 
+_TIMED_SECONDS, _TIMED_DEVICES = 0.5, 8
 _SIZES = (1, 2, 4, 8, 16, 32)  # numbers of tables at which groups of shards begin
 
 # What the published heuristics believe that a slice costs, in any unit.
@@ -143,3 +147,21 @@ def additive_ms(model: ComputeCostModel, data: CostDataset) -> Floats:
 
 def _believed(shards: tuple[Shard, ...], belief: Callable[[TableSlice], float]) -> Floats:
     return np.array([sum(map(belief, shard.slices)) for shard in shards], dtype=float)
+
+
+def evaluations_per_second(oracle: EstimatedCosts, slices: Sequence[TableSlice]) -> float:
+    """How many times a second "this device plus that table" is priced on one core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        devices = oracle.devices(slices, _TIMED_DEVICES)
+        for item in range(len(slices)):
+            devices.put(item, item % _TIMED_DEVICES)
+        items = torch.arange(len(slices))
+        count, started = 0, time.perf_counter()
+        while time.perf_counter() - started < _TIMED_SECONDS:
+            devices.with_each(items)
+            count += len(slices) * _TIMED_DEVICES
+        return count / (time.perf_counter() - started)
+    finally:
+        torch.set_num_threads(threads)

@@ -35,6 +35,7 @@ TERMS: dict[str, dict[str, float]] = {
     "scattering": {"log_distinct_rows": 0.5, "log_rows": 0.5},
 }
 _REACH = 1.0  # deviations beyond what was learned from up to which a curve is followed
+_LEAST_UNIT = 0.25  # a reuse bin that was always empty is no reason to doubt a table
 _FLOOR = 1e-9
 
 
@@ -78,7 +79,7 @@ class InputScale(NamedTuple):
     def excess(self, inputs: Tensor) -> Tensor:
         """How far each input lies outside what was learned from, in deviations."""
         beyond = functional.relu(self.low - inputs) + functional.relu(inputs - self.high)
-        return beyond / self.deviation
+        return beyond / self.deviation.clamp_min(_LEAST_UNIT)
 
     def work(self, inputs: Tensor) -> Tensor:
         """Terms of work [tables, terms], each about 1 for a typical table."""

@@ -69,9 +69,13 @@ class EstimatedCosts:
 
     def devices(self, slices: Sequence[TableSlice], count: int) -> DeviceSums:
         """`count` empty devices for these slices, to be priced while they are filled."""
+        return DeviceSums(self.model.compute, self.amounts(slices), count)
+
+    def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
+        """What each slice brings to its shard: [slices, members, amounts]."""
         rows = [row for piece in slices for row in self._rows.of(Shard((piece,)), self.batch_size)]
         self._embed_new()
-        return DeviceSums(self.model.compute, self._amounts[rows], count)
+        return self._amounts[rows]
 
     def _embed_new(self) -> None:
         known = len(self._amounts)

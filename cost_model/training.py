@@ -22,7 +22,7 @@ class TrainOptions:
         members: networks in the ensemble.
         steps: at most so many.
         learning_rate: at its highest, after a short warm-up; it falls along a cosine.
-        weight_decay: pulls weights to zero, or in few-shot calibration to where they were.
+        weight_decay: pulls weights to zero.
         check_every: steps between two looks at the validation data.
         patience: looks without a better error before learning ends.
         max_seconds: learning ends then, with what was best.
@@ -30,12 +30,12 @@ class TrainOptions:
     """
 
     members: int = 5
-    steps: int = 1500
+    steps: int = 600
     learning_rate: float = 5e-3
     weight_decay: float = 1e-2
     check_every: int = 25
-    patience: int = 16
-    max_seconds: float = 50.0
+    patience: int = 12
+    max_seconds: float = 45.0
     seed: int = 0
 
 
@@ -55,15 +55,22 @@ def fit(
     error_of: Callable[[Ensemble], float],
     options: TrainOptions,
     progress: Progress | None = None,
+    only: tuple[str, ...] = ("",),
 ) -> tuple[Ensemble, Curves]:
     """The ensemble with the weights that had the least error on the way; and the way.
 
-    `progress` is called at each of `options.steps`, also for those that were not needed.
+    `progress` is called at each of `options.steps`, also for those that were not needed. Weights
+    whose names begin otherwise than `only` stay as they are.
     """
-    weights: State = {n: w.detach().clone().requires_grad_() for n, w in ensemble.weights.items()}
+    weights: State = {
+        name: weight.detach().clone().requires_grad_(name.startswith(only))
+        for name, weight in ensemble.weights.items()
+    }
     learner = ensemble.with_weights(weights)
     optimizer = torch.optim.AdamW(
-        weights.values(), lr=options.learning_rate, weight_decay=options.weight_decay
+        [weight for weight in weights.values() if weight.requires_grad],
+        lr=options.learning_rate,
+        weight_decay=options.weight_decay,
     )
     best, best_error, since_best = ensemble, math.inf, 0
     checks: list[tuple[int, float, float]] = []

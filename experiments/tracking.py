@@ -4,8 +4,9 @@ import logging
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,28 @@ class TrackedRun:
         import mlflow
 
         mlflow.log_metrics(dict(values))
+
+    def curve(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Log a figure as it went, step by step."""
+        import mlflow
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        points = [Metric(name, v, now, s) for s, v in zip(steps, values, strict=True)]
+        mlflow.MlflowClient().log_batch(self.run_id, metrics=points)
+
+    def register(self, folder: Path, name: str, tags: Mapping[str, str]) -> str:
+        """Log a folder and register it as the next version of a model; returns the version."""
+        import mlflow
+        from mlflow.exceptions import MlflowException
+
+        mlflow.log_artifacts(str(folder), name)
+        client = mlflow.MlflowClient()
+        with suppress(MlflowException):  # it is registered already
+            client.create_registered_model(name)
+        source = mlflow.get_artifact_uri(name)
+        version = client.create_model_version(name, source, self.run_id, tags=dict(tags))
+        return str(version.version)
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         """Log a file."""

@@ -1,0 +1,245 @@
+#!/usr/bin/env python
+"""Train a cost model on measured shards, let it learn from its own proposals, and test it."""
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmark import Exchange
+from cost_model import (
+    CommCostModel,
+    CostDataset,
+    CostModel,
+    EstimatedCosts,
+    Provenance,
+    Selection,
+    read_costs,
+    split,
+)
+from cost_model.calibration import FEW, calibrate
+from cost_model.checkpoint import check_free, load_model, save_model
+from cost_model.communication import communication_error, train_communication
+from cost_model.compute_training import train_compute
+from cost_model.evaluation import Evaluation, evaluate, evaluations_per_second
+from cost_model.pictures import draw_all
+from cost_model.training import Curves, TrainOptions
+from experiments import cli, tracking
+from experiments.progress import following
+from experiments.proposing import Proposer
+from workload import UserError, documents
+from workload.operators import Optimizer, Weights
+
+REGISTERED_AS = "autoshard-cost-model"
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Train a cost model on what was measured, and say how good it is on tables it never saw.
+
+    Tables are split once and for all into those that teach, those that stop and those that test;
+    collect_costs.py keeps them apart.
+    """
+
+    store: tuple[Path, ...]
+    """Stores and Parquet files to learn from; new measurements go into the first store."""
+    out: Path
+    """Folder for the model."""
+    rounds: int = 0
+    """Rounds of learning from what sharders propose by the model as it is."""
+    budget_shards: int = 300
+    """Shards to be measured in all rounds together."""
+    check_tasks: int = 20
+    """Tasks of test tables on which a search's promises are measured; 0: none."""
+    calibrate: Path | None = None
+    """Do not train: adapt this model to at most 50 shards of the store."""
+    batch_size: tuple[int, ...] = ()
+    """Learn from these batch sizes only; by default from all in the store."""
+    weights: Weights | None = None
+    """Which of the store's operators, if it holds several."""
+    optimizer: Optimizer | None = None
+    """The same."""
+    hardware: str | None = None
+    """Which of the store's hardware, if it holds several."""
+    seed: int = 0
+    """Of the networks' first weights, and of what is drawn."""
+    force: bool = False
+    """Replace the model in --out."""
+    json: Path | None = None
+    """Write the figures here."""
+    mlflow_uri: str | None = None
+    """Where to log; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
+
+
+def main(config: TrainConfig) -> None:
+    """Train, test, save, log."""
+    check_free(config.out, config.force)
+    if config.json is not None and config.json.is_dir():
+        raise UserError(f"{config.json}: is a folder: name a file for --json")
+    if min(config.rounds, config.check_tasks, config.budget_shards) < 0:
+        raise UserError("--rounds, --check-tasks and --budget-shards must be at least 0")
+    data = _read(config)
+    with tracking.tracked_run("train_cost_model", asdict(config), config.mlflow_uri) as run:
+        if config.calibrate is not None:
+            model, figures = _calibrated(config.calibrate, data)
+        else:
+            model, figures = _trained(config, data, run)
+        save_model(model, config.out, config.force)
+        tags = {"hardware": data.hardware, "versions": data.versions}
+        version = run.register(config.out, REGISTERED_AS, tags)
+        run.tags(tags)
+        run.metrics(_flat(figures))
+        if config.json is not None:
+            documents.write(config.json, figures)
+    cli.console.print(
+        f"the model is in {config.out}, and in MLflow as {REGISTERED_AS} version {version}",
+        soft_wrap=True,
+    )
+
+
+def _trained(
+    config: TrainConfig, data: CostDataset, run: tracking.TrackedRun
+) -> tuple[CostModel, dict[str, Any]]:
+    """Train on the store, round by round; then test."""
+    with ExitStack() as stack:
+        proposer = Proposer.start(
+            stack, config.store, data, needed=config.rounds > 0, seed=config.seed
+        )
+        model, curves = _train(config, data)
+        for number in range(config.rounds):
+            assert proposer is not None
+            budget = config.budget_shards // config.rounds
+            proposer.measure_proposals(
+                EstimatedCosts(model, data.most_common_batch), number, budget
+            )
+            data = _read(config)
+            model, curves = _train(config, data)
+        if proposer is not None and data.noise_floor() is None:
+            proposer.measure_again(split(data)["test"])
+            data = _read(config)
+        oracle = EstimatedCosts(model, data.most_common_batch)
+        promised = None
+        if proposer is not None and config.check_tasks:
+            promised = proposer.check(oracle, config.check_tasks)
+    parts = split(data)
+    found = evaluate(model.compute, parts["train"], parts["test"])
+    slices = list(
+        {piece.digest: piece for s in parts["test"].shards for piece in s.slices}.values()
+    )
+    figures = {
+        "num_train": len(parts["train"]),
+        "num_validation": len(parts["validation"]),
+        **found.to_json(),
+        "communication_error": _communication_error(model.communication, data.exchanges),
+        "proposals": promised,
+        "seconds": curves.seconds,
+        "evaluations_per_second": evaluations_per_second(oracle, slices),
+    }
+    _report(found, figures)
+    run.curve("training_loss", curves.steps, curves.losses)
+    run.curve("validation_error", curves.steps, curves.errors)
+    with tempfile.TemporaryDirectory() as folder:
+        for picture in draw_all(found, curves, Path(folder)):
+            run.artifact(picture, "pictures")
+    provenance = Provenance(
+        hardware=data.hardware,
+        versions=data.versions,
+        operator=data.operator,
+        batch_sizes=tuple(sorted(set(data.batch_sizes))),
+        num_shards=len(data),
+        quiet_ms=data.quiet_ms,
+        figures=_flat(figures),
+    )
+    return CostModel(model.compute, provenance, model.communication), figures
+
+
+def _train(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
+    parts = split(data)
+    options = TrainOptions(seed=config.seed)
+    cli.console.print(
+        f"training on {len(parts['train'])} shards, stopped by {len(parts['validation'])}, "
+        f"tested by {len(parts['test'])} of other tables"
+    )
+    with following(options.steps, "steps") as step:
+        compute, curves = train_compute(parts["train"], parts["validation"], options, progress=step)
+    communication = None
+    if data.exchanges:
+        communication, _ = train_communication(data.exchanges, options)
+    provenance = Provenance(
+        data.hardware, data.versions, data.operator, (), len(data), data.quiet_ms
+    )
+    return CostModel(compute, provenance, communication), curves
+
+
+def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, Any]]:
+    """Adapt a model to a few of the store's shards; test it on those of test tables, if any."""
+    before = load_model(source)
+    parts = split(data, must_be_full=False)
+    few = parts["train"].subset(range(min(FEW, len(parts["train"]))))
+    model = calibrate(before, few)
+    figures: dict[str, Any] = {"num_train": len(few), "num_test": len(parts["test"])}
+    if len(parts["test"]):
+        old = evaluate(before.compute, few, parts["test"])
+        new = evaluate(model.compute, few, parts["test"])
+        figures |= {**new.to_json(), "uncalibrated_mape": old.score.median_error}
+        cli.console.print(
+            f"calibrated with {len(few)} shards: median error {new.score.median_error:.1%} on "
+            f"{len(parts['test'])} others, {old.score.median_error:.1%} before",
+            soft_wrap=True,
+        )
+    return model, figures
+
+
+def _read(config: TrainConfig) -> CostDataset:
+    selection = Selection(config.weights, config.optimizer, config.batch_size, config.hardware)
+    return read_costs(config.store, selection)
+
+
+def _communication_error(
+    model: CommCostModel | None, exchanges: tuple[Exchange, ...]
+) -> float | None:
+    return None if model is None else communication_error(model, exchanges)
+
+
+def _report(found: Evaluation, figures: dict[str, Any]) -> None:
+    """The figures for people."""
+    floor = "unknown" if found.noise_floor is None else f"{found.noise_floor:.1%}"
+    additive = found.baselines["additive"]
+    lines = [
+        ("median error", f"{found.score.median_error:.1%} (measured twice: {floor})"),
+        ("Kendall tau", f"{found.score.kendall_tau:.3f} (sum of tables alone "
+                        f"{additive.kendall_tau:.3f})"),
+        ("90 % interval", f"holds {found.coverage_90:.1%}"),
+        ("evaluations", f"{figures['evaluations_per_second']:,.0f} a second"),
+    ]  # fmt: skip
+    if figures["proposals"] is not None:
+        told = figures["proposals"]
+        lines.append(
+            ("promises", f"measured / promised {told['measured_over_promised']:.3f}, of the "
+                         f"slowest device {told['max_measured_over_promised']:.3f}")
+        )  # fmt: skip
+        for name, ms in told["measured_max_ms"].items():
+            lines.append((name, f"{ms:.2f} ms on the slowest device, mean of tasks"))
+    for name, value in lines:
+        cli.console.print(f"  {name:<14} {value}", soft_wrap=True)
+    for name, count, own, additive_error in found.by_size():
+        cli.console.print(
+            f"  {name + ' tables':<14} error {own:.1%}, of the sum {additive_error:.1%} "
+            f"({count} shards)"
+        )
+
+
+def _flat(figures: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """Numbers by dotted names, as MLflow wants them."""
+    flat: dict[str, float] = {}
+    for name, value in figures.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            flat[prefix + name] = float(value)
+    return flat
+
+
+if __name__ == "__main__":
+    cli.run_command(main, TrainConfig)
