@@ -99,7 +99,7 @@ class ComputeCostModel:
     def _price(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         costs = self.ensemble("fusion", sums, apart=True).exp()
         forward, backward = costs.mean(0).unbind(-1)
-        variance = costs.sum(-1).var(0) / (forward + backward).square()
+        variance = costs.sum(-1).var(0, correction=0) / (forward + backward).square()
         # One member's doubt is as good as that of all, and cheaper.
         alone = sums[:, 0, 0] + sums[:, 0, 1]
         doubt = _DOUBT_WEIGHT * sums[:, 0, self.shape.doubt] / alone.clamp_min(_FLOOR)

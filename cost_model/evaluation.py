@@ -13,6 +13,7 @@ from scipy import stats
 from cost_model.compute import ComputeCostModel
 from cost_model.dataset import CostDataset
 from cost_model.oracle import EstimatedCosts
+from cost_model.training import one_thread
 from workload import Shard, TableSlice
 
 Floats = npt.NDArray[np.float64]
@@ -151,9 +152,7 @@ def _believed(shards: tuple[Shard, ...], belief: Callable[[TableSlice], float]) 
 
 def evaluations_per_second(oracle: EstimatedCosts, slices: Sequence[TableSlice]) -> float:
     """How many times a second "this device plus that table" is priced on one core."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         devices = oracle.devices(slices, _TIMED_DEVICES)
         for item in range(len(slices)):
             devices.put(item, item % _TIMED_DEVICES)
@@ -163,5 +162,3 @@ def evaluations_per_second(oracle: EstimatedCosts, slices: Sequence[TableSlice])
             devices.with_each(items)
             count += len(slices) * _TIMED_DEVICES
         return count / (time.perf_counter() - started)
-    finally:
-        torch.set_num_threads(threads)

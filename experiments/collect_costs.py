@@ -14,8 +14,18 @@ from benchmark.hardware import DeviceInfo
 from experiments import cli, tracking
 from experiments.cluster import ray_cluster
 from experiments.progress import following
-from workload import OperatorOptions, Shard, UserError, documents, load_tables, random_shards
+from workload import (
+    EmbeddingTable,
+    OperatorOptions,
+    Shard,
+    UserError,
+    documents,
+    load_tables,
+    random_exchanges,
+    random_shards,
+)
 from workload.operators import Optimizer, Weights
+from workload.sampling import MOST_TASK_DEVICES
 from workload.synthetic import PROFILES, default_profile
 
 
@@ -32,6 +42,8 @@ class CollectConfig:
     """Different shards to measure."""
     max_tables: int = 20
     """A shard holds 1 to this many tables."""
+    num_exchanges: int = 0
+    """All-to-alls to measure as well, of random plans for 2 to 8 devices."""
     batch_size: int | None = None
     """Samples of a batch; by default 1,024 on a CPU and 65,536 on a machine with a GPU."""
     augment: bool = False
@@ -86,6 +98,7 @@ def main(config: CollectConfig) -> None:
     with tracking.tracked_run("collect_costs", parameters, config.mlflow_uri) as run, ray_cluster():
         pool = BenchmarkPool(config.store, kind=config.devices)
         summary = collect(pool, shards, settings)
+        collect_exchanges(pool, tables, config.num_exchanges, batch_size, config.seed)
         report(summary, config.store)
         if config.json is not None:
             documents.write(config.json, asdict(summary))
@@ -119,6 +132,29 @@ def collect(pool: BenchmarkPool, shards: Sequence[Shard], settings: MeasureSetti
     for notice in pool.notices():
         cli.console.print(f"note: {notice}", markup=False)
     return summarise(answers, devices, time.monotonic() - started)
+
+
+def collect_exchanges(
+    pool: BenchmarkPool,
+    tables: Sequence[EmbeddingTable],
+    count: int,
+    batch_size: int,
+    seed: int,
+) -> None:
+    """Measure `count` random all-to-alls, those that are not in the store yet.
+
+    On GPUs each rank needs its own; on a CPU several may share a core.
+    """
+    if count == 0:
+        return
+    devices = pool.devices()
+    most = MOST_TASK_DEVICES if devices[0].kind == "cpu" else len(devices)
+    if most < 2:
+        raise UserError("an all-to-all needs at least two devices, the cluster has one")
+    with following(count, "all-to-alls") as step:
+        for dims in random_exchanges(tables, count, most, seed):
+            pool.exchange(dims, batch_size)
+            step()
 
 
 def summarise(

@@ -36,7 +36,7 @@ class LocalSearchSharder:
     def __init__(
         self,
         oracle: EstimatedCosts,
-        caution: float = 1.0,
+        caution: float = 2.0,
         kicks: int = 8,
         split: bool = True,
         seed: int = 0,

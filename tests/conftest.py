@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from formula import formula_data, formula_exchanges, formula_model
 from hypothesis import settings
 
 from benchmark import BenchmarkPool
+from cost_model import CostDataset, CostModel, EstimatedCosts, split
 from workload import EmbeddingTable, synthetic_tables
+from workload.parts import Part
 
 settings.register_profile("autoshard", deadline=None, max_examples=60)
 settings.load_profile("autoshard")
@@ -60,3 +63,29 @@ def fresh_pool(make_pool: Callable[..., BenchmarkPool]) -> Iterator[Callable[...
 def tables() -> tuple[EmbeddingTable, ...]:
     """Small tables that are quick to measure."""
     return synthetic_tables(60, seed=7, profile="small")
+
+
+@pytest.fixture(scope="session")
+def many_tables() -> tuple[EmbeddingTable, ...]:
+    """Enough tables to learn from some and be tested on others."""
+    return synthetic_tables(200, seed=3, profile="small")
+
+
+@pytest.fixture(scope="session")
+def formula_parts(many_tables: tuple[EmbeddingTable, ...]) -> dict[Part, CostDataset]:
+    """Data that follow a formula, split by table."""
+    return split(formula_data(many_tables, 600))
+
+
+@pytest.fixture(scope="session")
+def model(
+    many_tables: tuple[EmbeddingTable, ...], formula_parts: dict[Part, CostDataset]
+) -> CostModel:
+    """A cost model that has learned the formula."""
+    return formula_model(formula_parts, formula_exchanges(many_tables, 60))
+
+
+@pytest.fixture
+def oracle(model: CostModel) -> EstimatedCosts:
+    """What it estimates in batches of 1,024."""
+    return EstimatedCosts(model, 1024)

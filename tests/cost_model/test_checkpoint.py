@@ -1,0 +1,124 @@
+"""Models in folders: they come back to the bit, and nothing is lost on the way."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cost_model import CostModel, EstimatedCosts
+from cost_model.checkpoint import CheckpointError, load_model, save_model
+from workload import EmbeddingTable, random_shards
+
+
+def test_a_model_comes_back_to_the_bit(
+    tmp_path: Path, model: CostModel, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    save_model(model, tmp_path / "deep" / "model")
+    back = load_model(tmp_path / "deep" / "model")
+    assert back.provenance == model.provenance
+    assert back.compute.uncertainty == model.compute.uncertainty
+    for name, weight in model.compute.ensemble.weights.items():
+        assert torch.equal(back.compute.ensemble.weights[name], weight)
+    shards = random_shards(tables, 30, 8, augment=True)
+    one, other = (EstimatedCosts(m, 1024).costs(shards) for m in (model, back))
+    assert one == other
+    assert model.communication is not None
+    assert back.communication is not None
+    dims = (64, 0, 128)
+    assert back.communication.predict(dims, 1024) == model.communication.predict(dims, 1024)
+    assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == ["model"]
+
+
+def test_a_model_may_know_nothing_of_communication(tmp_path: Path, model: CostModel) -> None:
+    save_model(replace(model, communication=None), tmp_path / "model")
+    assert load_model(tmp_path / "model").communication is None
+
+
+def test_what_exists_is_only_replaced_when_asked(tmp_path: Path, model: CostModel) -> None:
+    folder = tmp_path / "model"
+    save_model(model, folder)
+    before = (folder / "model.json").read_bytes()
+    with pytest.raises(CheckpointError, match="exists: name another folder"):
+        save_model(model, folder)
+    assert (folder / "model.json").read_bytes() == before
+    save_model(replace(model, communication=None), folder, force=True)
+    assert load_model(folder).communication is None
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("years of work")
+    with pytest.raises(CheckpointError, match="a folder of other things"):
+        save_model(model, tmp_path / "home", force=True)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match="exists"):
+        save_model(model, tmp_path / "file", force=True)
+
+
+def _edit(change: Callable[[dict[str, object]], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        document = json.loads((folder / "model.json").read_text())
+        change(document)
+        (folder / "model.json").write_text(json.dumps(document))
+
+    return apply
+
+
+def _cut(name: str) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda folder: (folder / "model.json").unlink(), "holds no cost model"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "missing or damaged"),
+        (_cut("model.json"), "line"),
+        (_cut("model.safetensors"), "missing or damaged"),
+        (_edit(lambda d: d.update(version=99)), "has version 99"),
+        (_edit(lambda d: d.update(schema="else")), "not a document of schema"),
+        (_edit(lambda d: d.update(inputs=["dim"])), "its inputs are not those of this autoshard"),
+        (_edit(lambda d: d.pop("uncertainty")), "has no field 'uncertainty'"),
+        (_edit(lambda d: d.update(shape={"hidden": 8, "fusion": 8, "learned": 2})), "damaged"),
+        (_edit(lambda d: d.update(shape={"wide": 8})), "field of the wrong kind"),
+    ],
+)
+def test_what_is_no_model_is_told_in_one_line(
+    tmp_path: Path, model: CostModel, damage: Callable[[Path], None], says: str
+) -> None:
+    folder = tmp_path / "model"
+    save_model(model, folder)
+    damage(folder)
+    with pytest.raises(Exception, match=says) as caught:
+        load_model(folder)
+    assert type(caught.value).__module__.startswith(("cost_model", "workload"))
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_write_that_fails_leaves_the_old_model(
+    tmp_path: Path, model: CostModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    save_model(model, folder)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("cost_model.checkpoint.save_file", full)
+    with pytest.raises(CheckpointError, match="No space left"):
+        save_model(model, folder, force=True)
+    monkeypatch.undo()
+    load_model(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_other_hardware_is_told(model: CostModel) -> None:
+    assert model.strangeness(model.provenance.hardware) is None
+    told = model.strangeness("another machine") or ""
+    assert "another machine" in told
+    assert "calibrate" in told

@@ -1,0 +1,190 @@
+"""The set network: what adds up, what does not, and what it learns of a formula."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from formula import formula_data, formula_ms
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_model import CostDataset, CostModel, DeviceSums, EstimatedCosts, OutsideTraining
+from cost_model.compute_training import train_compute
+from cost_model.evaluation import Score, evaluate
+from cost_model.training import TrainOptions
+from workload import EmbeddingTable, Shard, TableSlice, random_shards, synthetic_tables
+from workload.parts import Part
+
+TABLES = synthetic_tables(40, seed=5, profile="small")
+numbers = st.lists(st.integers(0, len(TABLES) - 1), min_size=1, max_size=30, unique=True)
+
+
+@pytest.fixture(scope="module")
+def amounts(model: CostModel) -> torch.Tensor:
+    return model.compute.amounts([table.whole() for table in TABLES], 1024)
+
+
+def test_the_formula_is_recovered_on_tables_never_seen(
+    model: CostModel, formula_parts: dict[Part, CostDataset]
+) -> None:
+    found = evaluate(model.compute, formula_parts["train"], formula_parts["test"])
+    assert found.score.median_error < 0.05
+    assert found.score.kendall_tau > 0.95
+    for name, score in found.baselines.items():
+        assert score.kendall_tau < found.score.kendall_tau, name
+        assert score.median_error > 2 * found.score.median_error, name
+    assert found.coverage_90 > 0.7  # some twenty tables decided how far to trust it
+    groups = found.by_size()
+    assert sum(count for _, count, _, _ in groups) == len(formula_parts["test"])
+    assert groups[0][0] == "1"
+    assert groups[0][2] == groups[0][3]  # of single tables the sum is the cost itself
+
+
+def test_forward_and_backward_are_told_apart(
+    model: CostModel, formula_parts: dict[Part, CostDataset]
+) -> None:
+    data = formula_parts["test"]
+    prices = model.compute.predict(data.shards, data.batch_sizes)
+    for column, predicted in enumerate((prices.forward_ms, prices.backward_ms)):
+        score = Score.of(predicted.double().numpy(), data.costs_ms[:, column])
+        assert score.median_error < 0.06
+
+
+def test_one_model_spans_batch_sizes(model: CostModel) -> None:
+    shard = Shard.of_tables(TABLES[:8])
+    for batch_size in (512, 1024):
+        cost = EstimatedCosts(model, batch_size).costs([shard])[0]
+        assert cost.total_ms == pytest.approx(sum(formula_ms(shard, batch_size)), rel=0.15)
+
+
+def test_the_same_seed_learns_the_same(formula_parts: dict[Part, CostDataset]) -> None:
+    options = TrainOptions(members=2, steps=30)
+    data = formula_parts["train"], formula_parts["validation"]
+    first, _ = train_compute(*data, options)
+    again, curves = train_compute(*data, options)
+    other, _ = train_compute(*data, dataclasses.replace(options, seed=1))
+    for name, weight in first.ensemble.weights.items():
+        assert torch.equal(weight, again.ensemble.weights[name])
+    weight = "table.curved.0.weight"
+    assert not torch.equal(first.ensemble.weights[weight], other.ensemble.weights[weight])
+    assert curves.steps == (25, 30)
+
+
+def test_learning_stops_when_validation_gets_no_better(
+    formula_parts: dict[Part, CostDataset],
+) -> None:
+    told: list[None] = []
+    options = TrainOptions(members=1, steps=400, patience=1, check_every=5)
+    _, curves = train_compute(
+        formula_parts["train"],
+        formula_parts["validation"],
+        options,
+        progress=lambda: told.append(None),
+    )
+    assert curves.steps[-1] < 400
+    assert len(told) == 400  # so that progress bars come to their end
+
+
+@given(chosen=numbers, seed=st.integers(0, 99))
+def test_order_does_not_matter(model: CostModel, chosen: list[int], seed: int) -> None:
+    mixed = np.random.default_rng(seed).permutation(chosen).tolist()
+    oracle = EstimatedCosts(model, 1024)
+    costs = [
+        oracle.costs([Shard.in_order(tuple(TABLES[n].whole() for n in order))])[0]
+        for order in (chosen, mixed)
+    ]
+    assert costs[0].total_ms == pytest.approx(costs[1].total_ms, rel=1e-5)
+    assert costs[0].spread == pytest.approx(costs[1].spread, rel=1e-3)
+
+
+@given(first=numbers, second=numbers)
+def test_sums_add_up(model: CostModel, first: list[int], second: list[int]) -> None:
+    """What two shards bring together is what they bring apart; their costs do not add up."""
+    slices = [table.whole() for table in TABLES]
+    amounts = model.compute.amounts(slices, 1024)
+    both = amounts[first].sum(0) + amounts[second].sum(0)
+    torch.testing.assert_close(both, amounts[first + second].sum(0), rtol=1e-5, atol=1e-5)
+
+
+@given(chosen=numbers, taken=st.integers(0, 29), data=st.data())
+def test_incremental_prices_are_full_ones(
+    model: CostModel, chosen: list[int], taken: int, data: st.DataObject
+) -> None:
+    slices = [table.whole() for table in TABLES]
+    oracle = EstimatedCosts(model, 1024)
+    devices = oracle.devices(slices, 2)
+    placed: list[list[int]] = [[], []]
+    for item in chosen:
+        device = data.draw(st.integers(0, 1))
+        devices.put(item, device)
+        placed[device].append(item)
+    leaver = chosen[taken % len(chosen)]
+    home = 0 if leaver in placed[0] else 1
+    other = next(item for item in range(len(TABLES)) if item not in placed[home])
+
+    def full(items: list[int]) -> float:
+        return oracle.costs([Shard(tuple(slices[n] for n in items))])[0].total_ms if items else 0.0
+
+    def same(found: torch.Tensor, items: list[int]) -> None:
+        assert float(found) == pytest.approx(full(items), rel=1e-5, abs=1e-6)
+
+    for device in (0, 1):
+        same(devices.prices().total_ms[device], placed[device])
+        same(devices.with_each([other]).total_ms[device, 0], [*placed[device], other])
+    where, out, into = torch.tensor([home]), torch.tensor([leaver]), torch.tensor([other])
+    rest = [item for item in placed[home] if item != leaver]
+    same(devices.without(out, where).total_ms[0], rest)
+    same(devices.exchanged(out, where, into).total_ms[0], [*rest, other])
+    devices.take(leaver, home)
+    same(devices.prices().total_ms[home], rest)
+    same(devices.alone().total_ms[other], [other])
+
+
+def test_items_can_be_added_later(oracle: EstimatedCosts) -> None:
+    devices = oracle.devices([TABLES[0].whole()], 1)
+    half = TableSlice(TABLES[1], 0, TABLES[1].dim // 2)
+    number = devices.extend(oracle.amounts([half]))
+    devices.put(number, 0)
+    assert float(devices.prices().total_ms[0]) == pytest.approx(
+        oracle.costs([Shard((half,))])[0].total_ms, rel=1e-5
+    )
+
+
+def test_nothing_costs_nothing(model: CostModel, amounts: torch.Tensor) -> None:
+    devices = DeviceSums(model.compute, amounts, 3)
+    devices.put(0, 1)
+    devices.put(1, 1)
+    devices.take(0, 1)
+    devices.take(1, 1)
+    assert devices.prices().total_ms.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_table_unlike_any_other_is_answered_with_doubt(oracle: EstimatedCosts) -> None:
+    huge = EmbeddingTable("huge", 10**10, 1024, 2.0)
+    (known,) = oracle.costs([Shard.of_tables(TABLES[:5])])
+    with pytest.warns(OutsideTraining, match="table huge: its log_rows lies"):
+        (cost,) = oracle.costs([Shard.of_tables([huge])])
+    assert np.isfinite(cost.total_ms)
+    assert cost.total_ms > 0
+    assert cost.spread > 5 * known.spread
+    (mixed,) = oracle.costs([Shard.of_tables([*TABLES[:5], huge])])
+    assert known.spread < mixed.spread
+
+
+def test_the_ensemble_doubts_what_it_has_not_seen(
+    oracle: EstimatedCosts, many_tables: tuple[EmbeddingTable, ...]
+) -> None:
+    """Shards of many more tables than any it learned from are priced with wider intervals."""
+    usual = oracle.prices(random_shards(many_tables, 50, 20, seed=9)).deviation
+    (wide,) = oracle.prices([Shard.of_tables(many_tables * 4)]).deviation.tolist()
+    assert wide > float(usual.mean())
+
+
+def test_few_data_are_enough_to_start(many_tables: tuple[EmbeddingTable, ...]) -> None:
+    """With the prices of work alone: what 60 shards tell is already better than their mean."""
+    data = formula_data(many_tables, 60, seed=8)
+    model, _ = train_compute(data, data, TrainOptions(members=2, steps=50))
+    other = formula_data(many_tables, 60, seed=80)
+    predicted = model.predict(other.shards, other.batch_sizes).total_ms.double().numpy()
+    assert Score.of(predicted, other.totals_ms).median_error < 0.25

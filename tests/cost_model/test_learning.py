@@ -1,0 +1,150 @@
+"""Calibration, communication, plans, and what is worth measuring."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from formula import formula_exchanges, measurement
+
+from cost_model import CommCostModel, CostDataset, CostModel, DataError, EstimatedCosts
+from cost_model.calibration import calibrate
+from cost_model.communication import communication_error, train_communication
+from cost_model.evaluation import Score, evaluations_per_second
+from cost_model.proposals import promises, worth_measuring
+from cost_model.training import TrainOptions
+from sharders import AloneGreedySharder, LocalSearchSharder
+from workload import (
+    Device,
+    EmbeddingTable,
+    OperatorOptions,
+    Shard,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+    random_shards,
+    random_tasks,
+)
+from workload.parts import Part, part_of_shard
+
+OTHER = OperatorOptions("fp16")
+
+
+def slower(shards: list[Shard]) -> CostDataset:
+    """Another machine: lookups cost two and a half times as much."""
+    data = CostDataset.of(measurement(s, dearer=2.5, noise=0.02, operator=OTHER) for s in shards)
+    return replace(data, hardware="another machine")
+
+
+def test_a_few_shards_tell_what_another_machine_costs(
+    model: CostModel,
+    many_tables: tuple[EmbeddingTable, ...],
+    formula_parts: dict[Part, CostDataset],
+) -> None:
+    shards = random_shards(many_tables, 400, 20, seed=21)
+    test = slower([shard for shard in shards if part_of_shard(shard) == "test"])
+    few = slower([shard for shard in shards if part_of_shard(shard) == "train"][:50])
+    calibrated = calibrate(model, few)
+    scores = [
+        Score.of(m.compute.predict(test.shards, test.batch_sizes).total_ms.double().numpy(),
+                 test.totals_ms)
+        for m in (model, calibrated)
+    ]  # fmt: skip
+    assert scores[0].median_error > 0.3
+    assert scores[1].median_error < 0.2 * scores[0].median_error
+    assert calibrated.provenance.hardware == "another machine"
+    assert calibrated.provenance.operator == OTHER
+    assert calibrated.communication is None  # it was another machine's
+    assert calibrate(model, replace(few, hardware="a machine")).communication is not None
+    with pytest.raises(DataError, match="too few to calibrate with"):
+        calibrate(model, few.subset(range(5)))
+
+
+def test_all_to_alls_are_learned_for_any_number_of_ranks(
+    model: CostModel, many_tables: tuple[EmbeddingTable, ...]
+) -> None:
+    communication = model.communication
+    assert communication is not None
+    unseen = formula_exchanges(many_tables[50:], 20)
+    assert communication_error(communication, unseen) < 0.15
+    costs = communication.predict([64] * 12, 1024)
+    assert len(costs.forward_ms) == len(costs.backward_ms) == 12
+    assert np.ptp(costs.forward_ms) < 1e-5
+    assert communication.predict([64], 1024).forward_ms == (0.0,)
+    mixed = communication.predict([10, 500, 30], 1024)
+    turned = communication.predict([30, 10, 500], 1024)
+    assert turned.forward_ms == pytest.approx(np.roll(mixed.forward_ms, 1))
+
+
+def test_nobody_is_through_before_the_last_has_come(model: CostModel) -> None:
+    communication = model.communication
+    assert isinstance(communication, CommCostModel)
+    dims, starts = (64, 64, 128), (0.0, 3.0, 1.0)
+    together = communication.predict(dims, 1024)
+    apart = communication.predict(dims, 1024, starts_ms=starts)
+    waited = np.subtract(apart.forward_ms, together.forward_ms)
+    assert waited.tolist() == pytest.approx([3.0, 0.0, 2.0])
+
+
+def test_too_few_all_to_alls_are_told(many_tables: tuple[EmbeddingTable, ...]) -> None:
+    with pytest.raises(UserError, match="--num-exchanges"):
+        train_communication(formula_exchanges(many_tables, 5), TrainOptions())
+
+
+def test_whole_plans_are_priced(
+    model: CostModel, oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    task = ShardingTask(tables[:9], Device.uniform(4, 2**40), 1024)
+    plan = ShardingPlan.table_wise(task, [0, 0, 0, 1, 1, 1, 2, 2, 2])
+    cost = oracle.plan_cost(plan, task)
+    shards = [shard for shard in plan.shards(task) if shard is not None]
+    assert [d.compute_ms for d in cost.devices[:3]] == pytest.approx(
+        [c.total_ms for c in oracle.costs(shards)]
+    )
+    assert cost.devices[3].compute_ms == 0
+    assert all(device.forward_exchange_ms > 0 for device in cost.devices)
+    silent = EstimatedCosts(replace(model, communication=None), 1024)
+    assert silent.plan_cost(plan, task).devices[0].forward_exchange_ms == 0
+    with pytest.raises(UserError, match="batch size is 512, the oracle's 1024"):
+        oracle.plan_cost(plan, replace(task, batch_size=512))
+    with pytest.raises(UserError, match="at least 1"):
+        EstimatedCosts(model, 0)
+
+
+def test_what_is_worth_measuring_is_new_and_never_of_test_tables(
+    oracle: EstimatedCosts, many_tables: tuple[EmbeddingTable, ...]
+) -> None:
+    def tasks(members: object) -> list[ShardingTask]:
+        return random_tasks(members, 4, 1024, OperatorOptions(), 2**40, 5)  # type: ignore[arg-type]
+
+    makers = [AloneGreedySharder, LocalSearchSharder]
+    first = worth_measuring(oracle, makers, many_tables, tasks, set(), 40, 0)
+    assert 30 <= len(first) <= 40
+    assert len({shard.digest for shard in first}) == len(first)
+    assert {part_of_shard(shard) for shard in first} == {"train", "validation"}
+    known = {shard.digest for shard in first}
+    second = worth_measuring(oracle, makers, many_tables, tasks, known, 40, 0)
+    assert not known & {shard.digest for shard in second}
+    doubts = oracle.prices(first).deviation.numpy()
+    usual = oracle.prices(random_shards(many_tables, 100, 60, 3)).deviation.numpy()
+    assert doubts.max() > np.median(usual)
+
+
+def test_promises_are_told_at_the_level_of_the_model(
+    oracle: EstimatedCosts, many_tables: tuple[EmbeddingTable, ...]
+) -> None:
+    task = ShardingTask(many_tables[:12], Device.uniform(3, 2**40), 1024)
+    plan = AloneGreedySharder(oracle).shard(task)
+    honest = promises(oracle, [(task, plan)], lambda some: [measurement(s) for s in some])
+    assert honest[0].ratio == pytest.approx(1, abs=0.1)
+    assert honest[0].max_ratio == pytest.approx(1, abs=0.15)
+    # Another store's level: twice the reference, so all of its costs read twice as high.
+    other = promises(
+        oracle, [(task, plan)], lambda some: [measurement(s).told_at(4.0) for s in some]
+    )
+    assert other[0].ratio == pytest.approx(honest[0].ratio)
+
+
+def test_evaluations_are_counted(
+    oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    assert evaluations_per_second(oracle, [table.whole() for table in tables]) > 0

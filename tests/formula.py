@@ -1,0 +1,82 @@
+"""Costs with a known answer: a formula that is not additive, and data that follow it."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmark import Exchange, Measurement, MeasureSettings, Timing
+from benchmark.measurement import ExchangeKey
+from cost_model import CostDataset, CostModel, Provenance
+from cost_model.communication import train_communication
+from cost_model.compute_training import train_compute
+from cost_model.training import TrainOptions
+from workload import EmbeddingTable, OperatorOptions, Shard, random_exchanges, random_shards
+from workload.parts import Part
+from workload.reuse import spectrum_of
+
+HARDWARE, VERSIONS = "a machine", "libraries"
+
+
+def formula_ms(shard: Shard, batch_size: int, dearer: float = 1.0) -> tuple[float, float]:
+    """Forward and backward: starting costs, work adds up, and tables get in each other's way."""
+    work = rows = 0.0
+    for piece in shard.slices:
+        spectrum = spectrum_of(piece.table, batch_size)
+        work += dearer * spectrum.lookups * piece.width / 2e6 + batch_size / 4e4
+        rows += spectrum.distinct_rows * piece.width / 1e6
+    crowding = (1 + rows) ** 0.3
+    return 0.2 + work * crowding, 0.1 + (1.5 * work + 0.5 * rows) * crowding
+
+
+def measurement(
+    shard: Shard,
+    batch_size: int = 1024,
+    noise: float = 0.0,
+    seed: int = 0,
+    dearer: float = 1.0,
+    operator: OperatorOptions | None = None,
+) -> Measurement:
+    """As if the formula had been measured, `noise` of it at random."""
+    rng = np.random.default_rng([int(shard.digest[:8], 16), seed])
+    factor = float(np.exp(noise * rng.standard_normal()))
+    forward, backward = formula_ms(shard, batch_size, dearer)
+    timing = Timing(forward * factor, backward * factor, 0.01, 20, 0, 0.0, 0.1, 2.0)
+    settings = MeasureSettings(batch_size, operator or OperatorOptions(), seed)
+    return Measurement(shard, settings, HARDWARE, VERSIONS, "ok", "d", "n", 1.0 + seed, timing)
+
+
+def formula_data(
+    tables: Sequence[EmbeddingTable], count: int, seed: int = 0, noise: float = 0.02
+) -> CostDataset:
+    """Random shards and column slices in two batch sizes."""
+    half = count // 2
+    whole = random_shards(tables, count - half, 20, seed)
+    sliced = random_shards(tables, half, 20, seed + 1, augment=True)
+    return CostDataset.of(
+        measurement(shard, batch_size, noise)
+        for batch_size, shards in ((1024, whole), (512, sliced))
+        for shard in shards
+    )
+
+
+def formula_exchanges(tables: Sequence[EmbeddingTable], count: int) -> list[Exchange]:
+    """All-to-alls in which each rank waits for the largest share."""
+    found = []
+    for dims in random_exchanges(tables, count, 6):
+        ranks, total = len(dims), sum(dims)
+        forward = tuple(0.05 * ranks + (max(dims) + dim) * 1e-3 for dim in dims)
+        backward = tuple(0.05 * ranks + (total - dim) * 1e-3 for dim in dims)
+        key = ExchangeKey(dims, 1024, ranks)
+        found.append(Exchange(key, HARDWARE, VERSIONS, forward, backward, 0.01, 20, 1.0))
+    return found
+
+
+def formula_model(parts: dict[Part, CostDataset], exchanges: Sequence[Exchange]) -> CostModel:
+    """A small model of the formula: two seconds of training."""
+    options = TrainOptions(members=3, steps=300)
+    compute, _ = train_compute(parts["train"], parts["validation"], options)
+    communication, _ = train_communication(exchanges, options)
+    provenance = Provenance(
+        HARDWARE, VERSIONS, OperatorOptions(), (512, 1024), len(parts["train"]), 2.0
+    )
+    return CostModel(compute, provenance, communication)
