@@ -80,6 +80,10 @@ CREATE TABLE exchanges (
 );
 """
 
+_LEVELS = (
+    "CREATE INDEX levels ON measurements (hardware, versions, quiet_ms) WHERE quiet_ms IS NOT NULL"
+)
+
 COLUMNS = (
     "batch_size", "weights", "optimizer", "seed", "hardware", "versions", "slices", "status",
     "reason", "forward_ms", "backward_ms", "spread", "iterations", "disturbed", "foreign_load",
@@ -138,6 +142,7 @@ class MeasurementStore:
                 (version,) = self._db.execute("PRAGMA user_version").fetchone()
                 if version < SCHEMA_VERSION:  # and nobody was faster
                     self._db.execute("ALTER TABLE measurements ADD COLUMN quiet_ms REAL")
+                    self._db.execute(_LEVELS)
                     self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def __len__(self) -> int:
@@ -370,6 +375,7 @@ def _make(path: Path) -> None:
     partial.unlink(missing_ok=True)
     db = sqlite3.connect(partial)
     db.executescript(_SCHEMA)
+    db.execute(_LEVELS)
     db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("PRAGMA journal_mode = WAL")

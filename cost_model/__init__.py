@@ -6,6 +6,7 @@ devices one table at a time), what it learns from (`CostDataset`), its training,
 checkpoints.
 """
 
+from cost_model.checkpoint import CheckpointError, OtherHardware, load_model, save_model
 from cost_model.communication import CommCostModel, ExchangeCosts
 from cost_model.compute import ComputeCostModel, Prices, Uncertainty
 from cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
@@ -14,6 +15,7 @@ from cost_model.model import CostModel, Provenance
 from cost_model.oracle import EstimatedCosts, OutsideTraining
 
 __all__ = [
+    "CheckpointError",
     "CommCostModel",
     "ComputeCostModel",
     "CostDataset",
@@ -22,11 +24,14 @@ __all__ = [
     "DeviceSums",
     "EstimatedCosts",
     "ExchangeCosts",
+    "OtherHardware",
     "OutsideTraining",
     "Prices",
     "Provenance",
     "Selection",
     "Uncertainty",
+    "load_model",
     "read_costs",
+    "save_model",
     "split",
 ]

@@ -1,7 +1,12 @@
-"""Models in folders: weights as safetensors, everything else as JSON. Nothing is ever unpickled."""
+"""Models in folders: weights as safetensors, everything else as JSON. Nothing is ever unpickled.
+
+Models that are shipped lie in `pretrained/`, each beside the Parquet files that it learned from;
+they are loaded by name.
+"""
 
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -9,9 +14,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor
 
+from benchmark.hardware import cpu_fingerprint, cuda_fingerprint
 from cost_model import communication, network
 from cost_model.communication import CommCostModel, RankNetwork
 from cost_model.compute import ComputeCostModel, Uncertainty
@@ -21,7 +27,12 @@ from cost_model.network import InputScale, NetworkShape, ShardNetwork
 from workload import OperatorOptions, UserError, documents
 
 MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
+PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
+
+
+class OtherHardware(UserWarning):
+    """A model that speaks of another machine."""
 
 
 class CheckpointError(UserError):
@@ -45,7 +56,7 @@ def save_model(model: CostModel, folder: Path | str, force: bool = False) -> Non
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        save_file(_tensors(model), partial / _WEIGHTS)
+        (partial / _WEIGHTS).write_bytes(save(_tensors(model)))
         documents.write(partial / _DOCUMENT, MODEL_SCHEMA.stamp(_description(model)))
         if target.exists():
             target.rename(old)
@@ -57,16 +68,37 @@ def save_model(model: CostModel, folder: Path | str, force: bool = False) -> Non
         shutil.rmtree(old, ignore_errors=True)
 
 
-def load_model(folder: Path | str) -> CostModel:
-    """Read a model; CheckpointError names the folder and what is wrong with it."""
-    where = Path(folder)
+def load_model(model: Path | str, hardware: str | None = None) -> CostModel:
+    """Read a model from its folder, or a shipped one by its name, such as `cpu`.
+
+    CheckpointError names the folder and what is wrong with it. A model of other hardware than
+    `hardware`, by default this machine's, is handed out with a warning.
+    """
+    where = Path(model)
+    if not where.exists() and where.name == str(model) and (PRETRAINED / where).is_dir():
+        where = PRETRAINED / where
     if not (where / _DOCUMENT).is_file():
-        raise CheckpointError(f"{where}: holds no cost model: train_cost_model.py --out makes one")
+        shipped = ", ".join(sorted(path.name for path in PRETRAINED.iterdir() if path.is_dir()))
+        raise CheckpointError(
+            f"{where}: holds no cost model: train_cost_model.py --out makes one, and these are "
+            f"shipped: {shipped}"
+        )
     with documents.naming(where / _DOCUMENT):
         document = documents.read(where / _DOCUMENT)
         MODEL_SCHEMA.check(document)
         with documents.fields_of("model"):
-            return _model(document, _read_tensors(where / _WEIGHTS))
+            found = _model(document, _read_tensors(where / _WEIGHTS))
+    strangeness = found.strangeness(hardware or _hardware_here(found.provenance.hardware))
+    if strangeness is not None:
+        warnings.warn(strangeness, OtherHardware, stacklevel=2)
+    return found
+
+
+def _hardware_here(like: str) -> str:
+    """This machine's GPU for a model of GPUs, if it has one, else its CPU."""
+    if like.startswith("cuda") and torch.cuda.is_available():
+        return cuda_fingerprint()
+    return cpu_fingerprint()
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

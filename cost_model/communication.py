@@ -22,7 +22,7 @@ from workload import UserError
 
 INPUTS = ("sent", "received", "most_sent", "most_received", "all", "ranks", "ranks_per_device")
 _HIDDEN = 32
-_FEWEST = 20  # all-to-alls: with fewer nothing is learned
+FEWEST_EXCHANGES = 20  # all-to-alls: with fewer nothing is learned
 _HELD_OUT = 5  # every fifth is
 
 
@@ -122,12 +122,12 @@ def train_communication(
     exchanges: Sequence[Exchange], options: TrainOptions, progress: Progress | None = None
 ) -> tuple[CommCostModel, Curves]:
     """The model that learned from measured all-to-alls; a fifth of them stops it."""
-    if len(exchanges) < _FEWEST:
+    if len(exchanges) < FEWEST_EXCHANGES:
         raise UserError(
-            f"{len(exchanges)} all-to-alls are too few to learn from, {_FEWEST} are needed: "
-            "collect_costs.py --num-exchanges measures them"
+            f"{len(exchanges)} all-to-alls are too few to learn from, {FEWEST_EXCHANGES} are "
+            "needed: collect_costs.py --num-exchanges measures them"
         )
-    held_out = [exchange for n, exchange in enumerate(exchanges) if n % _HELD_OUT == 0]
+    held_out = held_out_of(exchanges)
     learned = [exchange for n, exchange in enumerate(exchanges) if n % _HELD_OUT]
     (inputs, costs), (other_inputs, other_costs) = _tensors(learned), _tensors(held_out)
     scale = torch.stack([inputs.mean(0), inputs.std(0).clamp_min(0.05)])
@@ -141,6 +141,11 @@ def train_communication(
         progress,
     )
     return CommCostModel(ensemble, scale), curves
+
+
+def held_out_of(exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """Those that no model learns from."""
+    return [exchange for n, exchange in enumerate(exchanges) if n % _HELD_OUT == 0]
 
 
 def communication_error(model: CommCostModel, exchanges: Sequence[Exchange]) -> float:

@@ -22,7 +22,7 @@ from workload.parts import PARTS, Part, part_of_shard
 Floats = npt.NDArray[np.float64]
 Value = TypeVar("Value")
 
-_FEWEST = 10  # shards that a part needs, or nothing can be said of it
+_FEWEST = 5  # shards that a part needs, or nothing can be said of it
 
 
 class DataError(UserError):

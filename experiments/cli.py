@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
@@ -24,6 +25,7 @@ def run_command(main: Callable[[Config], None], config: type[Config]) -> NoRetur
 
     The docstring of the config's class is the help text.
     """
+    warnings.formatwarning = lambda message, *_args, **_options: f"note: {message}\n"
     sys.exit(_exit_code(main, tyro.cli(config)))
 
 

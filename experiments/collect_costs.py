@@ -151,8 +151,9 @@ def collect_exchanges(
     most = MOST_TASK_DEVICES if devices[0].kind == "cpu" else len(devices)
     if most < 2:
         raise UserError("an all-to-all needs at least two devices, the cluster has one")
-    with following(count, "all-to-alls") as step:
-        for dims in random_exchanges(tables, count, most, seed):
+    exchanges = random_exchanges(tables, count, most, seed)
+    with following(len(exchanges), "all-to-alls") as step:
+        for dims in exchanges:
             pool.exchange(dims, batch_size)
             step()
 

@@ -2,6 +2,7 @@
 """Train a cost model on measured shards, let it learn from its own proposals, and test it."""
 
 import tempfile
+import warnings
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,8 +20,13 @@ from cost_model import (
     split,
 )
 from cost_model.calibration import FEW, calibrate
-from cost_model.checkpoint import check_free, load_model, save_model
-from cost_model.communication import communication_error, train_communication
+from cost_model.checkpoint import OtherHardware, check_free, load_model, save_model
+from cost_model.communication import (
+    FEWEST_EXCHANGES,
+    communication_error,
+    held_out_of,
+    train_communication,
+)
 from cost_model.compute_training import train_compute
 from cost_model.evaluation import Evaluation, evaluate, evaluations_per_second
 from cost_model.pictures import draw_all
@@ -164,8 +170,14 @@ def _train(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
     with following(options.steps, "steps") as step:
         compute, curves = train_compute(parts["train"], parts["validation"], options, progress=step)
     communication = None
-    if data.exchanges:
+    if len(data.exchanges) >= FEWEST_EXCHANGES:
         communication, _ = train_communication(data.exchanges, options)
+    else:
+        cli.console.print(
+            f"note: {len(data.exchanges)} all-to-alls teach nothing of communication, "
+            f"{FEWEST_EXCHANGES} would: collect_costs.py --num-exchanges",
+            soft_wrap=True,
+        )
     provenance = Provenance(
         data.hardware, data.versions, data.operator, (), len(data), data.quiet_ms
     )
@@ -174,7 +186,9 @@ def _train(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
 
 def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, Any]]:
     """Adapt a model to a few of the store's shards; test it on those of test tables, if any."""
-    before = load_model(source)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
+        before = load_model(source)
     parts = split(data, must_be_full=False)
     few = parts["train"].subset(range(min(FEW, len(parts["train"]))))
     model = calibrate(before, few)
@@ -199,7 +213,7 @@ def _read(config: TrainConfig) -> CostDataset:
 def _communication_error(
     model: CommCostModel | None, exchanges: tuple[Exchange, ...]
 ) -> float | None:
-    return None if model is None else communication_error(model, exchanges)
+    return None if model is None else communication_error(model, held_out_of(exchanges))
 
 
 def _report(found: Evaluation, figures: dict[str, Any]) -> None:

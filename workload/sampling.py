@@ -85,15 +85,20 @@ def random_tasks(
 def random_exchanges(
     tables: Sequence[EmbeddingTable], count: int, most_ranks: int, seed: int = 0
 ) -> list[tuple[int, ...]]:
-    """Columns of each rank of `count` all-to-alls: random tables dealt to 2 to `most_ranks`."""
+    """Columns of each rank of up to `count` different all-to-alls.
+
+    Random tables are dealt to 2 to `most_ranks` ranks.
+    """
     rng = np.random.default_rng([seed, len(tables), most_ranks])
-    found = []
-    for _ in range(count):
+    found: dict[tuple[int, ...], None] = {}
+    for _ in range(count * _TRIES_PER_SHARD):
         ranks = int(rng.integers(2, most_ranks + 1))
         size = int((len(tables) + 1) ** rng.random())
         owners = rng.integers(0, ranks, size=size)
         dims = np.zeros(ranks, np.int64)
         for owner, number in zip(owners, rng.choice(len(tables), size, replace=False), strict=True):
             dims[owner] += tables[number].dim
-        found.append(tuple(dims.tolist()))
-    return found
+        found.setdefault(tuple(dims.tolist()))
+        if len(found) == count:
+            break
+    return list(found)

@@ -164,6 +164,7 @@ def test_a_store_of_the_first_schema_is_brought_up(
     with MeasurementStore(path) as store:
         store.put(kept)
     db = sqlite3.connect(path)
+    db.execute("DROP INDEX levels")
     db.execute("ALTER TABLE measurements DROP COLUMN quiet_ms")
     db.execute("PRAGMA user_version = 1")
     db.close()

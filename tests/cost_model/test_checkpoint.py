@@ -1,23 +1,26 @@
 """Models in folders: they come back to the bit, and nothing is lost on the way."""
 
 import json
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from formula import HARDWARE
 
-from cost_model import CostModel, EstimatedCosts
-from cost_model.checkpoint import CheckpointError, load_model, save_model
-from workload import EmbeddingTable, random_shards
+from cost_model import CostModel, EstimatedCosts, OtherHardware, read_costs, split
+from cost_model.checkpoint import PRETRAINED, CheckpointError, load_model, save_model
+from cost_model.evaluation import evaluate
+from workload import EmbeddingTable, Shard, random_shards
 
 
 def test_a_model_comes_back_to_the_bit(
     tmp_path: Path, model: CostModel, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     save_model(model, tmp_path / "deep" / "model")
-    back = load_model(tmp_path / "deep" / "model")
+    back = load_model(tmp_path / "deep" / "model", HARDWARE)
     assert back.provenance == model.provenance
     assert back.compute.uncertainty == model.compute.uncertainty
     for name, weight in model.compute.ensemble.weights.items():
@@ -34,7 +37,7 @@ def test_a_model_comes_back_to_the_bit(
 
 def test_a_model_may_know_nothing_of_communication(tmp_path: Path, model: CostModel) -> None:
     save_model(replace(model, communication=None), tmp_path / "model")
-    assert load_model(tmp_path / "model").communication is None
+    assert load_model(tmp_path / "model", HARDWARE).communication is None
 
 
 def test_what_exists_is_only_replaced_when_asked(tmp_path: Path, model: CostModel) -> None:
@@ -45,7 +48,7 @@ def test_what_exists_is_only_replaced_when_asked(tmp_path: Path, model: CostMode
         save_model(model, folder)
     assert (folder / "model.json").read_bytes() == before
     save_model(replace(model, communication=None), folder, force=True)
-    assert load_model(folder).communication is None
+    assert load_model(folder, HARDWARE).communication is None
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").write_text("years of work")
     with pytest.raises(CheckpointError, match="a folder of other things"):
@@ -94,7 +97,7 @@ def test_what_is_no_model_is_told_in_one_line(
     save_model(model, folder)
     damage(folder)
     with pytest.raises(Exception, match=says) as caught:
-        load_model(folder)
+        load_model(folder, HARDWARE)
     assert type(caught.value).__module__.startswith(("cost_model", "workload"))
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -109,16 +112,37 @@ def test_a_write_that_fails_leaves_the_old_model(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cost_model.checkpoint.save_file", full)
+    monkeypatch.setattr("cost_model.checkpoint.save", full)
     with pytest.raises(CheckpointError, match="No space left"):
         save_model(model, folder, force=True)
     monkeypatch.undo()
-    load_model(folder)
+    load_model(folder, HARDWARE)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_other_hardware_is_told(model: CostModel) -> None:
-    assert model.strangeness(model.provenance.hardware) is None
-    told = model.strangeness("another machine") or ""
-    assert "another machine" in told
-    assert "calibrate" in told
+def test_other_hardware_is_told_in_one_line(tmp_path: Path, model: CostModel) -> None:
+    save_model(model, tmp_path / "model")
+    with pytest.warns(OtherHardware, match="trained on a machine, this is .* calibrate it") as told:
+        load_model(tmp_path / "model")
+    assert "\n" not in str(told[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_model(tmp_path / "model", HARDWARE)
+
+
+@pytest.mark.filterwarnings("ignore::cost_model.OtherHardware")
+def test_a_model_is_shipped_and_prices_at_once(tables: tuple[EmbeddingTable, ...]) -> None:
+    shipped = load_model("cpu")
+    assert shipped.provenance.hardware.startswith("cpu")
+    assert shipped.communication is not None
+    one, more = EstimatedCosts(shipped, 1024).costs(
+        [Shard.of_tables(tables[:1]), Shard.of_tables(tables[:9])]
+    )
+    assert 0.05 < one.total_ms < more.total_ms < 500
+    data = read_costs([PRETRAINED / "cpu.parquet"])
+    assert data.hardware == shipped.provenance.hardware
+    found = evaluate(shipped.compute, split(data)["train"], split(data)["test"])
+    assert found.score.median_error < 0.05
+    assert found.score.kendall_tau > 0.95
+    with pytest.raises(CheckpointError, match="these are shipped: cpu"):
+        load_model("no-such-model")

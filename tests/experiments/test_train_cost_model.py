@@ -1,0 +1,180 @@
+"""From real measurements to a registered model, and what is said of bad input."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import mlflow
+import pytest
+from formula import formula_exchanges, measurement
+
+from benchmark import MeasurementStore, export_parquet
+from cost_model import EstimatedCosts, load_model
+from experiments import collect_costs, train_cost_model
+from experiments.train_cost_model import REGISTERED_AS, TrainConfig
+from workload import EmbeddingTable, UserError, load_tables, random_shards
+
+TABLES = "synthetic:200:2:small"
+SCRIPT = Path(train_cost_model.__file__)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def store(folder: Path, cluster: object) -> Path:
+    """A hundred shards, measured for real, and a few all-to-alls."""
+    path = folder / "costs.db"
+    collect_costs.main(
+        collect_costs.CollectConfig(
+            tables=TABLES,
+            num_shards=100,
+            max_tables=8,
+            num_exchanges=2,
+            batch_size=128,
+            store=path,
+            mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
+        )
+    )
+    with MeasurementStore(path) as kept:  # learning of all-to-alls takes more: by a formula
+        (first, *_) = kept.exchanges()
+        here = {"hardware": first.hardware, "versions": first.versions}
+        for exchange in formula_exchanges(load_tables(TABLES), 30):
+            kept.put_exchange(replace(exchange, **here))
+    return path
+
+
+def config(folder: Path, store: Path, **changes: object) -> TrainConfig:
+    plain = TrainConfig(
+        store=(store,),
+        out=folder / "model",
+        check_tasks=2,
+        json=folder / "figures.json",
+        mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def figures(folder: Path, store: Path) -> dict[str, object]:
+    """Trained with one round of learning from proposals."""
+    train_cost_model.main(config(folder, store, rounds=1, budget_shards=20))
+    figures: dict[str, object] = json.loads((folder / "figures.json").read_text())
+    return figures
+
+
+def test_a_model_is_trained_on_what_was_measured(
+    folder: Path, store: Path, figures: dict[str, object]
+) -> None:
+    assert {
+        "num_train", "num_test", "test_mape", "test_kendall_tau", "noise_floor_mape",
+        "coverage_90", "baselines", "proposals", "seconds", "evaluations_per_second",
+    } <= set(figures)  # fmt: skip
+    assert set(figures["baselines"]) == {"dim", "size", "lookup", "size_lookup", "additive"}  # type: ignore[call-overload]
+    assert figures["test_mape"]["median"] < 0.3  # type: ignore[index]
+    assert figures["test_kendall_tau"] > 0.8  # type: ignore[operator]
+    assert figures["noise_floor_mape"] > 0  # type: ignore[operator] - measured again for it
+    assert figures["proposals"]["tasks"] == 2  # type: ignore[index]
+    assert 0.5 < figures["proposals"]["measured_over_promised"] < 2  # type: ignore[index]
+    with MeasurementStore(store) as kept:
+        assert len(kept) > 120  # what was proposed is kept too
+    model = load_model(folder / "model")
+    assert model.provenance.batch_sizes == (128,)
+    assert model.communication is not None
+    assert model.provenance.figures["test_kendall_tau"] == figures["test_kendall_tau"]
+    (shard,) = random_shards(load_tables(TABLES), 1, 8, seed=99)
+    assert EstimatedCosts(model, 128).costs([shard])[0].total_ms > 0
+
+
+def test_mlflow_holds_all_of_it(folder: Path, figures: dict[str, object]) -> None:
+    client = mlflow.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    (version,) = client.search_model_versions(f"name='{REGISTERED_AS}'")
+    run = client.get_run(version.run_id)
+    assert run.data.tags["kind"] == "train_cost_model"
+    assert run.data.params["rounds"] == "1"
+    assert run.data.metrics["test_kendall_tau"] == figures["test_kendall_tau"]
+    assert run.data.metrics["baselines.additive.mape"] > 0
+    assert len(client.get_metric_history(version.run_id, "validation_error")) > 1
+    pictures = {entry.path for entry in client.list_artifacts(version.run_id, "pictures")}
+    assert pictures == {
+        f"pictures/{name}.png" for name in ("predicted", "by_size", "calibration", "curves")
+    }
+    assert version.tags["hardware"].startswith(("cpu", "cuda"))
+    copy = mlflow.artifacts.download_artifacts(
+        artifact_uri=client.get_model_version_download_uri(REGISTERED_AS, version.version),
+        dst_path=str(folder / "downloaded"),
+    )
+    assert load_model(copy).provenance == load_model(folder / "model").provenance
+
+
+def test_a_model_is_calibrated(folder: Path, store: Path, figures: dict[str, object]) -> None:
+    out = folder / "calibrated"
+    train_cost_model.main(config(folder, store, calibrate=folder / "model", out=out))
+    told = json.loads((folder / "figures.json").read_text())
+    assert told["num_train"] <= 50
+    assert told["test_mape"]["median"] < 0.3
+    assert load_model(out).provenance.num_shards == told["num_train"]
+
+
+def test_a_parquet_file_trains_too_but_nothing_is_measured(
+    folder: Path, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parquet = folder / "costs.parquet"
+    with MeasurementStore(store) as kept:
+        export_parquet(kept, parquet)
+    train_cost_model.main(config(folder, parquet, out=folder / "from_parquet"))
+    assert "promises are not checked: no store" in capsys.readouterr().out
+    assert json.loads((folder / "figures.json").read_text())["proposals"] is None
+    with pytest.raises(UserError, match="proposals cannot be measured: no store"):
+        train_cost_model.main(config(folder, parquet, out=folder / "other", rounds=1))
+
+
+def test_another_machine_s_costs_train_but_are_not_added_to(
+    folder: Path, cluster: object, many_tables: tuple[EmbeddingTable, ...],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    foreign = folder / "foreign.db"
+    with MeasurementStore(foreign) as kept:
+        kept.put(measurement(shard) for shard in random_shards(many_tables, 100, 8))
+    train_cost_model.main(config(folder, foreign, out=folder / "foreign"))
+    assert "the costs are of a machine with libraries" in capsys.readouterr().out
+    with pytest.raises(UserError, match="proposals cannot be measured: the costs are of a machine"):
+        train_cost_model.main(config(folder, foreign, out=folder / "other", rounds=1))
+    assert not (folder / "other").exists()
+
+
+def test_bad_input_is_one_line_and_changes_nothing(
+    folder: Path, store: Path, figures: dict[str, object]
+) -> None:
+    with MeasurementStore(folder / "empty.db"):
+        pass
+    before = (folder / "model" / "model.json").read_bytes()
+    new = folder / "new"
+    for changes, says in (
+        ({"store": (folder / "empty.db",)}, "empty.db: holds no costs"),
+        ({"store": (folder / "none.db",)}, "none.db: does not exist"),
+        ({"store": (folder / "none.parquet",)}, "none.parquet: does not exist"),
+        ({"out": folder / "model"}, "model: exists"),
+        ({"batch_size": (7,)}, "no costs of batch size 7"),
+        ({"weights": "fp16"}, "no costs of weights fp16"),
+        ({"json": folder}, "is a folder"),
+        ({"rounds": -1}, "must be at least 0"),
+        ({"calibrate": folder / "empty.db"}, "no cost model"),
+    ):
+        with pytest.raises(UserError, match=says) as caught:
+            train_cost_model.main(config(folder, store, **{"out": new, **changes}))
+        assert "\n" not in str(caught.value)
+    assert not new.exists()
+    assert (folder / "model" / "model.json").read_bytes() == before
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--store", "empty.db", "--out", "new"],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.strip().splitlines() == [
+        "empty.db: holds no costs: collect_costs.py measures some"
+    ]
