@@ -1,4 +1,4 @@
-"""The cost model's figures: from the measurements that are shipped, and from plans measured here."""
+"""The cost model's figures: from measurements that are shipped, and from plans measured here."""
 
 import statistics
 import time

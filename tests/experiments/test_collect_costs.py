@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -220,9 +221,9 @@ def assert_goes_on(folder: Path) -> None:
 
 def test_the_demo(cluster: object, tmp_path: Path) -> None:
     done = run("demo.py", "--num-tables 12", tmp_path)
-    last = done.stdout.strip().splitlines()[-1]
-    assert "round_robin" in last
-    assert "size_lookup" in last
+    for name in ("round_robin", "size_lookup"):
+        assert re.search(rf"ms by search .* ms by {name}: [+-][\d.]+% saved", done.stdout)
+    assert (tmp_path / "demo" / "search.plan.json").is_file()
     assert (tmp_path / "demo" / "size_lookup.png").stat().st_size > 5000
 
 
