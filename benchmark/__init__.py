@@ -21,7 +21,8 @@ from benchmark.parquet import (
 )
 from benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
 from benchmark.pool import BenchmarkPool, MeasuredCosts, PoolError
-from benchmark.store import MeasurementStore, StoreError
+from benchmark.store import MeasurementStore
+from benchmark.store_file import StoreError
 
 __all__ = [
     "BenchmarkPool",

@@ -30,7 +30,8 @@ from benchmark.measurement import (
     MeasureSettings,
     TimingOptions,
 )
-from benchmark.store import MeasurementStore, StoreError
+from benchmark.store import MeasurementStore
+from benchmark.store_file import StoreError
 from workload import Shard
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,6 @@ of their ids, which keeps the file small and reading fast.
 """
 
 import json
-import os
 import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchmark import store_file
 from benchmark.garbage import collector_paused
 from benchmark.measurement import (
     Exchange,
@@ -24,65 +24,9 @@ from benchmark.measurement import (
     MeasureSettings,
     Timing,
 )
-from workload import EmbeddingTable, OperatorOptions, Shard, TableSlice, UserError
+from benchmark.store_file import StoreError
+from workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
 from workload.operators import Optimizer, Weights
-
-SCHEMA_VERSION = 2
-_APPLICATION_ID = 0x61753073  # marks the file as ours
-_BUSY_SECONDS = 60.0
-
-_SCHEMA = """
-CREATE TABLE slices (
-    id INTEGER PRIMARY KEY,
-    table_json TEXT NOT NULL,
-    start INTEGER NOT NULL,
-    width INTEGER NOT NULL,
-    UNIQUE (table_json, start, width)
-);
-CREATE TABLE measurements (
-    id INTEGER PRIMARY KEY,
-    shard TEXT NOT NULL,
-    batch_size INTEGER NOT NULL,
-    weights TEXT NOT NULL,
-    optimizer TEXT NOT NULL,
-    seed INTEGER NOT NULL,
-    hardware TEXT NOT NULL,
-    versions TEXT NOT NULL,
-    slices BLOB NOT NULL,
-    status TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    forward_ms REAL,
-    backward_ms REAL,
-    spread REAL,
-    iterations INTEGER,
-    disturbed INTEGER,
-    foreign_load REAL,
-    operator_seconds REAL,
-    device TEXT NOT NULL,
-    node TEXT NOT NULL,
-    measured_at REAL NOT NULL,
-    quiet_ms REAL,
-    UNIQUE (shard, batch_size, weights, optimizer, seed, hardware, versions)
-);
-CREATE TABLE exchanges (
-    id INTEGER PRIMARY KEY,
-    dims TEXT NOT NULL,
-    batch_size INTEGER NOT NULL,
-    devices INTEGER NOT NULL,
-    hardware TEXT NOT NULL,
-    versions TEXT NOT NULL,
-    forward_ms TEXT NOT NULL,
-    backward_ms TEXT NOT NULL,
-    spread REAL NOT NULL,
-    iterations INTEGER NOT NULL,
-    measured_at REAL NOT NULL,
-    UNIQUE (dims, batch_size, devices, hardware, versions)
-);
-"""
-
-_LEVELS = (
-    "CREATE INDEX levels ON measurements (hardware, versions, quiet_ms) WHERE quiet_ms IS NOT NULL"
-)
 
 COLUMNS = (
     "batch_size", "weights", "optimizer", "seed", "hardware", "versions", "slices", "status",
@@ -91,10 +35,6 @@ COLUMNS = (
 )  # fmt: skip
 _KEY = ("shard", "batch_size", "weights", "optimizer", "seed", "hardware", "versions")
 _EXCHANGE_KEY = ("dims", "batch_size", "devices", "hardware", "versions")
-
-
-class StoreError(UserError):
-    """A store that cannot be read or written."""
 
 
 class MeasurementStore:
@@ -109,12 +49,16 @@ class MeasurementStore:
         if must_exist and not self.path.is_file():
             raise StoreError(f"{self.path}: does not exist: collect_costs.py makes a store")
         with self._telling():
-            if _is_fresh(self.path):
-                _make(self.path)
-            _check_ours(self.path)
-            self._db = sqlite3.connect(self.path, timeout=_BUSY_SECONDS, isolation_level=None)
+            if store_file.is_fresh(self.path):
+                store_file.make(self.path)
+            store_file.check_ours(self.path)
+            self._db = sqlite3.connect(
+                self.path, timeout=store_file.BUSY_SECONDS, isolation_level=None
+            )
             self._db.execute("PRAGMA synchronous = NORMAL")
-            self._upgrade()
+            if store_file.is_old(self._db):
+                with self._writing():
+                    store_file.upgrade(self._db)
         self._slice_ids: dict[tuple[str, str, int, int], int] = {}
         self._slices: dict[int, TableSlice] = {}
         self._quiet_ms: dict[tuple[str, str], float] = {}
@@ -133,17 +77,6 @@ class MeasurementStore:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-    def _upgrade(self) -> None:
-        """Bring a store of an older schema up to this one."""
-        (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version < SCHEMA_VERSION:
-            with self._writing():
-                (version,) = self._db.execute("PRAGMA user_version").fetchone()
-                if version < SCHEMA_VERSION:  # and nobody was faster
-                    self._db.execute("ALTER TABLE measurements ADD COLUMN quiet_ms REAL")
-                    self._db.execute(_LEVELS)
-                    self._db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
     def __len__(self) -> int:
         return int(self._db.execute("SELECT COUNT(*) FROM measurements").fetchone()[0])
@@ -359,62 +292,3 @@ def pack_ids(ids: Sequence[int]) -> bytes:
 def unpack_ids(packed: bytes) -> tuple[int, ...]:
     """The ids that `pack_ids` packed."""
     return struct.unpack(f"<{len(packed) // 4}i", packed)
-
-
-def _is_fresh(path: Path) -> bool:
-    """True if there is nothing yet, or an empty file."""
-    if path.is_dir():
-        raise StoreError(f"{path}: is a folder: name a file")
-    return not path.exists() or path.stat().st_size == 0
-
-
-def _make(path: Path) -> None:
-    """Put an empty store at `path`, whole from its first moment for whoever else opens it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    partial.unlink(missing_ok=True)
-    db = sqlite3.connect(partial)
-    db.executescript(_SCHEMA)
-    db.execute(_LEVELS)
-    db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    db.execute("PRAGMA journal_mode = WAL")
-    db.close()
-    try:
-        if path.exists():
-            partial.replace(path)
-        else:
-            os.link(partial, path)  # fails if another process was faster: then its store is ours
-    except FileExistsError:
-        pass
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _check_ours(path: Path) -> None:
-    """StoreError if the file is not ours, newer or damaged; it stays as it is, to the byte."""
-    with open(path, "rb") as file:
-        header = file.read(100)
-    if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
-        raise StoreError(f"{path}: is not a store of measurements: name another file")
-    (version,) = struct.unpack_from(">i", header, 60)
-    (application,) = struct.unpack_from(">i", header, 68)
-    if application != _APPLICATION_ID:
-        raise StoreError(f"{path}: is an SQLite file of another program: name another file")
-    if version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{path}: was written by a newer autoshard (schema {version}, this one reads up "
-            f"to {SCHEMA_VERSION}): upgrade autoshard or name another file"
-        )
-    # Where there is no log nobody has it open, and SQLite need not put its own files beside it.
-    mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
-    db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=_BUSY_SECONDS)
-    try:
-        (verdict,) = db.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.DatabaseError as error:
-        verdict = str(error)
-    finally:
-        db.close()
-    if verdict != "ok":
-        reason = " ".join(verdict.split())[:160]
-        raise StoreError(f"{path}: is damaged ({reason}): restore it from a copy")

@@ -38,15 +38,7 @@ def calibrate(model: CostModel, data: CostDataset) -> CostModel:
         trials.append((_adapted(model.compute, kept), left))
     compute = _adapted(model.compute, data).with_uncertainty(uncertainty_of(trials))
     same = data.hardware == model.provenance.hardware
-    provenance = Provenance(
-        hardware=data.hardware,
-        versions=data.versions,
-        operator=data.operator,
-        batch_sizes=tuple(sorted(set(data.batch_sizes))),
-        num_shards=len(data),
-        quiet_ms=data.quiet_ms,
-    )
-    return CostModel(compute, provenance, model.communication if same else None)
+    return CostModel(compute, Provenance.of(data), model.communication if same else None)
 
 
 def _adapted(model: ComputeCostModel, data: CostDataset) -> ComputeCostModel:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from cost_model.communication import CommCostModel
 from cost_model.compute import ComputeCostModel
+from cost_model.dataset import CostDataset
 from workload import OperatorOptions
 
 
@@ -22,6 +23,19 @@ class Provenance:
     num_shards: int
     quiet_ms: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(data: CostDataset, figures: Mapping[str, float] | None = None) -> "Provenance":
+        """That of a model which learned from this dataset."""
+        return Provenance(
+            hardware=data.hardware,
+            versions=data.versions,
+            operator=data.operator,
+            batch_sizes=tuple(sorted(set(data.batch_sizes))),
+            num_shards=len(data),
+            quiet_ms=data.quiet_ms,
+            figures=figures or {},
+        )
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def learning_figures() -> list[Figure]:
         Figure("  error of shards of 8 and more tables", "", float(own)),
         Figure("  the same of the sum of tables alone", "", float(additive)),
         Figure("share within the 90 % interval", "0.85 to 0.95", found.coverage_90),
-        *_speeds(CostModel(compute, _provenance(data)), parts["test"]),
+        *_speeds(CostModel(compute, Provenance.of(data)), parts["test"]),
         *_calibration(compute, data),
     ]
 
@@ -76,13 +76,6 @@ def promise_figures(folder: Path) -> list[Figure]:
             if name != SEARCH
         ),
     ]  # fmt: skip
-
-
-def _provenance(data: CostDataset) -> Provenance:
-    batches = tuple(sorted(set(data.batch_sizes)))
-    return Provenance(
-        data.hardware, data.versions, data.operator, batches, len(data), data.quiet_ms
-    )
 
 
 def _speeds(model: CostModel, data: CostDataset) -> list[Figure]:
@@ -114,7 +107,7 @@ def _calibration(compute: ComputeCostModel, data: CostDataset) -> list[Figure]:
     parts = split(other)
     few = parts["train"].subset(range(FEW))
     full, _ = train_compute(parts["train"], parts["validation"], TrainOptions())
-    calibrated = calibrate(CostModel(compute, _provenance(data)), few).compute
+    calibrated = calibrate(CostModel(compute, Provenance.of(data)), few).compute
     before, after, most = (
         Score.of(
             model.predict(parts["test"].shards, parts["test"].batch_sizes)

@@ -148,15 +148,7 @@ def _trained(
     with tempfile.TemporaryDirectory() as folder:
         for picture in draw_all(found, curves, Path(folder)):
             run.artifact(picture, "pictures")
-    provenance = Provenance(
-        hardware=data.hardware,
-        versions=data.versions,
-        operator=data.operator,
-        batch_sizes=tuple(sorted(set(data.batch_sizes))),
-        num_shards=len(data),
-        quiet_ms=data.quiet_ms,
-        figures=_flat(figures),
-    )
+    provenance = Provenance.of(data, _flat(figures))
     return CostModel(model.compute, provenance, model.communication), figures
 
 
@@ -178,10 +170,7 @@ def _train(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
             f"{FEWEST_EXCHANGES} would: collect_costs.py --num-exchanges",
             soft_wrap=True,
         )
-    provenance = Provenance(
-        data.hardware, data.versions, data.operator, (), len(data), data.quiet_ms
-    )
-    return CostModel(compute, provenance, communication), curves
+    return CostModel(compute, Provenance.of(data), communication), curves
 
 
 def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, Any]]:
