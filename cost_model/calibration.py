@@ -43,6 +43,7 @@ def calibrate(model: CostModel, data: CostDataset) -> CostModel:
 
 def _adapted(model: ComputeCostModel, data: CostDataset) -> ComputeCostModel:
     examples = Examples.of(data)
+    model = model.acquainted_with(examples.inputs)
     before = {name: weight.clone() for name, weight in model.ensemble.weights.items()}
 
     def loss(learner: Ensemble) -> torch.Tensor:

@@ -60,7 +60,12 @@ def save_model(model: CostModel, folder: Path | str, force: bool = False) -> Non
         documents.write(partial / _DOCUMENT, MODEL_SCHEMA.stamp(_description(model)))
         if target.exists():
             target.rename(old)
-        partial.rename(target)
+        try:
+            partial.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
     except OSError as error:
         raise CheckpointError(f"{target}: cannot be written: {error.strerror}") from error
     finally:
@@ -126,6 +131,9 @@ def _description(model: CostModel) -> dict[str, Any]:
         "terms": list(network.TERMS),
         "rank_inputs": list(communication.INPUTS),
         "shape": asdict(model.compute.shape),
+        "devices_that_communicate": (
+            None if model.communication is None else model.communication.devices
+        ),
         "uncertainty": asdict(model.compute.uncertainty),
         "trained_on": {**asdict(model.provenance), "operator": model.provenance.operator.to_json()},
     }
@@ -151,15 +159,17 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
     told = dict(document["trained_on"])
     told["operator"] = OperatorOptions(**told["operator"])
     told["batch_sizes"] = tuple(told["batch_sizes"])
-    return CostModel(compute, Provenance(**told), _communication(tensors))
+    exchanges = _communication(tensors, document["devices_that_communicate"])
+    return CostModel(compute, Provenance(**told), exchanges)
 
 
-def _communication(tensors: Mapping[str, Tensor]) -> CommCostModel | None:
+def _communication(tensors: Mapping[str, Tensor], devices: int) -> CommCostModel | None:
     scale = tensors.get("communication_scale")
     if scale is None:
         return None
     example = RankNetwork(scale[0], scale[1], torch.zeros(2))
-    return CommCostModel(Ensemble(example, _checked(tensors, "communication.", example)), scale)
+    ensemble = Ensemble(example, _checked(tensors, "communication.", example))
+    return CommCostModel(ensemble, scale, devices)
 
 
 def _checked(

@@ -23,7 +23,7 @@ from workload import UserError
 INPUTS = ("sent", "received", "most_sent", "most_received", "all", "ranks", "ranks_per_device")
 _HIDDEN = 32
 FEWEST_EXCHANGES = 20  # all-to-alls: with fewer nothing is learned
-_HELD_OUT = 5  # every fifth is
+_FIFTHS = 5
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,21 @@ class CommCostModel:
 
     Ranks start together unless they are told to start apart: then nobody is through before the
     last has come, and the others wait for it.
+
+    Args:
+        ensemble: of `RankNetwork`s.
+        scale: mean and deviation of each input, [2, inputs].
+        devices: the most on which the ranks it learned from ran.
     """
 
-    def __init__(self, ensemble: Ensemble, scale: Tensor) -> None:
+    def __init__(self, ensemble: Ensemble, scale: Tensor, devices: int) -> None:
         self.ensemble = ensemble
         self.scale = scale
+        self.devices = devices
 
-    @staticmethod
-    def make(scale: Tensor, start: Tensor, members: int, seed: int) -> "CommCostModel":
-        """An untrained model. `scale`: mean and deviation of each input, [2, inputs]."""
-        return CommCostModel(
-            Ensemble.fresh(lambda: RankNetwork(scale[0], scale[1], start), members, seed), scale
-        )
+    def devices_of(self, ranks: int) -> int:
+        """On how many devices so many ranks would be measured."""
+        return min(ranks, self.devices)
 
     def predict(
         self,
@@ -84,13 +87,13 @@ class CommCostModel:
         Args:
             dims: columns of each rank.
             batch_size: samples in the whole batch.
-            devices: on which the ranks run; by default one for each.
+            devices: on which the ranks run; by default as many as it knows, one for each rank.
             starts_ms: when each rank is ready for the forward all-to-all, and again, after its
                 own gradients, for the backward one.
         """
         if len(dims) == 1:
             return ExchangeCosts((0.0,), (0.0,))
-        inputs = rank_inputs(dims, batch_size, devices or len(dims))
+        inputs = rank_inputs(dims, batch_size, devices or self.devices_of(len(dims)))
         with torch.no_grad():
             costs = self.ensemble("", inputs).mean(0).exp().double().numpy()
         if starts_ms is not None:
@@ -121,31 +124,35 @@ def rank_inputs(dims: Sequence[int], batch_size: int, devices: int) -> Tensor:
 def train_communication(
     exchanges: Sequence[Exchange], options: TrainOptions, progress: Progress | None = None
 ) -> tuple[CommCostModel, Curves]:
-    """The model that learned from measured all-to-alls; a fifth of them stops it."""
+    """The model that learned from measured all-to-alls; a fifth of them stops it, a fifth tests."""
     if len(exchanges) < FEWEST_EXCHANGES:
         raise UserError(
             f"{len(exchanges)} all-to-alls are too few to learn from, {FEWEST_EXCHANGES} are "
             "needed: collect_costs.py --num-exchanges measures them"
         )
-    held_out = held_out_of(exchanges)
-    learned = [exchange for n, exchange in enumerate(exchanges) if n % _HELD_OUT]
+    held_out = [exchange for n, exchange in enumerate(exchanges) if n % _FIFTHS == 1]
+    learned = [exchange for n, exchange in enumerate(exchanges) if n % _FIFTHS > 1]
     (inputs, costs), (other_inputs, other_costs) = _tensors(learned), _tensors(held_out)
     scale = torch.stack([inputs.mean(0), inputs.std(0).clamp_min(0.05)])
-    model = CommCostModel.make(scale, costs.mean(0), options.members, options.seed)
+    start = costs.mean(0)
+    fresh = Ensemble.fresh(
+        lambda: RankNetwork(scale[0], scale[1], start), options.members, options.seed
+    )
     shares = member_shares(len(inputs), options.members, options.seed)
     ensemble, curves = fit(
-        model.ensemble,
+        fresh,
         lambda learner: relative_loss(learner("", inputs), costs, shares),
         lambda learner: relative_error(learner("", other_inputs), other_costs),
         options,
         progress,
     )
-    return CommCostModel(ensemble, scale), curves
+    most_devices = max(exchange.key.devices for exchange in exchanges)
+    return CommCostModel(ensemble, scale, most_devices), curves
 
 
 def held_out_of(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """Those that no model learns from."""
-    return [exchange for n, exchange in enumerate(exchanges) if n % _HELD_OUT == 0]
+    """Those that neither teach a model nor stop it."""
+    return [exchange for n, exchange in enumerate(exchanges) if n % _FIFTHS == 0]
 
 
 def communication_error(model: CommCostModel, exchanges: Sequence[Exchange]) -> float:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from cost_model.ensemble import Ensemble
 from cost_model.inputs import Memberships, SliceRows, slice_inputs
-from cost_model.network import InputScale, NetworkShape
+from cost_model.network import InputScale, NetworkShape, ShardNetwork
 from workload import Shard, TableSlice
 
 OUTSIDE = 1.0  # deviations beyond what was learned from at which a table is told of
@@ -22,8 +22,9 @@ _DOUBT_WEIGHT = 0.3  # relative deviation of a table's cost for each deviation t
 class Uncertainty:
     """How the networks' disagreement becomes an interval; fitted on shards held out.
 
-    The relative deviation of a cost is sqrt((disagreement * scale)^2 + noise^2); `width_90` and
-    `width_95` are how many of them the intervals of 90 and 95 % reach to either side.
+    The relative deviation of a cost is sqrt((disagreement * scale)^2 + noise^2), where strange
+    tables count as disagreement; `width_90` and `width_95` are how many of them the intervals of
+    90 and 95 % reach to either side.
     """
 
     scale: float = 1.0
@@ -72,6 +73,14 @@ class ComputeCostModel:
         """The same networks, trusted otherwise."""
         return ComputeCostModel(self.shape, self.scale, self.ensemble, uncertainty)
 
+    def acquainted_with(self, inputs: Tensor) -> "ComputeCostModel":
+        """The same networks, to which tables with such inputs are no strangers."""
+        low = torch.minimum(self.scale.low, inputs.amin(0))
+        high = torch.maximum(self.scale.high, inputs.amax(0))
+        scale = self.scale._replace(low=low, high=high)
+        ensemble = Ensemble(ShardNetwork(self.shape, scale), self.ensemble.weights)
+        return ComputeCostModel(self.shape, scale, ensemble, self.uncertainty)
+
     def with_ensemble(self, ensemble: Ensemble) -> "ComputeCostModel":
         """Other networks of the same shape, trusted alike."""
         return ComputeCostModel(self.shape, self.scale, ensemble, self.uncertainty)
@@ -103,8 +112,8 @@ class ComputeCostModel:
         # One member's doubt is as good as that of all, and cheaper.
         alone = sums[:, 0, 0] + sums[:, 0, 1]
         doubt = _DOUBT_WEIGHT * sums[:, 0, self.shape.doubt] / alone.clamp_min(_FLOOR)
-        noise = self.uncertainty.noise**2 + doubt.square()
-        deviation = (self.uncertainty.scale**2 * variance + noise).sqrt()
+        unsure = self.uncertainty.scale**2 * (variance + doubt.square())
+        deviation = (unsure + self.uncertainty.noise**2).sqrt()
         used = sums[:, 0, self.shape.count] > _HALF_A_TABLE
         return forward * used, backward * used, deviation
 

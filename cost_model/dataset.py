@@ -22,7 +22,7 @@ from workload.parts import PARTS, Part, part_of_shard
 Floats = npt.NDArray[np.float64]
 Value = TypeVar("Value")
 
-_FEWEST = 5  # shards that a part needs, or nothing can be said of it
+FEWEST_SHARDS = 5  # shards that a part needs, or nothing can be said of it
 
 
 class DataError(UserError):
@@ -85,7 +85,7 @@ class CostDataset:
     def noise_floor(self) -> float | None:
         """Median relative difference of the same shard measured twice; None if too few were."""
         pairs = np.array([repeats[:2] for repeats in self.repeats_ms if len(repeats) > 1])
-        if len(pairs) < _FEWEST:
+        if len(pairs) < FEWEST_SHARDS:
             return None
         return float(np.median(np.abs(pairs[:, 0] - pairs[:, 1]) / pairs.mean(axis=1)))
 
@@ -165,9 +165,8 @@ def read_costs(sources: Sequence[Path | str], selection: Selection | None = None
                 f"{' or '.join(map(str, asked.batch_sizes))}, it holds "
                 f"{', '.join(map(str, held))}"
             )
-    same = [
-        e for e in exchanges if (e.hardware, e.versions) == (kept[0].hardware, kept[0].versions)
-    ]
+    once = {(e.key, e.hardware, e.versions, e.measured_at): e for e in exchanges}.values()
+    same = [e for e in once if (e.hardware, e.versions) == (kept[0].hardware, kept[0].versions)]
     return CostDataset.of(kept, same, where)
 
 
@@ -180,12 +179,12 @@ def split(data: CostDataset, must_be_full: bool = True) -> dict[Part, CostDatase
     for number, shard in enumerate(data.shards):
         numbers.setdefault(part_of_shard(shard), []).append(number)
     for part in PARTS:
-        if must_be_full and len(numbers[part]) < _FEWEST:
+        if must_be_full and len(numbers[part]) < FEWEST_SHARDS:
             mixed = len(numbers.get(None, []))
             raise DataError(
                 f"{len(data)} shards are too few: {len(numbers[part])} are of {part} tables alone "
-                f"and {_FEWEST} are needed ({mixed} mix tables of several parts): measure more "
-                "with collect_costs.py, which keeps the parts apart"
+                f"and {FEWEST_SHARDS} are needed ({mixed} mix tables of several parts): measure "
+                "more with collect_costs.py, which keeps the parts apart"
             )
     return {part: data.subset(numbers[part]) for part in PARTS}
 

@@ -39,6 +39,8 @@ class EstimatedCosts:
 
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
         """The estimated cost of each shard, and the 95 % interval that it is known to."""
+        if not shards:
+            return []
         prices = self.prices(shards)
         spreads = prices.deviation * self.model.compute.uncertainty.width_95
         columns = (prices.forward_ms, prices.backward_ms, spreads)
@@ -57,15 +59,26 @@ class EstimatedCosts:
 
     def plan_cost(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """The cost of a whole plan, with its all-to-alls where they are known."""
-        if task.batch_size != self.batch_size:
-            raise UserError(
-                f"the task's batch size is {task.batch_size}, the oracle's {self.batch_size}"
-            )
+        self.check(task)
         dims = [0 if shard is None else shard.total_dim for shard in plan.shards(task)]
         exchange = self.exchange(dims)
         if exchange is None:
             return price_plan(plan, task, self)
-        return price_plan(plan, task, self, (exchange.forward_ms, exchange.backward_ms))
+        assert self.model.communication is not None
+        sharing = len(dims) / self.model.communication.devices_of(len(dims))
+        times = (exchange.forward_ms, exchange.backward_ms)
+        return price_plan(plan, task, self, times, sharing)
+
+    def check(self, task: ShardingTask) -> None:
+        """UserError if the task's batch or operator are not those that are priced here."""
+        operator = self.model.provenance.operator
+        for what, asked, known in (
+            ("batch size", task.batch_size, self.batch_size),
+            ("weights", task.operator.weights, operator.weights),
+            ("optimizer", task.operator.optimizer, operator.optimizer),
+        ):
+            if asked != known:
+                raise UserError(f"the task's {what} is {asked}, the oracle's is {known}")
 
     def devices(self, slices: Sequence[TableSlice], count: int) -> DeviceSums:
         """`count` empty devices for these slices, to be priced while they are filled."""

@@ -68,7 +68,7 @@ def worth_measuring(
         if not members or not share:
             continue
         before, proposed = len(chosen), proposals(oracle, sharders, make_tasks(members))
-        doubted = _doubted(oracle, members, round(share * _DOUBTED_SHARE), seed)
+        doubted = _doubted(oracle, members, round(share * _DOUBTED_SHARE), known, seed)
         order = [proposed[n] for n in rng.permutation(len(proposed))]
         for shard in [*doubted, *order]:
             if len(chosen) - before < share and shard.digest not in known:
@@ -95,25 +95,36 @@ def promises(
     plans: Sequence[tuple[ShardingTask, ShardingPlan]],
     measure: Callable[[Sequence[Shard]], Sequence[Measurement]],
 ) -> list[Promise]:
-    """What the oracle promises for plans, and what comes of it. Idle devices are left out."""
+    """What the oracle promises for plans, and what comes of it. Idle devices are left out.
+
+    A plan with a shard that could not be measured tells nothing, and is left out too.
+    """
     shards = [[s for s in plan.shards(task) if s is not None] for task, plan in plans]
     flat = [shard for some in shards for shard in some]
     promised = iter(oracle.prices(flat).total_ms.tolist())
     quiet_ms = oracle.model.provenance.quiet_ms
-    measured = iter(answer.told_at(quiet_ms).cost().total_ms for answer in measure(flat))
-    return [
+    measured = iter(answer.told_at(quiet_ms).total_ms for answer in measure(flat))
+    found = [
         Promise(tuple(next(promised) for _ in some), tuple(next(measured) for _ in some))
         for some in shards
     ]
+    return [promise for promise in found if np.isfinite(promise.measured_ms).all()]
 
 
 def _doubted(
-    oracle: EstimatedCosts, tables: Sequence[EmbeddingTable], count: int, seed: int
+    oracle: EstimatedCosts,
+    tables: Sequence[EmbeddingTable],
+    count: int,
+    known: set[str],
+    seed: int,
 ) -> list[Shard]:
     """Random shards that the networks disagree on most."""
     if not count:
         return []
     most = max(1, len(tables) // 2)
-    candidates = random_shards(tables, count * _CANDIDATES, most, seed)
+    drawn = random_shards(tables, count * _CANDIDATES, most, seed)
+    candidates = [shard for shard in drawn if shard.digest not in known]
+    if not candidates:
+        return []
     doubts = oracle.prices(candidates).deviation.numpy()
     return [candidates[n] for n in np.argsort(-doubts)[:count]]

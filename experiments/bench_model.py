@@ -64,6 +64,8 @@ def promise_figures(folder: Path) -> list[Figure]:
         if proposer is None:
             return []
         told = proposer.check(EstimatedCosts(load_model("cpu"), 1024), _CHECK_TASKS)
+    if told is None:
+        return []
     best = told["measured_max_ms"][SEARCH]
     return [
         Figure("measured / promised, mean of devices", "0.97 to 1.03",

@@ -93,13 +93,15 @@ def main(config: CollectConfig) -> None:
     settings = MeasureSettings(batch_size, OperatorOptions(config.weights, config.optimizer))
     if config.json is not None and config.json.is_dir():
         raise UserError(f"{config.json}: is a folder: name a file for --json")
+    if min(config.seed, config.num_exchanges) < 0:
+        raise UserError("--seed and --num-exchanges must be at least 0")
     MeasurementStore(config.store).close()  # a store that cannot be used is told before work starts
     parameters = {**asdict(config), "batch_size": batch_size}
     with tracking.tracked_run("collect_costs", parameters, config.mlflow_uri) as run, ray_cluster():
         pool = BenchmarkPool(config.store, kind=config.devices)
         summary = collect(pool, shards, settings)
-        collect_exchanges(pool, tables, config.num_exchanges, batch_size, config.seed)
         report(summary, config.store)
+        collect_exchanges(pool, tables, config.num_exchanges, batch_size, config.seed)
         if config.json is not None:
             documents.write(config.json, asdict(summary))
         run.metrics({name: value for name, value in asdict(summary).items() if name != "devices"})

@@ -4,7 +4,7 @@
 import tempfile
 import warnings
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from cost_model.communication import (
     train_communication,
 )
 from cost_model.compute_training import train_compute
+from cost_model.dataset import FEWEST_SHARDS
 from cost_model.evaluation import Evaluation, evaluate, evaluations_per_second
 from cost_model.pictures import draw_all
 from cost_model.training import Curves, TrainOptions
@@ -85,6 +86,10 @@ def main(config: TrainConfig) -> None:
         raise UserError(f"{config.json}: is a folder: name a file for --json")
     if min(config.rounds, config.check_tasks, config.budget_shards) < 0:
         raise UserError("--rounds, --check-tasks and --budget-shards must be at least 0")
+    if config.seed < 0:
+        raise UserError(f"--seed must be at least 0, got {config.seed}")
+    if config.budget_shards < config.rounds:
+        raise UserError(f"--budget-shards {config.budget_shards} is less than one a round")
     data = _read(config)
     with tracking.tracked_run("train_cost_model", asdict(config), config.mlflow_uri) as run:
         if config.calibrate is not None:
@@ -121,7 +126,7 @@ def _trained(
             )
             data = _read(config)
             model, curves = _train(config, data)
-        if proposer is not None and data.noise_floor() is None:
+        if proposer is not None and split(data)["test"].noise_floor() is None:
             proposer.measure_again(split(data)["test"])
             data = _read(config)
         oracle = EstimatedCosts(model, data.most_common_batch)
@@ -182,7 +187,7 @@ def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, A
     few = parts["train"].subset(range(min(FEW, len(parts["train"]))))
     model = calibrate(before, few)
     figures: dict[str, Any] = {"num_train": len(few), "num_test": len(parts["test"])}
-    if len(parts["test"]):
+    if len(parts["test"]) >= FEWEST_SHARDS:
         old = evaluate(before.compute, few, parts["test"])
         new = evaluate(model.compute, few, parts["test"])
         figures |= {**new.to_json(), "uncalibrated_mape": old.score.median_error}
@@ -191,7 +196,8 @@ def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, A
             f"{len(parts['test'])} others, {old.score.median_error:.1%} before",
             soft_wrap=True,
         )
-    return model, figures
+    provenance = replace(model.provenance, figures=_flat(figures))
+    return replace(model, provenance=provenance), figures
 
 
 def _read(config: TrainConfig) -> CostDataset:

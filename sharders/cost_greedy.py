@@ -13,6 +13,7 @@ class AloneGreedySharder:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError names the table that no device has room for."""
+        self._oracle.check(task)
         alone = self._oracle.prices([Shard((table.whole(),)) for table in task.tables])
         return greedy_plan(task, alone.total_ms.tolist())
 
@@ -25,6 +26,7 @@ class FusedGreedySharder:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError names the table that no device has room for."""
+        self._oracle.check(task)
         slices = [table.whole() for table in task.tables]
         devices = self._oracle.devices(slices, len(task.devices))
         return place_in_turn(

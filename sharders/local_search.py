@@ -6,7 +6,7 @@ import torch
 
 from cost_model import EstimatedCosts, Prices
 from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-from workload import Placement, Sharder, ShardingPlan, ShardingTask, TableSlice
+from workload import Placement, PlanError, Sharder, ShardingPlan, ShardingTask, TableSlice
 from workload.tables import DIM_STEP
 
 Floats = npt.NDArray[np.float64]
@@ -48,15 +48,21 @@ class LocalSearchSharder:
         self._seed = seed
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError names the table that no device has room for."""
+        """A valid plan; PlanError names the table that no device has room for, as a whole."""
         starts: tuple[Sharder, ...] = (
             AloneGreedySharder(self._oracle),
             FusedGreedySharder(self._oracle),
         )
-        searches = [
-            _Search(self._oracle, task, self._caution, _whole_tables(start.shard(task), task))
-            for start in starts
-        ]
+        searches, faults = [], []
+        for start in starts:
+            try:
+                placed = _whole_tables(start.shard(task), task)
+            except PlanError as fault:
+                faults.append(fault)
+            else:
+                searches.append(_Search(self._oracle, task, self._caution, placed))
+        if not searches:
+            raise faults[0]
         best = min(searches, key=_Search.objective)
         best.descend(self._split)
         rng = np.random.default_rng(self._seed)

@@ -53,6 +53,8 @@ def test_a_few_shards_tell_what_another_machine_costs(
     assert scores[1].median_error < 0.2 * scores[0].median_error
     assert calibrated.provenance.hardware == "another machine"
     assert calibrated.provenance.operator == OTHER
+    (cost,) = EstimatedCosts(calibrated, 1024).costs([test.shards[0]])
+    assert cost.spread < 0.5
     assert calibrated.communication is None  # it was another machine's
     assert calibrate(model, replace(few, hardware="a machine")).communication is not None
     with pytest.raises(DataError, match="too few to calibrate with"):
@@ -104,8 +106,11 @@ def test_whole_plans_are_priced(
     assert all(device.forward_exchange_ms > 0 for device in cost.devices)
     silent = EstimatedCosts(replace(model, communication=None), 1024)
     assert silent.plan_cost(plan, task).devices[0].forward_exchange_ms == 0
-    with pytest.raises(UserError, match="batch size is 512, the oracle's 1024"):
+    with pytest.raises(UserError, match="batch size is 512, the oracle's is 1024"):
         oracle.plan_cost(plan, replace(task, batch_size=512))
+    with pytest.raises(UserError, match="weights is fp16"):
+        LocalSearchSharder(oracle).shard(replace(task, operator=OTHER))
+    assert oracle.costs([]) == []
     with pytest.raises(UserError, match="at least 1"):
         EstimatedCosts(model, 0)
 
@@ -148,3 +153,21 @@ def test_evaluations_are_counted(
     oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     assert evaluations_per_second(oracle, [table.whole() for table in tables]) > 0
+
+
+def test_calibration_to_another_batch_size_knows_its_tables(
+    model: CostModel, many_tables: tuple[EmbeddingTable, ...]
+) -> None:
+    """Every table looks strange in a batch sixteen times as large, until some were measured."""
+    shards = random_shards(many_tables, 300, 20, seed=31)
+    few = [shard for shard in shards if part_of_shard(shard) == "train"][:50]
+    test = [shard for shard in shards if part_of_shard(shard) == "test"]
+    calibrated = calibrate(model, CostDataset.of(measurement(s, 16_384) for s in few))
+    costs = EstimatedCosts(calibrated, 16_384).costs(test)
+    spreads = [cost.spread for cost in costs]
+    errors = [
+        abs(cost.total_ms / measurement(shard, 16_384).total_ms - 1)
+        for cost, shard in zip(costs, test, strict=True)
+    ]
+    assert np.median(errors) < 0.1
+    assert np.median(spreads) < 0.4

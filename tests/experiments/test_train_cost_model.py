@@ -163,10 +163,13 @@ def test_bad_input_is_one_line_and_changes_nothing(
         ({"weights": "fp16"}, "no costs of weights fp16"),
         ({"json": folder}, "is a folder"),
         ({"rounds": -1}, "must be at least 0"),
+        ({"seed": -1}, "--seed must be at least 0"),
+        ({"rounds": 5, "budget_shards": 4}, "less than one a round"),
         ({"calibrate": folder / "empty.db"}, "no cost model"),
     ):
+        asked = replace(config(folder, store, out=new), **changes)  # type: ignore[arg-type]
         with pytest.raises(UserError, match=says) as caught:
-            train_cost_model.main(config(folder, store, **{"out": new, **changes}))
+            train_cost_model.main(asked)
         assert "\n" not in str(caught.value)
     assert not new.exists()
     assert (folder / "model" / "model.json").read_bytes() == before
