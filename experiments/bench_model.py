@@ -44,8 +44,18 @@ def learning_figures() -> list[Figure]:
             "  the same of the sum of tables alone", "", found.baselines["additive"].kendall_tau
         ),
         Figure("  the same of dim x pooling", "", found.baselines["lookup"].kendall_tau),
+        Figure(
+            "  of that sum less the tables' starts",
+            "",
+            found.baselines["additive_less_starts"].kendall_tau,
+        ),
         Figure("median error", f"at most {1.5 * floor:.3f}", found.score.median_error),
         Figure("  difference of a shard measured twice", "", floor),
+        Figure(
+            "  error of the sum of tables alone less their starts",
+            "",
+            found.baselines["additive_less_starts"].median_error,
+        ),
         Figure("  error of shards of 8 and more tables", "", float(own)),
         Figure("  the same of the sum of tables alone", "", float(additive)),
         Figure("share within the 90 % interval", "0.85 to 0.95", found.coverage_90),

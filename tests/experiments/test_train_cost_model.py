@@ -74,7 +74,7 @@ def test_a_model_is_trained_on_what_was_measured(
         "num_train", "num_test", "test_mape", "test_kendall_tau", "noise_floor_mape",
         "coverage_90", "baselines", "proposals", "seconds", "evaluations_per_second",
     } <= set(figures)  # fmt: skip
-    assert set(figures["baselines"]) == {"dim", "size", "lookup", "size_lookup", "additive"}  # type: ignore[call-overload]
+    assert {"dim", "size", "lookup", "size_lookup", "additive"} <= set(figures["baselines"])  # type: ignore[call-overload]
     assert figures["test_mape"]["median"] < 0.3  # type: ignore[index]
     assert figures["test_kendall_tau"] > 0.8  # type: ignore[operator]
     assert figures["noise_floor_mape"] > 0  # type: ignore[operator] - measured again for it
