@@ -161,6 +161,8 @@ def start(folder: Path, shards: int, **environment: str) -> subprocess.Popen[str
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Where the tests run in the background, children would inherit that Ctrl-C is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
@@ -173,19 +175,10 @@ def start(folder: Path, shards: int, **environment: str) -> subprocess.Popen[str
     raise AssertionError("".join(process.communicate()))
 
 
-def press_ctrl_c(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """As people do: once more if nothing happens. Python drops one that meets a finalizer."""
-    process.send_signal(signal.SIGINT)
-    try:
-        return process.communicate(timeout=40)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        return process.communicate(timeout=60)
-
-
 def test_ctrl_c_keeps_what_was_measured(cluster: object, tmp_path: Path) -> None:
     process = start(tmp_path, 500)
-    output, error = press_ctrl_c(process)
+    process.send_signal(signal.SIGINT)
+    output, error = process.communicate(timeout=60)
     assert process.returncode == 130, output + error
     assert "run again to go on" in error
     assert error.count("\n") == 1
