@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark import BenchmarkPool, Measurement, MeasureSettings, TimingOptions
+from benchmark.devices import KINDS
 from benchmark.fbgemm import library_versions
 from cost_model import CostDataset, EstimatedCosts
 from cost_model.proposals import MakeSharder, promises, worth_measuring
@@ -57,7 +58,9 @@ class Proposer:
         reason = "no store (.db) is named to measure into"
         if stores:
             stack.enter_context(ray_cluster())
-            pool = BenchmarkPool(stores[0], kind=data.hardware.partition(":")[0])
+            # A store of CPU costs is gone on with on CPUs, also where there are GPUs.
+            kind = data.hardware.partition(":")[0]
+            pool = BenchmarkPool(stores[0], kind=kind if kind in KINDS else "auto")
             stack.callback(pool.close)
             here = (pool.devices()[0].hardware, library_versions())
             if here == (data.hardware, data.versions):
