@@ -1,4 +1,4 @@
-"""Teaching a `ComputeCostModel`: from scratch, further, or a few shards of another machine."""
+"""Teaching a `ComputeCostModel`, and finding how far to trust it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -84,12 +84,7 @@ def train_compute(
         progress,
     )
     model = ComputeCostModel(shape, scale, ensemble, Uncertainty())
-    return with_uncertainty(model, validation), curves
-
-
-def with_uncertainty(model: ComputeCostModel, held_out: CostDataset) -> ComputeCostModel:
-    """The same model with intervals that held for shards of tables it did not learn from."""
-    return model.with_uncertainty(uncertainty_of([(model, held_out)]))
+    return model.with_uncertainty(uncertainty_of([(model, validation)])), curves
 
 
 def uncertainty_of(

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,6 @@ from workload import EmbeddingTable, OperatorOptions, Shard, UserError
 from workload.parts import PARTS, Part, part_of_shard
 
 Floats = npt.NDArray[np.float64]
-Value = TypeVar("Value")
 
 FEWEST_SHARDS = 5  # shards that a part needs, or nothing can be said of it
 

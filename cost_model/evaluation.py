@@ -15,22 +15,13 @@ from cost_model.dataset import CostDataset
 from cost_model.oracle import EstimatedCosts
 from cost_model.training import one_thread
 from workload import Shard, TableSlice
+from workload.beliefs import BELIEFS
 
 Floats = npt.NDArray[np.float64]
 
 _STARTS_TRIED, _LEAST_MS = 200, 1e-3
 _TIMED_SECONDS, _TIMED_DEVICES = 0.5, 8
 _SIZES = (1, 2, 4, 8, 16, 32)  # numbers of tables at which groups of shards begin
-
-# What the published heuristics believe that a slice costs, in any unit.
-BELIEFS: dict[str, Callable[[TableSlice], float]] = {
-    "dim": lambda piece: piece.width,
-    "size": lambda piece: piece.width * piece.table.rows,
-    "lookup": lambda piece: piece.width * piece.table.pooling_factor,
-    "size_lookup": lambda piece: (
-        piece.width * piece.table.pooling_factor * np.log(piece.table.rows + 1)
-    ),
-}
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from benchmark import (
 )
 from benchmark.hardware import cpu_fingerprint, physical_cores
 from benchmark.yardstick import compare_with_fbgemm
+from cost_model.training import one_thread
 from experiments import cli
 from experiments.bench_model import learning_figures, promise_figures
 from experiments.cluster import ray_cluster
@@ -71,12 +72,11 @@ def main(config: BenchConfig) -> None:
 def yardstick() -> list[Figure]:
     """Our timing over that of fbgemm's own benchmark, on one operator and batch."""
     _say("our timing against fbgemm_gpu.tbe.bench")
-    cores, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {physical_cores()[-1]})
-    torch.set_num_threads(1)
-    ratios = compare_with_fbgemm(torch.device("cpu"), physical_cores()[-1])
+    with one_thread():
+        ratios = compare_with_fbgemm(torch.device("cpu"), physical_cores()[-1])
     os.sched_setaffinity(0, cores)
-    torch.set_num_threads(threads)
     return [
         Figure("our timing / fbgemm's, a whole step", "0.95 to 1.05", ratios.step),
         Figure("our timing / fbgemm's, backward", "0.95 to 1.05", ratios.backward),

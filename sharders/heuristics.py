@@ -1,21 +1,26 @@
 """The published heuristics: one greedy loop, and what each of them believes a table costs."""
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
-from workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, UserError
+from workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice, UserError
+from workload.beliefs import BELIEFS
 
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
+
+
+def _believed(
+    belief: Callable[[TableSlice], float], table: EmbeddingTable, _rng: np.random.Generator
+) -> float:
+    return belief(table.whole())
+
 
 HEURISTICS: dict[str, TableCost] = {
     "round_robin": lambda _table, _rng: 1.0,
     "random": lambda _table, rng: float(rng.random()),
-    "dim": lambda table, _rng: table.dim,
-    "size": lambda table, _rng: table.dim * table.rows,
-    "lookup": lambda table, _rng: table.dim * table.pooling_factor,
-    "size_lookup": lambda table, _rng: table.dim * table.pooling_factor * math.log(table.rows + 1),
+    **{name: partial(_believed, belief) for name, belief in BELIEFS.items()},
 }
 
 

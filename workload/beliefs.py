@@ -1,0 +1,15 @@
+"""What the published heuristics believe that a slice costs, in any unit."""
+
+import math
+from collections.abc import Callable
+
+from workload.tables import TableSlice
+
+BELIEFS: dict[str, Callable[[TableSlice], float]] = {
+    "dim": lambda piece: piece.width,
+    "size": lambda piece: piece.width * piece.table.rows,
+    "lookup": lambda piece: piece.width * piece.table.pooling_factor,
+    "size_lookup": lambda piece: (
+        piece.width * piece.table.pooling_factor * math.log(piece.table.rows + 1)
+    ),
+}
