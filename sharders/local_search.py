@@ -15,7 +15,7 @@ Whole = npt.NDArray[np.int64]
 _SHARPNESS = 12.0  # the norm of the devices' costs that is minimised: nearly their maximum
 _LEAST_GAIN = 1e-4  # relative, of the norm's power: smaller ones are not worth a step
 _LEAST_SPLIT_GAIN = 0.01  # relative, of the norm: a split costs lookups on two devices
-_GONE = -1  # the device of items that have been split
+_GONE = -1  # the device of items that are on none: split, or only looked at
 
 
 class LocalSearchSharder:
@@ -196,11 +196,7 @@ class _Search:
         if not wide or len(self._costs) == 1:
             return False
         halves = [_half(self._slices[item]) for item in wide]
-        first = self._devices.extend(self._oracle.amounts(halves))
-        self._slices += halves
-        self._home = np.concatenate([self._home, np.full(len(halves), _GONE)])
-        sizes = np.array([self._bytes_of(half) for half in halves], np.int64)
-        self._bytes = np.concatenate([self._bytes, sizes])
+        first = self._add(halves)
         numbers = torch.arange(first, first + len(halves))
         here = torch.full_like(numbers, slowest)
         kept = self._believed(self._devices.exchanged(torch.tensor(wide), here, numbers))
@@ -209,19 +205,24 @@ class _Search:
         after = powers.sum() - powers[slowest] - powers[None]
         after = after + kept[:, None] ** _SHARPNESS + joined**_SHARPNESS
         after[:, slowest] = np.inf
-        after[sizes[:, None] > self._free[None]] = np.inf
+        after[self._bytes[first:, None] > self._free[None]] = np.inf
         place, device = np.unravel_index(np.argmin(after), after.shape)
         if after[place, device] ** (1 / _SHARPNESS) > self.objective() * (1 - _LEAST_SPLIT_GAIN):
             return False
         self._leave(wide[place])
         self._enter(first + int(place), slowest)
-        twin = self._devices.extend(self._devices.amounts[[first + int(place)]])
-        self._slices.append(halves[place])
-        self._home = np.append(self._home, _GONE)
-        self._bytes = np.append(self._bytes, sizes[place])
-        self._enter(twin, int(device))
+        self._enter(self._add([halves[place]]), int(device))
         self._costs = self._believed(self._devices.prices())
         return True
+
+    def _add(self, pieces: list[TableSlice]) -> int:
+        """Make slices items that are on no device yet; returns the number of the first."""
+        first = self._devices.extend(self._oracle.amounts(pieces))
+        self._slices += pieces
+        self._home = np.concatenate([self._home, np.full(len(pieces), _GONE)])
+        sizes = np.array([self._bytes_of(piece) for piece in pieces], np.int64)
+        self._bytes = np.concatenate([self._bytes, sizes])
+        return first
 
     def _place(self, item: int, device: int) -> None:
         self._leave(item)
