@@ -8,7 +8,14 @@ from torch import Tensor
 
 from cost_model.ensemble import Ensemble
 from cost_model.inputs import Memberships, SliceRows, slice_inputs
-from cost_model.network import InputScale, NetworkShape, ShardNetwork
+from cost_model.network import (
+    DIRECTIONS,
+    TERMS,
+    InputScale,
+    NetworkShape,
+    ShardNetwork,
+    fused,
+)
 from workload import Shard, TableSlice
 
 OUTSIDE = 1.0  # deviations beyond what was learned from at which a table is told of
@@ -68,6 +75,7 @@ class ComputeCostModel:
         self.scale = scale
         self.ensemble = ensemble
         self.uncertainty = uncertainty
+        self._fusion = ensemble.weights_of("fusion")
 
     def with_uncertainty(self, uncertainty: Uncertainty) -> "ComputeCostModel":
         """The same networks, trusted otherwise."""
@@ -95,10 +103,21 @@ class ComputeCostModel:
         """The same by the slices' inputs."""
         return self.ensemble("table", inputs).transpose(0, 1).contiguous()
 
+    def described(self, amounts: Tensor) -> Tensor:
+        """Those amounts that mean the same to every model: [..., amounts with a name].
+
+        Forward and backward ms beside others, terms of work, and 1 for the table, as means of the
+        members. They add up too.
+        """
+        named = [*range(DIRECTIONS + len(TERMS)), self.shape.count]
+        return amounts.mean(-2)[..., named]
+
     @torch.no_grad()
     def price(self, sums: Tensor) -> Prices:
         """What shards with these sums of amounts cost; nothing if there are no tables in them."""
         flat = sums.reshape(-1, *sums.shape[-2:])
+        if len(flat) <= _AT_ONCE:
+            return Prices(*(values.reshape(sums.shape[:-2]) for values in self._price(flat)))
         parts = [self._price(part) for part in torch.split(flat, _AT_ONCE)]
         forward, backward, deviation = (
             torch.cat(values).reshape(sums.shape[:-2]) for values in zip(*parts, strict=True)
@@ -106,15 +125,17 @@ class ComputeCostModel:
         return Prices(forward, backward, deviation)
 
     def _price(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        costs = self.ensemble("fusion", sums, apart=True).exp()
+        costs = fused(sums.transpose(0, 1), self._fusion).exp()
         forward, backward = costs.mean(0).unbind(-1)
-        variance = costs.sum(-1).var(0, correction=0) / (forward + backward).square()
+        total = forward + backward
+        variance = (costs.sum(-1) - total).square().mean(0) / total.square()
         # One member's doubt is as good as that of all, and cheaper.
-        alone = sums[:, 0, 0] + sums[:, 0, 1]
-        doubt = _DOUBT_WEIGHT * sums[:, 0, self.shape.doubt] / alone.clamp_min(_FLOOR)
+        first = sums[:, 0]
+        alone = first[:, 0] + first[:, 1]
+        doubt = _DOUBT_WEIGHT * first[:, self.shape.doubt] / alone.clamp_min(_FLOOR)
         unsure = self.uncertainty.scale**2 * (variance + doubt.square())
         deviation = (unsure + self.uncertainty.noise**2).sqrt()
-        used = sums[:, 0, self.shape.count] > _HALF_A_TABLE
+        used = first[:, self.shape.count] > _HALF_A_TABLE
         return forward * used, backward * used, deviation
 
     def predict(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Prices:

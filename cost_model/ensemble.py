@@ -44,6 +44,10 @@ class Ensemble:
         """The same networks with other weights."""
         return Ensemble(self.network, weights)
 
+    def weights_of(self, part: str) -> State:
+        """The stacked weights of the networks' submodule `part`, by their names in it."""
+        return _under(f"{part}.", self.weights)
+
     def __call__(self, part: str, *inputs: Tensor, apart: bool = False) -> Tensor:
         """Answers [members, ..., n] of the networks' submodule `part`.
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -28,12 +29,12 @@ class Memberships:
     offsets: Tensor
 
     @staticmethod
-    def of(lists: Sequence[Sequence[int]]) -> "Memberships":
+    def of(lists: Sequence[Sequence[int] | npt.NDArray[np.int64]]) -> "Memberships":
         """From a list of rows for each shard."""
-        flat = np.fromiter((row for rows in lists for row in rows), np.int64)
+        flat = np.concatenate([np.empty(0, np.int64), *(np.asarray(rows) for rows in lists)])
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
         offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-        return Memberships(torch.from_numpy(flat), torch.from_numpy(offsets))
+        return Memberships(torch.from_numpy(flat.astype(np.int64, copy=False)), torch.from_numpy(offsets))
 
     def sums(self, amounts: Tensor) -> Tensor:
         """Add up amounts [rows, ...] over each shard: [shards, ...]."""

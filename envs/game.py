@@ -1,0 +1,180 @@
+"""The game: tables are placed one by one, the costliest first. Many games are played at once.
+
+Every face of the game (Gymnasium's single and vector environments, the policy at work) plays this
+one. Games of different sizes stand side by side in arrays as wide as the largest; what a smaller
+game lacks is masked.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cost_model.inputs import Memberships
+from envs.deck import Deal, Deck, Ints
+from workload import Shard, UserError
+
+
+_ABSENT = -1  # memory of a device that a game does not have
+
+
+class ShardingGame:
+    """`seats` games side by side, each with its own task.
+
+    Devices that a game does not have, and those without memory for its next table, are not
+    `allowed`. A game is `over` when all its tables are placed, or when its next one fits nowhere
+    (or was put where it may not be): then it is `stuck`.
+
+    Args:
+        deck: the tables of all deals.
+        seats: games played at once.
+        max_tables: of any deal.
+        max_devices: of any deal.
+    """
+
+    def __init__(self, deck: Deck, seats: int, max_tables: int, max_devices: int) -> None:
+        self.deck = deck
+        self.seats, self.max_tables, self.max_devices = seats, max_tables, max_devices
+        self.deals: list[Deal | None] = [None] * seats
+        amounts, described = deck.amounts.shape[1:], deck.described.shape[1]
+        by_device = (seats, max_devices)
+        self.order = torch.zeros(seats, max_tables, dtype=torch.int64)
+        self.homes = torch.full((seats, max_tables), -1, dtype=torch.int64)
+        self.count = torch.zeros(seats, dtype=torch.int64)
+        self.placed = torch.zeros(seats, dtype=torch.int64)
+        self.stuck = torch.zeros(seats, dtype=torch.bool)
+        self.exists = torch.zeros(by_device, dtype=torch.bool)
+        self.capacity = torch.zeros(by_device, dtype=torch.int64)
+        self.free = torch.zeros(by_device, dtype=torch.int64)
+        self.sums = torch.zeros(*by_device, *amounts)
+        self.content = torch.zeros(*by_device, described)
+        self.cost_ms = torch.zeros(by_device)
+        self.deviation = torch.zeros(by_device)
+        self.joined_ms = torch.zeros(by_device)
+        self.joined_deviation = torch.zeros(by_device)
+        self.allowed = torch.zeros(by_device, dtype=torch.bool)
+        self.rest = torch.zeros(seats, described)
+        self.rest_ms = torch.zeros(seats)
+        self.all_ms = torch.ones(seats)
+        self.rest_bytes = torch.zeros(seats, dtype=torch.int64)
+        self.even = torch.ones(seats, described)
+        self.pace_ms = torch.ones(seats)
+        self.bound_ms = torch.ones(seats)
+        self._everyone = torch.arange(seats)
+        self._pairs = torch.zeros(0, 2, dtype=torch.int64)
+
+    @property
+    def over(self) -> Tensor:
+        """Whether each game has ended: [seats]."""
+        return self.stuck | (self.placed == self.count)
+
+    @property
+    def current(self) -> Tensor:
+        """The table that each game places next, by its number in the deck: [seats]."""
+        last = (self.count - 1).clamp_min(0)
+        return self.order[self._everyone, torch.minimum(self.placed, last)]
+
+    def deal(self, seats: Sequence[int], deals: Sequence[Deal]) -> None:
+        """Start new games on these seats."""
+        order = np.zeros((len(deals), self.max_tables), np.int64)
+        count = np.zeros(len(deals), np.int64)
+        capacity = np.full((len(deals), self.max_devices), _ABSENT, np.int64)
+        for row, (seat, deal) in enumerate(zip(seats, deals, strict=True)):
+            tables, devices = len(deal.tables), len(deal.memory_bytes)
+            if tables > self.max_tables or devices > self.max_devices:
+                raise UserError(
+                    f"a game of {tables} tables on {devices} devices is larger than the "
+                    f"{self.max_tables} tables and {self.max_devices} devices it was made for"
+                )
+            costs = self.deck.alone_ms[deal.tables].numpy()
+            order[row, :tables] = deal.tables[np.argsort(-costs, kind="stable")]
+            count[row] = tables
+            capacity[row, :devices] = deal.memory_bytes
+            self.deals[seat] = deal
+        new = torch.tensor(seats, dtype=torch.int64)
+        self.order[new] = torch.from_numpy(order)
+        self.count[new] = torch.from_numpy(count)
+        self.capacity[new] = torch.from_numpy(capacity)
+        self._clear(new)
+
+    def _clear(self, new: Tensor) -> None:
+        """Empty the devices of new games, whose tasks are known."""
+        self.exists[new] = self.capacity[new] != _ABSENT
+        self._pairs = self.exists.nonzero()
+        self.homes[new] = -1
+        self.placed[new] = 0
+        self.stuck[new] = False
+        self.free[new] = self.capacity[new]
+        for empty in (self.sums, self.content, self.cost_ms, self.deviation):
+            empty[new] = 0
+        order, devices = self.order[new], self.exists[new].sum(1)
+        inside = torch.arange(self.max_tables) < self.count[new][:, None]
+        lists = [deal.tables for deal in (self.deals[seat] for seat in new.tolist()) if deal]
+        totals = Memberships.of(lists).sums(self.deck.amounts)
+        self.rest[new] = self.deck.model.compute.described(totals)
+        self.rest_ms[new] = (self.deck.alone_ms[order] * inside).sum(1)
+        self.all_ms[new] = self.rest_ms[new]
+        self.rest_bytes[new] = (self.deck.sizes[order] * inside).sum(1)
+        self.even[new] = (self.rest[new] / devices[:, None]).clamp_min(1e-9)
+        self.pace_ms[new] = self.deck.price(totals / devices[:, None, None]).total_ms
+        largest = self.deck.alone_ms[order[:, 0]]
+        self.bound_ms[new] = torch.maximum(self.pace_ms[new], largest)
+        self._look_ahead()
+
+    def place(self, devices: Tensor, playing: Tensor | None = None) -> None:
+        """Put the current table of each game that is `playing` (by default, not over) on a device.
+
+        `devices` are numbers, one a seat.
+        """
+        playing = ~self.over if playing is None else playing
+        lawful = playing & self.allowed[self._everyone, devices]
+        self.stuck |= playing & ~lawful
+        seats = lawful.nonzero()[:, 0]
+        homes, table = devices[seats], self.current[seats]
+        self.homes[seats, self.placed[seats]] = homes
+        self.sums[seats, homes] += self.deck.amounts[table]
+        self.content[seats, homes] += self.deck.described[table]
+        self.cost_ms[seats, homes] = self.joined_ms[seats, homes]
+        self.deviation[seats, homes] = self.joined_deviation[seats, homes]
+        self.free[seats, homes] -= self.deck.sizes[table]
+        self.rest[seats] -= self.deck.described[table]
+        self.rest_ms[seats] -= self.deck.alone_ms[table]
+        self.rest_bytes[seats] -= self.deck.sizes[table]
+        self.placed[seats] += 1
+        self._look_ahead()
+
+    def _look_ahead(self) -> None:
+        """What each device would cost with the current table, and whether it has room for it."""
+        table = self.current
+        seats, devices = self._pairs.unbind(1)
+        joined = self.deck.price(self.sums[seats, devices] + self.deck.amounts[table[seats]])
+        self.joined_ms[seats, devices] = joined.total_ms
+        self.joined_deviation[seats, devices] = joined.deviation
+        self.allowed = self.exists & (self.free >= self.deck.sizes[table][:, None])
+        self.stuck |= (self.placed < self.count) & ~self.allowed.any(1)
+
+    def left_share(self) -> Tensor:
+        """Share of each game's tables that are not placed: [seats]."""
+        return 1 - self.placed / self.count
+
+    def assignment(self, seat: int) -> Ints:
+        """The device of each table of the deal, in the deal's order; -1 where it has none."""
+        deal = self.deals[seat]
+        assert deal is not None
+        count = len(deal.tables)
+        homes = np.full(len(self.deck.tables), -1, np.int64)
+        homes[self.order[seat, :count].numpy()] = self.homes[seat, :count].numpy()
+        return homes[deal.tables]
+
+    def shards(self, seat: int) -> list[Shard | None]:
+        """What each device of a game holds; None for an empty one."""
+        deal = self.deals[seat]
+        assert deal is not None
+        homes = self.assignment(seat)
+        found: list[Shard | None] = []
+        for device in range(len(deal.memory_bytes)):
+            held = deal.tables[homes == device]
+            tables = [self.deck.tables[number] for number in held]
+            found.append(Shard.of_tables(tables) if tables else None)
+        return found

@@ -1,0 +1,123 @@
+"""What a player sees: one vector of named parts, relative to the task's own scale.
+
+Work and memory are told as shares of an even share of the task, milliseconds as multiples of the
+task's pace (`ShardingGame.pace_ms`, what each device would cost if all work were spread evenly).
+So a player who has learned on some numbers of tables and devices, on one machine, can play others.
+"""
+
+from math import prod
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cost_model.network import DIRECTIONS, TERMS
+from envs.game import ShardingGame
+
+Floats = npt.NDArray[np.float32]
+Array = TypeVar("Array", Tensor, Floats)
+
+DESCRIBED = DIRECTIONS + len(TERMS) + 1  # amounts of a table that have a name
+TABLE = DESCRIBED + 3  # cost alone, its uncertainty, size
+DEVICE = DESCRIBED + 7  # cost and with the table, both with uncertainty; memory used, left, all
+REST = DESCRIBED + 2  # cost alone, share of the memory that is left
+PROGRESS = 3  # share of tables placed, number of tables and of devices
+COMING = 8  # tables after the current one that are seen one by one
+COMING_TABLE = DESCRIBED + 1  # cost alone
+
+
+class Layout:
+    """Where each part of an observation lies. Arrays are [..., size].
+
+    Parts: `table` [TABLE], the one being placed; `devices` [max_devices, DEVICE]; `exists` and
+    `allowed` [max_devices], 0 or 1; `rest` [REST], all that is still to be placed; `progress`
+    [PROGRESS]; `coming` [COMING, COMING_TABLE], the next tables one by one, zeros beyond the last.
+    """
+
+    def __init__(self, max_devices: int) -> None:
+        self.max_devices = max_devices
+        self.shapes: dict[str, tuple[int, ...]] = {
+            "table": (TABLE,),
+            "devices": (max_devices, DEVICE),
+            "exists": (max_devices,),
+            "allowed": (max_devices,),
+            "rest": (REST,),
+            "progress": (PROGRESS,),
+            "coming": (COMING, COMING_TABLE),
+        }
+
+    @property
+    def size(self) -> int:
+        """Numbers in an observation."""
+        return sum(prod(shape) for shape in self.shapes.values())
+
+    def split(self, observations: Array) -> dict[str, Array]:
+        """Views of the parts."""
+        parts, start = {}, 0
+        for name, shape in self.shapes.items():
+            flat = observations[..., start : start + prod(shape)]
+            parts[name] = flat.reshape(*observations.shape[:-1], *shape)
+            start += prod(shape)
+        return parts
+
+    def observe(self, game: ShardingGame) -> Tensor:
+        """What the player of each seat sees: [seats, size], new memory."""
+        deck, table = game.deck, game.current
+        pace, even = game.pace_ms[:, None], game.even
+        capacity = game.capacity.clamp_min(1).double()
+        mean_capacity = (capacity * game.exists).sum(1) / game.exists.sum(1)
+        size = deck.sizes[table]
+        left = (game.free * game.exists).sum(1).clamp_min(1)
+        ahead = game.placed[:, None] + torch.arange(1, COMING + 1)
+        seen = (ahead < game.count[:, None])[..., None]
+        coming = game.order.gather(1, ahead.clamp_max(game.max_tables - 1))
+        used = 1 - game.free / capacity
+        pieces = [
+            torch.cat(
+                [
+                    deck.described[table] / even,
+                    deck.alone_ms[table, None] / pace,
+                    deck.doubt[table, None],
+                    (size / mean_capacity)[:, None].float(),
+                ],
+                dim=1,
+            ),
+            torch.cat(
+                [
+                    game.content / even[:, None],
+                    torch.stack(
+                        [
+                            game.cost_ms / pace,
+                            game.deviation,
+                            game.joined_ms / pace,
+                            game.joined_deviation,
+                            used.float(),
+                            ((game.free - size[:, None]) / capacity).clamp_min(-1).float(),
+                            (capacity / mean_capacity[:, None]).float(),
+                        ],
+                        dim=2,
+                    ),
+                ],
+                dim=2,
+            )
+            .mul_(game.exists[..., None])
+            .flatten(1),
+            game.exists,
+            game.allowed,
+            game.rest / (even * game.exists.sum(1, keepdim=True)),
+            torch.stack(
+                [game.rest_ms / game.all_ms, (game.rest_bytes / left).float()], dim=1
+            ),
+            torch.stack(
+                [1 - game.left_share(), game.count.log() / 5, game.exists.sum(1).log() / 3], dim=1
+            ),
+            torch.cat(
+                [deck.described[coming] / even[:, None], deck.alone_ms[coming, None] / pace[..., None]],
+                dim=2,
+            )
+            .mul_(seen)
+            .flatten(1),
+        ]
+        return torch.cat([piece.float() for piece in pieces], dim=1)

@@ -1,0 +1,170 @@
+"""What a game is worth: objects that turn the devices' costs into a reward, and where costs come
+from: `EstimatedRewards`, `MeasuredRewards`, `MixedRewards`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmark import BenchmarkPool, MeasureSettings
+from envs.game import ShardingGame
+
+_DEAD_END = 4.0  # worse than any sensible plan: as if one device did the work of four
+
+
+class Reward(Protocol):
+    """What games are worth. An episode's rewards add up to `complete`, or to `dead_end`."""
+
+    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:
+        """Paid for a step that changed the predicted maximum, over the bound: [games]."""
+        ...
+
+    def complete(self, costs_ms: Tensor, exists: Tensor, bound_ms: Tensor) -> Tensor:
+        """Of games whose devices cost [games, devices]; `exists` tells which are devices."""
+        ...
+
+    def dead_end(self, left_share: Tensor) -> Tensor:
+        """Of games that ended with a share of their tables unplaced."""
+        ...
+
+
+@dataclass(frozen=True)
+class Balance:
+    """The least over the greatest cost of a device, as in AutoShard: 0 to 1."""
+
+    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:
+        """Nothing."""
+        return torch.zeros_like(worst_after)
+
+    def complete(self, costs_ms: Tensor, exists: Tensor, bound_ms: Tensor) -> Tensor:
+        """The balance."""
+        least = costs_ms.masked_fill(~exists, torch.inf).amin(1)
+        return least / costs_ms.masked_fill(~exists, 0.0).amax(1).clamp_min(1e-9)
+
+    def dead_end(self, left_share: Tensor) -> Tensor:
+        """Less than the worst balance."""
+        return -_DEAD_END * (1 + left_share)
+
+
+@dataclass(frozen=True)
+class NegativeMaximum:
+    """Minus the slowest device's cost over what it could be at best (`bound_ms`): -1 is ideal."""
+
+    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:
+        """Nothing."""
+        return torch.zeros_like(worst_after)
+
+    def complete(self, costs_ms: Tensor, exists: Tensor, bound_ms: Tensor) -> Tensor:
+        """Minus the relative maximum."""
+        return -costs_ms.masked_fill(~exists, 0.0).amax(1) / bound_ms
+
+    def dead_end(self, left_share: Tensor) -> Tensor:
+        """As if one device did the work of four, and up to eight."""
+        return -_DEAD_END * (1 + left_share)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Another reward, part of which is paid on the way: each step pays how far it raised the
+    predicted maximum. The end pays the rest, so episodes are worth what they were.
+    """
+
+    total: Reward = field(default_factory=NegativeMaximum)
+
+    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:
+        """Minus the rise."""
+        return worst_before - worst_after
+
+    def complete(self, costs_ms: Tensor, exists: Tensor, bound_ms: Tensor) -> Tensor:
+        """That of the other reward."""
+        return self.total.complete(costs_ms, exists, bound_ms)
+
+    def dead_end(self, left_share: Tensor) -> Tensor:
+        """That of the other reward."""
+        return self.total.dead_end(left_share)
+
+
+class CostSource(Protocol):
+    """Says what the devices of finished games cost. `measured` counts shards asked of a pool."""
+
+    measured: int
+
+    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+        """Milliseconds [seats, devices]; 0 for devices that are empty or do not exist."""
+        ...
+
+
+class EstimatedRewards:
+    """Costs by the cost model: DreamShard's way."""
+
+    measured = 0
+
+    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+        """What the game has predicted on the way."""
+        return game.cost_ms[list(seats)]
+
+
+class MeasuredRewards:
+    """Costs by the cluster's benchmark pool. All seats are measured in one call.
+
+    A shard that cannot be measured counts with its estimate.
+
+    Args:
+        store: where measurements are kept.
+        kind: of devices that measure.
+    """
+
+    def __init__(self, store: Path | str, kind: str = "auto") -> None:
+        self._store, self._kind = str(store), kind
+        self.measured = 0
+        self.failed = 0
+
+    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+        """Measured, told at the level of quiet that the cost model knows."""
+        costs = game.cost_ms[list(seats)].clone()
+        places, shards = [], []
+        for row, seat in enumerate(seats):
+            for device, shard in enumerate(game.shards(seat)):
+                if shard is not None:
+                    places.append((row, device))
+                    shards.append(shard)
+        deck = game.deck
+        quiet_ms = deck.model.provenance.quiet_ms
+        pool = BenchmarkPool(self._store, kind=self._kind)
+        answers = pool.measure(shards, MeasureSettings(deck.batch_size, deck.operator))
+        for (row, device), answer in zip(places, answers, strict=True):
+            if answer.ok:
+                costs[row, device] = answer.told_at(quiet_ms).total_ms
+            else:
+                self.failed += 1
+        self.measured += len(shards)
+        return costs
+
+
+class MixedRewards:
+    """Estimated costs; those of a share of the games, drawn at random, are measured.
+
+    What is measured goes into the store, where the cost model learns from it.
+    """
+
+    def __init__(self, measured: MeasuredRewards, share: float, seed: int = 0) -> None:
+        self._measured, self._share = measured, share
+        self._rng = np.random.default_rng(seed)
+
+    @property
+    def measured(self) -> int:
+        """Shards asked of the pool."""
+        return self._measured.measured
+
+    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+        """Measured for some of the seats, estimated for the others."""
+        costs = EstimatedRewards()(game, seats)
+        chosen = np.flatnonzero(self._rng.random(len(seats)) < self._share)
+        if len(chosen):
+            costs[chosen] = self._measured(game, [seats[row] for row in chosen])
+        return costs

@@ -1,0 +1,146 @@
+"""The native vector face of the game: all seats step together in one pass."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from cost_model import CostModel
+from cost_model.training import one_thread
+from envs.deck import Deal, Deck
+from envs.game import ShardingGame
+from envs.generators import Generator, RandomDeals
+from envs.observation import Floats, Layout
+from envs.rewards import CostSource, Dense, EstimatedRewards, Reward
+
+Info = dict[str, Any]
+
+
+class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
+    """Many games of `Sharding-v0` (see `ShardingEnv`), played side by side.
+
+    A seat whose game ended starts its next one with the step after (`AutoresetMode.NEXT_STEP`);
+    that step's action on the seat is ignored, its reward is 0. The games that end in one step have
+    their costs fetched in one call, so that all devices of a pool work at once.
+
+    Args:
+        deck: the tables.
+        num_envs: seats.
+        generator: deals the tasks.
+        reward: what a game is worth.
+        source: what the devices of a finished game cost.
+        max_devices: width of observation and action; by default that of the generator.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}  # noqa: RUF012
+
+    def __init__(
+        self,
+        deck: Deck,
+        num_envs: int,
+        generator: Generator | None = None,
+        reward: Reward | None = None,
+        source: CostSource | None = None,
+        max_devices: int | None = None,
+    ) -> None:
+        self.generator = generator or RandomDeals()
+        self.reward = reward or Dense()
+        self.source = source or EstimatedRewards()
+        self.num_envs = num_envs
+        devices = max_devices or self.generator.most_devices
+        self.layout = Layout(devices)
+        self.game = ShardingGame(deck, num_envs, self.generator.most_tables, devices)
+        box = gym.spaces.Box(-np.inf, np.inf, (self.layout.size,), np.float32)
+        self.single_observation_space, self.single_action_space = box, gym.spaces.Discrete(devices)
+        self.observation_space = gym.vector.utils.batch_space(box, num_envs)
+        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+        self._ended = torch.zeros(num_envs, dtype=torch.bool)
+        self._paid = torch.zeros(num_envs)
+        self._tally = {"games": 0, "dead_ends": 0, "relative_max": 0.0}
+
+    @one_thread()
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
+    ) -> tuple[Floats, Info]:
+        """New games on all seats; `options={"deals": [...]}` says which."""
+        first = seed if seed is None or isinstance(seed, int) else seed[0]
+        if first is not None or self._np_random is None:
+            super().reset(seed=first)
+        self._start(list(range(self.num_envs)), (options or {}).get("deals"))
+        self._ended[:] = False
+        return self._observe(), {}
+
+    @one_thread()
+    def step(
+        self, actions: npt.NDArray[np.int64]
+    ) -> tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_], Info]:
+        """Place a table on every seat whose game goes on."""
+        game, playing = self.game, ~self._ended
+        before = self._worst()
+        game.place(torch.as_tensor(actions, dtype=torch.int64), playing)
+        rewards = torch.where(playing, self.reward.along(before, self._worst()), 0.0)
+        self._paid += rewards
+        over = game.over & playing
+        info: Info = {}
+        if over.any():
+            rewards[over] += self._settle(over, info) - self._paid[over]
+        if self._ended.any():
+            self._start(self._ended.nonzero()[:, 0].tolist())
+        self._ended = over
+        ended = over.numpy().copy()
+        return self._observe(), rewards.numpy(), ended, np.zeros_like(ended), info
+
+    def learn(self, model: CostModel) -> None:
+        """Believe another cost model from each seat's next game on."""
+        self.game.deck.learn(model)
+
+    def tally(self) -> dict[str, float]:
+        """Games ended, dead ends among them and the others' mean maximum over the bound.
+
+        Since this was asked last. `measured`: shards that the source had measured, in all.
+        """
+        told = dict(self._tally)
+        finished = max(1, self._tally["games"] - self._tally["dead_ends"])
+        told["relative_max"] /= finished
+        self._tally = dict.fromkeys(self._tally, 0)
+        return {**told, "measured": self.source.measured}
+
+    def _start(self, seats: list[int], deals: Sequence[Deal] | None = None) -> None:
+        if deals is None:
+            deals = [self.generator(self.game.deck, self.np_random) for _ in seats]
+        self.game.deal(seats, deals)
+        self._paid[seats] = 0
+
+    def _worst(self) -> torch.Tensor:
+        return self.game.cost_ms.amax(1) / self.game.bound_ms
+
+    def _settle(self, over: torch.Tensor, info: Info) -> torch.Tensor:
+        """What the games that are over are worth: [over]."""
+        game = self.game
+        worth = self.reward.dead_end(game.left_share()[over])
+        complete = (over & ~game.stuck).nonzero()[:, 0]
+        costs = torch.zeros(self.num_envs, game.max_devices)
+        if len(complete):
+            costs[complete] = self.source(game, complete.tolist())
+            rows = (costs[complete], game.exists[complete], game.bound_ms[complete])
+            worth[~game.stuck[over]] = self.reward.complete(*rows)
+        relative = costs.amax(1) / game.bound_ms
+        self._tally["games"] += int(over.sum())
+        self._tally["dead_ends"] += int((over & game.stuck).sum())
+        self._tally["relative_max"] += float(relative[complete].sum())
+        info.update(
+            max_ms=costs.amax(1).numpy(),
+            bound_ms=game.bound_ms.numpy().copy(),
+            dead_end=(over & game.stuck).numpy(),
+            _max_ms=over.numpy().copy(),
+            _bound_ms=over.numpy().copy(),
+            _dead_end=over.numpy().copy(),
+        )
+        return worth
+
+    def _observe(self) -> Floats:
+        return np.asarray(self.layout.observe(self.game).numpy())
