@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cost_model import EstimatedCosts
 from cost_model.inputs import Memberships
 from envs.deck import Deal, Deck, Ints
 from workload import Shard, UserError
@@ -81,14 +82,14 @@ class ShardingGame:
         count = np.zeros(len(deals), np.int64)
         capacity = np.full((len(deals), self.max_devices), _ABSENT, np.int64)
         for row, (seat, deal) in enumerate(zip(seats, deals, strict=True)):
-            tables, devices = len(deal.tables), len(deal.memory_bytes)
+            tables, devices = len(deal.pieces), len(deal.memory_bytes)
             if tables > self.max_tables or devices > self.max_devices:
                 raise UserError(
                     f"a game of {tables} tables on {devices} devices is larger than the "
                     f"{self.max_tables} tables and {self.max_devices} devices it was made for"
                 )
-            costs = self.deck.alone_ms[deal.tables].numpy()
-            order[row, :tables] = deal.tables[np.argsort(-costs, kind="stable")]
+            costs = self.deck.alone_ms[deal.pieces].numpy()
+            order[row, :tables] = deal.pieces[np.argsort(-costs, kind="stable")]
             count[row] = tables
             capacity[row, :devices] = deal.memory_bytes
             self.deals[seat] = deal
@@ -96,30 +97,46 @@ class ShardingGame:
         self.order[new] = torch.from_numpy(order)
         self.count[new] = torch.from_numpy(count)
         self.capacity[new] = torch.from_numpy(capacity)
-        self._clear(new)
-
-    def _clear(self, new: Tensor) -> None:
-        """Empty the devices of new games, whose tasks are known."""
         self.exists[new] = self.capacity[new] != _ABSENT
         self._pairs = self.exists.nonzero()
         self.homes[new] = -1
         self.placed[new] = 0
         self.stuck[new] = False
         self.free[new] = self.capacity[new]
-        for empty in (self.sums, self.content, self.cost_ms, self.deviation):
-            empty[new] = 0
-        order, devices = self.order[new], self.exists[new].sum(1)
-        inside = torch.arange(self.max_tables) < self.count[new][:, None]
-        lists = [deal.tables for deal in (self.deals[seat] for seat in new.tolist()) if deal]
-        totals = Memberships.of(lists).sums(self.deck.amounts)
-        self.rest[new] = self.deck.model.compute.described(totals)
-        self.rest_ms[new] = (self.deck.alone_ms[order] * inside).sum(1)
-        self.all_ms[new] = self.rest_ms[new]
-        self.rest_bytes[new] = (self.deck.sizes[order] * inside).sum(1)
-        self.even[new] = (self.rest[new] / devices[:, None]).clamp_min(1e-9)
-        self.pace_ms[new] = self.deck.price(totals / devices[:, None, None]).total_ms
-        largest = self.deck.alone_ms[order[:, 0]]
-        self.bound_ms[new] = torch.maximum(self.pace_ms[new], largest)
+        self._reckon(new)
+
+    def learn(self, oracle: EstimatedCosts) -> None:
+        """Believe another cost model from now on, also of what is placed."""
+        self.deck.learn(oracle)
+        self._reckon(torch.tensor([n for n, deal in enumerate(self.deals) if deal is not None]))
+
+    def _reckon(self, seats: Tensor) -> None:
+        """Sums and costs of these games, from which table is where."""
+        deck, order, homes = self.deck, self.order[seats], self.homes[seats]
+        inside = torch.arange(self.max_tables) < self.count[seats][:, None]
+        coming = inside & (homes < 0)
+        alone, sizes = deck.alone_ms[order], deck.sizes[order]
+        self.all_ms[seats] = (alone * inside).sum(1)
+        self.rest_ms[seats] = (alone * coming).sum(1)
+        self.rest_bytes[seats] = (sizes * coming).sum(1)
+        lists = [deal.pieces for deal in (self.deals[seat] for seat in seats.tolist()) if deal]
+        totals, devices = Memberships.of(lists).sums(deck.amounts), self.exists[seats].sum(1)
+        work = deck.model.compute.described(totals)
+        self.even[seats] = (work / devices[:, None]).clamp_min(1e-9)
+        self.pace_ms[seats] = deck.price(totals / devices[:, None, None]).total_ms
+        self.bound_ms[seats] = torch.maximum(self.pace_ms[seats], alone[:, 0])
+        sums = torch.zeros(len(seats) * self.max_devices, *deck.amounts.shape[1:])
+        rows, places = (homes >= 0).nonzero().unbind(1)
+        where = rows * self.max_devices + homes[rows, places]
+        sums.index_add_(0, where, deck.amounts[order[rows, places]])
+        self.sums[seats] = sums.reshape(len(seats), self.max_devices, *sums.shape[1:])
+        self.content[seats] = deck.model.compute.described(self.sums[seats])
+        self.rest[seats] = work - self.content[seats].sum(1)
+        if len(rows):
+            prices = deck.price(self.sums[seats])
+            self.cost_ms[seats], self.deviation[seats] = prices.total_ms, prices.deviation
+        else:
+            self.cost_ms[seats] = self.deviation[seats] = 0
         self._look_ahead()
 
     def place(self, devices: Tensor, playing: Tensor | None = None) -> None:
@@ -159,22 +176,21 @@ class ShardingGame:
         return 1 - self.placed / self.count
 
     def assignment(self, seat: int) -> Ints:
-        """The device of each table of the deal, in the deal's order; -1 where it has none."""
+        """The device of each piece of the deal, in the deal's order; -1 where it has none."""
         deal = self.deals[seat]
         assert deal is not None
-        count = len(deal.tables)
-        homes = np.full(len(self.deck.tables), -1, np.int64)
+        count = len(deal.pieces)
+        homes = np.full(len(self.deck.pieces), -1, np.int64)
         homes[self.order[seat, :count].numpy()] = self.homes[seat, :count].numpy()
-        return homes[deal.tables]
+        return homes[deal.pieces]
 
     def shards(self, seat: int) -> list[Shard | None]:
         """What each device of a game holds; None for an empty one."""
         deal = self.deals[seat]
         assert deal is not None
         homes = self.assignment(seat)
-        found: list[Shard | None] = []
-        for device in range(len(deal.memory_bytes)):
-            held = deal.tables[homes == device]
-            tables = [self.deck.tables[number] for number in held]
-            found.append(Shard.of_tables(tables) if tables else None)
-        return found
+        held = [deal.pieces[homes == device] for device in range(len(deal.memory_bytes))]
+        return [
+            Shard(tuple(self.deck.pieces[number] for number in numbers)) if len(numbers) else None
+            for numbers in held
+        ]

@@ -71,9 +71,9 @@ class RandomDeals:
 
     def __call__(self, deck: Deck, rng: np.random.Generator) -> Deal:
         """A task of the deck's tables; of all of them if it has fewer than asked for."""
-        most = min(self.most_tables, len(deck.tables))
+        most = min(self.most_tables, len(deck.pieces))
         count = int(rng.integers(min(self.num_tables[0], most), most + 1))
-        tables: Ints = rng.permutation(len(deck.tables))[:count]
+        tables: Ints = rng.permutation(len(deck.pieces))[:count]
         devices = int(rng.integers(self.num_devices[0], self.num_devices[1] + 1))
         shares = 1 - self.unevenness * rng.random(devices)
         sizes = deck.bytes[tables]

@@ -20,7 +20,7 @@ from workload.parts import tables_by_part
 def default_deck() -> Deck:
     """Synthetic tables that the shipped cost model may learn from."""
     tables = load_tables("synthetic:200:1:small")
-    return Deck(load_model("cpu"), tables_by_part(tables)["train"], batch_size=1024)
+    return Deck.of_tables(load_model("cpu"), tables_by_part(tables)["train"], batch_size=1024)
 
 
 class ShardingEnv(gym.Env[Floats, np.int64]):

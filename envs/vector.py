@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from cost_model import CostModel
+from cost_model import CostModel, EstimatedCosts
 from cost_model.training import one_thread
 from envs.deck import Deal, Deck
 from envs.game import ShardingGame
@@ -95,8 +95,8 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         return self._observe(), rewards.numpy(), ended, np.zeros_like(ended), info
 
     def learn(self, model: CostModel) -> None:
-        """Believe another cost model from each seat's next game on."""
-        self.game.deck.learn(model)
+        """Believe another cost model from now on."""
+        self.game.learn(EstimatedCosts(model, self.game.deck.batch_size))
 
     def tally(self) -> dict[str, float]:
         """Games ended, dead ends among them and the others' mean maximum over the bound.

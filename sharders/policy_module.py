@@ -1,0 +1,34 @@
+"""The policy as RLlib's learners and env runners hold it."""
+
+from typing import Any
+
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
+from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
+from torch import Tensor
+
+from envs import Layout
+from sharders.policy_network import PolicyNetwork, PolicyShape
+
+
+class PolicyModule(TorchRLModule, ValueFunctionAPI):  # type: ignore[misc]
+    """A `PolicyNetwork` as an RLModule; `model_config["shape"]` has its `PolicyShape`."""
+
+    def setup(self) -> None:
+        """Build the network for the spaces of the environment."""
+        self.layout = Layout(int(self.action_space.n))
+        self.network = PolicyNetwork(PolicyShape(**self.model_config["shape"]))
+
+    def _forward(self, batch: dict[str, Any], **_options: Any) -> dict[str, Tensor]:
+        logits, _ = self.network(self.layout.split(batch[Columns.OBS]))
+        return {Columns.ACTION_DIST_INPUTS: logits}
+
+    def _forward_train(self, batch: dict[str, Any], **_options: Any) -> dict[str, Tensor]:
+        logits, known = self.network(self.layout.split(batch[Columns.OBS]))
+        return {Columns.ACTION_DIST_INPUTS: logits, Columns.EMBEDDINGS: known}
+
+    def compute_values(self, batch: dict[str, Any], embeddings: Tensor | None = None) -> Tensor:
+        """What the rest of each game is worth."""
+        if embeddings is None:
+            _, embeddings = self.network(self.layout.split(batch[Columns.OBS]))
+        return self.network.values(embeddings)
