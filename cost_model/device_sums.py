@@ -32,6 +32,10 @@ class DeviceSums:
         self.amounts = torch.cat([self.amounts, amounts])
         return first
 
+    def fill(self, devices: Tensor) -> None:
+        """Put each item on its device: [items]."""
+        self._sums.index_add_(0, devices, self.amounts.double())
+
     def put(self, item: int, device: int) -> None:
         """Put a slice on a device."""
         self._sums[device] += self.amounts[item]

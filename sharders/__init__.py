@@ -1,18 +1,34 @@
 """Who decides: everything that turns a task into a plan.
 
-May import `cost_model`, `benchmark` and `workload`. Hands out the published heuristics by name
-(`make_sharder`), greedy placement by learned costs, and local search over them.
+May import `envs`, `cost_model`, `benchmark` and `workload`. Hands out every sharder by name
+(`make_sharder`, with the `Means` that it needs): the published heuristics, greedy placement by
+learned costs, and `PolicySharder`, a trained policy alone or with sampling, splits, local search and
+measured verification. Policies are kept in folders (`load_policy`, `save_policy`).
 """
 
 from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-from sharders.heuristics import HEURISTICS, GreedySharder, make_sharder
-from sharders.local_search import LocalSearchSharder
+from sharders.heuristics import HEURISTICS, GreedySharder
+from sharders.local_search import LocalSearch, LocalSearchSharder
+from sharders.policy import MeasurePlans, PolicySharder
+from sharders.policy_files import Policy, PolicyError, find_policy, load_policy, save_policy
+from sharders.registry import NEED_POLICY, SHARDERS, Means, make_sharder
 
 __all__ = [
     "HEURISTICS",
+    "NEED_POLICY",
+    "SHARDERS",
     "AloneGreedySharder",
     "FusedGreedySharder",
     "GreedySharder",
+    "LocalSearch",
     "LocalSearchSharder",
+    "MeasurePlans",
+    "Means",
+    "Policy",
+    "PolicyError",
+    "PolicySharder",
+    "find_policy",
+    "load_policy",
     "make_sharder",
+    "save_policy",
 ]

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice, UserError
+from workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice
 from workload.beliefs import BELIEFS
 
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
@@ -83,10 +83,3 @@ def place_in_turn(
         free[device] -= needed
         placed(number, device)
     return ShardingPlan.table_wise(task, chosen)
-
-
-def make_sharder(name: str, seed: int = 0) -> GreedySharder:
-    """The sharder of that name; UserError lists the names there are."""
-    if name not in HEURISTICS:
-        raise UserError(f"sharder {name!r} is not one of {', '.join(HEURISTICS)}")
-    return GreedySharder(HEURISTICS[name], seed)

@@ -1,25 +1,31 @@
 """Local search over a cost model: moves, swaps and splits of tables until none helps any more."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from cost_model import EstimatedCosts, Prices
+from cost_model.network import DIRECTIONS
+from cost_model.training import one_thread
 from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-from workload import Placement, PlanError, Sharder, ShardingPlan, ShardingTask, TableSlice
+from workload import PlanError, Sharder, ShardingPlan, ShardingTask, TableSlice
 from workload.tables import DIM_STEP
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
+Placed = Sequence[tuple[TableSlice, int]]
 
 _SHARPNESS = 12.0  # the norm of the devices' costs that is minimised: nearly their maximum
 _LEAST_GAIN = 1e-4  # relative, of the norm's power: smaller ones are not worth a step
 _LEAST_SPLIT_GAIN = 0.01  # relative, of the norm: a split costs lookups on two devices
+_SWAPS = 256  # that are priced at a step: those that should even out most
 _GONE = -1  # the device of items that are on none: split, or only looked at
 
 
-class LocalSearchSharder:
-    """Starts from the better greedy plan and improves it, table by table.
+class LocalSearch:
+    """Improves plans, table by table.
 
     A search finds the mistakes of its model. So costs are taken with `caution` deviations more,
     which keeps it away from what the model is unsure of, and it is kicked away from its optimum
@@ -47,22 +53,10 @@ class LocalSearchSharder:
         self._split = split
         self._seed = seed
 
-    def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError names the table that no device has room for, as a whole."""
-        starts: tuple[Sharder, ...] = (
-            AloneGreedySharder(self._oracle),
-            FusedGreedySharder(self._oracle),
-        )
-        searches, faults = [], []
-        for start in starts:
-            try:
-                placed = _whole_tables(start.shard(task), task)
-            except PlanError as fault:
-                faults.append(fault)
-            else:
-                searches.append(_Search(self._oracle, task, self._caution, placed))
-        if not searches:
-            raise faults[0]
+    @one_thread()
+    def improve(self, task: ShardingTask, starts: Sequence[Placed]) -> Placed:
+        """Goes on from the best of these valid plans; the result is never worse, nor invalid."""
+        searches = [_Search(self._oracle, task, self._caution, start) for start in starts]
         best = min(searches, key=_Search.objective)
         best.descend(self._split)
         rng = np.random.default_rng(self._seed)
@@ -72,23 +66,41 @@ class LocalSearchSharder:
             other.descend(self._split)
             if other.objective() < best.objective():
                 best = other
-        return best.plan()
+        return best.placed()
 
 
-def _whole_tables(plan: ShardingPlan, task: ShardingTask) -> list[tuple[TableSlice, int]]:
-    tables = {table.name: table for table in task.tables}
-    return [(tables[p.table].whole(), p.device) for p in plan.placements]
+class LocalSearchSharder:
+    """Local search from the better of the two greedy plans by cost. Arguments: `LocalSearch`'s."""
+
+    def __init__(
+        self,
+        oracle: EstimatedCosts,
+        caution: float = 2.0,
+        kicks: int = 8,
+        split: bool = True,
+        seed: int = 0,
+    ) -> None:
+        self._starts: tuple[Sharder, ...] = (AloneGreedySharder(oracle), FusedGreedySharder(oracle))
+        self._search = LocalSearch(oracle, caution, kicks, split, seed)
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        """A valid plan; PlanError names the table that no device has room for, as a whole."""
+        plans, faults = [], []
+        for start in self._starts:
+            try:
+                plans.append(start.shard(task).placed(task))
+            except PlanError as fault:
+                faults.append(fault)
+        if not plans:
+            raise faults[0]
+        return ShardingPlan.of_slices(task, self._search.improve(task, plans))
 
 
 class _Search:
     """A plan that is being improved. Only the width of a slice matters until it is written down."""
 
     def __init__(
-        self,
-        oracle: EstimatedCosts,
-        task: ShardingTask,
-        caution: float,
-        placed: list[tuple[TableSlice, int]],
+        self, oracle: EstimatedCosts, task: ShardingTask, caution: float, placed: Placed
     ) -> None:
         self._oracle = oracle
         self._task = task
@@ -98,9 +110,9 @@ class _Search:
         self._devices = oracle.devices(self._slices, len(task.devices))
         self._bytes = np.array([self._bytes_of(piece) for piece in self._slices], np.int64)
         self._free = np.array([device.memory_bytes for device in task.devices], np.int64)
-        for item, device in enumerate(self._home.tolist()):
-            self._devices.put(item, device)
-            self._free[device] -= self._bytes[item]
+        np.subtract.at(self._free, self._home, self._bytes)
+        self._devices.fill(torch.from_numpy(self._home))
+        self._weight = self._weights(0)
         self._costs = self._believed(self._devices.prices())
 
     def objective(self) -> float:
@@ -115,19 +127,6 @@ class _Search:
             if device != _GONE
         ]
 
-    def plan(self) -> ShardingPlan:
-        """The plan: what a device holds of a table becomes one slice of it."""
-        widths: dict[tuple[str, int], int] = {}
-        for piece, device in self.placed():
-            key = (piece.table.name, device)
-            widths[key] = widths.get(key, 0) + piece.width
-        starts = {table.name: 0 for table in self._task.tables}
-        placements = []
-        for (name, device), width in sorted(widths.items()):
-            placements.append(Placement(name, starts[name], width, device))
-            starts[name] += width
-        return ShardingPlan(tuple(placements), len(self._task.devices))
-
     def descend(self, split: bool) -> None:
         """The best move as long as one helps; else the best swap, else the best split."""
         for _ in range(20 * len(self._home)):
@@ -139,49 +138,69 @@ class _Search:
         for item in rng.permutation(np.flatnonzero(self._home != _GONE))[:3].tolist():
             fitting = np.flatnonzero(self._free >= self._bytes[item])
             if len(fitting):
-                self._place(item, int(rng.choice(fitting)))
+                self._leave(item)
+                self._enter(item, int(rng.choice(fitting)))
         self._costs = self._believed(self._devices.prices())
 
     def _move(self) -> bool:
-        items = np.flatnonzero(self._home != _GONE)
-        homes, numbers = self._home[items], torch.from_numpy(items)
-        left = self._believed(self._devices.without(numbers, torch.from_numpy(homes)))
+        """Give the slice of the slowest device away that gains most elsewhere."""
+        slowest = int(self._costs.argmax())
+        items = np.flatnonzero(self._home == slowest)
+        if not len(items):
+            return False
+        numbers = torch.from_numpy(items)
+        left = self._believed(self._devices.without(numbers, torch.full_like(numbers, slowest)))
         joined = self._believed(self._devices.with_each(numbers)).T
         powers = self._costs**_SHARPNESS
-        change = left[:, None] ** _SHARPNESS - powers[homes][:, None]
-        change = change + joined**_SHARPNESS - powers[None]
-        change[np.arange(len(items)), homes] = np.inf
+        change = left[:, None] ** _SHARPNESS - powers[slowest] + joined**_SHARPNESS - powers[None]
+        change[:, slowest] = np.inf
         change[self._bytes[items][:, None] > self._free[None]] = np.inf
         place, device = np.unravel_index(np.argmin(change), change.shape)
-        if change[place, device] > -_LEAST_GAIN * powers.sum():
-            return False
-        self._place(int(items[place]), int(device))
-        self._costs = self._believed(self._devices.prices())
-        return True
+        return self._take_step(change[place, device], [(int(items[place]), int(device))])
 
     def _swap(self) -> bool:
+        """Swap a slice of the slowest device for one of another."""
         slowest = int(self._costs.argmax())
         mine = np.flatnonzero(self._home == slowest)
         others = np.flatnonzero((self._home != slowest) & (self._home != _GONE))
         if not len(mine) or not len(others):
             return False
-        out, into = (torch.from_numpy(grid) for grid in np.meshgrid(mine, others, indexing="ij"))
-        here, there = torch.full_like(out, slowest), torch.from_numpy(self._home)[into]
-        after_here = self._believed(self._devices.exchanged(out, here, into))
-        after_there = self._believed(self._devices.exchanged(into, there, out))
+        out, into = self._promising(slowest, mine, others)
+        if not len(out):
+            return False
+        homes = self._home[into]
+        first, second = torch.from_numpy(out), torch.from_numpy(into)
+        here, there = torch.full_like(first, slowest), torch.from_numpy(homes)
+        after_here = self._believed(self._devices.exchanged(first, here, second))
+        after_there = self._believed(self._devices.exchanged(second, there, first))
         powers = self._costs**_SHARPNESS
-        homes = self._home[others][None]
         change = after_here**_SHARPNESS + after_there**_SHARPNESS
         change = change - powers[slowest] - powers[homes]
+        best = int(np.argmin(change))
+        steps = [(int(out[best]), int(homes[best])), (int(into[best]), slowest)]
+        return self._take_step(change[best], steps)
+
+    def _promising(self, slowest: int, mine: Whole, others: Whole) -> tuple[Whole, Whole]:
+        """Pairs to swap that memory admits and that should even out most, if costs added up."""
+        gain = self._weight[mine][:, None] - self._weight[others][None]
+        homes = self._home[others]
+        worse = np.maximum(self._costs[slowest] - gain, self._costs[homes][None] + gain)
         grown = self._bytes[others][None] - self._bytes[mine][:, None]
-        change[(grown > self._free[slowest]) | (-grown > self._free[homes])] = np.inf
-        first, second = np.unravel_index(np.argmin(change), change.shape)
-        if change[first, second] > -_LEAST_GAIN * powers.sum():
+        worse[(grown > self._free[slowest]) | (-grown > self._free[homes][None])] = np.inf
+        flat = worse.ravel()
+        count = min(_SWAPS, len(flat))
+        chosen = np.sort(np.argpartition(flat, count - 1)[:count])
+        chosen = chosen[flat[chosen] < np.inf]
+        return mine[chosen // len(others)], others[chosen % len(others)]
+
+    def _take_step(self, change: float, steps: Sequence[tuple[int, int]]) -> bool:
+        """Place items on other devices, if that changes the norm's power for the better."""
+        if change > -_LEAST_GAIN * (self._costs**_SHARPNESS).sum():
             return False
-        item, other = int(mine[first]), int(others[second])
-        home = int(self._home[other])
-        self._place(item, home)
-        self._place(other, slowest)
+        for item, _ in steps:
+            self._leave(item)
+        for item, device in steps:
+            self._enter(item, device)
         self._costs = self._believed(self._devices.prices())
         return True
 
@@ -222,11 +241,13 @@ class _Search:
         self._home = np.concatenate([self._home, np.full(len(pieces), _GONE)])
         sizes = np.array([self._bytes_of(piece) for piece in pieces], np.int64)
         self._bytes = np.concatenate([self._bytes, sizes])
+        self._weight = np.concatenate([self._weight, self._weights(first)])
         return first
 
-    def _place(self, item: int, device: int) -> None:
-        self._leave(item)
-        self._enter(item, device)
+    def _weights(self, first: int) -> Floats:
+        """Milliseconds beside others of the items from number `first` on: forward and backward."""
+        amounts = self._devices.amounts[first:]
+        return np.asarray(amounts[..., :DIRECTIONS].mean(1).sum(-1).double().numpy())
 
     def _leave(self, item: int) -> None:
         device = int(self._home[item])

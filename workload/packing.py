@@ -1,12 +1,18 @@
-"""Fitting tables into memory, whatever they cost: first fit decreasing."""
+"""Fitting tables into memory, whatever they cost: first fit decreasing, and what is missing."""
 
 from collections.abc import Sequence
+
+from workload.plans import PlanError
+from workload.tables import DIM_STEP, TableSlice
+from workload.tasks import ShardingTask
+
+_NAMED = 3  # tables that an error names
 
 
 def first_fit_decreasing(sizes: Sequence[int], rooms: Sequence[int]) -> list[int] | None:
     """The room of each size: the largest first, each where it fits first; None if one does not.
 
-    Rooms are tried in their order, the largest first, so that few are left nearly empty.
+    The largest rooms are tried first.
     """
     free = list(rooms)
     order = sorted(range(len(free)), key=lambda room: -free[room])
@@ -20,3 +26,61 @@ def first_fit_decreasing(sizes: Sequence[int], rooms: Sequence[int]) -> list[int
         else:
             return None
     return homes
+
+
+def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
+    """Any valid plan, as slices and their devices: tables whole if that packs, else split.
+
+    PlanError says which tables are too large, or how much memory is missing.
+    """
+    rooms = [device.memory_bytes for device in task.devices]
+    pieces = [table.whole() for table in task.tables]
+    while True:
+        sizes = [task.operator.stored_bytes(piece.table.rows, piece.width) for piece in pieces]
+        homes = first_fit_decreasing(sizes, rooms)
+        if homes is not None:
+            return list(zip(pieces, homes, strict=True))
+        wide = [n for n, piece in enumerate(pieces) if piece.width >= 2 * DIM_STEP]
+        if not split or not wide or sum(sizes) > sum(rooms):
+            raise does_not_fit(task, split)
+        largest = max(wide, key=lambda n: sizes[n])
+        pieces[largest : largest + 1] = halves(pieces[largest])
+
+
+def halves(piece: TableSlice) -> tuple[TableSlice, TableSlice]:
+    """A slice of at least 8 columns as two, of nearly equal width."""
+    width = piece.width // (2 * DIM_STEP) * DIM_STEP
+    first = TableSlice(piece.table, piece.start, width)
+    return first, TableSlice(piece.table, piece.start + width, piece.width - width)
+
+
+def does_not_fit(task: ShardingTask, split: bool) -> PlanError:
+    """Why the tables do not fit into the devices' memory, and how much is missing."""
+    rooms = [device.memory_bytes for device in task.devices]
+    by_size = sorted(task.tables, key=lambda table: -task.table_bytes(table))
+    total, largest = sum(map(task.table_bytes, task.tables)), max(rooms)
+    named = [f"{table.name} ({_gb(task.table_bytes(table))})" for table in by_size[:_NAMED]]
+    if total > sum(rooms):
+        return PlanError(
+            f"the tables need {_gb(total)} and the {len(rooms)} devices have {_gb(sum(rooms))}: "
+            f"{_gb(total - sum(rooms))} of memory are missing; the largest tables are "
+            f"{', '.join(named)}: add devices or memory"
+        )
+    too_large = [name for name, t in zip(named, by_size, strict=False)
+                 if task.table_bytes(t) > largest]  # fmt: skip
+    if too_large and not split:
+        over = task.table_bytes(by_size[0]) - largest
+        return PlanError(
+            f"whole tables larger than the largest device ({_gb(largest)}): "
+            f"{', '.join(too_large)}: {_gb(over)} of memory are missing on one device: add memory, "
+            "or use a sharder that splits tables, such as autoshard"
+        )
+    return PlanError(
+        f"no way is found to pack tables of {_gb(total)} into {len(rooms)} devices of together "
+        f"{_gb(sum(rooms))}: they fit only in sum; the largest tables are {', '.join(named)}: add "
+        "devices or memory"
+    )
+
+
+def _gb(size: int) -> str:
+    return f"{size / 2**30:,.3f} GiB"

@@ -45,6 +45,33 @@ class ShardingPlan:
         )
         return ShardingPlan(placements, len(task.devices))
 
+    @staticmethod
+    def of_slices(
+        task: ShardingTask, placed: Iterable[tuple[TableSlice, int]]
+    ) -> "ShardingPlan":
+        """The plan that puts so many columns of a table on a device as its slices are wide there.
+
+        Which columns they are does not matter for what they cost: they are dealt out anew, so
+        that a device holds one slice of a table at most.
+        """
+        widths: dict[tuple[str, int], int] = {}
+        for piece, device in placed:
+            key = (piece.table.name, int(device))
+            widths[key] = widths.get(key, 0) + piece.width
+        starts = {table.name: 0 for table in task.tables}
+        placements = []
+        for (name, device), width in sorted(widths.items()):
+            placements.append(Placement(name, starts[name], width, device))
+            starts[name] += width
+        return ShardingPlan(tuple(placements), len(task.devices))
+
+    def placed(self, task: ShardingTask) -> list[tuple[TableSlice, int]]:
+        """Each slice and its device."""
+        tables = {table.name: table for table in task.tables}
+        return [
+            (TableSlice(tables[p.table], p.start, p.width), p.device) for p in self.placements
+        ]
+
     def check(self, task: ShardingTask) -> None:
         """PlanError unless every column is placed exactly once and fits its device's memory."""
         self._check_devices(task)
@@ -92,11 +119,9 @@ class ShardingPlan:
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
         """What each device runs; None for a device without tables."""
-        tables = {table.name: table for table in task.tables}
         slices: list[list[TableSlice]] = [[] for _ in range(self.num_devices)]
-        for placement in self.placements:
-            piece = TableSlice(tables[placement.table], placement.start, placement.width)
-            slices[placement.device].append(piece)
+        for piece, device in self.placed(task):
+            slices[device].append(piece)
         return tuple(Shard(tuple(pieces)) if pieces else None for pieces in slices)
 
     def device_bytes(self, task: ShardingTask) -> tuple[int, ...]:

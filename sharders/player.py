@@ -1,0 +1,87 @@
+"""Playing the game with a policy: many plans of one task at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from cost_model import EstimatedCosts
+from envs import Deal, Deck, Layout, ShardingGame
+from envs.deck import Ints
+from sharders.policy_network import PolicyNetwork
+from workload import TableSlice
+
+
+@dataclass(frozen=True)
+class Played:
+    """A finished game: the pieces, the device of each, and the devices' cautious costs."""
+
+    pieces: tuple[TableSlice, ...]
+    homes: Ints
+    costs_ms: tuple[float, ...]
+
+    @property
+    def worst_ms(self) -> float:
+        """Of the slowest device."""
+        return max(self.costs_ms)
+
+    @property
+    def balance(self) -> float:
+        """Mean over maximum."""
+        return sum(self.costs_ms) / len(self.costs_ms) / self.worst_ms
+
+    def placed(self) -> list[tuple[TableSlice, int]]:
+        """Each piece and its device."""
+        return list(zip(self.pieces, self.homes.tolist(), strict=True))
+
+
+class Player:
+    """Plays with a network.
+
+    Args:
+        network: scores devices.
+        oracle: prices them.
+        caution: deviations more than its estimate that a device is taken to cost.
+    """
+
+    def __init__(self, network: PolicyNetwork, oracle: EstimatedCosts, caution: float) -> None:
+        self._network = network
+        self._oracle = oracle
+        self._caution = caution
+
+    @torch.no_grad()
+    def play(
+        self,
+        pieces: Sequence[Sequence[TableSlice]],
+        memory_bytes: Ints,
+        rng: torch.Generator | None = None,
+    ) -> list[Played]:
+        """Place each list of pieces on the devices; games that end at a dead end are left out.
+
+        The first game is played greedily; with `rng` the others are drawn from the policy.
+        """
+        # By identity: comparing slices takes longer than playing.
+        known = {id(piece): piece for some in pieces for piece in some}
+        numbers = {key: number for number, key in enumerate(known)}
+        deck = Deck(self._oracle, list(known.values()))
+        deals = [
+            Deal(np.array([numbers[id(piece)] for piece in some]), memory_bytes) for some in pieces
+        ]
+        most = max(len(deal.pieces) for deal in deals)
+        game = ShardingGame(deck, len(deals), most, len(memory_bytes))
+        game.deal(range(len(deals)), deals)
+        layout = Layout(len(memory_bytes))
+        while not bool(game.over.all()):
+            logits, _ = self._network(layout.split(layout.observe(game)))
+            devices = logits.argmax(1)
+            if rng is not None:
+                noise = torch.empty_like(logits).exponential_(generator=rng)
+                devices[1:] = (logits - noise.log()).argmax(1)[1:]  # Gumbel's way to draw
+            game.place(devices)
+        costs = game.cost_ms * (1 + self._caution * game.deviation)
+        return [
+            Played(tuple(some), game.assignment(seat), tuple(costs[seat].tolist()))
+            for seat, some in enumerate(pieces)
+            if not game.stuck[seat]
+        ]

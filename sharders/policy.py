@@ -1,0 +1,119 @@
+"""`PolicySharder`: a trained policy as a sharder, alone or with all that improves its plans."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from cost_model import EstimatedCosts
+from cost_model.training import one_thread
+from envs.deck import Ints
+from sharders.local_search import LocalSearch
+from sharders.player import Played, Player
+from sharders.policy_files import Policy
+from workload import Shard, ShardingPlan, ShardingTask, TableSlice
+from workload.packing import halves, pack
+from workload.tables import DIM_STEP
+
+MeasurePlans = Callable[[ShardingTask, Sequence[ShardingPlan]], Sequence[float]]
+
+_BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
+_RESCUES = 16  # games drawn where the greedy one ends at a dead end
+_MOST_SPLITS = 8  # rounds of splitting
+_SPLIT_CHOICES = 3  # tables of the slowest device that are tried
+_BALANCED = 0.97  # devices that are so even are not held up by single tables
+_SPLIT_GAIN = 0.99  # of the slowest device: a split that gains less is not worth its lookups
+_SEARCHED = 3  # of the best plans: the start of the search
+
+
+class PolicySharder:
+    """Places tables by a policy; if asked, draws more plans, splits tables, searches, measures.
+
+    Args:
+        policy: what was trained.
+        oracle: prices plans.
+        samples: plans to be drawn from the policy beside the greedy one, fewer if the task is
+            large; the best by the oracle counts.
+        search: split tables that hold up a device, and improve the best plan by a local search.
+        verify: measures plans, and the best measured one counts.
+        best: how many plans are measured.
+        caution: deviations more than estimated that devices are taken to cost.
+        seed: of what is drawn.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        oracle: EstimatedCosts,
+        samples: int = 0,
+        search: bool = False,
+        verify: MeasurePlans | None = None,
+        best: int = 3,
+        caution: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self._policy = policy
+        self._oracle = oracle
+        self._samples = samples
+        self._search = LocalSearch(oracle, caution, seed=seed) if search else None
+        self._verify = verify
+        self._best = best
+        self._player = Player(policy.network, oracle, caution)
+        self._seed = seed
+
+    @one_thread()
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        """A valid plan; PlanError says what is missing where none is found."""
+        self._oracle.check(task)
+        self._policy.check(len(task.devices))
+        whole = [table.whole() for table in task.tables]
+        memory = np.array([device.memory_bytes for device in task.devices], np.int64)
+        played = self._draw(whole, memory)
+        found = [game.placed() for game in played[: self._best]]
+        if not found:  # so tight that no game ended well
+            found = [pack(task, split=self._search is not None)]
+        if self._search is not None:
+            split = self._split(played[0], memory) if played else None
+            starts = [split.placed()] if split is not None else found[:_SEARCHED]
+            found.insert(0, list(self._search.improve(task, starts)))
+        plans = [ShardingPlan.of_slices(task, placed) for placed in found]
+        if self._verify is None:
+            return plans[0]
+        plans = list(dict.fromkeys(plans))[: self._best]
+        return plans[int(np.argmin(self._verify(task, plans)))]
+
+    def _draw(self, whole: list[TableSlice], memory: Ints) -> list[Played]:
+        """Plans of the whole tables, the best first."""
+        rng = torch.Generator().manual_seed(self._seed)
+        affordable = max(1, _BUDGET // (len(whole) * len(memory)))
+        games = 1 + min(self._samples, affordable)
+        played = self._player.play([whole] * games, memory, rng)
+        if not played:
+            played = self._player.play([whole] * (1 + _RESCUES), memory, rng)
+        return sorted(played, key=lambda game: game.worst_ms)
+
+    def _split(self, start: Played, memory: Ints) -> Played | None:
+        """Halve tables that hold up the slowest device and play again, as long as it helps."""
+        best, improved = start, None
+        for _ in range(_MOST_SPLITS):
+            candidates = [] if best.balance > _BALANCED else self._candidates(best)
+            played = self._player.play(candidates, memory) if candidates else []
+            found = min(played, key=lambda game: game.worst_ms, default=best)
+            if found.worst_ms > _SPLIT_GAIN * best.worst_ms:
+                break
+            best = improved = found
+        return improved
+
+    def _candidates(self, played: Played) -> list[list[TableSlice]]:
+        """The pieces with other ones split: of the slowest device one, of all the costliest few."""
+        alone = self._oracle.prices([Shard((piece,)) for piece in played.pieces]).total_ms.numpy()
+        order = [n for n in np.argsort(-alone).tolist() if played.pieces[n].width >= 2 * DIM_STEP]
+        slowest = played.costs_ms.index(played.worst_ms)
+        choices = [(n,) for n in order if played.homes[n] == slowest][:_SPLIT_CHOICES]
+        choices += [tuple(order[:count]) for count in (2, 4, 8) if count <= len(order)]
+        return [_with_halves(played.pieces, set(choice)) for choice in choices]
+
+
+def _with_halves(pieces: Sequence[TableSlice], chosen: set[int]) -> list[TableSlice]:
+    kept = [piece for number, piece in enumerate(pieces) if number not in chosen]
+    return kept + [half for number in chosen for half in halves(pieces[number])]

@@ -1,0 +1,79 @@
+"""All sharders by name."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cost_model import EstimatedCosts
+from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
+from sharders.heuristics import HEURISTICS, GreedySharder
+from sharders.policy import MeasurePlans, PolicySharder
+from sharders.policy_files import Policy
+from workload import Sharder, UserError
+
+SAMPLES = 32  # plans drawn from the policy
+
+
+@dataclass(frozen=True)
+class Means:
+    """What sharders need, as far as it is there. `seed`: of everything that they draw."""
+
+    oracle: EstimatedCosts | None = None
+    policy: Policy | None = None
+    verify: MeasurePlans | None = None
+    verified: int = 3
+    seed: int = 0
+
+    def priced(self, name: str) -> EstimatedCosts:
+        """The oracle; UserError without."""
+        if self.oracle is None:
+            raise UserError(f"sharder {name} goes by a cost model: none is named")
+        return self.oracle
+
+    def trained(self, name: str) -> Policy:
+        """The policy; UserError without."""
+        if self.policy is None:
+            raise UserError(f"sharder {name} needs a trained policy: name one with --policy")
+        return self.policy
+
+    def measuring(self, name: str) -> MeasurePlans:
+        """What measures; UserError without."""
+        if self.verify is None:
+            raise UserError(f"sharder {name} measures its best plans: no pool is there to do so")
+        return self.verify
+
+
+def _policy(name: str, means: Means, **options: object) -> PolicySharder:
+    policy, oracle = means.trained(name), means.priced(name)
+    return PolicySharder(policy, oracle, seed=means.seed, **options)  # type: ignore[arg-type]
+
+
+_MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
+    "cost": lambda name, means: AloneGreedySharder(means.priced(name)),
+    "cost_fused": lambda name, means: FusedGreedySharder(means.priced(name)),
+    "cost_fused_search": lambda name, means: PolicySharder(
+        Policy.untrained(), means.priced(name), SAMPLES, search=True, seed=means.seed
+    ),
+    "policy": _policy,
+    "policy_best": lambda name, means: _policy(name, means, samples=SAMPLES),
+    "autoshard": lambda name, means: _policy(name, means, samples=SAMPLES, search=True),
+    "autoshard_verified": lambda name, means: _policy(
+        name,
+        means,
+        samples=SAMPLES,
+        search=True,
+        verify=means.measuring(name),
+        best=means.verified,
+    ),
+}
+SHARDERS = (*HEURISTICS, *_MAKERS)
+NEED_POLICY = frozenset({"policy", "policy_best", "autoshard", "autoshard_verified"})
+
+
+def make_sharder(name: str, means: Means | None = None) -> Sharder:
+    """The sharder of that name; UserError lists the names there are, or says what it lacks."""
+    means = means or Means()
+    if name in HEURISTICS:
+        return GreedySharder(HEURISTICS[name], means.seed)
+    if name not in _MAKERS:
+        raise UserError(f"sharder {name!r} is not one of {', '.join(SHARDERS)}")
+    return _MAKERS[name](name, means)
