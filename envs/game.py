@@ -16,7 +16,6 @@ from cost_model.inputs import Memberships
 from envs.deck import Deal, Deck, Ints
 from workload import Shard, UserError
 
-
 _ABSENT = -1  # memory of a device that a game does not have
 
 
