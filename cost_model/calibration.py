@@ -35,13 +35,14 @@ def calibrate(model: CostModel, data: CostDataset) -> CostModel:
     for fold in range(_FOLDS):
         kept = data.subset([n for n in numbers if n % _FOLDS != fold])
         left = data.subset([n for n in numbers if n % _FOLDS == fold])
-        trials.append((_adapted(model.compute, kept), left))
-    compute = _adapted(model.compute, data).with_uncertainty(uncertainty_of(trials))
+        trials.append((adapted(model.compute, kept), left))
+    compute = adapted(model.compute, data).with_uncertainty(uncertainty_of(trials))
     same = data.hardware == model.provenance.hardware
     return CostModel(compute, Provenance.of(data), model.communication if same else None)
 
 
-def _adapted(model: ComputeCostModel, data: CostDataset) -> ComputeCostModel:
+def adapted(model: ComputeCostModel, data: CostDataset) -> ComputeCostModel:
+    """The model with prices and fusion fitted to these shards, trusted as before."""
     examples = Examples.of(data)
     model = model.acquainted_with(examples.inputs)
     before = {name: weight.clone() for name, weight in model.ensemble.weights.items()}

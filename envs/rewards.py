@@ -122,7 +122,7 @@ class MeasuredRewards:
     def __init__(self, store: Path | str, kind: str = "auto") -> None:
         self._store, self._kind = str(store), kind
         self.measured = 0
-        self.failed = 0
+        self._pool: BenchmarkPool | None = None  # found where the games are played
 
     def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
         """Measured, told at the level of quiet that the cost model knows."""
@@ -135,13 +135,11 @@ class MeasuredRewards:
                     shards.append(shard)
         deck = game.deck
         quiet_ms = deck.model.provenance.quiet_ms
-        pool = BenchmarkPool(self._store, kind=self._kind)
-        answers = pool.measure(shards, MeasureSettings(deck.batch_size, deck.operator))
+        self._pool = self._pool or BenchmarkPool(self._store, kind=self._kind)
+        answers = self._pool.measure(shards, MeasureSettings(deck.batch_size, deck.operator))
         for (row, device), answer in zip(places, answers, strict=True):
             if answer.ok:
                 costs[row, device] = answer.told_at(quiet_ms).total_ms
-            else:
-                self.failed += 1
         self.measured += len(shards)
         return costs
 

@@ -27,11 +27,11 @@ class TrackedRun:
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
 
-    def metrics(self, values: Mapping[str, float]) -> None:
-        """Log figures."""
+    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Log figures; with `step` as points of curves."""
         import mlflow
 
-        mlflow.log_metrics(dict(values))
+        mlflow.log_metrics(dict(values), step=step)
 
     def curve(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
         """Log a figure as it went, step by step."""
@@ -70,9 +70,12 @@ class TrackedRun:
 
 @contextmanager
 def tracked_run(
-    kind: str, parameters: Mapping[str, Any], uri: str | None = None
+    kind: str, parameters: Mapping[str, Any], uri: str | None = None, run_id: str | None = None
 ) -> Iterator[TrackedRun]:
-    """A run of that kind with its parameters, hardware and versions; UserError if it cannot be."""
+    """A run of that kind with its parameters, hardware and versions; UserError if it cannot be.
+
+    With `run_id` an earlier run goes on.
+    """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # not two minutes in silence
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     import mlflow
@@ -84,12 +87,13 @@ def tracked_run(
     try:
         mlflow.set_tracking_uri(where)
         _choose_experiment(where)
-        run = mlflow.start_run(run_name=kind, tags=_tags(kind))
+        run = mlflow.start_run(run_id, run_name=kind, tags=_tags(kind))
     except (MlflowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0][:200]
         raise UserError(f"MLflow cannot be used at {where}: {reason}") from error
     try:
-        mlflow.log_params({name: str(value) for name, value in parameters.items()})
+        if run_id is None:  # parameters of a run never change
+            mlflow.log_params({name: str(value) for name, value in parameters.items()})
         yield TrackedRun(run.info.run_id)
     except KeyboardInterrupt:
         mlflow.end_run("KILLED")

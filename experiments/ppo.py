@@ -1,0 +1,196 @@
+"""PPO on the game: RLlib's algorithm for our environment, policy and connectors."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
+from ray.tune import register_env
+
+from cost_model import CostModel
+from envs import CostSource, Deck, Generator, Reward, ShardingVectorEnv
+from experiments import cli
+from sharders.policy_connectors import ActionsAsBatch, ObservationsAsBatch
+from sharders.policy_module import PolicyModule
+from sharders.policy_network import PolicyNetwork, PolicyShape
+from workload import EmbeddingTable
+
+_ENVIRONMENT = "Sharding"
+
+
+@dataclass(frozen=True)
+class Hyperparameters:
+    """Of PPO and of the policy.
+
+    Args:
+        learning_rate: of Adam.
+        epochs: passes over what an iteration has sampled.
+        minibatch: steps in a gradient.
+        clip: how far the odds of a choice may move in an iteration.
+        entropy: weight of staying undecided.
+        lambda_: of generalised advantages; 1 trusts returns alone, 0 the critic alone.
+        shape: of the network.
+    """
+
+    learning_rate: float = 3e-4
+    epochs: int = 3
+    minibatch: int = 1024
+    clip: float = 0.2
+    entropy: float = 0.0
+    lambda_: float = 0.98
+    shape: PolicyShape = PolicyShape()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is played: everything that an env runner needs to make its environment."""
+
+    model: CostModel
+    tables: tuple[EmbeddingTable, ...]
+    batch_size: int
+    generator: Generator
+    reward: Reward
+    source: Callable[[], CostSource]
+
+    def make(self, num_envs: int) -> ShardingVectorEnv:
+        """The environment."""
+        deck = Deck.of_tables(self.model, self.tables, self.batch_size)
+        return ShardingVectorEnv(deck, num_envs, self.generator, self.reward, self.source())
+
+
+class LostRunners(RLlibCallback):
+    """Tells of env runners that were lost; their successors learn the current cost model."""
+
+    def on_env_runners_recreated(
+        self, *, algorithm: Algorithm, env_runner_indices: list[int], **_told: Any
+    ) -> None:
+        """Called by RLlib."""
+        names = ", ".join(map(str, env_runner_indices))
+        cli.console.print(f"note: env runner {names} was lost and is replaced; training goes on")
+        trainer: Trainer | None = getattr(algorithm, "autoshard_trainer", None)
+        if trainer is not None and trainer.model is not None:
+            trainer.learn(trainer.model)
+
+
+class Trainer:
+    """RLlib's PPO on a setting.
+
+    Args:
+        setting: what is played.
+        hyperparameters: how it is learned.
+        games: played at once, by all env runners together; an iteration is about a game of each.
+        num_env_runners: processes that play; 0: this one does.
+        seed: of everything that is drawn.
+    """
+
+    def __init__(
+        self,
+        setting: Setting,
+        hyperparameters: Hyperparameters,
+        games: int,
+        num_env_runners: int,
+        seed: int,
+    ) -> None:
+        self.model: CostModel | None = None
+        self.config = ppo_config(setting, hyperparameters, games, num_env_runners, seed)
+        self.algorithm: Algorithm = self.config.build_algo()
+        self.algorithm.autoshard_trainer = self
+
+    @property
+    def network(self) -> PolicyNetwork:
+        """The policy as it is."""
+        module = self.algorithm.get_module()
+        assert isinstance(module, PolicyModule)
+        return module.network
+
+    def iterate(self) -> dict[str, float]:
+        """One iteration of PPO; its figures, with the games' `tally` in sum."""
+        result = self.algorithm.train()
+        learned = result["learners"]["default_policy"]
+        runners = self.algorithm.env_runner_group
+        tallies = runners.foreach_env_runner(
+            lambda runner: None if runner.env is None else runner.env.unwrapped.tally()
+        )
+        told = [tally for tally in tallies if tally is not None]
+        finished = sum(tally["games"] - tally["dead_ends"] for tally in told)
+        relative = sum(t["relative_max"] * (t["games"] - t["dead_ends"]) for t in told)
+        return {
+            "steps": float(result[NUM_ENV_STEPS_SAMPLED_LIFETIME]),
+            "episode_return": float(result["env_runners"].get("episode_return_mean", "nan")),
+            "relative_max": relative / finished if finished else float("nan"),
+            "games": sum(tally["games"] for tally in told),
+            "dead_ends": sum(tally["dead_ends"] for tally in told),
+            "entropy": float(learned["entropy"]),
+            "policy_loss": float(learned["policy_loss"]),
+            "value_loss": float(learned["vf_loss"]),
+            "value_explained": float(learned["vf_explained_var"]),
+        }
+
+    def learn(self, model: CostModel) -> None:
+        """All env runners believe this cost model from now on."""
+        self.model = model
+        self.algorithm.env_runner_group.foreach_env_runner(partial(_learn, model=model))
+
+    def stop(self) -> None:
+        """End the env runners."""
+        self.algorithm.stop()
+
+
+def _learn(runner: Any, model: CostModel) -> None:
+    if runner.env is not None:
+        runner.env.unwrapped.learn(model)
+
+
+def ppo_config(
+    setting: Setting, hyper: Hyperparameters, games: int, num_env_runners: int, seed: int
+) -> PPOConfig:
+    """RLlib's configuration. Env runners and learner are on CPUs; GPUs are left to the pool."""
+    register_env(_ENVIRONMENT, lambda context: setting.make(context["num_envs"]))
+    seats = max(1, games // max(1, num_env_runners))
+    # A game takes a step for each table, and one to be dealt.
+    batch = (setting.generator.most_tables + 1) * seats * max(1, num_env_runners)
+    return (
+        PPOConfig()
+        .environment(_ENVIRONMENT, disable_env_checking=True)
+        .env_runners(
+            num_env_runners=num_env_runners,
+            num_envs_per_env_runner=seats,
+            num_cpus_per_env_runner=0.5,
+            gym_env_vectorize_mode="vector_entry_point",
+            rollout_fragment_length="auto",
+            batch_mode="truncate_episodes",
+            add_default_connectors_to_env_to_module_pipeline=False,
+            add_default_connectors_to_module_to_env_pipeline=False,
+            env_to_module_connector=lambda env=None, spaces=None, device=None: (  # noqa: ARG005
+                ObservationsAsBatch()
+            ),
+            module_to_env_connector=lambda env=None, spaces=None: ActionsAsBatch(),  # noqa: ARG005
+        )
+        .learners(num_learners=0)
+        .training(
+            train_batch_size_per_learner=batch,
+            minibatch_size=min(hyper.minibatch, batch),
+            num_epochs=hyper.epochs,
+            lr=hyper.learning_rate,
+            gamma=1.0,
+            lambda_=hyper.lambda_,
+            clip_param=hyper.clip,
+            entropy_coeff=hyper.entropy,
+            vf_loss_coeff=1.0,
+            use_kl_loss=False,
+            grad_clip=1.0,
+        )
+        .rl_module(
+            rl_module_spec=RLModuleSpec(
+                module_class=PolicyModule, model_config={"shape": asdict(hyper.shape)}
+            )
+        )
+        .callbacks(LostRunners)
+        .fault_tolerance(restart_failed_env_runners=True)
+        .debugging(seed=seed, log_level="ERROR")
+    )

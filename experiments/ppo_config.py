@@ -1,0 +1,104 @@
+"""The settings of a training run."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from envs import RandomDeals
+from experiments.ppo import Hyperparameters
+from experiments.ranges import read_range
+from workload import UserError
+
+
+@dataclass(frozen=True)
+class PPOShardConfig:
+    """Train a policy that places embedding tables on devices, and say what its plans are worth.
+
+    Tables are split once and for all: 70 % teach, the others check and test. The folder --out
+    holds the policy, its cost model, the last checkpoint and what was measured.
+    """
+
+    tables: str = "synthetic:400:1"
+    """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
+    num_tables: str = "60"
+    """Tables of a task: a number, or a range such as 20-100."""
+    num_devices: str = "4"
+    """Devices of a task: a number, or a range such as 2-8."""
+    memory_fill: str = "0.1-0.9"
+    """Share of all devices' memory that the tables of a task take: loose to tight."""
+    memory_unevenness: float = 0.3
+    """Devices have from 1 minus this to 1 of the largest device's memory."""
+    max_devices: int = 128
+    """The most devices that the policy may be asked for later."""
+    batch_size: int = 1024
+    """Samples of a batch."""
+    cost_model: str = "cpu"
+    """Folder of a cost model, or the name of one that is shipped."""
+    reward: Literal["estimated", "mixed", "measured"] = "mixed"
+    """Where the costs of finished games come from; what is measured also teaches the cost model."""
+    goal: Literal["maximum", "balance"] = "maximum"
+    """What games are worth: minus the slowest device's cost, or AutoShard's min / max."""
+    measured_share: float = 0.03
+    """Of the games, with --reward mixed."""
+    iterations: int = 30
+    """Of PPO."""
+    games: int = 128
+    """Played at once; an iteration is about one of each."""
+    num_env_runners: int = 0
+    """Processes that play beside the one that learns; 0: that one plays too."""
+    learning_rate: float = Hyperparameters.learning_rate
+    """Of PPO."""
+    sharpness: float = Hyperparameters.shape.sharpness
+    """How strictly training starts out from the greedy by cost_fused."""
+    attention: bool = False
+    """Let the policy look at the next tables one by one."""
+    check_every: int = 5
+    """Iterations between checks on unseen tables, and between updates of the cost model."""
+    check_tasks: int = 16
+    """Tasks in a check."""
+    seed: int = 0
+    """Of everything that is drawn."""
+    out: Path = Path("runs/autoshard")
+    """Folder of the run."""
+    resume: bool = False
+    """Go on with the run in --out, with its own settings; --iterations may be more."""
+    force: bool = False
+    """Replace the run in --out."""
+    store: Path | None = None
+    """SQLite file of measurements; by default costs.db in --out."""
+    json: Path | None = None
+    """Write the result here."""
+    mlflow_uri: str | None = None
+    """Where to log; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
+
+    def check(self) -> None:
+        """UserError unless the numbers make sense."""
+        for option in ("iterations", "games", "check_every", "check_tasks", "max_devices"):
+            if getattr(self, option) < 1:
+                raise UserError(f"--{option.replace('_', '-')} must be at least 1")
+        if min(self.seed, self.num_env_runners) < 0:
+            raise UserError("--seed and --num-env-runners must be at least 0")
+        if not 0 <= self.measured_share <= 1:
+            raise UserError(f"--measured-share must lie between 0 and 1, got {self.measured_share}")
+        if not (self.learning_rate > 0 and self.sharpness > 0):
+            raise UserError("--learning-rate and --sharpness must be more than 0")
+        if self.json is not None and self.json.is_dir():
+            raise UserError(f"{self.json}: is a folder: name a file for --json")
+        devices = self.generator().most_devices
+        if devices > self.max_devices:
+            raise UserError(f"--max-devices {self.max_devices} is less than --num-devices")
+
+    def generator(self) -> RandomDeals:
+        """Who deals."""
+        return RandomDeals(
+            read_range(self.num_tables, "--num-tables", int),
+            read_range(self.num_devices, "--num-devices", int),
+            read_range(self.memory_fill, "--memory-fill", float),
+            self.memory_unevenness,
+        )
+
+    def hyperparameters(self) -> Hyperparameters:
+        """Of PPO and the policy."""
+        default = Hyperparameters()
+        shape = replace(default.shape, sharpness=self.sharpness, attention=self.attention)
+        return replace(default, learning_rate=self.learning_rate, shape=shape)

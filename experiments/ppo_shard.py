@@ -1,0 +1,73 @@
+#!/usr/bin/env python
+"""AutoShard: train a sharding policy with PPO, on estimated and measured costs."""
+
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from benchmark import MeasurementStore
+from cost_model import load_model
+from experiments import cli, tracking
+from experiments.cluster import ray_cluster
+from experiments.ppo_config import PPOShardConfig
+from experiments.ppo_training import Training
+from experiments.run_folder import RunFolder
+from workload import UserError, documents, load_tables
+from workload.parts import tables_by_part
+
+
+def main(config: PPOShardConfig) -> None:
+    """Set up or take up a run, train it to the end, test the policy."""
+    folder = RunFolder(config.out.resolve())
+    resumed = None
+    if config.resume:
+        settings, progress, checkpoint, current = folder.read()
+        config = _resumed(config, settings)
+        resumed = (progress, checkpoint, current)
+    config.check()
+    parts = tables_by_part(load_tables(config.tables))
+    if not parts["train"] or not (parts["validation"] or parts["test"]):
+        raise UserError(f"{config.tables}: has too few tables to train on some and test on others")
+    base = load_model(config.cost_model)
+    if resumed is None:
+        folder.begin(config.force)
+    store = (config.store or folder.folder / "costs.db").resolve()
+    MeasurementStore(store).close()  # a store that cannot be used is told before work starts
+    run_id = resumed[0].mlflow_run if resumed else None
+    with ExitStack() as stack:
+        run = stack.enter_context(
+            tracking.tracked_run("ppo_shard", asdict(config), config.mlflow_uri, run_id)
+        )
+        stack.enter_context(ray_cluster())
+        training = Training(config, folder, parts, base, store, run)
+        stack.callback(training.stop)
+        if resumed is not None:
+            training.take_up(*resumed)
+        training.train()
+        result = training.test()
+        if config.json is not None:
+            documents.write(config.json, result)
+    cli.console.print(
+        f"the policy is in {config.out}: compare it with compare.py --policy {config.out}, use it "
+        f"with shard.py --policy {config.out}",
+        soft_wrap=True,
+    )
+
+
+def _resumed(config: PPOShardConfig, settings: dict[str, Any]) -> PPOShardConfig:
+    """The run's own settings, with what may change."""
+    for name in ("out", "store", "json"):
+        settings[name] = None if settings[name] is None else Path(settings[name])
+    before = PPOShardConfig(**settings)
+    return replace(
+        before,
+        iterations=max(config.iterations, before.iterations),
+        out=config.out,
+        json=config.json or before.json,
+        mlflow_uri=config.mlflow_uri or before.mlflow_uri,
+    )
+
+
+if __name__ == "__main__":
+    cli.run_command(main, PPOShardConfig)

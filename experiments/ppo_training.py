@@ -1,0 +1,277 @@
+"""A training run: what it is made of, how it goes on, what comes out of it."""
+
+import math
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmark import BenchmarkPool, MeasurementStore
+from cost_model import CostModel, EstimatedCosts, save_model
+from envs import (
+    Balance,
+    CostSource,
+    Deck,
+    Dense,
+    EstimatedRewards,
+    MeasuredRewards,
+    MixedRewards,
+    NegativeMaximum,
+)
+from experiments import cli
+from experiments.online import OnlineModel
+from experiments.policy_check import (
+    PolicyCheck,
+    best_heuristic,
+    draw_tasks,
+    relative,
+    unseen_tables,
+)
+from experiments.ppo import Setting, Trainer
+from experiments.ppo_config import PPOShardConfig
+from experiments.run_folder import COST_MODEL, Progress, RunFolder
+from experiments.tracking import TrackedRun
+from sharders import Policy, load_policy, save_policy
+from workload import EmbeddingTable, ShardingTask
+from workload.parts import Part
+
+_TEST_TASKS = 8
+_TEST_SEED = 1000  # no check's
+
+
+def make_source(reward: str, store: Path, share: float, seed: int) -> CostSource:
+    """Where the costs of finished games come from."""
+    if reward == "estimated":
+        return EstimatedRewards()
+    measured = MeasuredRewards(store)
+    return measured if reward == "measured" else MixedRewards(measured, share, seed)
+
+
+class Training:
+    """PPO on the tables that teach; checks, checkpoints and updates of the cost model on the way.
+
+    Args:
+        config: the run's settings.
+        folder: where it is kept.
+        parts: tables by part.
+        base: the cost model that it begins with.
+        store: of what is measured.
+        run: in MLflow.
+    """
+
+    def __init__(
+        self,
+        config: PPOShardConfig,
+        folder: RunFolder,
+        parts: Mapping[Part, list[EmbeddingTable]],
+        base: CostModel,
+        store: Path,
+        run: TrackedRun,
+    ) -> None:
+        self._config, self._folder, self._parts = config, folder, parts
+        self._store, self._run = store, run
+        self._pool = None if config.reward == "estimated" else BenchmarkPool(store)
+        self._online = OnlineModel(base, base, store, config.batch_size)
+        goal = NegativeMaximum() if config.goal == "maximum" else Balance()
+        setting = Setting(
+            base,
+            tuple(parts["train"]),
+            config.batch_size,
+            config.generator(),
+            Dense(goal) if isinstance(goal, NegativeMaximum) else goal,
+            partial(make_source, config.reward, store, config.measured_share, config.seed),
+        )
+        cli.console.print(
+            f"training on {len(parts['train'])} tables of {config.tables}: tasks of "
+            f"{config.num_tables} tables on {config.num_devices} devices, {config.reward} rewards"
+            + (f", measured on {len(self._pool.devices())} devices" if self._pool else ""),
+            soft_wrap=True,
+        )
+        self._trainer = Trainer(
+            setting, config.hyperparameters(), config.games, config.num_env_runners, config.seed
+        )
+        self._check = PolicyCheck(self._tasks("validation", config.check_tasks, config.seed))
+        self._progress = Progress(0, run.run_id, math.inf, 0.0)
+        self._lines: list[dict[str, float]] = []
+        self._notices: set[str] = set()
+        self._began = time.time()
+
+    def take_up(self, progress: Progress, checkpoint: Path, model: CostModel) -> None:
+        """Go on from a checkpoint."""
+        self._trainer.algorithm.restore_from_path(str(checkpoint))
+        self._progress = progress
+        self._online.model = model
+        self._trainer.learn(model)
+        cli.console.print(f"going on after iteration {progress.iteration}")
+
+    def train(self) -> None:
+        """To the last iteration; a checkpoint after each."""
+        if self._progress.iteration == 0:
+            self._put_out(*self._checked(0))
+            self._save()
+        while self._progress.iteration < self._config.iterations:
+            number = self._progress.iteration + 1
+            started = time.time()
+            figures = self._trainer.iterate()
+            self._progress = replace(self._progress, iteration=number)
+            if number % self._config.check_every == 0 or number == self._config.iterations:
+                figures |= self._updated()
+                policy, checked = self._checked(number)
+                figures |= checked
+                self._put_out(policy, checked)
+            figures["seconds"] = time.time() - started
+            self._progress = replace(
+                self._progress, seconds=self._progress.seconds + figures["seconds"]
+            )
+            self._say(number, figures)
+            self._save()
+
+    def test(self) -> dict[str, Any]:
+        """The policy that was put out against the heuristics, on test tables; the run's result."""
+        tasks = self._tasks("test", _TEST_TASKS, _TEST_SEED)
+        policy, model = load_policy(self._folder.folder), self._online.model
+        check = PolicyCheck(tasks, self._config.seed)
+        maxima, plans = check.maxima(policy, model)
+        best = best_heuristic(maxima)
+        against = {name: relative(values, maxima[best]) for name, values in maxima.items()}
+        report = Table(
+            title=f"{len(tasks)} tasks of unseen tables, slowest device by the cost model",
+            title_justify="left",
+        )
+        for column in ("sharder", f"over {best}", "without a plan"):
+            report.add_column(column, justify="left" if column == "sharder" else "right")
+        for name, ratio in sorted(against.items(), key=lambda pair: pair[1]):
+            report.add_row(name, f"{ratio:.3f}", str(maxima[name].count(None)))
+        cli.console.print(report)
+        self._run.metrics({f"test.{name}": ratio for name, ratio in against.items()})
+        with tempfile.TemporaryDirectory() as place:
+            oracle = EstimatedCosts(model, tasks[0].batch_size)
+            for name in (best, "policy", "autoshard"):
+                plan = plans[name][0]
+                if plan is None:
+                    continue
+                picture, document = Path(place) / f"{name}.png", Path(place) / f"{name}.plan.json"
+                oracle.plan_cost(plan, tasks[0]).picture(picture, name)
+                plan.save(document)
+                self._run.artifact(picture, "plans")
+                self._run.artifact(document, "plans")
+        for name in ("policy.json", "policy.safetensors"):
+            self._run.artifact(self._folder.folder / name, "policy")
+        for path in sorted((self._folder.folder / COST_MODEL).iterdir()):
+            self._run.artifact(path, f"policy/{COST_MODEL}")
+        steps = [line["steps"] for line in self._lines]
+        seconds = sum(line["seconds"] for line in self._lines)
+        result = {
+            "iterations": self._progress.iteration,
+            "env_steps": steps[-1] if steps else 0,
+            "seconds": self._progress.seconds,
+            "iterations_here": self._lines,
+            "pool_busy": self._pool_busy(seconds),
+            "best_check": self._progress.best_check,
+            "test_over_best_heuristic": against,
+            "test_max_ms": maxima,
+            "best_heuristic": best,
+            "policy": str(self._folder.folder),
+            "mlflow_run": self._run.run_id,
+        }
+        self._run.metrics({"pool_busy": result["pool_busy"], "seconds": self._progress.seconds})
+        return result
+
+    def stop(self) -> None:
+        """End the env runners, and close the store."""
+        self._trainer.stop()
+        if self._pool is not None:
+            self._pool.close()
+
+    def _tasks(self, part: Part, count: int, seed: int) -> list[ShardingTask]:
+        generator = self._config.generator()
+        tables = unseen_tables(self._parts, part, generator.most_tables)
+        deck = Deck.of_tables(self._online.model, tables, self._config.batch_size)
+        return draw_tasks(deck, generator, count, seed)
+
+    def _updated(self) -> dict[str, float]:
+        """Let the cost model learn from what was measured since, and tell the env runners."""
+        update = self._online.update() if self._pool is not None else None
+        if update is None:
+            return {}
+        self._trainer.learn(update.model)
+        cli.console.print(
+            f"  the cost model learned from {update.new_shards} new shards; it was wrong by "
+            f"{update.error_before:.1%} about them"
+        )
+        return {"cost_model_error": update.error_before, "new_shards": update.new_shards}
+
+    def _checked(self, number: int) -> tuple[Policy, dict[str, float]]:
+        policy = self._policy(number)
+        ratio, failed = self._check.relative_to_heuristic(policy, self._online.model)
+        return policy, {"check_over_heuristic": ratio, "check_without_plan": failed}
+
+    def _put_out(self, policy: Policy, checked: Mapping[str, float]) -> None:
+        """Keep the policy that did best in checks so far, with the cost model it goes by.
+
+        A plan more counts for more than any time saved.
+        """
+        score = checked["check_over_heuristic"] + checked["check_without_plan"]
+        if score > self._progress.best_check:
+            return
+        self._progress = replace(self._progress, best_check=score)
+        save_policy(policy, self._folder.folder)
+        save_model(self._online.model, self._folder.folder / COST_MODEL, force=True)
+
+    def _policy(self, number: int) -> Policy:
+        config = self._config
+        trained = {
+            "iterations": number,
+            "tables": config.tables,
+            "num_tables": config.num_tables,
+            "num_devices": config.num_devices,
+            "reward": config.reward,
+            "seed": config.seed,
+            "hardware": self._online.model.provenance.hardware,
+        }
+        return Policy(self._trainer.network, config.max_devices, trained)
+
+    def _save(self) -> None:
+        config = {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in asdict(self._config).items()
+        }
+        save = self._trainer.algorithm.save_to_path
+        self._folder.save(config, self._progress, lambda path: save(str(path)), self._online.model)
+
+    def _say(self, number: int, figures: dict[str, float]) -> None:
+        """A line for people, the figures for MLflow, and what the pool has to say."""
+        before = self._lines[-1]["steps"] if self._lines else 0.0
+        self._lines.append(figures)
+        self._run.metrics({k: v for k, v in figures.items() if math.isfinite(v)}, step=number)
+        line = (
+            f"{number:4}/{self._config.iterations}  {figures['steps']:9,.0f} steps  "
+            f"max/bound {figures['relative_max']:.4f}  dead ends {figures['dead_ends']:.0f} of "
+            f"{figures['games']:.0f}  {figures['seconds']:.1f} s"
+        )
+        if before:
+            line += f"  {(figures['steps'] - before) / figures['seconds']:,.0f} steps/s"
+        if "check_over_heuristic" in figures:
+            line += (
+                f"  unseen tables: {figures['check_over_heuristic']:.4f} of the best heuristic's, "
+                f"{figures['check_without_plan']:.0f} without a plan"
+            )
+        cli.console.print(line, soft_wrap=True)
+        for notice in self._pool.notices() if self._pool is not None else []:
+            if notice not in self._notices:
+                self._notices.add(notice)
+                cli.console.print(f"note: {notice}", markup=False, soft_wrap=True)
+
+    def _pool_busy(self, seconds: float) -> float:
+        """Share of the devices' time inside timed operators while this process trained."""
+        if self._pool is None or not seconds:
+            return 0.0
+        with MeasurementStore(self._store) as store:
+            fresh = [m for m in store.measurements() if m.measured_at >= self._began]
+        busy = sum(m.timing.operator_seconds for m in fresh if m.timing is not None)
+        return busy / (seconds * len(self._pool.devices()))

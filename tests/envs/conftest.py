@@ -1,0 +1,33 @@
+"""One deck for the session, of tables whose costs follow the formula."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from cost_model import CostDataset, CostModel
+from cost_model.compute_training import train_compute
+from cost_model.training import TrainOptions, one_thread
+from envs import Deck
+from workload import EmbeddingTable
+from workload.parts import Part
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """Games are small: two threads would wait for each other."""
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="session")
+def deck(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> Deck:
+    """Whole tables. Nobody may teach it: those who do make their own."""
+    return Deck.of_tables(model, many_tables, 1024)
+
+
+@pytest.fixture(scope="session")
+def other_model(model: CostModel, formula_parts: dict[Part, CostDataset]) -> CostModel:
+    """One that learned less, and believes otherwise of each table."""
+    options = TrainOptions(members=3, steps=25, seed=1)
+    compute, _ = train_compute(formula_parts["train"], formula_parts["validation"], options)
+    return CostModel(compute, model.provenance)

@@ -1,0 +1,247 @@
+"""The rules of the game, whatever is dealt and however it is played."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from plays import AMPLE, AtRandom, Sketch, deal, game_of, ragged, seeds, sketches
+
+from cost_model import CostModel, EstimatedCosts
+from envs import Deck, Layout, ShardingGame
+from workload import EmbeddingTable, Shard, TableSlice, UserError
+
+SEATS = 4
+
+
+def total_ms(model: CostModel, shard: Shard | None) -> float:
+    return 0.0 if shard is None else EstimatedCosts(model, 1024).costs([shard])[0].total_ms
+
+
+@given(dealt=ragged, seed=seeds)
+def test_every_table_is_placed_once_the_costliest_first(
+    deck: Deck, model: CostModel, dealt: list[Sketch], seed: int
+) -> None:
+    deals = [sketch.on(deck) for sketch in dealt]
+    game, choose = game_of(deck, *deals), AtRandom(range(seed, seed + len(deals)))
+    placed: list[list[int]] = [[] for _ in deals]
+    while not game.over.all():
+        for seat in (~game.over).nonzero()[:, 0].tolist():
+            placed[seat].append(int(game.current[seat]))
+        game.place(choose(game))
+    for seat, numbers in enumerate(placed):
+        shards = [shard for shard in game.shards(seat) if shard is not None]
+        held = sorted(piece.digest for shard in shards for piece in shard.slices)
+        assert held == sorted(deck.pieces[number].digest for number in numbers)
+        costs = [total_ms(model, Shard((deck.pieces[number],))) for number in numbers]
+        assert all(later <= earlier * (1 + 1e-5) for earlier, later in zip(costs, costs[1:]))  # noqa: B905, RUF007
+        if game.stuck[seat]:
+            assert len(numbers) == game.placed[seat] < len(dealt[seat].pieces)
+        else:
+            assert sorted(numbers) == sorted(dealt[seat].pieces)
+
+
+@given(dealt=ragged, seed=seeds)
+def test_devices_are_allowed_if_they_exist_and_have_room(
+    deck: Deck, dealt: list[Sketch], seed: int
+) -> None:
+    deals = [sketch.on(deck) for sketch in dealt]
+    game, choose = game_of(deck, *deals), AtRandom(range(seed, seed + len(deals)))
+    free = [list(deal.memory_bytes) for deal in deals]
+    while True:
+        for seat, rooms in enumerate(free):
+            absent = [False] * (game.max_devices - len(rooms))
+            size = deck.bytes[int(game.current[seat])]
+            assert game.exists[seat].tolist() == [True] * len(rooms) + absent
+            assert game.free[seat, : len(rooms)].tolist() == rooms
+            if not game.over[seat] or game.stuck[seat]:
+                assert game.allowed[seat].tolist() == [room >= size for room in rooms] + absent
+            assert bool(game.stuck[seat]) == (
+                game.placed[seat] < game.count[seat] and all(room < size for room in rooms)
+            )
+        if game.over.all():
+            break
+        devices = choose(game)
+        for seat in (~game.over).nonzero()[:, 0].tolist():
+            free[seat][devices[seat]] -= deck.bytes[int(game.current[seat])]
+        game.place(devices)
+    assert min(min(rooms) for rooms in free) >= 0
+
+
+@given(dealt=ragged, seed=seeds)
+def test_devices_cost_what_was_foretold_and_what_the_oracle_says(
+    deck: Deck, model: CostModel, dealt: list[Sketch], seed: int
+) -> None:
+    game = game_of(deck, *(sketch.on(deck) for sketch in dealt))
+    choose = AtRandom(range(seed, seed + len(dealt)))
+    while not game.over.all():
+        devices, playing = choose(game), (~game.over).nonzero()[:, 0]
+        before = game.cost_ms.clone()
+        before[playing, devices[playing]] = game.joined_ms[playing, devices[playing]]
+        deviations = game.joined_deviation[playing, devices[playing]]
+        game.place(devices)
+        assert torch.equal(game.cost_ms, before)
+        assert torch.equal(game.deviation[playing, devices[playing]], deviations)
+    for seat, sketch in enumerate(dealt):
+        costs = [total_ms(model, shard) for shard in game.shards(seat)]
+        assert game.cost_ms[seat, : len(costs)].tolist() == pytest.approx(costs, rel=1e-4)
+        assert game.cost_ms[seat, len(costs) :].sum() == 0
+        whole = sum(total_ms(model, Shard((deck.pieces[n],))) for n in sketch.pieces)
+        assert float(game.all_ms[seat]) == pytest.approx(whole, rel=1e-4)
+
+
+@given(dealt=ragged, seed=seeds)
+def test_what_is_left_goes_down_to_nothing(deck: Deck, dealt: list[Sketch], seed: int) -> None:
+    game = game_of(deck, *(sketch.on(deck) for sketch in dealt))
+    choose = AtRandom(range(seed, seed + len(dealt)))
+    assert torch.equal(game.left_share(), torch.ones(len(dealt)))
+    torch.testing.assert_close(game.rest_ms, game.all_ms)
+    while not game.over.all():
+        game.place(choose(game))
+    for seat, sketch in enumerate(dealt):
+        left = [n for n, home in zip(sketch.pieces, game.assignment(seat), strict=True) if home < 0]
+        assert int(game.rest_bytes[seat]) == deck.bytes[left].sum()
+        assert float(game.rest_ms[seat]) == pytest.approx(
+            float(deck.alone_ms[left].sum()), abs=1e-3
+        )
+        assert float(game.left_share()[seat]) == pytest.approx(len(left) / len(sketch.pieces))
+
+
+@given(dealt=ragged, seed=seeds)
+def test_nobody_is_influenced_by_those_who_sit_beside(
+    deck: Deck, dealt: list[Sketch], seed: int
+) -> None:
+    deals = [sketch.on(deck) for sketch in dealt]
+    together = game_of(deck, *deals)
+    alone = [game_of(deck, deal) for deal in deals]
+    wide = Layout(together.max_devices)
+    choosers = [AtRandom([seed + seat]) for seat in range(len(deals))]
+    choose = AtRandom(range(seed, seed + len(deals)))
+    while True:
+        seen = wide.split(wide.observe(together))
+        for seat, game in enumerate(alone):
+            assert together.over[seat] == game.over[0]
+            narrow = Layout(game.max_devices)
+            for name, part in narrow.split(narrow.observe(game)).items():
+                mine = seen[name][seat]
+                if name in ("devices", "exists", "allowed"):
+                    assert mine[game.max_devices :].abs().sum() == 0
+                    mine = mine[: game.max_devices]
+                torch.testing.assert_close(mine, part[0], rtol=1e-4, atol=1e-5)
+        if together.over.all():
+            break
+        together.place(choose(together))
+        for game, chooser in zip(alone, choosers, strict=True):
+            game.place(chooser(game))
+    for seat, game in enumerate(alone):
+        assert together.assignment(seat).tolist() == game.assignment(0).tolist()
+
+
+@given(first=sketches(), second=sketches(), seed=seeds)
+def test_nothing_of_a_seats_last_game_is_left(
+    deck: Deck, first: Sketch, second: Sketch, seed: int
+) -> None:
+    used, fresh = (ShardingGame(deck, 1, 9, 4) for _ in range(2))
+    layout = Layout(4)
+    used.deal([0], [first.on(deck)])
+    choose = AtRandom([seed])
+    while not used.over.all():
+        used.place(choose(used))
+    for game in (used, fresh):
+        game.deal([0], [second.on(deck)])
+    choosers = AtRandom([seed]), AtRandom([seed])
+    while True:
+        assert torch.equal(layout.observe(used), layout.observe(fresh))
+        assert torch.equal(used.over, fresh.over)
+        if used.over.all():
+            break
+        for game, chooser in zip((used, fresh), choosers, strict=True):
+            game.place(chooser(game))
+    assert used.assignment(0).tolist() == fresh.assignment(0).tolist()
+
+
+@given(sketch=sketches(), seed=seeds)
+def test_an_assignment_is_in_the_deals_order(deck: Deck, sketch: Sketch, seed: int) -> None:
+    game, choose = game_of(deck, sketch.on(deck)), AtRandom([seed])
+    homes: dict[int, int] = {}
+    while not game.over.all():
+        device = choose(game)
+        homes[int(game.current[0])] = int(device[0])
+        game.place(device)
+    assert game.assignment(0).tolist() == [homes.get(number, -1) for number in sketch.pieces]
+
+
+def test_a_game_ends_where_the_next_table_fits_nowhere(deck: Deck) -> None:
+    costly, cheap = sorted((3, 8), key=lambda n: -float(deck.alone_ms[n]))
+    roomy = int(deck.bytes[costly])
+    tight = roomy + int(deck.bytes[cheap]) - 1
+    game = game_of(deck, deal([cheap, costly], tight), deal([cheap, costly], tight, roomy))
+    assert game.over.tolist() == [False, False]
+    game.place(torch.tensor([0, 1]))
+    assert (game.over.tolist(), game.stuck.tolist()) == ([True, False], [True, False])
+    assert game.left_share().tolist() == [0.5, 0.5]
+    assert game.assignment(0).tolist() == [-1, 0]
+    game.place(torch.tensor([0, 0]))
+    assert (game.over.tolist(), game.stuck.tolist()) == ([True, True], [True, False])
+    assert game.assignment(0).tolist() == [-1, 0]
+    assert game.assignment(1).tolist() == [0, 1]
+
+
+def test_a_game_without_room_for_its_first_table_is_over_at_once(deck: Deck) -> None:
+    game = game_of(deck, deal([3], int(deck.bytes[3]) - 1), deal([3], int(deck.bytes[3])))
+    assert game.over.tolist() == game.stuck.tolist() == [True, False]
+    assert not game.allowed[0].any()
+
+
+def test_a_forbidden_action_ends_the_game_and_places_nothing(deck: Deck) -> None:
+    small = int(deck.bytes[[3, 8]].min()) - 1
+    deals = (deal([3, 8], AMPLE, small, AMPLE), deal([3, 8], AMPLE, AMPLE), deal([3, 8], AMPLE))
+    game = game_of(deck, *deals)
+    game.place(torch.tensor([1, 2, 0]))  # too small; does not exist; fine
+    assert game.stuck.tolist() == game.over.tolist() == [True, True, False]
+    assert game.placed.tolist() == [0, 0, 1]
+    assert game.shards(0) == [None, None, None]
+    game.place(torch.tensor([0, 0, 0]))
+    assert game.placed.tolist() == [0, 0, 2]
+    assert game.stuck.tolist() == [True, True, False]
+
+
+def test_only_those_who_play_place(deck: Deck) -> None:
+    game = game_of(deck, deal([3, 8], AMPLE), deal([3, 8], AMPLE))
+    game.place(torch.tensor([0, 0]), torch.tensor([False, True]))
+    assert game.placed.tolist() == [0, 1]
+
+
+def test_the_bound_is_an_even_share_or_the_costliest_table(deck: Deck) -> None:
+    numbers = list(range(40))
+    game = game_of(deck, deal(numbers, AMPLE, AMPLE), deal(numbers[:2], *[AMPLE] * 4))
+    pace, bound = game.pace_ms.tolist(), game.bound_ms.tolist()
+    assert bound[0] == pace[0] > float(deck.alone_ms[numbers].max())
+    assert bound[1] == pytest.approx(float(deck.alone_ms[numbers[:2]].max()))
+    assert bound[1] > pace[1]
+
+
+def test_a_deck_holds_column_slices_too(
+    model: CostModel, many_tables: tuple[EmbeddingTable, ...]
+) -> None:
+    wide = next(table for table in many_tables if table.dim >= 16)
+    halves = [TableSlice(wide, 0, 8), TableSlice(wide, 8, wide.dim - 8)]
+    deck = Deck(EstimatedCosts(model, 1024), [*halves, many_tables[0].whole()])
+    assert deck.bytes[:2].tolist() == [
+        model.provenance.operator.stored_bytes(wide.rows, piece.width) for piece in halves
+    ]
+    game = game_of(deck, deal([0, 1, 2], AMPLE, AMPLE))
+    while not game.over.all():
+        game.place((game.current == 2).long())
+    assert game.shards(0) == [Shard(tuple(halves)), Shard((many_tables[0].whole(),))]
+    costs = [total_ms(model, shard) for shard in game.shards(0)]
+    assert game.cost_ms[0].tolist() == pytest.approx(costs, rel=1e-4)
+
+
+def test_a_deal_too_large_for_the_game_is_refused(deck: Deck, model: CostModel) -> None:
+    game = ShardingGame(deck, 1, 2, 2)
+    for too_large in (deal([1, 2, 3], 1), deal([1], 1, 1, 1)):
+        with pytest.raises(UserError, match="larger than the 2 tables and 2 devices"):
+            game.deal([0], [too_large])
+    with pytest.raises(UserError, match="at least one table"):
+        Deck(EstimatedCosts(model, 1024), [])
+    assert np.array_equal(game.placed, [0])
