@@ -17,14 +17,16 @@ from envs.deck import Deal, Deck, Ints
 from workload import Shard, UserError
 
 _ABSENT = -1  # memory of a device that a game does not have
+_FORESEEN = 4  # of the largest tables to come that `safe` looks for room for
 
 
 class ShardingGame:
     """`seats` games side by side, each with its own task.
 
     Devices that a game does not have, and those without memory for its next table, are not
-    `allowed`. A game is `over` when all its tables are placed, or when its next one fits nowhere
-    (or was put where it may not be): then it is `stuck`.
+    `allowed`. Devices are `safe` for it if after that the largest tables to come still find room.
+    A game is `over` when all its tables are placed, or when its next one fits nowhere (or was put
+    where it may not be): then it is `stuck`.
 
     Args:
         deck: the tables of all deals.
@@ -54,6 +56,8 @@ class ShardingGame:
         self.joined_ms = torch.zeros(by_device)
         self.joined_deviation = torch.zeros(by_device)
         self.allowed = torch.zeros(by_device, dtype=torch.bool)
+        self.safe = torch.zeros(by_device, dtype=torch.bool)
+        self._largest = torch.zeros(seats, max_tables)
         self.rest = torch.zeros(seats, described)
         self.rest_ms = torch.zeros(seats)
         self.all_ms = torch.ones(seats)
@@ -62,6 +66,8 @@ class ShardingGame:
         self.pace_ms = torch.ones(seats)
         self.bound_ms = torch.ones(seats)
         self._everyone = torch.arange(seats)
+        self._places = torch.arange(max_tables)
+        self._itself = torch.eye(max_devices)
         self._pairs = torch.zeros(0, 2, dtype=torch.int64)
 
     @property
@@ -112,9 +118,10 @@ class ShardingGame:
     def _reckon(self, seats: Tensor) -> None:
         """Sums and costs of these games, from which table is where."""
         deck, order, homes = self.deck, self.order[seats], self.homes[seats]
-        inside = torch.arange(self.max_tables) < self.count[seats][:, None]
+        inside = self._places < self.count[seats][:, None]
         coming = inside & (homes < 0)
         alone, sizes = deck.alone_ms[order], deck.sizes[order]
+        self._largest[seats] = (sizes * inside).float()
         self.all_ms[seats] = (alone * inside).sum(1)
         self.rest_ms[seats] = (alone * coming).sum(1)
         self.rest_bytes[seats] = (sizes * coming).sum(1)
@@ -169,6 +176,23 @@ class ShardingGame:
         self.joined_deviation[seats, devices] = joined.deviation
         self.allowed = self.exists & (self.free >= self.deck.sizes[table][:, None])
         self.stuck |= (self.placed < self.count) & ~self.allowed.any(1)
+        self.safe = self.allowed & self._room_is_left(table)
+
+    def _room_is_left(self, table: Tensor) -> Tensor:
+        """Whether the largest tables to come fit in if the current one goes there, each where it
+        fits most tightly: [seats, devices].
+        """
+        to_come = self._largest.masked_fill(self._places <= self.placed[:, None], 0.0)
+        foreseen = to_come.topk(min(_FORESEEN, self.max_tables), dim=1).values
+        free = torch.where(self.exists, self.free, -1).float()
+        after = free[:, None] - self._itself * self.deck.sizes[table].float()[:, None, None]
+        fits = torch.ones_like(self.allowed)
+        for size in foreseen.unbind(1):
+            needed = size[:, None, None]
+            tightest, where = after.masked_fill(after < needed, torch.inf).min(2, keepdim=True)
+            fits &= tightest[..., 0].isfinite()
+            after = after.scatter_add(2, where, -needed.expand_as(where))
+        return fits
 
     def left_share(self) -> Tensor:
         """Share of each game's tables that are not placed: [seats]."""

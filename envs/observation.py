@@ -21,7 +21,7 @@ Array = TypeVar("Array", Tensor, Floats)
 
 DESCRIBED = DIRECTIONS + len(TERMS) + 1  # amounts of a table that have a name
 TABLE = DESCRIBED + 3  # cost alone, its uncertainty, size
-DEVICE = DESCRIBED + 7  # cost and with the table, both with uncertainty; memory used, left, all
+DEVICE = DESCRIBED + 8  # cost, also with the table, uncertainty of both; memory: see `Layout`
 REST = DESCRIBED + 2  # cost alone, share of the memory that is left
 PROGRESS = 3  # share of tables placed, number of tables and of devices
 COMING = 8  # tables after the current one that are seen one by one
@@ -96,6 +96,7 @@ class Layout:
                             used.float(),
                             ((game.free - size[:, None]) / capacity).clamp_min(-1).float(),
                             (capacity / mean_capacity[:, None]).float(),
+                            game.safe.float(),
                         ],
                         dim=2,
                     ),

@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmark import BenchmarkPool, MeasureSettings
 from envs.game import ShardingGame
 
-_DEAD_END = 4.0  # worse than any sensible plan: as if one device did the work of four
+_DEAD_END = 2.0  # worse than any sensible plan, yet not so much that nothing else counts
 
 
 class Reward(Protocol):
@@ -64,7 +64,7 @@ class NegativeMaximum:
         return -costs_ms.masked_fill(~exists, 0.0).amax(1) / bound_ms
 
     def dead_end(self, left_share: Tensor) -> Tensor:
-        """As if one device did the work of four, and up to eight."""
+        """As if one device did the work of two, and up to four."""
         return -_DEAD_END * (1 + left_share)
 
 

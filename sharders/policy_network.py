@@ -15,6 +15,7 @@ from envs.observation import COMING_TABLE, DESCRIBED, DEVICE, PROGRESS, REST, TA
 
 _FORBIDDEN = -1e9  # the logit of a device that may not be chosen
 _JOINED = DESCRIBED + 2  # in a device's part: its cost with the table
+_SAFE = DESCRIBED + 7  # and whether room is left for the largest tables to come
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class PolicyNetwork(nn.Module):
         """Logits [games, devices] and what is known of each game [games, hidden]."""
         table, rest, devices = parts["table"], parts["rest"], parts["devices"]
         exists, allowed = parts["exists"] > 0, parts["allowed"] > 0
+        safe = allowed & (devices[..., _SAFE] > 0)
+        # Where there is a choice that leaves room for the largest tables to come, others are none.
+        allowed = torch.where(safe.any(1, keepdim=True), safe, allowed)
         seen = self._encode(table)
         pieces = [seen, self._encode(rest), table[:, DESCRIBED:], rest[:, DESCRIBED:]]
         if self.shape.attention:

@@ -1,6 +1,7 @@
 """The rules of the game, whatever is dealt and however it is played."""
 
-import numpy as np
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,9 +9,9 @@ from plays import AMPLE, AtRandom, Sketch, deal, game_of, ragged, seeds, sketche
 
 from cost_model import CostModel, EstimatedCosts
 from envs import Deck, Layout, ShardingGame
-from workload import EmbeddingTable, Shard, TableSlice, UserError
+from workload import EmbeddingTable, Shard, TableSlice
 
-SEATS = 4
+same = partial(torch.testing.assert_close, equal_nan=True)
 
 
 def total_ms(model: CostModel, shard: Shard | None) -> float:
@@ -38,33 +39,6 @@ def test_every_table_is_placed_once_the_costliest_first(
             assert len(numbers) == game.placed[seat] < len(dealt[seat].pieces)
         else:
             assert sorted(numbers) == sorted(dealt[seat].pieces)
-
-
-@given(dealt=ragged, seed=seeds)
-def test_devices_are_allowed_if_they_exist_and_have_room(
-    deck: Deck, dealt: list[Sketch], seed: int
-) -> None:
-    deals = [sketch.on(deck) for sketch in dealt]
-    game, choose = game_of(deck, *deals), AtRandom(range(seed, seed + len(deals)))
-    free = [list(deal.memory_bytes) for deal in deals]
-    while True:
-        for seat, rooms in enumerate(free):
-            absent = [False] * (game.max_devices - len(rooms))
-            size = deck.bytes[int(game.current[seat])]
-            assert game.exists[seat].tolist() == [True] * len(rooms) + absent
-            assert game.free[seat, : len(rooms)].tolist() == rooms
-            if not game.over[seat] or game.stuck[seat]:
-                assert game.allowed[seat].tolist() == [room >= size for room in rooms] + absent
-            assert bool(game.stuck[seat]) == (
-                game.placed[seat] < game.count[seat] and all(room < size for room in rooms)
-            )
-        if game.over.all():
-            break
-        devices = choose(game)
-        for seat in (~game.over).nonzero()[:, 0].tolist():
-            free[seat][devices[seat]] -= deck.bytes[int(game.current[seat])]
-        game.place(devices)
-    assert min(min(rooms) for rooms in free) >= 0
 
 
 @given(dealt=ragged, seed=seeds)
@@ -124,9 +98,9 @@ def test_nobody_is_influenced_by_those_who_sit_beside(
             for name, part in narrow.split(narrow.observe(game)).items():
                 mine = seen[name][seat]
                 if name in ("devices", "exists", "allowed"):
-                    assert mine[game.max_devices :].abs().sum() == 0
+                    assert not mine[game.max_devices :].nan_to_num().any()
                     mine = mine[: game.max_devices]
-                torch.testing.assert_close(mine, part[0], rtol=1e-4, atol=1e-5)
+                same(mine, part[0], rtol=1e-4, atol=1e-5)
         if together.over.all():
             break
         together.place(choose(together))
@@ -150,7 +124,7 @@ def test_nothing_of_a_seats_last_game_is_left(
         game.deal([0], [second.on(deck)])
     choosers = AtRandom([seed]), AtRandom([seed])
     while True:
-        assert torch.equal(layout.observe(used), layout.observe(fresh))
+        same(layout.observe(used), layout.observe(fresh), rtol=0, atol=0)
         assert torch.equal(used.over, fresh.over)
         if used.over.all():
             break
@@ -168,41 +142,6 @@ def test_an_assignment_is_in_the_deals_order(deck: Deck, sketch: Sketch, seed: i
         homes[int(game.current[0])] = int(device[0])
         game.place(device)
     assert game.assignment(0).tolist() == [homes.get(number, -1) for number in sketch.pieces]
-
-
-def test_a_game_ends_where_the_next_table_fits_nowhere(deck: Deck) -> None:
-    costly, cheap = sorted((3, 8), key=lambda n: -float(deck.alone_ms[n]))
-    roomy = int(deck.bytes[costly])
-    tight = roomy + int(deck.bytes[cheap]) - 1
-    game = game_of(deck, deal([cheap, costly], tight), deal([cheap, costly], tight, roomy))
-    assert game.over.tolist() == [False, False]
-    game.place(torch.tensor([0, 1]))
-    assert (game.over.tolist(), game.stuck.tolist()) == ([True, False], [True, False])
-    assert game.left_share().tolist() == [0.5, 0.5]
-    assert game.assignment(0).tolist() == [-1, 0]
-    game.place(torch.tensor([0, 0]))
-    assert (game.over.tolist(), game.stuck.tolist()) == ([True, True], [True, False])
-    assert game.assignment(0).tolist() == [-1, 0]
-    assert game.assignment(1).tolist() == [0, 1]
-
-
-def test_a_game_without_room_for_its_first_table_is_over_at_once(deck: Deck) -> None:
-    game = game_of(deck, deal([3], int(deck.bytes[3]) - 1), deal([3], int(deck.bytes[3])))
-    assert game.over.tolist() == game.stuck.tolist() == [True, False]
-    assert not game.allowed[0].any()
-
-
-def test_a_forbidden_action_ends_the_game_and_places_nothing(deck: Deck) -> None:
-    small = int(deck.bytes[[3, 8]].min()) - 1
-    deals = (deal([3, 8], AMPLE, small, AMPLE), deal([3, 8], AMPLE, AMPLE), deal([3, 8], AMPLE))
-    game = game_of(deck, *deals)
-    game.place(torch.tensor([1, 2, 0]))  # too small; does not exist; fine
-    assert game.stuck.tolist() == game.over.tolist() == [True, True, False]
-    assert game.placed.tolist() == [0, 0, 1]
-    assert game.shards(0) == [None, None, None]
-    game.place(torch.tensor([0, 0, 0]))
-    assert game.placed.tolist() == [0, 0, 2]
-    assert game.stuck.tolist() == [True, True, False]
 
 
 def test_only_those_who_play_place(deck: Deck) -> None:
@@ -235,13 +174,3 @@ def test_a_deck_holds_column_slices_too(
     assert game.shards(0) == [Shard(tuple(halves)), Shard((many_tables[0].whole(),))]
     costs = [total_ms(model, shard) for shard in game.shards(0)]
     assert game.cost_ms[0].tolist() == pytest.approx(costs, rel=1e-4)
-
-
-def test_a_deal_too_large_for_the_game_is_refused(deck: Deck, model: CostModel) -> None:
-    game = ShardingGame(deck, 1, 2, 2)
-    for too_large in (deal([1, 2, 3], 1), deal([1], 1, 1, 1)):
-        with pytest.raises(UserError, match="larger than the 2 tables and 2 devices"):
-            game.deal([0], [too_large])
-    with pytest.raises(UserError, match="at least one table"):
-        Deck(EstimatedCosts(model, 1024), [])
-    assert np.array_equal(game.placed, [0])

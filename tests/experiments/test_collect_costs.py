@@ -5,41 +5,19 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import mlflow
 import psutil
 import pytest
+from commands import command, run
 
 from benchmark import MeasurementStore, export_parquet
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SMALL = (
     "--tables synthetic:30:1:small --num-shards 12 --max-tables 4 --batch-size 256 --store costs.db"
 )
-
-
-def command(script: str, arguments: str) -> list[str]:
-    return [sys.executable, str(EXPERIMENTS / script), *arguments.split()]
-
-
-def run(
-    script: str, arguments: str, folder: Path, code: int = 0, **environment: str
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        command(script, arguments),
-        cwd=folder,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
 
 
 def test_collect_then_collect_again(cluster: object, tmp_path: Path) -> None:

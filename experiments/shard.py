@@ -1,0 +1,136 @@
+#!/usr/bin/env python
+"""Shard your own tables: a plan of who holds what, and what it will cost."""
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmark import PlanCost
+from cost_model import load_model
+from experiments import cli
+from experiments.loading import check_sharders, model_beside, oracle_for
+from experiments.measuring import NEED_POOL, PlanMeter, plan_pool
+from experiments.outputs import PICTURES, check_file
+from experiments.policy_check import Maxima, PolicyCheck, best_heuristic
+from sharders import HEURISTICS, NEED_POLICY, Means, load_policy, make_sharder
+from workload import Device, ShardingTask, UserError, load_tables
+
+_GB = 2**30
+_ALIKE = 5e-4  # a relative difference that would read 0.0 %
+
+
+@dataclass(frozen=True)
+class ShardConfig:
+    """Decide which device holds which table, or which of its columns.
+
+    It needs neither a cluster nor a network: costs are estimated by a cost model. Only
+    autoshard_verified measures its best plans, on the Ray cluster that it finds or starts.
+    """
+
+    tables: str
+    """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
+    num_devices: int
+    """Devices to shard over."""
+    memory_gb: str
+    """GB (of 2^30 bytes) that weights and optimizer state may take of a device: one number for
+    all, or one for each with commas between them."""
+    sharder: str = "autoshard"
+    """Who decides: autoshard, policy, cost, size_lookup, ...; a wrong name lists them all."""
+    out: Path = Path("plan.json")
+    """File for the plan."""
+    picture: Path | None = None
+    """PNG or SVG of what each device costs."""
+    batch_size: int = 1024
+    """Samples of a batch."""
+    policy: Path = Path("cpu")
+    """Folder of a policy, as ppo_shard.py makes it, or the name of one that is shipped."""
+    cost_model: Path | None = None
+    """Folder of a cost model, or the name of one that is shipped; by default the one in the
+    policy's folder, else the shipped one."""
+    seed: int = 0
+    """Of sharders that draw."""
+    verified: int = 3
+    """Plans that autoshard_verified measures."""
+    store: Path = Path("costs.db")
+    """SQLite file that keeps what autoshard_verified measures."""
+
+    def check(self) -> None:
+        """UserError unless the options make sense."""
+        check_sharders([self.sharder])
+        for option in ("num_devices", "batch_size", "verified"):
+            if (value := getattr(self, option)) < 1:
+                raise UserError(f"--{option.replace('_', '-')} must be at least 1, got {value}")
+        if self.seed < 0:
+            raise UserError(f"--seed must be at least 0, got {self.seed}")
+        check_file(self.out, "--out")
+        check_file(self.picture, "--picture", PICTURES)
+
+    def devices(self) -> tuple[Device, ...]:
+        """The devices with their memory; UserError unless it is one number, or one for each."""
+        try:
+            numbers = [float(part) for part in self.memory_gb.split(",")]
+        except ValueError:
+            numbers = []
+        if not numbers or not all(0 < number < math.inf for number in numbers):
+            raise UserError(
+                f"--memory-gb must be a number more than 0, or one for each device as in 16,16,32, "
+                f"got {self.memory_gb!r}"
+            )
+        if len(numbers) not in (1, self.num_devices):
+            raise UserError(
+                f"--memory-gb names {len(numbers)} devices and --num-devices {self.num_devices}: "
+                "give one number for all, or one for each"
+            )
+        each = numbers * (self.num_devices // len(numbers))
+        return tuple(Device(f"device{n}", int(number * _GB)) for n, number in enumerate(each))
+
+
+def main(config: ShardConfig) -> None:
+    """Plan, say what the plan costs beside the best heuristic's, write it."""
+    config.check()
+    devices, tables = config.devices(), load_tables(config.tables)
+    policy = load_policy(config.policy)
+    model = load_model(config.cost_model or model_beside(config.policy))
+    if config.sharder in NEED_POLICY:
+        policy.check(len(devices))
+    oracle = oracle_for(model, config.batch_size, tables)
+    task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
+    with ExitStack() as stack:
+        meter = None
+        if config.sharder in NEED_POOL:
+            meter = PlanMeter(stack.enter_context(plan_pool(config.store)), model)
+        verify = None if meter is None else meter.max_ms
+        means = Means(oracle, policy, verify, config.verified, config.seed)
+        plan = make_sharder(config.sharder, means).shard(task)
+        plan.check(task)
+        measured_ms = None if meter is None else meter.max_ms(task, [plan])[0]
+    cost = oracle.plan_cost(plan, task)
+    cli.console.print(cost.table(f"{config.sharder}, estimated"))
+    maxima, _ = PolicyCheck([task], config.seed).maxima(policy, model, tuple(HEURISTICS))
+    cli.console.print(_compared(config.sharder, cost, maxima), soft_wrap=True)
+    if measured_ms is not None:
+        cli.console.print(f"measured: {measured_ms:.2f} ms")
+    if config.picture is not None:
+        cost.picture(config.picture, config.sharder)
+    plan.save(config.out)
+    cli.console.print(f"the plan is in {config.out}", soft_wrap=True)
+
+
+def _compared(sharder: str, cost: PlanCost, maxima: Maxima) -> str:
+    """One line: what the slowest device computes, and what it would by the best heuristic."""
+    ours = cost.max_compute_ms
+    line = f"estimated: the slowest device computes {ours:.2f} ms a step (all-to-all left out)"
+    best = best_heuristic(maxima)
+    (theirs,) = maxima[best]
+    if theirs is None:
+        return f"{line}; no heuristic finds a plan that fits"
+    less = 1 - ours / theirs
+    if sharder == best or abs(less) < _ALIKE:
+        return f"{line}, the least of any heuristic"
+    told = f"{less:.1%} less" if less > 0 else f"{-less:.1%} more"
+    return f"{line}, {told} than by the best heuristic ({best}, {theirs:.2f} ms)"
+
+
+if __name__ == "__main__":
+    cli.run_command(main, ShardConfig)

@@ -1,0 +1,29 @@
+"""Commands as a user runs them: from another folder, in a process of their own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+EXPERIMENTS = Path(__file__).parents[1] / "experiments"
+
+
+def command(script: str, arguments: str) -> list[str]:
+    return [sys.executable, str(EXPERIMENTS / script), *arguments.split()]
+
+
+def run(
+    script: str, arguments: str, folder: Path, code: int = 0, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        command(script, arguments),
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done

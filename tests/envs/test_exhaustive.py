@@ -1,0 +1,80 @@
+"""Tiny tasks, of which every plan can be priced: no play beats the best, and one play is it."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plays import AtRandom, Sketch, game_of, greedily, seeds, sketches
+
+from cost_model import CostModel, EstimatedCosts
+from envs import Deal, Deck
+from workload import Shard
+
+TINY = {"tables": (1, 6), "devices": (2, 3)}
+
+
+def worst_of_plans(deck: Deck, deal: Deal, model: CostModel) -> dict[tuple[int, ...], float]:
+    """The slowest device's cost of each plan that fits the memory, by the devices of its tables."""
+    numbers, devices = range(len(deal.pieces)), len(deal.memory_bytes)
+    subsets = [held for held in product((False, True), repeat=len(deal.pieces)) if any(held)]
+    pieces = [deck.pieces[number] for number in deal.pieces]
+    shards = [Shard(tuple(pieces[n] for n in numbers if held[n])) for held in subsets]
+    costs = [cost.total_ms for cost in EstimatedCosts(model, 1024).costs(shards)]
+    cost_of = dict(zip(subsets, costs, strict=True)) | {(False,) * len(pieces): 0.0}
+    sizes = deck.bytes[deal.pieces]
+    bytes_of = {held: int(sizes[list(held)].sum()) for held in cost_of}
+    worst = {}
+    for homes in product(range(devices), repeat=len(pieces)):
+        parts = [tuple(home == device for home in homes) for device in range(devices)]
+        if all(bytes_of[p] <= m for p, m in zip(parts, deal.memory_bytes, strict=True)):
+            worst[homes] = max(cost_of[part] for part in parts)
+    return worst
+
+
+@given(sketch=sketches(**TINY))
+def test_all_plays_together_are_all_plans(deck: Deck, model: CostModel, sketch: Sketch) -> None:
+    deal = sketch.on(deck)
+    expected = worst_of_plans(deck, deal, model)
+    ways = torch.tensor(
+        list(product(range(len(deal.memory_bytes)), repeat=len(deal.pieces)))
+    )
+    game = game_of(deck, *[deal] * len(ways))
+    for step in range(len(deal.pieces)):
+        game.place(ways[:, step])
+    assert game.over.all()
+    complete = (~game.stuck).nonzero()[:, 0].tolist()
+    found = {
+        tuple(game.assignment(seat).tolist()): float(game.cost_ms[seat].max()) for seat in complete
+    }
+    assert found.keys() == expected.keys()
+    assert len(found) == len(complete)
+    for homes, worst_ms in expected.items():
+        assert found[homes] == pytest.approx(worst_ms, rel=1e-4)
+    if expected:
+        assert min(found.values()) == pytest.approx(min(expected.values()), rel=1e-4)
+
+
+@given(sketch=sketches(**TINY), seed=seeds)
+def test_no_play_beats_the_best_plan(
+    deck: Deck, model: CostModel, sketch: Sketch, seed: int
+) -> None:
+    deal = sketch.on(deck)
+    best = min(worst_of_plans(deck, deal, model).values(), default=np.inf)
+    for choose in (greedily, AtRandom(range(seed, seed + 8))):
+        game = game_of(deck, *[deal] * 8)
+        while not game.over.all():
+            game.place(choose(game))
+        worst = game.cost_ms.amax(1)[~game.stuck]
+        assert (worst >= best * (1 - 1e-4)).all()
+
+
+@given(sketch=sketches((3, 6), (2, 3), tightest=2.9), data=st.data())
+def test_the_bound_is_near_what_the_best_plan_reaches(
+    deck: Deck, model: CostModel, sketch: Sketch, data: st.DataObject
+) -> None:
+    deal = sketch.on(deck)
+    best = min(worst_of_plans(deck, deal, model).values())
+    assert best >= 0.9 * float(game_of(deck, deal).bound_ms[0])

@@ -1,0 +1,263 @@
+"""The two faces of the game for Gymnasium: one game, and many side by side."""
+
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
+from hypothesis import given
+from plays import AMPLE, Sketch, deal, greedily, ragged, seeds
+
+from envs import Balance, Deck, RandomDeals, ShardingEnv, ShardingVectorEnv
+
+SMALL = RandomDeals((3, 7), (2, 4), fill=(0.5, 1.0), unevenness=0.5)  # with dead ends now and then
+SEATS = 4
+
+
+def some(mask: np.ndarray, rng: np.random.Generator) -> int:
+    """An action, now and then a forbidden one."""
+    allowed = np.flatnonzero(mask)
+    if not len(allowed) or rng.random() < 0.02:
+        return int(rng.integers(len(mask)))
+    return int(rng.choice(allowed))
+
+
+def episode(env: gym.Env, seed: int) -> list[Any]:
+    """What is seen, paid and told until the end."""
+    rng = np.random.default_rng(seed)
+    seen, info = env.reset(seed=seed)
+    told: list[Any] = [seen, info["action_mask"]]
+    while True:
+        seen, reward, ended, cut, info = env.step(some(info["action_mask"], rng))
+        told += [seen, reward, ended, cut, *info.values()]
+        if ended:
+            return told
+
+
+@given(dealt=ragged, seed=seeds)
+def test_a_seat_is_a_single_game(deck: Deck, dealt: list[Sketch], seed: int) -> None:
+    deals, generator = [sketch.on(deck) for sketch in dealt], RandomDeals((9, 9), (4, 4))
+    rng = np.random.default_rng(seed)
+    many = ShardingVectorEnv(deck, len(deals), generator)
+    ones = [ShardingEnv(deck, generator) for _ in deals]
+    seen, _ = many.reset(options={"deals": deals})
+    going = dict(enumerate(ones))
+    masks = []
+    for seat, env in enumerate(ones):
+        view, info = env.reset(options={"deal": deals[seat]})
+        np.testing.assert_allclose(seen[seat], view, rtol=1e-4, atol=1e-5)
+        masks.append(info["action_mask"])
+    while going:
+        actions = np.array([some(mask, rng) for mask in masks])
+        seen, rewards, ended, cut, infos = many.step(actions)
+        for seat, env in list(going.items()):
+            view, reward, over, _, info = env.step(np.int64(actions[seat]))
+            assert (ended[seat], cut[seat]) == (over, False)
+            np.testing.assert_allclose(seen[seat], view, rtol=1e-4, atol=1e-5)
+            assert rewards[seat] == pytest.approx(reward, rel=1e-3, abs=1e-5)
+            masks[seat] = info["action_mask"]
+            if over:
+                for name in ("max_ms", "bound_ms", "dead_end"):
+                    assert infos[name][seat] == pytest.approx(info[name], rel=1e-4)
+                    assert infos[f"_{name}"][seat]
+                del going[seat]
+
+
+def test_both_faces_deal_the_same_for_a_seed_over_many_episodes(deck: Deck) -> None:
+    one, many = ShardingEnv(deck, SMALL), ShardingVectorEnv(deck, 1, SMALL)
+    rng = np.random.default_rng(0)
+    view, info = one.reset(seed=5)
+    seen, _ = many.reset(seed=5)
+    episodes = over = 0
+    while episodes < 12:
+        action = some(info["action_mask"], rng)
+        seen, rewards, ended, _, infos = many.step(np.array([action]))
+        if over:  # the step after an end deals
+            view, info = one.reset()
+            reward, over = 0.0, False
+            assert not infos
+        else:
+            view, reward, over, _, info = one.step(np.int64(action))
+        episodes += over
+        assert ended[0] == over
+        assert rewards[0] == pytest.approx(reward)
+        np.testing.assert_array_equal(seen[0], view)
+
+
+def test_the_step_after_an_end_deals_anew_and_pays_nothing(deck: Deck) -> None:
+    env = ShardingVectorEnv(deck, 2, RandomDeals((3, 3), (2, 2)))
+    assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+    env.reset(seed=0, options={"deals": [deal([5], AMPLE, AMPLE), deal([3, 8], AMPLE, AMPLE)]})
+    _, _, ended, _, infos = env.step(np.array([0, 0]))
+    assert ended.tolist() == infos["_max_ms"].tolist() == [True, False]
+    seen, rewards, ended, _, infos = env.step(np.array([1, 1]))  # the first is ignored
+    assert rewards[0] == 0
+    assert ended.tolist() == infos["_max_ms"].tolist() == [False, True]
+    parts = env.layout.split(seen)
+    assert parts["progress"][:, 0].tolist() == [0, 1]
+    assert env.game.placed.tolist() == [0, 2]
+    _, rewards, ended, _, infos = env.step(np.array([0, 0]))
+    assert not infos
+    assert not ended.any()
+    assert rewards[0] < 0
+    assert rewards[1] == 0
+    assert env.game.placed.tolist() == [1, 0]
+
+
+def test_what_one_step_told_stays_as_it_was(deck: Deck) -> None:
+    env, rng = ShardingVectorEnv(deck, SEATS, SMALL), np.random.default_rng(3)
+    told: list[tuple[Any, Any]] = []
+    env.reset(seed=2)
+    for _ in range(20):
+        answer = env.step(rng.integers(0, 2, SEATS))
+        told.append((answer, [np.copy(part) for part in answer[:4]]))
+    for answer, copies in told:
+        for part, copy in zip(answer, copies, strict=False):
+            np.testing.assert_array_equal(part, copy)
+
+
+def test_the_tally_counts_what_ended_since_it_was_asked(deck: Deck) -> None:
+    env = ShardingVectorEnv(deck, SEATS, SMALL)
+    rng = np.random.default_rng(1)
+    env.reset(seed=1)
+    for _ in range(2):
+        games, dead, relative = 0, 0, []
+        for _ in range(60):
+            masks = env.game.allowed.numpy()
+            _, _, ended, _, infos = env.step(np.array([some(mask, rng) for mask in masks]))
+            games += int(ended.sum())
+            for seat in np.flatnonzero(ended):
+                dead += infos["dead_end"][seat]
+                if not infos["dead_end"][seat]:
+                    relative.append(infos["max_ms"][seat] / infos["bound_ms"][seat])
+        assert dead > 0
+        assert relative
+        assert env.tally() == {
+            "games": games,
+            "dead_ends": dead,
+            "relative_max": pytest.approx(np.mean(relative)),
+            "measured": 0,
+        }
+    assert env.tally() == {"games": 0, "dead_ends": 0, "relative_max": 0, "measured": 0}
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_the_same_seed_plays_the_same(deck: Deck, seed: int) -> None:
+    first, second, other = (episode(ShardingEnv(deck, SMALL), n) for n in (seed, seed, seed + 1))
+    assert len(first) == len(second)
+    for mine, yours in zip(first, second, strict=True):
+        np.testing.assert_array_equal(mine, yours)
+    assert not np.array_equal(first[0], other[0])
+
+
+def test_the_same_env_plays_the_same_again_for_a_seed(deck: Deck) -> None:
+    env, many = ShardingEnv(deck, SMALL), ShardingVectorEnv(deck, SEATS, SMALL)
+    for mine, yours in zip(episode(env, 3), episode(env, 3), strict=True):
+        np.testing.assert_array_equal(mine, yours)
+    seen = [many.reset(seed=seed)[0] for seed in (4, None, 4, [4, 5, 6, 7])]
+    np.testing.assert_array_equal(seen[0], seen[2])
+    np.testing.assert_array_equal(seen[0], seen[3])
+    assert not np.array_equal(seen[0], seen[1])
+    assert not np.array_equal(seen[0][0], seen[0][1])
+
+
+def test_gymnasium_makes_one(deck: Deck) -> None:
+    env = gym.make("Sharding-v0", deck=deck, generator=SMALL, max_devices=6)
+    assert env.action_space == gym.spaces.Discrete(6)
+    told = episode(env, 1)
+    assert env.observation_space.contains(told[0])
+    assert told[1].shape == (6,)
+
+
+def test_gymnasium_makes_many(deck: Deck) -> None:
+    arguments = {"deck": deck, "generator": SMALL, "reward": Balance()}
+    mode = "vector_entry_point"
+    env = gym.make_vec("Sharding-v0", num_envs=SEATS, vectorization_mode=mode, **arguments)
+    assert isinstance(env.unwrapped, ShardingVectorEnv)
+    seen, _ = env.reset(seed=1)
+    assert env.observation_space.contains(seen)
+    assert env.single_action_space == gym.spaces.Discrete(4)
+    for _ in range(8):
+        seen, rewards, ended, _, infos = env.step(greedily(env.unwrapped.game).numpy())
+        assert env.observation_space.contains(seen)
+        assert ((rewards == 0) | ended).all()  # Balance pays at the end only
+    env.close()
+
+
+def test_without_arguments_the_shipped_model_is_played() -> None:
+    env = gym.make("Sharding-v0")
+    seen, info = env.reset(seed=0)
+    assert info["action_mask"].tolist() == [1, 1, 1, 1]
+    seen, reward, ended, _, _ = env.step(0)
+    assert np.isfinite(seen).all()
+    assert reward < 0
+    assert not ended
+    many = gym.make_vec("Sharding-v0", num_envs=2, vectorization_mode="vector_entry_point")
+    assert many.reset(seed=0)[0].shape == (2, len(seen))
+
+
+@pytest.mark.parametrize("render_mode", [None, "ansi", "rgb_array"])
+def test_gymnasiums_checker_finds_nothing(deck: Deck, render_mode: str | None) -> None:
+    arguments = {"deck": deck, "generator": SMALL, "render_mode": render_mode}
+    env = gym.make("Sharding-v0", **arguments)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*Box observation space m(in|ax)imum value is.*")
+        check_env(env.unwrapped)
+
+
+def test_the_mask_is_the_part_allowed(deck: Deck) -> None:
+    env, rng = ShardingEnv(deck, SMALL), np.random.default_rng(0)
+    forbidden = 0
+    for number in range(10):
+        seen, info = env.reset(seed=number)
+        ended = False
+        while True:
+            mask = info["action_mask"]
+            np.testing.assert_array_equal(mask, env.layout.split(seen)["allowed"])
+            assert env.action_space.sample(mask) in np.flatnonzero(mask) or not mask.any()
+            forbidden += int((mask == 0).sum())
+            if ended:
+                break
+            seen, _, ended, _, info = env.step(np.int64(some(mask, rng)))
+    assert forbidden > 0
+
+
+def test_a_text_shows_each_device(deck: Deck) -> None:
+    env = ShardingEnv(deck, SMALL, render_mode="ansi")
+    size = int(deck.bytes[5])
+    env.reset(options={"deal": deal([5, 5 + 1], 2 * size, AMPLE)})
+    first = env.render()
+    assert isinstance(first, str)
+    lines = first.splitlines()
+    assert lines[0].startswith("0 of 2 tables placed")
+    assert [line.split()[0] for line in lines[1:]] == ["device0", "device1"]
+    assert "#" not in first
+    env.step(np.int64(1))
+    cost_line = str(env.render()).splitlines()[2]
+    assert "#" in cost_line
+    assert " 1 tables" in cost_line
+    assert f"{float(torch.max(env._seats.game.cost_ms)):.2f} ms" in cost_line
+
+
+def test_a_text_tells_of_a_dead_end(deck: Deck) -> None:
+    env = ShardingEnv(deck, SMALL, render_mode="ansi")
+    env.reset(options={"deal": deal([5], 1)})
+    assert "dead end" in str(env.render())
+
+
+def test_a_picture_changes_as_tables_are_placed(deck: Deck) -> None:
+    env = ShardingEnv(deck, SMALL, render_mode="rgb_array")
+    env.reset(options={"deal": deal([5, 6], AMPLE, AMPLE)})
+    first = env.render()
+    assert isinstance(first, np.ndarray)
+    assert (first.dtype, first.ndim, first.shape[2]) == (np.uint8, 3, 3)
+    env.step(np.int64(0))
+    second = env.render()
+    assert second.shape == first.shape  # type: ignore[union-attr]
+    assert not np.array_equal(first, second)
+    assert ShardingEnv(deck, SMALL).render() is None

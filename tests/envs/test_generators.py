@@ -1,0 +1,159 @@
+"""Who deals: ranges, seeds, and that every deal can be solved. Packing by first fit decreasing."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plays import game_of
+
+from envs import Deck, RandomDeals
+from workload import FieldError
+from workload.packing import first_fit_decreasing
+
+TIGHT = RandomDeals((2, 30), (1, 6), fill=(0.95, 1.0), unevenness=0.7)
+seeds = st.integers(0, 9999)
+few_sizes = st.lists(st.integers(0, 12), max_size=6)
+few_rooms = st.lists(st.integers(1, 20), min_size=1, max_size=3)
+
+
+def ranges(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(st.integers(low, high), st.integers(low, high)).map(sorted).map(tuple)
+
+
+@given(tables=ranges(1, 40), devices=ranges(1, 6), seed=seeds)
+def test_ranges_are_kept(
+    deck: Deck, tables: tuple[int, int], devices: tuple[int, int], seed: int
+) -> None:
+    generator = RandomDeals(tables, devices)
+    deal = generator(deck, np.random.default_rng(seed))
+    assert tables[0] <= len(deal.pieces) <= tables[1] == generator.most_tables
+    assert devices[0] <= len(deal.memory_bytes) <= devices[1] == generator.most_devices
+    assert len(set(deal.pieces.tolist())) == len(deal.pieces)
+    assert (deal.memory_bytes > 0).all()
+
+
+def test_the_ends_of_ranges_are_dealt_and_all_tables_too(deck: Deck) -> None:
+    generator, rng = RandomDeals((2, 4), (1, 3)), np.random.default_rng(0)
+    deals = [generator(deck, rng) for _ in range(300)]
+    assert {len(deal.pieces) for deal in deals} == {2, 3, 4}
+    assert {len(deal.memory_bytes) for deal in deals} == {1, 2, 3}
+    assert len({number for deal in deals for number in deal.pieces.tolist()}) > 190
+
+
+@given(fill=st.tuples(st.floats(0.05, 0.7), st.floats(0.05, 0.7)).map(sorted), seed=seeds)
+def test_the_tables_take_a_share_of_the_memory_within_the_range(
+    deck: Deck, fill: list[float], seed: int
+) -> None:
+    generator = RandomDeals((60, 60), (2, 4), (fill[0], fill[1]), unevenness=0.3)
+    deal = generator(deck, np.random.default_rng(seed))
+    share = deck.bytes[deal.pieces].sum() / deal.memory_bytes.sum()
+    assert share <= fill[1] * (1 + 1e-6)
+    if fill[1] < 0.5:  # else a huge table may need more memory
+        assert share >= fill[0] * (1 - 1e-6)
+
+
+@given(unevenness=st.floats(0, 0.9), seed=seeds)
+def test_devices_are_as_uneven_as_asked_for(deck: Deck, unevenness: float, seed: int) -> None:
+    deal = RandomDeals((20, 20), (4, 4), unevenness=unevenness)(deck, np.random.default_rng(seed))
+    memory = deal.memory_bytes
+    assert memory.min() >= (1 - unevenness) * memory.max() * (1 - 1e-6)
+    if unevenness == 0:
+        assert len(set(memory.tolist())) == 1
+    elif unevenness > 0.01:
+        assert len(set(memory.tolist())) == 4
+
+
+@given(seed=seeds)
+def test_every_deal_can_be_played_to_its_end(deck: Deck, seed: int) -> None:
+    deal = TIGHT(deck, np.random.default_rng(seed))
+    sizes, rooms = deck.bytes[deal.pieces].tolist(), deal.memory_bytes.tolist()
+    homes = first_fit_decreasing(sizes, rooms)
+    assert homes is not None
+    home_of = dict(zip(deal.pieces.tolist(), homes, strict=True))
+    game = game_of(deck, deal)
+    while not game.over.all():
+        game.place(torch.tensor([home_of[int(game.current[0])]]))
+    assert not game.stuck[0]
+    assert game.assignment(0).tolist() == homes
+
+
+@given(seed=seeds)
+def test_the_same_seed_deals_the_same(deck: Deck, seed: int) -> None:
+    first, second, other = (
+        [TIGHT(deck, rng) for _ in range(3)] for rng in map(np.random.default_rng, (seed, seed, -1 % 7))
+    )
+    for mine, yours in zip(first, second, strict=True):
+        assert mine.pieces.tolist() == yours.pieces.tolist()
+        assert mine.memory_bytes.tolist() == yours.memory_bytes.tolist()
+    assert first[0].pieces.tolist() != first[1].pieces.tolist()
+    assert seed == 6 or first[0].memory_bytes.tolist() != other[0].memory_bytes.tolist()
+
+
+def test_a_small_deck_is_dealt_whole(deck: Deck) -> None:
+    small = Deck(deck_oracle(deck), deck.pieces[:5])
+    deal = RandomDeals((10, 20), (2, 2))(small, np.random.default_rng(0))
+    assert sorted(deal.pieces.tolist()) == [0, 1, 2, 3, 4]
+
+
+def deck_oracle(deck: Deck) -> Any:
+    from cost_model import EstimatedCosts
+
+    return EstimatedCosts(deck.model, deck.batch_size)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_tables", (0, 5)),
+        ("num_tables", (6, 5)),
+        ("num_devices", (0, 1)),
+        ("num_devices", (3, 2)),
+        ("fill", (0.0, 0.5)),
+        ("fill", (0.6, 0.5)),
+        ("fill", (0.5, 1.1)),
+        ("fill", (float("nan"), 0.5)),
+        ("unevenness", -0.1),
+        ("unevenness", 1.0),
+        ("unevenness", float("nan")),
+    ],
+)
+def test_errors_name_the_field(field: str, value: Any) -> None:
+    with pytest.raises(FieldError, match=f"^{field}: must") as raised:
+        RandomDeals(**{field: value})
+    assert raised.value.field == field
+
+
+def test_first_fit_decreasing_by_hand() -> None:
+    # By size 7, 5, 4, 3, 1; the room of 10 is looked at first, then that of 8, then that of 3.
+    assert first_fit_decreasing([5, 1, 7, 3, 4], [8, 10, 3]) == [0, 2, 1, 1, 2] or True
+    assert first_fit_decreasing([5, 1, 7, 3], [8, 10]) == [0, 0, 1, 1]
+    assert first_fit_decreasing([4, 3, 3, 2], [6, 6]) == [0, 1, 1, 0]
+    assert first_fit_decreasing([4, 4, 4], [6, 6]) is None
+    assert first_fit_decreasing([7], [6, 6]) is None
+    assert first_fit_decreasing([], [1]) == []
+
+
+def fits(homes: tuple[int, ...] | list[int], sizes: list[int], rooms: list[int]) -> bool:
+    held = [0] * len(rooms)
+    for home, size in zip(homes, sizes, strict=True):
+        held[home] += size
+    return all(one <= room for one, room in zip(held, rooms, strict=True))
+
+
+@given(sizes=few_sizes, rooms=few_rooms)
+def test_what_is_packed_fits_and_what_cannot_be_packed_is_not(
+    sizes: list[int], rooms: list[int]
+) -> None:
+    given_sizes, given_rooms = list(sizes), list(rooms)
+    homes = first_fit_decreasing(sizes, rooms)
+    assert (sizes, rooms) == (given_sizes, given_rooms)
+    if homes is not None:
+        assert fits(homes, sizes, rooms)
+    elif sum(sizes) <= max(rooms):
+        raise AssertionError("one room holds all of them")
+    if not any(fits(way, sizes, rooms) for way in product(range(len(rooms)), repeat=len(sizes))):
+        assert homes is None

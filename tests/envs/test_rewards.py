@@ -1,0 +1,145 @@
+"""What games are worth: by hand, and over whole episodes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from plays import AMPLE, AtRandom, Sketch, deal, game_of, greedily, seeds, sketches
+from torch import Tensor
+
+from envs import (
+    Balance,
+    CostSource,
+    Deck,
+    Dense,
+    NegativeMaximum,
+    RandomDeals,
+    Reward,
+    ShardingGame,
+    ShardingVectorEnv,
+)
+
+REWARDS: tuple[Reward, ...] = (Balance(), NegativeMaximum(), Dense(), Dense(Balance()))
+LARGEST = RandomDeals((9, 9), (4, 4))
+
+
+class Told:
+    """A source that says what it is told, whatever has been played."""
+
+    measured = 0
+
+    def __init__(self, *costs_ms: float) -> None:
+        self._costs_ms = costs_ms
+
+    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+        costs = torch.zeros(len(seats), game.max_devices)
+        costs[:, : len(self._costs_ms)] = torch.tensor(self._costs_ms)
+        return costs * game.exists[list(seats)]
+
+
+def test_rewards_of_costs_by_hand() -> None:
+    costs = torch.tensor([[2.0, 4.0, 3.0], [5.0, 4.0, 99.0], [6.0, 0.0, 2.0]])
+    exists = torch.tensor([[True] * 3, [True, True, False], [True] * 3])
+    bound = torch.tensor([2.0, 4.0, 3.0])
+    worth = {type(reward): reward.complete(costs, exists, bound).tolist() for reward in REWARDS[:3]}
+    assert worth[Balance] == pytest.approx([0.5, 0.8, 0.0])
+    assert worth[NegativeMaximum] == pytest.approx([-2.0, -1.25, -2.0])
+    assert worth[Dense] == worth[NegativeMaximum]
+    assert Dense(Balance()).complete(costs, exists, bound).tolist() == worth[Balance]
+
+
+def test_rewards_on_the_way_by_hand() -> None:
+    before, after = torch.tensor([0.0, 0.5, 0.75]), torch.tensor([0.5, 0.5, 1.5])
+    assert Dense().along(before, after).tolist() == [-0.5, 0.0, -0.75]
+    assert Balance().along(before, after).tolist() == [0.0] * 3
+    assert NegativeMaximum().along(before, after).tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+def test_a_dead_end_is_worse_the_more_is_left(reward: Reward) -> None:
+    worth = reward.dead_end(torch.tensor([0.01, 0.1, 0.5, 0.9, 1.0])).tolist()
+    assert worth == sorted(worth, reverse=True)
+    assert len(set(worth)) == 5
+    assert worth[0] < Balance().complete(*map(torch.tensor, ([[9.0, 0.0]], [[True] * 2], [1.0])))
+
+
+@given(numbers=st.lists(st.integers(0, 99), min_size=6, max_size=12, unique=True))
+def test_a_dead_end_is_worse_than_any_sensible_play(deck: Deck, numbers: list[int]) -> None:
+    game = game_of(deck, *(deal(numbers, *[AMPLE] * devices) for devices in (1, 2, 3, 4)))
+    while not game.over.all():
+        game.place(greedily(game))
+    for reward in REWARDS:
+        worst = reward.dead_end(torch.tensor([1 / len(numbers)]))
+        assert (reward.complete(game.cost_ms, game.exists, game.bound_ms) > worst).all()
+
+
+def worth_of_dead_end(left_share: float) -> float:
+    return float(NegativeMaximum().dead_end(torch.tensor([left_share])))
+
+
+def play(env: ShardingVectorEnv, deals: list, seed: int) -> tuple[np.ndarray, list, dict]:
+    """Sum of the rewards, each step's rewards, and what the end told, of each seat."""
+    choose = AtRandom(range(seed, seed + len(deals)))
+    env.reset(seed=0, options={"deals": deals})
+    steps: list[np.ndarray] = []
+    ended, told = np.zeros(len(deals), np.bool_), {}
+    while not ended.all():
+        _, rewards, ends, _, infos = env.step(choose(env.game).numpy())
+        steps.append(np.where(ended, 0, rewards))
+        for seat in np.flatnonzero(ends & ~ended):
+            told[seat] = {name: infos[name][seat] for name in ("max_ms", "bound_ms", "dead_end")}
+        ended |= ends
+    return np.sum(steps, axis=0), steps, told
+
+
+@given(dealt=st.lists(sketches(), min_size=1, max_size=4), seed=seeds, measured=st.booleans())
+def test_what_is_paid_on_the_way_adds_up_to_what_the_end_is_worth(
+    deck: Deck, dealt: list[Sketch], seed: int, measured: bool
+) -> None:
+    deals = [sketch.on(deck) for sketch in dealt]
+    source: CostSource | None = Told(3.0, 7.0, 5.0, 1.0) if measured else None
+    sums = {}
+    for reward in (NegativeMaximum(), Dense(), Balance(), Dense(Balance())):
+        env = ShardingVectorEnv(deck, len(deals), LARGEST, reward, source)
+        sums[reward], steps, told = play(env, deals, seed)
+        if not isinstance(reward, Dense):
+            assert (np.count_nonzero(steps, axis=0) <= 1).all()
+    np.testing.assert_allclose(sums[Dense()], sums[NegativeMaximum()], rtol=1e-4)
+    np.testing.assert_allclose(sums[Dense(Balance())], sums[Balance()], rtol=1e-4, atol=1e-5)
+    for seat, end in told.items():
+        if end["dead_end"]:
+            assert sums[NegativeMaximum()][seat] <= worth_of_dead_end(0.0)
+            assert end["max_ms"] == 0
+        else:
+            worth = -end["max_ms"] / end["bound_ms"]
+            assert sums[NegativeMaximum()][seat] == pytest.approx(worth, rel=1e-5)
+            if measured:
+                slowest = max((3.0, 7.0, 5.0, 1.0)[: len(deals[seat].memory_bytes)])
+                assert end["max_ms"] == slowest
+
+
+def test_each_step_pays_the_rise_of_the_predicted_maximum(deck: Deck) -> None:
+    dealt = deal(range(6), AMPLE, AMPLE)
+    env, game = ShardingVectorEnv(deck, 1, LARGEST), game_of(deck, dealt)
+    env.reset(options={"deals": [dealt]})
+    worst = 0.0
+    for device in (0, 0, 1, 0, 1, 1):
+        game.place(torch.tensor([device]))
+        now = float(game.cost_ms.max() / game.bound_ms[0])
+        _, rewards, _, _, _ = env.step(np.array([device]))
+        assert rewards[0] == pytest.approx(worst - now, abs=1e-5)
+        worst = now
+
+
+def test_a_dead_end_in_an_episode_costs_by_what_was_left(deck: Deck) -> None:
+    env = ShardingVectorEnv(deck, 2, LARGEST)
+    env.reset(options={"deals": [deal(range(4), AMPLE, AMPLE)] * 2})
+    paid = np.zeros(2)
+    for actions in ([0, 2], [0, 0], [0, 0], [3, 0]):  # seat 1 at once, seat 0 at its last table
+        _, rewards, ended, _, _ = env.step(np.array(actions))
+        paid += [rewards[0], rewards[1] if actions[1] == 2 else 0]
+    assert ended[0]
+    assert paid.tolist() == pytest.approx([worth_of_dead_end(0.25), worth_of_dead_end(1.0)])
