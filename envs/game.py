@@ -49,6 +49,9 @@ class ShardingGame:
         self.exists = torch.zeros(by_device, dtype=torch.bool)
         self.capacity = torch.zeros(by_device, dtype=torch.int64)
         self.free = torch.zeros(by_device, dtype=torch.int64)
+        self.devices = torch.ones(seats, dtype=torch.int64)
+        self.room = torch.ones(by_device)  # the capacity again, to divide by
+        self.mean_room = torch.ones(seats)
         self.sums = torch.zeros(*by_device, *amounts)
         self.content = torch.zeros(*by_device, described)
         self.cost_ms = torch.zeros(by_device)
@@ -103,6 +106,9 @@ class ShardingGame:
         self.count[new] = torch.from_numpy(count)
         self.capacity[new] = torch.from_numpy(capacity)
         self.exists[new] = self.capacity[new] != _ABSENT
+        self.devices[new] = self.exists[new].sum(1)
+        self.room[new] = self.capacity[new].float().clamp_min(1)
+        self.mean_room[new] = (self.room[new] * self.exists[new]).sum(1) / self.devices[new]
         self._pairs = self.exists.nonzero()
         self.homes[new] = -1
         self.placed[new] = 0
@@ -126,7 +132,7 @@ class ShardingGame:
         self.rest_ms[seats] = (alone * coming).sum(1)
         self.rest_bytes[seats] = (sizes * coming).sum(1)
         lists = [deal.pieces for deal in (self.deals[seat] for seat in seats.tolist()) if deal]
-        totals, devices = Memberships.of(lists).sums(deck.amounts), self.exists[seats].sum(1)
+        totals, devices = Memberships.of(lists).sums(deck.amounts), self.devices[seats]
         work = deck.model.compute.described(totals)
         self.even[seats] = (work / devices[:, None]).clamp_min(1e-9)
         self.pace_ms[seats] = deck.price(totals / devices[:, None, None]).total_ms

@@ -24,6 +24,7 @@ TABLE = DESCRIBED + 3  # cost alone, its uncertainty, size
 DEVICE = DESCRIBED + 8  # cost, also with the table, uncertainty of both; memory: see `Layout`
 REST = DESCRIBED + 2  # cost alone, share of the memory that is left
 PROGRESS = 3  # share of tables placed, number of tables and of devices
+_LOG_TABLES, _LOG_DEVICES = 5.0, 3.0  # of about 150 tables and 20 devices: large tasks
 COMING = 8  # tables after the current one that are seen one by one
 COMING_TABLE = DESCRIBED + 1  # cost alone
 
@@ -47,6 +48,7 @@ class Layout:
             "progress": (PROGRESS,),
             "coming": (COMING, COMING_TABLE),
         }
+        self._ahead = torch.arange(1, COMING + 1)
 
     @property
     def size(self) -> int:
@@ -65,22 +67,20 @@ class Layout:
     def observe(self, game: ShardingGame) -> Tensor:
         """What the player of each seat sees: [seats, size], new memory."""
         deck, table = game.deck, game.current
-        pace, even = game.pace_ms[:, None], game.even
-        capacity = game.capacity.clamp_min(1).double()
-        mean_capacity = (capacity * game.exists).sum(1) / game.exists.sum(1)
-        size = deck.sizes[table]
-        left = (game.free * game.exists).sum(1).clamp_min(1)
-        ahead = game.placed[:, None] + torch.arange(1, COMING + 1)
+        pace, even, room = game.pace_ms[:, None], game.even, game.room
+        free, size = game.free.float(), deck.sizes[table].float()[:, None]
+        left = (free * game.exists).sum(1).clamp_min(1)
+        devices = game.devices.float()
+        ahead = game.placed[:, None] + self._ahead
         seen = (ahead < game.count[:, None])[..., None]
         coming = game.order.gather(1, ahead.clamp_max(game.max_tables - 1))
-        used = 1 - game.free / capacity
         pieces = [
             torch.cat(
                 [
                     deck.described[table] / even,
                     deck.alone_ms[table, None] / pace,
                     deck.doubt[table, None],
-                    (size / mean_capacity)[:, None].float(),
+                    size / game.mean_room[:, None],
                 ],
                 dim=1,
             ),
@@ -93,9 +93,9 @@ class Layout:
                             game.deviation,
                             game.joined_ms / pace,
                             game.joined_deviation,
-                            used.float(),
-                            ((game.free - size[:, None]) / capacity).clamp_min(-1).float(),
-                            (capacity / mean_capacity[:, None]).float(),
+                            1 - free / room,
+                            ((free - size) / room).clamp_min(-1),
+                            room / game.mean_room[:, None],
                             game.safe.float(),
                         ],
                         dim=2,
@@ -105,20 +105,22 @@ class Layout:
             )
             .mul_(game.exists[..., None])
             .flatten(1),
-            game.exists,
-            game.allowed,
-            game.rest / (even * game.exists.sum(1, keepdim=True)),
+            game.exists.float(),
+            game.allowed.float(),
+            game.rest / (even * devices[:, None]),
+            torch.stack([game.rest_ms / game.all_ms, game.rest_bytes / left], dim=1),
             torch.stack(
-                [game.rest_ms / game.all_ms, (game.rest_bytes / left).float()], dim=1
-            ),
-            torch.stack(
-                [1 - game.left_share(), game.count.log() / 5, game.exists.sum(1).log() / 3], dim=1
+                [1 - game.left_share(), game.count.log() / _LOG_TABLES, devices.log() / _LOG_DEVICES],
+                dim=1,
             ),
             torch.cat(
-                [deck.described[coming] / even[:, None], deck.alone_ms[coming, None] / pace[..., None]],
+                [
+                    deck.described[coming] / even[:, None],
+                    deck.alone_ms[coming, None] / pace[..., None],
+                ],
                 dim=2,
             )
             .mul_(seen)
             .flatten(1),
         ]
-        return torch.cat([piece.float() for piece in pieces], dim=1)
+        return torch.cat(pieces, dim=1)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from benchmark import MeasurementStore
 from cost_model import EstimatedCosts, load_model
 from envs import Deck, RandomDeals
 from experiments import cli, tracking
@@ -117,6 +118,8 @@ def main(config: CompareConfig) -> None:
     oracle = oracle_for(model, config.batch_size, tables)
     deck = Deck(oracle, [table.whole() for table in tables])
     tasks = draw_tasks(deck, config.deals(), config.num_tasks, config.seed)
+    if config.measure:
+        MeasurementStore(config.store).close()  # one that cannot be used is told before work starts
     with ExitStack() as stack:
         run = stack.enter_context(
             tracking.tracked_run("compare", asdict(config), config.mlflow_uri)

@@ -8,7 +8,6 @@ from pathlib import Path
 from benchmark import (
     BenchmarkPool,
     Measurement,
-    MeasurementStore,
     MeasureSettings,
     PlanCost,
     TimingOptions,
@@ -28,7 +27,6 @@ NEED_POOL = frozenset({"autoshard_verified"})  # sharders that measure
 @contextmanager
 def plan_pool(store: Path) -> Iterator[BenchmarkPool]:
     """The cluster's pool, which keeps what it measures in the store. Tells what it has noticed."""
-    MeasurementStore(store).close()  # a store that cannot be used is told before Ray starts
     with ray_cluster():
         pool = BenchmarkPool(store)
         try:

@@ -84,7 +84,7 @@ def verdict(scores: Mapping[str, Score], best: str | None, what: str) -> str:
     score = scores[first]
     if best is None or score.improvement is None:
         return f"{first} is best with {score.max_ms_mean:.2f} ms, {what}; no heuristic to compare"
-    if first == best:
+    if round(score.improvement, 3) <= 0:
         return f"nothing beats the best heuristic, {best}: {score.max_ms_mean:.2f} ms, {what}"
     return (
         f"the slowest device computes {score.improvement:.1%} less by {first} than by {best}, the "

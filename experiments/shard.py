@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark import PlanCost
+from benchmark import MeasurementStore, PlanCost
 from cost_model import load_model
 from experiments import cli
 from experiments.loading import check_sharders, model_beside, oracle_for
@@ -99,6 +99,7 @@ def main(config: ShardConfig) -> None:
     with ExitStack() as stack:
         meter = None
         if config.sharder in NEED_POOL:
+            MeasurementStore(config.store).close()  # one that cannot be used is told at once
             meter = PlanMeter(stack.enter_context(plan_pool(config.store)), model)
         verify = None if meter is None else meter.max_ms
         means = Means(oracle, policy, verify, config.verified, config.seed)

@@ -10,6 +10,7 @@ from cost_model import EstimatedCosts
 from envs import Deal, Deck, Layout, ShardingGame
 from envs.deck import Ints
 from sharders.policy_network import PolicyNetwork
+from sharders.shield import Shield
 from workload import TableSlice
 
 
@@ -56,10 +57,12 @@ class Player:
         pieces: Sequence[Sequence[TableSlice]],
         memory_bytes: Ints,
         rng: torch.Generator | None = None,
+        shielded: bool = False,
     ) -> list[Played]:
         """Place each list of pieces on the devices; games that end at a dead end are left out.
 
         The first game is played greedily; with `rng` the others are drawn from the policy.
+        `shielded` games end well wherever first fit decreasing packs the tables; they take longer.
         """
         # By identity: comparing slices takes longer than playing.
         known = {id(piece): piece for some in pieces for piece in some}
@@ -72,12 +75,17 @@ class Player:
         game = ShardingGame(deck, len(deals), most, len(memory_bytes))
         game.deal(range(len(deals)), deals)
         layout = Layout(len(memory_bytes))
+        shields = [Shield(game, seat) for seat in range(game.seats)] if shielded else []
         while not bool(game.over.all()):
             logits, _ = self._network(layout.split(layout.observe(game)))
             devices = logits.argmax(1)
             if rng is not None:
                 noise = torch.empty_like(logits).exponential_(generator=rng)
                 devices[1:] = (logits - noise.log()).argmax(1)[1:]  # Gumbel's way to draw
+            for seat, shield in enumerate(shields):
+                if shield.holds:
+                    preferred = logits[seat].argsort(descending=True).tolist()
+                    devices[seat] = shield.choose(preferred)
             game.place(devices)
         costs = game.cost_ms * (1 + self._caution * game.deviation)
         return [

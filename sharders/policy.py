@@ -18,7 +18,6 @@ from workload.tables import DIM_STEP
 MeasurePlans = Callable[[ShardingTask, Sequence[ShardingPlan]], Sequence[float]]
 
 _BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
-_RESCUES = 16  # games drawn where the greedy one ends at a dead end
 _MOST_SPLITS = 8  # rounds of splitting
 _SPLIT_CHOICES = 3  # tables of the slowest device that are tried
 _BALANCED = 0.97  # devices that are so even are not held up by single tables
@@ -89,7 +88,7 @@ class PolicySharder:
         games = 1 + min(self._samples, affordable)
         played = self._player.play([whole] * games, memory, rng)
         if not played:
-            played = self._player.play([whole] * (1 + _RESCUES), memory, rng)
+            played = self._player.play([whole], memory, shielded=True)
         return sorted(played, key=lambda game: game.worst_ms)
 
     def _split(self, start: Played, memory: Ints) -> Played | None:

@@ -182,7 +182,7 @@ def test_gymnasium_makes_many(deck: Deck) -> None:
     assert env.observation_space.contains(seen)
     assert env.single_action_space == gym.spaces.Discrete(4)
     for _ in range(8):
-        seen, rewards, ended, _, infos = env.step(greedily(env.unwrapped.game).numpy())
+        seen, rewards, ended, _, _ = env.step(greedily(env.unwrapped.game).numpy())
         assert env.observation_space.contains(seen)
         assert ((rewards == 0) | ended).all()  # Balance pays at the end only
     env.close()

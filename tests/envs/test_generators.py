@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plays import game_of
 
+from cost_model import EstimatedCosts
 from envs import Deck, RandomDeals
 from workload import FieldError
 from workload.packing import first_fit_decreasing
@@ -84,25 +85,20 @@ def test_every_deal_can_be_played_to_its_end(deck: Deck, seed: int) -> None:
 @given(seed=seeds)
 def test_the_same_seed_deals_the_same(deck: Deck, seed: int) -> None:
     first, second, other = (
-        [TIGHT(deck, rng) for _ in range(3)] for rng in map(np.random.default_rng, (seed, seed, -1 % 7))
+        [TIGHT(deck, rng) for _ in range(3)]
+        for rng in map(np.random.default_rng, (seed, seed, seed + 1))
     )
     for mine, yours in zip(first, second, strict=True):
         assert mine.pieces.tolist() == yours.pieces.tolist()
         assert mine.memory_bytes.tolist() == yours.memory_bytes.tolist()
-    assert first[0].pieces.tolist() != first[1].pieces.tolist()
-    assert seed == 6 or first[0].memory_bytes.tolist() != other[0].memory_bytes.tolist()
+    for another in (first[1], other[0]):
+        assert first[0].memory_bytes.tolist() != another.memory_bytes.tolist()
 
 
 def test_a_small_deck_is_dealt_whole(deck: Deck) -> None:
-    small = Deck(deck_oracle(deck), deck.pieces[:5])
+    small = Deck(EstimatedCosts(deck.model, 1024), deck.pieces[:5])
     deal = RandomDeals((10, 20), (2, 2))(small, np.random.default_rng(0))
     assert sorted(deal.pieces.tolist()) == [0, 1, 2, 3, 4]
-
-
-def deck_oracle(deck: Deck) -> Any:
-    from cost_model import EstimatedCosts
-
-    return EstimatedCosts(deck.model, deck.batch_size)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +124,7 @@ def test_errors_name_the_field(field: str, value: Any) -> None:
 
 
 def test_first_fit_decreasing_by_hand() -> None:
-    # By size 7, 5, 4, 3, 1; the room of 10 is looked at first, then that of 8, then that of 3.
-    assert first_fit_decreasing([5, 1, 7, 3, 4], [8, 10, 3]) == [0, 2, 1, 1, 2] or True
+    # 7 into the largest room, 5 into the other, 3 beside the 7, which leaves 1 for the other.
     assert first_fit_decreasing([5, 1, 7, 3], [8, 10]) == [0, 0, 1, 1]
     assert first_fit_decreasing([4, 3, 3, 2], [6, 6]) == [0, 1, 1, 0]
     assert first_fit_decreasing([4, 4, 4], [6, 6]) is None
@@ -153,7 +148,7 @@ def test_what_is_packed_fits_and_what_cannot_be_packed_is_not(
     assert (sizes, rooms) == (given_sizes, given_rooms)
     if homes is not None:
         assert fits(homes, sizes, rooms)
-    elif sum(sizes) <= max(rooms):
-        raise AssertionError("one room holds all of them")
+    else:
+        assert sum(sizes) > max(rooms)
     if not any(fits(way, sizes, rooms) for way in product(range(len(rooms)), repeat=len(sizes))):
         assert homes is None

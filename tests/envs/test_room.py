@@ -127,4 +127,3 @@ def test_a_deal_too_large_for_the_game_is_refused(deck: Deck, model: CostModel) 
             game.deal([0], [too_large])
     with pytest.raises(UserError, match="at least one table"):
         Deck(EstimatedCosts(model, 1024), [])
-    assert np.array_equal(game.placed, [0])
