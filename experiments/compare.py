@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 from benchmark import MeasurementStore
 from cost_model import EstimatedCosts, load_model
+from cost_model.training import one_thread
 from envs import Deck, RandomDeals
 from experiments import cli, tracking
 from experiments.comparing import Outcome, estimated, make_plans, measured
@@ -107,6 +108,7 @@ class CompareConfig:
         return RandomDeals((self.num_tables,) * 2, (self.num_devices,) * 2, fill)
 
 
+@one_thread()  # of several, each waits for the others: networks this small gain nothing
 def main(config: CompareConfig) -> None:
     """Draw tasks, let every sharder plan them, cost the plans, say who is best."""
     config.check()

@@ -1,5 +1,6 @@
 """PPO on the game: RLlib's algorithm for our environment, policy and connectors."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,6 +22,8 @@ from sharders.policy_network import PolicyNetwork, PolicyShape
 from workload import EmbeddingTable
 
 _ENVIRONMENT = "Sharding"
+
+logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it greets every user of PPO
 
 
 @dataclass(frozen=True)

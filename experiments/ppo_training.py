@@ -263,8 +263,9 @@ class Training:
             )
         cli.console.print(line, soft_wrap=True)
         for notice in self._pool.notices() if self._pool is not None else []:
-            if notice not in self._notices:
-                self._notices.add(notice)
+            subject = notice.partition(":")[0]  # how much of a load is told once
+            if subject not in self._notices:
+                self._notices.add(subject)
                 cli.console.print(f"note: {notice}", markup=False, soft_wrap=True)
 
     def _pool_busy(self, seconds: float) -> float:

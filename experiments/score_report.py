@@ -21,7 +21,7 @@ def score_table(scores: Mapping[str, Score], best: str | None, what: str) -> Tab
         caption=f"saved: of the max ms of {best or 'a heuristic (none is compared)'}; won: share "
         "of tasks (ties count for all); gap: over what the model estimates for the least that "
         "whole tables allow; oom: tasks without a plan that fits, left out of the means; s: "
-        "seconds to plan",
+        "seconds to plan, on one core",
         caption_justify="left",
         box=None,
         padding=(0, 0, 0, 1),

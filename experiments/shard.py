@@ -8,6 +8,7 @@ from pathlib import Path
 
 from benchmark import MeasurementStore, PlanCost
 from cost_model import load_model
+from cost_model.training import one_thread
 from experiments import cli
 from experiments.loading import check_sharders, model_beside, oracle_for
 from experiments.measuring import NEED_POOL, PlanMeter, plan_pool
@@ -86,6 +87,7 @@ class ShardConfig:
         return tuple(Device(f"device{n}", int(number * _GB)) for n, number in enumerate(each))
 
 
+@one_thread()  # of several, each waits for the others: networks this small gain nothing
 def main(config: ShardConfig) -> None:
     """Plan, say what the plan costs beside the best heuristic's, write it."""
     config.check()

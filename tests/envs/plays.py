@@ -5,10 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from envs import Deal, Deck, ShardingGame
+
+few = settings(max_examples=25)  # for what takes long
 
 AMPLE = 2**50  # bytes: more than any tables take
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, deal, game_of, greedily, seeds, sketches
+from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, greedily, seeds, sketches
 
 from cost_model import CostModel, EstimatedCosts
 from envs import Deck, Layout, RandomDeals, ShardingGame, ShardingVectorEnv
@@ -48,6 +48,7 @@ def same(first: ShardingGame, second: ShardingGame, layout: Layout) -> None:
     torch.testing.assert_close(*seen, rtol=1e-3, atol=1e-3, equal_nan=True)
 
 
+@few
 @given(
     dealt=st.lists(sketches((1, 4)), min_size=1, max_size=2), seed=seeds, steps=st.integers(0, 4)
 )
@@ -77,6 +78,7 @@ def test_a_game_goes_on_as_if_it_had_always_believed_so(
         same(game, fresh, layout)
 
 
+@few
 @given(sketch=sketches((2, 9), tightest=2), seed=seeds, steps=st.integers(0, 9))
 def test_whatever_the_order_was_the_end_is_priced_by_the_new_model(
     model: CostModel,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, deal, game_of, greedily, seeds, sketches
+from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, greedily, seeds, sketches
 
 from cost_model import CostModel, EstimatedCosts
 from envs import Deal, Deck
@@ -34,6 +34,7 @@ def worst_of_plans(deck: Deck, dealt: Deal, model: CostModel) -> dict[tuple[int,
     return worst
 
 
+@few
 @given(sketch=sketches(**TINY))
 def test_all_plays_together_are_all_plans(deck: Deck, model: CostModel, sketch: Sketch) -> None:
     dealt = sketch.on(deck)
@@ -55,6 +56,7 @@ def test_all_plays_together_are_all_plans(deck: Deck, model: CostModel, sketch: 
         assert min(found.values()) == pytest.approx(min(expected.values()), rel=1e-4)
 
 
+@few
 @given(sketch=sketches(**TINY), seed=seeds)
 def test_no_play_beats_the_best_plan(
     deck: Deck, model: CostModel, sketch: Sketch, seed: int
@@ -69,6 +71,7 @@ def test_no_play_beats_the_best_plan(
         assert (worst >= best * (1 - 1e-4)).all()
 
 
+@few
 @given(numbers=st.lists(st.integers(0, 99), min_size=3, max_size=6, unique=True))
 def test_no_plan_is_much_better_than_the_bound(
     deck: Deck, model: CostModel, numbers: list[int]

@@ -10,7 +10,7 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from hypothesis import given
-from plays import AMPLE, Sketch, deal, greedily, ragged, seeds
+from plays import AMPLE, Sketch, deal, few, greedily, ragged, seeds
 
 from envs import Balance, Deck, RandomDeals, ShardingEnv, ShardingVectorEnv
 
@@ -38,6 +38,7 @@ def episode(env: gym.Env, seed: int) -> list[Any]:
             return told
 
 
+@few
 @given(dealt=ragged, seed=seeds)
 def test_a_seat_is_a_single_game(deck: Deck, dealt: list[Sketch], seed: int) -> None:
     deals, generator = [sketch.on(deck) for sketch in dealt], RandomDeals((9, 9), (4, 4))

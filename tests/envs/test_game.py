@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import given
-from plays import AMPLE, AtRandom, Sketch, deal, game_of, ragged, seeds, sketches
+from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, ragged, seeds, sketches
 
 from cost_model import CostModel, EstimatedCosts
 from envs import Deck, Layout, ShardingGame
@@ -18,6 +18,7 @@ def total_ms(model: CostModel, shard: Shard | None) -> float:
     return 0.0 if shard is None else EstimatedCosts(model, 1024).costs([shard])[0].total_ms
 
 
+@few
 @given(dealt=ragged, seed=seeds)
 def test_every_table_is_placed_once_the_costliest_first(
     deck: Deck, model: CostModel, dealt: list[Sketch], seed: int
@@ -41,6 +42,7 @@ def test_every_table_is_placed_once_the_costliest_first(
             assert sorted(numbers) == sorted(dealt[seat].pieces)
 
 
+@few
 @given(dealt=ragged, seed=seeds)
 def test_devices_cost_what_was_foretold_and_what_the_oracle_says(
     deck: Deck, model: CostModel, dealt: list[Sketch], seed: int
@@ -80,6 +82,7 @@ def test_what_is_left_goes_down_to_nothing(deck: Deck, dealt: list[Sketch], seed
         assert float(game.left_share()[seat]) == pytest.approx(len(left) / len(sketch.pieces))
 
 
+@few
 @given(dealt=ragged, seed=seeds)
 def test_nobody_is_influenced_by_those_who_sit_beside(
     deck: Deck, dealt: list[Sketch], seed: int

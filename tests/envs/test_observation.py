@@ -18,6 +18,19 @@ from workload import EmbeddingTable, OperatorOptions
 PER_DEVICE = ("devices", "exists", "allowed")
 
 
+@pytest.fixture(scope="module")
+def decks_of_bytes(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> tuple[Deck, Deck]:
+    """The same tables, stored without and with as many numbers of the optimizer's state."""
+    lean, full = (
+        replace(model.provenance, operator=OperatorOptions(optimizer=optimizer))
+        for optimizer in ("sgd", "adagrad")
+    )
+    return (
+        Deck.of_tables(replace(model, provenance=lean), many_tables, 1024),
+        Deck.of_tables(replace(model, provenance=full), many_tables, 1024),
+    )
+
+
 def seen_of(game: ShardingGame) -> dict[str, Tensor]:
     layout = Layout(game.max_devices)
     return layout.split(layout.observe(game))
@@ -136,14 +149,10 @@ def test_the_order_of_the_deal_is_not_seen(deck: Deck, sketch: Sketch, seed: int
 
 @given(sketch=sketches(), seed=seeds)
 def test_only_shares_of_the_memory_are_seen(
-    model: CostModel, many_tables: tuple[EmbeddingTable, ...], sketch: Sketch, seed: int
+    decks_of_bytes: tuple[Deck, Deck], sketch: Sketch, seed: int
 ) -> None:
     """Tables with twice the bytes on devices with twice the memory look the same."""
-    decks = []
-    for optimizer in ("sgd", "adagrad"):
-        operator = OperatorOptions(optimizer=optimizer)
-        provenance = replace(model.provenance, operator=operator)
-        decks.append(Deck.of_tables(replace(model, provenance=provenance), many_tables, 1024))
+    decks = decks_of_bytes
     assert (decks[1].bytes == 2 * decks[0].bytes).all()
     small = sketch.on(decks[0])
     game = game_of(decks[0], small)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, deal, game_of, greedily, seeds, sketches
+from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, greedily, seeds, sketches
 from torch import Tensor
 
 from envs import (
@@ -95,6 +95,7 @@ def play(env: ShardingVectorEnv, deals: list, seed: int) -> tuple[np.ndarray, li
     return np.sum(steps, axis=0), steps, told
 
 
+@few
 @given(dealt=st.lists(sketches(), min_size=1, max_size=4), seed=seeds, measured=st.booleans())
 def test_what_is_paid_on_the_way_adds_up_to_what_the_end_is_worth(
     deck: Deck, dealt: list[Sketch], seed: int, measured: bool

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from hypothesis import given
-from plays import AMPLE, AtRandom, Sketch, deal, game_of, ragged, seeds
+from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, ragged, seeds
 
 from cost_model import CostModel, EstimatedCosts
 from envs import Deck, ShardingGame
@@ -98,6 +98,7 @@ def test_devices_are_safe_if_the_largest_tables_to_come_still_find_room(
         assert game.safe[0].tolist() == safe, memory
 
 
+@few
 @given(dealt=ragged, seed=seeds)
 def test_no_device_is_safe_that_leaves_a_table_without_room(
     deck: Deck, dealt: list[Sketch], seed: int

@@ -59,7 +59,7 @@ def measured_run(policy: Path, cluster: object) -> tuple[Path, str]:
     folder.mkdir()
     done = run(
         "compare.py",
-        f"--tables {TABLES} --num-tasks 2 --num-tables 10 --num-devices 2 --batch-size 512 "
+        f"--tables {TABLES} --num-tasks 2 --num-tables 10 --num-devices 2 --batch-size 128 "
         f"--sharders size,cost,autoshard_verified --verified 2 --policy {policy} --measure "
         "--json compare.json --out out",
         folder,

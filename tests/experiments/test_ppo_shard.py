@@ -1,0 +1,212 @@
+"""Training a policy as a user does: real PPO, real measurements, real losses."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import psutil
+import pytest
+from commands import command, run
+
+from benchmark import MeasurementStore
+from cost_model import load_model
+from envs import EstimatedRewards, NegativeMaximum, RandomDeals
+from experiments.ppo import Hyperparameters, Setting, Trainer
+from experiments.run_folder import RunFolder
+from sharders import load_policy
+from sharders.policy_network import PolicyShape
+from workload import EmbeddingTable
+from workload.parts import part_of_shard
+
+TINY = (
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+    "--check-every 2 --batch-size 256 --memory-fill 0.1-0.6"
+)
+PATIENCE = 200.0  # seconds
+
+
+def result(folder: Path, name: str = "result.json") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name).read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def trained(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A short run with real measurements among the rewards, from a folder of its own."""
+    folder = tmp_path_factory.mktemp("ppo")
+    options = "--reward mixed --measured-share 0.5 --iterations 4 --out run --json result.json"
+    done = run("ppo_shard.py", f"{TINY} {options}", folder)
+    (folder / "stdout").write_text(done.stdout)
+    return folder
+
+
+def test_a_run_leaves_a_policy_that_serves(trained: Path) -> None:
+    told = result(trained)
+    assert told["iterations"] == 4
+    assert len(told["iterations_here"]) == 4
+    assert told["env_steps"] == 4 * 8 * 7  # a game takes a step a table, and one to be dealt
+    assert 0 < told["pool_busy"] < 1
+    policy = load_policy(trained / "run")
+    assert policy.trained["tables"] == "synthetic:80:1:small"
+    assert set(told["test_over_best_heuristic"]) >= {"random", "cost", "policy", "autoshard"}
+    assert told["test_over_best_heuristic"][told["best_heuristic"]] == pytest.approx(1.0)
+    options = "--tables synthetic:80:1:small --num-devices 4 --memory-gb 1 --batch-size 256"
+    run("shard.py", f"{options} --policy run --out plan.json", trained)
+
+
+def test_measured_shards_are_of_tables_that_teach_and_teach_the_cost_model(trained: Path) -> None:
+    with MeasurementStore(trained / "run" / "costs.db") as store:
+        measured = store.measurements()
+    assert len(measured) >= 20
+    assert {part_of_shard(m.shard) for m in measured} == {"train"}
+    taught = [line for line in result(trained)["iterations_here"] if "new_shards" in line]
+    assert taught
+    assert all(line["cost_model_error"] < 1 for line in taught)
+    shipped = load_model("cpu").provenance.num_shards
+    assert load_model(trained / "run" / "cost_model").provenance.num_shards >= shipped
+
+
+def test_mlflow_has_curves_checks_plans_and_the_policy(trained: Path) -> None:
+    mlflow.set_tracking_uri(f"sqlite:///{trained}/mlflow.db")
+    (found,) = mlflow.search_runs(
+        experiment_names=["autoshard"], filter_string="tags.kind = 'ppo_shard'",
+        output_format="list",
+    )  # fmt: skip
+    assert found.info.run_id == result(trained)["mlflow_run"]
+    assert found.info.status == "FINISHED"
+    client = mlflow.MlflowClient()
+    curve = client.get_metric_history(found.info.run_id, "relative_max")
+    assert [point.step for point in curve] == [1, 2, 3, 4]
+    assert "check_over_heuristic" in found.data.metrics
+    assert "test.autoshard" in found.data.metrics
+    plans = {item.path for item in client.list_artifacts(found.info.run_id, "plans")}
+    assert {"plans/policy.png", "plans/policy.plan.json"} <= plans
+    kept = {item.path for item in client.list_artifacts(found.info.run_id, "policy")}
+    assert {"policy/policy.json", "policy/policy.safetensors", "policy/cost_model"} <= kept
+
+
+def test_ppo_learns_from_scratch_what_balances(
+    cluster: object, model: Any, many_tables: tuple[EmbeddingTable, ...]
+) -> None:
+    """Without the greedy that it otherwise starts from: a policy that knows nothing."""
+    shape = replace(PolicyShape(), sharpness=0.01)
+    hyper = replace(Hyperparameters(), learning_rate=3e-3, minibatch=256, epochs=4, shape=shape)
+    deals = RandomDeals((10, 10), (3, 3), (0.1, 0.1))
+    setting = Setting(model, many_tables, 1024, deals, NegativeMaximum(), EstimatedRewards)
+    trainer = Trainer(setting, hyper, games=64, num_env_runners=0, seed=0)
+    maxima = [trainer.iterate()["relative_max"] for _ in range(25)]
+    trainer.stop()
+    assert maxima[0] > 1.5  # about what random placement costs
+    assert sum(maxima[-3:]) / 3 - 1 < 0.6 * (maxima[0] - 1)
+
+
+class Watched:
+    """A training run in a process of its own, watched line by line."""
+
+    def __init__(self, options: str, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log.txt"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command("ppo_shard.py", options), cwd=folder, stdout=log, stderr=log
+            )
+
+    def wait_for(self, pattern: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not re.search(pattern, self.log.read_text()):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.1)
+
+    def end(self) -> str:
+        assert self.process.wait(PATIENCE) == 0, self.log.read_text()
+        return self.log.read_text()
+
+
+def kill_actors(name: str) -> int:
+    """Kill this cluster's actors of that class with -9."""
+    found = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
+    victims = [p for p in found if p.info["cmdline"][0].startswith(f"ray::{name}")]
+    for victim in victims:
+        victim.send_signal(signal.SIGKILL)
+    return len(victims)
+
+
+def test_lost_actors_end_nothing(cluster: object, tmp_path: Path) -> None:
+    options = "--num-env-runners 1 --measured-share 0.3 --iterations 10 --out run --json r.json"
+    training = Watched(f"{TINY} {options}", tmp_path)
+    training.wait_for(r"\n +2/10")
+    assert kill_actors("SingleAgentEnvRunner") == 1
+    kill_actors("DeviceProcess")
+    log = training.end()
+    assert "env runner 1 was lost and is replaced; training goes on" in log
+    assert result(tmp_path, "r.json")["iterations"] == 10
+
+
+def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> None:
+    options = f"{TINY} --reward estimated --iterations 400 --out run --mlflow-uri sqlite:///m.db"
+    training = Watched(options, tmp_path)
+    training.wait_for(r"\n +3/400")
+    os.kill(training.process.pid, signal.SIGKILL)
+    training.process.wait()
+    _, progress, _, _ = RunFolder(tmp_path / "run").read()
+    reached = progress.iteration
+    assert reached >= 3
+    # What a run of fewer iterations would have been: its own settings count, so they are edited.
+    document = json.loads((tmp_path / "run" / "training.json").read_text())
+    document["config"]["iterations"] = reached + 2
+    (tmp_path / "run" / "training.json").write_text(json.dumps(document))
+    done = run("ppo_shard.py", "--resume --iterations 1 --out run --json r.json", tmp_path)
+    assert f"going on after iteration {reached}" in done.stdout
+    told = result(tmp_path, "r.json")
+    assert told["iterations"] == reached + 2
+    assert len(told["iterations_here"]) == 2
+    assert told["env_steps"] == (reached + 2) * 8 * 7  # RLlib's own counters went on too
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/m.db")
+    (found,) = mlflow.search_runs(experiment_names=["autoshard"], output_format="list")
+    assert found.info.status == "FINISHED"
+    curve = mlflow.MlflowClient().get_metric_history(found.info.run_id, "relative_max")
+    assert {reached, reached + 1, reached + 2} <= {point.step for point in curve}
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ("--num-tables many", "--num-tables: a whole number or a range such as 2-8, got 'many'"),
+        ("--num-devices 8-2", "num_devices: must be from 1 up, the least first, got 8 to 2"),
+        ("--memory-fill 0-2", "fill: must lie between 0 and 1"),
+        ("--max-devices 2", "--max-devices 2 is less than --num-devices"),
+        ("--iterations 0", "--iterations must be at least 1"),
+        ("--measured-share 1.5", "--measured-share must lie between 0 and 1, got 1.5"),
+        ("--tables nothing.csv", "nothing.csv"),
+        ("--tables synthetic:3:1", "has too few tables to train on some and test on others"),
+        ("--cost-model nowhere", "nowhere: holds no cost model"),
+        ("--resume --out nothing", "nothing: holds no training run to go on with"),
+        ("--out full", "full: is a folder of other things"),
+        ("--json full", "full: is a folder: name a file for --json"),
+        ("--learning-rate 0", "--learning-rate and --sharpness must be more than 0"),
+    ],
+)
+def test_bad_input_is_one_line(
+    options: str, line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    done = run("ppo_shard.py", options, tmp_path, code=2)
+    assert line in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_run_is_not_replaced_unasked(trained: Path) -> None:
+    before = (trained / "run" / "policy.safetensors").read_bytes()
+    done = run("ppo_shard.py", f"{TINY} --out run", trained, code=2)
+    assert "holds a training run: go on with --resume, replace it with --force" in done.stderr
+    assert (trained / "run" / "policy.safetensors").read_bytes() == before

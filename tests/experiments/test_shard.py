@@ -1,0 +1,174 @@
+"""Sharding one's own tables: the plan, what is said of it, and what is said of bad input."""
+
+import csv
+import re
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from benchmark import MeasurementStore
+from cost_model import EstimatedCosts, load_model
+from experiments import shard
+from experiments.shard import ShardConfig
+from sharders import Policy, make_sharder, save_policy
+from workload import Device, PlanError, ShardingPlan, ShardingTask, UserError, load_tables
+
+GB = 2**30
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """A policy for few devices."""
+    save_policy(Policy.untrained(max_devices=4), tmp_path / "policy")
+    return tmp_path / "policy"
+
+
+@pytest.fixture
+def config(tmp_path: Path, policy: Path) -> ShardConfig:
+    """Two dozen tables on three devices."""
+    return ShardConfig(
+        "synthetic:24:5:small", 3, "1", out=tmp_path / "plan.json", policy=policy,
+        store=tmp_path / "costs.db",
+    )  # fmt: skip
+
+
+def task_of(config: ShardConfig, *memory_gb: float) -> ShardingTask:
+    devices = tuple(Device(f"device{n}", int(gb * GB)) for n, gb in enumerate(memory_gb))
+    return ShardingTask(load_tables(config.tables), devices, config.batch_size)
+
+
+def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
+    """No Ray, no network, no options but what must be said: on devices of different sizes."""
+    with open(tmp_path / "my.csv", "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["name", "rows", "dim", "pooling_factor"])
+        rows.writerows([f"mine{n}", 20_000 + 1000 * n, 16 * (1 + n % 4), 1 + n] for n in range(12))
+    done = run(
+        "shard.py",
+        "--tables my.csv --num-devices 3 --memory-gb 0.02,0.02,0.05 --picture devices.png",
+        tmp_path,
+        RAY_ADDRESS="127.0.0.1:1",  # where nothing answers: a command that tried would say so
+    )
+    config = ShardConfig(str(tmp_path / "my.csv"), 3, "")
+    task = task_of(config, 0.02, 0.02, 0.05)
+    plan = ShardingPlan.load(tmp_path / "plan.json")
+    plan.check(task)
+    cost = EstimatedCosts(load_model("cpu"), 1024).plan_cost(plan, task)
+    for device in cost.devices:
+        assert re.search(
+            rf"{device.name} .* {device.tables} .* {device.total_ms:.2f} ", done.stdout
+        )
+    heuristic = re.search(r"less than by the best heuristic \((\w+), ([\d.]+) ms\)", done.stdout)
+    assert f"the slowest device computes {cost.max_compute_ms:.2f} ms a step" in done.stdout
+    assert heuristic is not None, done.stdout
+    theirs = make_sharder(heuristic[1]).shard(task)
+    priced = EstimatedCosts(load_model("cpu"), 1024).plan_cost(theirs, task).max_compute_ms
+    assert float(heuristic[2]) == pytest.approx(priced, abs=0.006)
+    assert "the plan is in plan.json" in done.stdout
+    assert (tmp_path / "devices.png").read_bytes().startswith(b"\x89PNG")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"my.csv", "plan.json", "devices.png"}
+
+
+def test_any_sharder_may_decide(config: ShardConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    for sharder in ("autoshard", "cost", "dim", "round_robin"):
+        shard.main(replace(config, sharder=sharder))
+        ShardingPlan.load(config.out).check(task_of(config, 1, 1, 1))
+        assert f"{sharder}, estimated" in capsys.readouterr().out
+    shard.main(replace(config, num_devices=1))
+    assert "the least of any heuristic" in capsys.readouterr().out
+
+
+def test_the_best_few_are_measured(
+    config: ShardConfig, cluster: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = replace(
+        config, tables="synthetic:8:5:small", num_devices=2, batch_size=128, verified=2,
+        sharder="autoshard_verified",
+    )  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shard.main(small)
+    said = capsys.readouterr().out
+    found = re.search(r"measured: ([\d.]+) ms", said)
+    assert found is not None, said
+    plan, model = ShardingPlan.load(config.out), load_model("cpu")
+    with MeasurementStore(config.store) as store:
+        kept = {m.shard.digest: m for m in store.measurements()}
+    hardware = model.provenance.hardware
+    told = [
+        m.told_at(model.provenance.quiet_ms if m.hardware == hardware else None).total_ms
+        for s in plan.shards(task_of(small, 1, 1))
+        if s is not None
+        for m in [kept[s.digest]]
+    ]
+    assert float(found[1]) == pytest.approx(max(told), abs=0.006)
+
+
+def test_strange_tables_and_batches_are_told_of_but_not_all(config: ShardConfig) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        shard.main(replace(config, tables="synthetic:40:5:full", memory_gb="99", batch_size=65_536))
+    said = [str(warning.message) for warning in caught]
+    assert said[0].startswith("the cost model learned from batches of 512, 1024 samples, not of")
+    assert all(re.match(r"table t\d\d: its \w+ lies", line) for line in said[1:4])
+    assert re.match(r"\d+ more tables lie outside", said[4])
+    assert len(said) == 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shard.main(config)  # which has nothing strange
+
+
+def test_tables_that_do_not_fit(config: ShardConfig) -> None:
+    for memory, says in (
+        ("0.001", r"the tables need .* and the 3 devices have .* of memory are missing"),
+        ("0.000001,0.000001,0.000001", "memory are missing"),
+    ):
+        with pytest.raises(PlanError, match=says):
+            shard.main(replace(config, memory_gb=memory))
+    assert not config.out.exists()
+
+
+def test_bad_input_is_one_line_before_any_work(config: ShardConfig, tmp_path: Path) -> None:
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "model.json").write_text("{")
+    (tmp_path / "a_file").write_text("x")
+    here = {entry.name for entry in tmp_path.iterdir()}
+    for changes, says in (
+        ({"sharder": "best"}, "sharder 'best' is not one of round_robin, random"),
+        ({"tables": "none.csv"}, "none.csv: does not exist"),
+        ({"num_devices": 0}, "--num-devices must be at least 1, got 0"),
+        ({"num_devices": 5}, "the policy serves up to 4 devices, 5 are asked for"),
+        ({"memory_gb": "-1"}, "--memory-gb must be a number more than 0"),
+        ({"memory_gb": "0"}, "--memory-gb must be a number more than 0"),
+        ({"memory_gb": "nan"}, "--memory-gb must be a number more than 0"),
+        ({"memory_gb": "32GB"}, "got '32GB'"),
+        ({"memory_gb": ""}, "got ''"),
+        ({"memory_gb": "1,,1"}, "got '1,,1'"),
+        ({"memory_gb": "1,2"}, "--memory-gb names 2 devices and --num-devices 3"),
+        ({"batch_size": 0}, "--batch-size must be at least 1"),
+        ({"seed": -1}, "--seed must be at least 0"),
+        ({"verified": 0}, "--verified must be at least 1"),
+        ({"policy": tmp_path}, "holds no policy"),
+        ({"cost_model": tmp_path / "none"}, "none: holds no cost model"),
+        ({"cost_model": tmp_path / "broken"}, "model.json: line 1, column 2"),
+        ({"out": tmp_path}, "is a folder: name a file for --out"),
+        ({"out": tmp_path / "a_file" / "plan.json"}, "plan.json: cannot be written"),
+        ({"out": Path("/proc/none/plan.json")}, "plan.json: cannot be written"),
+        ({"picture": tmp_path / "plan.txt"}, "name a file that ends in .png or .svg for --picture"),
+        ({"sharder": "autoshard_verified", "store": tmp_path}, "is a folder"),
+    ):
+        with pytest.raises(UserError, match=re.escape(says)) as caught:
+            shard.main(replace(config, **changes))  # type: ignore[arg-type]
+        assert "\n" not in str(caught.value)
+    assert {entry.name for entry in tmp_path.iterdir()} == here
+    done = run(
+        "shard.py",
+        "--tables synthetic:9:1:small --num-devices 2 --memory-gb 0.001 --policy policy",
+        tmp_path,
+        code=2,
+    )
+    assert "memory are missing" in done.stderr
+    assert done.stderr.count("\n") == 1
