@@ -119,7 +119,8 @@ class ShardingGame:
     def learn(self, oracle: EstimatedCosts) -> None:
         """Believe another cost model from now on, also of what is placed."""
         self.deck.learn(oracle)
-        self._reckon(torch.tensor([n for n, deal in enumerate(self.deals) if deal is not None]))
+        dealt = [seat for seat, deal in enumerate(self.deals) if deal is not None]
+        self._reckon(torch.tensor(dealt, dtype=torch.int64))
 
     def _reckon(self, seats: Tensor) -> None:
         """Sums and costs of these games, from which table is where."""

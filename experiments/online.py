@@ -12,7 +12,7 @@ from cost_model.training import one_thread
 from workload import OperatorOptions
 from workload.parts import part_of_shard
 
-_FEWEST = 40  # shards before the model is touched: with fewer it would learn noise
+_FEWEST = 30  # shards before the model is touched: with fewer it would learn noise
 _MOST = 240  # of the latest ones that it is adapted to
 
 

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
@@ -100,8 +101,12 @@ class Trainer:
         seed: int,
     ) -> None:
         self.model: CostModel | None = None
-        self.config = ppo_config(setting, hyperparameters, games, num_env_runners, seed)
-        self.algorithm: Algorithm = self.config.build_algo()
+        # Kept as long as env runners may be started again: Ray forgets large arguments of actors
+        # (ray-project/ray#53727), and a lost env runner would not come back.
+        self._setting = ray.put(setting)
+        register_env(_ENVIRONMENT, partial(_make, self._setting))
+        config = ppo_config(setting.generator, hyperparameters, games, num_env_runners, seed)
+        self.algorithm: Algorithm = config.build_algo()
         self.algorithm.autoshard_trainer = self
 
     @property
@@ -144,19 +149,22 @@ class Trainer:
         self.algorithm.stop()
 
 
+def _make(setting: "ray.ObjectRef[Setting]", context: dict[str, Any]) -> ShardingVectorEnv:
+    return ray.get(setting).make(context["num_envs"])
+
+
 def _learn(runner: Any, model: CostModel) -> None:
     if runner.env is not None:
         runner.env.unwrapped.learn(model)
 
 
 def ppo_config(
-    setting: Setting, hyper: Hyperparameters, games: int, num_env_runners: int, seed: int
+    generator: Generator, hyper: Hyperparameters, games: int, num_env_runners: int, seed: int
 ) -> PPOConfig:
     """RLlib's configuration. Env runners and learner are on CPUs; GPUs are left to the pool."""
-    register_env(_ENVIRONMENT, lambda context: setting.make(context["num_envs"]))
     seats = max(1, games // max(1, num_env_runners))
     # A game takes a step for each table, and one to be dealt.
-    batch = (setting.generator.most_tables + 1) * seats * max(1, num_env_runners)
+    batch = (generator.most_tables + 1) * seats * max(1, num_env_runners)
     return (
         PPOConfig()
         .environment(_ENVIRONMENT, disable_env_checking=True)

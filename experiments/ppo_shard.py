@@ -10,11 +10,15 @@ from benchmark import MeasurementStore
 from cost_model import load_model
 from experiments import cli, tracking
 from experiments.cluster import ray_cluster
+from experiments.loading import oracle_for
 from experiments.ppo_config import PPOShardConfig
 from experiments.ppo_training import Training
 from experiments.run_folder import RunFolder
 from workload import UserError, documents, load_tables
 from workload.parts import tables_by_part
+
+
+_FEWEST_TABLES = 3  # that teach, and that check and test
 
 
 def main(config: PPOShardConfig) -> None:
@@ -26,10 +30,16 @@ def main(config: PPOShardConfig) -> None:
         config = _resumed(config, settings)
         resumed = (progress, checkpoint, current)
     config.check()
-    parts = tables_by_part(load_tables(config.tables))
-    if not parts["train"] or not (parts["validation"] or parts["test"]):
-        raise UserError(f"{config.tables}: has too few tables to train on some and test on others")
+    tables = load_tables(config.tables)
+    parts = tables_by_part(tables)
+    others = len(tables) - len(parts["train"])
+    if min(len(parts["train"]), others) < _FEWEST_TABLES:
+        raise UserError(
+            f"{config.tables}: has too few tables: {len(parts['train'])} would teach and {others} "
+            f"check and test, {_FEWEST_TABLES} of each are needed"
+        )
     base = load_model(config.cost_model)
+    oracle_for(base, config.batch_size, tables)  # which tells of tables that it knows little of
     if resumed is None:
         folder.begin(config.force)
     store = (config.store or folder.folder / "costs.db").resolve()

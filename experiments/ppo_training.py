@@ -92,6 +92,8 @@ class Training:
             + (f", measured on {len(self._pool.devices())} devices" if self._pool else ""),
             soft_wrap=True,
         )
+        if config.generator().most_tables > len(parts["train"]):
+            cli.console.print(f"note: tasks have at most the {len(parts['train'])} tables that teach")
         self._trainer = Trainer(
             setting, config.hyperparameters(), config.games, config.num_env_runners, config.seed
         )

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given
 from plays import AMPLE, Sketch, deal, few, greedily, ragged, seeds
 
-from envs import Balance, Deck, RandomDeals, ShardingEnv, ShardingVectorEnv
+from envs import Balance, Deal, Deck, RandomDeals, ShardingEnv, ShardingVectorEnv
 
 SMALL = RandomDeals((3, 7), (2, 4), fill=(0.5, 1.0), unevenness=0.5)  # with dead ends now and then
 SEATS = 4
@@ -114,11 +114,30 @@ def test_what_one_step_told_stays_as_it_was(deck: Deck) -> None:
     told: list[tuple[Any, Any]] = []
     env.reset(seed=2)
     for _ in range(20):
-        answer = env.step(rng.integers(0, 2, SEATS))
-        told.append((answer, [np.copy(part) for part in answer[:4]]))
-    for answer, copies in told:
-        for part, copy in zip(answer, copies, strict=False):
+        *arrays, infos = env.step(rng.integers(0, 2, SEATS))
+        arrays += infos.values()
+        told.append((arrays, [np.copy(part) for part in arrays]))
+    for arrays, copies in told:
+        for part, copy in zip(arrays, copies, strict=True):
             np.testing.assert_array_equal(part, copy)
+
+
+class Impossible(RandomDeals):
+    """Deals that end before anything can be placed."""
+
+    def __call__(self, deck: Deck, rng: np.random.Generator) -> Deal:
+        return deal([int(rng.integers(9))], 1)
+
+
+def test_a_game_that_is_dealt_without_room_ends_with_its_first_step(deck: Deck) -> None:
+    env = ShardingVectorEnv(deck, 2, Impossible((1, 1), (2, 2)))
+    env.reset(seed=0, options={"deals": [deal([3], 1), deal([3], AMPLE, AMPLE)]})
+    worth = float(env.reward.dead_end(torch.ones(1)))
+    for expected in ([True, True], [False, False], [True, True], [False, False]):
+        _, rewards, ended, _, _ = env.step(np.array([0, 0]))
+        assert ended.tolist() == expected
+        assert rewards[0] == pytest.approx(worth * expected[0])
+    assert env.tally()["dead_ends"] == 3
 
 
 def test_the_tally_counts_what_ended_since_it_was_asked(deck: Deck) -> None:

@@ -171,13 +171,19 @@ def test_only_shares_of_the_memory_are_seen(
 def test_a_task_twice_as_large_looks_alike(
     model: CostModel, many_tables: tuple[EmbeddingTable, ...]
 ) -> None:
-    """Each table twice, on twice the devices: the first table and the devices look the same."""
+    """Each table twice, on twice the devices: what is placed and the devices look the same."""
     twins = [table for table in many_tables[:20] for _ in range(2)]
     deck = Deck.of_tables(model, twins, 1024)
     memory = int(deck.bytes[::2].sum())
-    once = seen_of(game_of(deck, deal(range(0, 40, 2), *[memory] * 2)))
-    twice = seen_of(game_of(deck, deal(range(40), *[memory] * 4)))
-    same(once["table"], twice["table"])
-    same(once["devices"], twice["devices"][:, :2])
-    same(once["rest"], twice["rest"])
-    assert (once["progress"] < twice["progress"])[0].tolist() == [False, True, True]
+    small = game_of(deck, deal(range(0, 40, 2), *[memory] * 2))
+    large = game_of(deck, deal(range(40), *[memory] * 4))
+    assert (seen_of(small)["progress"] < seen_of(large)["progress"])[0].tolist() == [0, 1, 1]
+    for device in (0, 1, 1, 0, 1):
+        once, twice = seen_of(small), seen_of(large)
+        for name in ("table", "rest"):
+            same(once[name], twice[name])
+        for half in (slice(0, 2), slice(2, 4)):
+            same(once["devices"], twice["devices"][:, half])
+        small.place(torch.tensor([device]))
+        large.place(torch.tensor([device]))
+        large.place(torch.tensor([device + 2]))

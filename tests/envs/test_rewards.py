@@ -41,12 +41,12 @@ class Told:
 
 
 def test_rewards_of_costs_by_hand() -> None:
-    costs = torch.tensor([[2.0, 4.0, 3.0], [5.0, 4.0, 99.0], [6.0, 0.0, 2.0]])
-    exists = torch.tensor([[True] * 3, [True, True, False], [True] * 3])
-    bound = torch.tensor([2.0, 4.0, 3.0])
+    costs = torch.tensor([[2.0, 4.0, 3.0], [5.0, 4.0, 99.0], [5.0, 4.0, 0.0], [6.0, 0.0, 2.0]])
+    exists = torch.tensor([[True] * 3, [True, True, False], [True, True, False], [True] * 3])
+    bound = torch.tensor([2.0, 4.0, 4.0, 3.0])
     worth = {type(reward): reward.complete(costs, exists, bound).tolist() for reward in REWARDS[:3]}
-    assert worth[Balance] == pytest.approx([0.5, 0.8, 0.0])
-    assert worth[NegativeMaximum] == pytest.approx([-2.0, -1.25, -2.0])
+    assert worth[Balance] == pytest.approx([0.5, 0.8, 0.8, 0.0])
+    assert worth[NegativeMaximum] == pytest.approx([-2.0, -1.25, -1.25, -2.0])
     assert worth[Dense] == worth[NegativeMaximum]
     assert Dense(Balance()).complete(costs, exists, bound).tolist() == worth[Balance]
 

@@ -1,5 +1,6 @@
 """Memory: where the current table may go, and how games end."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -96,6 +97,15 @@ def test_devices_are_safe_if_the_largest_tables_to_come_still_find_room(
         assert int(game.current[0]) == 0
         assert game.allowed[0].tolist() == allowed
         assert game.safe[0].tolist() == safe, memory
+
+
+def test_a_device_that_all_tables_fill_to_the_last_byte_is_safe(deck: Deck) -> None:
+    numbers = np.random.default_rng(0).permutation(100).reshape(20, 5)
+    game = game_of(deck, *(deal(five, deck.bytes[five].sum()) for five in numbers))
+    for _ in range(5):
+        assert game.allowed.all()
+        assert game.safe.all()
+        game.place(torch.zeros(20, dtype=torch.int64))
 
 
 @few

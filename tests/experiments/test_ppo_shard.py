@@ -19,10 +19,12 @@ from benchmark import MeasurementStore
 from cost_model import load_model
 from envs import EstimatedRewards, NegativeMaximum, RandomDeals
 from experiments.ppo import Hyperparameters, Setting, Trainer
+from experiments.ppo_config import PPOShardConfig
+from experiments.ppo_shard import main
 from experiments.run_folder import RunFolder
 from sharders import load_policy
 from sharders.policy_network import PolicyShape
-from workload import EmbeddingTable
+from workload import EmbeddingTable, UserError
 from workload.parts import part_of_shard
 
 TINY = (
@@ -41,7 +43,7 @@ def result(folder: Path, name: str = "result.json") -> dict[str, Any]:
 def trained(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run with real measurements among the rewards, from a folder of its own."""
     folder = tmp_path_factory.mktemp("ppo")
-    options = "--reward mixed --measured-share 0.5 --iterations 4 --out run --json result.json"
+    options = "--reward mixed --measured-share 0.9 --iterations 4 --out run --json result.json"
     done = run("ppo_shard.py", f"{TINY} {options}", folder)
     (folder / "stdout").write_text(done.stdout)
     return folder
@@ -177,32 +179,33 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "line"),
+    ("changes", "line"),
     [
-        ("--num-tables many", "--num-tables: a whole number or a range such as 2-8, got 'many'"),
-        ("--num-devices 8-2", "num_devices: must be from 1 up, the least first, got 8 to 2"),
-        ("--memory-fill 0-2", "fill: must lie between 0 and 1"),
-        ("--max-devices 2", "--max-devices 2 is less than --num-devices"),
-        ("--iterations 0", "--iterations must be at least 1"),
-        ("--measured-share 1.5", "--measured-share must lie between 0 and 1, got 1.5"),
-        ("--tables nothing.csv", "nothing.csv"),
-        ("--tables synthetic:3:1", "has too few tables to train on some and test on others"),
-        ("--cost-model nowhere", "nowhere: holds no cost model"),
-        ("--resume --out nothing", "nothing: holds no training run to go on with"),
-        ("--out full", "full: is a folder of other things"),
-        ("--json full", "full: is a folder: name a file for --json"),
-        ("--learning-rate 0", "--learning-rate and --sharpness must be more than 0"),
+        ({"num_tables": "many"}, "--num-tables: a whole number or a range such as 2-8, got 'many'"),
+        ({"num_devices": "8-2"}, "num_devices: must be from 1 up, the least first, got 8 to 2"),
+        ({"memory_fill": "0-2"}, "fill: must lie between 0 and 1"),
+        ({"max_devices": 2}, "--max-devices 2 is less than --num-devices"),
+        ({"iterations": 0}, "--iterations must be at least 1"),
+        ({"measured_share": 1.5}, "--measured-share must lie between 0 and 1, got 1.5"),
+        ({"tables": "nothing.csv"}, "nothing.csv"),
+        ({"tables": "synthetic:3:1"}, "synthetic:3:1: has too few tables"),
+        ({"cost_model": "nowhere"}, "nowhere: holds no cost model"),
+        ({"resume": True, "out": Path("nothing")}, "nothing: holds no training run to go on with"),
+        ({"out": Path("full")}, "full: is a folder of other things"),
+        ({"json": Path("full")}, "full: is a folder: name a file for --json"),
+        ({"learning_rate": 0.0}, "--learning-rate and --sharpness must be more than 0"),
     ],
 )
 def test_bad_input_is_one_line(
-    options: str, line: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    changes: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("mine")
-    done = run("ppo_shard.py", options, tmp_path, code=2)
-    assert line in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
+    with pytest.raises(UserError, match=re.escape(line)) as caught:
+        main(replace(PPOShardConfig(), **changes))
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["thesis.txt"]
 
 
 def test_a_run_is_not_replaced_unasked(trained: Path) -> None:
