@@ -136,7 +136,7 @@ class ComputeCostModel:
         unsure = self.uncertainty.scale**2 * (variance + doubt.square())
         deviation = (unsure + self.uncertainty.noise**2).sqrt()
         used = first[:, self.shape.count] > _HALF_A_TABLE
-        return forward * used, backward * used, deviation
+        return forward * used, backward * used, deviation * used
 
     def predict(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Prices:
         """What shards cost, each in a batch of its size."""

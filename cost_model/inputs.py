@@ -31,10 +31,11 @@ class Memberships:
     @staticmethod
     def of(lists: Sequence[Sequence[int] | npt.NDArray[np.int64]]) -> "Memberships":
         """From a list of rows for each shard."""
-        flat = np.concatenate([np.empty(0, np.int64), *(np.asarray(rows) for rows in lists)])
+        rows = np.concatenate([np.empty(0, np.int64), *(np.asarray(rows) for rows in lists)])
+        flat = rows.astype(np.int64, copy=False)
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
         offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-        return Memberships(torch.from_numpy(flat.astype(np.int64, copy=False)), torch.from_numpy(offsets))
+        return Memberships(torch.from_numpy(flat), torch.from_numpy(offsets))
 
     def sums(self, amounts: Tensor) -> Tensor:
         """Add up amounts [rows, ...] over each shard: [shards, ...]."""

@@ -7,6 +7,8 @@ of tables), its two faces for Gymnasium (`ShardingEnv`, registered as `Sharding-
 `MixedRewards`).
 """
 
+from typing import Any
+
 import gymnasium
 
 from envs.deck import Deal, Deck
@@ -47,12 +49,15 @@ __all__ = [
 ]
 
 
-def _make_vector(num_envs: int, **arguments: object) -> ShardingVectorEnv:
+def _make_vector(num_envs: int, **arguments: Any) -> ShardingVectorEnv:
+    """As Gymnasium calls it, with the arguments of the single environment."""
     deck = arguments.pop("deck", None) or default_deck()
-    return ShardingVectorEnv(deck, num_envs, **arguments)  # type: ignore[arg-type]
+    return ShardingVectorEnv(deck, num_envs, **arguments)
 
 
 if "Sharding-v0" not in gymnasium.registry:
     gymnasium.register(
-        "Sharding-v0", entry_point=ShardingEnv, vector_entry_point=_make_vector
+        "Sharding-v0",
+        entry_point="envs.single:ShardingEnv",
+        vector_entry_point=_make_vector,  # type: ignore[arg-type]
     )

@@ -25,6 +25,8 @@ class Deal:
 class Deck:
     """Tables, or column slices of them, with their amounts, costs and sizes, looked up once.
 
+    A deck serves one game: when that learns another cost model, the deck does.
+
     Args:
         oracle: what tables and devices cost.
         pieces: what may be dealt.
@@ -42,14 +44,12 @@ class Deck:
         self.learn(oracle)
 
     @staticmethod
-    def of_tables(
-        model: CostModel, tables: Sequence[EmbeddingTable], batch_size: int
-    ) -> "Deck":
+    def of_tables(model: CostModel, tables: Sequence[EmbeddingTable], batch_size: int) -> "Deck":
         """A deck of whole tables."""
         return Deck(EstimatedCosts(model, batch_size), [table.whole() for table in tables])
 
     def learn(self, oracle: EstimatedCosts) -> None:
-        """Believe another cost model from now on; each game does from its next deal on."""
+        """Believe another cost model from now on; called by the game."""
         self.model = oracle.model
         self.amounts: Tensor = oracle.amounts(self.pieces)
         self.described: Tensor = oracle.model.compute.described(self.amounts)

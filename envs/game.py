@@ -60,7 +60,7 @@ class ShardingGame:
         self.joined_deviation = torch.zeros(by_device)
         self.allowed = torch.zeros(by_device, dtype=torch.bool)
         self.safe = torch.zeros(by_device, dtype=torch.bool)
-        self._largest = torch.zeros(seats, max_tables)
+        self._largest = torch.zeros(seats, max_tables, dtype=torch.float64)
         self.rest = torch.zeros(seats, described)
         self.rest_ms = torch.zeros(seats)
         self.all_ms = torch.ones(seats)
@@ -119,6 +119,8 @@ class ShardingGame:
     def learn(self, oracle: EstimatedCosts) -> None:
         """Believe another cost model from now on, also of what is placed."""
         self.deck.learn(oracle)
+        # Another model may have another number of networks.
+        self.sums = torch.zeros(*self.free.shape, *self.deck.amounts.shape[1:])
         dealt = [seat for seat, deal in enumerate(self.deals) if deal is not None]
         self._reckon(torch.tensor(dealt, dtype=torch.int64))
 
@@ -127,17 +129,19 @@ class ShardingGame:
         deck, order, homes = self.deck, self.order[seats], self.homes[seats]
         inside = self._places < self.count[seats][:, None]
         coming = inside & (homes < 0)
-        alone, sizes = deck.alone_ms[order], deck.sizes[order]
-        self._largest[seats] = (sizes * inside).float()
-        self.all_ms[seats] = (alone * inside).sum(1)
+        alone, sizes = deck.alone_ms[order] * inside, deck.sizes[order] * inside
+        self._largest[seats] = sizes.double()
+        self.all_ms[seats] = alone.sum(1)
         self.rest_ms[seats] = (alone * coming).sum(1)
         self.rest_bytes[seats] = (sizes * coming).sum(1)
         lists = [deal.pieces for deal in (self.deals[seat] for seat in seats.tolist()) if deal]
         totals, devices = Memberships.of(lists).sums(deck.amounts), self.devices[seats]
         work = deck.model.compute.described(totals)
         self.even[seats] = (work / devices[:, None]).clamp_min(1e-9)
-        self.pace_ms[seats] = deck.price(totals / devices[:, None, None]).total_ms
-        self.bound_ms[seats] = torch.maximum(self.pace_ms[seats], alone[:, 0])
+        pace, costliest = deck.price(totals / devices[:, None, None]).total_ms, alone.amax(1)
+        # Half a table a device is no table to the cost model: then the costliest sets the pace.
+        self.pace_ms[seats] = torch.where(pace > 0, pace, costliest)
+        self.bound_ms[seats] = torch.maximum(pace, costliest)
         sums = torch.zeros(len(seats) * self.max_devices, *deck.amounts.shape[1:])
         rows, places = (homes >= 0).nonzero().unbind(1)
         where = rows * self.max_devices + homes[rows, places]
@@ -191,8 +195,8 @@ class ShardingGame:
         """
         to_come = self._largest.masked_fill(self._places <= self.placed[:, None], 0.0)
         foreseen = to_come.topk(min(_FORESEEN, self.max_tables), dim=1).values
-        free = torch.where(self.exists, self.free, -1).float()
-        after = free[:, None] - self._itself * self.deck.sizes[table].float()[:, None, None]
+        free = torch.where(self.exists, self.free, -1).double()
+        after = free[:, None] - self._itself * self.deck.sizes[table].double()[:, None, None]
         fits = torch.ones_like(self.allowed)
         for size in foreseen.unbind(1):
             needed = size[:, None, None]

@@ -24,7 +24,7 @@ TABLE = DESCRIBED + 3  # cost alone, its uncertainty, size
 DEVICE = DESCRIBED + 8  # cost, also with the table, uncertainty of both; memory: see `Layout`
 REST = DESCRIBED + 2  # cost alone, share of the memory that is left
 PROGRESS = 3  # share of tables placed, number of tables and of devices
-_LOG_TABLES, _LOG_DEVICES = 5.0, 3.0  # of about 150 tables and 20 devices: large tasks
+_TABLES, _DEVICES = 5.0, 3.0  # logarithms of about 150 tables and 20 devices: large tasks
 COMING = 8  # tables after the current one that are seen one by one
 COMING_TABLE = DESCRIBED + 1  # cost alone
 
@@ -110,7 +110,11 @@ class Layout:
             game.rest / (even * devices[:, None]),
             torch.stack([game.rest_ms / game.all_ms, game.rest_bytes / left], dim=1),
             torch.stack(
-                [1 - game.left_share(), game.count.log() / _LOG_TABLES, devices.log() / _LOG_DEVICES],
+                [
+                    1 - game.left_share(),
+                    game.count.log() / _TABLES,
+                    devices.log() / _DEVICES,
+                ],
                 dim=1,
             ),
             torch.cat(

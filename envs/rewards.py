@@ -37,11 +37,16 @@ class Reward(Protocol):
 class Balance:
     """The least over the greatest cost of a device, as in AutoShard: 0 to 1."""
 
-    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:
+    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:  # noqa: ARG002
         """Nothing."""
         return torch.zeros_like(worst_after)
 
-    def complete(self, costs_ms: Tensor, exists: Tensor, bound_ms: Tensor) -> Tensor:
+    def complete(
+        self,
+        costs_ms: Tensor,
+        exists: Tensor,
+        bound_ms: Tensor,  # noqa: ARG002
+    ) -> Tensor:
         """The balance."""
         least = costs_ms.masked_fill(~exists, torch.inf).amin(1)
         return least / costs_ms.masked_fill(~exists, 0.0).amax(1).clamp_min(1e-9)
@@ -55,7 +60,7 @@ class Balance:
 class NegativeMaximum:
     """Minus the slowest device's cost over what it could be at best (`bound_ms`): -1 is ideal."""
 
-    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:
+    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:  # noqa: ARG002
         """Nothing."""
         return torch.zeros_like(worst_after)
 
@@ -90,9 +95,12 @@ class Dense:
 
 
 class CostSource(Protocol):
-    """Says what the devices of finished games cost. `measured` counts shards asked of a pool."""
+    """Says what the devices of finished games cost."""
 
-    measured: int
+    @property
+    def measured(self) -> int:
+        """Shards asked of a pool so far."""
+        ...
 
     def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
         """Milliseconds [seats, devices]; 0 for devices that are empty or do not exist."""
@@ -162,7 +170,7 @@ class MixedRewards:
     def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
         """Measured for some of the seats, estimated for the others."""
         costs = EstimatedRewards()(game, seats)
-        chosen = np.flatnonzero(self._rng.random(len(seats)) < self._share)
-        if len(chosen):
+        chosen = np.flatnonzero(self._rng.random(len(seats)) < self._share).tolist()
+        if chosen:
             costs[chosen] = self._measured(game, [seats[row] for row in chosen])
         return costs

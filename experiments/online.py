@@ -37,9 +37,7 @@ class OnlineModel:
         batch_size: of those that count.
     """
 
-    def __init__(
-        self, base: CostModel, current: CostModel, store: Path, batch_size: int
-    ) -> None:
+    def __init__(self, base: CostModel, current: CostModel, store: Path, batch_size: int) -> None:
         self._base = base
         self.model = current
         self._store = store

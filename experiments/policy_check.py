@@ -1,4 +1,4 @@
-"""How a policy does, while it is trained and after: estimated, on tables it has not learned from."""
+"""How a policy does, while it is trained and after: estimated, on tables it never learned from."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,15 +10,14 @@ from cost_model import CostModel, EstimatedCosts
 from envs import Deck, Generator
 from sharders import HEURISTICS, Means, Policy, make_sharder
 from workload import Device, EmbeddingTable, PlanError, ShardingPlan, ShardingTask
+from workload.parts import Part
 
 Maxima = Mapping[str, Sequence[float | None]]  # ms of each sharder for each task; None: no plan
 
 _LEARNED = ("cost", "cost_fused", "policy", "autoshard")
 
 
-def draw_tasks(
-    deck: Deck, generator: Generator, count: int, seed: int
-) -> list[ShardingTask]:
+def draw_tasks(deck: Deck, generator: Generator, count: int, seed: int) -> list[ShardingTask]:
     """Tasks as the generator deals them."""
     rng = np.random.default_rng(seed)
     tasks = []
@@ -92,7 +91,7 @@ def relative(ours: Sequence[float | None], theirs: Sequence[float | None]) -> fl
 
 
 def unseen_tables(
-    by_part: Mapping[str, Sequence[EmbeddingTable]], part: str, wanted: int
+    by_part: Mapping[Part, Sequence[EmbeddingTable]], part: Part, wanted: int
 ) -> list[EmbeddingTable]:
     """Tables of a part that is not trained on; of both such parts if one has too few."""
     if len(by_part[part]) >= wanted:

@@ -2,15 +2,18 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune import register_env
 
@@ -23,6 +26,7 @@ from sharders.policy_network import PolicyNetwork, PolicyShape
 from workload import EmbeddingTable
 
 _ENVIRONMENT = "Sharding"
+_BELIEVED = "autoshard_cost_model"  # where an algorithm keeps what its env runners should believe
 
 logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it greets every user of PPO
 
@@ -47,7 +51,7 @@ class Hyperparameters:
     clip: float = 0.2
     entropy: float = 0.0
     lambda_: float = 0.98
-    shape: PolicyShape = PolicyShape()
+    shape: PolicyShape = field(default_factory=PolicyShape)
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,9 @@ class LostRunners(RLlibCallback):
         """Called by RLlib."""
         names = ", ".join(map(str, env_runner_indices))
         cli.console.print(f"note: env runner {names} was lost and is replaced; training goes on")
-        trainer: Trainer | None = getattr(algorithm, "autoshard_trainer", None)
-        if trainer is not None and trainer.model is not None:
-            trainer.learn(trainer.model)
+        believed = getattr(algorithm, _BELIEVED, None)
+        if believed is not None:
+            tell(algorithm, believed)
 
 
 class Trainer:
@@ -100,14 +104,12 @@ class Trainer:
         num_env_runners: int,
         seed: int,
     ) -> None:
-        self.model: CostModel | None = None
         # Kept as long as env runners may be started again: Ray forgets large arguments of actors
         # (ray-project/ray#53727), and a lost env runner would not come back.
         self._setting = ray.put(setting)
         register_env(_ENVIRONMENT, partial(_make, self._setting))
         config = ppo_config(setting.generator, hyperparameters, games, num_env_runners, seed)
         self.algorithm: Algorithm = config.build_algo()
-        self.algorithm.autoshard_trainer = self
 
     @property
     def network(self) -> PolicyNetwork:
@@ -118,13 +120,12 @@ class Trainer:
 
     def iterate(self) -> dict[str, float]:
         """One iteration of PPO; its figures, with the games' `tally` in sum."""
-        result = self.algorithm.train()
+        result = self.algorithm.train()  # type: ignore[no-untyped-call]
         learned = result["learners"]["default_policy"]
-        runners = self.algorithm.env_runner_group
-        tallies = runners.foreach_env_runner(
-            lambda runner: None if runner.env is None else runner.env.unwrapped.tally()
+        tallies: list[dict[str, float]] = _runners(self.algorithm).foreach_env_runner(
+            lambda runner: {} if runner.env is None else runner.env.unwrapped.tally()
         )
-        told = [tally for tally in tallies if tally is not None]
+        told = [tally for tally in tallies if tally]
         finished = sum(tally["games"] - tally["dead_ends"] for tally in told)
         relative = sum(t["relative_max"] * (t["games"] - t["dead_ends"]) for t in told)
         return {
@@ -141,16 +142,42 @@ class Trainer:
 
     def learn(self, model: CostModel) -> None:
         """All env runners believe this cost model from now on."""
-        self.model = model
-        self.algorithm.env_runner_group.foreach_env_runner(partial(_learn, model=model))
+        setattr(self.algorithm, _BELIEVED, model)
+        tell(self.algorithm, model)
+
+    def save(self, folder: Path) -> None:
+        """Write RLlib's checkpoint."""
+        self.algorithm.save_to_path(str(folder))
+
+    def restore(self, folder: Path) -> None:
+        """Go on from it."""
+        self.algorithm.restore_from_path(str(folder))  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
         """End the env runners."""
-        self.algorithm.stop()
+        self.algorithm.stop()  # type: ignore[no-untyped-call]
+
+
+def _to_module(_env: Any = None, _spaces: Any = None, _device: Any = None) -> ConnectorV2:
+    return ObservationsAsBatch()
+
+
+def _to_env(_env: Any = None, _spaces: Any = None) -> ConnectorV2:
+    return ActionsAsBatch()
 
 
 def _make(setting: "ray.ObjectRef[Setting]", context: dict[str, Any]) -> ShardingVectorEnv:
     return ray.get(setting).make(context["num_envs"])
+
+
+def tell(algorithm: Algorithm, model: CostModel) -> None:
+    """Let all env runners that are there believe a cost model."""
+    _runners(algorithm).foreach_env_runner(partial(_learn, model=model))
+
+
+def _runners(algorithm: Algorithm) -> EnvRunnerGroup:
+    assert algorithm.env_runner_group is not None
+    return algorithm.env_runner_group
 
 
 def _learn(runner: Any, model: CostModel) -> None:
@@ -166,21 +193,19 @@ def ppo_config(
     # A game takes a step for each table, and one to be dealt.
     batch = (generator.most_tables + 1) * seats * max(1, num_env_runners)
     return (
-        PPOConfig()
+        PPOConfig()  # type: ignore[no-untyped-call]
         .environment(_ENVIRONMENT, disable_env_checking=True)
         .env_runners(
             num_env_runners=num_env_runners,
             num_envs_per_env_runner=seats,
-            num_cpus_per_env_runner=0.5,
+            num_cpus_per_env_runner=0.5,  # type: ignore[arg-type]
             gym_env_vectorize_mode="vector_entry_point",
             rollout_fragment_length="auto",
             batch_mode="truncate_episodes",
             add_default_connectors_to_env_to_module_pipeline=False,
             add_default_connectors_to_module_to_env_pipeline=False,
-            env_to_module_connector=lambda env=None, spaces=None, device=None: (  # noqa: ARG005
-                ObservationsAsBatch()
-            ),
-            module_to_env_connector=lambda env=None, spaces=None: ActionsAsBatch(),  # noqa: ARG005
+            env_to_module_connector=_to_module,
+            module_to_env_connector=_to_env,
         )
         .learners(num_learners=0)
         .training(

@@ -7,6 +7,7 @@ from typing import Literal
 from envs import RandomDeals
 from experiments.ppo import Hyperparameters
 from experiments.ranges import read_range
+from sharders.policy_network import PolicyShape
 from workload import UserError
 
 
@@ -48,7 +49,7 @@ class PPOShardConfig:
     """Processes that play beside the one that learns; 0: that one plays too."""
     learning_rate: float = Hyperparameters.learning_rate
     """Of PPO."""
-    sharpness: float = Hyperparameters.shape.sharpness
+    sharpness: float = PolicyShape.sharpness
     """How strictly training starts out from the greedy by cost_fused."""
     attention: bool = False
     """Let the policy look at the next tables one by one."""

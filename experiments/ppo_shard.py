@@ -17,7 +17,6 @@ from experiments.run_folder import RunFolder
 from workload import UserError, documents, load_tables
 from workload.parts import tables_by_part
 
-
 _FEWEST_TABLES = 3  # that teach, and that check and test
 
 

@@ -93,7 +93,9 @@ class Training:
             soft_wrap=True,
         )
         if config.generator().most_tables > len(parts["train"]):
-            cli.console.print(f"note: tasks have at most the {len(parts['train'])} tables that teach")
+            cli.console.print(
+                f"note: tasks have at most the {len(parts['train'])} tables that teach"
+            )
         self._trainer = Trainer(
             setting, config.hyperparameters(), config.games, config.num_env_runners, config.seed
         )
@@ -105,7 +107,7 @@ class Training:
 
     def take_up(self, progress: Progress, checkpoint: Path, model: CostModel) -> None:
         """Go on from a checkpoint."""
-        self._trainer.algorithm.restore_from_path(str(checkpoint))
+        self._trainer.restore(checkpoint)
         self._progress = progress
         self._online.model = model
         self._trainer.learn(model)
@@ -168,12 +170,14 @@ class Training:
             self._run.artifact(path, f"policy/{COST_MODEL}")
         steps = [line["steps"] for line in self._lines]
         seconds = sum(line["seconds"] for line in self._lines)
-        result = {
+        busy = self._pool_busy(seconds)
+        self._run.metrics({"pool_busy": busy, "seconds": self._progress.seconds})
+        return {
             "iterations": self._progress.iteration,
             "env_steps": steps[-1] if steps else 0,
             "seconds": self._progress.seconds,
             "iterations_here": self._lines,
-            "pool_busy": self._pool_busy(seconds),
+            "pool_busy": busy,
             "best_check": self._progress.best_check,
             "test_over_best_heuristic": against,
             "test_max_ms": maxima,
@@ -181,8 +185,6 @@ class Training:
             "policy": str(self._folder.folder),
             "mlflow_run": self._run.run_id,
         }
-        self._run.metrics({"pool_busy": result["pool_busy"], "seconds": self._progress.seconds})
-        return result
 
     def stop(self) -> None:
         """End the env runners, and close the store."""
@@ -243,8 +245,7 @@ class Training:
             name: str(value) if isinstance(value, Path) else value
             for name, value in asdict(self._config).items()
         }
-        save = self._trainer.algorithm.save_to_path
-        self._folder.save(config, self._progress, lambda path: save(str(path)), self._online.model)
+        self._folder.save(config, self._progress, self._trainer.save, self._online.model)
 
     def _say(self, number: int, figures: dict[str, float]) -> None:
         """A line for people, the figures for MLflow, and what the pool has to say."""

@@ -2,8 +2,8 @@
 
 May import `envs`, `cost_model`, `benchmark` and `workload`. Hands out every sharder by name
 (`make_sharder`, with the `Means` that it needs): the published heuristics, greedy placement by
-learned costs, and `PolicySharder`, a trained policy alone or with sampling, splits, local search and
-measured verification. Policies are kept in folders (`load_policy`, `save_policy`).
+learned costs, and `PolicySharder`, a trained policy alone or with sampling, splits, local search
+and measured verification. Policies are kept in folders (`load_policy`, `save_policy`).
 """
 
 from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder

@@ -1,6 +1,7 @@
 """Greedy placement by learned costs: of tables alone, or of each device together with the table."""
 
 from cost_model import EstimatedCosts
+from cost_model.training import one_thread
 from sharders.heuristics import greedy_plan, place_in_turn
 from workload import Shard, ShardingPlan, ShardingTask
 
@@ -11,6 +12,7 @@ class AloneGreedySharder:
     def __init__(self, oracle: EstimatedCosts) -> None:
         self._oracle = oracle
 
+    @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError names the table that no device has room for."""
         self._oracle.check(task)
@@ -24,6 +26,7 @@ class FusedGreedySharder:
     def __init__(self, oracle: EstimatedCosts) -> None:
         self._oracle = oracle
 
+    @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError names the table that no device has room for."""
         self._oracle.check(task)

@@ -13,7 +13,7 @@ from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
 
 
-class ObservationsAsBatch(ConnectorV2):  # type: ignore[misc]
+class ObservationsAsBatch(ConnectorV2):
     """From the environment's observations to the policy's input."""
 
     def __call__(self, *, batch: dict[str, Any], **told: Any) -> dict[str, Any]:
@@ -22,7 +22,7 @@ class ObservationsAsBatch(ConnectorV2):  # type: ignore[misc]
         return batch
 
 
-class ActionsAsBatch(ConnectorV2):  # type: ignore[misc]
+class ActionsAsBatch(ConnectorV2):
     """From the policy's output to the environment's actions: drawn, or with the highest score."""
 
     def __call__(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from gymnasium.spaces import Discrete
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
@@ -11,11 +12,13 @@ from envs import Layout
 from sharders.policy_network import PolicyNetwork, PolicyShape
 
 
-class PolicyModule(TorchRLModule, ValueFunctionAPI):  # type: ignore[misc]
+class PolicyModule(TorchRLModule, ValueFunctionAPI):
     """A `PolicyNetwork` as an RLModule; `model_config["shape"]` has its `PolicyShape`."""
 
     def setup(self) -> None:
         """Build the network for the spaces of the environment."""
+        assert isinstance(self.action_space, Discrete)
+        assert isinstance(self.model_config, dict)
         self.layout = Layout(int(self.action_space.n))
         self.network = PolicyNetwork(PolicyShape(**self.model_config["shape"]))
 

@@ -100,4 +100,5 @@ class PolicyNetwork(nn.Module):
         there = coming[..., -1] > 0
         fit = (self.key(coming) * self.query(seen)[:, None]).sum(-1) / seen.shape[1] ** 0.5
         weights = fit.masked_fill(~there, _FORBIDDEN).softmax(1) * there
-        return (weights[..., None] * self.content(coming)).sum(1)
+        seen_of_them: Tensor = (weights[..., None] * self.content(coming)).sum(1)
+        return seen_of_them

@@ -46,9 +46,7 @@ class ShardingPlan:
         return ShardingPlan(placements, len(task.devices))
 
     @staticmethod
-    def of_slices(
-        task: ShardingTask, placed: Iterable[tuple[TableSlice, int]]
-    ) -> "ShardingPlan":
+    def of_slices(task: ShardingTask, placed: Iterable[tuple[TableSlice, int]]) -> "ShardingPlan":
         """The plan that puts so many columns of a table on a device as its slices are wide there.
 
         Which columns they are does not matter for what they cost: they are dealt out anew, so
@@ -68,9 +66,7 @@ class ShardingPlan:
     def placed(self, task: ShardingTask) -> list[tuple[TableSlice, int]]:
         """Each slice and its device."""
         tables = {table.name: table for table in task.tables}
-        return [
-            (TableSlice(tables[p.table], p.start, p.width), p.device) for p in self.placements
-        ]
+        return [(TableSlice(tables[p.table], p.start, p.width), p.device) for p in self.placements]
 
     def check(self, task: ShardingTask) -> None:
         """PlanError unless every column is placed exactly once and fits its device's memory."""

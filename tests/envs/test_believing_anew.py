@@ -11,7 +11,7 @@ from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, greedily, seeds, 
 
 from cost_model import CostModel, EstimatedCosts
 from envs import Deck, Layout, RandomDeals, ShardingGame, ShardingVectorEnv
-from workload import EmbeddingTable, Shard
+from workload import EmbeddingTable
 
 DeckOf = Callable[[CostModel], Deck]
 TOLD = (
@@ -152,20 +152,6 @@ def test_a_model_of_fewer_networks_can_be_believed_too(
     costs = oracle_of(smaller).costs([shard for shard in game.shards(0) if shard])
     found = game.cost_ms[game.cost_ms > 0].tolist()
     assert found == pytest.approx([cost.total_ms for cost in costs], rel=1e-4)
-
-
-def test_a_game_under_way_is_not_confused_when_another_on_its_deck_learns(
-    model: CostModel, other_model: CostModel, deck_of: DeckOf
-) -> None:
-    deck, numbers = deck_of(model), [3, 8, 11]
-    learner, bystander = (game_of(deck, deal(numbers, AMPLE)) for _ in range(2))
-    bystander.place(torch.tensor([0]))
-    learner.learn(oracle_of(other_model))
-    while not bystander.over.all():
-        bystander.place(torch.tensor([0]))
-    shard = Shard.of_tables([deck.pieces[number].table for number in numbers])
-    costs = [oracle_of(believed).costs([shard])[0].total_ms for believed in (model, other_model)]
-    assert any(float(bystander.cost_ms[0, 0]) == pytest.approx(cost, rel=1e-3) for cost in costs)
 
 
 def test_an_episode_is_worth_what_its_end_is_whenever_it_learned(

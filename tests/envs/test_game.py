@@ -155,10 +155,10 @@ def test_only_those_who_play_place(deck: Deck) -> None:
 
 def test_the_bound_is_an_even_share_or_the_costliest_table(deck: Deck) -> None:
     numbers = list(range(40))
-    game = game_of(deck, deal(numbers, AMPLE, AMPLE), deal(numbers[:2], *[AMPLE] * 4))
+    game = game_of(deck, deal(numbers, AMPLE, AMPLE), deal(numbers[:3], *[AMPLE] * 4))
     pace, bound = game.pace_ms.tolist(), game.bound_ms.tolist()
     assert bound[0] == pace[0] > float(deck.alone_ms[numbers].max())
-    assert bound[1] == pytest.approx(float(deck.alone_ms[numbers[:2]].max()))
+    assert bound[1] == pytest.approx(float(deck.alone_ms[numbers[:3]].max()))
     assert bound[1] > pace[1]
 
 
