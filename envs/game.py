@@ -181,10 +181,15 @@ class ShardingGame:
     def _look_ahead(self) -> None:
         """What each device would cost with the current table, and whether it has room for it."""
         table = self.current
-        seats, devices = self._pairs.unbind(1)
-        joined = self.deck.price(self.sums[seats, devices] + self.deck.amounts[table[seats]])
-        self.joined_ms[seats, devices] = joined.total_ms
-        self.joined_deviation[seats, devices] = joined.deviation
+        amounts = self.deck.amounts[table]
+        if len(self._pairs) == self.exists.numel():
+            joined = self.deck.price(self.sums + amounts[:, None])
+            self.joined_ms, self.joined_deviation = joined.total_ms, joined.deviation
+        else:  # what does not exist is not priced
+            seats, devices = self._pairs.unbind(1)
+            joined = self.deck.price(self.sums[seats, devices] + amounts[seats])
+            self.joined_ms[seats, devices] = joined.total_ms
+            self.joined_deviation[seats, devices] = joined.deviation
         self.allowed = self.exists & (self.free >= self.deck.sizes[table][:, None])
         self.stuck |= (self.placed < self.count) & ~self.allowed.any(1)
         self.safe = self.allowed & self._room_is_left(table)
@@ -195,14 +200,21 @@ class ShardingGame:
         """
         to_come = self._largest.masked_fill(self._places <= self.placed[:, None], 0.0)
         foreseen = to_come.topk(min(_FORESEEN, self.max_tables), dim=1).values
+        size = self.deck.sizes[table].double()
         free = torch.where(self.exists, self.free, -1).double()
-        after = free[:, None] - self._itself * self.deck.sizes[table].double()[:, None, None]
+        least = free.masked_fill(~self.exists, torch.inf).amin(1)
         fits = torch.ones_like(self.allowed)
-        for size in foreseen.unbind(1):
-            needed = size[:, None, None]
+        tight = (least < size + foreseen.sum(1)).nonzero()[:, 0]
+        if not len(tight):  # as in most games: there is room wherever tables go
+            return fits
+        after = free[tight, None] - self._itself * size[tight, None, None]
+        found = torch.ones_like(fits[tight])
+        for needed in foreseen[tight].unbind(1):
+            needed = needed[:, None, None]
             tightest, where = after.masked_fill(after < needed, torch.inf).min(2, keepdim=True)
-            fits &= tightest[..., 0].isfinite()
+            found &= tightest[..., 0].isfinite()
             after = after.scatter_add(2, where, -needed.expand_as(where))
+        fits[tight] = found
         return fits
 
     def left_share(self) -> Tensor:
