@@ -17,6 +17,7 @@ from envs.deck import Deal, Deck, Ints
 from workload import Shard, UserError
 
 _ABSENT = -1  # memory of a device that a game does not have
+_AMPLE = 2**62  # bytes: more than any device has
 _FORESEEN = 4  # of the largest tables to come that `safe` looks for room for
 
 
@@ -60,7 +61,9 @@ class ShardingGame:
         self.joined_deviation = torch.zeros(by_device)
         self.allowed = torch.zeros(by_device, dtype=torch.bool)
         self.safe = torch.zeros(by_device, dtype=torch.bool)
-        self._largest = torch.zeros(seats, max_tables, dtype=torch.float64)
+        # Bytes of the tables in their order, and of the largest one that comes after each.
+        self._sizes = torch.zeros(seats, max_tables, dtype=torch.float64)
+        self._largest_after = torch.zeros(seats, max_tables, dtype=torch.float64)
         self.rest = torch.zeros(seats, described)
         self.rest_ms = torch.zeros(seats)
         self.all_ms = torch.ones(seats)
@@ -130,7 +133,10 @@ class ShardingGame:
         inside = self._places < self.count[seats][:, None]
         coming = inside & (homes < 0)
         alone, sizes = deck.alone_ms[order] * inside, deck.sizes[order] * inside
-        self._largest[seats] = sizes.double()
+        self._sizes[seats] = sizes.double()
+        coming_sizes = sizes.double().roll(-1, 1)
+        coming_sizes[:, -1] = 0
+        self._largest_after[seats] = coming_sizes.flip(1).cummax(1).values.flip(1)
         self.all_ms[seats] = alone.sum(1)
         self.rest_ms[seats] = (alone * coming).sum(1)
         self.rest_bytes[seats] = (sizes * coming).sum(1)
@@ -198,19 +204,19 @@ class ShardingGame:
         """Whether the largest tables to come fit in if the current one goes there, each where it
         fits most tightly: [seats, devices].
         """
-        to_come = self._largest.masked_fill(self._places <= self.placed[:, None], 0.0)
-        foreseen = to_come.topk(min(_FORESEEN, self.max_tables), dim=1).values
         size = self.deck.sizes[table].double()
-        free = torch.where(self.exists, self.free, -1).double()
-        least = free.masked_fill(~self.exists, torch.inf).amin(1)
+        least = self.free.masked_fill(~self.exists, _AMPLE).amin(1)
+        largest = self._largest_after[self._everyone, self.placed.clamp_max(self.max_tables - 1)]
         fits = torch.ones_like(self.allowed)
-        tight = (least < size + foreseen.sum(1)).nonzero()[:, 0]
-        if not len(tight):  # as in most games: there is room wherever tables go
+        tight = (least < size + _FORESEEN * largest).nonzero()[:, 0]
+        if not len(tight):
             return fits
-        after = free[tight, None] - self._itself * size[tight, None, None]
+        to_come = self._sizes[tight] * (self._places > self.placed[tight, None])
+        foreseen = to_come.topk(min(_FORESEEN, self.max_tables), dim=1).values
+        free = torch.where(self.exists, self.free, -1)[tight].double()
+        after = free[:, None] - self._itself * size[tight, None, None]
         found = torch.ones_like(fits[tight])
-        for needed in foreseen[tight].unbind(1):
-            needed = needed[:, None, None]
+        for needed in foreseen[:, :, None, None].unbind(1):
             tightest, where = after.masked_fill(after < needed, torch.inf).min(2, keepdim=True)
             found &= tightest[..., 0].isfinite()
             after = after.scatter_add(2, where, -needed.expand_as(where))

@@ -1,80 +1,86 @@
 #!/usr/bin/env python
-"""The tour of a minute: measure shards, then measure what three plans of the same tables cost."""
+"""The tour of a few minutes: measure, learn, train a policy, compare its plans with heuristics'."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmark import BenchmarkPool, PlanCost, measure_plan
-from cost_model import EstimatedCosts, load_model
-from experiments import cli, collect_costs
+from experiments import cli, collect_costs, compare, ppo_shard, train_cost_model
 from experiments.cluster import ray_cluster
-from sharders import LocalSearchSharder, make_sharder
-from workload import Device, Sharder, ShardingPlan, ShardingTask, load_tables
+from experiments.ppo_config import PPOShardConfig
 
+_TABLES = "synthetic:400:1:small"
 _BATCH_SIZE = 1024  # what the small profile of synthetic tables is made for
-_HEURISTICS = ("round_robin", "size_lookup")
-_SEARCH = "search"
+_HEURISTICS = "random,dim,size,lookup,size_lookup"
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Measure shards of synthetic tables, then two plans of heuristics and one of a cost model."""
+    """From a fresh machine to a measured plan: everything that autoshard does, briefly."""
 
     out: Path = Path("demo")
-    """Folder for the store, the plans and their pictures."""
-    num_tables: int = 40
-    """Tables to be placed, on as many devices as the pool has."""
+    """Folder for the store, the models, the policy, the plans and MLflow's runs."""
+    iterations: int = 10
+    """Of PPO."""
+    num_tasks: int = 3
+    """Tasks of 60 tables, for 4 devices, to compare plans on."""
 
 
 def main(config: DemoConfig) -> None:
-    """Collect, then compare the plans."""
+    """Collect, calibrate, train, compare. What an earlier tour has measured is used again."""
     config.out.mkdir(parents=True, exist_ok=True)
-    source = f"synthetic:{config.num_tables}:1:small"
-    store = config.out / "costs.db"
+    uri = f"sqlite:///{(config.out / 'mlflow.db').resolve()}"
+    store, model, policy = (config.out / name for name in ("costs.db", "cost_model", "policy"))
     with ray_cluster():
         cli.console.rule("1. measure random shards", align="left")
         collect_costs.main(
             collect_costs.CollectConfig(
-                tables=source,
+                tables=_TABLES,
                 num_shards=60,
-                max_tables=12,
+                max_tables=24,
                 batch_size=_BATCH_SIZE,
                 store=store,
-                json=config.out / "summary.json",
-                mlflow_uri=f"sqlite:///{(config.out / 'mlflow.db').resolve()}",
+                json=config.out / "collected.json",
+                mlflow_uri=uri,
             )
         )
-        cli.console.rule("2. measure three plans of the same tables", align="left")
-        pool = BenchmarkPool(store)
-        devices = Device.uniform(max(2, len(pool.devices())), 2**31)
-        task = ShardingTask(load_tables(source), devices, _BATCH_SIZE)
-        task.save(config.out / "task.json")
-        sharders: dict[str, Sharder] = {name: make_sharder(name) for name in _HEURISTICS}
-        oracle = EstimatedCosts(load_model("cpu", pool.devices()[0].hardware), task.batch_size)
-        sharders[_SEARCH] = LocalSearchSharder(oracle)
-        costs = {
-            name: _measured(name, sharder.shard(task), task, pool, config.out)
-            for name, sharder in sharders.items()
-        }
-        pool.close()
-    for name in _HEURISTICS:
-        ours, theirs = costs[_SEARCH].max_compute_ms, costs[name].max_compute_ms
+        cli.console.rule("2. calibrate the shipped cost model to this machine", align="left")
+        train_cost_model.main(
+            train_cost_model.TrainConfig(
+                store=(store,), out=model, calibrate=Path("cpu"), force=True, mlflow_uri=uri
+            )
+        )
+        cli.console.rule("3. train a sharding policy with PPO", align="left")
+        ppo_shard.main(
+            PPOShardConfig(
+                tables=_TABLES,
+                cost_model=str(model),
+                iterations=config.iterations,
+                check_every=5,
+                out=policy,
+                store=store,
+                force=True,
+                mlflow_uri=uri,
+            )
+        )
+        cli.console.rule("4. measure its plans beside those of heuristics", align="left")
         cli.console.print(
-            f"the slowest device computes {ours:.2f} ms by {_SEARCH} (over the shipped cost model) "
-            f"and {theirs:.2f} ms by {name}: {1 - ours / theirs:+.1%} saved",
+            f"plans and pictures will be in {config.out / 'plans'}/; browse all runs with: mlflow "
+            f"ui --backend-store-uri {uri}",
             soft_wrap=True,
         )
-    cli.console.print(f"plans and pictures are in {config.out}/")
-
-
-def _measured(
-    name: str, plan: ShardingPlan, task: ShardingTask, pool: BenchmarkPool, out: Path
-) -> PlanCost:
-    plan.save(out / f"{name}.plan.json")
-    cost = measure_plan(plan, task, pool)
-    cost.picture(out / f"{name}.png", name)
-    cli.console.print(cost.table(name))
-    return cost
+        compare.main(
+            compare.CompareConfig(
+                tables=_TABLES,
+                num_tasks=config.num_tasks,
+                sharders=f"{_HEURISTICS},autoshard,autoshard_verified",
+                policy=policy,
+                measure=True,
+                store=store,
+                out=config.out / "plans",
+                json=config.out / "compare.json",
+                mlflow_uri=uri,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ class Hyperparameters:
         shape: of the network.
     """
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     epochs: int = 3
     minibatch: int = 1024
     clip: float = 0.2
@@ -110,6 +110,7 @@ class Trainer:
         register_env(_ENVIRONMENT, partial(_make, self._setting))
         config = ppo_config(setting.generator, hyperparameters, games, num_env_runners, seed)
         self.algorithm: Algorithm = config.build_algo()
+        self._steps = 0
 
     @property
     def network(self) -> PolicyNetwork:
@@ -117,6 +118,11 @@ class Trainer:
         module = self.algorithm.get_module()
         assert isinstance(module, PolicyModule)
         return module.network
+
+    @property
+    def steps(self) -> int:
+        """Steps played so far, in all iterations."""
+        return self._steps
 
     def iterate(self) -> dict[str, float]:
         """One iteration of PPO; its figures, with the games' `tally` in sum."""
@@ -128,8 +134,9 @@ class Trainer:
         told = [tally for tally in tallies if tally]
         finished = sum(tally["games"] - tally["dead_ends"] for tally in told)
         relative = sum(t["relative_max"] * (t["games"] - t["dead_ends"]) for t in told)
+        self._steps = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
         return {
-            "steps": float(result[NUM_ENV_STEPS_SAMPLED_LIFETIME]),
+            "steps": float(self._steps),
             "episode_return": float(result["env_runners"].get("episode_return_mean", "nan")),
             "relative_max": relative / finished if finished else float("nan"),
             "games": sum(tally["games"] for tally in told),

@@ -33,7 +33,7 @@ class PolicyShape:
     hidden: int = 64
     encoded: int = 32
     attention: bool = False
-    sharpness: float = 100.0
+    sharpness: float = 1000.0
 
 
 class PolicyNetwork(nn.Module):
