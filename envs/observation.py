@@ -25,8 +25,6 @@ DEVICE = DESCRIBED + 8  # cost, also with the table, uncertainty of both; memory
 REST = DESCRIBED + 2  # cost alone, share of the memory that is left
 PROGRESS = 3  # share of tables placed, number of tables and of devices
 _TABLES, _DEVICES = 5.0, 3.0  # logarithms of about 150 tables and 20 devices: large tasks
-COMING = 8  # tables after the current one that are seen one by one
-COMING_TABLE = DESCRIBED + 1  # cost alone
 
 
 class Layout:
@@ -34,7 +32,7 @@ class Layout:
 
     Parts: `table` [TABLE], the one being placed; `devices` [max_devices, DEVICE]; `exists` and
     `allowed` [max_devices], 0 or 1; `rest` [REST], all that is still to be placed; `progress`
-    [PROGRESS]; `coming` [COMING, COMING_TABLE], the next tables one by one, zeros beyond the last.
+    [PROGRESS].
     """
 
     def __init__(self, max_devices: int) -> None:
@@ -46,9 +44,7 @@ class Layout:
             "allowed": (max_devices,),
             "rest": (REST,),
             "progress": (PROGRESS,),
-            "coming": (COMING, COMING_TABLE),
         }
-        self._ahead = torch.arange(1, COMING + 1)
 
     @property
     def size(self) -> int:
@@ -71,9 +67,6 @@ class Layout:
         free, size = game.free.float(), deck.sizes[table].float()[:, None]
         left = (free * game.exists).sum(1).clamp_min(1)
         devices = game.devices.float()
-        ahead = game.placed[:, None] + self._ahead
-        seen = (ahead < game.count[:, None])[..., None]
-        coming = game.order.gather(1, ahead.clamp_max(game.max_tables - 1))
         pieces = [
             torch.cat(
                 [
@@ -117,14 +110,5 @@ class Layout:
                 ],
                 dim=1,
             ),
-            torch.cat(
-                [
-                    deck.described[coming] / even[:, None],
-                    deck.alone_ms[coming, None] / pace[..., None],
-                ],
-                dim=2,
-            )
-            .mul_(seen)
-            .flatten(1),
         ]
         return torch.cat(pieces, dim=1)

@@ -37,7 +37,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
 
     ## Observation Space
     `Box((size,), float32)`, named parts in one vector: `env.layout.split(observation)` gives
-    `table`, `devices`, `exists`, `allowed`, `rest`, `progress` and `coming` (see
+    `table`, `devices`, `exists`, `allowed`, `rest` and `progress` (see
     `envs.observation.Layout`). Everything is relative to the task's own scale.
 
     ## Reward

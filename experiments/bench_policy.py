@@ -42,7 +42,8 @@ def speed_figures() -> list[Figure]:
     return [
         Figure("steps of the game a second, one core", "at least 100,000", _game_speed(deck)),
         Figure("steps of PPO a second, estimated rewards", "at least 8,000", _ppo_speed(setting)),
-        Figure("100 tables on 8 devices, policy", "at most 0.05 s", _seconds("policy", hundred), "s"),
+        Figure("100 tables on 8 devices, policy", "at most 0.05 s",
+               _seconds("policy", hundred), "s"),
         Figure("  the same, autoshard", "at most 0.3 s", _seconds("autoshard", hundred), "s"),
         Figure("1,000 tables on 32 devices, autoshard", "at most 2 s",
                _seconds("autoshard", thousand), "s"),

@@ -18,6 +18,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune import register_env
 
 from cost_model import CostModel
+from cost_model.training import one_thread
 from envs import CostSource, Deck, Generator, Reward, ShardingVectorEnv
 from experiments import cli
 from sharders.policy_connectors import ActionsAsBatch, ObservationsAsBatch
@@ -124,6 +125,7 @@ class Trainer:
         """Steps played so far, in all iterations."""
         return self._steps
 
+    @one_thread()  # beside a busy pool two threads wait for each other, twenty times as long
     def iterate(self) -> dict[str, float]:
         """One iteration of PPO; its figures, with the games' `tally` in sum."""
         result = self.algorithm.train()  # type: ignore[no-untyped-call]

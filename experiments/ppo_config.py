@@ -51,8 +51,6 @@ class PPOShardConfig:
     """Of PPO."""
     sharpness: float = PolicyShape.sharpness
     """How strictly training starts out from the greedy by cost_fused."""
-    attention: bool = False
-    """Let the policy look at the next tables one by one."""
     check_every: int = 5
     """Iterations between checks on unseen tables, and between updates of the cost model."""
     check_tasks: int = 16
@@ -101,5 +99,5 @@ class PPOShardConfig:
     def hyperparameters(self) -> Hyperparameters:
         """Of PPO and the policy."""
         default = Hyperparameters()
-        shape = replace(default.shape, sharpness=self.sharpness, attention=self.attention)
+        shape = replace(default.shape, sharpness=self.sharpness)
         return replace(default, learning_rate=self.learning_rate, shape=shape)

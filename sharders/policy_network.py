@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from envs.observation import COMING_TABLE, DESCRIBED, DEVICE, PROGRESS, REST, TABLE
+from envs.observation import DESCRIBED, DEVICE, PROGRESS, REST, TABLE
 
 _FORBIDDEN = -1e9  # the logit of a device that may not be chosen
 _JOINED = DESCRIBED + 2  # in a device's part: its cost with the table
@@ -25,14 +25,12 @@ class PolicyShape:
     Args:
         hidden: numbers that a device, and the state of the game, are known by.
         encoded: numbers that a set of tables is known by.
-        attention: look at the next tables one by one, not only at the sum of what is to come.
         sharpness: how strictly the policy starts out as the greedy: the log odds against a device
             that would cost the task's pace more.
     """
 
     hidden: int = 64
     encoded: int = 32
-    attention: bool = False
     sharpness: float = 1000.0
 
 
@@ -46,16 +44,12 @@ class PolicyNetwork(nn.Module):
         self.encoder = nn.Linear(DESCRIBED, encoded)
         self.device = nn.Linear(encoded + DEVICE - DESCRIBED, hidden)
         rest = TABLE + REST - 2 * DESCRIBED + PROGRESS
-        self.state = nn.Linear((3 if shape.attention else 2) * encoded + rest, hidden)
+        self.state = nn.Linear(2 * encoded + rest, hidden)
         self.context = nn.Linear(2 * hidden, hidden)
         self.mixer = nn.Linear(hidden, hidden)
         self.score = nn.Linear(hidden, 1)
         self.value = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         self.log_sharpness = nn.Parameter(torch.tensor(shape.sharpness).log())
-        if shape.attention:
-            self.query = nn.Linear(encoded, encoded)
-            self.key = nn.Linear(COMING_TABLE, encoded)
-            self.content = nn.Linear(COMING_TABLE, encoded)
         with torch.no_grad():
             for last in (self.score, self.value[-1]):
                 assert isinstance(last, nn.Linear)
@@ -69,11 +63,9 @@ class PolicyNetwork(nn.Module):
         safe = allowed & (devices[..., _SAFE] > 0)
         # Where there is a choice that leaves room for the largest tables to come, others are none.
         allowed = torch.where(safe.any(1, keepdim=True), safe, allowed)
-        seen = self._encode(table)
-        pieces = [seen, self._encode(rest), table[:, DESCRIBED:], rest[:, DESCRIBED:]]
-        if self.shape.attention:
-            pieces.append(self._attend(seen, parts["coming"]))
-        state = self.state(torch.cat([*pieces, parts["progress"]], dim=1))
+        sets = [self._encode(table), self._encode(rest)]
+        numbers = [table[:, DESCRIBED:], rest[:, DESCRIBED:], parts["progress"]]
+        state = self.state(torch.cat([*sets, *numbers], dim=1))
         own = torch.cat([self._encode(devices), devices[..., DESCRIBED:]], dim=2)
         each = functional.relu(self.device(own) + state[:, None])
         present = exists[..., None]
@@ -94,11 +86,3 @@ class PolicyNetwork(nn.Module):
     def _encode(self, tables: Tensor) -> Tensor:
         """Of a table, or of the sum over a set of them: the part that is named in both."""
         return functional.relu(self.encoder(tables[..., :DESCRIBED].clamp_min(0).log1p()))
-
-    def _attend(self, seen: Tensor, coming: Tensor) -> Tensor:
-        """What matters of the next tables to the one being placed."""
-        there = coming[..., -1] > 0
-        fit = (self.key(coming) * self.query(seen)[:, None]).sum(-1) / seen.shape[1] ** 0.5
-        weights = fit.masked_fill(~there, _FORBIDDEN).softmax(1) * there
-        seen_of_them: Tensor = (weights[..., None] * self.content(coming)).sum(1)
-        return seen_of_them

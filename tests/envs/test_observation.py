@@ -12,7 +12,6 @@ from torch import Tensor
 
 from cost_model import CostModel
 from envs import Deal, Deck, Layout, ShardingGame
-from envs.observation import COMING
 from workload import EmbeddingTable, OperatorOptions
 
 PER_DEVICE = ("devices", "exists", "allowed")
@@ -81,22 +80,9 @@ def test_masks_and_progress_are_those_of_the_game(deck: Deck, sketch: Sketch, se
         assert float(seen["progress"][0, 0]) == pytest.approx(
             int(game.placed[0]) / len(sketch.pieces)
         )
-        to_come = max(0, len(sketch.pieces) - int(game.placed[0]) - 1)
-        shown = seen["coming"][0].abs().sum(1) > 0
-        assert shown.tolist() == [n < to_come for n in range(COMING)]
         if game.over.all():
             break
         game.place(choose(game))
-
-
-def test_the_next_tables_are_seen_as_the_current_one_will_be(deck: Deck) -> None:
-    numbers = list(range(12))
-    game = game_of(deck, deal(numbers, AMPLE, AMPLE))
-    promised = seen_of(game)["coming"][0]
-    for ahead in range(COMING):
-        game.place(torch.tensor([ahead % 2]))
-        found = seen_of(game)["table"][0]
-        same(promised[ahead], found[: promised.shape[1]])
 
 
 @pytest.mark.parametrize(("tables", "devices"), [(1, 2), (1, 4), (2, 4), (3, 2)])

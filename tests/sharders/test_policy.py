@@ -1,0 +1,271 @@
+"""A policy as a sharder: alone, with sampling and search, verified; and what it is kept in."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cost_model import EstimatedCosts
+from envs import Layout
+from envs.observation import DESCRIBED, DEVICE, PROGRESS, REST, TABLE
+from sharders import (
+    SHARDERS,
+    FusedGreedySharder,
+    Means,
+    Policy,
+    PolicyError,
+    PolicySharder,
+    load_policy,
+    make_sharder,
+    save_policy,
+)
+from sharders.player import Player
+from sharders.policy_network import PolicyNetwork, PolicyShape
+from workload import Device, EmbeddingTable, PlanError, ShardingPlan, ShardingTask, UserError
+from workload.packing import first_fit_decreasing, pack
+
+Tables = tuple[EmbeddingTable, ...]
+LEARNED = ("policy", "policy_best", "autoshard", "cost_fused_search")
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    """One that is not only the greedy: its scores are as after much training."""
+    network = PolicyNetwork(replace(PolicyShape(), sharpness=30.0))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for weight in network.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    return Policy(network, max_devices=16, trained={"tables": "made up"})
+
+
+def task_of(tables: Tables, devices: int, fill: float = 0.1) -> ShardingTask:
+    loose = ShardingTask(tables, Device.uniform(devices, 2**50), 1024)
+    total = sum(map(loose.table_bytes, tables))
+    return replace(loose, devices=Device.uniform(devices, int(total / devices / fill) + 1))
+
+
+def max_ms(oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask) -> float:
+    return oracle.plan_cost(plan, task).max_compute_ms
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_plans_are_valid_and_repeat(
+    name: str, policy: Policy, oracle: EstimatedCosts, tables: Tables
+) -> None:
+    sharder = make_sharder(name, Means(oracle, policy, seed=3))
+    for task in (task_of(tables[:30], 4), task_of(tables[:3], 8), task_of(tables[:1], 1)):
+        plan = sharder.shard(task)
+        plan.check(task)
+        assert plan == sharder.shard(task)
+
+
+def test_without_training_it_is_the_greedy_by_device_and_table(
+    oracle: EstimatedCosts, tables: Tables
+) -> None:
+    for devices in (2, 5):
+        task = task_of(tables[:40], devices)
+        ours = PolicySharder(Policy.untrained(), oracle).shard(task)
+        greedy = FusedGreedySharder(oracle).shard(task)
+        assert max_ms(oracle, ours, task) == pytest.approx(max_ms(oracle, greedy, task), rel=1e-3)
+
+
+def test_each_step_of_the_ladder_is_no_worse(
+    policy: Policy, oracle: EstimatedCosts, tables: Tables
+) -> None:
+    task = task_of(tables[:40], 4)
+    steps = [
+        PolicySharder(policy, oracle, samples=samples, search=search, caution=0.0).shard(task)
+        for samples, search in ((0, False), (32, False), (32, True))
+    ]
+    alone, best, searched = (max_ms(oracle, plan, task) for plan in steps)
+    assert alone >= best >= searched
+    assert searched < 0.99 * alone
+
+
+def test_a_table_too_costly_for_one_device_is_split(
+    policy: Policy, oracle: EstimatedCosts, tables: Tables
+) -> None:
+    giant = EmbeddingTable("giant", 100_000, 256, 150.0, zipf_alpha=0.8)
+    task = task_of((giant, *tables[:10]), 4)
+    whole = make_sharder("policy", Means(oracle, policy)).shard(task)
+    split = make_sharder("autoshard", Means(oracle, policy)).shard(task)
+    split.check(task)
+    assert len([p for p in split.placements if p.table == "giant"]) > 1
+    assert max_ms(oracle, split, task) < 0.8 * max_ms(oracle, whole, task)
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    count=st.integers(2, 30),
+    devices=st.integers(1, 5),
+    fill=st.floats(0.7, 1.0),
+    seed=st.integers(0, 99),
+)
+def test_where_first_fit_packs_a_plan_is_found(
+    policy: Policy,
+    oracle: EstimatedCosts,
+    many_tables: Tables,
+    count: int,
+    devices: int,
+    fill: float,
+    seed: int,
+) -> None:
+    numbers = np.random.default_rng(seed).permutation(len(many_tables))[:count]
+    task = task_of(tuple(many_tables[n] for n in numbers), devices, fill)
+    sizes = [task.table_bytes(table) for table in task.tables]
+    packed = first_fit_decreasing(sizes, [device.memory_bytes for device in task.devices])
+    for name in ("policy", "autoshard"):
+        sharder = make_sharder(name, Means(oracle, policy))
+        if packed is not None:
+            sharder.shard(task).check(task)
+            continue
+        with suppress(PlanError):  # it may still find one, and autoshard may split tables
+            sharder.shard(task).check(task)
+
+
+def test_what_cannot_fit_says_what_is_missing(
+    policy: Policy, oracle: EstimatedCosts, tables: Tables
+) -> None:
+    loose = task_of(tables[:5], 2)
+    largest = max(tables[:5], key=loose.table_bytes)
+    missing = replace(loose, devices=Device.uniform(2, loose.table_bytes(largest) // 3))
+    with pytest.raises(PlanError, match=rf"are missing; the largest tables are {largest.name} \("):
+        make_sharder("autoshard", Means(oracle, policy)).shard(missing)
+    roomy = [Device(f"d{n}", int(0.8 * loose.table_bytes(largest))) for n in range(12)]
+    oversized = replace(loose, devices=tuple(roomy))
+    with pytest.raises(PlanError, match=rf"{largest.name} .* splits tables, such as autoshard"):
+        make_sharder("policy", Means(oracle, policy)).shard(oversized)
+    plan = make_sharder("autoshard", Means(oracle, policy)).shard(oversized)
+    plan.check(oversized)
+    assert len([p for p in plan.placements if p.table == largest.name]) > 1
+
+
+def test_packing_splits_only_what_it_must(tables: Tables) -> None:
+    task = task_of(tables[:10], 3, 0.3)
+    assert len(pack(task, split=True)) == 10
+    largest = max(task.table_bytes(table) for table in task.tables)
+    small = replace(task, devices=Device.uniform(40, largest * 2 // 3))
+    pieces = pack(small, split=True)
+    ShardingPlan.of_slices(small, pieces).check(small)
+    assert 10 < len(pieces) < 20
+
+
+def test_the_best_measured_plan_is_returned(
+    policy: Policy, oracle: EstimatedCosts, tables: Tables
+) -> None:
+    task, asked = task_of(tables[:20], 3), []
+
+    def measure(measured: ShardingTask, plans: Sequence[ShardingPlan]) -> list[float]:
+        assert measured == task
+        asked.extend(plans)
+        return [5.0 - number for number in range(len(plans))]
+
+    means = Means(oracle, policy, verify=measure, verified=3)
+    plan = make_sharder("autoshard_verified", means).shard(task)
+    assert 2 <= len(asked) <= 3
+    assert len(set(asked)) == len(asked)
+    assert plan == asked[-1]
+    assert make_sharder("autoshard", means).shard(task) in asked
+
+
+def test_naming_devices_otherwise_changes_nothing(policy: Policy) -> None:
+    rng = torch.Generator().manual_seed(1)
+    order = torch.tensor([3, 0, 2, 1])
+    parts = {
+        "table": torch.rand(5, TABLE, generator=rng),
+        "devices": torch.rand(5, 4, DEVICE, generator=rng),
+        "exists": torch.ones(5, 4),
+        "allowed": torch.tensor([[1.0, 1, 0, 1]]).expand(5, 4),
+        "rest": torch.rand(5, REST, generator=rng),
+        "progress": torch.rand(5, PROGRESS, generator=rng),
+    }
+    logits, known = policy.network(parts)
+    moved = {name: parts[name][:, order] for name in ("devices", "exists", "allowed")}
+    others, known_too = policy.network({**parts, **moved})
+    torch.testing.assert_close(others, logits[:, order])
+    torch.testing.assert_close(policy.network.values(known_too), policy.network.values(known))
+    assert (logits.softmax(1)[:, 2] == 0).all()
+    # A device that does not exist is as if it were not there.
+    wider = Layout(6)
+    assert wider.size > Layout(4).size
+    padded = {name: torch.nn.functional.pad(parts[name], (0, 2)) for name in ("exists", "allowed")}
+    padded["devices"] = torch.nn.functional.pad(parts["devices"], (0, 0, 0, 2))
+    beside, _ = policy.network({**parts, **padded})
+    torch.testing.assert_close(beside[:, :4], logits)
+
+
+def test_unsafe_devices_are_left_alone_while_there_are_safe_ones(policy: Policy) -> None:
+    safe = DESCRIBED + 7
+    parts = {
+        "table": torch.ones(1, TABLE),
+        "devices": torch.ones(1, 3, DEVICE),
+        "exists": torch.ones(1, 3),
+        "allowed": torch.ones(1, 3),
+        "rest": torch.ones(1, REST),
+        "progress": torch.ones(1, PROGRESS),
+    }
+    parts["devices"][0, :, safe] = torch.tensor([0.0, 1.0, 0.0])
+    assert policy.network(parts)[0].softmax(1)[0].tolist() == pytest.approx([0, 1, 0])
+    parts["devices"][0, :, safe] = 0
+    assert (policy.network(parts)[0].softmax(1) > 0).all()
+
+
+def test_games_of_different_pieces_are_played_together(
+    policy: Policy, oracle: EstimatedCosts, tables: Tables
+) -> None:
+    lists = [[table.whole() for table in tables[:size]] for size in (3, 9, 6)]
+    memory = np.array([2**40, 2**40])
+    player = Player(policy.network, oracle, caution=0.0)
+    together = player.play(lists, memory)
+    for pieces, played in zip(lists, together, strict=True):
+        (alone,) = player.play([pieces], memory)
+        assert alone.placed() == played.placed()
+        assert alone.costs_ms == pytest.approx(played.costs_ms, rel=1e-4)
+
+
+def test_a_policy_comes_back_to_the_bit(policy: Policy, tmp_path: Path) -> None:
+    save_policy(policy, tmp_path / "kept")
+    found = load_policy(tmp_path / "kept")
+    assert (found.max_devices, found.trained) == (16, {"tables": "made up"})
+    assert found.network.shape == policy.network.shape
+    for name, weight in policy.network.state_dict().items():
+        assert torch.equal(found.network.state_dict()[name], weight)
+
+
+def test_policies_that_cannot_serve_say_so(
+    policy: Policy, oracle: EstimatedCosts, tables: Tables, tmp_path: Path
+) -> None:
+    with pytest.raises(PolicyError, match="serves up to 16 devices, 17 are asked for"):
+        make_sharder("policy", Means(oracle, policy)).shard(task_of(tables[:20], 17))
+    with pytest.raises(PolicyError, match=r"holds no policy: .* these are shipped: cpu"):
+        load_policy(tmp_path)
+    save_policy(policy, tmp_path / "kept")
+    weights = tmp_path / "kept" / "policy.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"policy\.json: policy\.safetensors beside it is missing"):
+        load_policy(tmp_path / "kept")
+
+
+def test_names_say_what_they_lack(oracle: EstimatedCosts, policy: Policy) -> None:
+    for name, means, lack in (
+        ("cost", Means(), "goes by a cost model"),
+        ("policy", Means(oracle), "name one with --policy"),
+        ("autoshard_verified", Means(oracle, policy), "no pool is there"),
+    ):
+        with pytest.raises(UserError, match=lack):
+            make_sharder(name, means)
+    assert {"random", "cost", "cost_fused", "policy", "autoshard"} <= set(SHARDERS)
+
+
+def test_the_shipped_policy_serves_many_devices(oracle: EstimatedCosts, tables: Tables) -> None:
+    shipped = load_policy("cpu")
+    assert shipped.max_devices >= 128
+    task = task_of(tables, 32)
+    PolicySharder(shipped, oracle).shard(task).check(task)
