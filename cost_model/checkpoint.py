@@ -80,8 +80,9 @@ def load_model(model: Path | str, hardware: str | None = None) -> CostModel:
     `hardware`, by default this machine's, is handed out with a warning.
     """
     where = Path(model)
-    if not where.exists() and where.name == str(model) and (PRETRAINED / where).is_dir():
-        where = PRETRAINED / where
+    shipped_one = PRETRAINED / where.name
+    if not (where / _DOCUMENT).is_file() and where.name == str(model) and shipped_one.is_dir():
+        where = shipped_one
     if not (where / _DOCUMENT).is_file():
         shipped = ", ".join(sorted(path.name for path in PRETRAINED.iterdir() if path.is_dir()))
         raise CheckpointError(

@@ -61,6 +61,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         self._ended = torch.zeros(num_envs, dtype=torch.bool)
         self._paid = torch.zeros(num_envs)
         self._tally = {"games": 0, "dead_ends": 0, "relative_max": 0.0}
+        self._asked = 0
 
     @one_thread()
     def reset(
@@ -101,13 +102,14 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
     def tally(self) -> dict[str, float]:
         """Games ended, dead ends among them and the others' mean maximum over the bound.
 
-        Since this was asked last. `measured`: shards that the source had measured, in all.
+        Since this was asked last. `asked`: shards that the source asked a pool for.
         """
         told = dict(self._tally)
         finished = max(1, self._tally["games"] - self._tally["dead_ends"])
         told["relative_max"] /= finished
         self._tally = dict.fromkeys(self._tally, 0)
-        return {**told, "measured": self.source.measured}
+        asked, self._asked = self.source.measured - self._asked, self.source.measured
+        return {**told, "asked": asked}
 
     def _start(self, seats: list[int], deals: Sequence[Deal] | None = None) -> None:
         if deals is None:

@@ -14,12 +14,12 @@ from envs import Deck, RandomDeals
 from experiments import cli, tracking
 from experiments.comparing import Outcome, estimated, make_plans, measured
 from experiments.loading import check_sharders, model_beside, oracle_for
-from experiments.measuring import NEED_POOL, PlanMeter, plan_pool
+from experiments.measuring import JUDGING_SEED, VERIFYING_SEED, PlanMeter, plan_pool
 from experiments.outputs import check_file, check_folder
 from experiments.policy_check import draw_tasks
 from experiments.score_report import best_sharder, score_picture, score_table, verdict
 from experiments.scoring import Score, bounds_ms, score_all
-from sharders import NEED_POLICY, Means, load_policy, make_sharder
+from sharders import NEED_POLICY, NEED_POOL, Means, load_policy, make_sharder
 from workload import (
     EmbeddingTable,
     ShardingTask,
@@ -28,10 +28,6 @@ from workload import (
     load_tables,
 )
 from workload.parts import tables_by_part
-
-# Sharders that measure choose by other batches than those that judge them: the best of a few
-# noisy measurements was lucky, too.
-_VERIFYING_SEED, _JUDGING_SEED = 1, 0
 
 
 @dataclass(frozen=True)
@@ -130,8 +126,8 @@ def main(config: CompareConfig) -> None:
         if config.measure:
             pool = stack.enter_context(plan_pool(config.store))
             hardware = pool.devices()[0].hardware
-            judge = PlanMeter(pool, model, _JUDGING_SEED)
-            verify = PlanMeter(pool, model, _VERIFYING_SEED).max_ms
+            judge = PlanMeter(pool, model, JUDGING_SEED)
+            verify = PlanMeter(pool, model, VERIFYING_SEED).max_ms
         sharders = {}
         for name in config.names:
             # An oracle each: what one sharder has looked up would cost the next no time.

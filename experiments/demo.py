@@ -6,7 +6,9 @@ from pathlib import Path
 
 from experiments import cli, collect_costs, compare, ppo_shard, train_cost_model
 from experiments.cluster import ray_cluster
+from experiments.outputs import check_folder
 from experiments.ppo_config import PPOShardConfig
+from workload import UserError
 
 _TABLES = "synthetic:400:1:small"
 _BATCH_SIZE = 1024  # what the small profile of synthetic tables is made for
@@ -27,6 +29,9 @@ class DemoConfig:
 
 def main(config: DemoConfig) -> None:
     """Collect, calibrate, train, compare. What an earlier tour has measured is used again."""
+    check_folder(config.out, "--out")
+    if min(config.iterations, config.num_tasks) < 1:
+        raise UserError("--iterations and --num-tasks must be at least 1")
     config.out.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{(config.out / 'mlflow.db').resolve()}"
     store, model, policy = (config.out / name for name in ("costs.db", "cost_model", "policy"))

@@ -20,8 +20,9 @@ from workload import Shard, ShardCost, ShardingPlan, ShardingTask
 
 # A maximum of noisy values reads high: as long as it takes until a cost is known to 2 %.
 TO_THE_END = TimingOptions(max_iterations=200)
-
-NEED_POOL = frozenset({"autoshard_verified"})  # sharders that measure
+# Sharders that measure choose by other batches than those that judge them: the best of a few
+# noisy measurements was lucky, too.
+VERIFYING_SEED, JUDGING_SEED = 1, 0
 
 
 @contextmanager
@@ -59,9 +60,9 @@ class PlanMeter:
         self._quiet_ms = model.provenance.quiet_ms if same else None
 
     def costs(self, task: ShardingTask, plans: Sequence[ShardingPlan]) -> list[PlanCost | None]:
-        """Each plan's cost; None where a shard needs more memory than the device that measures.
+        """Each plan's cost; None where a shard cannot be measured, which is told of.
 
-        All shards are measured in the order of the plans. MeasurementError says why one cannot be.
+        All shards are measured in the order of the plans.
         """
         by_plan = [[s for s in plan.shards(task) if s is not None] for plan in plans]
         flat = [shard for shards in by_plan for shard in shards]
@@ -71,11 +72,11 @@ class PlanMeter:
             for answer in self._pool.measure(flat, settings, TO_THE_END, retry_failed=True)
         }
         oracle = _Answers(answers)
-        refused = {digest for digest, answer in answers.items() if answer.status == "refused"}
-        for reason in sorted({answers[digest].reason for digest in refused}):
+        without = {digest for digest, answer in answers.items() if not answer.ok}
+        for reason in sorted({answers[digest].reason for digest in without}):
             cli.console.print(f"note: a shard cannot be measured: {reason}", soft_wrap=True)
         return [
-            None if any(s.digest in refused for s in shards) else price_plan(plan, task, oracle)
+            None if any(s.digest in without for s in shards) else price_plan(plan, task, oracle)
             for plan, shards in zip(plans, by_plan, strict=True)
         ]
 

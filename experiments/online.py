@@ -64,6 +64,7 @@ class OnlineModel:
             quiet_ms=data.quiet_ms,
             hardware=data.hardware,
             versions=data.versions,
+            batch_sizes=tuple(sorted({*self._base.provenance.batch_sizes, self._batch_size})),
             num_shards=self._base.provenance.num_shards + len(measured),
         )
         self.model = replace(self._base, compute=compute, provenance=provenance)

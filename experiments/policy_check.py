@@ -14,6 +14,7 @@ from workload.parts import Part
 
 Maxima = Mapping[str, Sequence[float | None]]  # ms of each sharder for each task; None: no plan
 
+_FEWEST = 3  # tables that tasks are drawn from
 _LEARNED = ("cost", "cost_fused", "policy", "autoshard")
 
 
@@ -91,9 +92,13 @@ def relative(ours: Sequence[float | None], theirs: Sequence[float | None]) -> fl
 
 
 def unseen_tables(
-    by_part: Mapping[Part, Sequence[EmbeddingTable]], part: Part, wanted: int
+    by_part: Mapping[Part, Sequence[EmbeddingTable]], part: Part
 ) -> list[EmbeddingTable]:
-    """Tables of a part that is not trained on; of both such parts if one has too few."""
-    if len(by_part[part]) >= wanted:
+    """Tables of a part that is not trained on; of both such parts if one has hardly any.
+
+    Where checks choose the policy that is kept, what tests it must not be among them: tasks are
+    smaller rather than of tables of both parts.
+    """
+    if len(by_part[part]) >= _FEWEST:
         return list(by_part[part])
     return [*by_part["validation"], *by_part["test"]]

@@ -24,9 +24,11 @@ from experiments import cli
 from sharders.policy_connectors import ActionsAsBatch, ObservationsAsBatch
 from sharders.policy_module import PolicyModule
 from sharders.policy_network import PolicyNetwork, PolicyShape
-from workload import EmbeddingTable
+from workload import EmbeddingTable, UserError
 
+CPUS_PER_ENV_RUNNER = 0.5
 _ENVIRONMENT = "Sharding"
+_MOST_EMPTY = 5  # iterations in a row in which nobody has played
 _BELIEVED = "autoshard_cost_model"  # where an algorithm keeps what its env runners should believe
 
 logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it greets every user of PPO
@@ -111,7 +113,7 @@ class Trainer:
         register_env(_ENVIRONMENT, partial(_make, self._setting))
         config = ppo_config(setting.generator, hyperparameters, games, num_env_runners, seed)
         self.algorithm: Algorithm = config.build_algo()
-        self._steps = 0
+        self._steps, self._empty = 0, 0
 
     @property
     def network(self) -> PolicyNetwork:
@@ -128,25 +130,43 @@ class Trainer:
     @one_thread()  # beside a busy pool two threads wait for each other, twenty times as long
     def iterate(self) -> dict[str, float]:
         """One iteration of PPO; its figures, with the games' `tally` in sum."""
-        result = self.algorithm.train()  # type: ignore[no-untyped-call]
-        learned = result["learners"]["default_policy"]
+        try:
+            result = self.algorithm.train()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # RLlib's, around whatever an environment has raised
+            if isinstance(error.__cause__, UserError):
+                raise error.__cause__ from None
+            raise
+        learned = result.get("learners", {}).get("default_policy", {})
         tallies: list[dict[str, float]] = _runners(self.algorithm).foreach_env_runner(
             lambda runner: {} if runner.env is None else runner.env.unwrapped.tally()
         )
         told = [tally for tally in tallies if tally]
         finished = sum(tally["games"] - tally["dead_ends"] for tally in told)
         relative = sum(t["relative_max"] * (t["games"] - t["dead_ends"]) for t in told)
-        self._steps = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
+        played = int(result.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self._steps)) - self._steps
+        self._empty = 0 if played else self._empty + 1
+        if self._empty == _MOST_EMPTY:
+            raise UserError(
+                f"env runners were lost in {_MOST_EMPTY} iterations in a row: go on with --resume "
+                "and fewer of them, or with --num-env-runners 0 to see why"
+            )
+        self._steps += played
         return {
             "steps": float(self._steps),
             "episode_return": float(result["env_runners"].get("episode_return_mean", "nan")),
             "relative_max": relative / finished if finished else float("nan"),
             "games": sum(tally["games"] for tally in told),
             "dead_ends": sum(tally["dead_ends"] for tally in told),
-            "entropy": float(learned["entropy"]),
-            "policy_loss": float(learned["policy_loss"]),
-            "value_loss": float(learned["vf_loss"]),
-            "value_explained": float(learned["vf_explained_var"]),
+            "asked": sum(tally["asked"] for tally in told),
+            **{
+                name: float(learned.get(key, "nan"))
+                for name, key in (
+                    ("entropy", "entropy"),
+                    ("policy_loss", "policy_loss"),
+                    ("value_loss", "vf_loss"),
+                    ("value_explained", "vf_explained_var"),
+                )
+            },
         }
 
     def learn(self, model: CostModel) -> None:
@@ -207,7 +227,7 @@ def ppo_config(
         .env_runners(
             num_env_runners=num_env_runners,
             num_envs_per_env_runner=seats,
-            num_cpus_per_env_runner=0.5,  # type: ignore[arg-type]
+            num_cpus_per_env_runner=CPUS_PER_ENV_RUNNER,  # type: ignore[arg-type]
             gym_env_vectorize_mode="vector_entry_point",
             rollout_fragment_length="auto",
             batch_mode="truncate_episodes",
@@ -236,6 +256,6 @@ def ppo_config(
             )
         )
         .callbacks(LostRunners)
-        .fault_tolerance(restart_failed_env_runners=True)
+        .fault_tolerance(restart_failed_env_runners=True, delay_between_env_runner_restarts_s=1.0)
         .debugging(seed=seed, log_level="ERROR")
     )

@@ -5,10 +5,13 @@ from pathlib import Path
 from typing import Literal
 
 from envs import RandomDeals
+from experiments.outputs import check_file
 from experiments.ppo import Hyperparameters
 from experiments.ranges import read_range
 from sharders.policy_network import PolicyShape
 from workload import UserError
+
+_ITERATIONS = 30
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,8 @@ class PPOShardConfig:
     """What games are worth: minus the slowest device's cost, or AutoShard's min / max."""
     measured_share: float = 0.03
     """Of the games, with --reward mixed."""
-    iterations: int = 30
-    """Of PPO."""
+    iterations: int | None = None
+    """Of PPO; by default 30, and with --resume as many as the run was to have."""
     games: int = 128
     """Played at once; an iteration is about one of each."""
     num_env_runners: int = 0
@@ -72,7 +75,9 @@ class PPOShardConfig:
 
     def check(self) -> None:
         """UserError unless the numbers make sense."""
-        for option in ("iterations", "games", "check_every", "check_tasks", "max_devices"):
+        if self.most_iterations < 1:
+            raise UserError("--iterations must be at least 1")
+        for option in ("games", "check_every", "check_tasks", "max_devices"):
             if getattr(self, option) < 1:
                 raise UserError(f"--{option.replace('_', '-')} must be at least 1")
         if min(self.seed, self.num_env_runners) < 0:
@@ -81,11 +86,15 @@ class PPOShardConfig:
             raise UserError(f"--measured-share must lie between 0 and 1, got {self.measured_share}")
         if not (self.learning_rate > 0 and self.sharpness > 0):
             raise UserError("--learning-rate and --sharpness must be more than 0")
-        if self.json is not None and self.json.is_dir():
-            raise UserError(f"{self.json}: is a folder: name a file for --json")
+        check_file(self.json, "--json")
         devices = self.generator().most_devices
         if devices > self.max_devices:
             raise UserError(f"--max-devices {self.max_devices} is less than --num-devices")
+
+    @property
+    def most_iterations(self) -> int:
+        """Of PPO, in all."""
+        return _ITERATIONS if self.iterations is None else self.iterations
 
     def generator(self) -> RandomDeals:
         """Who deals."""

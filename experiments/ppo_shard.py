@@ -28,6 +28,8 @@ def main(config: PPOShardConfig) -> None:
         settings, progress, checkpoint, current = folder.read()
         config = _resumed(config, settings)
         resumed = (progress, checkpoint, current)
+    else:
+        config = _settled(config)
     config.check()
     tables = load_tables(config.tables)
     parts = tables_by_part(tables)
@@ -41,7 +43,7 @@ def main(config: PPOShardConfig) -> None:
     oracle_for(base, config.batch_size, tables)  # which tells of tables that it knows little of
     if resumed is None:
         folder.begin(config.force)
-    store = (config.store or folder.folder / "costs.db").resolve()
+    store = config.store or folder.folder / "costs.db"
     MeasurementStore(store).close()  # a store that cannot be used is told before work starts
     run_id = resumed[0].mlflow_run if resumed else None
     with ExitStack() as stack:
@@ -49,7 +51,8 @@ def main(config: PPOShardConfig) -> None:
             tracking.tracked_run("ppo_shard", asdict(config), config.mlflow_uri, run_id)
         )
         stack.enter_context(ray_cluster())
-        training = Training(config, folder, parts, base, store, run)
+        begun = resumed[0].iteration if resumed else 0
+        training = Training(config, folder, parts, base, store, run, begun)
         stack.callback(training.stop)
         if resumed is not None:
             training.take_up(*resumed)
@@ -64,14 +67,28 @@ def main(config: PPOShardConfig) -> None:
     )
 
 
+def _settled(config: PPOShardConfig) -> PPOShardConfig:
+    """The same wherever it is gone on with: paths are absolute."""
+    there = {
+        name: str(Path(value).resolve())
+        for name, value in (("tables", config.tables), ("cost_model", config.cost_model))
+        if Path(value).exists()
+    }
+    out = config.out.resolve()
+    store = (config.store or out / "costs.db").resolve()
+    uri = tracking.absolute_uri(config.mlflow_uri)
+    return replace(config, out=out, store=store, mlflow_uri=uri, **there)  # type: ignore[arg-type]
+
+
 def _resumed(config: PPOShardConfig, settings: dict[str, Any]) -> PPOShardConfig:
     """The run's own settings, with what may change."""
-    for name in ("out", "store", "json"):
-        settings[name] = None if settings[name] is None else Path(settings[name])
-    before = PPOShardConfig(**settings)
+    with documents.naming(config.out), documents.fields_of("training"):
+        for name in ("out", "store", "json"):
+            settings[name] = None if settings[name] is None else Path(settings[name])
+        before = PPOShardConfig(**settings)
     return replace(
         before,
-        iterations=max(config.iterations, before.iterations),
+        iterations=config.iterations or before.iterations,
         out=config.out,
         json=config.json or before.json,
         mlflow_uri=config.mlflow_uri or before.mlflow_uri,

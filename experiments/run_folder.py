@@ -12,6 +12,7 @@ from workload import UserError, documents
 RUN_SCHEMA = documents.Schema("autoshard.training", 1)
 COST_MODEL = "cost_model"  # the folder of the cost model that a policy goes with
 _DOCUMENT, _CHECKPOINT, _ALGORITHM = "training.json", "checkpoint-", "algorithm"
+_PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,13 @@ class RunFolder:
         return (self.folder / _DOCUMENT).exists()
 
     def begin(self, force: bool) -> None:
-        """Make the folder; UserError if it holds something that `force` does not replace."""
+        """Make the folder ours; UserError if it holds something that `force` does not replace.
+
+        A run that ended before its first checkpoint is replaced unasked.
+        """
         if self.folder.is_file():
             raise UserError(f"{self.folder}: is a file: name a folder for --out")
-        if self.exists and not force:
+        if self.exists and not force and self._document().get("checkpoint"):
             raise UserError(
                 f"{self.folder}: holds a training run: go on with --resume, replace it with "
                 "--force, or name another folder"
@@ -47,10 +51,9 @@ class RunFolder:
         if not self.exists and self.folder.exists() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder}: is a folder of other things: name another one")
         try:
-            if self.exists:
-                (self.folder / _DOCUMENT).unlink()
-                self._remove_checkpoints(keep=None)
             self.folder.mkdir(parents=True, exist_ok=True)
+            documents.write(self.folder / _DOCUMENT, RUN_SCHEMA.stamp({"checkpoint": None}))
+            self._remove_checkpoints(keep=None)
         except OSError as error:
             raise UserError(f"{self.folder}: cannot be written: {error.strerror}") from error
 
@@ -63,11 +66,14 @@ class RunFolder:
     ) -> None:
         """Write a checkpoint, then let `training.json` name it, then remove the older ones."""
         name = f"{_CHECKPOINT}{progress.iteration}"
-        where = self.folder / name
-        shutil.rmtree(where, ignore_errors=True)
-        where.mkdir()
-        save_algorithm(where / _ALGORITHM)
-        save_model(model, where / COST_MODEL)
+        if (self.folder / name).exists():  # gone on with from there: it is the same
+            return
+        partial = self.folder / f"{_PARTIAL}{name}"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        save_algorithm(partial / _ALGORITHM)
+        save_model(model, partial / COST_MODEL)
+        partial.rename(self.folder / name)
         body = {"config": config, "progress": vars(progress), "checkpoint": name}
         documents.write(self.folder / _DOCUMENT, RUN_SCHEMA.stamp(body))
         self._remove_checkpoints(keep=name)
@@ -76,18 +82,27 @@ class RunFolder:
         """The configuration, the progress, the algorithm's checkpoint and the cost model."""
         if not self.exists:
             raise UserError(f"{self.folder}: holds no training run to go on with")
-        with documents.naming(self.folder / _DOCUMENT):
-            document = documents.read(self.folder / _DOCUMENT)
-            RUN_SCHEMA.check(document)
-            with documents.fields_of("training"):
-                where = self.folder / document["checkpoint"]
-                progress = Progress(**document["progress"])
-                config = dict(document["config"])
+        document = self._document()
+        if not document.get("checkpoint"):
+            raise UserError(
+                f"{self.folder}: the run there ended before its first checkpoint: start anew"
+            )
+        with documents.naming(self.folder / _DOCUMENT), documents.fields_of("training"):
+            where = self.folder / document["checkpoint"]
+            progress = Progress(**document["progress"])
+            config = dict(document["config"])
         if not (where / _ALGORITHM).is_dir():
             raise UserError(f"{where}: the checkpoint is missing: start anew with --force")
         return config, progress, where / _ALGORITHM, load_model(where / COST_MODEL)
 
+    def _document(self) -> dict[str, Any]:
+        with documents.naming(self.folder / _DOCUMENT):
+            document: dict[str, Any] = documents.read(self.folder / _DOCUMENT)
+            RUN_SCHEMA.check(document)
+        return document
+
     def _remove_checkpoints(self, keep: str | None) -> None:
-        for path in self.folder.glob(f"{_CHECKPOINT}*"):
-            if path.name != keep:
-                shutil.rmtree(path, ignore_errors=True)
+        for pattern in (f"{_CHECKPOINT}*", f"{_PARTIAL}*"):
+            for path in self.folder.glob(pattern):
+                if path.name != keep:
+                    shutil.rmtree(path, ignore_errors=True)

@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Shard your own tables: a plan of who holds what, and what it will cost."""
 
-import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,14 @@ from cost_model import load_model
 from cost_model.training import one_thread
 from experiments import cli
 from experiments.loading import check_sharders, model_beside, oracle_for
-from experiments.measuring import NEED_POOL, PlanMeter, plan_pool
+from experiments.measuring import JUDGING_SEED, VERIFYING_SEED, PlanMeter, plan_pool
 from experiments.outputs import PICTURES, check_file
 from experiments.policy_check import Maxima, PolicyCheck, best_heuristic
-from sharders import HEURISTICS, NEED_POLICY, Means, load_policy, make_sharder
+from sharders import HEURISTICS, NEED_POLICY, NEED_POOL, Means, load_policy, make_sharder
 from workload import Device, ShardingTask, UserError, load_tables
 
 _GB = 2**30
+_MOST_GB = 2**32  # more than there is
 _ALIKE = 5e-4  # a relative difference that would read 0.0 %
 
 
@@ -73,7 +73,7 @@ class ShardConfig:
             numbers = [float(part) for part in self.memory_gb.split(",")]
         except ValueError:
             numbers = []
-        if not numbers or not all(0 < number < math.inf for number in numbers):
+        if not numbers or not all(0 < number < _MOST_GB for number in numbers):
             raise UserError(
                 f"--memory-gb must be a number more than 0, or one for each device as in 16,16,32, "
                 f"got {self.memory_gb!r}"
@@ -102,12 +102,14 @@ def main(config: ShardConfig) -> None:
         meter = None
         if config.sharder in NEED_POOL:
             MeasurementStore(config.store).close()  # one that cannot be used is told at once
-            meter = PlanMeter(stack.enter_context(plan_pool(config.store)), model)
+            pool = stack.enter_context(plan_pool(config.store))
+            meter = PlanMeter(pool, model, VERIFYING_SEED)
         verify = None if meter is None else meter.max_ms
         means = Means(oracle, policy, verify, config.verified, config.seed)
         plan = make_sharder(config.sharder, means).shard(task)
         plan.check(task)
-        measured_ms = None if meter is None else meter.max_ms(task, [plan])[0]
+        judge = None if meter is None else PlanMeter(pool, model, JUDGING_SEED)
+        measured_ms = None if judge is None else judge.max_ms(task, [plan])[0]
     cost = oracle.plan_cost(plan, task)
     cli.console.print(cost.table(f"{config.sharder}, estimated"))
     maxima, _ = PolicyCheck([task], config.seed).maxima(policy, model, tuple(HEURISTICS))

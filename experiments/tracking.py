@@ -21,6 +21,13 @@ def tracking_uri(asked: str | None) -> str:
     return asked or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
 
 
+def absolute_uri(asked: str | None) -> str:
+    """The same, whatever the current folder will be."""
+    uri = tracking_uri(asked)
+    prefix = "sqlite:///"
+    return prefix + str(Path(uri.removeprefix(prefix)).resolve()) if uri.startswith(prefix) else uri
+
+
 class TrackedRun:
     """A run in MLflow that is being written."""
 

@@ -11,11 +11,12 @@ from sharders.heuristics import HEURISTICS, GreedySharder
 from sharders.local_search import LocalSearch, LocalSearchSharder
 from sharders.policy import MeasurePlans, PolicySharder
 from sharders.policy_files import Policy, PolicyError, find_policy, load_policy, save_policy
-from sharders.registry import NEED_POLICY, SHARDERS, Means, make_sharder
+from sharders.registry import NEED_POLICY, NEED_POOL, SHARDERS, Means, make_sharder
 
 __all__ = [
     "HEURISTICS",
     "NEED_POLICY",
+    "NEED_POOL",
     "SHARDERS",
     "AloneGreedySharder",
     "FusedGreedySharder",

@@ -7,6 +7,7 @@ import numpy as np
 
 from workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice
 from workload.beliefs import BELIEFS
+from workload.packing import does_not_fit
 
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
 
@@ -73,6 +74,10 @@ def place_in_turn(
         needed = task.table_bytes(task.tables[number])
         fitting = [device for device, room in enumerate(free) if room >= needed]
         if not fitting:
+            rooms = [device.memory_bytes for device in task.devices]
+            needs = [task.table_bytes(table) for table in task.tables]
+            if sum(needs) > sum(rooms) or max(needs) > max(rooms):
+                raise does_not_fit(task, split=False)
             raise PlanError(
                 f"table {task.tables[number].name} needs {needed:,} bytes and no device has more "
                 f"than {max(free):,} left: add devices or memory"

@@ -11,6 +11,7 @@ from cost_model.network import DIRECTIONS
 from cost_model.training import one_thread
 from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from workload import PlanError, Sharder, ShardingPlan, ShardingTask, TableSlice
+from workload.packing import halves
 from workload.tables import DIM_STEP
 
 Floats = npt.NDArray[np.float64]
@@ -210,27 +211,29 @@ class _Search:
         wide = [
             item
             for item in np.flatnonzero(self._home == slowest).tolist()
-            if self._slices[item].width % (2 * DIM_STEP) == 0
+            if self._slices[item].width >= 2 * DIM_STEP
         ]
         if not wide or len(self._costs) == 1:
             return False
-        halves = [_half(self._slices[item]) for item in wide]
-        first = self._add(halves)
-        numbers = torch.arange(first, first + len(halves))
-        here = torch.full_like(numbers, slowest)
-        kept = self._believed(self._devices.exchanged(torch.tensor(wide), here, numbers))
-        joined = self._believed(self._devices.with_each(numbers)).T
+        pairs = [halves(self._slices[item]) for item in wide]
+        first = self._add([stays for stays, _ in pairs])
+        second = self._add([goes for _, goes in pairs])
+        staying = torch.arange(first, first + len(pairs))
+        going = torch.arange(second, second + len(pairs))
+        here = torch.full_like(staying, slowest)
+        kept = self._believed(self._devices.exchanged(torch.tensor(wide), here, staying))
+        joined = self._believed(self._devices.with_each(going)).T
         powers = self._costs**_SHARPNESS
         after = powers.sum() - powers[slowest] - powers[None]
         after = after + kept[:, None] ** _SHARPNESS + joined**_SHARPNESS
         after[:, slowest] = np.inf
-        after[self._bytes[first:, None] > self._free[None]] = np.inf
+        after[self._bytes[second:, None] > self._free[None]] = np.inf
         place, device = np.unravel_index(np.argmin(after), after.shape)
         if after[place, device] ** (1 / _SHARPNESS) > self.objective() * (1 - _LEAST_SPLIT_GAIN):
             return False
         self._leave(wide[place])
         self._enter(first + int(place), slowest)
-        self._enter(self._add([halves[place]]), int(device))
+        self._enter(second + int(place), int(device))
         self._costs = self._believed(self._devices.prices())
         return True
 
@@ -265,7 +268,3 @@ class _Search:
 
     def _believed(self, prices: Prices) -> Floats:
         return prices.cautious_ms(self._caution).double().numpy()
-
-
-def _half(piece: TableSlice) -> TableSlice:
-    return TableSlice(piece.table, piece.start, piece.width // 2)

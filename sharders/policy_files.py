@@ -10,6 +10,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import nn
 
 from cost_model.network import INPUTS, TERMS
 from sharders.policy_network import PolicyNetwork, PolicyShape
@@ -35,7 +36,9 @@ class Policy:
     @staticmethod
     def untrained(max_devices: int = 2**20) -> "Policy":
         """The greedy by the cost of device plus table, from which training starts."""
-        return Policy(PolicyNetwork(PolicyShape()), max_devices)
+        network = PolicyNetwork(PolicyShape())
+        nn.init.zeros_(network.score.weight)
+        return Policy(network, max_devices)
 
     def check(self, devices: int) -> None:
         """PolicyError unless it serves so many devices."""
@@ -85,8 +88,9 @@ def load_policy(policy: Path | str) -> Policy:
 def find_policy(policy: Path | str) -> Path:
     """The folder of a policy, or of a shipped one of that name; PolicyError if there is none."""
     where = Path(policy)
-    if not where.exists() and where.name == str(policy) and (PRETRAINED / where).is_dir():
-        where = PRETRAINED / where
+    shipped_one = PRETRAINED / where.name
+    if not (where / _DOCUMENT).is_file() and where.name == str(policy) and shipped_one.is_dir():
+        where = shipped_one
     if not (where / _DOCUMENT).is_file():
         shipped = ", ".join(sorted(path.name for path in PRETRAINED.glob("*") if path.is_dir()))
         raise PolicyError(

@@ -66,6 +66,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     ),
 }
 SHARDERS = (*HEURISTICS, *_MAKERS)
+NEED_POOL = frozenset({"autoshard_verified"})  # they measure
 NEED_POLICY = frozenset({"policy", "policy_best", "autoshard", "autoshard_verified"})
 
 

@@ -161,11 +161,11 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
     _, progress, _, _ = RunFolder(tmp_path / "run").read()
     reached = progress.iteration
     assert reached >= 3
-    # What a run of fewer iterations would have been: its own settings count, so they are edited.
+    # As if fewer iterations had been asked for: a run goes on with its own settings.
     document = json.loads((tmp_path / "run" / "training.json").read_text())
     document["config"]["iterations"] = reached + 2
     (tmp_path / "run" / "training.json").write_text(json.dumps(document))
-    done = run("ppo_shard.py", "--resume --iterations 1 --out run --json r.json", tmp_path)
+    done = run("ppo_shard.py", "--resume --out run --json r.json", tmp_path)
     assert f"going on after iteration {reached}" in done.stdout
     told = result(tmp_path, "r.json")
     assert told["iterations"] == reached + 2
@@ -206,6 +206,23 @@ def test_bad_input_is_one_line(
         main(replace(PPOShardConfig(), **changes))
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["thesis.txt"]
+
+
+def test_env_runners_that_would_never_start_are_refused(cluster: object, tmp_path: Path) -> None:
+    config = replace(
+        PPOShardConfig(),
+        tables="synthetic:80:1:small",
+        reward="estimated",
+        num_env_runners=99,
+        out=tmp_path / "run",
+        mlflow_uri=f"sqlite:///{tmp_path}/m.db",
+    )
+    with pytest.raises(UserError, match="--num-env-runners 99 is more than the 2 CPUs"):
+        main(config)
+    # Nothing was trained there, so the folder is free.
+    with pytest.raises(UserError, match="ended before its first checkpoint"):
+        RunFolder(tmp_path / "run").read()
+    RunFolder(tmp_path / "run").begin(force=False)
 
 
 def test_a_run_is_not_replaced_unasked(trained: Path) -> None:
