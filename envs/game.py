@@ -46,6 +46,7 @@ class ShardingGame:
         self.homes = torch.full((seats, max_tables), -1, dtype=torch.int64)
         self.count = torch.zeros(seats, dtype=torch.int64)
         self.placed = torch.zeros(seats, dtype=torch.int64)
+        self.current = torch.zeros(seats, dtype=torch.int64)  # the table to be placed next
         self.stuck = torch.zeros(seats, dtype=torch.bool)
         self.exists = torch.zeros(by_device, dtype=torch.bool)
         self.capacity = torch.zeros(by_device, dtype=torch.int64)
@@ -80,12 +81,6 @@ class ShardingGame:
     def over(self) -> Tensor:
         """Whether each game has ended: [seats]."""
         return self.stuck | (self.placed == self.count)
-
-    @property
-    def current(self) -> Tensor:
-        """The table that each game places next, by its number in the deck: [seats]."""
-        last = (self.count - 1).clamp_min(0)
-        return self.order[self._everyone, torch.minimum(self.placed, last)]
 
     def deal(self, seats: Sequence[int], deals: Sequence[Deal]) -> None:
         """Start new games on these seats."""
@@ -168,25 +163,28 @@ class ShardingGame:
         `devices` are numbers, one a seat.
         """
         playing = ~self.over if playing is None else playing
-        lawful = playing & self.allowed[self._everyone, devices]
+        lawful = playing & self.allowed.gather(1, devices[:, None])[:, 0]
         self.stuck |= playing & ~lawful
         seats = lawful.nonzero()[:, 0]
         homes, table = devices[seats], self.current[seats]
+        where = seats * self.max_devices + homes
+        described, sizes = self.deck.described[table], self.deck.sizes[table]
         self.homes[seats, self.placed[seats]] = homes
-        self.sums[seats, homes] += self.deck.amounts[table]
-        self.content[seats, homes] += self.deck.described[table]
-        self.cost_ms[seats, homes] = self.joined_ms[seats, homes]
-        self.deviation[seats, homes] = self.joined_deviation[seats, homes]
-        self.free[seats, homes] -= self.deck.sizes[table]
-        self.rest[seats] -= self.deck.described[table]
-        self.rest_ms[seats] -= self.deck.alone_ms[table]
-        self.rest_bytes[seats] -= self.deck.sizes[table]
-        self.placed[seats] += 1
+        self.sums.flatten(0, 1).index_add_(0, where, self.deck.amounts[table])
+        self.content.flatten(0, 1).index_add_(0, where, described)
+        self.cost_ms.view(-1)[where] = self.joined_ms.view(-1)[where]
+        self.deviation.view(-1)[where] = self.joined_deviation.view(-1)[where]
+        self.free.view(-1).index_add_(0, where, sizes, alpha=-1)
+        self.rest.index_add_(0, seats, described, alpha=-1)
+        self.rest_ms.index_add_(0, seats, self.deck.alone_ms[table], alpha=-1)
+        self.rest_bytes.index_add_(0, seats, sizes, alpha=-1)
+        self.placed += lawful
         self._look_ahead()
 
     def _look_ahead(self) -> None:
         """What each device would cost with the current table, and whether it has room for it."""
-        table = self.current
+        next_place = torch.minimum(self.placed, self.count - 1).clamp_min_(0)
+        table = self.current = self.order.gather(1, next_place[:, None])[:, 0]
         amounts = self.deck.amounts[table]
         if len(self._pairs) == self.exists.numel():
             joined = self.deck.price(self.sums + amounts[:, None])

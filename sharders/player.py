@@ -51,7 +51,7 @@ class Player:
         self._oracle = oracle
         self._caution = caution
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def play(
         self,
         pieces: Sequence[Sequence[TableSlice]],

@@ -20,6 +20,8 @@ MeasurePlans = Callable[[ShardingTask, Sequence[ShardingPlan]], Sequence[float]]
 _BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
 _MOST_SPLITS = 8  # rounds of splitting
 _SPLIT_CHOICES = 3  # tables of the slowest device that are tried
+_SPLIT_TOGETHER = (2, 4, 8)  # of the costliest tables of all devices
+_SPLITS_TRIED = _SPLIT_CHOICES + len(_SPLIT_TOGETHER)
 _BALANCED = 0.97  # devices that are so even are not held up by single tables
 _SPLIT_GAIN = 0.99  # of the slowest device: a split that gains less is not worth its lookups
 _SEARCHED = 3  # of the best plans: the start of the search
@@ -92,8 +94,13 @@ class PolicySharder:
         return sorted(played, key=lambda game: game.worst_ms)
 
     def _split(self, start: Played, memory: Ints) -> Played | None:
-        """Halve tables that hold up the slowest device and play again, as long as it helps."""
+        """Halve tables that hold up the slowest device and play again, as long as it helps.
+
+        In tasks so large that this would take seconds splitting is left to the search.
+        """
         best, improved = start, None
+        if len(start.pieces) * len(memory) * _SPLITS_TRIED > _BUDGET:
+            return None
         for _ in range(_MOST_SPLITS):
             candidates = [] if best.balance > _BALANCED else self._candidates(best)
             played = self._player.play(candidates, memory) if candidates else []
@@ -109,7 +116,7 @@ class PolicySharder:
         order = [n for n in np.argsort(-alone).tolist() if played.pieces[n].width >= 2 * DIM_STEP]
         slowest = played.costs_ms.index(played.worst_ms)
         choices = [(n,) for n in order if played.homes[n] == slowest][:_SPLIT_CHOICES]
-        choices += [tuple(order[:count]) for count in (2, 4, 8) if count <= len(order)]
+        choices += [tuple(order[:count]) for count in _SPLIT_TOGETHER if count <= len(order)]
         return [_with_halves(played.pieces, set(choice)) for choice in choices]
 
 

@@ -104,7 +104,7 @@ def test_games_that_end_together_are_measured_in_one_call_and_only_once(
     bound = env.game.bound_ms.tolist()
     expected = [-max(costs[:2]) / bound[0], -costs[2] / bound[1]]
     assert rewards.tolist() == pytest.approx(expected, rel=1e-5)
-    assert env.tally()["measured"] == source.measured == 3
+    assert env.tally()["asked"] == source.measured == 3
 
     again, _ = played(small_deck, MeasuredRewards(tmp_path / "costs.db"))
     assert [answer.reused for answer in asked[1]] == [True] * 3
@@ -143,7 +143,7 @@ def test_mixed_without_a_share_measures_nothing(small_deck: Deck) -> None:
     mixed, env = played(small_deck, MixedRewards(pretended, 0.0))
     assert mixed.tolist() == estimated.tolist()
     assert pretended.seats == []
-    assert env.tally()["measured"] == 0
+    assert env.tally()["asked"] == 0
 
 
 def test_mixed_measures_its_share_drawn_by_its_seed(deck: Deck) -> None:

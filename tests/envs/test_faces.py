@@ -160,9 +160,9 @@ def test_the_tally_counts_what_ended_since_it_was_asked(deck: Deck) -> None:
             "games": games,
             "dead_ends": dead,
             "relative_max": pytest.approx(np.mean(relative)),
-            "measured": 0,
+            "asked": 0,
         }
-    assert env.tally() == {"games": 0, "dead_ends": 0, "relative_max": 0, "measured": 0}
+    assert env.tally() == {"games": 0, "dead_ends": 0, "relative_max": 0, "asked": 0}
 
 
 @pytest.mark.parametrize("seed", [0, 7])
