@@ -1,6 +1,7 @@
 """PPO on the game: RLlib's algorithm for our environment, policy and connectors."""
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -28,7 +29,7 @@ from workload import EmbeddingTable, UserError
 
 CPUS_PER_ENV_RUNNER = 0.5
 _ENVIRONMENT = "Sharding"
-_MOST_EMPTY = 5  # iterations in a row in which nobody has played
+_PATIENCE_SECONDS = 120.0  # a lost env runner is back after ten or twenty
 _BELIEVED = "autoshard_cost_model"  # where an algorithm keeps what its env runners should believe
 
 logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it greets every user of PPO
@@ -113,7 +114,7 @@ class Trainer:
         register_env(_ENVIRONMENT, partial(_make, self._setting))
         config = ppo_config(setting.generator, hyperparameters, games, num_env_runners, seed)
         self.algorithm: Algorithm = config.build_algo()
-        self._steps, self._empty = 0, 0
+        self._steps = 0
 
     @property
     def network(self) -> PolicyNetwork:
@@ -130,12 +131,14 @@ class Trainer:
     @one_thread()  # beside a busy pool two threads wait for each other, twenty times as long
     def iterate(self) -> dict[str, float]:
         """One iteration of PPO; its figures, with the games' `tally` in sum."""
-        try:
-            result = self.algorithm.train()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:  # RLlib's, around whatever an environment has raised
-            if isinstance(error.__cause__, UserError):
-                raise error.__cause__ from None
-            raise
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while (result := self._train()).get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) <= self._steps:
+            # All env runners are lost, and take a while to come back.
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"no env runner has played for {_PATIENCE_SECONDS:.0f} s: go on with --resume, "
+                    "and see with --num-env-runners 0 what is wrong with them"
+                )
         learned = result.get("learners", {}).get("default_policy", {})
         tallies: list[dict[str, float]] = _runners(self.algorithm).foreach_env_runner(
             lambda runner: {} if runner.env is None else runner.env.unwrapped.tally()
@@ -143,14 +146,7 @@ class Trainer:
         told = [tally for tally in tallies if tally]
         finished = sum(tally["games"] - tally["dead_ends"] for tally in told)
         relative = sum(t["relative_max"] * (t["games"] - t["dead_ends"]) for t in told)
-        played = int(result.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, self._steps)) - self._steps
-        self._empty = 0 if played else self._empty + 1
-        if self._empty == _MOST_EMPTY:
-            raise UserError(
-                f"env runners were lost in {_MOST_EMPTY} iterations in a row: go on with --resume "
-                "and fewer of them, or with --num-env-runners 0 to see why"
-            )
-        self._steps += played
+        self._steps = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
         return {
             "steps": float(self._steps),
             "episode_return": float(result["env_runners"].get("episode_return_mean", "nan")),
@@ -168,6 +164,15 @@ class Trainer:
                 )
             },
         }
+
+    def _train(self) -> dict[str, Any]:
+        try:
+            result: dict[str, Any] = self.algorithm.train()  # type: ignore[no-untyped-call]
+        except RuntimeError as error:  # RLlib's, around whatever an environment has raised
+            if isinstance(error.__cause__, UserError):
+                raise error.__cause__ from None
+            raise
+        return result
 
     def learn(self, model: CostModel) -> None:
         """All env runners believe this cost model from now on."""
