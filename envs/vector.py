@@ -18,6 +18,7 @@ from envs.observation import Floats, Layout
 from envs.rewards import CostSource, Dense, EstimatedRewards, Reward
 
 Info = dict[str, Any]
+_MOST = float(np.finfo(np.float32).max)  # shares and ratios have no limit, and are finite
 
 
 class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
@@ -54,7 +55,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         devices = max_devices or self.generator.most_devices
         self.layout = Layout(devices)
         self.game = ShardingGame(deck, num_envs, self.generator.most_tables, devices)
-        box = gym.spaces.Box(-np.inf, np.inf, (self.layout.size,), np.float32)
+        box = gym.spaces.Box(-1.0, _MOST, (self.layout.size,), np.float32)
         self.single_observation_space, self.single_action_space = box, gym.spaces.Discrete(devices)
         self.observation_space = gym.vector.utils.batch_space(box, num_envs)
         self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)

@@ -11,7 +11,7 @@ from experiments.ranges import read_range
 from sharders.policy_network import PolicyShape
 from workload import UserError
 
-_ITERATIONS = 30
+_ITERATIONS = 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class PPOShardConfig:
     measured_share: float = 0.03
     """Of the games, with --reward mixed."""
     iterations: int | None = None
-    """Of PPO; by default 30, and with --resume as many as the run was to have."""
+    """Of PPO; by default 20, and with --resume as many as the run was to have."""
     games: int = 128
     """Played at once; an iteration is about one of each."""
     num_env_runners: int = 0
