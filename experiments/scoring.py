@@ -68,7 +68,7 @@ def score_all(
             max_ms_mean=_mean([ms for ms in ours if ms is not None]),
             max_ms=tuple(ours),
             balance_mean=_mean([cost.balance for cost in costs]),
-            oom=sum(outcome.plan is None for outcome in some),
+            oom=ours.count(None),
             seconds_mean=_mean([o.seconds for o in some if o.cost is not None]),
             win_rate=sum(ms is not None and ms == b for ms, b in zip(ours, least, strict=True))
             / len(ours),

@@ -12,13 +12,18 @@ def command(script: str, arguments: str) -> list[str]:
     return [sys.executable, str(EXPERIMENTS / script), *arguments.split()]
 
 
+def environment() -> dict[str, str]:
+    """Ours, without what MLflow has put there when tests of this process logged."""
+    return {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+
+
 def run(
-    script: str, arguments: str, folder: Path, code: int = 0, **environment: str
+    script: str, arguments: str, folder: Path, code: int = 0, **changes: str
 ) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
         command(script, arguments),
         cwd=folder,
-        env={**os.environ, **environment},
+        env={**environment(), **changes},
         capture_output=True,
         text=True,
         timeout=240,

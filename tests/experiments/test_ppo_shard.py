@@ -13,7 +13,7 @@ from typing import Any
 import mlflow
 import psutil
 import pytest
-from commands import command, run
+from commands import command, environment, run
 
 from benchmark import MeasurementStore
 from cost_model import load_model
@@ -117,7 +117,11 @@ class Watched:
         self.log = folder / "log.txt"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command("ppo_shard.py", options), cwd=folder, stdout=log, stderr=log
+                command("ppo_shard.py", options),
+                cwd=folder,
+                env=environment(),
+                stdout=log,
+                stderr=log,
             )
 
     def wait_for(self, pattern: str) -> None:
