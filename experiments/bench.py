@@ -57,10 +57,10 @@ def main(config: BenchConfig) -> None:
     figures = [*yardstick(), read_speed(tables)]
     _say("training on what is shipped")
     figures += learning_figures()
+    _say("the game and sharders")
+    figures += [*speed_figures(), *memory_figures()]
     with tempfile.TemporaryDirectory() as folder, ray_cluster():
         place = Path(folder)
-        _say("the game, PPO and sharders")
-        figures += [*speed_figures(), *memory_figures()]
         figures += [
             *pool_figures(tables, place),
             repeatability(tables, place),
