@@ -66,10 +66,11 @@ class RunFolder:
     ) -> None:
         """Write a checkpoint, then let `training.json` name it, then remove the older ones."""
         name = f"{_CHECKPOINT}{progress.iteration}"
-        if (self.folder / name).exists():  # gone on with from there: it is the same
+        if self._document().get("checkpoint") == name:  # gone on with from there: it is the same
             return
         partial = self.folder / f"{_PARTIAL}{name}"
-        shutil.rmtree(partial, ignore_errors=True)
+        for leftover in (partial, self.folder / name):  # of a process killed before it was named
+            shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         save_algorithm(partial / _ALGORITHM)
         save_model(model, partial / COST_MODEL)
