@@ -13,6 +13,7 @@ from benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSetti
 from benchmark.hardware import DeviceInfo
 from experiments import cli, tracking
 from experiments.cluster import ray_cluster
+from experiments.outputs import check_file
 from experiments.progress import following
 from workload import (
     EmbeddingTable,
@@ -91,8 +92,7 @@ def main(config: CollectConfig) -> None:
     if batch_size is None:
         batch_size = PROFILES[default_profile()].batch_size
     settings = MeasureSettings(batch_size, OperatorOptions(config.weights, config.optimizer))
-    if config.json is not None and config.json.is_dir():
-        raise UserError(f"{config.json}: is a folder: name a file for --json")
+    check_file(config.json, "--json")
     if min(config.seed, config.num_exchanges) < 0:
         raise UserError("--seed and --num-exchanges must be at least 0")
     MeasurementStore(config.store).close()  # a store that cannot be used is told before work starts

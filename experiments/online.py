@@ -32,14 +32,12 @@ class OnlineModel:
 
     Args:
         base: the model that training began with; each update starts from it.
-        current: the model as it is now.
         store: where measurements arrive.
         batch_size: of those that count.
     """
 
-    def __init__(self, base: CostModel, current: CostModel, store: Path, batch_size: int) -> None:
-        self._base = base
-        self.model = current
+    def __init__(self, base: CostModel, store: Path, batch_size: int) -> None:
+        self._base = self.model = base
         self._store = store
         self._batch_size = batch_size
         self._operator: OperatorOptions = base.provenance.operator

@@ -88,7 +88,7 @@ class Training:
         self._store, self._run = store, run
         self._pool = None if config.reward == "estimated" else BenchmarkPool(store)
         self._refuse_the_impossible(base)
-        self._online = OnlineModel(base, base, store, config.batch_size)
+        self._online = OnlineModel(base, store, config.batch_size)
         # What goes on after a checkpoint must not play the first iterations' games again.
         seed = config.seed + _SEEDS_APART * begun
         goal = NegativeMaximum() if config.goal == "maximum" else Balance()
@@ -121,12 +121,8 @@ class Training:
 
     def _refuse_the_impossible(self, base: CostModel) -> None:
         """UserError where training would wait for ever, or mix costs of unlike machines."""
-        asked, cpus = (
-            self._config.num_env_runners,
-            ray.cluster_resources().get(  # type: ignore[no-untyped-call]
-                "CPU", 0.0
-            ),
-        )
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        asked, cpus = self._config.num_env_runners, resources.get("CPU", 0.0)
         if asked * CPUS_PER_ENV_RUNNER > cpus:
             raise UserError(
                 f"--num-env-runners {asked} is more than the {cpus:.0f} CPUs of the Ray cluster "

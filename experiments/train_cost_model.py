@@ -33,6 +33,7 @@ from cost_model.evaluation import Evaluation, evaluate, evaluations_per_second
 from cost_model.pictures import draw_all
 from cost_model.training import Curves, TrainOptions
 from experiments import cli, tracking
+from experiments.outputs import check_file
 from experiments.progress import following
 from experiments.proposing import Proposer
 from workload import UserError, documents
@@ -82,8 +83,7 @@ class TrainConfig:
 def main(config: TrainConfig) -> None:
     """Train, test, save, log."""
     check_free(config.out, config.force)
-    if config.json is not None and config.json.is_dir():
-        raise UserError(f"{config.json}: is a folder: name a file for --json")
+    check_file(config.json, "--json")
     if min(config.rounds, config.check_tasks, config.budget_shards) < 0:
         raise UserError("--rounds, --check-tasks and --budget-shards must be at least 0")
     if config.seed < 0:

@@ -71,18 +71,11 @@ class LocalSearch:
 
 
 class LocalSearchSharder:
-    """Local search from the better of the two greedy plans by cost. Arguments: `LocalSearch`'s."""
+    """Local search from the better of the two greedy plans by cost."""
 
-    def __init__(
-        self,
-        oracle: EstimatedCosts,
-        caution: float = 2.0,
-        kicks: int = 8,
-        split: bool = True,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, oracle: EstimatedCosts, split: bool = True) -> None:
         self._starts: tuple[Sharder, ...] = (AloneGreedySharder(oracle), FusedGreedySharder(oracle))
-        self._search = LocalSearch(oracle, caution, kicks, split, seed)
+        self._search = LocalSearch(oracle, split=split)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError names the table that no device has room for, as a whole."""
