@@ -34,7 +34,7 @@ from experiments.bench_policy import (
     speed_figures,
     training_figures,
 )
-from experiments.cluster import ray_cluster
+from experiments.joining import ray_cluster
 from experiments.collect_costs import Summary, summarise
 from experiments.figures import Figure
 from workload import EmbeddingTable, Shard, documents, load_tables, random_shards

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from benchmark.hardware import DeviceInfo
 from experiments import cli, tracking
-from experiments.cluster import ray_cluster
+from experiments.joining import ray_cluster
 from experiments.outputs import check_file
 from experiments.progress import following
 from workload import (

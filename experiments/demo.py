@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments import cli, collect_costs, compare, ppo_shard, train_cost_model
-from experiments.cluster import ray_cluster
+from experiments.joining import ray_cluster
 from experiments.outputs import check_folder
 from experiments.ppo_config import PPOShardConfig
 from workload import UserError

@@ -15,7 +15,7 @@ from benchmark import (
 )
 from cost_model import CostModel
 from experiments import cli
-from experiments.cluster import ray_cluster
+from experiments.joining import ray_cluster
 from workload import Shard, ShardCost, ShardingPlan, ShardingTask
 
 # A maximum of noisy values reads high: as long as it takes until a cost is known to 2 %.

@@ -9,7 +9,7 @@ from typing import Any
 from benchmark import MeasurementStore
 from cost_model import load_model
 from experiments import cli, tracking
-from experiments.cluster import ray_cluster
+from experiments.joining import ray_cluster
 from experiments.loading import oracle_for
 from experiments.ppo_config import PPOShardConfig
 from experiments.ppo_training import Training

@@ -12,7 +12,7 @@ from benchmark.fbgemm import library_versions
 from cost_model import CostDataset, EstimatedCosts
 from cost_model.proposals import MakeSharder, promises, worth_measuring
 from experiments import cli
-from experiments.cluster import ray_cluster
+from experiments.joining import ray_cluster
 from experiments.measuring import TO_THE_END
 from experiments.progress import following
 from sharders import AloneGreedySharder, FusedGreedySharder, LocalSearchSharder
