@@ -34,9 +34,9 @@ from experiments.bench_policy import (
     speed_figures,
     training_figures,
 )
-from experiments.joining import ray_cluster
 from experiments.collect_costs import Summary, summarise
 from experiments.figures import Figure
+from experiments.joining import ray_cluster
 from workload import EmbeddingTable, Shard, documents, load_tables, random_shards
 
 _SETTINGS = MeasureSettings(1024)
