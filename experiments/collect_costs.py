@@ -5,6 +5,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +13,11 @@ from typing import Any, Literal
 from benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from benchmark.hardware import DeviceInfo
 from experiments import cli, tracking
+from experiments.data_sources import short_name, store_source, tables_source
 from experiments.joining import ray_cluster
 from experiments.outputs import check_file
 from experiments.progress import following
+from experiments.storage import Storage
 from workload import (
     EmbeddingTable,
     OperatorOptions,
@@ -28,6 +31,8 @@ from workload import (
 from workload.operators import Optimizer, Weights
 from workload.sampling import MOST_TASK_DEVICES
 from workload.synthetic import PROFILES, default_profile
+
+_KEEP_SECONDS = 60.0  # between two copies to --storage
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,9 @@ class CollectConfig:
     """SQLite file that keeps what is measured."""
     devices: Literal["auto", "cpu", "cuda"] = "auto"
     """What to measure on; auto takes GPUs where the cluster has any."""
+    storage: str | None = None
+    """A shared path or object store (s3://...) that the store's content is fetched from and kept in
+    (as Parquet) every minute."""
     json: Path | None = None
     """Write a summary here."""
     mlflow_uri: str | None = None
@@ -95,25 +103,42 @@ def main(config: CollectConfig) -> None:
     check_file(config.json, "--json")
     if min(config.seed, config.num_exchanges) < 0:
         raise UserError("--seed and --num-exchanges must be at least 0")
+    storage = None if config.storage is None else Storage(config.storage)
+    if storage is not None:
+        known = storage.fetch_store(config.store)
+        cli.console.print(f"{known} measurements came from {config.storage}", soft_wrap=True)
     MeasurementStore(config.store).close()  # a store that cannot be used is told before work starts
     parameters = {**asdict(config), "batch_size": batch_size}
-    with tracking.tracked_run("collect_costs", parameters, config.mlflow_uri) as run, ray_cluster():
+    name = f"collect {len(shards)} shards of {short_name(config.tables)}"
+    with (
+        tracking.tracked_run("collect_costs", name, parameters, config.mlflow_uri) as run,
+        ray_cluster(),
+        ExitStack() as stack,
+    ):
+        if storage is not None:  # also after Ctrl-C
+            stack.callback(storage.keep_store, config.store)
         pool = BenchmarkPool(config.store, kind=config.devices)
-        summary = collect(pool, shards, settings)
+        summary = collect(pool, shards, settings, storage)
         report(summary, config.store)
         collect_exchanges(pool, tables, config.num_exchanges, batch_size, config.seed)
         if config.json is not None:
             documents.write(config.json, asdict(summary))
         run.metrics({name: value for name, value in asdict(summary).items() if name != "devices"})
-        run.tags({"tables": config.tables, "hardware": pool.devices()[0].hardware})
+        run.tags({"hardware": pool.devices()[0].hardware})
         pool.close()
+        run.data(tables_source(config.tables, tables), store_source(config.store))
         with tempfile.TemporaryDirectory() as folder, MeasurementStore(config.store) as store:
             copy = Path(folder) / config.store.name
             store.copy_to(copy)
             run.artifact(copy)
 
 
-def collect(pool: BenchmarkPool, shards: Sequence[Shard], settings: MeasureSettings) -> Summary:
+def collect(
+    pool: BenchmarkPool,
+    shards: Sequence[Shard],
+    settings: MeasureSettings,
+    storage: Storage | None = None,
+) -> Summary:
     """Measure the shards with a progress bar; Ctrl-C keeps what was measured."""
     devices = pool.devices()
     cli.console.print(
@@ -121,12 +146,15 @@ def collect(pool: BenchmarkPool, shards: Sequence[Shard], settings: MeasureSetti
         + ", ".join(device.name for device in devices)
     )
     answers: list[Measurement] = []
-    started = time.monotonic()
+    started = kept = time.monotonic()
     try:
         with following(len(shards), "shards") as step:
             for _, measurement in pool.stream(shards, settings, retry_failed=True):
                 answers.append(measurement)
                 step()
+                if storage is not None and time.monotonic() - kept > _KEEP_SECONDS:
+                    storage.keep_store(pool.store)
+                    kept = time.monotonic()
     except KeyboardInterrupt:
         raise KeyboardInterrupt(
             f"{len(answers)} of {len(shards)} shards are in {pool.store}; run again to go on"

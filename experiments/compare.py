@@ -13,6 +13,7 @@ from cost_model.training import one_thread
 from envs import Deck, RandomDeals
 from experiments import cli, tracking
 from experiments.comparing import Outcome, estimated, make_plans, measured
+from experiments.data_sources import short_name, tables_source
 from experiments.loading import check_sharders, model_beside, oracle_for
 from experiments.measuring import JUDGING_SEED, VERIFYING_SEED, PlanMeter, plan_pool
 from experiments.outputs import check_file, check_folder
@@ -120,7 +121,7 @@ def main(config: CompareConfig) -> None:
         MeasurementStore(config.store).close()  # one that cannot be used is told before work starts
     with ExitStack() as stack:
         run = stack.enter_context(
-            tracking.tracked_run("compare", asdict(config), config.mlflow_uri)
+            tracking.tracked_run("compare", _run_name(config), asdict(config), config.mlflow_uri)
         )
         judge, verify, hardware = None, None, model.provenance.hardware
         if config.measure:
@@ -161,7 +162,8 @@ def main(config: CompareConfig) -> None:
         documents.write(folder / "compare.json", figures)
         run.artifact(folder / "compare.json")
         run.metrics(_metrics(scores))
-        run.tags({"tables": config.tables, "hardware": hardware})
+        run.tags({"hardware": hardware, "num_devices": config.num_devices})
+        run.data(tables_source(config.tables, tables))
         if config.json is not None:
             documents.write(config.json, figures)
     cli.console.print(verdict(scores, best, what), soft_wrap=True)
@@ -194,6 +196,11 @@ def write_results(
         files.append(pictures / "best_plan.png")
         cost.picture(files[-1], f"{best}, {what}")
     return files
+
+
+def _run_name(config: CompareConfig) -> str:
+    what = "measure" if config.measure else "estimate"
+    return f"{what} {short_name(config.tables)} {config.num_tables} on {config.num_devices}"
 
 
 def _tables(config: CompareConfig) -> list[EmbeddingTable]:

@@ -1,8 +1,7 @@
 """How a policy does, while it is trained and after: estimated, on tables it never learned from."""
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -30,7 +29,6 @@ def draw_tasks(deck: Deck, generator: Generator, count: int, seed: int) -> list[
     return tasks
 
 
-@dataclass(frozen=True)
 class PolicyCheck:
     """The same tasks for every check.
 
@@ -39,17 +37,21 @@ class PolicyCheck:
         seed: of sharders that draw.
     """
 
-    tasks: Sequence[ShardingTask]
-    seed: int = 0
+    def __init__(self, tasks: Sequence[ShardingTask], seed: int = 0) -> None:
+        self.tasks = tasks
+        self.seed = seed
+        self._heuristics: tuple[CostModel, Maxima] | None = None
 
     def relative_to_heuristic(self, policy: Policy, model: CostModel) -> tuple[float, int]:
         """The policy's maximum over the best heuristic's, and tasks that it found no plan for."""
-        maxima, _ = self.maxima(policy, model, (*HEURISTICS, "policy"))
-        best = best_heuristic(maxima)
-        return relative(maxima["policy"], maxima[best]), maxima["policy"].count(None)
+        if self._heuristics is None or self._heuristics[0] is not model:  # they never change
+            self._heuristics = (model, self.maxima(policy, model, HEURISTICS)[0])
+        heuristics = self._heuristics[1]
+        ours = self.maxima(policy, model, ("policy",))[0]["policy"]
+        return relative(ours, heuristics[best_heuristic(heuristics)]), ours.count(None)
 
     def maxima(
-        self, policy: Policy, model: CostModel, names: Sequence[str] = (*HEURISTICS, *_LEARNED)
+        self, policy: Policy, model: CostModel, names: Iterable[str] = (*HEURISTICS, *_LEARNED)
     ) -> tuple[dict[str, list[float | None]], dict[str, list[ShardingPlan | None]]]:
         """The slowest device of each sharder's plan for each task, estimated; and the plans."""
         oracle = EstimatedCosts(model, self.tasks[0].batch_size)

@@ -1,6 +1,7 @@
 """PPO on the game: RLlib's algorithm for our environment, policy and connectors."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -45,7 +46,7 @@ class Hyperparameters:
         minibatch: steps in a gradient.
         clip: how far the odds of a choice may move in an iteration.
         entropy: weight of staying undecided.
-        lambda_: of generalised advantages; 1 trusts returns alone, 0 the critic alone.
+        gae_lambda: of generalised advantages; 1 trusts returns alone, 0 the critic alone.
         shape: of the network.
     """
 
@@ -54,8 +55,28 @@ class Hyperparameters:
     minibatch: int = 1024
     clip: float = 0.2
     entropy: float = 0.0
-    lambda_: float = 0.98
+    gae_lambda: float = 0.98
     shape: PolicyShape = field(default_factory=PolicyShape)
+
+    def check(self) -> None:
+        """UserError unless the numbers make sense."""
+        shape = self.shape
+        positive = {
+            "learning-rate": self.learning_rate,
+            "epochs": self.epochs,
+            "minibatch": self.minibatch,
+            "clip": self.clip,
+            "shape.hidden": shape.hidden,
+            "shape.encoded": shape.encoded,
+            "shape.sharpness": shape.sharpness,
+        }
+        for option, value in positive.items():
+            if not 0 < value < math.inf:
+                raise UserError(f"--hyper.{option} must be more than 0, got {value}")
+        if not 0 <= self.entropy < math.inf:
+            raise UserError(f"--hyper.entropy must be at least 0, got {self.entropy}")
+        if not 0 <= self.gae_lambda <= 1:
+            raise UserError(f"--hyper.gae-lambda must lie between 0 and 1, got {self.gae_lambda}")
 
 
 @dataclass(frozen=True)
@@ -248,7 +269,7 @@ def ppo_config(
             num_epochs=hyper.epochs,
             lr=hyper.learning_rate,
             gamma=1.0,
-            lambda_=hyper.lambda_,
+            lambda_=hyper.gae_lambda,
             clip_param=hyper.clip,
             entropy_coeff=hyper.entropy,
             vf_loss_coeff=1.0,

@@ -1,8 +1,9 @@
 """The settings of a training run."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from envs import RandomDeals
 from experiments.outputs import check_file
@@ -12,6 +13,7 @@ from sharders.policy_network import PolicyShape
 from workload import UserError
 
 _ITERATIONS = 20
+_PATHS = ("out", "store", "json")
 
 
 @dataclass(frozen=True)
@@ -50,10 +52,8 @@ class PPOShardConfig:
     """Played at once; an iteration is about one of each."""
     num_env_runners: int = 0
     """Processes that play beside the one that learns; 0: that one plays too."""
-    learning_rate: float = Hyperparameters.learning_rate
-    """Of PPO."""
-    sharpness: float = PolicyShape.sharpness
-    """How strictly training starts out from the greedy by cost_fused."""
+    hyper: Hyperparameters = field(default_factory=Hyperparameters)
+    """Of PPO and of the policy's network; tune_shard.py looks for good ones."""
     check_every: int = 5
     """Iterations between checks on unseen tables, and between updates of the cost model."""
     check_tasks: int = 16
@@ -68,6 +68,8 @@ class PPOShardConfig:
     """Replace the run in --out."""
     store: Path | None = None
     """SQLite file of measurements; by default costs.db in --out."""
+    storage: str | None = None
+    """A shared path or object store (s3://...) that keeps the run and its measurements as well."""
     json: Path | None = None
     """Write the result here."""
     mlflow_uri: str | None = None
@@ -84,8 +86,7 @@ class PPOShardConfig:
             raise UserError("--seed and --num-env-runners must be at least 0")
         if not 0 <= self.measured_share <= 1:
             raise UserError(f"--measured-share must lie between 0 and 1, got {self.measured_share}")
-        if not (self.learning_rate > 0 and self.sharpness > 0):
-            raise UserError("--learning-rate and --sharpness must be more than 0")
+        self.hyper.check()
         check_file(self.json, "--json")
         devices = self.generator().most_devices
         if devices > self.max_devices:
@@ -105,8 +106,10 @@ class PPOShardConfig:
             self.memory_unevenness,
         )
 
-    def hyperparameters(self) -> Hyperparameters:
-        """Of PPO and the policy."""
-        default = Hyperparameters()
-        shape = replace(default.shape, sharpness=self.sharpness)
-        return replace(default, learning_rate=self.learning_rate, shape=shape)
+    @staticmethod
+    def from_json(settings: Mapping[str, Any]) -> "PPOShardConfig":
+        """What `asdict` made of it, read from JSON."""
+        hyper = dict(settings["hyper"])
+        paths = {n: None if settings[n] is None else Path(settings[n]) for n in _PATHS}
+        hyper["shape"] = PolicyShape(**hyper["shape"])
+        return PPOShardConfig(**{**settings, **paths, "hyper": Hyperparameters(**hyper)})

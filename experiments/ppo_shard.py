@@ -9,11 +9,14 @@ from typing import Any
 from benchmark import MeasurementStore
 from cost_model import load_model
 from experiments import cli, tracking
+from experiments.data_sources import short_name, store_source, tables_source
 from experiments.joining import ray_cluster
 from experiments.loading import oracle_for
 from experiments.ppo_config import PPOShardConfig
 from experiments.ppo_training import Training
 from experiments.run_folder import RunFolder
+from experiments.storage import Storage
+from experiments.training_report import TrainingReport
 from workload import UserError, documents, load_tables
 from workload.parts import tables_by_part
 
@@ -23,8 +26,11 @@ _FEWEST_TABLES = 3  # that teach, and that check and test
 def main(config: PPOShardConfig) -> None:
     """Set up or take up a run, train it to the end, test the policy."""
     folder = RunFolder(config.out.resolve())
+    storage = None if config.storage is None else Storage(config.storage).within(folder.folder.name)
     resumed = None
     if config.resume:
+        if storage is not None:
+            folder.fetch(storage)
         settings, progress, checkpoint, current = folder.read()
         config = _resumed(config, settings)
         resumed = (progress, checkpoint, current)
@@ -44,20 +50,34 @@ def main(config: PPOShardConfig) -> None:
     if resumed is None:
         folder.begin(config.force)
     store = config.store or folder.folder / "costs.db"
+    if storage is not None:
+        storage.fetch_store(store)
     MeasurementStore(store).close()  # a store that cannot be used is told before work starts
     run_id = resumed[0].mlflow_run if resumed else None
+    name = f"ppo {short_name(config.tables)} {config.num_tables} on {config.num_devices}"
     with ExitStack() as stack:
         run = stack.enter_context(
-            tracking.tracked_run("ppo_shard", asdict(config), config.mlflow_uri, run_id)
+            tracking.tracked_run("ppo_shard", name, asdict(config), config.mlflow_uri, run_id)
         )
         stack.enter_context(ray_cluster())
         begun = resumed[0].iteration if resumed else 0
-        training = Training(config, folder, parts, base, store, run, begun)
+        training = Training(config, folder, parts, base, store, run.run_id, begun)
         stack.callback(training.stop)
+        report = TrainingReport(training, run)
         if resumed is not None:
             training.take_up(*resumed)
-        training.train()
-        result = training.test()
+        report.introduce(len(parts["train"]))
+        if resumed is None:
+            run.data(tables_source(config.tables, tables))
+            training.begin()
+        while not training.done:
+            figures = training.step()
+            report.tell(figures)
+            if storage is not None and "check_score" in figures:
+                folder.mirror(storage)
+                storage.keep_store(store)
+        result = report.test()
+        run.data(store_source(store))
         if config.json is not None:
             documents.write(config.json, result)
     cli.console.print(
@@ -75,7 +95,7 @@ def _settled(config: PPOShardConfig) -> PPOShardConfig:
         if Path(value).exists()
     }
     out = config.out.resolve()
-    store = (config.store or out / "costs.db").resolve()
+    store = None if config.store is None else config.store.resolve()
     uri = tracking.absolute_uri(config.mlflow_uri)
     return replace(config, out=out, store=store, mlflow_uri=uri, **there)  # type: ignore[arg-type]
 
@@ -83,13 +103,13 @@ def _settled(config: PPOShardConfig) -> PPOShardConfig:
 def _resumed(config: PPOShardConfig, settings: dict[str, Any]) -> PPOShardConfig:
     """The run's own settings, with what may change."""
     with documents.naming(config.out), documents.fields_of("training"):
-        for name in ("out", "store", "json"):
-            settings[name] = None if settings[name] is None else Path(settings[name])
-        before = PPOShardConfig(**settings)
+        before = PPOShardConfig.from_json(settings)
     return replace(
         before,
         iterations=config.iterations or before.iterations,
         out=config.out,
+        store=config.store or before.store,
+        storage=config.storage or before.storage,
         json=config.json or before.json,
         mlflow_uri=config.mlflow_uri or before.mlflow_uri,
     )

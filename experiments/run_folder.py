@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cost_model import CostModel, load_model, save_model
+from experiments.storage import Storage
 from workload import UserError, documents
 
-RUN_SCHEMA = documents.Schema("autoshard.training", 1)
+RUN_SCHEMA = documents.Schema("autoshard.training", 2)
 COST_MODEL = "cost_model"  # the folder of the cost model that a policy goes with
 _DOCUMENT, _CHECKPOINT, _ALGORITHM = "training.json", "checkpoint-", "algorithm"
 _PARTIAL = ".partial-"
@@ -95,6 +96,19 @@ class RunFolder:
         if not (where / _ALGORITHM).is_dir():
             raise UserError(f"{where}: the checkpoint is missing: start anew with --force")
         return config, progress, where / _ALGORITHM, load_model(where / COST_MODEL)
+
+    def mirror(self, storage: Storage) -> None:
+        """Make a storage hold what the folder holds, but for stores (which are kept as Parquet)."""
+        storage.keep_folder(self.folder, last=_DOCUMENT, without="*.db*")
+
+    def fetch(self, storage: Storage) -> None:
+        """Bring the run here if it is not: the machine that it ran on may be gone."""
+        if not self.exists:
+            storage.fetch_folder(self.folder)
+
+    def checkpoint(self) -> Path:
+        """The folder of the last whole checkpoint."""
+        return self.folder / str(self._document()["checkpoint"])
 
     def _document(self) -> dict[str, Any]:
         with documents.naming(self.folder / _DOCUMENT):

@@ -1,19 +1,39 @@
-"""Logging to MLflow: the one place that knows how runs are named, tagged and stored."""
+"""Logging to MLflow: the one place that knows how runs are named, tagged and stored.
 
+All runs are in the experiment `autoshard`. What they can be found by:
+
+- tags `kind` (ppo_shard, tune_shard, trial, collect_costs, train_cost_model, compare), `tables`,
+  `hardware`, `num_devices`, `git_commit`, `host`, `torch`, `fbgemm`, `ray`;
+- datasets: the tables (context `tables`) and the stores (context `measurements`) that went in;
+- `mlflow.parentRunId`: the sweep that a trial belongs to.
+"""
+
+import getpass
+import importlib.metadata
+import json
 import logging
+import math
 import os
 import platform
+import socket
 import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from workload import UserError
+from benchmark import PlanCost
+from experiments.data_sources import DataSource, short_name
+from workload import ShardingPlan, UserError
 
 DEFAULT_URI = "sqlite:///mlflow.db"
 EXPERIMENT = "autoshard"
+_ANSWER_SECONDS = 5.0
+_VERSIONS = {"torch": "torch", "ray": "ray", "fbgemm": "fbgemm-gpu", "fbgemm_cpu": "fbgemm-gpu-cpu"}
 
 
 def tracking_uri(asked: str | None) -> str:
@@ -29,110 +49,217 @@ def absolute_uri(asked: str | None) -> str:
 
 
 class TrackedRun:
-    """A run in MLflow that is being written."""
+    """A run in MLflow that is being written. Nothing of it is global: many may be open at once."""
 
-    def __init__(self, run_id: str) -> None:
-        self.run_id = run_id
+    def __init__(self, client: Any, run_id: str, experiment: str) -> None:
+        self._client, self.run_id, self._experiment = client, run_id, experiment
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Log figures; with `step` as points of curves."""
-        import mlflow
+        """Log figures; with `step` as points of curves. What is not finite is left out."""
+        from mlflow.entities import Metric
 
-        mlflow.log_metrics(dict(values), step=step)
+        now = int(time.time() * 1000)
+        points = [
+            Metric(n, float(v), now, step or 0) for n, v in values.items() if math.isfinite(v)
+        ]
+        self._client.log_batch(self.run_id, metrics=points)
 
     def curve(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
         """Log a figure as it went, step by step."""
-        import mlflow
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
         points = [Metric(name, v, now, s) for s, v in zip(steps, values, strict=True)]
-        mlflow.MlflowClient().log_batch(self.run_id, metrics=points)
+        self._client.log_batch(self.run_id, metrics=points)
 
-    def register(self, folder: Path, name: str, tags: Mapping[str, str]) -> str:
-        """Log a folder and register it as the next version of a model; returns the version."""
-        import mlflow
-        from mlflow.exceptions import MlflowException
+    def tags(self, values: Mapping[str, Any]) -> None:
+        """Add tags."""
+        from mlflow.entities import RunTag
 
-        mlflow.log_artifacts(str(folder), name)
-        client = mlflow.MlflowClient()
-        with suppress(MlflowException):  # it is registered already
-            client.create_registered_model(name)
-        source = mlflow.get_artifact_uri(name)
-        version = client.create_model_version(name, source, self.run_id, tags=dict(tags))
-        return str(version.version)
+        self._client.log_batch(self.run_id, tags=[RunTag(n, str(v)) for n, v in values.items()])
+
+    def data(self, *sources: DataSource) -> None:
+        """Say what went in."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(
+                    source.name,
+                    source.digest[:36],
+                    "local",
+                    json.dumps({"uri": source.uri}),
+                    profile=json.dumps(dict(source.profile)),
+                ),
+                [InputTag("mlflow.data.context", source.context)],
+            )
+            for source in sources
+        ]
+        self._client.log_inputs(self.run_id, inputs)
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
-        """Log a file."""
-        import mlflow
+        """Log a file, or a folder with all that is in it."""
+        if path.is_dir():
+            self._client.log_artifacts(self.run_id, str(path), folder)
+        else:
+            self._client.log_artifact(self.run_id, str(path), folder)
 
-        mlflow.log_artifact(str(path), folder)
+    def plan(self, name: str, plan: ShardingPlan, cost: PlanCost) -> None:
+        """Log a plan as JSON and as a picture of what each device would cost, under `plans/`."""
+        with tempfile.TemporaryDirectory() as place:
+            picture, document = Path(place) / f"{name}.png", Path(place) / f"{name}.plan.json"
+            cost.picture(picture, name)
+            plan.save(document)
+            self.artifact(Path(place), "plans")
 
-    def tags(self, values: Mapping[str, str]) -> None:
-        """Add tags."""
-        import mlflow
+    def register(
+        self, folder: Path, name: str, tags: Mapping[str, str], alias: str | None = None
+    ) -> str:
+        """Log a folder and register it as the next version of a model; returns the version."""
+        from mlflow.exceptions import MlflowException
 
-        mlflow.set_tags(dict(values))
+        self.artifact(folder, name)
+        with suppress(MlflowException):  # it is registered already
+            self._client.create_registered_model(name)
+        source = f"{self._client.get_run(self.run_id).info.artifact_uri}/{name}"
+        version = self._client.create_model_version(name, source, self.run_id, tags=dict(tags))
+        if alias is not None:
+            self._client.set_registered_model_alias(name, alias, version.version)
+        return str(version.version)
+
+    def child(self, kind: str, name: str, parameters: Mapping[str, Any]) -> "TrackedRun":
+        """The run of that kind and name under this one; an earlier one of that name goes on."""
+        found = self._client.search_runs(
+            [self._experiment],
+            f"tags.`mlflow.parentRunId` = '{self.run_id}' AND tags.kind = '{kind}' "
+            f"AND attributes.run_name = '{name}'",
+        )
+        if found:
+            self._client.update_run(found[0].info.run_id, "RUNNING")
+            return TrackedRun(self._client, found[0].info.run_id, self._experiment)
+        parent = self._client.get_run(self.run_id).data.tags
+        inherited = {n: v for n, v in parent.items() if not n.startswith("mlflow.")}
+        tags = {**inherited, **_tags(kind), "mlflow.parentRunId": self.run_id}
+        run = self._client.create_run(self._experiment, run_name=name, tags=tags)
+        child = TrackedRun(self._client, run.info.run_id, self._experiment)
+        child.parameters(parameters)
+        return child
+
+    def parameters(self, values: Mapping[str, Any]) -> None:
+        """Log parameters: once, for those of a run never change."""
+        from mlflow.entities import Param
+
+        self._client.log_batch(self.run_id, params=[Param(n, str(v)) for n, v in values.items()])
+
+    def end(self, status: str = "FINISHED") -> None:
+        """FINISHED, FAILED or KILLED."""
+        self._client.set_terminated(self.run_id, status)
 
 
 @contextmanager
 def tracked_run(
-    kind: str, parameters: Mapping[str, Any], uri: str | None = None, run_id: str | None = None
+    kind: str,
+    name: str,
+    parameters: Mapping[str, Any],
+    uri: str | None = None,
+    run_id: str | None = None,
 ) -> Iterator[TrackedRun]:
-    """A run of that kind with its parameters, hardware and versions; UserError if it cannot be.
+    """A run of that kind with its parameters, machine and versions; UserError if it cannot be.
 
     With `run_id` an earlier run goes on.
     """
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # not two minutes in silence
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    import mlflow
     from mlflow.exceptions import MlflowException
 
-    for name in ("alembic", "mlflow"):
-        logging.getLogger(name).setLevel(logging.WARNING)
     where = tracking_uri(uri)
     try:
-        mlflow.set_tracking_uri(where)
-        _choose_experiment(where)
-        run = mlflow.start_run(run_id, run_name=kind, tags=_tags(kind))
-    except (MlflowException, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise UserError(f"MLflow cannot be used at {where}: {reason}") from error
+        run = _begun(kind, name, parameters, where, run_id)
+    except (MlflowException, OSError, ValueError, ImportError) as error:
+        raise UserError(f"MLflow cannot be used at {where}: {_first_line(error)}") from error
     try:
-        if run_id is None:  # parameters of a run never change
-            mlflow.log_params({name: str(value) for name, value in parameters.items()})
-        yield TrackedRun(run.info.run_id)
+        yield run
+    except MlflowException as error:
+        raise UserError(
+            f"MLflow at {where} does not take more: {_first_line(error)} What was made is kept"
+        ) from error
     except KeyboardInterrupt:
-        mlflow.end_run("KILLED")
+        _end(run, "KILLED")
         raise
     except BaseException:
-        mlflow.end_run("FAILED")
+        _end(run, "FAILED")
         raise
-    mlflow.end_run()
+    run.end()
 
 
-def _choose_experiment(uri: str) -> None:
-    """Use our experiment; beside a local SQLite file its artifacts lie in a folder next to it."""
-    import mlflow
+def _end(run: TrackedRun, status: str) -> None:
+    """End a run whose command fails; that MLflow is gone too says nothing new."""
+    with suppress(Exception):
+        run.end(status)
 
-    if mlflow.get_experiment_by_name(EXPERIMENT) is None:
+
+def _begun(
+    kind: str, name: str, parameters: Mapping[str, Any], where: str, run_id: str | None
+) -> TrackedRun:
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    for logger in ("alembic", "mlflow"):
+        logging.getLogger(logger).setLevel(logging.WARNING)
+    _check_reachable(where)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(where)
+    experiment = _experiment(client, where)
+    if run_id is not None:
+        client.update_run(run_id, "RUNNING")
+        return TrackedRun(client, run_id, experiment)
+    tags = _tags(kind)
+    if "tables" in parameters:
+        tags["tables"] = short_name(str(parameters["tables"]))
+    made = client.create_run(experiment, run_name=name, tags=tags)
+    run = TrackedRun(client, made.info.run_id, experiment)
+    run.parameters(parameters)
+    return run
+
+
+def _check_reachable(uri: str) -> None:
+    """OSError if nothing answers, which MLflow would try for minutes in silence."""
+    parts = urlsplit(uri)
+    if parts.scheme in ("http", "https") and parts.hostname:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        socket.create_connection((parts.hostname, port), _ANSWER_SECONDS).close()
+
+
+def _experiment(client: Any, uri: str) -> str:
+    """Ours; beside a local SQLite file its artifacts lie in a folder next to it."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None:
         location = None
         if uri.startswith("sqlite:///"):
-            location = (
-                Path(uri.removeprefix("sqlite:///")).resolve().parent / "mlartifacts"
-            ).as_uri()
+            file = Path(uri.removeprefix("sqlite:///")).resolve()
+            location = (file.parent / "mlartifacts").as_uri()
         try:
-            mlflow.create_experiment(EXPERIMENT, artifact_location=location)
-        except mlflow.exceptions.MlflowException:
-            if mlflow.get_experiment_by_name(EXPERIMENT) is None:  # not made by another meanwhile
+            return str(client.create_experiment(EXPERIMENT, artifact_location=location))
+        except MlflowException:
+            found = client.get_experiment_by_name(EXPERIMENT)  # made by another meanwhile
+            if found is None:
                 raise
-    mlflow.set_experiment(EXPERIMENT)
+    return str(found.experiment_id)
 
 
 def _tags(kind: str) -> dict[str, str]:
-    tags = {"kind": kind, "host": platform.node(), "python": platform.python_version()}
+    tags = {
+        "kind": kind,
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "mlflow.source.name": Path(sys.argv[0]).name,
+        "mlflow.source.type": "LOCAL",
+        "mlflow.user": getpass.getuser(),
+    }
+    for tag, package in _VERSIONS.items():
+        with suppress(importlib.metadata.PackageNotFoundError):
+            tags[tag.partition("_")[0]] = importlib.metadata.version(package)
     commit = _git_commit()
-    return {**tags, "git_commit": commit} if commit else tags
+    return {**tags, "git_commit": commit, "mlflow.source.git.commit": commit} if commit else tags
 
 
 def _git_commit() -> str | None:
@@ -149,3 +276,7 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

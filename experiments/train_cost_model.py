@@ -33,6 +33,7 @@ from cost_model.evaluation import Evaluation, evaluate, evaluations_per_second
 from cost_model.pictures import draw_all
 from cost_model.training import Curves, TrainOptions
 from experiments import cli, tracking
+from experiments.data_sources import store_source
 from experiments.outputs import check_file
 from experiments.progress import following
 from experiments.proposing import Proposer
@@ -91,7 +92,8 @@ def main(config: TrainConfig) -> None:
     if config.budget_shards < config.rounds:
         raise UserError(f"--budget-shards {config.budget_shards} is less than one a round")
     data = _read(config)
-    with tracking.tracked_run("train_cost_model", asdict(config), config.mlflow_uri) as run:
+    name = f"cost model {config.out.name}"
+    with tracking.tracked_run("train_cost_model", name, asdict(config), config.mlflow_uri) as run:
         if config.calibrate is not None:
             model, figures = _calibrated(config.calibrate, data)
         else:
@@ -100,6 +102,7 @@ def main(config: TrainConfig) -> None:
         tags = {"hardware": data.hardware, "versions": data.versions}
         version = run.register(config.out, REGISTERED_AS, tags)
         run.tags(tags)
+        run.data(*(store_source(store) for store in config.store))
         run.metrics(_flat(figures))
         if config.json is not None:
             documents.write(config.json, figures)

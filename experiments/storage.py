@@ -1,0 +1,120 @@
+"""Where results outlive a machine: a shared path, or an object store, by fsspec's URIs.
+
+Work is done in local folders (SQLite and RLlib want real files); what is worth keeping is copied
+here as it is made, and fetched from here where the local folder is gone.
+"""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from benchmark import MeasurementStore, export_parquet, import_parquet
+from benchmark.parquet import exchanges_path
+from workload import UserError
+
+
+class Storage:
+    """A folder behind a URI: `/mnt/shared/runs`, `s3://bucket/runs`, whatever fsspec knows.
+
+    UserError if it cannot be written.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        try:
+            self.filesystem, root = fsspec.core.url_to_fs(uri)
+            self.root = str(root).rstrip("/")
+            self.filesystem.makedirs(self.root, exist_ok=True)
+            probe = f"{self.root}/.autoshard-probe"
+            self.filesystem.pipe_file(probe, b"")
+            self.filesystem.rm_file(probe)
+        except ImportError as error:
+            raise UserError(f"--storage {uri}: {error}") from error
+        except Exception as error:  # each object store has errors of its own
+            raise UserError(f"--storage {uri}: cannot be written: {_reason(error)}") from error
+
+    def within(self, name: str) -> "Storage":
+        """A folder of that name in it."""
+        return Storage(f"{self.uri.rstrip('/')}/{name}")
+
+    def keep(self, file: Path, name: str | None = None) -> None:
+        """Copy a file here, whole or not at all where the store can do that."""
+        target = f"{self.root}/{name or file.name}"
+        self._do(self.filesystem.makedirs, target.rpartition("/")[0], exist_ok=True)
+        if self.is_local:
+            partial = f"{target}.partial"
+            self._do(self.filesystem.put_file, str(file), partial)
+            self._do(self.filesystem.mv, partial, target)
+        else:  # an object appears when all of it has arrived
+            self._do(self.filesystem.put_file, str(file), target)
+
+    def keep_folder(self, folder: Path, last: str, without: str) -> None:
+        """Make what is here equal to a folder, but for files that match `without`.
+
+        The file `last`, which names others, comes last; what it does not name goes after it.
+        """
+        names = [
+            path.relative_to(folder).as_posix()
+            for path in folder.rglob("*")
+            if path.is_file() and not path.match(without)
+        ]
+        there = self._names()
+        for name in sorted(names, key=lambda name: name == last):
+            self.keep(folder / name, name)
+        for name in there - set(names):
+            if not Path(name).match("*.parquet"):
+                self._do(self.filesystem.rm_file, f"{self.root}/{name}")
+
+    def fetch_folder(self, folder: Path) -> bool:
+        """Copy all that is here into a local folder; False if there is nothing."""
+        names = self._names()
+        for name in names:
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self._do(self.filesystem.get_file, f"{self.root}/{name}", str(target))
+        return bool(names)
+
+    def keep_store(self, store: Path) -> None:
+        """Copy a store of measurements here as Parquet, as it is now."""
+        with tempfile.TemporaryDirectory() as place, MeasurementStore(store) as found:
+            export_parquet(found, Path(place) / f"{store.stem}.parquet")
+            for file in Path(place).iterdir():
+                self.keep(file)
+
+    def fetch_store(self, store: Path) -> int:
+        """Bring what was measured elsewhere into a local store; returns how many were new."""
+        parquet = f"{store.stem}.parquet"
+        here = self._names()
+        if parquet not in here:
+            return 0
+        with tempfile.TemporaryDirectory() as place:
+            for name in (parquet, exchanges_path(parquet).name):
+                if name in here:
+                    self._do(self.filesystem.get_file, f"{self.root}/{name}", f"{place}/{name}")
+            store.parent.mkdir(parents=True, exist_ok=True)
+            with MeasurementStore(store) as ours:
+                return import_parquet(ours, Path(place) / parquet)
+
+    @property
+    def is_local(self) -> bool:
+        """True for a path of this machine's file system, shared or not."""
+        protocols = self.filesystem.protocol
+        return "file" in ((protocols,) if isinstance(protocols, str) else protocols)
+
+    def _names(self) -> set[str]:
+        """All files here."""
+        self.filesystem.invalidate_cache()  # another process may have written since
+        found = self._do(self.filesystem.find, self.root)
+        return {name[len(self.root) + 1 :] for name in found}
+
+    def _do(self, action: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return action(*arguments, **options)
+        except Exception as error:  # each object store has errors of its own
+            raise UserError(f"{self.uri}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

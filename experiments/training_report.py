@@ -1,0 +1,135 @@
+"""What people and MLflow hear of a training: a line an iteration, curves, and a test at the end."""
+
+import math
+import time
+from typing import Any
+
+from rich.table import Table
+
+from benchmark import MeasurementStore
+from cost_model import EstimatedCosts
+from experiments import cli
+from experiments.policy_check import PolicyCheck, best_heuristic, relative
+from experiments.ppo_training import Training
+from experiments.run_folder import COST_MODEL
+from experiments.tracking import TrackedRun
+from sharders import load_policy
+
+_TEST_TASKS = 8
+_TEST_SEED = 1000  # no check's
+
+
+class TrainingReport:
+    """Follows a training in a run of MLflow."""
+
+    def __init__(self, training: Training, run: TrackedRun) -> None:
+        self._training, self._run = training, run
+        self._lines: list[dict[str, float]] = []
+        self._notices: set[str] = set()
+        self._began = time.time()
+
+    def introduce(self, teaching: int) -> None:
+        """Say what is trained on how many tables."""
+        config, pool = self._training.config, self._training.pool
+        hardware = self._training.model.provenance.hardware
+        cli.console.print(
+            f"training on {teaching} tables of {config.tables}: tasks of "
+            f"{config.num_tables} tables on {config.num_devices} devices, {config.reward} rewards"
+            + (f", measured on {len(pool.devices())} devices" if pool else ""),
+            soft_wrap=True,
+        )
+        if config.generator().most_tables > teaching:
+            cli.console.print(f"note: tasks have at most the {teaching} tables that teach")
+        if self._training.progress.iteration:
+            cli.console.print(f"going on after iteration {self._training.progress.iteration}")
+        self._run.tags({"hardware": hardware, "num_devices": config.num_devices})
+
+    def tell(self, figures: dict[str, float]) -> None:
+        """A line for people, the figures for MLflow, and what the pool has to say."""
+        number, pool = self._training.progress.iteration, self._training.pool
+        before = self._lines[-1]["steps"] if self._lines else 0.0
+        self._lines.append(figures)
+        self._run.metrics(figures, step=number)
+        if "new_shards" in figures:
+            cli.console.print(
+                f"  the cost model learned from {figures['new_shards']:.0f} new shards; it was "
+                f"wrong by {figures['cost_model_error']:.1%} about them"
+            )
+        line = (
+            f"{number:4}/{self._training.config.most_iterations}  {figures['steps']:9,.0f} steps  "
+            f"max/bound {figures['relative_max']:.4f}  dead ends {figures['dead_ends']:.0f} of "
+            f"{figures['games']:.0f}  {figures['asked']:.0f} shards measured  "
+            f"{figures['seconds']:.1f} s"
+        )
+        if before:
+            line += f"  {(figures['steps'] - before) / figures['seconds']:,.0f} steps/s"
+        if "check_over_heuristic" in figures:
+            line += (
+                f"  unseen tables: {figures['check_over_heuristic']:.4f} of the best heuristic's, "
+                f"{figures['check_without_plan']:.0f} without a plan"
+            )
+        cli.console.print(line, soft_wrap=True)
+        for notice in pool.notices() if pool is not None else []:
+            subject = notice.partition(":")[0]  # how much of a load is told once
+            if subject not in self._notices:
+                self._notices.add(subject)
+                cli.console.print(f"note: {notice}", markup=False, soft_wrap=True)
+
+    def test(self) -> dict[str, Any]:
+        """The policy that was put out against the heuristics, on test tables; the run's result."""
+        training, folder = self._training, self._training.folder.folder
+        busy = self._pool_busy()
+        tasks = training.tasks("test", _TEST_TASKS, _TEST_SEED)
+        policy, model = load_policy(folder), training.model
+        maxima, plans = PolicyCheck(tasks, training.config.seed).maxima(policy, model)
+        best = best_heuristic(maxima)
+        against = {name: relative(values, maxima[best]) for name, values in maxima.items()}
+        report = Table(
+            title=f"{len(tasks)} tasks of unseen tables, slowest device by the cost model",
+            title_justify="left",
+        )
+        for column in ("sharder", f"over {best}", "without a plan"):
+            report.add_column(column, justify="left" if column == "sharder" else "right")
+        for name, ratio in sorted(against.items(), key=lambda pair: pair[1]):
+            report.add_row(name, f"{ratio:.3f}", str(maxima[name].count(None)))
+        cli.console.print(report)
+        self._run.metrics({f"test.{name}": ratio for name, ratio in against.items()})
+        oracle = EstimatedCosts(model, tasks[0].batch_size)
+        for name in (best, "policy", "autoshard"):
+            plan = plans[name][0]
+            if plan is not None:
+                self._run.plan(name, plan, oracle.plan_cost(plan, tasks[0]))
+        for name in ("policy.json", "policy.safetensors"):
+            self._run.artifact(folder / name, "policy")
+        self._run.artifact(folder / COST_MODEL, f"policy/{COST_MODEL}")
+        self._run.artifact(training.folder.checkpoint(), "checkpoint")
+        if self._lines:
+            self._run.metrics({"pool_busy": busy, "seconds": training.progress.seconds})
+        return {
+            "iterations": training.progress.iteration,
+            "env_steps": self._lines[-1]["steps"] if self._lines else 0,
+            "seconds": training.progress.seconds,
+            "iterations_here": [
+                {name: value if math.isfinite(value) else None for name, value in line.items()}
+                for line in self._lines
+            ],
+            "pool_busy": busy,
+            "best_check": training.progress.best_check,
+            "test_over_best_heuristic": {
+                name: ratio if math.isfinite(ratio) else None for name, ratio in against.items()
+            },
+            "test_max_ms": maxima,
+            "best_heuristic": best,
+            "policy": str(folder),
+            "mlflow_run": self._run.run_id,
+        }
+
+    def _pool_busy(self) -> float:
+        """Share of the devices' time inside timed operators, from first to last iteration here."""
+        pool, began, ended = self._training.pool, self._began, time.time()
+        if pool is None or not self._lines:
+            return 0.0
+        with MeasurementStore(pool.store) as store:
+            fresh = [m for m in store.measurements() if m.measured_at >= began]
+        busy = sum(m.timing.operator_seconds for m in fresh if m.timing is not None)
+        return busy / ((ended - began) * len(pool.devices()))
