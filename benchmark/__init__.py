@@ -5,6 +5,7 @@ May import `workload`. Hands out the pool (`BenchmarkPool`, `MeasuredCosts`), wh
 plans (`measure_plan`, `price_plan`).
 """
 
+from benchmark.fleet import PoolError
 from benchmark.measurement import (
     Exchange,
     Measurement,
@@ -20,7 +21,7 @@ from benchmark.parquet import (
     read_parquet_exchanges,
 )
 from benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
-from benchmark.pool import BenchmarkPool, MeasuredCosts, PoolError
+from benchmark.pool import BenchmarkPool, MeasuredCosts
 from benchmark.store import MeasurementStore
 from benchmark.store_file import StoreError
 

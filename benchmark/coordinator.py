@@ -1,8 +1,8 @@
 """The pool's one brain: a named Ray actor that hands shards to devices and keeps the store.
 
-Requests are queues of shards. Each device has a loop of its own that takes the next shard any
-request waits for, so a shard that several ask for at once is measured once. Clients collect
-answers by asking again and again; one that stops asking is forgotten after a while.
+Requests are queues of shards. A device that is free gets the next shard that any request waits for,
+which takes the same work however many devices there are. Clients collect answers by asking again
+and again; one that stops asking is forgotten after a while.
 """
 
 import asyncio
@@ -11,17 +11,18 @@ import logging
 import os
 import time
 import uuid
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
-from benchmark.devices import DeviceFleet, PoolDevice, first_line
+from benchmark.devices import first_line
 from benchmark.exchanging import measure_exchange
-from benchmark.hardware import DeviceInfo
+from benchmark.fleet import Fleet, PoolDevice, PoolError
+from benchmark.hardware import DeviceInfo, machine_id
+from benchmark.jobs import Job, JobQueue, Request
 from benchmark.measurement import (
     Exchange,
     ExchangeKey,
@@ -39,72 +40,68 @@ _log = logging.getLogger(__name__)
 _MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
 _REFRESH_SECONDS = 3.0
 _LEASE_SECONDS = 60.0
+_SETTLE_SECONDS = 20.0
 _BUSY_WAIT_SECONDS = 0.5
 _IDLE_SECONDS = 600.0  # then the devices are given back: other jobs may want the GPUs
-
-
-@dataclass
-class _Request:
-    """What one client waits for."""
-
-    store: Path
-    missing: int
-    answers: list[tuple[int, Measurement]] = field(default_factory=list)
-    arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    error: StoreError | None = None
-    seen: float = field(default_factory=time.monotonic)
-
-
-@dataclass
-class _Job:
-    """A shard to be measured, and who waits for it at which place of their request."""
-
-    shard: Shard
-    settings: MeasureSettings
-    timing: TimingOptions
-    waiting: list[tuple[str, int]] = field(default_factory=list)
-    stores: set[Path] = field(default_factory=set)
-    deaths: int = 0
-
-
-_JobKey = tuple[str, MeasureSettings]
 
 
 class PoolCoordinator:
     """See the module. All its methods run in one event loop; none of them blocks for long.
 
     Args:
-        kind: "cpu", "cuda", or "auto" for GPUs where the cluster has any and cores elsewhere.
-        most_devices: use at most so many devices; None for all.
+        fleet: the devices.
         time_limit_s: an operator that takes longer hangs: its actor is replaced.
     """
 
-    def __init__(self, kind: str, most_devices: int | None, time_limit_s: float) -> None:
-        self._fleet = DeviceFleet(kind, most_devices)
+    def __init__(self, fleet: Fleet, time_limit_s: float) -> None:
+        self._fleet = fleet
         self._time_limit_s = time_limit_s
         self._stores: dict[Path, MeasurementStore] = {}
-        self._requests: dict[str, _Request] = {}
-        self._queue: OrderedDict[_JobKey, _Job] = OrderedDict()
+        self._requests: dict[str, Request] = {}
+        self._jobs = JobQueue()
+        self._free: deque[PoolDevice] = deque()  # devices that measure and have no job
         # What the reference takes where costs are told, by hardware and versions.
         self._quiet_ms: dict[tuple[str, str], float] = {}
-        self._running: dict[_JobKey, _Job] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._work = asyncio.Condition()
-        self._growing = asyncio.Lock()
         self._keeper: asyncio.Task[None] | None = None
+        self._look_now = asyncio.Event()  # at the cluster
+        self._fleet_moved = asyncio.Event()
+        self._settled = False  # all devices of the first look have come or failed
         self._exchanging = asyncio.Lock()
         self._last_used = time.monotonic()
+        self._announced = (0, 0.0)  # shards of a client that waits for devices, and until when
+        fleet.watch(self._follow_fleet)
 
     # --- devices --------------------------------------------------------------------------------
 
-    async def ready(self) -> list[DeviceInfo]:
-        """Start what can be started, wait for the first devices, and describe them all."""
+    async def ready(self, shards: int, waited_s: float = 0.0) -> DeviceInfo | None:
+        """Start what can be started and wait a while for devices; one of them, if there are any.
+
+        `shards`: what the client is about to ask for. `waited_s`: how long it has asked in vain;
+        PoolError says why there is no use in asking on.
+        """
         self._last_used = time.monotonic()
-        if not self._fleet.of_main_hardware():
-            await self._refresh()
-        if self._keeper is None:
+        if self._keeper is None or self._keeper.done():
             self._keeper = self._spawn(self._keep_up())
-        return [device.info for device in self._fleet.of_main_hardware()]
+        if not self._settled:
+            await self._settle_down(shards, waited_s)
+        return next((device.info for device in self._fleet.measuring()), None)
+
+    async def _settle_down(self, shards: int, waited_s: float) -> None:
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        now_waiting, until = self._announced
+        self._announced = (max(shards, now_waiting if until > time.monotonic() else 0), deadline)
+        self._look_now.set()
+        while not self._settled and (left := deadline - time.monotonic()) > 0:
+            if (reason := self._fleet.why_none(waited_s)) is not None:
+                raise PoolError(f"the cluster has no device to measure on: {reason}")
+            self._fleet_moved.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._fleet_moved.wait(), left)
+
+    async def devices(self) -> list[DeviceInfo]:
+        """The devices that measure."""
+        return [device.info for device in self._fleet.measuring()]
 
     async def node_of_devices(self) -> dict[str, str]:
         """The Ray node that each device's actor runs on."""
@@ -120,29 +117,42 @@ class PoolCoordinator:
         """The process of the pool itself."""
         return os.getpid()
 
+    async def machine(self) -> str:
+        """The machine that the pool itself runs on, and that its stores lie on."""
+        return machine_id()
+
     async def notices(self) -> list[str]:
         """What users should know of the devices: foreign load, mixed hardware, devices lost."""
         return self._fleet.notices()
 
+    def _follow_fleet(self) -> None:
+        """Devices have come, gone or failed to come."""
+        fleet = self._fleet
+        self._settled = bool(fleet.devices) and (self._settled or not fleet.is_settling)
+        self._free = deque(device for device in fleet.measuring() if not device.busy)
+        self._fleet_moved.set()
+        self._deal()
+
     async def _keep_up(self) -> None:
         """Follow the cluster as nodes come and go; give the devices back when nobody asks."""
         while True:
-            await asyncio.sleep(_REFRESH_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look_now.wait(), _REFRESH_SECONDS)
+            self._look_now.clear()
             self._forget_the_silent()
             if self._requests or self._exchanging.locked():
                 self._last_used = time.monotonic()
-            if time.monotonic() - self._last_used > _IDLE_SECONDS:
-                self._fleet.release()
-            elif self._fleet.devices:
-                with contextlib.suppress(RayError):  # the cluster is in motion: look again later
-                    await self._refresh()
+            with contextlib.suppress(RayError):  # the cluster is in motion: look again later
+                self._fleet.wish(self._demand())
+                if time.monotonic() - self._last_used > _IDLE_SECONDS:
+                    self._fleet.release()
+                else:
+                    await self._fleet.grow()
 
-    async def _refresh(self) -> None:
-        async with self._growing:
-            for device in await self._fleet.grow():
-                self._spawn(self._serve(device))
-        async with self._work:  # loops of devices that are gone notice it now
-            self._work.notify_all()
+    def _demand(self) -> int:
+        """Devices that there is work for."""
+        announced, until = self._announced
+        return max(len(self._jobs), announced if until > time.monotonic() else 0)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run in the background; a fault goes to the log instead of getting lost."""
@@ -168,32 +178,27 @@ class PoolCoordinator:
         retry_failed: bool,
     ) -> str:
         """Take a request; its answers are handed out by `collect`."""
-        await self.ready()
-        hardware, versions = self._fleet.main_hardware()
+        await self.ready(len(shards))
+        self._announced = (0, 0.0)
+        hardware, versions = self._fleet.main_make
         path = Path(store_path)
         store = self._open(path)
         quiet_ms = store.quiet_ms(hardware, versions)
         if quiet_ms is not None:
             self._quiet_ms.setdefault((hardware, versions), quiet_ms)
-        request = _Request(path, missing=len(shards))
-        name = uuid.uuid4().hex
-        self._requests[name] = request
+        request = Request(uuid.uuid4().hex, path, missing=len(shards))
+        self._requests[request.name] = request
         for index, shard in enumerate(shards):
             known = store.find(shard, settings, hardware, versions)
             if known is not None and (known.ok or not retry_failed):
-                self._hand_out(request, index, known)
-                continue
-            key = (shard.digest, settings)
-            job = self._running.get(key) or self._queue.get(key)
-            if job is None:
-                job = self._queue[key] = _Job(shard, settings, timing)
-            job.waiting.append((name, index))
-            job.stores.add(path)
+                request.hand_out(index, known)
+            else:
+                self._jobs.join(request, index, Job(shard, settings, timing))
             if index % 256 == 255:
-                await asyncio.sleep(0)  # let devices be served while a large request is read
-        async with self._work:
-            self._work.notify_all()
-        return name
+                self._deal()
+                await asyncio.sleep(0)  # let others be served while a large request is read
+        self._deal()
+        return request.name
 
     async def collect(self, name: str, patience_s: float) -> list[tuple[int, Measurement]] | None:
         """Answers since the last call, as soon as there are any; None if the request is unknown."""
@@ -216,11 +221,9 @@ class PoolCoordinator:
 
     async def cancel(self, name: str) -> None:
         """Forget a request; what is being measured is still kept."""
-        self._requests.pop(name, None)
-        for key, job in list(self._queue.items()):
-            job.waiting = [place for place in job.waiting if place[0] != name]
-            if not job.waiting:
-                del self._queue[key]
+        request = self._requests.pop(name, None)
+        if request is not None:
+            self._jobs.leave(request)
 
     def _forget_the_silent(self) -> None:
         limit = time.monotonic() - _LEASE_SECONDS
@@ -231,9 +234,7 @@ class PoolCoordinator:
     async def let_go(self, store_path: str) -> None:
         """Close a store that nobody waits for: its log is folded into the one file."""
         path = Path(store_path)
-        in_use = {request.store for request in self._requests.values()}
-        for jobs in (self._queue, self._running):
-            in_use.update(*(job.stores for job in jobs.values()))
+        in_use = {request.store for request in self._requests.values()} | self._jobs.stores()
         if path in self._stores and path not in in_use:
             self._stores.pop(path).close()
 
@@ -243,41 +244,35 @@ class PoolCoordinator:
             found = self._stores[path] = MeasurementStore(path)
         return found
 
-    @staticmethod
-    def _hand_out(request: _Request, index: int, measurement: Measurement) -> None:
-        request.answers.append((index, measurement))
-        request.missing -= 1
-        request.arrived.set()
-
     # --- measuring ------------------------------------------------------------------------------
 
-    async def _serve(self, device: PoolDevice) -> None:
-        """Give one device one job after the other for as long as it lives."""
-        while device.alive:
-            async with self._work:
-                await self._work.wait_for(
-                    lambda: not device.alive or (self._queue and self._fleet.in_use(device))
-                )
-                if not device.alive:
-                    return
-                key, job = self._queue.popitem(last=False)
-                self._running[key] = job
+    def _deal(self) -> None:
+        """Give each device that is free a job, as long as there are any."""
+        while self._free and not self._jobs.is_empty:
+            device = self._free.popleft()
+            device.busy = True
+            self._spawn(self._serve(device, self._jobs.take()))
+
+    async def _serve(self, device: PoolDevice, job: Job) -> None:
+        """Have a device do a job; then both are dealt anew."""
+        try:
             async with device.exclusive:
                 answer = await self._measure(device, job)
-            del self._running[key]
-            if answer is None:
-                self._queue[key] = job
-                self._queue.move_to_end(key, last=False)
-                async with self._work:
-                    self._work.notify_all()
-            else:
-                self._fleet.observe(device, answer)
-                self._settle(job, answer)
+        finally:
+            device.busy = False
+            if self._fleet.in_use(device):
+                self._free.append(device)
+        if answer is None:
+            self._jobs.put_back(job)
+        else:
+            self._jobs.finish(job)
+            self._fleet.observe(device, answer)
+            self._settle(job, answer)
+        self._deal()
 
-    async def _measure(self, device: PoolDevice, job: _Job) -> Measurement | None:
+    async def _measure(self, device: PoolDevice, job: Job) -> Measurement | None:
         """The answer of a device, or None if the job is to be tried again."""
-        kind = (device.info.hardware, device.versions)
-        arguments = (job.shard, job.settings, job.timing, self._quiet_ms.get(kind))
+        arguments = (job.shard, job.settings, job.timing, self._quiet_ms.get(device.make))
         try:
             return await asyncio.wait_for(device.call("measure", *arguments), self._time_limit_s)
         except TimeoutError:
@@ -288,6 +283,8 @@ class PoolCoordinator:
                 return None
             reason = first_line(error.cause)
         except RayError as error:  # the actor or its node is gone
+            if not device.alive:  # it was given up meanwhile, which is not the shard's fault
+                return None
             job.deaths += 1
             if job.deaths < _MOST_DEATHS:
                 self._replace(device, f"died: {first_line(error)}")
@@ -309,9 +306,9 @@ class PoolCoordinator:
     def _replace(self, device: PoolDevice, reason: str) -> None:
         """End an actor whose state cannot be trusted any more; another is started meanwhile."""
         self._fleet.drop(device, reason)
-        self._spawn(self._refresh())
+        self._look_now.set()
 
-    def _settle(self, job: _Job, answer: Measurement) -> None:
+    def _settle(self, job: Job, answer: Measurement) -> None:
         """Keep an answer in the store of everyone who waits for it, then hand it out."""
         kind = (answer.hardware, answer.versions)
         if answer.timing is not None and answer.timing.quiet_ms is not None:
@@ -330,17 +327,17 @@ class PoolCoordinator:
             request = self._requests.get(name)
             if request is not None:
                 request.error = faults.get(request.store, request.error)
-                self._hand_out(request, index, told.get(request.store, answer))
+                request.hand_out(index, told.get(request.store, answer))
 
     # --- all-to-all -----------------------------------------------------------------------------
 
     async def exchange(self, dims: tuple[int, ...], batch_size: int, store_path: str) -> Exchange:
         """Measure an all-to-all among `len(dims)` ranks, or read it from the store."""
-        await self.ready()
-        hardware, versions = self._fleet.main_hardware()
+        await self.ready(len(dims))
+        hardware, versions = self._fleet.main_make
         store = self._open(Path(store_path))
         async with self._exchanging, contextlib.AsyncExitStack() as claims:
-            devices = self._fleet.of_main_hardware()[: len(dims)]
+            devices = self._fleet.measuring()[: len(dims)]
             key = ExchangeKey(dims, batch_size, len(devices))
             known = store.find_exchange(key, hardware, versions)
             if known is not None:

@@ -2,29 +2,42 @@
 
 A GPU gets an actor that holds it through Ray (`num_gpus=1`). A CPU core gets one that pins itself
 and asks Ray for nothing: an actor that held a CPU would leave none for RLlib or Tune on a small
-machine. Ray nodes that share a machine also share its cores, so cores are dealt per machine.
+machine. Which nodes may be measured on is for `places` to say.
 """
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import ray
+from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from benchmark.hardware import DeviceInfo, NodeReport, this_machine
-from benchmark.measurement import Measurement
+from benchmark.fleet import Fleet, PoolDevice
+from benchmark.hardware import NodeReport, this_machine
+from benchmark.places import (
+    RESOURCE,
+    Node,
+    Place,
+    Unit,
+    best_kind,
+    core_places,
+    gpu_places,
+    is_declared,
+    nodes_that_measure,
+)
 
 KINDS = ("auto", "cpu", "cuda")
 _START_SECONDS = 120.0
+_REPORT_SECONDS = 30.0
 _RETRY_SECONDS = 60.0  # before a place where no actor could be started is tried again
-_HIGH_LOAD = 0.15  # of a device's time: beyond the system's own small share
-_HIGH_DISTURBANCE = 0.6  # of a device's iterations
-_LOAD_MEMORY = 0.8  # how much of the running mean each new measurement leaves in place
+_MOST_DEVICELESS_SECONDS = 120.0
+_MOST_GPULESS_SECONDS = 900.0  # a cloud takes minutes to start a machine with GPUs
+_MOST_WISHED = 256  # GPUs: a longer list only keeps the autoscaler busy
+_TRACE = 0.001  # of a node's `benchmark`: enough to say that only such nodes will do
 
 
 class DeviceProcess:
@@ -40,180 +53,105 @@ class DeviceProcess:
         return getattr(self._benchmark, method)(*arguments)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """Where a device is: a core of a machine, or the n-th GPU of a node."""
+class DeviceFleet(Fleet):
+    """The cluster's GPUs or CPU cores.
 
-    machine: str
-    node_id: str
-    host: str
-    core: int | None
-    gpu: int | None
-    memory_bytes: int
-
-    @property
-    def name(self) -> str:
-        what = f"gpu{self.gpu}" if self.core is None else f"cpu{self.core}"
-        return f"{what}@{self.host}"
-
-    @property
-    def unit(self) -> tuple[str, int | None, int | None]:
-        """What no two actors may share: a core belongs to its machine, a GPU number to its node."""
-        owner = self.machine if self.core is not None else self.node_id
-        return owner, self.core, self.gpu
-
-
-@dataclass(eq=False)
-class PoolDevice:
-    """A running actor, and a lock for those who need the device for themselves."""
-
-    place: _Place
-    handle: Any
-    info: DeviceInfo
-    versions: str
-    exclusive: asyncio.Lock = field(default_factory=asyncio.Lock)
-    alive: bool = True
-    foreign_load: float = 0.0
-    disturbed: float = 0.0
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """What the device's benchmark answers."""
-        return await self.handle.call.remote(method, *arguments)
-
-
-class DeviceFleet:
-    """All devices of the pool. Costs are only comparable on one kind of hardware, so the pool
-    measures on the most numerous one and says which devices it leaves aside.
+    Args:
+        kind: "cpu", "cuda", or "auto" for GPUs where the cluster has any and cores elsewhere.
+        most_devices: use at most so many devices; None for all.
     """
 
     def __init__(self, kind: str, most_devices: int | None) -> None:
-        self.devices: list[PoolDevice] = []
+        super().__init__()
         self._kind = kind
         self._most = most_devices
         self._reports: dict[str, NodeReport] = {}
-        self._faults: list[str] = []
-        self._failed_at: dict[tuple[str, int | None, int | None], float] = {}
+        self._places: list[Place] = []  # known and free of actors
+        self._starting: dict[Place, asyncio.Task[PoolDevice | None]] = {}
+        self._failures: dict[Unit, tuple[float, str]] = {}
+        self._only_declared = False
+        self._wished: list[dict[str, float]] | None = None
 
-    async def grow(self) -> list[PoolDevice]:
-        """Forget devices of nodes that are gone and start actors on places that have none."""
-        nodes = {node["NodeID"]: node for node in _nodes() if node["Alive"]}
+    async def grow(self) -> None:
+        """Give up devices of nodes that no longer measure; start actors where there are none."""
+        nodes = nodes_that_measure(_nodes())
+        self._only_declared = any(map(is_declared, nodes.values()))
         for device in list(self.devices):
             if device.place.node_id not in nodes:
-                self.drop(device, "its node left the cluster")
-        kind = self._kind
-        if kind == "auto":
-            has_gpu = any(node["Resources"].get("GPU", 0) >= 1 for node in nodes.values())
-            kind = "cuda" if has_gpu else "cpu"
+                self.drop(
+                    device,
+                    f"only nodes with the resource {RESOURCE!r} are measured on"
+                    if self._only_declared
+                    else "its node left the cluster",
+                )
         await self._report_on([node_id for node_id in nodes if node_id not in self._reports])
-        reports = [self._reports[node_id] for node_id in nodes if node_id in self._reports]
-        places = self._gpu_places(reports, nodes) if kind == "cuda" else self._core_places(reports)
+        self._places = self._free_places(nodes)
         lately = time.monotonic() - _RETRY_SECONDS
-        places = [place for place in places if self._failed_at.get(place.unit, -1e9) < lately]
+        places = [
+            place
+            for place in self._places
+            if self._failures.get(place.unit, (lately, ""))[0] <= lately
+        ]
         if self._most is not None:
-            places = places[: max(0, self._most - len(self.devices))]
-        started = await asyncio.gather(*(self._start(place) for place in places))
-        fresh = [device for device in started if device is not None]
-        self.devices += fresh
-        return fresh
+            places = places[: max(0, self._most - len(self.devices) - len(self._starting))]
+        for place in places:  # in the background: one that is slow to start holds up nobody
+            task = self._starting[place] = asyncio.create_task(self._start(place))
+            task.add_done_callback(partial(self._started, place))
 
-    def drop(self, device: PoolDevice, reason: str) -> None:
-        """Take a device out of service."""
-        if device.alive:
-            device.alive = False
-            self.devices.remove(device)
-            self._faults.append(f"{device.info.name}: {reason}")
-            ray.kill(device.handle)
+    def wish(self, count: int) -> None:
+        """Ask Ray's autoscaler, if there is one, for GPUs that are still to come."""
+        if self._kind != "cuda":
+            return
+        count = min(count, _MOST_WISHED if self._most is None else self._most)
+        bundle = {"GPU": 1.0} | ({RESOURCE: _TRACE} if self._only_declared else {})
+        wished = [bundle] * count
+        if wished != self._wished:
+            request_resources(bundles=wished)
+            self._wished = wished
+
+    @property
+    def is_settling(self) -> bool:
+        """True while devices are being started."""
+        return bool(self._starting)
+
+    def why_none(self, waited_s: float) -> str | None:
+        """Why there are no devices, once there is no use in waiting any longer; else None."""
+        if self.devices or self._starting:
+            return None
+        failures = [self._failures.get(place.unit) for place in self._places]
+        told = [failure[1] for failure in failures if failure is not None]
+        if told and len(told) == len(failures):
+            return "; ".join(told)
+        if self._kind == "cuda" and waited_s > _MOST_GPULESS_SECONDS:
+            return f"no node with a GPU joined it within {waited_s / 60:.0f} minutes"
+        if self._kind != "cuda" and waited_s > _MOST_DEVICELESS_SECONDS:
+            return "; ".join(self.faults) or "no GPU and no CPU core was found"
+        return None
 
     def release(self) -> None:
         """End all actors; `grow` starts them again."""
-        for device in self.devices:
-            device.alive = False
-            ray.kill(device.handle)
-        self.devices.clear()
+        for task in self._starting.values():
+            task.cancel()
+        super().release()
 
-    def main_hardware(self) -> tuple[str, str]:
-        """Hardware and library versions of most devices."""
-        kinds = Counter((device.info.hardware, device.versions) for device in self.devices)
-        return kinds.most_common(1)[0][0] if kinds else ("", "")
-
-    def of_main_hardware(self) -> list[PoolDevice]:
-        """The devices that measure."""
-        main = self.main_hardware()
-        return [d for d in self.devices if (d.info.hardware, d.versions) == main]
-
-    def in_use(self, device: PoolDevice) -> bool:
-        """True if the device is of the kind that measures."""
-        return device.alive and (device.info.hardware, device.versions) == self.main_hardware()
-
-    def observe(self, device: PoolDevice, measurement: Measurement) -> None:
-        """Learn from a measurement how much of a device others take."""
-        if measurement.timing is not None:
-            timing, step = measurement.timing, 1 - _LOAD_MEMORY
-            share = timing.disturbed / (timing.disturbed + timing.iterations)
-            device.foreign_load += step * (timing.foreign_load - device.foreign_load)
-            device.disturbed += step * (share - device.disturbed)
-
-    def notices(self) -> list[str]:
-        """What users should know of the devices, one line each; faults are told once."""
-        lines, self._faults = self._faults, []
-        for device in self.devices:
-            if device.foreign_load > _HIGH_LOAD:
-                lines.append(
-                    f"{device.info.name} is under foreign load: other processes take "
-                    f"{device.foreign_load:.0%} of it, costs may read high"
-                )
-            elif device.disturbed > _HIGH_DISTURBANCE:
-                lines.append(
-                    f"{device.info.name} is disturbed: {device.disturbed:.0%} of its iterations "
-                    "were slowed down by others and had to be repeated"
-                )
-            if not self.in_use(device):
-                lines.append(
-                    f"{device.info.name} is left aside: it is {device.info.hardware} with "
-                    f"{device.versions}, most devices are {' with '.join(self.main_hardware())}"
-                )
-        return lines
-
-    def _core_places(self, reports: Sequence[NodeReport]) -> list[_Place]:
-        """Cores without an actor, each dealt to the node of its machine that has the fewest."""
-        taken = {device.place.unit for device in self.devices}
-        load = Counter(device.place.node_id for device in self.devices)
-        places = []
-        for machine in sorted({report.machine_id for report in reports}):
-            nodes = [report for report in reports if report.machine_id == machine]
-            cores = sorted({core for report in nodes for core in report.cores})
-            for core in cores:
-                if (machine, core, None) in taken:
-                    continue
-                able = [report for report in nodes if core in report.cores]
-                node = min(able, key=lambda report: (load[report.node_id], report.node_id))
-                load[node.node_id] += 1
-                memory = node.memory_bytes // len(cores)
-                places.append(_Place(machine, node.node_id, node.host, core, None, memory))
-        return places
-
-    def _gpu_places(
-        self, reports: Sequence[NodeReport], nodes: dict[str, dict[str, Any]]
-    ) -> list[_Place]:
-        taken = {device.place.unit for device in self.devices}
-        return [
-            place
-            for report in reports
-            for number in range(int(nodes[report.node_id]["Resources"].get("GPU", 0)))
-            for place in [_Place(report.machine_id, report.node_id, report.host, None, number, 0)]
-            if place.unit not in taken
-        ]
+    def _free_places(self, nodes: Mapping[str, Node]) -> list[Place]:
+        kind = best_kind(nodes.values()) if self._kind == "auto" else self._kind
+        reports = [self._reports[node_id] for node_id in nodes if node_id in self._reports]
+        taken = [*(device.place for device in self.devices), *self._starting]
+        if kind == "cuda":
+            return gpu_places(reports, nodes, taken)
+        return core_places(reports, taken)
 
     async def _report_on(self, node_ids: Sequence[str]) -> None:
         probe = ray.remote(num_cpus=0)(this_machine)
         asked = [probe.options(**_on_node(node_id)).remote(node_id) for node_id in node_ids]
         for node_id, answer in zip(node_ids, asked, strict=True):
             try:
-                self._reports[node_id] = await answer
-            except RayError as error:
-                self._faults.append(f"node {node_id[:8]} cannot be looked at: {first_line(error)}")
+                self._reports[node_id] = await asyncio.wait_for(answer, _REPORT_SECONDS)
+            except (TimeoutError, RayError) as error:
+                self.faults.append(f"node {node_id[:8]} cannot be looked at: {first_line(error)}")
 
-    async def _start(self, place: _Place) -> PoolDevice | None:
+    async def _start(self, place: Place) -> PoolDevice | None:
         actor: Any = ray.remote(num_cpus=0, num_gpus=0 if place.gpu is None else 1)(DeviceProcess)
         handle = actor.options(**_on_node(place.node_id)).remote(
             place.name, place.core, place.memory_bytes
@@ -222,11 +160,24 @@ class DeviceFleet:
             answer = handle.call.remote("describe")
             info, versions = await asyncio.wait_for(answer, _START_SECONDS)
         except (TimeoutError, RayError) as error:
-            self._failed_at[place.unit] = time.monotonic()
-            self._faults.append(f"{place.name} cannot be used: {first_line(error)}")
+            reason = f"{place.name} cannot be used: {first_line(error)}"
+            self._failures[place.unit] = (time.monotonic(), reason)
+            self.faults.append(reason)
             ray.kill(handle)
             return None
+        except asyncio.CancelledError:  # the devices are given back
+            ray.kill(handle)
+            raise
+        self._failures.pop(place.unit, None)
         return PoolDevice(place, handle, info, versions)
+
+    def _started(self, place: Place, task: asyncio.Task[PoolDevice | None]) -> None:
+        del self._starting[place]
+        device = None if task.cancelled() else task.result()
+        if device is None:
+            self._changed()
+        else:
+            self.add(device)
 
 
 def _nodes() -> list[dict[str, Any]]:

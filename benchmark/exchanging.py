@@ -5,7 +5,7 @@ import statistics
 import time
 import uuid
 
-from benchmark.devices import PoolDevice
+from benchmark.fleet import PoolDevice
 from benchmark.measurement import Exchange, ExchangeKey, ExchangePart, MeasurementError, RankTimes
 from benchmark.statistics import median_spread
 

@@ -10,8 +10,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from benchmark.coordinator import PoolCoordinator
-from benchmark.devices import KINDS, first_line
-from benchmark.hardware import DeviceInfo
+from benchmark.devices import KINDS, DeviceFleet, first_line
+from benchmark.fleet import Fleet, PoolError
+from benchmark.hardware import DeviceInfo, machine_id
 from benchmark.measurement import Exchange, Measurement, MeasureSettings, TimingOptions
 from workload import Shard, ShardCost, UserError
 
@@ -19,28 +20,28 @@ POOL_NAME = "benchmark-pool"
 POOL_NAMESPACE = "autoshard"
 
 _PATIENCE_SECONDS = 5.0
-_MOST_DEVICELESS_SECONDS = 120.0
+_MOST_QUIET_SECONDS = 120.0
 _MOST_ABSENT_SECONDS = 120.0  # Ray takes half a minute to believe that a node is gone
 _RECONNECT_SECONDS = 0.5
 
 Progress = Callable[[Measurement], None]
 
 
-class PoolError(UserError):
-    """The pool cannot measure."""
-
-
 class BenchmarkPool:
     """The cluster's one pool, found by name or started. Ray must be initialised.
 
     The pool outlives its clients: every env runner and every trial that asks for it gets the
-    same one. `kind`, `most_devices` and `time_limit_s` only count for whoever starts it.
+    same one. What it measures on only counts for whoever starts it.
 
     Args:
-        store: SQLite file of measurements, looked up first and written as they arrive.
-        kind: "auto" (GPUs where the cluster has any, else CPU cores), "cpu" or "cuda".
+        store: SQLite file of measurements, looked up first and written as they arrive. It lies on
+            the machine of the pool's actor, that is of whoever started the pool.
+        kind: "auto" (GPUs where the cluster has any, else CPU cores), "cpu" or "cuda". For "cuda"
+            the pool asks Ray's autoscaler for GPUs and waits a quarter of an hour for the first.
         most_devices: use at most so many devices.
         time_limit_s: an operator that takes longer is recorded as failed.
+        fleet: devices of another sort than the cluster's own, such as simulated ones.
+        name: of the pool's actor; a cluster has one pool of each name.
     """
 
     def __init__(
@@ -49,11 +50,16 @@ class BenchmarkPool:
         kind: str = "auto",
         most_devices: int | None = None,
         time_limit_s: float = 300.0,
+        fleet: Fleet | None = None,
+        name: str = POOL_NAME,
     ) -> None:
         if kind not in KINDS:
             raise PoolError(f"device kind {kind!r} is not one of {', '.join(KINDS)}")
         self.store = Path(store).expanduser().resolve()
-        self._start_arguments = (kind, most_devices, time_limit_s)
+        self._kind = kind
+        self._name = name
+        self._fleet = fleet or DeviceFleet(kind, most_devices)
+        self._time_limit_s = time_limit_s
         self._actor = self._find_or_start()
 
     def _find_or_start(self) -> Any:
@@ -62,27 +68,40 @@ class BenchmarkPool:
         actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(PoolCoordinator)
         return actor.options(
             max_concurrency=1000,
-            name=POOL_NAME,
+            name=self._name,
             namespace=POOL_NAMESPACE,
             get_if_exists=True,
             lifetime="detached",
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
-        ).remote(*self._start_arguments)
+        ).remote(self._fleet, self._time_limit_s)
 
     def devices(self) -> list[DeviceInfo]:
         """The devices that measure, once the first have started; PoolError if there are none."""
-        deadline = time.monotonic() + _MOST_DEVICELESS_SECONDS
-        while not (found := self._ask("ready")):
-            notices = self.notices()
-            if notices or time.monotonic() > deadline:
-                reason = "; ".join(notices) or "no GPU and no CPU core was found"
-                raise PoolError(f"the cluster has no device to measure on: {reason}")
-        kind = self._start_arguments[0]
-        if kind not in ("auto", found[0].kind):
+        found: list[DeviceInfo] = []
+        while not found:
+            self._wait_for_devices()
+            found = self._ask("devices")
+        return found
+
+    def _wait_for_devices(self, shards: int = 1) -> None:
+        """Wait until shards can be measured; PoolError if they never can."""
+        started, first = time.monotonic(), None
+        while first is None:
+            first = self._ask("ready", shards, time.monotonic() - started)
+        if self._kind not in ("auto", first.kind):
             raise PoolError(
-                f"the cluster's pool measures on {found[0].kind}, not on {kind}: shut it down first"
+                f"the cluster's pool measures on {first.kind}, not on {self._kind}: "
+                "shut it down first"
             )
-        return list(found)
+
+    def check_store_is_here(self) -> None:
+        """PoolError if the store is on another machine than this process, which cannot read it."""
+        there = self._ask("machine")
+        if there != machine_id():
+            raise PoolError(
+                f"{self.store} is on {there.partition(':')[0]}, where the cluster's pool was "
+                "started, and cannot be read from here: run this there, or shut the pool down first"
+            )
 
     def close(self) -> None:
         """Close the store, so that its file is whole by itself. The pool opens it when needed."""
@@ -113,7 +132,7 @@ class BenchmarkPool:
             order = sorted(missing)
             wanted = [shards[index] for index in order]
             arguments = (settings, timing or TimingOptions(), str(self.store), retry_failed)
-            self.devices()
+            self._wait_for_devices(len(wanted))
             request = self._ask("submit", wanted, *arguments)
             try:
                 for place, measurement in self._collect(request):
@@ -135,8 +154,8 @@ class BenchmarkPool:
             if answers:
                 quiet_since = time.monotonic()
                 yield from answers
-            elif time.monotonic() - quiet_since > _MOST_DEVICELESS_SECONDS:
-                self.devices()
+            elif time.monotonic() - quiet_since > _MOST_QUIET_SECONDS:
+                self._wait_for_devices()
                 quiet_since = time.monotonic()
 
     def measure(
@@ -157,12 +176,13 @@ class BenchmarkPool:
 
     def exchange(self, dims: Sequence[int], batch_size: int) -> Exchange:
         """The all-to-all of a plan whose rank r computes `dims[r]` columns."""
-        self.devices()
+        self._wait_for_devices(len(dims))
         found: Exchange = self._ask("exchange", tuple(dims), batch_size, str(self.store))
         return found
 
     def shutdown(self) -> None:
         """End the pool and all its actors, for everyone."""
+        self._fleet.wish(0)  # what it has asked of the autoscaler would outlive it
         ray.kill(self._actor)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
