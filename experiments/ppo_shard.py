@@ -13,14 +13,11 @@ from experiments.data_sources import short_name, store_source, tables_source
 from experiments.joining import ray_cluster
 from experiments.loading import oracle_for
 from experiments.ppo_config import PPOShardConfig
-from experiments.ppo_training import Training
+from experiments.ppo_training import Training, parts_of
 from experiments.run_folder import RunFolder
 from experiments.storage import Storage
 from experiments.training_report import TrainingReport
-from workload import UserError, documents, load_tables
-from workload.parts import tables_by_part
-
-_FEWEST_TABLES = 3  # that teach, and that check and test
+from workload import documents, load_tables
 
 
 def main(config: PPOShardConfig) -> None:
@@ -38,13 +35,7 @@ def main(config: PPOShardConfig) -> None:
         config = _settled(config)
     config.check()
     tables = load_tables(config.tables)
-    parts = tables_by_part(tables)
-    others = len(tables) - len(parts["train"])
-    if min(len(parts["train"]), others) < _FEWEST_TABLES:
-        raise UserError(
-            f"{config.tables}: has too few tables: {len(parts['train'])} would teach and {others} "
-            f"check and test, {_FEWEST_TABLES} of each are needed"
-        )
+    parts = parts_of(config.tables, tables)
     base = load_model(config.cost_model)
     oracle_for(base, config.batch_size, tables)  # which tells of tables that it knows little of
     if resumed is None:

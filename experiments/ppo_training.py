@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from experiments.ppo_config import PPOShardConfig
 from experiments.run_folder import COST_MODEL, Progress, RunFolder
 from sharders import Policy, load_policy, save_policy
 from workload import EmbeddingTable, ShardingTask, UserError
-from workload.parts import Part
+from workload.parts import Part, tables_by_part
 
 # Settings that say what a policy is, wherever it goes.
 _TOLD = frozenset(
@@ -39,6 +39,7 @@ _TOLD = frozenset(
     )
 )  # fmt: skip
 _SEEDS_APART = 10_007
+_FEWEST_TABLES = 3  # that teach, and that check and test
 
 
 def make_source(reward: str, store: Path, share: float, seed: int) -> CostSource:
@@ -149,9 +150,7 @@ class Training:
 
     def tasks(self, part: Part, count: int, seed: int) -> list[ShardingTask]:
         """Tasks as training's, of tables that it never learns from."""
-        tables = unseen_tables(self._parts, part)
-        deck = Deck.of_tables(self.model, tables, self.config.batch_size)
-        return draw_tasks(deck, self.config.generator(), count, seed)
+        return tasks_of(self.config, self.model, self._parts, part, count, seed)
 
     def _updated(self) -> dict[str, float]:
         """Let the cost model learn from what was measured since, and tell the env runners."""
@@ -207,6 +206,31 @@ class Training:
             name: str(value) if isinstance(value, Path) else value
             for name, value in asdict(self.config).items()
         }
+
+
+def parts_of(named: str, tables: Sequence[EmbeddingTable]) -> dict[Part, list[EmbeddingTable]]:
+    """Tables by part; UserError if there are too few of one."""
+    parts = tables_by_part(tables)
+    others = len(tables) - len(parts["train"])
+    if min(len(parts["train"]), others) < _FEWEST_TABLES:
+        raise UserError(
+            f"{named}: has too few tables: {len(parts['train'])} would teach and {others} "
+            f"check and test, {_FEWEST_TABLES} of each are needed"
+        )
+    return parts
+
+
+def tasks_of(
+    config: PPOShardConfig,
+    model: CostModel,
+    parts: Mapping[Part, list[EmbeddingTable]],
+    part: Part,
+    count: int,
+    seed: int,
+) -> list[ShardingTask]:
+    """Tasks as those of a training with these settings, of tables that it never learns from."""
+    deck = Deck.of_tables(model, unseen_tables(parts, part), config.batch_size)
+    return draw_tasks(deck, config.generator(), count, seed)
 
 
 def check_hardware(model: CostModel, pool: BenchmarkPool | None, named: str) -> None:

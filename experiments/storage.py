@@ -12,7 +12,7 @@ import fsspec
 
 from benchmark import MeasurementStore, export_parquet, import_parquet
 from benchmark.parquet import exchanges_path
-from workload import UserError
+from workload import UserError, documents
 
 
 class Storage:
@@ -38,6 +38,24 @@ class Storage:
     def within(self, name: str) -> "Storage":
         """A folder of that name in it."""
         return Storage(f"{self.uri.rstrip('/')}/{name}")
+
+    def has(self, name: str) -> bool:
+        """True if there is a file or a folder of that name."""
+        self.filesystem.invalidate_cache()  # another process may have written since
+        return bool(self._do(self.filesystem.exists, f"{self.root}/{name}"))
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file's value; None without such a file."""
+        if not self.has(name):
+            return None
+        text = self._do(self.filesystem.cat_file, f"{self.root}/{name}")
+        with documents.naming(f"{self.uri}/{name}"):
+            return documents.parse(text)
+
+    def remove(self, name: str) -> None:
+        """Remove a file or a folder, if it is there."""
+        if self.has(name):
+            self._do(self.filesystem.rm, f"{self.root}/{name}", recursive=True)
 
     def keep(self, file: Path, name: str | None = None) -> None:
         """Copy a file here, whole or not at all where the store can do that."""

@@ -1,0 +1,135 @@
+"""What sweeps look for: each hyperparameter, where it may lie, and why there. The one place.
+
+The published prototypes' values and ours lie inside; what was measured not to matter is left out
+(see the README's ablation for attention and recurrent memories).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ray import tune
+
+from cost_model.network import NetworkShape
+from cost_model.training import TrainOptions
+from experiments.ppo import Hyperparameters
+from sharders.policy_network import PolicyShape
+
+Value = float | int
+
+
+@dataclass(frozen=True)
+class Range:
+    """Any number from `low` to `high`; with `log` each factor is as likely as the next.
+
+    `live`: may change while a trial trains, as population based training does.
+    """
+
+    name: str
+    low: float
+    high: float
+    why: str
+    log: bool = False
+    live: bool = False
+
+    def for_tune(self) -> Any:
+        """As Tune wants it."""
+        return (tune.loguniform if self.log else tune.uniform)(self.low, self.high)
+
+    def for_mutation(self) -> Any:
+        """As population based training wants it: a little more or less, or drawn anew."""
+        return self.for_tune()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of a few numbers, in ascending order."""
+
+    name: str
+    options: tuple[Value, ...]
+    why: str
+    live: bool = False
+
+    def for_tune(self) -> Any:
+        """As Tune wants it."""
+        return tune.choice(list(self.options))
+
+    def for_mutation(self) -> Any:
+        """As population based training wants it: the next of the options, or drawn anew."""
+        return list(self.options)
+
+
+Dimension = Range | Choice
+
+POLICY_SPACE: tuple[Dimension, ...] = (
+    Range("learning_rate", 1e-4, 1e-2, "Adam's; 1e-3 by hand", log=True, live=True),
+    Choice("epochs", (1, 2, 3, 5, 8), "passes over what an iteration has sampled", live=True),
+    Choice("minibatch", (256, 512, 1024, 2048, 4096), "steps in a gradient", live=True),
+    Range("clip", 0.05, 0.4, "how far odds may move; RLlib takes 0.3", log=True, live=True),
+    Range("entropy", 1e-6, 1e-2, "weight of staying undecided", log=True, live=True),
+    Range("gae_lambda", 0.9, 1.0, "1 trusts returns alone; games are short", live=True),
+    Range("sharpness", 30.0, 3000.0, "how strictly it starts out as cost_fused", log=True),
+    Choice("hidden", (32, 64, 128), "numbers that a device is known by"),
+    Choice("encoded", (16, 32, 64), "numbers that a set of tables is known by"),
+)
+
+COST_MODEL_SPACE: tuple[Dimension, ...] = (
+    Range("learning_rate", 1e-3, 2e-2, "at its highest; 5e-3 by hand", log=True),
+    Range("weight_decay", 1e-4, 1e-1, "pulls weights to zero", log=True),
+    Choice("members", (3, 5, 8), "networks in the ensemble: more cost time in each use"),
+    Choice("hidden", (16, 32, 64), "width of each network"),
+    Choice("learned", (4, 8, 16, 32), "amounts a table is known by beyond its prices"),
+)
+
+_SHAPE = ("hidden", "encoded", "sharpness")
+
+
+def for_tune(space: Sequence[Dimension]) -> dict[str, Any]:
+    """The space as Tune wants it."""
+    return {dimension.name: dimension.for_tune() for dimension in space}
+
+
+def within(space: Sequence[Dimension], values: dict[str, Value]) -> dict[str, Value]:
+    """The point with what left its range brought back into it."""
+    for dimension in space:
+        if isinstance(dimension, Range) and dimension.name in values:
+            value = values[dimension.name]
+            values[dimension.name] = min(max(value, dimension.low), dimension.high)
+    return values
+
+
+def policy_hyperparameters(values: Mapping[str, Value]) -> Hyperparameters:
+    """Those of a point in POLICY_SPACE; the rest are the defaults."""
+    shape: dict[str, Any] = {n: value for n, value in values.items() if n in _SHAPE}
+    rest: dict[str, Any] = {name: v for name, v in values.items() if name not in _SHAPE}
+    return replace(Hyperparameters(), **rest, shape=replace(PolicyShape(), **shape))
+
+
+def cost_model_hyperparameters(
+    values: Mapping[str, Value], seed: int
+) -> tuple[TrainOptions, NetworkShape]:
+    """Those of a point in COST_MODEL_SPACE; the rest are the defaults."""
+    shape = {name: int(v) for name, v in values.items() if name in ("hidden", "learned")}
+    rest: dict[str, Any] = {name: v for name, v in values.items() if name not in shape}
+    return replace(TrainOptions(seed=seed), **rest), replace(NetworkShape(), **shape)
+
+
+def default_point(space: Sequence[Dimension]) -> dict[str, Value]:
+    """Where the defaults lie in the space: what every sweep tries first."""
+    if space is COST_MODEL_SPACE:
+        known = vars(TrainOptions()) | vars(NetworkShape())
+    else:
+        known = vars(Hyperparameters()) | vars(PolicyShape())
+    point: dict[str, Value] = {}
+    for dimension in space:
+        point[dimension.name] = known[dimension.name]
+    return within(space, point)  # zero is not on a logarithmic scale
+
+
+def command_line(values: Mapping[str, Value]) -> list[str]:
+    """The options of ppo_shard.py for a point in POLICY_SPACE."""
+    options = []
+    for name, value in values.items():
+        path = f"shape.{name}" if name in _SHAPE else name
+        options += [f"--hyper.{path.replace('_', '-')}", f"{value:.6g}"]
+    return options

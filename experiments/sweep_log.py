@@ -1,0 +1,147 @@
+"""What MLflow and people hear of a sweep while it runs; and what Tune forgets when it is resumed.
+
+Ray's own MLflowLoggerCallback begins a new run for a trial that goes on after an interruption and
+knows neither curves by our steps nor policies, so the trials' runs are written here, by the same
+module as all others.
+"""
+
+# ruff: noqa: ARG002 - Tune tells more than is asked
+
+import pickle
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Callback, Checkpoint
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import (
+    AsyncHyperBandScheduler,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
+
+from experiments import cli
+from experiments.tracking import TrackedRun
+from experiments.trials import SCORE
+
+_OURS = (int, float)
+
+
+class SweepLog(Callback):
+    """Each trial is a run under the sweep's, with parameters, curves and its checkpoint.
+
+    Args:
+        run: of the sweep.
+        total: trials that the sweep is to have.
+        scheduler: whose decisions are kept with Tune's state, for Tune itself keeps only what the
+            search has learned.
+    """
+
+    def __init__(self, run: TrackedRun, total: int, scheduler: TrialScheduler) -> None:
+        self._run, self._total, self._scheduler = run, total, scheduler
+        self._trials: dict[str, TrackedRun] = {}
+        self._began = time.monotonic()
+        self.train_seconds = 0.0  # of all trials, since this process began
+
+    def run_of(self, trial: Trial) -> TrackedRun:
+        """The trial's run in MLflow; after a resume the one that it had."""
+        if trial.trial_id not in self._trials:
+            name = f"trial {trial.trial_id}"
+            self._trials[trial.trial_id] = self._run.child("trial", name, trial.config)
+        return self._trials[trial.trial_id]
+
+    def on_trial_start(
+        self, iteration: int, trials: list[Trial], trial: Trial, **_info: Any
+    ) -> None:
+        """Called by Tune."""
+        self.run_of(trial)
+
+    def on_trial_result(
+        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
+    ) -> None:
+        """Called by Tune after each iteration of a trial."""
+        if "seconds" not in result:  # it had nothing left to do
+            return
+        self.train_seconds += result["seconds"]
+        figures = {
+            name: value
+            for name, value in result.items()
+            if isinstance(value, _OURS) and not isinstance(value, bool) and name in _told(result)
+        }
+        if isinstance(self._scheduler, PopulationBasedTraining):  # which changes them on the way
+            figures |= {f"hyper.{name}": value for name, value in trial.config.items()}
+        self.run_of(trial).metrics(figures, step=int(result["iteration"]))
+
+    def on_trial_complete(
+        self, iteration: int, trials: list[Trial], trial: Trial, **_info: Any
+    ) -> None:
+        """Called by Tune when a trial is done or stopped, its last checkpoint written."""
+        run = self.run_of(trial)
+        if trial.checkpoint is not None:
+            with tempfile.TemporaryDirectory() as place:
+                log_checkpoint(run, trial.checkpoint, Path(place))
+        run.end()
+        last, done = trial.last_result, sum(t.status in ("TERMINATED", "ERROR") for t in trials) + 1
+        scores = [t.last_result[SCORE] for t in trials if SCORE in (t.last_result or {})]
+        cli.console.print(
+            f"  {done:3} of {self._total} trials  {trial.trial_id}  score {last[SCORE]:.4f} after "
+            f"{last['iteration']} iterations  best {min(scores):.4f}  "
+            f"{time.monotonic() - self._began:.0f} s",
+            soft_wrap=True,
+        )
+
+    def on_trial_recover(
+        self, iteration: int, trials: list[Trial], trial: Trial, **_info: Any
+    ) -> None:
+        """Called by Tune when a trial has crashed and is tried again."""
+        cli.console.print(f"note: trial {trial.trial_id} crashed and goes on from its checkpoint")
+
+    def on_trial_error(
+        self, iteration: int, trials: list[Trial], trial: Trial, **_info: Any
+    ) -> None:
+        """Called by Tune when a trial is given up."""
+        self.run_of(trial).end("FAILED")
+        cli.console.print(
+            f"note: trial {trial.trial_id} crashed too often and is given up: "
+            f"{_reason(trial)}", markup=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def get_state(self) -> dict[str, Any] | None:
+        """What the scheduler has decided so far; population based training needs no memory."""
+        if not isinstance(self._scheduler, AsyncHyperBandScheduler):
+            return None
+        with tempfile.NamedTemporaryFile() as file:
+            self._scheduler.save(file.name)
+            return {"scheduler": Path(file.name).read_bytes()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Called by Tune on resume, with what `get_state` gave."""
+        if isinstance(self._scheduler, AsyncHyperBandScheduler):
+            self._scheduler.__dict__.update(pickle.loads(state["scheduler"]))
+
+
+def log_checkpoint(run: TrackedRun, checkpoint: Checkpoint, place: Path) -> None:
+    """Log what a trial has kept: policy and cost model as such, the rest as `checkpoint`."""
+    checkpoint.to_directory(str(place))
+    for path in sorted(place.iterdir()):
+        if path.name.startswith("checkpoint-"):
+            run.artifact(path, "checkpoint")
+        elif path.name in ("policy.json", "policy.safetensors"):
+            run.artifact(path, "policy")
+        elif path.name == "cost_model":
+            has_policy = (place / "policy.json").exists()
+            run.artifact(path, "policy/cost_model" if has_policy else "cost_model")
+
+
+def _told(result: dict[str, Any]) -> set[str]:
+    """Names in a result that are ours, not Tune's own."""
+    tunes = {"pid", "timestamp", "training_iteration", "iteration", "iterations_since_restore"}
+    return {
+        name for name in result if name not in tunes and not name.startswith(("time_", "timesteps"))
+    }
+
+
+def _reason(trial: Trial) -> str:
+    lines = str(trial.get_error() or "").strip().splitlines()
+    return lines[-1][:200] if lines else "no reason is known"

@@ -1,0 +1,150 @@
+"""What a sweep can be about: policies, or cost models."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from ray import tune
+
+from benchmark import BenchmarkPool
+from cost_model import EstimatedCosts, Selection, load_model, read_costs, split
+from cost_model.evaluation import evaluate
+from experiments import tracking
+from experiments.data_sources import DataSource, short_name, store_source, tables_source
+from experiments.loading import oracle_for
+from experiments.policy_check import PolicyCheck, best_heuristic, relative
+from experiments.ppo_training import check_hardware, parts_of, tasks_of
+from experiments.search_space import COST_MODEL_SPACE, POLICY_SPACE, Dimension
+from experiments.trials import CostModelTask, CostModelTrial, PolicyTask, PolicyTrial
+from experiments.tune_config import TuneShardConfig
+from sharders import HEURISTICS, load_policy
+from workload import load_tables
+
+POLICIES = "autoshard-policy"
+_TEST_TASKS = 32
+_TEST_SEED = 1000  # no check's
+
+
+class Subject(Protocol):
+    """What trials train, and how their winner is tested.
+
+    `score`: what the score is, for people. `registered_as`: the winner in MLflow's registry.
+    """
+
+    name: str
+    score: str
+    space: Sequence[Dimension]
+    registered_as: str
+    tags: dict[str, str]
+    data: Sequence[DataSource]
+
+    def start_pool(self) -> BenchmarkPool | None:
+        """The pool that all trials share, if they measure."""
+
+    def trainable(self) -> Any:
+        """What Tune runs."""
+
+    def test(self, kept: Mapping[str, Path], run: tracking.TrackedRun, /) -> dict[str, float]:
+        """Figures of what trials have kept in folders, by name, on tables that nobody has seen.
+
+        There is a "winner", which is also logged in pictures.
+        """
+
+
+class PolicySubject:
+    """Policies: the mean slowest device on held-out tasks, over the best heuristic's."""
+
+    score = "max cost over the best heuristic's"
+    registered_as = POLICIES
+
+    def __init__(self, config: TuneShardConfig, store: Path) -> None:
+        self._training = config.training()
+        tables = load_tables(config.tables)
+        parts = parts_of(config.tables, tables)
+        model = load_model(config.cost_model)
+        oracle_for(model, config.batch_size, tables)  # which tells of tables it knows little of
+        # All trials change these while they train, or none: a network's size stays as it was made.
+        self.space: Sequence[Dimension] = tuple(
+            d for d in POLICY_SPACE if d.live or config.scheduler != "pbt"
+        )
+        self.name = f"{short_name(config.tables)} {config.num_tables} on {config.num_devices}"
+        self.tags: dict[str, str] = {
+            "tables": short_name(config.tables),
+            "hardware": model.provenance.hardware,
+            "num_devices": config.num_devices,
+        }
+        self.data: Sequence[DataSource] = (tables_source(config.tables, tables),)
+        self._task = PolicyTask(self._training, parts, model, store)
+
+    def start_pool(self) -> BenchmarkPool | None:
+        """Before any trial asks, so that the pool is where the store is."""
+        if self._training.reward == "estimated":
+            return None
+        pool = BenchmarkPool(self._task.store)
+        check_hardware(self._task.model, pool, self._training.cost_model)
+        return pool
+
+    def trainable(self) -> Any:
+        """PPO with hyperparameters of its own."""
+        return tune.with_parameters(PolicyTrial, task=self._task)
+
+    def test(self, kept: Mapping[str, Path], run: tracking.TrackedRun) -> dict[str, float]:
+        """Each policy's slowest device over the best heuristic's; by `cost_fused`, too."""
+        model, parts = self._task.model, self._task.parts
+        tasks = tasks_of(self._training, model, parts, "test", _TEST_TASKS, _TEST_SEED)
+        check = PolicyCheck(tasks)
+        winner = load_policy(kept["winner"])
+        maxima, _ = check.maxima(winner, model, (*HEURISTICS, "cost_fused"))
+        best = best_heuristic(maxima)
+        figures = {f"test.{name}": relative(v, maxima[best]) for name, v in maxima.items()}
+        for name, folder in kept.items():
+            ours, plans = check.maxima(load_policy(folder), model, ("policy",))
+            figures[f"test.{name}"] = relative(ours["policy"], maxima[best])
+            figures[f"test.{name}_without_plan"] = float(ours["policy"].count(None))
+            plan = plans["policy"][0]
+            if name == "winner" and plan is not None:
+                oracle = EstimatedCosts(model, tasks[0].batch_size)
+                run.plan(name, plan, oracle.plan_cost(plan, tasks[0]))
+        return {name: value for name, value in figures.items() if math.isfinite(value)}
+
+
+class CostModelSubject:
+    """Cost models: the mean relative error on shards of held-out tables."""
+
+    name = "cost model"
+    score = "validation error"
+    space: Sequence[Dimension] = COST_MODEL_SPACE
+    registered_as = "autoshard-cost-model"
+
+    def __init__(self, config: TuneShardConfig, store: Path) -> None:
+        data = read_costs((store,), Selection())
+        self._parts = split(data)
+        self.tags: dict[str, str] = {"hardware": data.hardware, "versions": data.versions}
+        self.data: Sequence[DataSource] = (store_source(store),)
+        self._seed = config.seed
+
+    def start_pool(self) -> BenchmarkPool | None:
+        """Nothing is measured."""
+        return None
+
+    def trainable(self) -> Any:
+        """A training with hyperparameters of its own."""
+        return tune.with_parameters(CostModelTrial, task=CostModelTask(self._parts, self._seed))
+
+    def test(self, kept: Mapping[str, Path], _run: tracking.TrackedRun) -> dict[str, float]:
+        """Each model's errors and its order of shards, on test tables."""
+        figures: dict[str, float] = {}
+        for name, folder in kept.items():
+            model = load_model(folder / "cost_model")
+            found = evaluate(model.compute, self._parts["train"], self._parts["test"]).score
+            figures |= {f"test.{name}.{field}": value for field, value in vars(found).items()}
+        return figures
+
+
+def subject_of(config: TuneShardConfig, store: Path) -> Subject:
+    """What the sweep is about; UserError if its tables or its store do not do."""
+    if config.what == "cost-model":
+        return CostModelSubject(config, store)
+    return PolicySubject(replace(config, store=store), store)

@@ -1,0 +1,157 @@
+"""What one trial of a sweep does, in a Ray actor of its own: train a policy, or a cost model."""
+
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Trainable
+
+from cost_model import CostDataset, CostModel, Provenance, save_model
+from cost_model.compute_training import train_compute
+from experiments.ppo_config import PPOShardConfig
+from experiments.ppo_training import Training
+from experiments.run_folder import RunFolder
+from experiments.search_space import cost_model_hyperparameters, policy_hyperparameters
+from workload import EmbeddingTable
+from workload.parts import Part
+
+SCORE = "score"  # what sweeps make small
+SECONDS = "train_seconds"  # that a trial has trained, without starts and checkpoints
+_WORK = "work"
+
+
+@dataclass(frozen=True)
+class PolicyTask:
+    """What all trials of a policy sweep share.
+
+    Args:
+        config: settings of each training, but for the hyperparameters.
+        parts: tables by part.
+        model: the cost model that all are judged by, so that scores can be compared.
+        store: of measurements, on the machine of the pool.
+    """
+
+    config: PPOShardConfig
+    parts: Mapping[Part, list[EmbeddingTable]]
+    model: CostModel
+    store: Path
+
+
+class PolicyTrial(Trainable):
+    """Trains a policy; an iteration of Tune is one of PPO. Everything is in one run folder.
+
+    The score is the mean of the slowest device's cost over the best heuristic's, on held-out
+    tasks, of the best policy so far; tasks without a plan count one each.
+    """
+
+    def setup(self, config: dict[str, Any], task: PolicyTask) -> None:  # type: ignore[override]
+        """Called by Tune. Training starts when it is known from where."""
+        self._task = task
+        self._values = config
+        self._folder = Path(tempfile.mkdtemp(prefix="autoshard-trial-")) / _WORK
+        self._training: Training | None = None
+
+    def step(self) -> dict[str, Any]:
+        """One iteration; the first also puts out the policy that training starts from."""
+        if self._training is None:
+            self._training = self._start(begun=0)
+            self._training.begin()
+        training = self._training
+        # Killed between its last checkpoint and Tune's note of it, a trial has nothing left to do.
+        figures = {} if training.done else training.step()
+        progress = training.progress
+        return {
+            **figures,
+            SCORE: progress.best_check,
+            SECONDS: progress.seconds,
+            "iteration": progress.iteration,
+            "done": training.done,
+        }
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """The run folder: policy, cost model, RLlib's checkpoint."""
+        shutil.copytree(self._folder, checkpoint_dir, dirs_exist_ok=True)
+
+    def load_checkpoint(self, checkpoint_dir: Any) -> None:
+        """Go on from one, maybe another trial's, with this trial's hyperparameters."""
+        self._stop()
+        shutil.copytree(checkpoint_dir, self._folder)
+        _, progress, checkpoint, model = RunFolder(self._folder).read()
+        self._training = self._start(begun=progress.iteration)
+        self._training.take_up(progress, checkpoint, model)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Become another trial: its process has loaded all that is slow to load."""
+        self._stop()
+        self._values = new_config
+        return True
+
+    def cleanup(self) -> None:
+        """Called by Tune at the end."""
+        self._stop()
+        shutil.rmtree(self._folder.parent, ignore_errors=True)
+
+    def _start(self, begun: int) -> Training:
+        config = replace(
+            self._task.config, hyper=policy_hyperparameters(self._values), out=self._folder
+        )
+        folder = RunFolder(self._folder)
+        if not begun:
+            folder.begin(force=True)
+        task = self._task
+        return Training(
+            config, folder, task.parts, task.model, task.store, begun=begun, adapt=False
+        )
+
+    def _stop(self) -> None:
+        if self._training is not None:
+            self._training.stop()
+            self._training = None
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class CostModelTask:
+    """What all trials of a cost-model sweep share: the data by part, and a seed."""
+
+    parts: Mapping[Part, CostDataset]
+    seed: int
+
+
+class CostModelTrial(Trainable):
+    """Trains a cost model, in one step. The score is its mean error on the validation tables."""
+
+    def setup(self, config: dict[str, Any], task: CostModelTask) -> None:  # type: ignore[override]
+        """Called by Tune."""
+        self._task, self._values = task, config
+        self._model: CostModel | None = None
+
+    def step(self) -> dict[str, Any]:
+        """All of the training."""
+        options, shape = cost_model_hyperparameters(self._values, self._task.seed)
+        parts = self._task.parts
+        compute, curves = train_compute(parts["train"], parts["validation"], options, shape)
+        self._model = CostModel(compute, Provenance.of(parts["train"]))
+        return {
+            SCORE: min(curves.errors),
+            SECONDS: curves.seconds,
+            "iteration": 1,
+            "steps": curves.steps[-1],
+            "done": True,
+        }
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """The model."""
+        assert self._model is not None
+        save_model(self._model, Path(checkpoint_dir) / "cost_model")
+
+    def load_checkpoint(self, checkpoint_dir: Any) -> None:
+        """A trial that has a checkpoint is done."""
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Become another trial."""
+        self._values, self._model = new_config, None
+        return True

@@ -1,0 +1,258 @@
+#!/usr/bin/env python
+"""Sweep the hyperparameters of the policy or of the cost model, with Ray Tune."""
+
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.tune.experiment import Trial
+
+from benchmark import MeasurementStore
+from experiments import cli, tracking
+from experiments.data_sources import store_source
+from experiments.joining import ray_cluster
+from experiments.search_space import command_line, default_point
+from experiments.storage import Storage
+from experiments.sweep import (
+    CPUS_PER_TRIAL,
+    TRIALS,
+    TrialOutcome,
+    make_scheduler,
+    make_search,
+    outcome,
+    run_trials,
+)
+from experiments.sweep_log import SweepLog
+from experiments.sweep_report import best_of, draw_trials, print_best
+from experiments.sweep_subjects import POLICIES, Subject, subject_of
+from experiments.tune_config import TuneShardConfig
+from workload import UserError, documents
+
+SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 1)
+ALIAS = "winner"
+_DOCUMENT = "sweep.json"
+
+
+def main(config: TuneShardConfig) -> None:
+    """Begin a sweep or take one up, run its trials, test and register the winner."""
+    if not config.resume:
+        config = _settled(config)
+        config.check()
+    storage = Storage(config.storage)
+    run_id = None
+    if config.resume:
+        config, run_id = _resumed(config, storage)
+    elif storage.has(_DOCUMENT) and not config.force:
+        raise UserError(
+            f"{config.storage}: holds a sweep: go on with --resume, replace it with --force, or "
+            "name another folder"
+        )
+    store = _store(config, storage)
+    subject = subject_of(config, store)
+    name = f"sweep {subject.name}, {config.num_samples} trials"
+    with ExitStack() as stack:
+        run = stack.enter_context(
+            tracking.tracked_run("tune_shard", name, asdict(config), config.mlflow_uri, run_id)
+        )
+        if run_id is None:
+            run.tags(subject.tags)
+            run.data(*subject.data)
+            for name in (TRIALS, "winner", "trials.png"):  # of a sweep that is replaced
+                storage.remove(name)
+            _keep_document(storage, {"settings": _json(config), "mlflow_run": run.run_id})
+        stack.enter_context(ray_cluster())
+        at_once = _at_once(config)
+        pool = subject.start_pool()
+        if pool is not None:
+            stack.callback(storage.keep_store, store)  # also after Ctrl-C
+            stack.callback(pool.close)
+        grace = min(config.check_every, config.max_iterations)
+        scheduler = make_scheduler(config.scheduler, subject.space, config.max_iterations, grace)
+        log = SweepLog(run, config.num_samples, scheduler)
+        cli.console.print(
+            f"{config.num_samples} trials, {at_once} at once: {subject.name}, {config.scheduler}, "
+            f"{config.search_name} search; all is in {config.storage}",
+            soft_wrap=True,
+        )
+        started = time.monotonic()
+        trials, ended = run_trials(
+            subject.trainable(),
+            subject.space,
+            make_search(config.search_name, subject.space, config.seed),
+            scheduler,
+            log,
+            storage,
+            config.num_samples,
+            at_once,
+            checkpoint_every=config.check_every,
+            resume=run_id is not None and storage.has(TRIALS),
+        )
+        if not ended:
+            raise KeyboardInterrupt(f"go on with --resume --storage {config.storage}")
+        seconds = time.monotonic() - started
+        outcomes = [outcome(trial, log) for trial in trials]
+        result = {
+            "what": config.what,
+            "trials": [asdict(found) for found in outcomes],
+            "finished": sum(found.status == "finished" for found in outcomes),
+            "at_once": at_once,
+            "seconds": seconds,
+            "train_seconds": log.train_seconds,
+            # How much longer the sweep took than training needs with so many at once.
+            "overhead": seconds * at_once / log.train_seconds if log.train_seconds else None,
+            "mlflow_run": run.run_id,
+        }
+        result |= _winner(subject, trials, outcomes, storage, run)
+        if pool is not None:
+            run.data(store_source(store))
+        _keep_document(
+            storage,
+            {"settings": _json(config), "mlflow_run": run.run_id, "result": result},
+        )
+        if config.json is not None:
+            documents.write(config.json, result)
+
+
+def _winner(
+    subject: Subject,
+    trials: Sequence[Trial],
+    outcomes: Sequence[TrialOutcome],
+    storage: Storage,
+    run: tracking.TrackedRun,
+) -> dict[str, Any]:
+    """Test it beside the defaults, register it, draw all trials, say what was found."""
+    best = best_of(outcomes)
+    if best is None:
+        raise UserError("no trial has finished: each trial's run in MLflow tells why")
+    by_id = {trial.trial_id: trial for trial in trials}
+    default = default_point(subject.space)
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder)
+        kept = {"winner": place / "winner"}
+        for found in outcomes:
+            if found.values == default and found.status == "finished":
+                kept["defaults"] = place / "defaults"
+                _fetch(by_id[found.trial_id], kept["defaults"])
+        _fetch(by_id[best.trial_id], kept["winner"])
+        figures = subject.test(kept, run)
+        picture = place / "trials.png"
+        draw_trials(outcomes, subject.space, subject.score, picture)
+        run.artifact(picture)
+        storage.keep(picture)
+        storage.within("winner").keep_folder(kept["winner"], last="training.json", without="*.db*")
+        registered = {**subject.tags, "score": f"{best.score:.4f}", "trial": best.trial_id}
+        model = _model_of(kept["winner"], place / "model")
+        version = run.register(model, subject.registered_as, registered, ALIAS)
+    print_best(outcomes, subject.space)
+    for name, value in sorted(figures.items(), key=lambda pair: pair[1]):
+        cli.console.print(f"  {name:<32} {value:.4f}")
+    if subject.registered_as == POLICIES:
+        options = " ".join(command_line(best.values))
+        cli.console.print(f"train with them: ppo_shard.py {options}", soft_wrap=True)
+    cli.console.print(
+        f"the winner is in {storage.uri}/winner, and in MLflow as {subject.registered_as} version "
+        f"{version} with the alias {ALIAS}",
+        soft_wrap=True,
+    )
+    run.metrics({"score": best.score or math.nan, **figures, "finished": len(outcomes)})
+    return {
+        "best": asdict(best),
+        "defaults": default,
+        "test": figures,
+        "registered": {"name": subject.registered_as, "version": version, "alias": ALIAS},
+    }
+
+
+def _fetch(trial: Trial, folder: Path) -> None:
+    checkpoint = trial.checkpoint
+    if checkpoint is None:  # a finished trial ended with one
+        raise UserError(f"trial {trial.trial_id} has no checkpoint: go on with --resume")
+    checkpoint.to_directory(str(folder))
+
+
+def _model_of(kept: Path, target: Path) -> Path:
+    """What of a trial's folder a user of the model needs."""
+    source = kept if (kept / "policy.json").exists() else kept / "cost_model"
+    target.mkdir()
+    for path in source.iterdir():
+        if not path.name.startswith("checkpoint-") and path.name != "training.json":
+            path.rename(target / path.name)
+    return target
+
+
+def _at_once(config: TuneShardConfig) -> int:
+    """Trials at the same time; UserError if the cluster has no room for one."""
+    cpus = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+    room = int(cpus / CPUS_PER_TRIAL)
+    if room < 1:
+        raise UserError(f"a trial takes a CPU, the Ray cluster has {cpus:g}: add nodes")
+    return min(config.at_once or room, config.num_samples)
+
+
+def _store(config: TuneShardConfig, storage: Storage) -> Path:
+    """The store on this machine, with what the storage has of it."""
+    if config.store is not None:
+        if config.what == "cost-model":
+            MeasurementStore(config.store, must_exist=True).close()
+        return config.store
+    where = Path(storage.root) if storage.is_local else Path("runs").resolve()
+    store = where / "costs.db"
+    if config.reward != "estimated":
+        storage.fetch_store(store)
+        MeasurementStore(store).close()  # one that cannot be used is told before work starts
+    return store
+
+
+def _settled(config: TuneShardConfig) -> TuneShardConfig:
+    """The same wherever it is gone on with: paths are absolute."""
+    there = {
+        name: str(Path(value).resolve())
+        for name, value in (("tables", config.tables), ("cost_model", config.cost_model))
+        if Path(value).exists()
+    }
+    store = None if config.store is None else config.store.resolve()
+    uri = tracking.absolute_uri(config.mlflow_uri)
+    return replace(config, store=store, mlflow_uri=uri, **there)  # type: ignore[arg-type]
+
+
+def _resumed(config: TuneShardConfig, storage: Storage) -> tuple[TuneShardConfig, str]:
+    """The sweep's own settings and its run in MLflow."""
+    document = storage.read_json(_DOCUMENT)
+    if document is None:
+        raise UserError(f"{config.storage}: holds no sweep to go on with")
+    with documents.naming(f"{config.storage}/{_DOCUMENT}"), documents.fields_of("sweep"):
+        SWEEP_SCHEMA.check(document)
+        before = TuneShardConfig.from_json(document["settings"])
+        run_id = str(document["mlflow_run"])
+    changed = replace(
+        before,
+        storage=config.storage,
+        json=config.json or before.json,
+        mlflow_uri=config.mlflow_uri or before.mlflow_uri,
+        at_once=config.at_once or before.at_once,
+    )
+    return changed, run_id
+
+
+def _keep_document(storage: Storage, body: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / _DOCUMENT
+        documents.write(file, SWEEP_SCHEMA.stamp(body))
+        storage.keep(file)
+
+
+def _json(config: TuneShardConfig) -> dict[str, Any]:
+    return {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in asdict(config).items()
+    }
+
+
+if __name__ == "__main__":
+    cli.run_command(main, TuneShardConfig)
