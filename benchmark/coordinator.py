@@ -41,6 +41,7 @@ _MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
 _REFRESH_SECONDS = 3.0
 _LEASE_SECONDS = 60.0
 _SETTLE_SECONDS = 20.0
+_GATHER_SECONDS = 0.05  # answers of so long go to the client in one reply: replies are dear
 _BUSY_WAIT_SECONDS = 0.5
 _IDLE_SECONDS = 600.0  # then the devices are given back: other jobs may want the GPUs
 
@@ -116,6 +117,10 @@ class PoolCoordinator:
     async def process_id(self) -> int:
         """The process of the pool itself."""
         return os.getpid()
+
+    async def cpu_seconds(self) -> float:
+        """CPU time that this process has taken."""
+        return time.process_time()
 
     async def machine(self) -> str:
         """The machine that the pool itself runs on, and that its stores lie on."""
@@ -209,6 +214,9 @@ class PoolCoordinator:
         if not request.answers and request.missing:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(request.arrived.wait(), patience_s)
+        if request.answers and request.missing:
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(request.complete.wait(), _GATHER_SECONDS)
         request.seen = time.monotonic()
         if request.error is not None:
             await self.cancel(name)

@@ -26,6 +26,7 @@ class Request:
     missing: int
     answers: list[tuple[int, Measurement]] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
     error: StoreError | None = None
     seen: float = field(default_factory=time.monotonic)
     jobs: set[JobKey] = field(default_factory=set)
@@ -35,6 +36,8 @@ class Request:
         self.answers.append((index, measurement))
         self.missing -= 1
         self.arrived.set()
+        if not self.missing:
+            self.complete.set()
 
 
 @dataclass

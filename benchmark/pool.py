@@ -111,6 +111,10 @@ class BenchmarkPool:
         """The most memory that each device's actor has ever taken, by the device's name."""
         return dict(self._ask("peak_bytes"))
 
+    def cpu_seconds(self) -> float:
+        """CPU time that the pool's actor has taken so far, devices left out."""
+        return float(self._ask("cpu_seconds"))
+
     def notices(self) -> list[str]:
         """What users should know of the devices: foreign load, mixed hardware, devices lost."""
         return list(self._ask("notices"))

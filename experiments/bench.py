@@ -34,6 +34,7 @@ from experiments.bench_policy import (
     speed_figures,
     training_figures,
 )
+from experiments.bench_pool import scale_figures
 from experiments.collect_costs import Summary, summarise
 from experiments.figures import Figure
 from experiments.joining import ray_cluster
@@ -65,6 +66,7 @@ def main(config: BenchConfig) -> None:
             *pool_figures(tables, place),
             repeatability(tables, place),
             actor_memory(place),
+            *scale_figures(place),
             *promise_figures(place),
             *plan_figures(place),
             *training_figures(place),
