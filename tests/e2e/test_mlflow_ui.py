@@ -1,0 +1,255 @@
+"""What users see of our runs: MLflow's own UI in a real browser, over runs of our own commands.
+
+AUTOSHARD_PICTURES=FOLDER trains for longer and writes the README's pictures there.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from servers import mlflow_server, wait_until
+from trainings import Training
+
+# What the console calls errors though nothing is wrong, and why.
+NOISE = {
+    "/ajax-api/2.0/mlflow/users/current - Failed to load": "asked of servers without accounts too",
+    "ResizeObserver loop completed with undelivered": "charts that get their size in two steps",
+}
+# As a user leaves the UI after the first visit: the assistant and its hints closed, and of the two
+# faces of the UI, which begins with that for GenAI, the one for training models.
+VISITED = {
+    "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True,
+    "mlflow.detectIssues.guidanceShown_v1": True,
+    "mlflow.workflowType_v1": "machine_learning",
+}
+# What passes: notes in the corner, the assistant's button, and what charts show under the mouse,
+# which a browser without a mouse shows on all of them.
+WITHOUT_PASSING = (
+    ".modebar, [data-assistant-ui], [class*=notification] { display: none !important }"
+)
+# Where files lie on the machine that took a picture is nobody's business.
+WITHOUT_FOLDERS = """for (const e of document.querySelectorAll('*'))
+    if (!e.childElementCount && e.textContent.includes('file:///')) e.style.display = 'none'"""
+# Columns of the table of runs, and their widths.
+COLUMNS = {
+    "metrics.`test.policy`": 110,
+    "metrics.`test.autoshard`": 120,
+    "metrics.`relative_max`": 110,
+    "params.`num_tables`": 110,
+    "params.`num_devices`": 120,
+    "params.`games`": 80,
+    "params.`seed`": 80,
+    "tags.`kind`": 100,
+    "attributes.`Source`": 120,
+}
+# The points of the first chart of a page.
+DRAWN = """const curve = document.querySelector('.js-plotly-plot')?.data?.[0];
+return curve && [...curve.x].map((x, i) => [x, curve.y[i]])"""
+CURVES = (
+    "relative_max",
+    "check_over_heuristic",
+    "episode_return",
+    "entropy",
+    "value_loss",
+    "steps",
+)
+
+
+@dataclass(frozen=True)
+class Screen:
+    """The UI in the browser."""
+
+    driver: Chrome
+    url: str
+
+    def open(self, route: str) -> None:
+        """Go there as if no page had been open."""
+        self.driver.get("about:blank")
+        self.driver.get(f"{self.url}/#/{route}")
+
+    def text(self) -> str:
+        """What can be read."""
+        return self.driver.find_element(By.TAG_NAME, "body").text
+
+    def wait_for_text(self, *words: str) -> None:
+        """Until all of them can be read."""
+        text = [""]
+
+        def missing() -> list[str]:
+            text[0] = self.text()
+            return [word for word in words if word not in text[0]]
+
+        try:
+            wait_until("the page", lambda: not missing(), 60)
+        except AssertionError:
+            pytest.fail(f"the page lacks {missing()}: {text[0]}")
+
+    def count(self, selector: str) -> int:
+        """Elements of that kind."""
+        return len(self.driver.find_elements(By.CSS_SELECTOR, selector))
+
+    def wait_for(self, selector: str, at_least: int = 1) -> None:
+        """Until there are so many such elements."""
+        wait_until(f"{at_least} of {selector}", lambda: self.count(selector) >= at_least, 60)
+
+    def click(self, text: str) -> None:
+        """On what says just this."""
+        path = f"//*[normalize-space(text())='{text}']"
+        self.wait_for_text(text)
+        self.driver.find_element(By.XPATH, path).click()
+
+    def choose(self, list_number: int, *names: str) -> None:
+        """In one of the page's lists, which draw only as many of their lines as can be seen."""
+        lists = self.driver.find_elements(By.CSS_SELECTOR, "[class*=select-selector]")
+        lists[list_number].click()
+        for name in names:
+            option = f"[class*=item-option][title='{name}']"
+            scroll = "document.querySelectorAll('.rc-virtual-list-holder, [class*=list-holder]')"
+
+            def there(option: str = option, scroll: str = scroll) -> bool:
+                for found in self.driver.find_elements(By.CSS_SELECTOR, option):
+                    if found.is_displayed():
+                        found.click()
+                        return True
+                self.driver.execute_script(f"{scroll}.forEach(list => list.scrollTop += 100)")
+                return False
+
+            wait_until(f"{name} in list {list_number}", there, 30)
+        self.driver.switch_to.active_element.send_keys(Keys.ESCAPE)
+
+    def picture(self, name: str) -> None:
+        """Keep what is shown now, if pictures are asked for; once nothing moves any more."""
+        folder = os.environ.get("AUTOSHARD_PICTURES")
+        if not folder:
+            return
+        self.driver.execute_script(WITHOUT_FOLDERS)
+        shots = [b""]
+
+        def still() -> bool:
+            shots.append(self.driver.get_screenshot_as_png())
+            time.sleep(0.3)
+            return shots[-2] == shots[-1]
+
+        wait_until("a page that stands still", still, 60)
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        (Path(folder) / name).write_bytes(shots[-1])
+
+    def errors(self) -> list[str]:
+        """What the console says is wrong, less what is known to be noise."""
+        log = self.driver.get_log("browser")
+        severe = [entry["message"] for entry in log if entry["level"] == "SEVERE"]
+        return [said for said in severe if not any(noise in said for noise in NOISE)]
+
+
+@pytest.fixture(scope="module")
+def server(
+    sqlite_trainings: tuple[str, list[Training]], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """`mlflow ui` as anybody starts it, over what our trainings logged; a sweep may come here."""
+    uri, _ = sqlite_trainings
+    log = tmp_path_factory.mktemp("ui") / "ui.log"
+    with mlflow_server(log, "--backend-store-uri", uri, command="ui") as url:
+        yield url
+
+
+@pytest.fixture
+def screen(server: str, chromium: Chrome) -> Iterator[Screen]:
+    """The UI, without errors in the browser's console."""
+    script = "".join(
+        f"localStorage.setItem('{key}', '{json.dumps(value)}');" for key, value in VISITED.items()
+    )
+    style = f"""addEventListener('DOMContentLoaded', () => {{
+        const style = document.createElement('style');
+        style.textContent = '{WITHOUT_PASSING}';
+        document.head.append(style);
+    }});"""
+    source = {"source": f"if (location.protocol === 'http:') {{ {script} {style} }}"}
+    added = chromium.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", source)
+    screen = Screen(chromium, server)
+    yield screen
+    chromium.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", added)
+    assert screen.errors() == []
+
+
+@pytest.fixture
+def experiment(sqlite_trainings: tuple[str, list[Training]]) -> str:
+    """The route of our experiment's page."""
+    found = MlflowClient(sqlite_trainings[0]).get_experiment_by_name("autoshard")
+    assert found is not None
+    return f"experiments/{found.experiment_id}"
+
+
+def test_the_table_of_runs(
+    screen: Screen, experiment: str, sqlite_trainings: tuple[str, list[Training]]
+) -> None:
+    uri, trainings = sqlite_trainings
+    client = MlflowClient(uri)
+    runs = [client.get_run(training.run_id) for training in trainings]
+    screen.open(f"{experiment}/runs")
+    screen.wait_for_text(f"{len(runs)} matching runs", "Run Name", "Created", "Duration", "Source")
+    screen.wait_for_text("ppo_shard.py", *(run.info.run_name for run in runs))
+    # Columns as a user keeps them for others, under Views.
+    state = {"selectedColumns": [*COLUMNS], "columnOrder": [*COLUMNS], "columnWidths": COLUMNS}
+    view = {"name": "Trainings", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
+    number = experiment.rpartition("/")[2]
+    client.set_experiment_tag(number, "mlflow.sharedViewState.trainings", json.dumps(view))
+    screen.open(f"{experiment}/runs?viewStateShareKey=trainings")
+    screen.wait_for_text("Trainings", *(name.split("`")[1] for name in COLUMNS))
+    screen.wait_for_text(*(f"{run.data.metrics['test.policy']:.12f}"[:6] for run in runs))
+    screen.click("Override saved view")  # which keeps the columns for this user
+    wait_until("the columns", lambda: "shared view" not in screen.text(), 60)
+    screen.wait_for_text("test.policy")
+    screen.picture("mlflow-runs.png")
+
+
+def test_a_training_and_its_charts(
+    screen: Screen, experiment: str, sqlite_trainings: tuple[str, list[Training]]
+) -> None:
+    uri, (training, *_) = sqlite_trainings
+    screen.open(f"{experiment}/runs/{training.run_id}/model-metrics")
+    screen.wait_for(".js-plotly-plot .main-svg .trace path", 3)
+    search = screen.driver.find_element(By.CSS_SELECTOR, "input[placeholder*='Search metric']")
+    search.send_keys("^relative_max$")
+    wait_until("one chart", lambda: screen.count(".js-plotly-plot") == 1, 60)
+    history = MlflowClient(uri).get_metric_history(training.run_id, "relative_max")
+    curve = [[point.step, point.value] for point in history]
+    wait_until(f"a chart of {curve}", lambda: screen.driver.execute_script(DRAWN) == curve, 60)
+    search.send_keys(Keys.CONTROL, "a")
+    search.send_keys("^(" + "|".join(CURVES) + ")$")
+    wait_until("charts", lambda: screen.count(".js-plotly-plot") == len(CURVES), 60)
+    screen.picture("mlflow-run.png")
+
+
+def test_the_picture_of_a_plan(
+    screen: Screen, experiment: str, sqlite_trainings: tuple[str, list[Training]]
+) -> None:
+    _, (training, *_) = sqlite_trainings
+    screen.open(f"{experiment}/runs/{training.run_id}/artifacts")
+    screen.click("plans")
+    screen.click("policy.png")
+    script = "return [...document.images].some(i => i.naturalWidth > 300 && i.clientWidth > 100)"
+    wait_until("the picture", lambda: screen.driver.execute_script(script), 60)
+    screen.picture("mlflow-plan.png")
+
+
+def test_trainings_compared(
+    screen: Screen, experiment: str, sqlite_trainings: tuple[str, list[Training]]
+) -> None:
+    _, trainings = sqlite_trainings
+    ids = json.dumps([training.run_id for training in trainings], separators=(",", ":"))
+    screen.open(f'compare-runs?runs={ids}&experiments=["{experiment.rpartition("/")[2]}"]')
+    screen.wait_for_text(f"Comparing {len(trainings)} Runs", "Parallel Coordinates Plot")
+    screen.click("Clear All")
+    screen.choose(0, "games", "seed")
+    screen.choose(1, "test.policy")
+    screen.wait_for("canvas")
+    wait_until("axes", lambda: screen.count(".parcoords .y-axis") == 3, 60)
+    screen.picture("mlflow-sweep.png")

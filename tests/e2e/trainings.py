@@ -1,0 +1,88 @@
+"""Tiny trainings as users run them, several at once, and what a complete run in MLflow is."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import matplotlib.image
+from commands import command, environment
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from sharders import load_policy
+from workload import ShardingPlan
+
+PATIENCE = 240.0  # seconds; alone one takes 10 to 15, most of which is importing torch
+TINY = (
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --check-tasks 2 --check-every 2 "
+    "--batch-size 256 --memory-fill 0.1-0.6 --iterations 3 --reward estimated"
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One that ended: its run in MLflow, and the options it was given."""
+
+    run_id: str
+    options: str
+
+    @property
+    def given(self) -> dict[str, str]:
+        """The options as parameters are called."""
+        words = pairwise(self.options.split())
+        return {name[2:].replace("-", "_"): v for name, v in words if name.startswith("--")}
+
+
+def train_at_once(folder: Path, uri: str, options: Sequence[str]) -> list[Training]:
+    """One training for each of the options, all at the same time."""
+    processes: list[subprocess.Popen[bytes]] = []
+    logs = [folder / f"{number}.log" for number in range(len(options))]
+    try:
+        for number, (given, path) in enumerate(zip(options, logs, strict=True)):
+            own = f"--out run{number} --json {number}.json --mlflow-uri {uri}"
+            with path.open("w") as log:
+                processes.append(
+                    subprocess.Popen(
+                        command("ppo_shard.py", f"{given} {own}"),
+                        cwd=folder,
+                        env=environment(),
+                        stdout=log,
+                        stderr=log,
+                    )
+                )
+        for process, path in zip(processes, logs, strict=True):
+            assert process.wait(PATIENCE) == 0, path.read_text()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    results = [
+        json.loads((folder / f"{number}.json").read_text()) for number in range(len(options))
+    ]
+    return [
+        Training(told["mlflow_run"], given) for told, given in zip(results, options, strict=True)
+    ]
+
+
+def check_complete(client: MlflowClient, run: Run, given: dict[str, str], folder: Path) -> None:
+    """All that a training logs is there, and what it made can be downloaded and used.
+
+    `given` are some parameters that it must have, the number of iterations among them; what is
+    downloaded goes to the folder.
+    """
+    run_id, told = run.info.run_id, run.data
+    assert run.info.status == "FINISHED"
+    assert {name: told.params.get(name) for name in given} == given
+    assert {"kind", "host", "python", "mlflow.source.name", "mlflow.user"} <= told.tags.keys()
+    steps = [point.step for point in client.get_metric_history(run_id, "relative_max")]
+    assert steps == list(range(1, int(given["iterations"]) + 1))
+    assert {"check_over_heuristic", "test.policy", "test.autoshard"} <= told.metrics.keys()
+    folder.mkdir()
+    plans = Path(client.download_artifacts(run_id, "plans", str(folder)))
+    assert matplotlib.image.imread(plans / "policy.png").size > 0
+    assert ShardingPlan.load(plans / "policy.plan.json").placements
+    policy = load_policy(Path(client.download_artifacts(run_id, "policy", str(folder))))
+    assert policy.trained["tables"] == told.params["tables"]
