@@ -1,5 +1,6 @@
 # make demo   set up and run the tour          make lint   style, types, imports between rooms
 # make test   set up and run the tests         make bench  the figures of the README
+# make mlflow browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
 
 PYTHON ?= python3.11
 VENV   := .venv
@@ -8,7 +9,11 @@ BIN    := $(VENV)/bin
 EXTRA  ?= $(if $(wildcard /dev/nvidia[0-9]*),gpu,cpu)
 READY  := $(VENV)/.ready-$(EXTRA)
 
-.PHONY: setup demo test lint bench clean
+# Whose runs make mlflow shows, and where.
+STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
+PORT   ?= 5000
+
+.PHONY: setup demo test lint bench mlflow clean
 
 setup: $(READY)
 
@@ -31,6 +36,9 @@ lint: setup
 
 bench: setup
 	$(BIN)/python experiments/bench.py
+
+mlflow: setup
+	$(BIN)/mlflow ui --backend-store-uri '$(STORE)' --port $(PORT)
 
 clean:
 	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info

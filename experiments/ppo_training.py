@@ -94,7 +94,7 @@ class Training:
         )
         self._trainer = Trainer(setting, config.hyper, config.games, config.num_env_runners, seed)
         self._check = PolicyCheck(self.tasks("validation", config.check_tasks, config.seed))
-        self.progress = Progress(0, run_id, math.inf, 0.0)
+        self.progress = Progress(0, run_id, math.inf, 0.0, math.inf)
 
     def _refuse_the_impossible(self, base: CostModel) -> None:
         """UserError where training would wait for ever, or mix costs of unlike machines."""
@@ -170,6 +170,7 @@ class Training:
     def _checked(self, number: int) -> tuple[Policy, dict[str, float]]:
         policy = self._policy(number)
         told = self._score(policy)
+        self.progress = replace(self.progress, last_check=told["score"])
         return policy, {f"check_{name}": value for name, value in told.items()}
 
     def _score(self, policy: Policy) -> dict[str, float]:

@@ -18,12 +18,17 @@ _PARTIAL = ".partial-"
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: what `--resume` needs besides the checkpoint."""
+    """How far a run has come: what `--resume` needs besides the checkpoint.
+
+    `best_check` is the score of the policy that is kept, `last_check` that of the latest one that
+    was looked at; `seconds` were spent in iterations.
+    """
 
     iteration: int
     mlflow_run: str
     best_check: float
     seconds: float
+    last_check: float
 
 
 class RunFolder:

@@ -14,6 +14,8 @@ from benchmark import MeasurementStore, export_parquet, import_parquet
 from benchmark.parquet import exchanges_path
 from workload import UserError, documents
 
+_OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
+
 
 class Storage:
     """A folder behind a URI: `/mnt/shared/runs`, `s3://bucket/runs`, whatever fsspec knows.
@@ -26,7 +28,10 @@ class Storage:
         try:
             self.filesystem, root = fsspec.core.url_to_fs(uri)
             self.root = str(root).rstrip("/")
-            self.filesystem.makedirs(self.root, exist_ok=True)
+            # Object stores have no folders: s3fs would make a bucket of a misspelt name instead.
+            self._has_folders = not _OBJECT_STORES.intersection(_protocols(self.filesystem))
+            if self._has_folders:
+                self.filesystem.makedirs(self.root, exist_ok=True)
             probe = f"{self.root}/.autoshard-probe"
             self.filesystem.pipe_file(probe, b"")
             self.filesystem.rm_file(probe)
@@ -60,7 +65,8 @@ class Storage:
     def keep(self, file: Path, name: str | None = None) -> None:
         """Copy a file here, whole or not at all where the store can do that."""
         target = f"{self.root}/{name or file.name}"
-        self._do(self.filesystem.makedirs, target.rpartition("/")[0], exist_ok=True)
+        if self._has_folders:
+            self._do(self.filesystem.makedirs, target.rpartition("/")[0], exist_ok=True)
         if self.is_local:
             partial = f"{target}.partial"
             self._do(self.filesystem.put_file, str(file), partial)
@@ -118,8 +124,7 @@ class Storage:
     @property
     def is_local(self) -> bool:
         """True for a path of this machine's file system, shared or not."""
-        protocols = self.filesystem.protocol
-        return "file" in ((protocols,) if isinstance(protocols, str) else protocols)
+        return "file" in _protocols(self.filesystem)
 
     def _names(self) -> set[str]:
         """All files here."""
@@ -132,6 +137,11 @@ class Storage:
             return action(*arguments, **options)
         except Exception as error:  # each object store has errors of its own
             raise UserError(f"{self.uri}: {_reason(error)}") from error
+
+
+def _protocols(filesystem: Any) -> tuple[str, ...]:
+    found = filesystem.protocol
+    return (found,) if isinstance(found, str) else tuple(found)
 
 
 def _reason(error: BaseException) -> str:

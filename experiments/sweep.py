@@ -102,7 +102,8 @@ def run_trials(
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # Tune is silent; what people hear is in the log
     # Loggers of Tune's own would write the same again, into every trial's folder.
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
-    os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "5"  # what a killed sweep may have to find out again
+    # Trials that ended later than this before a kill would train their last iterations again.
+    os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "0.5" if storage.is_local else "5"
     os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
     filesystem = None
     if not storage.is_local:

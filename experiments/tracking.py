@@ -169,11 +169,12 @@ def tracked_run(
     With `run_id` an earlier run goes on.
     """
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     where = tracking_uri(uri)
     try:
         run = _begun(kind, name, parameters, where, run_id)
-    except (MlflowException, OSError, ValueError, ImportError) as error:
+    except (MlflowException, SQLAlchemyError, OSError, ValueError, ImportError) as error:
         raise UserError(f"MLflow cannot be used at {where}: {_first_line(error)}") from error
     try:
         yield run

@@ -44,7 +44,9 @@ class PolicyTrial(Trainable):
     """Trains a policy; an iteration of Tune is one of PPO. Everything is in one run folder.
 
     The score is the mean of the slowest device's cost over the best heuristic's, on held-out
-    tasks, of the best policy so far; tasks without a plan count one each.
+    tasks; tasks without a plan count one each. It is that of the policy as it was at the latest
+    look, not of the best one so far, which is what is kept: all trials start from the same policy,
+    so the best of many would often be that one.
     """
 
     def setup(self, config: dict[str, Any], task: PolicyTask) -> None:  # type: ignore[override]
@@ -65,7 +67,7 @@ class PolicyTrial(Trainable):
         progress = training.progress
         return {
             **figures,
-            SCORE: progress.best_check,
+            SCORE: progress.last_check,
             SECONDS: progress.seconds,
             "iteration": progress.iteration,
             "done": training.done,

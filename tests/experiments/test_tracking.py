@@ -1,0 +1,95 @@
+"""What users find in MLflow."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+
+from experiments import tracking
+from experiments.data_sources import tables_source
+from workload import EmbeddingTable, UserError
+
+
+@pytest.fixture(scope="module")
+def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/runs.db"
+
+
+def found(uri: str, filters: str) -> list[Any]:
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], filters))
+
+
+def test_runs_are_found_by_what_users_ask_for(uri: str, tables: tuple[EmbeddingTable, ...]) -> None:
+    parameters = {"tables": "somewhere/my_tables.csv", "seed": 0}
+    for devices, score in ((4, 0.9), (8, 0.8), (8, 0.7)):
+        with tracking.tracked_run("ppo_shard", f"ppo on {devices}", parameters, uri) as run:
+            run.tags({"hardware": f"gpu of {devices}", "num_devices": devices})
+            run.data(tables_source("somewhere/my_tables.csv", tables))
+            run.metrics({"test.policy": score, "undefined": float("nan")})
+    assert len(found(uri, "tags.hardware = 'gpu of 8' AND tags.tables = 'my_tables.csv'")) == 2
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    assert experiment is not None
+    best = client.search_runs(
+        [experiment.experiment_id], "tags.num_devices = '8'", order_by=["metrics.`test.policy`"]
+    )[0]
+    assert best.data.metrics == {"test.policy": 0.7}
+    assert best.inputs.dataset_inputs[0].dataset.name == "my_tables.csv"
+    assert {"torch", "fbgemm", "ray", "host", "python", "kind"} <= best.data.tags.keys()
+    assert len(found(uri, "dataset.name = 'my_tables.csv'")) == 3
+
+
+def test_a_parent_has_children_that_go_on(uri: str) -> None:
+    with tracking.tracked_run("tune_shard", "sweep", {}, uri) as sweep:
+        sweep.tags({"hardware": "cpu"})
+        child = sweep.child("trial", "trial 1", {"learning_rate": 0.1})
+        child.metrics({"score": 1.0}, step=1)
+        again = sweep.child("trial", "trial 1", {"learning_rate": 0.1})
+        assert again.run_id == child.run_id
+        again.end()
+        other = sweep.child("trial", "trial 2", {"learning_rate": 0.2})
+        assert other.run_id != child.run_id
+        other.end("FAILED")
+    runs = found(uri, f"tags.`mlflow.parentRunId` = '{sweep.run_id}'")
+    assert {(run.info.run_name, run.info.status) for run in runs} == {
+        ("trial 1", "FINISHED"),
+        ("trial 2", "FAILED"),
+    }
+    assert {run.data.tags["hardware"] for run in runs} == {"cpu"}
+    assert {run.data.tags["kind"] for run in runs} == {"trial"}
+
+
+def test_models_are_versions_with_an_alias(uri: str, tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text("{}")
+    for expected in ("1", "2"):
+        with tracking.tracked_run("tune_shard", "sweep", {}, uri) as run:
+            assert run.register(tmp_path, "some-policy", {"score": "0.9"}, "winner") == expected
+    version = MlflowClient(uri).get_model_version_by_alias("some-policy", "winner")
+    assert (version.version, version.tags) == (2, {"score": "0.9"})
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(KeyboardInterrupt, "KILLED"), (UserError, "FAILED")]
+)
+def test_a_run_ends_as_its_command_does(uri: str, error: type[BaseException], status: str) -> None:
+    with (
+        pytest.raises(error),
+        tracking.tracked_run("compare", status, {}, uri) as run,
+    ):
+        raise error("stop")
+    assert MlflowClient(uri).get_run(run.run_id).info.status == status
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "mysql+nothing://x", "sqlite:////proc/x.db"])
+def test_where_mlflow_cannot_be_is_one_line(uri: str) -> None:
+    with (
+        pytest.raises(UserError, match="MLflow cannot be used at ") as caught,
+        tracking.tracked_run("compare", "x", {}, uri),
+    ):
+        raise AssertionError("it began")
+    assert "\n" not in str(caught.value)
+    assert uri in str(caught.value)
