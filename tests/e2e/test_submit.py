@@ -1,0 +1,270 @@
+"""`ray up`, `ray submit` and `ray job submit` for real: two machines on the loopback, by ssh.
+
+The cluster file is the shipped one, filled in, with other ports. What it does is done: files are
+copied, an environment is made and installed into, Ray is started on the head and, by the head, on
+the worker. Only the packages that we depend on are those of the running environment.
+"""
+
+import os
+import shutil
+import site
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from getpass import getuser
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import yaml
+from commands import environment
+from mlflow.entities import Run
+from programs import find_program
+from servers import free_port, wait_until
+from ssh import Machines, end_processes, processes_of, ssh_server
+
+from experiments.tracking import EXPERIMENT
+from sharders import load_policy
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "experiments" / "cluster" / "local.yaml"
+SCRIPT = "experiments/ppo_shard.py"
+HEAD, WORKER = "127.0.0.2", "127.0.0.3"  # 127.0.0.1 Ray would take for another name of this host
+PATIENCE = 240.0  # seconds, for any one command; all of this takes a quarter of that when alone
+TINY = (
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+    "--check-every 2 --batch-size 256 --memory-fill 0.1-0.6 --reward estimated"
+)
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@dataclass(frozen=True)
+class RunningCluster:
+    """Where it is described, where its head's home is, where it logs, who may use it."""
+
+    file: Path
+    home: Path
+    tracking_uri: str
+    dashboard_port: int
+    environment: dict[str, str]
+
+    def ray(self, *arguments: str, folder: Path = ROOT, code: int = 0) -> str:
+        """What a command of Ray's says, typed in that folder."""
+        done = subprocess.run(
+            ray_command(*arguments),
+            cwd=folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+        assert done.returncode == code, done.stdout
+        return done.stdout
+
+    def submit(self, *arguments: str, code: int = 0) -> str:
+        """`ray submit CLUSTER experiments/ppo_shard.py -- ARGUMENTS`."""
+        return self.ray("submit", str(self.file), SCRIPT, "--", *arguments, code=code)
+
+    def run_in_mlflow(self, out: Path) -> Run:
+        """The one run that trained in a folder of the head."""
+        mlflow.set_tracking_uri(self.tracking_uri)
+        (found,) = mlflow.search_runs(
+            experiment_names=[EXPERIMENT],
+            filter_string=f"params.out = '{out}'",
+            output_format="list",
+        )
+        assert isinstance(found, Run)
+        return found
+
+
+def ray_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "ray.scripts.scripts", *arguments]
+
+
+def filled_in(machines: Machines, tracking_uri: str, dashboard_port: int) -> dict[str, Any]:
+    """The shipped file, filled in, with ports of our own and our way of ending Ray."""
+    cluster: dict[str, Any] = yaml.safe_load(SHIPPED.read_text())
+    cluster["cluster_name"] = f"autoshard-test-{os.getpid()}"
+    cluster["provider"].update(head_ip=HEAD, worker_ips=[WORKER])
+    cluster["auth"].update(ssh_user=getuser(), ssh_private_key=str(machines.key))
+    cluster["setup_commands"] = [
+        # All that pyproject.toml asks for is there (see `furnish`); nothing is fetched.
+        command.replace("pip install", "pip install --no-index --no-build-isolation").replace(
+            "http://MLFLOW_ADDRESS:5000", tracking_uri
+        )
+        for command in cluster["setup_commands"]
+    ]
+    port = str(free_port())
+    for kind, address in (("head", HEAD), ("worker", WORKER)):
+        # One machine has to do for two, and others run Ray on it too.
+        own = (
+            f"--node-ip-address={address} --num-cpus=2 --temp-dir=$HOME/tmp/ray "
+            f"--dashboard-agent-listen-port={free_port()}"
+        )
+        commands = cluster[f"{kind}_start_ray_commands"]
+        assert any("ray start" in command for command in commands)
+        cluster[f"{kind}_start_ray_commands"] = [
+            command.replace("6379", port).replace("ray start", f"ray start {own}")
+            for command in commands
+        ]
+    ports = f" --dashboard-port={dashboard_port} --ray-client-server-port={free_port()}"
+    cluster["head_start_ray_commands"][-1] += ports
+    return cluster
+
+
+def furnish(machines: Machines) -> None:
+    """Programs on PATH of every machine, and the packages that we depend on."""
+    machines.program("python3.11", f'exec "{sys._base_executable}" "$@"')  # type: ignore[attr-defined]
+    ours = Path(__file__).with_name("ssh.py")
+    machines.program(
+        "ray",
+        f'if [ "$1" = stop ]; then exec "{sys.executable}" "{ours}"; fi\n'
+        'exec python -m ray.scripts.scripts "$@"',
+    )
+    # Not our own packages: an editable install is not found through PYTHONPATH.
+    line = f'export PATH="{machines.bin}:$PATH" PYTHONPATH="{site.getsitepackages()[0]}"\n'
+    for home in machines.homes.values():
+        (home / ".bashrc").write_text(line)
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[RunningCluster]:
+    """A head and a worker, brought up by `ray up`."""
+    sshd = find_program("sshd", "openssh-server", "/usr/sbin")
+    for name, package in (("ssh", "openssh-client"), ("rsync", "rsync")):
+        find_program(name, package)
+    with ExitStack() as stack:
+        # A short path: sockets of Ray lie in it.
+        folder = Path(tempfile.mkdtemp(prefix="autoshard-", dir="/tmp"))
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        machines = Machines(folder, (HEAD, WORKER))
+        port = free_port()
+        stack.enter_context(ssh_server(sshd, machines, port))
+        wait_until("sshd", lambda: answers(port))
+        furnish(machines)
+        tracking_uri = f"sqlite:///{folder}/mlflow.db"
+        dashboard_port = free_port()
+        description = filled_in(machines, tracking_uri, dashboard_port)
+        file = folder / "local.yaml"
+        file.write_text(yaml.safe_dump(description))
+        client = folder / "client"  # where Ray remembers what is up
+        client.mkdir()
+        stack.callback(forget_connections, description["cluster_name"])
+        stack.callback(end_processes, client)
+        ours = {
+            "PATH": f"{machines.bin}:{os.environ['PATH']}",
+            "RAY_TMPDIR": str(client),
+            "TMPDIR": str(client),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        known = {k: v for k, v in environment().items() if k != "RAY_ADDRESS"}
+        cluster = RunningCluster(
+            file, machines.homes[HEAD], tracking_uri, dashboard_port, {**known, **ours}
+        )
+        cluster.ray("up", "--yes", str(file))
+        yield cluster
+
+
+def answers(port: int, host: str = HEAD) -> bool:
+    with suppress(OSError), socket.create_connection((host, port), 1):
+        return True
+    return False
+
+
+def forget_connections(cluster_name: str) -> None:
+    """Remove the folder in which Ray keeps its ssh connections to a cluster."""
+    user, cluster = (sha256(name.encode()).hexdigest()[:10] for name in (getuser(), cluster_name))
+    shutil.rmtree(f"/tmp/ray_ssh_{user}/{cluster}", ignore_errors=True)
+
+
+def check_trained(running: RunningCluster, out: Path, iterations: int, folder: Path) -> None:
+    """MLflow has all of the run that trained there, and the policy in it can be used."""
+    run = running.run_in_mlflow(out)
+    assert run.info.status == "FINISHED"
+    client = mlflow.MlflowClient()
+    curve = client.get_metric_history(run.info.run_id, "relative_max")
+    assert {point.step for point in curve} == set(range(1, iterations + 1))
+    assert "git_commit" not in run.data.tags  # it was the copy on the head that ran
+    kept = {item.path for item in client.list_artifacts(run.info.run_id)}
+    assert {"plans", "policy", "checkpoint"} <= kept
+    policy = client.download_artifacts(run.info.run_id, "policy", str(folder))
+    assert load_policy(Path(policy)).trained["tables"] == "synthetic:80:1:small"
+
+
+def test_submitted_scripts_train_and_log_to_mlflow(running: RunningCluster, tmp_path: Path) -> None:
+    running.submit(*TINY.split(), "--iterations", "1")
+    # As after a loss. The settings are the run's own, its folder is in the head's home.
+    said = running.submit("--resume", "--iterations", "2")
+    assert "going on after iteration 1" in said
+    out = running.home / "runs" / "autoshard"
+    check_trained(running, out, 2, tmp_path)
+    assert (running.home / "ppo_shard.py").exists()  # only the script was copied
+    assert not (running.home / "experiments").exists()
+    running.ray("rsync-down", str(running.file), "~/runs/autoshard/", str(tmp_path / "run"))
+    assert load_policy(tmp_path / "run").trained["tables"] == "synthetic:80:1:small"
+
+
+def test_a_fault_is_one_line_and_an_exit_code(running: RunningCluster) -> None:
+    said = running.submit("--iterations", "0", code=1)
+    assert "\n--iterations must be at least 1" in said
+    assert "Traceback" not in said
+
+
+@pytest.fixture
+def job_server(running: RunningCluster) -> Iterator[str]:
+    """The head's, through ssh: `ray dashboard CLUSTER` in another terminal."""
+    port = free_port()
+    ports = ["--port", str(port), "--remote-port", str(running.dashboard_port)]
+    forwarding = subprocess.Popen(
+        ray_command("dashboard", str(running.file), *ports),
+        env=running.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until("the dashboard", lambda: answers(port, "127.0.0.1"))
+    yield f"http://localhost:{port}"
+    forwarding.terminate()
+    forwarding.wait(20)
+
+
+def test_submitted_jobs_train_and_log_to_mlflow(
+    running: RunningCluster, job_server: str, tmp_path: Path
+) -> None:
+    out, shared = running.home / "job", tmp_path / "shared"
+    where = ["--out", str(out), "--storage", str(shared)]
+    submit = ["job", "submit", "--address", job_server, "--working-dir", ".", "--", "python"]
+    # From a folder that holds the script alone: it runs with what is installed on the nodes.
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(ROOT / SCRIPT, elsewhere)
+    options = [*TINY.split(), "--iterations", "1", *where]
+    running.ray(*submit, "ppo_shard.py", *options, folder=elsewhere)
+    shutil.rmtree(out)  # as if the head had been lost
+    # From the repository, which is uploaded.
+    said = running.ray(*submit, SCRIPT, "--resume", "--iterations", "2", *where)
+    assert "going on after iteration 1" in said
+    check_trained(running, out, 2, tmp_path)
+
+
+def test_the_head_starts_ray_on_the_worker(running: RunningCluster) -> None:
+    def both() -> bool:
+        return "2 local.cluster.node" in running.ray("exec", str(running.file), "ray status")
+
+    wait_until("the worker", both)
+
+
+def test_ray_down_ends_the_head(running: RunningCluster) -> None:
+    assert processes_of(running.home / "tmp")
+    running.ray("down", "--yes", str(running.file))
+    wait_until("the head's end", lambda: not processes_of(running.home / "tmp"))
