@@ -193,4 +193,6 @@ def first_line(error: BaseException) -> str:
     """What an error says, in one line that fits a report."""
     cause = getattr(error, "cause", None) or error
     lines = [line for line in str(cause).splitlines() if line.strip()]
+    if lines and "creation task" in lines[0]:  # Ray tells last what the actor's own error was
+        return lines[-1][:300]
     return f"{type(cause).__name__}: {lines[0][:300]}" if lines else type(cause).__name__

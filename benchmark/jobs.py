@@ -6,7 +6,7 @@ job, so a shard that several ask for at once is measured once.
 
 import asyncio
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,11 +58,17 @@ class Job:
 
 
 class JobQueue:
-    """Jobs that wait for a device, first come first served, and those that have one."""
+    """Jobs that wait for a device, and those that have one.
+
+    Requests take turns, so that who asks for a few shards need not wait for who asked for
+    thousands; within a request jobs are done in the order of its shards.
+    """
 
     def __init__(self) -> None:
-        self._queued: OrderedDict[JobKey, Job] = OrderedDict()
+        self._queued: dict[JobKey, Job] = {}
         self._running: dict[JobKey, Job] = {}
+        self._again: deque[JobKey] = deque()
+        self._turns: OrderedDict[str, deque[JobKey]] = OrderedDict()  # of requests, by name
 
     def __len__(self) -> int:
         """Jobs that are not answered yet."""
@@ -76,13 +82,17 @@ class JobQueue:
     def join(self, request: Request, index: int, job: Job) -> None:
         """Wait for this job, or for the one that is there already."""
         key = job.key
-        found = self._running.get(key) or self._queued.setdefault(key, job)
+        found = self._running.get(key)
+        if found is None:
+            found = self._queued.setdefault(key, job)
+            self._turns.setdefault(request.name, deque()).append(key)
         found.waiting.append((request.name, index))
         found.stores.add(request.store)
         request.jobs.add(key)
 
     def leave(self, request: Request) -> None:
         """Wait no longer; jobs that nobody waits for are forgotten, unless they run."""
+        self._turns.pop(request.name, None)
         for key in request.jobs:
             job = self._running.get(key) or self._queued.get(key)
             if job is None:  # it was answered
@@ -92,17 +102,29 @@ class JobQueue:
                 self._queued.pop(key, None)
 
     def take(self) -> Job:
-        """The next job, for a device that is free."""
-        key, job = self._queued.popitem(last=False)
-        self._running[key] = job
+        """The next job, for a device that is free; some job must wait for one."""
+        key = self._next()
+        job = self._running[key] = self._queued.pop(key)
         return job
+
+    def _next(self) -> JobKey:
+        # Keys of jobs that were taken in another request's turn, or forgotten, are passed over.
+        while self._again:
+            if (key := self._again.popleft()) in self._queued:
+                return key
+        while True:
+            name, keys = self._turns.popitem(last=False)
+            while keys:
+                if (key := keys.popleft()) in self._queued:
+                    self._turns[name] = keys
+                    return key
 
     def put_back(self, job: Job) -> None:
         """Its device could not do it: another one shall, before all others."""
         del self._running[job.key]
         if job.waiting:
             self._queued[job.key] = job
-            self._queued.move_to_end(job.key, last=False)
+            self._again.append(job.key)
 
     def finish(self, job: Job) -> None:
         """It is answered."""

@@ -1,3 +1,4 @@
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -5,9 +6,11 @@ from typing import Any
 import pytest
 import ray
 
-from benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
+from benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, TimingOptions
 from benchmark.hardware import physical_cores
 from workload import EmbeddingTable, random_shards
+
+QUICK = TimingOptions(precision=0.2, max_iterations=9)
 
 
 @pytest.mark.skipif(len(physical_cores()) < 2, reason="a second node needs a second core")
@@ -45,3 +48,43 @@ def test_a_node_that_leaves_while_100_shards_are_measured(
     with MeasurementStore(tmp_path / "costs.db") as store:
         found = [item.shard.digest for item in store.measurements()]
     assert len(found) == len(set(found)) == 100
+
+
+def test_a_pool_moves_to_nodes_that_declare_the_resource_and_back(
+    cluster: Any,
+    fresh_pool: Callable[..., BenchmarkPool],
+    tables: tuple[EmbeddingTable, ...],
+) -> None:
+    """A first such node joins while the pool measures elsewhere, and leaves while it measures."""
+    pool = fresh_pool()
+    count = len(pool.devices())
+    elsewhere = nodes_of(pool)
+    shards = random_shards(tables, 60, 6, seed=8)
+    declared = cluster.add_node(num_cpus=0, resources={"benchmark": 1})
+    try:
+        answers = dict(pool.stream(shards, MeasureSettings(256), QUICK))
+        wait_for(lambda: nodes_of(pool) == {declared.node_id})
+        wait_for(lambda: len(pool.devices()) == count)
+        assert any("only nodes with the resource" in notice for notice in pool.notices())
+        for index, answer in pool.stream(shards, MeasureSettings(256, seed=1), QUICK):
+            if len(answers) == len(shards):
+                cluster.remove_node(declared, allow_graceful=False)
+            answers[len(shards) + index] = answer
+    finally:
+        if declared in cluster.worker_nodes:
+            cluster.remove_node(declared)
+    assert sorted(answers) == list(range(2 * len(shards)))
+    assert all(answer.ok for answer in answers.values())
+    wait_for(lambda: nodes_of(pool) == elsewhere)
+
+
+def nodes_of(pool: BenchmarkPool) -> set[str]:
+    """The Ray nodes that a pool measures on."""
+    return set(ray.get(pool._actor.node_of_devices.remote()).values())
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
