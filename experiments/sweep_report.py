@@ -13,16 +13,15 @@ from experiments.sweep import TrialOutcome
 _SHOWN = 4  # of the best trials, in the table
 
 
-def best_of(outcomes: Sequence[TrialOutcome]) -> TrialOutcome | None:
-    """The finished trial with the least score; of equals the one that needed least training."""
-    finished = [o for o in outcomes if o.status == "finished" and o.score is not None]
-    return min(finished, key=lambda o: (o.score, o.train_seconds), default=None)
+def finished(outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
+    """The trials that came to an end, the best first; of equals that which trained least."""
+    ended = [o for o in outcomes if o.status == "finished" and o.score is not None]
+    return sorted(ended, key=lambda o: (o.score, o.train_seconds))
 
 
 def print_best(outcomes: Sequence[TrialOutcome], space: Sequence[Dimension]) -> None:
     """The best trials beside each other."""
-    finished = [o for o in outcomes if o.status == "finished" and o.score is not None]
-    shown = sorted(finished, key=lambda o: o.score or 0.0)[:_SHOWN]
+    shown = finished(outcomes)[:_SHOWN]
     report = Table(title="the best trials", title_justify="left")
     report.add_column("")
     for found in shown:
@@ -52,7 +51,7 @@ def draw_trials(
     color = Normalize(low, high if high > low else low + 1e-9)
     axes = [d for d in space if all(d.name in o.values for o, _ in told)]
     figure, plot = plt.subplots(figsize=(1.5 * (len(axes) + 1) + 1, 4.5), layout="constrained")
-    best = best_of(outcomes)
+    best = next(iter(finished(outcomes)), None)
     for outcome, value in sorted(told, key=lambda pair: -pair[1]):
         heights = [_height(d, float(outcome.values[d.name])) for d in axes]
         heights.append((value - low) / (high - low) if high > low else 0.5)

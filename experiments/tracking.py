@@ -28,11 +28,13 @@ from urllib.parse import urlsplit
 
 from benchmark import PlanCost
 from experiments.data_sources import DataSource, short_name
+from experiments.outputs import check_file
 from workload import ShardingPlan, UserError
 
 DEFAULT_URI = "sqlite:///mlflow.db"
 EXPERIMENT = "autoshard"
 _ANSWER_SECONDS = 5.0
+_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
 _VERSIONS = {"torch": "torch", "ray": "ray", "fbgemm": "fbgemm-gpu", "fbgemm_cpu": "fbgemm-gpu-cpu"}
 
 
@@ -174,7 +176,9 @@ def tracked_run(
     where = tracking_uri(uri)
     try:
         run = _begun(kind, name, parameters, where, run_id)
-    except (MlflowException, SQLAlchemyError, OSError, ValueError, ImportError) as error:
+    except (
+        MlflowException, SQLAlchemyError, OSError, ValueError, ImportError, UserError,
+    ) as error:  # fmt: skip
         raise UserError(f"MLflow cannot be used at {where}: {_first_line(error)}") from error
     try:
         yield run
@@ -221,10 +225,12 @@ def _begun(
 
 
 def _check_reachable(uri: str) -> None:
-    """OSError if nothing answers, which MLflow would try for minutes in silence."""
+    """OSError or UserError where MLflow would try for minutes in silence."""
+    if uri.startswith("sqlite:///"):
+        check_file(Path(uri.removeprefix("sqlite:///")), "MLflow")
     parts = urlsplit(uri)
-    if parts.scheme in ("http", "https") and parts.hostname:
-        port = parts.port or (443 if parts.scheme == "https" else 80)
+    port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
+    if parts.hostname and port:
         socket.create_connection((parts.hostname, port), _ANSWER_SECONDS).close()
 
 

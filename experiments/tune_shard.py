@@ -29,7 +29,7 @@ from experiments.sweep import (
     run_trials,
 )
 from experiments.sweep_log import SweepLog
-from experiments.sweep_report import best_of, draw_trials, print_best
+from experiments.sweep_report import draw_trials, finished, print_best
 from experiments.sweep_subjects import POLICIES, Subject, subject_of
 from experiments.tune_config import TuneShardConfig
 from workload import UserError, documents
@@ -47,7 +47,12 @@ def main(config: TuneShardConfig) -> None:
     storage = Storage(config.storage)
     run_id = None
     if config.resume:
-        config, run_id = _resumed(config, storage)
+        config, run_id, result = _resumed(config, storage)
+        if result is not None:
+            cli.console.print(f"the sweep in {config.storage} is finished")
+            if config.json is not None:
+                documents.write(config.json, result)
+            return
     elif storage.has(_DOCUMENT) and not config.force:
         raise UserError(
             f"{config.storage}: holds a sweep: go on with --resume, replace it with --force, or "
@@ -100,7 +105,7 @@ def main(config: TuneShardConfig) -> None:
         result = {
             "what": config.what,
             "trials": [asdict(found) for found in outcomes],
-            "finished": sum(found.status == "finished" for found in outcomes),
+            "finished": len(finished(outcomes)),
             "at_once": at_once,
             "seconds": seconds,
             "train_seconds": log.train_seconds,
@@ -127,9 +132,10 @@ def _winner(
     run: tracking.TrackedRun,
 ) -> dict[str, Any]:
     """Test it beside the defaults, register it, draw all trials, say what was found."""
-    best = best_of(outcomes)
-    if best is None:
+    ended = finished(outcomes)
+    if not ended:
         raise UserError("no trial has finished: each trial's run in MLflow tells why")
+    best = ended[0]
     by_id = {trial.trial_id: trial for trial in trials}
     default = default_point(subject.space)
     with tempfile.TemporaryDirectory() as folder:
@@ -160,7 +166,7 @@ def _winner(
         f"{version} with the alias {ALIAS}",
         soft_wrap=True,
     )
-    run.metrics({"score": best.score or math.nan, **figures, "finished": len(outcomes)})
+    run.metrics({"score": best.score or math.nan, **figures, "finished": len(ended)})
     return {
         "best": asdict(best),
         "defaults": default,
@@ -221,8 +227,10 @@ def _settled(config: TuneShardConfig) -> TuneShardConfig:
     return replace(config, store=store, mlflow_uri=uri, **there)  # type: ignore[arg-type]
 
 
-def _resumed(config: TuneShardConfig, storage: Storage) -> tuple[TuneShardConfig, str]:
-    """The sweep's own settings and its run in MLflow."""
+def _resumed(
+    config: TuneShardConfig, storage: Storage
+) -> tuple[TuneShardConfig, str, dict[str, Any] | None]:
+    """The sweep's own settings, its run in MLflow, and its result if it has come to an end."""
     document = storage.read_json(_DOCUMENT)
     if document is None:
         raise UserError(f"{config.storage}: holds no sweep to go on with")
@@ -237,7 +245,7 @@ def _resumed(config: TuneShardConfig, storage: Storage) -> tuple[TuneShardConfig
         mlflow_uri=config.mlflow_uri or before.mlflow_uri,
         at_once=config.at_once or before.at_once,
     )
-    return changed, run_id
+    return changed, run_id, document.get("result")
 
 
 def _keep_document(storage: Storage, body: dict[str, Any]) -> None:

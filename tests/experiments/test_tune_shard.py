@@ -1,0 +1,229 @@
+"""Sweeps as a user runs them: real trials in Ray actors, real PPO, a real store."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from commands import run
+from mlflow import MlflowClient
+from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search.optuna import OptunaSearch
+
+from benchmark import MeasurementStore, import_parquet
+from cost_model import load_model
+from experiments.search_space import (
+    COST_MODEL_SPACE,
+    POLICY_SPACE,
+    Choice,
+    command_line,
+    cost_model_hyperparameters,
+    default_point,
+    policy_hyperparameters,
+    within,
+)
+from experiments.sweep import make_scheduler, make_search
+from experiments.sweep_log import SweepLog
+from experiments.tune_config import TuneShardConfig
+from experiments.tune_shard import main
+from sharders import load_policy
+from workload import UserError
+
+TINY = (
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+    "--check-every 2 --batch-size 512 --memory-fill 0.1-0.6 --max-iterations 4"
+)
+SHIPPED = Path(__file__).parents[2] / "cost_model" / "pretrained" / "cpu.parquet"
+
+
+def runs_of(folder: Path, kind: str) -> list[Any]:
+    client = MlflowClient(f"sqlite:///{folder}/mlflow.db")
+    experiment = client.get_experiment_by_name("autoshard")
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], f"tags.kind = '{kind}'"))
+
+
+@pytest.fixture(scope="module")
+def swept(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sweep")
+    options = "--num-samples 3 --storage sweep --json sweep.json"
+    done = run("tune_shard.py", f"{TINY} {options}", folder)
+    (folder / "stdout").write_text(done.stdout)
+    return folder
+
+
+def test_a_sweep_has_a_winner_that_serves(swept: Path) -> None:
+    told = json.loads((swept / "sweep.json").read_text())
+    assert [trial["status"] for trial in told["trials"]] == ["finished"] * 3
+    assert told["best"]["score"] == min(trial["score"] for trial in told["trials"])
+    assert told["overhead"] == pytest.approx(
+        told["seconds"] * told["at_once"] / told["train_seconds"]
+    )
+    assert default_point(POLICY_SPACE) in [trial["values"] for trial in told["trials"]]
+    assert {"test.winner", "test.defaults", "test.size"} <= told["test"].keys()
+    policy = load_policy(swept / "sweep" / "winner")
+    hyper = policy_hyperparameters(told["best"]["values"])
+    assert policy.network.shape == hyper.shape
+    assert policy.trained["hyper"]["learning_rate"] == hyper.learning_rate
+    options = "--tables synthetic:80:1:small --num-devices 2 --memory-gb 1 --out plan.json"
+    run("shard.py", f"{options} --policy sweep/winner", swept)
+
+
+def test_trials_are_runs_under_the_sweeps(swept: Path) -> None:
+    told = json.loads((swept / "sweep.json").read_text())
+    client = MlflowClient(f"sqlite:///{swept}/mlflow.db")
+    (sweep,) = runs_of(swept, "tune_shard")
+    assert sweep.info.run_id == told["mlflow_run"]
+    assert sweep.info.status == "FINISHED"
+    assert sweep.data.metrics["score"] == pytest.approx(told["best"]["score"])
+    trials = {trial["mlflow_run"]: trial for trial in told["trials"]}
+    found = runs_of(swept, "trial")
+    assert {trial.info.run_id for trial in found} == trials.keys()
+    for trial in found:
+        assert trial.data.tags["mlflow.parentRunId"] == sweep.info.run_id
+        assert trial.info.status == "FINISHED"
+        values = trials[trial.info.run_id]["values"]
+        assert {name: float(v) for name, v in trial.data.params.items()} == pytest.approx(values)
+        curve = client.get_metric_history(trial.info.run_id, "relative_max")
+        assert [point.step for point in curve] == [1, 2, 3, 4]
+        policy = {item.path for item in client.list_artifacts(trial.info.run_id, "policy")}
+        assert {"policy/policy.json", "policy/policy.safetensors", "policy/cost_model"} <= policy
+        assert client.list_artifacts(trial.info.run_id, "checkpoint")
+    pictures = {item.path for item in client.list_artifacts(sweep.info.run_id)}
+    assert {"trials.png", "plans"} <= pictures
+    version = client.get_model_version_by_alias("autoshard-policy", "winner")
+    assert version.run_id == sweep.info.run_id
+    assert version.tags["num_devices"] == "2"
+    assert version.tags["trial"] == told["best"]["trial_id"]
+
+
+def test_a_sweep_is_not_replaced_unasked(swept: Path) -> None:
+    done = run("tune_shard.py", f"{TINY} --storage sweep", swept, code=2)
+    assert "sweep: holds a sweep: go on with --resume, replace it with --force" in done.stderr
+
+
+def test_a_finished_sweep_that_is_resumed_trains_nothing(swept: Path) -> None:
+    before = json.loads((swept / "sweep.json").read_text())
+    run("tune_shard.py", "--resume --storage sweep --json again.json", swept)
+    assert json.loads((swept / "again.json").read_text()) == before
+    versions = MlflowClient(f"sqlite:///{swept}/mlflow.db").search_model_versions()
+    assert [version.version for version in versions] == [1]
+
+
+def test_population_based_training_measures_on_the_one_pool(
+    cluster: object, tmp_path: Path
+) -> None:
+    options = "--num-samples 2 --scheduler pbt --reward measured --storage sweep --json sweep.json"
+    run("tune_shard.py", f"{TINY} {options}", tmp_path)
+    told = json.loads((tmp_path / "sweep.json").read_text())
+    assert told["finished"] == 2
+    for trial in told["trials"]:
+        assert within(POLICY_SPACE, dict(trial["values"])) == trial["values"]
+    with MeasurementStore(tmp_path / "sweep" / "costs.db") as store:
+        assert len(store) > 10
+    found = runs_of(tmp_path, "trial")
+    assert all("hyper.learning_rate" in trial.data.metrics for trial in found)
+    (sweep,) = runs_of(tmp_path, "tune_shard")
+    inputs = {item.dataset.name for item in sweep.inputs.dataset_inputs}
+    assert inputs == {"synthetic:80:1:small", "costs.db"}
+
+
+def test_cost_models_are_swept_too(cluster: object, tmp_path: Path) -> None:
+    with MeasurementStore(tmp_path / "all.db") as shipped:
+        import_parquet(shipped, SHIPPED)
+        some = shipped.measurements()[:600]
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        store.put(some)
+    options = "--what cost-model --store costs.db --num-samples 2 --search random --scheduler none"
+    run("tune_shard.py", f"{options} --storage sweep --json sweep.json", tmp_path)
+    told = json.loads((tmp_path / "sweep.json").read_text())
+    assert all(0 < trial["score"] < 0.1 for trial in told["trials"])
+    assert 0 < told["test"]["test.winner.median_error"] < 0.1
+    assert load_model(tmp_path / "sweep" / "winner" / "cost_model").provenance.num_shards > 200
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    version = client.get_model_version_by_alias("autoshard-cost-model", "winner")
+    assert {"model.json", "model.safetensors"} == {
+        Path(item.path).name
+        for item in client.list_artifacts(version.run_id, "autoshard-cost-model")
+    }
+
+
+def test_the_defaults_are_points_of_the_space() -> None:
+    hyper = policy_hyperparameters(default_point(POLICY_SPACE))
+    config = TuneShardConfig()
+    assert hyper.shape == config.training().hyper.shape
+    assert replace(hyper, entropy=0.0) == config.training().hyper  # its scale has no zero
+    options, shape = cost_model_hyperparameters(default_point(COST_MODEL_SPACE), seed=0)
+    assert (options.learning_rate, shape.hidden) == (5e-3, 32)
+    for space in (POLICY_SPACE, COST_MODEL_SPACE):
+        for dimension in space:
+            value = default_point(space)[dimension.name]
+            if isinstance(dimension, Choice):
+                assert value in dimension.options
+            else:
+                assert dimension.low <= value <= dimension.high
+
+
+def test_a_point_is_a_command_line() -> None:
+    assert command_line({"learning_rate": 0.01, "sharpness": 50, "gae_lambda": 0.9}) == [
+        "--hyper.learning-rate", "0.01", "--hyper.shape.sharpness", "50",
+        "--hyper.gae-lambda", "0.9",
+    ]  # fmt: skip
+
+
+def test_the_search_draws_within_the_space_and_first_the_defaults() -> None:
+    search = make_search("optuna", POLICY_SPACE, seed=0)
+    assert isinstance(search, OptunaSearch)
+    drawn = [search.suggest(f"t{n}") for n in range(30)]
+    assert drawn[0] == default_point(POLICY_SPACE)
+    for point in drawn:
+        assert within(POLICY_SPACE, dict(point)) == point
+
+
+def test_what_asha_has_decided_survives_a_resume() -> None:
+    """Its rungs: which scores were seen at which iteration."""
+    before = make_scheduler("asha", POLICY_SPACE, 9, 1)
+    assert isinstance(before, ASHAScheduler)
+    before.set_search_properties("score", "min")
+    for number in range(6):
+        trial = SimpleNamespace(trial_id=f"t{number}")
+        before.on_trial_add(None, trial)  # type: ignore[arg-type]
+        before.on_trial_result(None, trial, {"iteration": 1, "score": number})  # type: ignore[arg-type]
+    after = make_scheduler("asha", POLICY_SPACE, 9, 1)
+    state = SweepLog(None, 6, before).get_state()  # type: ignore[arg-type]
+    assert state is not None
+    SweepLog(None, 6, after).set_state(state)  # type: ignore[arg-type]
+    newcomer = SimpleNamespace(trial_id="new")
+    after.on_trial_add(None, newcomer)  # type: ignore[arg-type]
+    bad = after.on_trial_result(None, newcomer, {"iteration": 1, "score": 5})  # type: ignore[arg-type]
+    assert bad == "STOP"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"num_samples": 0}, "--num-samples must be at least 1"),
+        ({"at_once": 0}, "--at-once must be at least 1"),
+        ({"scheduler": "pbt", "search": "optuna"}, "--scheduler pbt changes hyperparameters"),
+        ({"what": "cost-model"}, "--what cost-model learns from a store: name it with --store"),
+        ({"what": "cost-model", "store": Path("no.db")}, "no.db: does not exist"),
+        ({"tables": "nothing.csv"}, "nothing.csv"),
+        ({"num_tables": "many"}, "--num-tables: a whole number or a range"),
+        ({"resume": True, "storage": "nothing"}, "nothing: holds no sweep to go on with"),
+        ({"json": Path("full")}, "full: is a folder: name a file for --json"),
+        ({"cost_model": "nowhere"}, "nowhere: holds no cost model"),
+        ({"storage": "s4://x"}, "--storage s4://x: "),
+    ],
+)
+def test_bad_input_is_one_line(
+    changes: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    with pytest.raises(UserError, match=re.escape(line)) as caught:
+        main(replace(TuneShardConfig(), **changes))
+    assert "\n" not in str(caught.value)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
