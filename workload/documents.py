@@ -37,9 +37,15 @@ class Schema:
 def read(path: Path | str) -> Any:
     """The JSON value in a file; UserError if there is none."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return parse(Path(path).read_bytes())
     except OSError as error:
         raise UserError(f"cannot be read: {error.strerror}") from error
+
+
+def parse(text: bytes) -> Any:
+    """The JSON value that a file holds; UserError says where it is off."""
+    try:
+        return json.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError("is not a UTF-8 text file") from error
     except json.JSONDecodeError as error:
