@@ -10,8 +10,8 @@ from trainings import TINY, Training, train_at_once
 
 # The README's pictures are taken of a longer training than tests have the patience for.
 PICTURED = (
-    "--tables synthetic:200:1:small --num-tables 40 --num-devices 4 --check-tasks 8 "
-    "--check-every 1 --batch-size 1024 --memory-fill 0.1-0.9 --iterations 16 --reward estimated"
+    "--tables synthetic:400:1:small --num-tables 50 --num-devices 4 --check-tasks 8 "
+    "--check-every 1 --batch-size 1024 --memory-fill 0.1-0.6 --iterations 16 --reward estimated"
 )
 
 
@@ -38,6 +38,8 @@ def sqlite_trainings(
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     # MLflow makes the tables of a new file without a lock, and two that do so at once break it.
     MlflowClient(uri).search_experiments()
-    options = PICTURED if os.environ.get("AUTOSHARD_PICTURES") else TINY
-    given = [f"{options} --games {games} --seed {seed}" for seed, games in enumerate((8, 16, 32))]
+    options, games = TINY, (8, 16)
+    if os.environ.get("AUTOSHARD_PICTURES"):
+        options, games = PICTURED, (8, 16, 32, 64)
+    given = [f"{options} --games {number} --seed {seed}" for seed, number in enumerate(games)]
     return uri, train_at_once(folder, uri, given)

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 from mlflow import MlflowClient
 from servers import mlflow_server
-from trainings import TINY, Training, check_complete, train_at_once
+from trainings import TINY, Training, check_complete, check_tested, train_at_once
+
+pytestmark = pytest.mark.timeout(600)  # a fifth of it, unless others use the machine too
 
 
 def test_four_trainings_at_once_on_a_server_with_postgres(
@@ -12,6 +15,7 @@ def test_four_trainings_at_once_on_a_server_with_postgres(
 ) -> None:
     artifacts = tmp_path / "artifacts"
     options = ("--backend-store-uri", postgres, "--artifacts-destination", artifacts.as_uri())
+    # A sweep of tune_shard.py with four trials at once belongs here too.
     with mlflow_server(tmp_path / "server.log", *options) as uri:
         given = [f"{TINY} --games 8 --seed {seed}" for seed in range(4)]
         trainings = train_at_once(tmp_path, uri, given)
@@ -36,4 +40,6 @@ def check_all(uri: str, trainings: list[Training], folder: Path) -> None:
     assert {run.info.run_id for run in runs} == {training.run_id for training in trainings}
     for training in trainings:
         run = next(run for run in runs if run.info.run_id == training.run_id)
-        check_complete(client, run, training.given, folder / training.run_id)
+        iterations = int(training.given["iterations"])
+        check_complete(client, run, training.given, iterations, folder / training.run_id)
+        check_tested(client, run, folder / training.run_id)

@@ -18,6 +18,8 @@ from selenium.webdriver.common.keys import Keys
 from servers import mlflow_server, wait_until
 from trainings import Training
 
+pytestmark = pytest.mark.timeout(600)  # a fifth of it, unless others use the machine too
+
 # What the console calls errors though nothing is wrong, and why.
 NOISE = {
     "/ajax-api/2.0/mlflow/users/current - Failed to load": "asked of servers without accounts too",
@@ -43,12 +45,10 @@ COLUMNS = {
     "metrics.`test.policy`": 110,
     "metrics.`test.autoshard`": 120,
     "metrics.`relative_max`": 110,
-    "params.`num_tables`": 110,
-    "params.`num_devices`": 120,
     "params.`games`": 80,
     "params.`seed`": 80,
     "tags.`kind`": 100,
-    "attributes.`Source`": 120,
+    "attributes.`Dataset`": 230,
 }
 # The points of the first chart of a page.
 DRAWN = """const curve = document.querySelector('.js-plotly-plot')?.data?.[0];

@@ -67,22 +67,29 @@ def train_at_once(folder: Path, uri: str, options: Sequence[str]) -> list[Traini
     ]
 
 
-def check_complete(client: MlflowClient, run: Run, given: dict[str, str], folder: Path) -> None:
-    """All that a training logs is there, and what it made can be downloaded and used.
+def check_complete(
+    client: MlflowClient, run: Run, given: dict[str, str], iterations: int, folder: Path
+) -> None:
+    """All that a training of so many iterations logs is there, alone or as a trial of a sweep.
 
-    `given` are some parameters that it must have, the number of iterations among them; what is
-    downloaded goes to the folder.
+    `given` are some parameters that it must have; what is downloaded goes to the folder.
     """
     run_id, told = run.info.run_id, run.data
     assert run.info.status == "FINISHED"
     assert {name: told.params.get(name) for name in given} == given
     assert {"kind", "host", "python", "mlflow.source.name", "mlflow.user"} <= told.tags.keys()
     steps = [point.step for point in client.get_metric_history(run_id, "relative_max")]
-    assert steps == list(range(1, int(given["iterations"]) + 1))
-    assert {"check_over_heuristic", "test.policy", "test.autoshard"} <= told.metrics.keys()
-    folder.mkdir()
-    plans = Path(client.download_artifacts(run_id, "plans", str(folder)))
+    assert steps == list(range(1, iterations + 1))
+    assert "check_over_heuristic" in told.metrics
+    folder.mkdir(exist_ok=True)
+    policy = load_policy(Path(client.download_artifacts(run_id, "policy", str(folder))))
+    assert policy.trained["tables"]
+
+
+def check_tested(client: MlflowClient, run: Run, folder: Path) -> None:
+    """The test at the end is there: figures, plans and their pictures."""
+    assert {"test.policy", "test.autoshard"} <= run.data.metrics.keys()
+    folder.mkdir(exist_ok=True)
+    plans = Path(client.download_artifacts(run.info.run_id, "plans", str(folder)))
     assert matplotlib.image.imread(plans / "policy.png").size > 0
     assert ShardingPlan.load(plans / "policy.plan.json").placements
-    policy = load_policy(Path(client.download_artifacts(run_id, "policy", str(folder))))
-    assert policy.trained["tables"] == told.params["tables"]
