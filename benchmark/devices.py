@@ -6,6 +6,7 @@ machine. Which nodes may be measured on is for `places` to say.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -22,7 +23,6 @@ from benchmark.places import (
     RESOURCE,
     Node,
     Place,
-    Unit,
     best_kind,
     core_places,
     gpu_places,
@@ -68,7 +68,7 @@ class DeviceFleet(Fleet):
         self._reports: dict[str, NodeReport] = {}
         self._places: list[Place] = []  # known and free of actors
         self._starting: dict[Place, asyncio.Task[PoolDevice | None]] = {}
-        self._failures: dict[Unit, tuple[float, str]] = {}
+        self._failures: dict[Place, tuple[float, str]] = {}
         self._only_declared = False
         self._wished: list[dict[str, float]] | None = None
 
@@ -86,12 +86,7 @@ class DeviceFleet(Fleet):
                 )
         await self._report_on([node_id for node_id in nodes if node_id not in self._reports])
         self._places = self._free_places(nodes)
-        lately = time.monotonic() - _RETRY_SECONDS
-        places = [
-            place
-            for place in self._places
-            if self._failures.get(place.unit, (lately, ""))[0] <= lately
-        ]
+        places = [place for place in self._places if self._failure(place) is None]
         if self._most is not None:
             places = places[: max(0, self._most - len(self.devices) - len(self._starting))]
         for place in places:  # in the background: one that is slow to start holds up nobody
@@ -118,10 +113,9 @@ class DeviceFleet(Fleet):
         """Why there are no devices, once there is no use in waiting any longer; else None."""
         if self.devices or self._starting:
             return None
-        failures = [self._failures.get(place.unit) for place in self._places]
-        told = [failure[1] for failure in failures if failure is not None]
-        if told and len(told) == len(failures):
-            return "; ".join(told)
+        failures = [self._failure(place) for place in self._places]
+        if failures and None not in failures:
+            return "; ".join(map(str, failures))
         if self._kind == "cuda" and waited_s > _MOST_GPULESS_SECONDS:
             return f"no node with a GPU joined it within {waited_s / 60:.0f} minutes"
         if self._kind != "cuda" and waited_s > _MOST_DEVICELESS_SECONDS:
@@ -133,6 +127,11 @@ class DeviceFleet(Fleet):
         for task in self._starting.values():
             task.cancel()
         super().release()
+
+    def _failure(self, place: Place) -> str | None:
+        """Why no actor could be started there, as long as it is not to be tried again."""
+        failed_at, reason = self._failures.get(place, (-math.inf, ""))
+        return reason if time.monotonic() < failed_at + _RETRY_SECONDS else None
 
     def _free_places(self, nodes: Mapping[str, Node]) -> list[Place]:
         kind = best_kind(nodes.values()) if self._kind == "auto" else self._kind
@@ -161,14 +160,14 @@ class DeviceFleet(Fleet):
             info, versions = await asyncio.wait_for(answer, _START_SECONDS)
         except (TimeoutError, RayError) as error:
             reason = f"{place.name} cannot be used: {first_line(error)}"
-            self._failures[place.unit] = (time.monotonic(), reason)
+            self._failures[place] = (time.monotonic(), reason)
             self.faults.append(reason)
             ray.kill(handle)
             return None
         except asyncio.CancelledError:  # the devices are given back
             ray.kill(handle)
             raise
-        self._failures.pop(place.unit, None)
+        self._failures.pop(place, None)
         return PoolDevice(place, handle, info, versions)
 
     def _started(self, place: Place, task: asyncio.Task[PoolDevice | None]) -> None:
