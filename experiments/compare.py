@@ -164,6 +164,7 @@ def main(config: CompareConfig) -> None:
         run.metrics(_metrics(scores))
         run.tags({"hardware": hardware, "num_devices": config.num_devices})
         run.data(tables_source(config.tables, tables))
+        run.note(verdict(scores, best, what))
         if config.json is not None:
             documents.write(config.json, figures)
     cli.console.print(verdict(scores, best, what), soft_wrap=True)
@@ -200,7 +201,7 @@ def write_results(
 
 def _run_name(config: CompareConfig) -> str:
     what = "measure" if config.measure else "estimate"
-    return f"{what} {short_name(config.tables)} {config.num_tables} on {config.num_devices}"
+    return f"{what} {config.num_tables} on {config.num_devices}, {short_name(config.tables)}"
 
 
 def _tables(config: CompareConfig) -> list[EmbeddingTable]:
@@ -225,7 +226,7 @@ def _tables(config: CompareConfig) -> list[EmbeddingTable]:
 def _metrics(scores: Mapping[str, Score]) -> dict[str, float]:
     """What MLflow takes of the scores: numbers, by sharder and name."""
     return {
-        f"{name}.{field}": float(value)
+        f"{field}/{name}": float(value)
         for name, found in scores.items()
         for field, value in asdict(found).items()
         if isinstance(value, int | float)

@@ -45,7 +45,8 @@ def main(config: PPOShardConfig) -> None:
         storage.fetch_store(store)
     MeasurementStore(store).close()  # a store that cannot be used is told before work starts
     run_id = resumed[0].mlflow_run if resumed else None
-    name = f"ppo {short_name(config.tables)} {config.num_tables} on {config.num_devices}"
+    what = f"{config.num_tables} on {config.num_devices}, seed {config.seed}"
+    name = f"ppo {what}, {config.reward}, {short_name(config.tables)}"
     with ExitStack() as stack:
         run = stack.enter_context(
             tracking.tracked_run("ppo_shard", name, asdict(config), config.mlflow_uri, run_id)
@@ -68,7 +69,8 @@ def main(config: PPOShardConfig) -> None:
                 folder.mirror(storage)
                 storage.keep_store(store)
         result = report.test()
-        run.data(store_source(store))
+        if config.reward != "estimated":
+            run.data(store_source(store))
         if config.json is not None:
             documents.write(config.json, result)
     cli.console.print(

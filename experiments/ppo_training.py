@@ -79,6 +79,8 @@ class Training:
         self._parts = parts
         self.pool = None if config.reward == "estimated" else BenchmarkPool(store)
         self._refuse_the_impossible(base)
+        if adapt and self.pool is not None:
+            self.pool.check_store_is_here()  # the cost model learns from the file
         self._online = OnlineModel(base, store, config.batch_size) if adapt else None
         self.model = base
         # What goes on after a checkpoint must not play the first iterations' games again.

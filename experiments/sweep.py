@@ -94,7 +94,7 @@ def run_trials(
     log: SweepLog,
     storage: Storage,
     num_samples: int,
-    at_once: int,
+    at_once: int | None,
     checkpoint_every: int,
     resume: bool,
 ) -> tuple[list[Trial], bool]:

@@ -23,9 +23,8 @@ from ray.tune.schedulers import (
 
 from experiments import cli
 from experiments.tracking import TrackedRun
-from experiments.trials import SCORE
-
-_OURS = (int, float)
+from experiments.training_report import curves
+from experiments.trials import SCORE, SECONDS
 
 
 class SweepLog(Callback):
@@ -43,19 +42,21 @@ class SweepLog(Callback):
         self._trials: dict[str, TrackedRun] = {}
         self._began = time.monotonic()
         self.train_seconds = 0.0  # of all trials, since this process began
+        self.at_once = 0  # trials that ran at the same time, at most
 
     def run_of(self, trial: Trial) -> TrackedRun:
         """The trial's run in MLflow; after a resume the one that it had."""
         if trial.trial_id not in self._trials:
-            name = f"trial {trial.trial_id}"
-            self._trials[trial.trial_id] = self._run.child("trial", name, trial.config)
+            self._trials[trial.trial_id] = self._run.child("trial", trial.trial_id, trial.config)
         return self._trials[trial.trial_id]
 
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **_info: Any
     ) -> None:
         """Called by Tune."""
-        self.run_of(trial)
+        self.run_of(trial).go_on()
+        running = {t.trial_id for t in trials if t.status == Trial.RUNNING} | {trial.trial_id}
+        self.at_once = max(self.at_once, len(running))
 
     def on_trial_result(
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
@@ -64,13 +65,10 @@ class SweepLog(Callback):
         if "seconds" not in result:  # it had nothing left to do
             return
         self.train_seconds += result["seconds"]
-        figures = {
-            name: value
-            for name, value in result.items()
-            if isinstance(value, _OURS) and not isinstance(value, bool) and name in _told(result)
-        }
+        figures = curves({name: value for name, value in result.items() if name in _told(result)})
+        figures[SCORE] = result[SCORE]
         if isinstance(self._scheduler, PopulationBasedTraining):  # which changes them on the way
-            figures |= {f"hyper.{name}": value for name, value in trial.config.items()}
+            figures |= {f"hyper/{name}": value for name, value in trial.config.items()}
         self.run_of(trial).metrics(figures, step=int(result["iteration"]))
 
     def on_trial_complete(
@@ -101,7 +99,9 @@ class SweepLog(Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **_info: Any
     ) -> None:
         """Called by Tune when a trial is given up."""
-        self.run_of(trial).end("FAILED")
+        run = self.run_of(trial)
+        run.note(f"Given up: {_reason(trial)}")
+        run.end("FAILED")
         cli.console.print(
             f"note: trial {trial.trial_id} crashed too often and is given up: "
             f"{_reason(trial)}", markup=False, soft_wrap=True,
@@ -137,8 +137,14 @@ def log_checkpoint(run: TrackedRun, checkpoint: Checkpoint, place: Path) -> None
 def _told(result: dict[str, Any]) -> set[str]:
     """Names in a result that are ours, not Tune's own."""
     tunes = {"pid", "timestamp", "training_iteration", "iteration", "iterations_since_restore"}
+    tunes |= {SCORE, SECONDS}
     return {
-        name for name in result if name not in tunes and not name.startswith(("time_", "timesteps"))
+        name
+        for name, value in result.items()
+        if isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and name not in tunes
+        and not name.startswith(("time_", "timesteps"))
     }
 
 

@@ -14,7 +14,7 @@ from cost_model.evaluation import evaluate
 from experiments import tracking
 from experiments.data_sources import DataSource, short_name, store_source, tables_source
 from experiments.loading import oracle_for
-from experiments.policy_check import PolicyCheck, best_heuristic, relative
+from experiments.policy_check import PolicyCheck, best_of_each, relative
 from experiments.ppo_training import check_hardware, parts_of, tasks_of
 from experiments.search_space import COST_MODEL_SPACE, POLICY_SPACE, Dimension
 from experiments.trials import CostModelTask, CostModelTrial, PolicyTask, PolicyTrial
@@ -91,18 +91,18 @@ class PolicySubject:
         return tune.with_parameters(PolicyTrial, task=self._task)
 
     def test(self, kept: Mapping[str, Path], run: tracking.TrackedRun) -> dict[str, float]:
-        """Each policy's slowest device over the best heuristic's; by `cost_fused`, too."""
+        """Each policy's slowest device over each task's best heuristic's; `cost_fused`'s, too."""
         model, parts = self._task.model, self._task.parts
         tasks = tasks_of(self._training, model, parts, "test", _TEST_TASKS, _TEST_SEED)
         check = PolicyCheck(tasks)
         winner = load_policy(kept["winner"])
         maxima, _ = check.maxima(winner, model, (*HEURISTICS, "cost_fused"))
-        best = best_heuristic(maxima)
-        figures = {f"test.{name}": relative(v, maxima[best]) for name, v in maxima.items()}
+        bar = best_of_each(maxima)
+        figures = {f"test/{name}": relative(v, bar) for name, v in maxima.items()}
         for name, folder in kept.items():
             ours, plans = check.maxima(load_policy(folder), model, ("policy",))
-            figures[f"test.{name}"] = relative(ours["policy"], maxima[best])
-            figures[f"test.{name}_without_plan"] = float(ours["policy"].count(None))
+            figures[f"test/{name}"] = relative(ours["policy"], bar)
+            figures[f"test/{name}_without_plan"] = float(ours["policy"].count(None))
             plan = plans["policy"][0]
             if name == "winner" and plan is not None:
                 oracle = EstimatedCosts(model, tasks[0].batch_size)
@@ -139,7 +139,7 @@ class CostModelSubject:
         for name, folder in kept.items():
             model = load_model(folder / "cost_model")
             found = evaluate(model.compute, self._parts["train"], self._parts["test"]).score
-            figures |= {f"test.{name}.{field}": value for field, value in vars(found).items()}
+            figures |= {f"test/{name}.{field}": value for field, value in vars(found).items()}
         return figures
 
 

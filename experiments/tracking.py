@@ -8,7 +8,9 @@ All runs are in the experiment `autoshard`. What they can be found by:
 - `mlflow.parentRunId`: the sweep that a trial belongs to.
 """
 
+import fcntl
 import getpass
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -24,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from benchmark import PlanCost
 from experiments.data_sources import DataSource, short_name
@@ -34,6 +36,20 @@ from workload import ShardingPlan, UserError
 DEFAULT_URI = "sqlite:///mlflow.db"
 EXPERIMENT = "autoshard"
 _ANSWER_SECONDS = 5.0
+# Options that say where results go, not what a run is: noise where runs are compared.
+_HOUSEKEEPING = frozenset(("out", "json", "store", "storage", "resume", "force", "mlflow_uri"))
+VIEW = "results"  # the UI's saved view: ...#/experiments/ID/runs?viewStateShareKey=results
+_COLUMNS = (
+    ("tags.`kind`", 100),
+    ("metrics.`test/policy`", 100),
+    ("metrics.`test/autoshard`", 120),
+    ("metrics.`score`", 80),
+    ("params.`num_tables`", 100),
+    ("params.`num_devices`", 105),
+    ("params.`reward`", 90),
+    ("params.`seed`", 60),
+    ("attributes.`Dataset`", 230),
+)
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
 _VERSIONS = {"torch": "torch", "ray": "ray", "fbgemm": "fbgemm-gpu", "fbgemm_cpu": "fbgemm-gpu-cpu"}
 
@@ -129,29 +145,48 @@ class TrackedRun:
             self._client.set_registered_model_alias(name, alias, version.version)
         return str(version.version)
 
-    def child(self, kind: str, name: str, parameters: Mapping[str, Any]) -> "TrackedRun":
-        """The run of that kind and name under this one; an earlier one of that name goes on."""
-        found = self._client.search_runs(
-            [self._experiment],
-            f"tags.`mlflow.parentRunId` = '{self.run_id}' AND tags.kind = '{kind}' "
-            f"AND attributes.run_name = '{name}'",
-        )
-        if found:
-            self._client.update_run(found[0].info.run_id, "RUNNING")
-            return TrackedRun(self._client, found[0].info.run_id, self._experiment)
-        parent = self._client.get_run(self.run_id).data.tags
-        inherited = {n: v for n, v in parent.items() if not n.startswith("mlflow.")}
-        tags = {**inherited, **_tags(kind), "mlflow.parentRunId": self.run_id}
+    def child(self, kind: str, key: str, parameters: Mapping[str, Any]) -> "TrackedRun":
+        """The run of that kind and key under this one: the earlier one, if there is one.
+
+        It has this one's tags, and a number in its name.
+        """
+        mine = f"tags.`mlflow.parentRunId` = '{self.run_id}' AND tags.kind = '{kind}'"
+        siblings = self._client.search_runs([self._experiment], mine)
+        for run in siblings:
+            if run.data.tags.get("key") == key:
+                return TrackedRun(self._client, run.info.run_id, self._experiment)
+        parent = self._client.get_run(self.run_id)
+        inherited = {
+            name: value for name, value in parent.data.tags.items() if not _not_inherited(name)
+        }
+        tags = {**inherited, "kind": kind, "key": key, "mlflow.parentRunId": self.run_id}
+        name = f"{kind} {len(siblings) + 1}"
         run = self._client.create_run(self._experiment, run_name=name, tags=tags)
         child = TrackedRun(self._client, run.info.run_id, self._experiment)
-        child.parameters(parameters)
+        child.parameters({**parent.data.params, **parameters})
+        if parent.inputs.dataset_inputs:
+            self._client.log_inputs(child.run_id, parent.inputs.dataset_inputs)
         return child
 
     def parameters(self, values: Mapping[str, Any]) -> None:
         """Log parameters: once, for those of a run never change."""
         from mlflow.entities import Param
 
-        self._client.log_batch(self.run_id, params=[Param(n, str(v)) for n, v in values.items()])
+        told = {name: v for name, v in flat(values).items() if name not in _HOUSEKEEPING}
+        self._client.log_batch(self.run_id, params=[Param(n, str(v)) for n, v in told.items()])
+
+    def note(self, markdown: str) -> None:
+        """What people read first on the run's page."""
+        self.tags({"mlflow.note.content": markdown})
+
+    def go_on(self) -> None:
+        """Be a run that is being written, again."""
+        self._client.update_run(self.run_id, "RUNNING")
+
+    def link(self, runs: Sequence["TrackedRun"]) -> str:
+        """The page that compares runs, as a link for a note."""
+        ids = quote(json.dumps([run.run_id for run in runs]))
+        return f"#/compare-runs?runs={ids}&experiments={quote(json.dumps([self._experiment]))}"
 
     def end(self, status: str = "FINISHED") -> None:
         """FINISHED, FAILED or KILLED."""
@@ -210,14 +245,18 @@ def _begun(
     _check_reachable(where)
     from mlflow import MlflowClient
 
-    client = MlflowClient(where)
-    experiment = _experiment(client, where)
+    with _alone(where):
+        client = MlflowClient(where)
+        experiment = _experiment(client, where)
     if run_id is not None:
-        client.update_run(run_id, "RUNNING")
-        return TrackedRun(client, run_id, experiment)
+        earlier = TrackedRun(client, run_id, experiment)
+        earlier.go_on()
+        return earlier
     tags = _tags(kind)
     if "tables" in parameters:
         tags["tables"] = short_name(str(parameters["tables"]))
+    if parameters.get("out") is not None:
+        tags["out"] = str(parameters["out"])
     made = client.create_run(experiment, run_name=name, tags=tags)
     run = TrackedRun(client, made.info.run_id, experiment)
     run.parameters(parameters)
@@ -234,6 +273,18 @@ def _check_reachable(uri: str) -> None:
         socket.create_connection((parts.hostname, port), _ANSWER_SECONDS).close()
 
 
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """One process at a time: MLflow makes the tables of a new SQLite file without a lock."""
+    if not uri.startswith("sqlite:///"):
+        yield
+        return
+    name = hashlib.sha256(absolute_uri(uri).encode()).hexdigest()[:16]
+    with open(Path(tempfile.gettempdir()) / f"autoshard-mlflow-{os.getuid()}-{name}", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def _experiment(client: Any, uri: str) -> str:
     """Ours; beside a local SQLite file its artifacts lie in a folder next to it."""
     from mlflow.exceptions import MlflowException
@@ -245,12 +296,23 @@ def _experiment(client: Any, uri: str) -> str:
             file = Path(uri.removeprefix("sqlite:///")).resolve()
             location = (file.parent / "mlartifacts").as_uri()
         try:
-            return str(client.create_experiment(EXPERIMENT, artifact_location=location))
+            made = str(client.create_experiment(EXPERIMENT, artifact_location=location))
         except MlflowException:
             found = client.get_experiment_by_name(EXPERIMENT)  # made by another meanwhile
             if found is None:
                 raise
+        else:
+            client.set_experiment_tag(made, f"mlflow.sharedViewState.{VIEW}", _view())
+            return made
     return str(found.experiment_id)
+
+
+def _view() -> str:
+    """The UI's table of runs with columns worth seeing: of itself it shows no figure at all."""
+    columns = dict(_COLUMNS)
+    state = {"selectedColumns": [*columns], "columnOrder": [*columns], "columnWidths": columns}
+    view = {"name": "Results", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
+    return json.dumps(view)
 
 
 def _tags(kind: str) -> dict[str, str]:
@@ -283,6 +345,22 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return answer.stdout.strip()
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"hyper": {"clip": 0.2}}` as `{"hyper.clip": 0.2}`."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _not_inherited(tag: str) -> bool:
+    """True for what says who a run is, not what it is about."""
+    return tag in ("mlflow.runName", "mlflow.note.content", "mlflow.parentRunId")
 
 
 def _first_line(error: BaseException) -> str:

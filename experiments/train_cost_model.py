@@ -103,7 +103,7 @@ def main(config: TrainConfig) -> None:
         version = run.register(config.out, REGISTERED_AS, tags)
         run.tags(tags)
         run.data(*(store_source(store) for store in config.store))
-        run.metrics(_flat(figures))
+        run.metrics(_numbers(figures))
         if config.json is not None:
             documents.write(config.json, figures)
     cli.console.print(
@@ -156,7 +156,7 @@ def _trained(
     with tempfile.TemporaryDirectory() as folder:
         for picture in draw_all(found, curves, Path(folder)):
             run.artifact(picture, "pictures")
-    provenance = Provenance.of(data, _flat(figures))
+    provenance = Provenance.of(data, _numbers(figures))
     return CostModel(model.compute, provenance, model.communication), figures
 
 
@@ -199,7 +199,7 @@ def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, A
             f"{len(parts['test'])} others, {old.score.median_error:.1%} before",
             soft_wrap=True,
         )
-    provenance = replace(model.provenance, figures=_flat(figures))
+    provenance = replace(model.provenance, figures=_numbers(figures))
     return replace(model, provenance=provenance), figures
 
 
@@ -242,15 +242,13 @@ def _report(found: Evaluation, figures: dict[str, Any]) -> None:
         )
 
 
-def _flat(figures: dict[str, Any], prefix: str = "") -> dict[str, float]:
-    """Numbers by dotted names, as MLflow wants them."""
-    flat: dict[str, float] = {}
-    for name, value in figures.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            flat[prefix + name] = float(value)
-    return flat
+def _numbers(figures: dict[str, Any]) -> dict[str, float]:
+    """Those that MLflow takes as metrics."""
+    return {
+        name: float(value)
+        for name, value in tracking.flat(figures).items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 if __name__ == "__main__":

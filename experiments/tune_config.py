@@ -32,7 +32,7 @@ class TuneShardConfig:
     search: SearchName | None = None
     """How hyperparameters are chosen; by default optuna, with pbt random."""
     at_once: int | None = None
-    """Trials at the same time; by default one for each CPU of the cluster."""
+    """Trials at the same time, at most; by default one for each CPU, also of nodes that join."""
     reward: Literal["estimated", "mixed", "measured"] = "estimated"
     """Where the costs of finished games come from."""
     tables: str = PPOShardConfig.tables

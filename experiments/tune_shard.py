@@ -72,7 +72,7 @@ def main(config: TuneShardConfig) -> None:
                 storage.remove(name)
             _keep_document(storage, {"settings": _json(config), "mlflow_run": run.run_id})
         stack.enter_context(ray_cluster())
-        at_once = _at_once(config)
+        _check_room()
         pool = subject.start_pool()
         if pool is not None:
             stack.callback(storage.keep_store, store)  # also after Ctrl-C
@@ -81,7 +81,7 @@ def main(config: TuneShardConfig) -> None:
         scheduler = make_scheduler(config.scheduler, subject.space, config.max_iterations, grace)
         log = SweepLog(run, config.num_samples, scheduler)
         cli.console.print(
-            f"{config.num_samples} trials, {at_once} at once: {subject.name}, {config.scheduler}, "
+            f"{config.num_samples} trials: {subject.name}, {config.scheduler}, "
             f"{config.search_name} search; all is in {config.storage}",
             soft_wrap=True,
         )
@@ -94,7 +94,7 @@ def main(config: TuneShardConfig) -> None:
             log,
             storage,
             config.num_samples,
-            at_once,
+            config.at_once,
             checkpoint_every=config.check_every,
             resume=run_id is not None and storage.has(TRIALS),
         )
@@ -106,14 +106,19 @@ def main(config: TuneShardConfig) -> None:
             "what": config.what,
             "trials": [asdict(found) for found in outcomes],
             "finished": len(finished(outcomes)),
-            "at_once": at_once,
+            "at_once": log.at_once,
             "seconds": seconds,
             "train_seconds": log.train_seconds,
             # How much longer the sweep took than training needs with so many at once.
-            "overhead": seconds * at_once / log.train_seconds if log.train_seconds else None,
+            "overhead": seconds * log.at_once / log.train_seconds if log.train_seconds else None,
             "mlflow_run": run.run_id,
         }
         result |= _winner(subject, trials, outcomes, storage, run)
+        runs = [log.run_of(trial) for trial in trials]
+        run.note(
+            f"The best of {len(runs)} trials has the score {result['best']['score']:.4f} "
+            f"({subject.score}). [Compare the trials]({run.link(runs)})"
+        )
         if pool is not None:
             run.data(store_source(store))
         _keep_document(
@@ -192,13 +197,11 @@ def _model_of(kept: Path, target: Path) -> Path:
     return target
 
 
-def _at_once(config: TuneShardConfig) -> int:
-    """Trials at the same time; UserError if the cluster has no room for one."""
+def _check_room() -> None:
+    """UserError if the cluster has no room for a trial, which Tune would wait for."""
     cpus = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
-    room = int(cpus / CPUS_PER_TRIAL)
-    if room < 1:
+    if cpus < CPUS_PER_TRIAL:
         raise UserError(f"a trial takes a CPU, the Ray cluster has {cpus:g}: add nodes")
-    return min(config.at_once or room, config.num_samples)
 
 
 def _store(config: TuneShardConfig, storage: Storage) -> Path:

@@ -1,10 +1,16 @@
 """Commands as a user runs them: from another folder, in a process of their own."""
 
 import os
+import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
+
+PATIENCE = 240.0  # seconds
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 
@@ -32,3 +38,43 @@ def run(
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     return done
+
+
+class Watched:
+    """A command in a process of its own, watched line by line; all of it ends with the test."""
+
+    def __init__(self, script: str, arguments: str, folder: Path, **changes: str) -> None:
+        self.log = folder / f"{Path(script).stem}-{time.monotonic_ns()}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command(script, arguments),
+                cwd=folder,
+                env={**environment(), **changes},
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait_for(self, pattern: str) -> None:
+        deadline = time.monotonic() + PATIENCE
+        while not re.search(pattern, self.log.read_text()):
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.1)
+
+    def end(self, code: int = 0) -> str:
+        assert self.process.wait(PATIENCE) == code, self.log.read_text()
+        return self.log.read_text()
+
+    def kill(self) -> None:
+        """With -9, as a machine that goes down does."""
+        self.process.kill()
+        self.process.wait()
+
+
+def kill_actors(name: str, most: int | None = None) -> int:
+    """Kill actors of that class with -9; those of this cluster, as no other runs beside tests."""
+    found = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
+    victims = [p for p in found if p.info["cmdline"][0].startswith(f"ray::{name}")][:most]
+    for victim in victims:
+        victim.send_signal(signal.SIGKILL)
+    return len(victims)

@@ -4,14 +4,17 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from mlflow import MlflowClient
 from servers import browser, postgres_server
-from trainings import TINY, Training, train_at_once
+from trainings import SWEPT, TINY, Training, run_sweep, train_at_once
 
 # The README's pictures are taken of a longer training than tests have the patience for.
 PICTURED = (
     "--tables synthetic:400:1:small --num-tables 50 --num-devices 4 --check-tasks 8 "
     "--check-every 1 --batch-size 1024 --memory-fill 0.1-0.6 --iterations 16 --reward estimated"
+)
+PICTURED_SWEEP = (
+    "--tables synthetic:400:1:small --num-tables 50 --num-devices 4 --games 32 --check-tasks 16 "
+    "--check-every 5 --memory-fill 0.8"
 )
 
 
@@ -36,10 +39,21 @@ def sqlite_trainings(
     """The URI of an SQLite file, and the trainings that logged to it at the same time."""
     folder = tmp_path_factory.mktemp("sqlite")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
-    # MLflow makes the tables of a new file without a lock, and two that do so at once break it.
-    MlflowClient(uri).search_experiments()
     options, games = TINY, (8, 16)
     if os.environ.get("AUTOSHARD_PICTURES"):
         options, games = PICTURED, (8, 16, 32, 64)
     given = [f"{options} --games {number} --seed {seed}" for seed, number in enumerate(games)]
     return uri, train_at_once(folder, uri, given)
+
+
+@pytest.fixture(scope="session")
+def sweep(
+    sqlite_trainings: tuple[str, list[Training]], tmp_path_factory: pytest.TempPathFactory
+) -> list[str]:
+    """Runs of the trials of a sweep that logged to the same file."""
+    uri, _ = sqlite_trainings
+    folder = tmp_path_factory.mktemp("sweep")
+    options = f"{SWEPT} --num-samples 2 --max-iterations 2"
+    if os.environ.get("AUTOSHARD_PICTURES"):
+        options = f"{PICTURED_SWEEP} --num-samples 16 --max-iterations 15"
+    return [trial["mlflow_run"] for trial in run_sweep(options, folder, uri)["trials"]]

@@ -113,7 +113,7 @@ def postgres_server() -> Iterator[str]:
         run("initdb", "--username", "autoshard", "--auth", "trust", "--no-sync", "-E", "UTF8")
         run("pg_ctl", "start", "--wait", "-l", str(folder / "server.log"), "-o", settings)
         try:
-            yield f"postgresql+psycopg2://autoshard@127.0.0.1:{port}/postgres"
+            yield f"postgresql://autoshard@127.0.0.1:{port}/postgres"
         finally:
             run("pg_ctl", "stop", "--wait", "-m", "fast")
     finally:

@@ -1,28 +1,47 @@
-"""Runs come whole to MLflow: many trainings at once on a server with PostgreSQL; a plain file."""
+"""Runs come whole to MLflow: a sweep's, on a server with PostgreSQL; a plain file."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 from servers import mlflow_server
-from trainings import TINY, Training, check_complete, check_tested, train_at_once
+from trainings import SWEPT, Training, check_complete, check_tested, run_sweep
 
 pytestmark = pytest.mark.timeout(600)  # a fifth of it, unless others use the machine too
 
 
-def test_four_trainings_at_once_on_a_server_with_postgres(
-    cluster: object, postgres: str, tmp_path: Path
+def test_a_sweep_of_four_trials_at_once_on_a_server_with_postgres(
+    cluster: Any, postgres: str, tmp_path: Path
 ) -> None:
     artifacts = tmp_path / "artifacts"
     options = ("--backend-store-uri", postgres, "--artifacts-destination", artifacts.as_uri())
-    # A sweep of tune_shard.py with four trials at once belongs here too.
-    with mlflow_server(tmp_path / "server.log", *options) as uri:
-        given = [f"{TINY} --games 8 --seed {seed}" for seed in range(4)]
-        trainings = train_at_once(tmp_path, uri, given)
-        check_all(uri, trainings, tmp_path)
-    # Through the server, that is: no training wrote into its folder, or to one of its own.
+    more = cluster.add_node(num_cpus=2)
+    try:
+        with mlflow_server(tmp_path / "server.log", *options) as uri:
+            told = run_sweep(f"{SWEPT} --num-samples 4 --max-iterations 3", tmp_path, uri)
+            check_trials(MlflowClient(uri), told, tmp_path)
+    finally:
+        cluster.remove_node(more)
+    # Through the server, that is: no trial wrote into its folder, or to one of its own.
     assert {path.name for path in artifacts.rglob("*.safetensors")} >= {"policy.safetensors"}
     assert not list(tmp_path.glob("ml*"))
+
+
+def check_trials(client: MlflowClient, told: dict[str, Any], folder: Path) -> None:
+    """All trials of a sweep are complete, and the sweep is."""
+    assert told["at_once"] == len(told["trials"]) == 4
+    for trial in told["trials"]:
+        run = client.get_run(trial["mlflow_run"])
+        given = {"learning_rate": str(trial["values"]["learning_rate"]), "num_tables": "6"}
+        check_complete(client, run, given, 3, folder / run.info.run_id)
+        assert run.data.tags["mlflow.parentRunId"] == told["mlflow_run"]
+    sweep = client.get_run(told["mlflow_run"])
+    assert sweep.info.status == "FINISHED"
+    assert sweep.data.metrics["score"] == told["best"]["score"]
+    check_tested(client, sweep, folder / "sweep", "winner")
+    version = client.get_model_version_by_alias("autoshard-policy", "winner")
+    assert version.run_id == told["mlflow_run"]
 
 
 def test_trainings_with_a_plain_file(
@@ -42,4 +61,4 @@ def check_all(uri: str, trainings: list[Training], folder: Path) -> None:
         run = next(run for run in runs if run.info.run_id == training.run_id)
         iterations = int(training.given["iterations"])
         check_complete(client, run, training.given, iterations, folder / training.run_id)
-        check_tested(client, run, folder / training.run_id)
+        check_tested(client, run, folder / training.run_id, "policy")

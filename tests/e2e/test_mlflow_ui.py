@@ -18,6 +18,8 @@ from selenium.webdriver.common.keys import Keys
 from servers import mlflow_server, wait_until
 from trainings import Training
 
+from experiments.tracking import VIEW
+
 pytestmark = pytest.mark.timeout(600)  # a fifth of it, unless others use the machine too
 
 # What the console calls errors though nothing is wrong, and why.
@@ -40,27 +42,20 @@ WITHOUT_PASSING = (
 # Where files lie on the machine that took a picture is nobody's business.
 WITHOUT_FOLDERS = """for (const e of document.querySelectorAll('*'))
     if (!e.childElementCount && e.textContent.includes('file:///')) e.style.display = 'none'"""
-# Columns of the table of runs, and their widths.
-COLUMNS = {
-    "metrics.`test.policy`": 110,
-    "metrics.`test.autoshard`": 120,
-    "metrics.`relative_max`": 110,
-    "params.`games`": 80,
-    "params.`seed`": 80,
-    "tags.`kind`": 100,
-    "attributes.`Dataset`": 230,
-}
 # The points of the first chart of a page.
 DRAWN = """const curve = document.querySelector('.js-plotly-plot')?.data?.[0];
 return curve && [...curve.x].map((x, i) => [x, curve.y[i]])"""
 CURVES = (
-    "relative_max",
-    "check_over_heuristic",
-    "episode_return",
-    "entropy",
-    "value_loss",
-    "steps",
+    "games/relative_max",
+    "check/over_best_heuristic",
+    "games/return",
+    "ppo/entropy",
+    "ppo/value_loss",
+    "work/steps",
 )
+
+
+COMPARED = ("learning_rate", "epochs", "clip")  # hyperparameters of a sweep
 
 
 @dataclass(frozen=True)
@@ -151,9 +146,11 @@ class Screen:
 
 @pytest.fixture(scope="module")
 def server(
-    sqlite_trainings: tuple[str, list[Training]], tmp_path_factory: pytest.TempPathFactory
+    sqlite_trainings: tuple[str, list[Training]],
+    sweep: list[str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """`mlflow ui` as anybody starts it, over what our trainings logged; a sweep may come here."""
+    """`mlflow ui` as anybody starts it, over what our commands logged."""
     uri, _ = sqlite_trainings
     log = tmp_path_factory.mktemp("ui") / "ui.log"
     with mlflow_server(log, "--backend-store-uri", uri, command="ui") as url:
@@ -193,20 +190,16 @@ def test_the_table_of_runs(
     uri, trainings = sqlite_trainings
     client = MlflowClient(uri)
     runs = [client.get_run(training.run_id) for training in trainings]
+    number = len(runs) + 1  # the sweep's; trials are folded under it
     screen.open(f"{experiment}/runs")
-    screen.wait_for_text(f"{len(runs)} matching runs", "Run Name", "Created", "Duration", "Source")
+    screen.wait_for_text(f"{number} matching runs", "Run Name", "Created", "Duration", "Source")
     screen.wait_for_text("ppo_shard.py", *(run.info.run_name for run in runs))
-    # Columns as a user keeps them for others, under Views.
-    state = {"selectedColumns": [*COLUMNS], "columnOrder": [*COLUMNS], "columnWidths": COLUMNS}
-    view = {"name": "Trainings", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
-    number = experiment.rpartition("/")[2]
-    client.set_experiment_tag(number, "mlflow.sharedViewState.trainings", json.dumps(view))
-    screen.open(f"{experiment}/runs?viewStateShareKey=trainings")
-    screen.wait_for_text("Trainings", *(name.split("`")[1] for name in COLUMNS))
-    screen.wait_for_text(*(f"{run.data.metrics['test.policy']:.12f}"[:6] for run in runs))
+    screen.open(f"{experiment}/runs?viewStateShareKey={VIEW}")
+    screen.wait_for_text("Results", "test/policy", "num_devices", "reward")
+    screen.wait_for_text(*(f"{run.data.metrics['test/policy']:.12f}"[:6] for run in runs))
     screen.click("Override saved view")  # which keeps the columns for this user
     wait_until("the columns", lambda: "shared view" not in screen.text(), 60)
-    screen.wait_for_text("test.policy")
+    screen.wait_for_text("test/policy")
     screen.picture("mlflow-runs.png")
 
 
@@ -217,9 +210,9 @@ def test_a_training_and_its_charts(
     screen.open(f"{experiment}/runs/{training.run_id}/model-metrics")
     screen.wait_for(".js-plotly-plot .main-svg .trace path", 3)
     search = screen.driver.find_element(By.CSS_SELECTOR, "input[placeholder*='Search metric']")
-    search.send_keys("^relative_max$")
+    search.send_keys("^games/relative_max$")
     wait_until("one chart", lambda: screen.count(".js-plotly-plot") == 1, 60)
-    history = MlflowClient(uri).get_metric_history(training.run_id, "relative_max")
+    history = MlflowClient(uri).get_metric_history(training.run_id, "games/relative_max")
     curve = [[point.step, point.value] for point in history]
     wait_until(f"a chart of {curve}", lambda: screen.driver.execute_script(DRAWN) == curve, 60)
     search.send_keys(Keys.CONTROL, "a")
@@ -240,16 +233,14 @@ def test_the_picture_of_a_plan(
     screen.picture("mlflow-plan.png")
 
 
-def test_trainings_compared(
-    screen: Screen, experiment: str, sqlite_trainings: tuple[str, list[Training]]
-) -> None:
-    _, trainings = sqlite_trainings
-    ids = json.dumps([training.run_id for training in trainings], separators=(",", ":"))
+def test_the_trials_of_a_sweep_compared(screen: Screen, experiment: str, sweep: list[str]) -> None:
+    ids = json.dumps(sweep, separators=(",", ":"))
     screen.open(f'compare-runs?runs={ids}&experiments=["{experiment.rpartition("/")[2]}"]')
-    screen.wait_for_text(f"Comparing {len(trainings)} Runs", "Parallel Coordinates Plot")
+    screen.wait_for_text(f"Comparing {len(sweep)} Runs", "Parallel Coordinates Plot")
     screen.click("Clear All")
-    screen.choose(0, "games", "seed")
-    screen.choose(1, "test.policy")
+    screen.choose(0, *COMPARED)
+    screen.choose(1, "score")
     screen.wait_for("canvas")
-    wait_until("axes", lambda: screen.count(".parcoords .y-axis") == 3, 60)
+    axes = len(COMPARED) + 1
+    wait_until("axes", lambda: screen.count(".parcoords .y-axis") == axes, 60)
     screen.picture("mlflow-sweep.png")

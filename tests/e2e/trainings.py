@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import matplotlib.image
-from commands import command, environment
+from commands import command, environment, run
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -19,6 +20,11 @@ PATIENCE = 240.0  # seconds; alone one takes 10 to 15, most of which is importin
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --check-tasks 2 --check-every 2 "
     "--batch-size 256 --memory-fill 0.1-0.6 --iterations 3 --reward estimated"
+)
+
+SWEPT = (
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+    "--check-every 1 --batch-size 256 --memory-fill 0.1-0.6 --scheduler none"
 )
 
 
@@ -67,6 +73,13 @@ def train_at_once(folder: Path, uri: str, options: Sequence[str]) -> list[Traini
     ]
 
 
+def run_sweep(options: str, folder: Path, uri: str) -> dict[str, Any]:
+    """A sweep by tune_shard.py; its result."""
+    run("tune_shard.py", f"{options} --mlflow-uri {uri} --storage sweep --json sweep.json", folder)
+    told: dict[str, Any] = json.loads((folder / "sweep.json").read_text())
+    return told
+
+
 def check_complete(
     client: MlflowClient, run: Run, given: dict[str, str], iterations: int, folder: Path
 ) -> None:
@@ -78,18 +91,19 @@ def check_complete(
     assert run.info.status == "FINISHED"
     assert {name: told.params.get(name) for name in given} == given
     assert {"kind", "host", "python", "mlflow.source.name", "mlflow.user"} <= told.tags.keys()
-    steps = [point.step for point in client.get_metric_history(run_id, "relative_max")]
+    assert run.inputs.dataset_inputs[0].dataset.name == told.tags["tables"]
+    steps = [point.step for point in client.get_metric_history(run_id, "games/relative_max")]
     assert steps == list(range(1, iterations + 1))
-    assert "check_over_heuristic" in told.metrics
+    assert "check/over_best_heuristic" in told.metrics
     folder.mkdir(exist_ok=True)
     policy = load_policy(Path(client.download_artifacts(run_id, "policy", str(folder))))
     assert policy.trained["tables"]
 
 
-def check_tested(client: MlflowClient, run: Run, folder: Path) -> None:
-    """The test at the end is there: figures, plans and their pictures."""
-    assert {"test.policy", "test.autoshard"} <= run.data.metrics.keys()
+def check_tested(client: MlflowClient, run: Run, folder: Path, name: str) -> None:
+    """The test at the end is there: figures, plans and their pictures, of that policy."""
+    assert {f"test/{name}", "test/cost_fused"} <= run.data.metrics.keys()
     folder.mkdir(exist_ok=True)
     plans = Path(client.download_artifacts(run.info.run_id, "plans", str(folder)))
-    assert matplotlib.image.imread(plans / "policy.png").size > 0
-    assert ShardingPlan.load(plans / "policy.plan.json").placements
+    assert matplotlib.image.imread(plans / f"{name}.png").size > 0
+    assert ShardingPlan.load(plans / f"{name}.plan.json").placements

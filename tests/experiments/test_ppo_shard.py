@@ -1,19 +1,14 @@
 """Training a policy as a user does: real PPO, real measurements, real losses."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mlflow
-import psutil
 import pytest
-from commands import command, environment, run
+from commands import Watched, kill_actors, run
 
 from benchmark import MeasurementStore
 from cost_model import load_model
@@ -31,7 +26,6 @@ TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
     "--check-every 2 --batch-size 256 --memory-fill 0.1-0.6"
 )
-PATIENCE = 200.0  # seconds
 
 
 def result(folder: Path, name: str = "result.json") -> dict[str, Any]:
@@ -58,7 +52,7 @@ def test_a_run_leaves_a_policy_that_serves(trained: Path) -> None:
     policy = load_policy(trained / "run")
     assert policy.trained["tables"] == "synthetic:80:1:small"
     assert set(told["test_over_best_heuristic"]) >= {"random", "cost", "policy", "autoshard"}
-    assert told["test_over_best_heuristic"][told["best_heuristic"]] == pytest.approx(1.0)
+    assert told["test_over_best_heuristic"][told["best_heuristic"]] >= 1.0
     options = "--tables synthetic:80:1:small --num-devices 4 --memory-gb 1 --batch-size 256"
     run("shard.py", f"{options} --policy run --out plan.json", trained)
 
@@ -84,10 +78,10 @@ def test_mlflow_has_curves_checks_plans_and_the_policy(trained: Path) -> None:
     assert found.info.run_id == result(trained)["mlflow_run"]
     assert found.info.status == "FINISHED"
     client = mlflow.MlflowClient()
-    curve = client.get_metric_history(found.info.run_id, "relative_max")
+    curve = client.get_metric_history(found.info.run_id, "games/relative_max")
     assert [point.step for point in curve] == [1, 2, 3, 4]
-    assert "check_over_heuristic" in found.data.metrics
-    assert "test.autoshard" in found.data.metrics
+    assert "check/over_best_heuristic" in found.data.metrics
+    assert "test/autoshard" in found.data.metrics
     plans = {item.path for item in client.list_artifacts(found.info.run_id, "plans")}
     assert {"plans/policy.png", "plans/policy.plan.json"} <= plans
     kept = {item.path for item in client.list_artifacts(found.info.run_id, "policy")}
@@ -109,45 +103,9 @@ def test_ppo_learns_from_scratch_what_balances(
     assert sum(maxima[-3:]) / 3 - 1 < 0.6 * (maxima[0] - 1)
 
 
-class Watched:
-    """A training run in a process of its own, watched line by line."""
-
-    def __init__(self, options: str, folder: Path) -> None:
-        self.folder = folder
-        self.log = folder / "log.txt"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                command("ppo_shard.py", options),
-                cwd=folder,
-                env=environment(),
-                stdout=log,
-                stderr=log,
-            )
-
-    def wait_for(self, pattern: str) -> None:
-        deadline = time.monotonic() + PATIENCE
-        while not re.search(pattern, self.log.read_text()):
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.1)
-
-    def end(self) -> str:
-        assert self.process.wait(PATIENCE) == 0, self.log.read_text()
-        return self.log.read_text()
-
-
-def kill_actors(name: str) -> int:
-    """Kill this cluster's actors of that class with -9."""
-    found = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
-    victims = [p for p in found if p.info["cmdline"][0].startswith(f"ray::{name}")]
-    for victim in victims:
-        victim.send_signal(signal.SIGKILL)
-    return len(victims)
-
-
 def test_lost_actors_end_nothing(cluster: object, tmp_path: Path) -> None:
     options = "--num-env-runners 1 --measured-share 0.3 --iterations 10 --out run --json r.json"
-    training = Watched(f"{TINY} {options}", tmp_path)
+    training = Watched("ppo_shard.py", f"{TINY} {options}", tmp_path)
     training.wait_for(r"\n +2/10")
     assert kill_actors("SingleAgentEnvRunner") == 1
     kill_actors("DeviceProcess")
@@ -158,10 +116,9 @@ def test_lost_actors_end_nothing(cluster: object, tmp_path: Path) -> None:
 
 def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> None:
     options = f"{TINY} --reward estimated --iterations 400 --out run --mlflow-uri sqlite:///m.db"
-    training = Watched(options, tmp_path)
+    training = Watched("ppo_shard.py", options, tmp_path)
     training.wait_for(r"\n +3/400")
-    os.kill(training.process.pid, signal.SIGKILL)
-    training.process.wait()
+    training.kill()
     _, progress, _, _ = RunFolder(tmp_path / "run").read()
     reached = progress.iteration
     assert reached >= 3
@@ -178,7 +135,7 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/m.db")
     (found,) = mlflow.search_runs(experiment_names=["autoshard"], output_format="list")
     assert found.info.status == "FINISHED"
-    curve = mlflow.MlflowClient().get_metric_history(found.info.run_id, "relative_max")
+    curve = mlflow.MlflowClient().get_metric_history(found.info.run_id, "games/relative_max")
     assert {reached, reached + 1, reached + 2} <= {point.step for point in curve}
 
 
@@ -197,7 +154,9 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
         ({"resume": True, "out": Path("nothing")}, "nothing: holds no training run to go on with"),
         ({"out": Path("full")}, "full: is a folder of other things"),
         ({"json": Path("full")}, "full: is a folder: name a file for --json"),
-        ({"learning_rate": 0.0}, "--learning-rate and --sharpness must be more than 0"),
+        ({"hyper": Hyperparameters(learning_rate=0.0)}, "--hyper.learning-rate must be more than"),
+        ({"hyper": Hyperparameters(gae_lambda=1.5)}, "--hyper.gae-lambda must lie between 0 and 1"),
+        ({"storage": "s4://x"}, "--storage s4://x: "),
     ],
 )
 def test_bad_input_is_one_line(

@@ -1,5 +1,7 @@
 """What users find in MLflow."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,29 +31,29 @@ def test_runs_are_found_by_what_users_ask_for(uri: str, tables: tuple[EmbeddingT
         with tracking.tracked_run("ppo_shard", f"ppo on {devices}", parameters, uri) as run:
             run.tags({"hardware": f"gpu of {devices}", "num_devices": devices})
             run.data(tables_source("somewhere/my_tables.csv", tables))
-            run.metrics({"test.policy": score, "undefined": float("nan")})
+            run.metrics({"test/policy": score, "undefined": float("nan")})
     assert len(found(uri, "tags.hardware = 'gpu of 8' AND tags.tables = 'my_tables.csv'")) == 2
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
     assert experiment is not None
     best = client.search_runs(
-        [experiment.experiment_id], "tags.num_devices = '8'", order_by=["metrics.`test.policy`"]
+        [experiment.experiment_id], "tags.num_devices = '8'", order_by=["metrics.`test/policy`"]
     )[0]
-    assert best.data.metrics == {"test.policy": 0.7}
+    assert best.data.metrics == {"test/policy": 0.7}
     assert best.inputs.dataset_inputs[0].dataset.name == "my_tables.csv"
     assert {"torch", "fbgemm", "ray", "host", "python", "kind"} <= best.data.tags.keys()
     assert len(found(uri, "dataset.name = 'my_tables.csv'")) == 3
 
 
 def test_a_parent_has_children_that_go_on(uri: str) -> None:
-    with tracking.tracked_run("tune_shard", "sweep", {}, uri) as sweep:
+    with tracking.tracked_run("tune_shard", "sweep", {"seed": 3, "out": "x"}, uri) as sweep:
         sweep.tags({"hardware": "cpu"})
-        child = sweep.child("trial", "trial 1", {"learning_rate": 0.1})
+        child = sweep.child("trial", "a1", {"learning_rate": 0.1})
         child.metrics({"score": 1.0}, step=1)
-        again = sweep.child("trial", "trial 1", {"learning_rate": 0.1})
+        again = sweep.child("trial", "a1", {"learning_rate": 0.1})
         assert again.run_id == child.run_id
         again.end()
-        other = sweep.child("trial", "trial 2", {"learning_rate": 0.2})
+        other = sweep.child("trial", "b2", {"learning_rate": 0.2})
         assert other.run_id != child.run_id
         other.end("FAILED")
     runs = found(uri, f"tags.`mlflow.parentRunId` = '{sweep.run_id}'")
@@ -60,6 +62,8 @@ def test_a_parent_has_children_that_go_on(uri: str) -> None:
         ("trial 2", "FAILED"),
     }
     assert {run.data.tags["hardware"] for run in runs} == {"cpu"}
+    params = {run.info.run_name: run.data.params for run in runs}
+    assert params["trial 2"] == {"seed": "3", "learning_rate": "0.2"}
     assert {run.data.tags["kind"] for run in runs} == {"trial"}
 
 
@@ -93,3 +97,22 @@ def test_where_mlflow_cannot_be_is_one_line(uri: str) -> None:
         raise AssertionError("it began")
     assert "\n" not in str(caught.value)
     assert uri in str(caught.value)
+
+
+def test_parameters_are_flat_and_told_without_housekeeping(uri: str) -> None:
+    given = {"hyper": {"clip": 0.2, "shape": {"hidden": 64}}, "json": "r.json", "seed": 0}
+    with tracking.tracked_run("ppo_shard", "flat", given, uri) as run:
+        pass
+    params = MlflowClient(uri).get_run(run.run_id).data.params
+    assert params == {"hyper.clip": "0.2", "hyper.shape.hidden": "64", "seed": "0"}
+
+
+def test_many_processes_may_begin_in_a_new_file_at_once(tmp_path: Path) -> None:
+    """MLflow makes its tables without a lock: without ours most of them fail."""
+    code = (
+        "from experiments import tracking\n"
+        f"with tracking.tracked_run('compare', 'x', {{}}, 'sqlite:///{tmp_path}/new.db'): pass"
+    )
+    begun = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
+    assert [process.wait(120) for process in begun] == [0] * 4
+    assert len(found(f"sqlite:///{tmp_path}/new.db", "tags.kind = 'compare'")) == 4

@@ -63,7 +63,7 @@ def test_a_sweep_has_a_winner_that_serves(swept: Path) -> None:
         told["seconds"] * told["at_once"] / told["train_seconds"]
     )
     assert default_point(POLICY_SPACE) in [trial["values"] for trial in told["trials"]]
-    assert {"test.winner", "test.defaults", "test.size"} <= told["test"].keys()
+    assert {"test/winner", "test/defaults", "test/size"} <= told["test"].keys()
     policy = load_policy(swept / "sweep" / "winner")
     hyper = policy_hyperparameters(told["best"]["values"])
     assert policy.network.shape == hyper.shape
@@ -86,8 +86,10 @@ def test_trials_are_runs_under_the_sweeps(swept: Path) -> None:
         assert trial.data.tags["mlflow.parentRunId"] == sweep.info.run_id
         assert trial.info.status == "FINISHED"
         values = trials[trial.info.run_id]["values"]
-        assert {name: float(v) for name, v in trial.data.params.items()} == pytest.approx(values)
-        curve = client.get_metric_history(trial.info.run_id, "relative_max")
+        logged = {name: float(trial.data.params[name]) for name in values}
+        assert logged == pytest.approx(values)
+        assert trial.data.params["num_tables"] == "6"
+        curve = client.get_metric_history(trial.info.run_id, "games/relative_max")
         assert [point.step for point in curve] == [1, 2, 3, 4]
         policy = {item.path for item in client.list_artifacts(trial.info.run_id, "policy")}
         assert {"policy/policy.json", "policy/policy.safetensors", "policy/cost_model"} <= policy
@@ -125,7 +127,7 @@ def test_population_based_training_measures_on_the_one_pool(
     with MeasurementStore(tmp_path / "sweep" / "costs.db") as store:
         assert len(store) > 10
     found = runs_of(tmp_path, "trial")
-    assert all("hyper.learning_rate" in trial.data.metrics for trial in found)
+    assert all("hyper/learning_rate" in trial.data.metrics for trial in found)
     (sweep,) = runs_of(tmp_path, "tune_shard")
     inputs = {item.dataset.name for item in sweep.inputs.dataset_inputs}
     assert inputs == {"synthetic:80:1:small", "costs.db"}
@@ -141,7 +143,7 @@ def test_cost_models_are_swept_too(cluster: object, tmp_path: Path) -> None:
     run("tune_shard.py", f"{options} --storage sweep --json sweep.json", tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
     assert all(0 < trial["score"] < 0.1 for trial in told["trials"])
-    assert 0 < told["test"]["test.winner.median_error"] < 0.1
+    assert 0 < told["test"]["test/winner.median_error"] < 0.1
     assert load_model(tmp_path / "sweep" / "winner" / "cost_model").provenance.num_shards > 200
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     version = client.get_model_version_by_alias("autoshard-cost-model", "winner")

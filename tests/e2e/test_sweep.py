@@ -1,0 +1,145 @@
+"""Sweeps that are interrupted, and sweeps in an object store: nothing is lost, nothing repeated."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import Watched, run
+from mlflow import MlflowClient
+from moto.server import ThreadedMotoServer
+from ray._private.state import actors
+
+from experiments.storage import Storage
+from sharders import load_policy
+
+SWEEP = (
+    "--tables synthetic:80:1:small --num-tables 10 --num-devices 2 --games 32 --check-tasks 2 "
+    "--check-every 2 --batch-size 512 --memory-fill 0.1-0.6 --scheduler none --search random"
+)
+_SETTLED_SECONDS = 2.0  # Tune notes twice a second who has finished
+
+
+def trials_of(uri: str) -> dict[str, Any]:
+    """Runs of trials by name, with the iterations of each one's curve."""
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("autoshard")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id], "tags.kind = 'trial'")
+    return {
+        run.info.run_name: (
+            run,
+            [p.step for p in client.get_metric_history(run.info.run_id, "work/steps")],
+        )
+        for run in found
+    }
+
+
+def test_a_sweep_that_is_killed_goes_on(cluster: object, tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    options = f"{SWEEP} --num-samples 4 --max-iterations 8 --storage sweep --json sweep.json"
+    sweep = Watched("tune_shard.py", options, tmp_path)
+    sweep.wait_for("2 of 4 trials")
+    time.sleep(_SETTLED_SECONDS)
+    sweep.kill()
+    before = trials_of(uri)
+    finished = {name for name, (run, _) in before.items() if run.info.status == "FINISHED"}
+    assert len(finished) == 2
+    run("tune_shard.py", "--resume --storage sweep", tmp_path)
+    told = json.loads((tmp_path / "sweep.json").read_text())
+    assert [trial["status"] for trial in told["trials"]] == ["finished"] * 4
+    assert [trial["iterations"] for trial in told["trials"]] == [8] * 4
+    after = trials_of(uri)
+    assert len(after) == 4
+    for name, (found, steps) in after.items():
+        assert found.info.status == "FINISHED"
+        assert sorted(set(steps)) == list(range(1, 9))
+        if name in finished:  # it was not trained again
+            assert steps == list(range(1, 9))
+            assert found.info.end_time == before[name][0].info.end_time
+
+
+def test_ctrl_c_and_crashed_trials(cluster: object, tmp_path: Path) -> None:
+    options = f"{SWEEP} --num-samples 2 --max-iterations 60 --storage sweep --json sweep.json"
+    sweep = Watched("tune_shard.py", options, tmp_path)
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    wait_for_iterations(uri, 3)
+    os.kill(next(iter(pids_of("PolicyTrial"))), signal.SIGKILL)
+    sweep.wait_for("crashed and goes on from its checkpoint")
+    sweep.process.send_signal(signal.SIGINT)
+    assert "interrupted: go on with --resume --storage sweep" in sweep.end(code=130)
+    assert not (tmp_path / "sweep.json").exists()
+    run("tune_shard.py", "--resume --storage sweep", tmp_path)
+    told = json.loads((tmp_path / "sweep.json").read_text())
+    assert [trial["iterations"] for trial in told["trials"]] == [60, 60]
+    assert sum(trial["failures"] for trial in told["trials"]) >= 1
+    for found, steps in trials_of(uri).values():
+        assert found.info.status == "FINISHED"
+        assert sorted(set(steps)) == list(range(1, 61))
+
+
+def pids_of(kind: str) -> list[int]:
+    """Of all living actors of a class."""
+    return [
+        actor["Pid"]
+        for actor in actors().values()
+        if kind in actor["ActorClassName"] and actor["State"] == "ALIVE"
+    ]
+
+
+def wait_for_iterations(uri: str, count: int) -> None:
+    """Until every trial has made so many."""
+    deadline = time.monotonic() + 200
+    while True:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+        client = MlflowClient(uri)
+        if client.get_experiment_by_name("autoshard") is None:
+            continue
+        trials = trials_of(uri)
+        if len(trials) == 2 and all(max(steps, default=0) >= count for _, steps in trials.values()):
+            return
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an empty bucket of an object store on this machine."""
+    import boto3
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "us-east-1")
+    boto3.client("s3").create_bucket(Bucket="sweeps")
+    yield "s3://sweeps/team"
+    server.stop()
+
+
+def test_a_sweep_and_a_training_in_an_object_store(tmp_path: Path, bucket: str) -> None:
+    """Trials run in actors, so the cluster must know the store: Ray is started by the command."""
+    options = f"{SWEEP} --num-samples 2 --max-iterations 2 --storage {bucket}/sweep"
+    own = {"RAY_ADDRESS": "local"}
+    done = run("tune_shard.py", options, tmp_path, **own)
+    assert f"the winner is in {bucket}/sweep/winner" in done.stdout
+    assert Storage(f"{bucket}/sweep/winner").fetch_folder(tmp_path / "winner")
+    assert load_policy(tmp_path / "winner").trained["tables"] == "synthetic:80:1:small"
+    tiny = (
+        "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+        "--check-every 1 --batch-size 512 --memory-fill 0.1-0.6"
+    )
+    where = f"--storage {bucket}/runs"
+    run("ppo_shard.py", f"{tiny} --iterations 1 --out here/mine {where}", tmp_path, **own)
+    # The machine is lost, another goes on; MLflow is where it was.
+    (tmp_path / "here").rename(tmp_path / "lost")
+    more = f"--resume --iterations 2 --out there/mine {where} --json told.json"
+    done = run("ppo_shard.py", more, tmp_path, **own)
+    assert "going on after iteration 1" in done.stdout
+    told = json.loads((tmp_path / "told.json").read_text())
+    assert told["iterations"] == 2
+    assert Storage(f"{bucket}/runs/mine").read_json("training.json")["checkpoint"] == "checkpoint-2"
