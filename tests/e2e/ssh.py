@@ -141,4 +141,6 @@ def _ourselves() -> Iterator[int]:
 
 
 if __name__ == "__main__":
-    end_processes(Path(os.environ[_MARK]))
+    own = Path(os.environ[_MARK])
+    end_processes(own)
+    (own / "ray" / "ray_current_cluster").unlink(missing_ok=True)  # as Ray's own does

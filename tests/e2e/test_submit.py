@@ -80,7 +80,7 @@ class RunningCluster:
         mlflow.set_tracking_uri(self.tracking_uri)
         (found,) = mlflow.search_runs(
             experiment_names=[EXPERIMENT],
-            filter_string=f"params.out = '{out}'",
+            filter_string=f"tags.out = '{out}'",
             output_format="list",
         )
         assert isinstance(found, Run)
@@ -192,7 +192,7 @@ def check_trained(running: RunningCluster, out: Path, iterations: int, folder: P
     run = running.run_in_mlflow(out)
     assert run.info.status == "FINISHED"
     client = mlflow.MlflowClient()
-    curve = client.get_metric_history(run.info.run_id, "relative_max")
+    curve = client.get_metric_history(run.info.run_id, "games/relative_max")
     assert {point.step for point in curve} == set(range(1, iterations + 1))
     assert "git_commit" not in run.data.tags  # it was the copy on the head that ran
     kept = {item.path for item in client.list_artifacts(run.info.run_id)}
@@ -210,6 +210,8 @@ def test_submitted_scripts_train_and_log_to_mlflow(running: RunningCluster, tmp_
     check_trained(running, out, 2, tmp_path)
     assert (running.home / "ppo_shard.py").exists()  # only the script was copied
     assert not (running.home / "experiments").exists()
+    running.ray("rsync-up", str(running.file), "README.md", "~/tables.csv")
+    assert (running.home / "tables.csv").read_text() == (ROOT / "README.md").read_text()
     running.ray("rsync-down", str(running.file), "~/runs/autoshard/", str(tmp_path / "run"))
     assert load_policy(tmp_path / "run").trained["tables"] == "synthetic:80:1:small"
 
@@ -255,6 +257,9 @@ def test_submitted_jobs_train_and_log_to_mlflow(
     said = running.ray(*submit, SCRIPT, "--resume", "--iterations", "2", *where)
     assert "going on after iteration 1" in said
     check_trained(running, out, 2, tmp_path)
+    said = running.ray("job", "list", "--address", job_server)
+    assert "SUCCEEDED" in said
+    assert "FAILED" not in said
 
 
 def test_the_head_starts_ray_on_the_worker(running: RunningCluster) -> None:
