@@ -1,5 +1,6 @@
 """A sweep: Ray Tune over trials, in a storage that it can be gone on with from."""
 
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,6 +106,7 @@ def run_trials(
     # Trials that ended later than this before a kill would train their last iterations again.
     os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "0.5" if storage.is_local else "5"
     os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # the log tells of crashed trials
     filesystem = None
     if not storage.is_local:
         filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(storage.filesystem))
@@ -133,8 +135,9 @@ def run_trials(
         max_concurrent_trials=at_once,
     )
     trials = list(analysis.trials)
-    ended = all(trial.status in (Trial.TERMINATED, Trial.ERROR) for trial in trials)
-    return trials, ended and len(trials) >= num_samples
+    # After Ctrl-C Tune calls all trials terminated.
+    ended = [t for t in trials if t.status == Trial.ERROR or (t.last_result or {}).get("done")]
+    return trials, len(ended) >= num_samples
 
 
 def outcome(trial: Trial, log: SweepLog) -> TrialOutcome:

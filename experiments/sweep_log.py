@@ -21,6 +21,7 @@ from ray.tune.schedulers import (
     TrialScheduler,
 )
 
+from benchmark.devices import first_line
 from experiments import cli
 from experiments.tracking import TrackedRun
 from experiments.training_report import curves
@@ -93,7 +94,10 @@ class SweepLog(Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, **_info: Any
     ) -> None:
         """Called by Tune when a trial has crashed and is tried again."""
-        cli.console.print(f"note: trial {trial.trial_id} crashed and goes on from its checkpoint")
+        cli.console.print(
+            f"note: trial {trial.trial_id} crashed and goes on from its checkpoint: "
+            f"{_reason(trial)}", markup=False, soft_wrap=True,
+        )  # fmt: skip
 
     def on_trial_error(
         self, iteration: int, trials: list[Trial], trial: Trial, **_info: Any
@@ -149,5 +153,5 @@ def _told(result: dict[str, Any]) -> set[str]:
 
 
 def _reason(trial: Trial) -> str:
-    lines = str(trial.get_error() or "").strip().splitlines()
-    return lines[-1][:200] if lines else "no reason is known"
+    error = trial.get_error()
+    return "no reason is known" if error is None else first_line(error)

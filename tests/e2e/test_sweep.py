@@ -67,8 +67,8 @@ def test_ctrl_c_and_crashed_trials(cluster: object, tmp_path: Path) -> None:
     options = f"{SWEEP} --num-samples 2 --max-iterations 60 --storage sweep --json sweep.json"
     sweep = Watched("tune_shard.py", options, tmp_path)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
-    wait_for_iterations(uri, 3)
-    os.kill(next(iter(pids_of("PolicyTrial"))), signal.SIGKILL)
+    wait_for_iterations(sweep, uri, 3)
+    os.kill(next(iter(pids_of("ResourceTrainable"))), signal.SIGKILL)
     sweep.wait_for("crashed and goes on from its checkpoint")
     sweep.process.send_signal(signal.SIGINT)
     assert "interrupted: go on with --resume --storage sweep" in sweep.end(code=130)
@@ -91,10 +91,11 @@ def pids_of(kind: str) -> list[int]:
     ]
 
 
-def wait_for_iterations(uri: str, count: int) -> None:
+def wait_for_iterations(sweep: Watched, uri: str, count: int) -> None:
     """Until every trial has made so many."""
     deadline = time.monotonic() + 200
     while True:
+        assert sweep.process.poll() is None, sweep.log.read_text()
         assert time.monotonic() < deadline
         time.sleep(0.5)
         client = MlflowClient(uri)

@@ -84,10 +84,10 @@ def test_a_node_that_joins_a_sweep_is_used(
     )
     sweep = Watched("tune_shard.py", f"{TINY} {options}", tmp_path)
     head = cluster.head_node.node_id
-    wait_until(lambda: len(alive("PolicyTrial")) == 2, sweep)
-    assert set(alive("PolicyTrial")) == {head}
+    wait_until(lambda: len(alive("ResourceTrainable")) == 2, sweep)
+    assert set(alive("ResourceTrainable")) == {head}
     joined = workers(num_cpus=1, resources={"benchmark": 1})
-    wait_until(lambda: joined.node_id in alive("PolicyTrial"), sweep)
+    wait_until(lambda: joined.node_id in alive("ResourceTrainable"), sweep)
     wait_until(lambda: set(alive("DeviceProcess")) == {joined.node_id}, sweep)
     sweep.end()
     told = json.loads((tmp_path / "told.json").read_text())
