@@ -35,6 +35,7 @@ from experiments.bench_policy import (
     training_figures,
 )
 from experiments.bench_pool import scale_figures
+from experiments.bench_sweep import sweep_figures
 from experiments.collect_costs import Summary, summarise
 from experiments.figures import Figure
 from experiments.joining import ray_cluster
@@ -70,6 +71,7 @@ def main(config: BenchConfig) -> None:
             *promise_figures(place),
             *plan_figures(place),
             *training_figures(place),
+            *sweep_figures(place),
         ]
     today = datetime.now(tz=UTC).date().isoformat()
     report = Table("figure", "goal", "measured", title=f"{today}, {cpu_fingerprint()}")

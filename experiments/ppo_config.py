@@ -42,6 +42,8 @@ class PPOShardConfig:
     """Folder of a cost model, or the name of one that is shipped."""
     reward: Literal["estimated", "mixed", "measured"] = "mixed"
     """Where the costs of finished games come from; what is measured also teaches the cost model."""
+    devices: Literal["auto", "cpu", "cuda"] = "auto"
+    """What measures: auto takes GPUs where the cluster has any; cuda waits for GPUs to join."""
     goal: Literal["maximum", "balance"] = "maximum"
     """What games are worth: minus the slowest device's cost, or AutoShard's min / max."""
     measured_share: float = 0.03

@@ -77,7 +77,9 @@ class Training:
     ) -> None:
         self.config, self.folder = config, folder
         self._parts = parts
-        self.pool = None if config.reward == "estimated" else BenchmarkPool(store)
+        self.pool = (
+            None if config.reward == "estimated" else BenchmarkPool(store, kind=config.devices)
+        )
         self._refuse_the_impossible(base)
         if adapt and self.pool is not None:
             self.pool.check_store_is_here()  # the cost model learns from the file

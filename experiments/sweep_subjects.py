@@ -82,7 +82,7 @@ class PolicySubject:
         """Before any trial asks, so that the pool is where the store is."""
         if self._training.reward == "estimated":
             return None
-        pool = BenchmarkPool(self._task.store)
+        pool = BenchmarkPool(self._task.store, kind=self._training.devices)
         check_hardware(self._task.model, pool, self._training.cost_model)
         return pool
 

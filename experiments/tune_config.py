@@ -35,6 +35,8 @@ class TuneShardConfig:
     """Trials at the same time, at most; by default one for each CPU, also of nodes that join."""
     reward: Literal["estimated", "mixed", "measured"] = "estimated"
     """Where the costs of finished games come from."""
+    devices: Literal["auto", "cpu", "cuda"] = "auto"
+    """What measures: auto takes GPUs where the cluster has any; cuda waits for GPUs to join."""
     tables: str = PPOShardConfig.tables
     """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
     num_tables: str = PPOShardConfig.num_tables

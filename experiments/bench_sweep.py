@@ -1,0 +1,31 @@
+"""What a sweep costs beyond the training in it: one of the README's figures."""
+
+from pathlib import Path
+
+from experiments import tune_shard
+from experiments.figures import Figure
+from experiments.tune_config import TuneShardConfig
+from workload import documents
+
+
+def sweep_figures(folder: Path) -> list[Figure]:
+    """A sweep of eight trials, one on each CPU at a time, estimated costs."""
+    told = folder / "sweep.json"
+    tune_shard.main(
+        TuneShardConfig(
+            num_samples=8,
+            max_iterations=15,
+            tables="synthetic:400:1:small",
+            storage=str(folder / "sweep"),
+            json=told,
+            mlflow_uri=f"sqlite:///{folder}/sweep-mlflow.db",
+        )
+    )
+    result = documents.read(told)
+    return [
+        Figure(
+            f"a sweep's time over that of its training, {result['at_once']} at once",
+            "at most 1.3",
+            result["overhead"],
+        )
+    ]
