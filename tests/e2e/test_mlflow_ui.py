@@ -45,13 +45,13 @@ WITHOUT_FOLDERS = """for (const e of document.querySelectorAll('*'))
 # The points of the first chart of a page.
 DRAWN = """const curve = document.querySelector('.js-plotly-plot')?.data?.[0];
 return curve && [...curve.x].map((x, i) => [x, curve.y[i]])"""
-CURVES = (
+CURVES = (  # of two sections, for charts further down are drawn when they are scrolled to
     "games/relative_max",
-    "check/over_best_heuristic",
     "games/return",
+    "games/dead_ends",
     "ppo/entropy",
+    "ppo/policy_loss",
     "ppo/value_loss",
-    "work/steps",
 )
 
 
@@ -185,12 +185,15 @@ def experiment(sqlite_trainings: tuple[str, list[Training]]) -> str:
 
 
 def test_the_table_of_runs(
-    screen: Screen, experiment: str, sqlite_trainings: tuple[str, list[Training]]
+    screen: Screen,
+    experiment: str,
+    sqlite_trainings: tuple[str, list[Training]],
+    sweep: list[str],
 ) -> None:
     uri, trainings = sqlite_trainings
     client = MlflowClient(uri)
     runs = [client.get_run(training.run_id) for training in trainings]
-    number = len(runs) + 1  # the sweep's; trials are folded under it
+    number = len(runs) + 1 + len(sweep)  # with the sweep's and those folded under it
     screen.open(f"{experiment}/runs")
     screen.wait_for_text(f"{number} matching runs", "Run Name", "Created", "Duration", "Source")
     screen.wait_for_text("ppo_shard.py", *(run.info.run_name for run in runs))

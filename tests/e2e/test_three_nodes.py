@@ -58,7 +58,7 @@ def test_actors_land_where_they_should_and_nodes_may_go(
 ) -> None:
     trainer = workers(num_cpus=2, resources={"trainer": 1})
     gpu = workers(num_cpus=0, resources={"benchmark": 1})
-    options = "--num-env-runners 6 --measured-share 0.5 --iterations 14 --out run --json told.json"
+    options = "--num-env-runners 4 --measured-share 0.5 --iterations 14 --out run --json told.json"
     training = Watched("ppo_shard.py", f"{TINY} {options}", tmp_path)
     training.wait_for(r"\n +2/14")
     assert set(alive("DeviceProcess")) == {gpu.node_id}
