@@ -8,6 +8,7 @@ from mlflow import MlflowClient
 from servers import mlflow_server
 from trainings import SWEPT, Training, check_complete, check_tested, run_sweep
 
+_ITERATIONS = 80
 pytestmark = pytest.mark.timeout(600)  # a fifth of it, unless others use the machine too
 
 
@@ -15,11 +16,14 @@ def test_a_sweep_of_four_trials_at_once_on_a_server_with_postgres(
     cluster: Any, postgres: str, tmp_path: Path
 ) -> None:
     artifacts = tmp_path / "artifacts"
-    options = ("--backend-store-uri", postgres, "--artifacts-destination", artifacts.as_uri())
+    server = ("--backend-store-uri", postgres, "--artifacts-destination", artifacts.as_uri())
     more = cluster.add_node(num_cpus=2)
     try:
-        with mlflow_server(tmp_path / "server.log", *options) as uri:
-            told = run_sweep(f"{SWEPT} --num-samples 4 --max-iterations 3", tmp_path, uri)
+        with mlflow_server(tmp_path / "server.log", *server) as uri:
+            swept = SWEPT.replace("--check-every 1", "--check-every 40")
+            # Long enough for all four to have started when the first one ends.
+            options = f"{swept} --search random --num-samples 4 --max-iterations {_ITERATIONS}"
+            told = run_sweep(options, tmp_path, uri)
             check_trials(MlflowClient(uri), told, tmp_path)
     finally:
         cluster.remove_node(more)
@@ -34,7 +38,7 @@ def check_trials(client: MlflowClient, told: dict[str, Any], folder: Path) -> No
     for trial in told["trials"]:
         run = client.get_run(trial["mlflow_run"])
         given = {"learning_rate": str(trial["values"]["learning_rate"]), "num_tables": "6"}
-        check_complete(client, run, given, 3, folder / run.info.run_id)
+        check_complete(client, run, given, _ITERATIONS, folder / run.info.run_id)
         assert run.data.tags["mlflow.parentRunId"] == told["mlflow_run"]
     sweep = client.get_run(told["mlflow_run"])
     assert sweep.info.status == "FINISHED"
