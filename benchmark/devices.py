@@ -64,6 +64,8 @@ class DeviceFleet(Fleet):
     def __init__(self, kind: str, most_devices: int | None) -> None:
         super().__init__()
         self._kind = kind
+        self._settled: str | None = None  # what "auto" has come to, as long as devices are held
+        self._told: set[str] = set()
         self._most = most_devices
         self._reports: dict[str, NodeReport] = {}
         self._places: list[Place] = []  # known and free of actors
@@ -124,6 +126,7 @@ class DeviceFleet(Fleet):
 
     def release(self) -> None:
         """End all actors; `grow` starts them again."""
+        self._settled = None
         for task in self._starting.values():
             task.cancel()
         super().release()
@@ -134,12 +137,28 @@ class DeviceFleet(Fleet):
         return reason if time.monotonic() < failed_at + _RETRY_SECONDS else None
 
     def _free_places(self, nodes: Mapping[str, Node]) -> list[Place]:
-        kind = best_kind(nodes.values()) if self._kind == "auto" else self._kind
+        kind = self._kind if self._kind != "auto" else self._settle(best_kind(nodes.values()))
         reports = [self._reports[node_id] for node_id in nodes if node_id in self._reports]
         taken = [*(device.place for device in self.devices), *self._starting]
         if kind == "cuda":
             return gpu_places(reports, nodes, taken)
         return core_places(reports, taken)
+
+    def _settle(self, best: str) -> str:
+        """The kind that measures for as long as the pool is in use: whoever asks relies on it."""
+        self._settled = self._settled or best
+        if best != self._settled:
+            self._tell(
+                "GPUs joined after the pool began to measure on CPU cores, and are left aside: "
+                "shut it down, and wait for GPUs with --devices cuda"
+            )
+        return self._settled
+
+    def _tell(self, fault: str) -> None:
+        """Once, however often it is seen."""
+        if fault not in self._told:
+            self._told.add(fault)
+            self.faults.append(fault)
 
     async def _report_on(self, node_ids: Sequence[str]) -> None:
         probe = ray.remote(num_cpus=0)(this_machine)
@@ -148,7 +167,7 @@ class DeviceFleet(Fleet):
             try:
                 self._reports[node_id] = await asyncio.wait_for(answer, _REPORT_SECONDS)
             except (TimeoutError, RayError) as error:
-                self.faults.append(f"node {node_id[:8]} cannot be looked at: {first_line(error)}")
+                self._tell(f"node {node_id[:8]} cannot be looked at: {first_line(error)}")
 
     async def _start(self, place: Place) -> PoolDevice | None:
         actor: Any = ray.remote(num_cpus=0, num_gpus=0 if place.gpu is None else 1)(DeviceProcess)

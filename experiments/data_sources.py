@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmark import MeasurementStore
+from benchmark.store import COLUMNS
 from workload import EmbeddingTable
 from workload.tables import digest
 
@@ -49,8 +50,8 @@ def store_source(path: Path) -> DataSource:
         content, profile = digest([stat.st_size, stat.st_mtime_ns]), {"bytes": stat.st_size}
     else:
         with MeasurementStore(where) as store:
-            count = len(store)
-        content, profile = digest([str(where), count]), {"measurements": count}
+            when = [row[COLUMNS.index("measured_at")] for row in store.rows()]
+        content, profile = digest(sorted(when)), {"measurements": len(when)}
     return DataSource(where.name, content, str(where), "measurements", profile)
 
 

@@ -135,6 +135,7 @@ class Trainer:
         register_env(_ENVIRONMENT, partial(_make, self._setting))
         config = ppo_config(setting.generator, hyperparameters, games, num_env_runners, seed)
         self.algorithm: Algorithm = config.build_algo()
+        self._learning_rate = hyperparameters.learning_rate
         self._steps = 0
 
     @property
@@ -205,8 +206,12 @@ class Trainer:
         self.algorithm.save_to_path(str(folder))
 
     def restore(self, folder: Path) -> None:
-        """Go on from it."""
+        """Go on from it, with this trainer's own hyperparameters."""
         self.algorithm.restore_from_path(str(folder))  # type: ignore[no-untyped-call]
+        group = self.algorithm.learner_group
+        assert group is not None
+        # The optimizer's state brings its learning rate along.
+        group.foreach_learner(partial(_set_learning_rate, rate=self._learning_rate))
 
     def stop(self) -> None:
         """End the env runners."""
@@ -223,6 +228,12 @@ def _to_env(_env: Any = None, _spaces: Any = None) -> ConnectorV2:
 
 def _make(setting: "ray.ObjectRef[Setting]", context: dict[str, Any]) -> ShardingVectorEnv:
     return ray.get(setting).make(context["num_envs"])
+
+
+def _set_learning_rate(learner: Any, rate: float) -> None:
+    for _, optimizer in learner.get_optimizers_for_module():
+        for group in optimizer.param_groups:
+            group["lr"] = rate
 
 
 def tell(algorithm: Algorithm, model: CostModel) -> None:

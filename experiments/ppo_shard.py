@@ -39,12 +39,14 @@ def main(config: PPOShardConfig) -> None:
     base = load_model(config.cost_model)
     oracle_for(base, config.batch_size, tables)  # which tells of tables that it knows little of
     if resumed is None:
+        if storage is not None and not config.force:
+            folder.check_free(storage)
         folder.begin(config.force)
     store = config.store or folder.folder / "costs.db"
     if storage is not None:
         storage.fetch_store(store)
     MeasurementStore(store).close()  # a store that cannot be used is told before work starts
-    run_id = resumed[0].mlflow_run if resumed else None
+    run_id = (resumed[0].mlflow_run or None) if resumed else None  # a sweep's winner has none
     what = f"{config.num_tables} on {config.num_devices}, seed {config.seed}"
     name = f"ppo {what}, {config.reward}, {short_name(config.tables)}"
     with ExitStack() as stack:

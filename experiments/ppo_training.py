@@ -42,12 +42,14 @@ _SEEDS_APART = 10_007
 _FEWEST_TABLES = 3  # that teach, and that check and test
 
 
-def make_source(reward: str, store: Path, share: float, seed: int) -> CostSource:
+def make_source(config: PPOShardConfig, store: Path, seed: int) -> CostSource:
     """Where the costs of finished games come from."""
-    if reward == "estimated":
+    if config.reward == "estimated":
         return EstimatedRewards()
-    measured = MeasuredRewards(store)
-    return measured if reward == "measured" else MixedRewards(measured, share, seed)
+    measured = MeasuredRewards(store, kind=config.devices)
+    if config.reward == "measured":
+        return measured
+    return MixedRewards(measured, config.measured_share, seed)
 
 
 class Training:
@@ -94,10 +96,11 @@ class Training:
             config.batch_size,
             config.generator(),
             Dense(goal) if isinstance(goal, NegativeMaximum) else goal,
-            partial(make_source, config.reward, store, config.measured_share, seed),
+            partial(make_source, config, store, seed),
         )
         self._trainer = Trainer(setting, config.hyper, config.games, config.num_env_runners, seed)
         self._check = PolicyCheck(self.tasks("validation", config.check_tasks, config.seed))
+        self._run_id = run_id
         self.progress = Progress(0, run_id, math.inf, 0.0, math.inf)
 
     def _refuse_the_impossible(self, base: CostModel) -> None:
@@ -119,7 +122,7 @@ class Training:
     def take_up(self, progress: Progress, checkpoint: Path, model: CostModel) -> None:
         """Go on from a checkpoint."""
         self._trainer.restore(checkpoint)
-        self.progress = progress
+        self.progress = replace(progress, mlflow_run=self._run_id)
         self.model = model
         self._trainer.learn(model)
         if not (self.folder.folder / COST_MODEL).is_dir():  # killed while it was replaced

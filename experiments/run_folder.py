@@ -107,9 +107,19 @@ class RunFolder:
         storage.keep_folder(self.folder, last=_DOCUMENT, without="*.db*")
 
     def fetch(self, storage: Storage) -> None:
-        """Bring the run here if it is not: the machine that it ran on may be gone."""
-        if not self.exists:
-            storage.fetch_folder(self.folder)
+        """Bring the run here if it is not, or went on elsewhere since."""
+        there = storage.read_json(_DOCUMENT)
+        if there is not None and (not self.exists or _reached(there) > _reached(self._document())):
+            storage.fetch_folder(self.folder, last=_DOCUMENT)
+
+    @staticmethod
+    def check_free(storage: Storage) -> None:
+        """UserError if a run is kept there, which another would replace."""
+        if storage.has(_DOCUMENT):
+            raise UserError(
+                f"{storage.uri}: holds a training run: go on with --resume, replace it with "
+                "--force, or name another --out"
+            )
 
     def checkpoint(self) -> Path:
         """The folder of the last whole checkpoint."""
@@ -126,3 +136,9 @@ class RunFolder:
             for path in self.folder.glob(pattern):
                 if path.name != keep:
                     shutil.rmtree(path, ignore_errors=True)
+
+
+def _reached(document: Any) -> int:
+    """The iteration that a run had come to."""
+    with documents.fields_of("training"):
+        return int((document.get("progress") or {}).get("iteration", -1))

@@ -49,6 +49,10 @@ class Storage:
         self.filesystem.invalidate_cache()  # another process may have written since
         return bool(self._do(self.filesystem.exists, f"{self.root}/{name}"))
 
+    def has_any(self, pattern: str) -> bool:
+        """True if there is a file whose path matches."""
+        return any(Path(name).match(pattern) for name in self._names())
+
     def read_json(self, name: str) -> Any:
         """A JSON file's value; None without such a file."""
         if not self.has(name):
@@ -91,17 +95,20 @@ class Storage:
             if not Path(name).match("*.parquet"):
                 self._do(self.filesystem.rm_file, f"{self.root}/{name}")
 
-    def fetch_folder(self, folder: Path) -> bool:
-        """Copy all that is here into a local folder; False if there is nothing."""
+    def fetch_folder(self, folder: Path, last: str = "") -> bool:
+        """Copy all that is here into a local folder, the file `last` after all others; False if
+        there is nothing.
+        """
         names = self._names()
-        for name in names:
+        for name in sorted(names, key=lambda name: name == last):
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             self._do(self.filesystem.get_file, f"{self.root}/{name}", str(target))
         return bool(names)
 
     def keep_store(self, store: Path) -> None:
-        """Copy a store of measurements here as Parquet, as it is now."""
+        """Copy a store of measurements here as Parquet, with what others have brought since."""
+        self.fetch_store(store)
         with tempfile.TemporaryDirectory() as place, MeasurementStore(store) as found:
             export_parquet(found, Path(place) / f"{store.stem}.parquet")
             for file in Path(place).iterdir():

@@ -17,7 +17,12 @@ from ray.tune.schedulers import (
     PopulationBasedTraining,
     TrialScheduler,
 )
-from ray.tune.search import BasicVariantGenerator, SearchAlgorithm, Searcher
+from ray.tune.search import (
+    BasicVariantGenerator,
+    ConcurrencyLimiter,
+    SearchAlgorithm,
+    Searcher,
+)
 from ray.tune.search.optuna import OptunaSearch
 
 from experiments.search_space import Dimension, Value, default_point, for_tune, within
@@ -75,16 +80,19 @@ def make_scheduler(
 
 
 def make_search(
-    name: SearchName, space: Sequence[Dimension], seed: int
+    name: SearchName, space: Sequence[Dimension], seed: int, at_once: int | None
 ) -> SearchAlgorithm | Searcher:
-    """Both try the defaults first."""
+    """Both try the defaults first. At most `at_once` trials run at the same time."""
     first = [default_point(space)]
     if name == "optuna":
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        return OptunaSearch(for_tune(space), SCORE, "min", points_to_evaluate=first, seed=seed)
-    return BasicVariantGenerator(points_to_evaluate=first, random_state=seed)
+        search = OptunaSearch(for_tune(space), SCORE, "min", points_to_evaluate=first, seed=seed)
+        return search if at_once is None else ConcurrencyLimiter(search, at_once)
+    return BasicVariantGenerator(
+        points_to_evaluate=first, max_concurrent=at_once or 0, random_state=seed
+    )
 
 
 def run_trials(
@@ -95,7 +103,6 @@ def run_trials(
     log: SweepLog,
     storage: Storage,
     num_samples: int,
-    at_once: int | None,
     checkpoint_every: int,
     resume: bool,
 ) -> tuple[list[Trial], bool]:
@@ -117,7 +124,7 @@ def run_trials(
         metric=SCORE,
         mode="min",
         # A search over a space of its own wants none here.
-        config=None if isinstance(search, OptunaSearch) else for_tune(space),
+        config=for_tune(space) if isinstance(search, BasicVariantGenerator) else None,
         num_samples=num_samples,
         storage_path=storage.root,
         storage_filesystem=filesystem,
@@ -132,7 +139,6 @@ def run_trials(
         reuse_actors=True,
         raise_on_failed_trial=False,
         callbacks=[log],
-        max_concurrent_trials=at_once,
     )
     trials = list(analysis.trials)
     # After Ctrl-C Tune calls all trials terminated.

@@ -10,6 +10,7 @@ module as all others.
 import pickle
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,10 @@ from benchmark.devices import first_line
 from experiments import cli
 from experiments.tracking import TrackedRun
 from experiments.training_report import curves
-from experiments.trials import SCORE, SECONDS
+from experiments.trials import CURVES, SCORE, SECONDS
+from workload import UserError
+
+_OFTEN_SECONDS = 60.0
 
 
 class SweepLog(Callback):
@@ -36,10 +40,22 @@ class SweepLog(Callback):
         total: trials that the sweep is to have.
         scheduler: whose decisions are kept with Tune's state, for Tune itself keeps only what the
             search has learned.
+        resumed: the sweep is to go on from Tune's state.
+        often: called every minute, and when a trial ends.
     """
 
-    def __init__(self, run: TrackedRun, total: int, scheduler: TrialScheduler) -> None:
+    def __init__(
+        self,
+        run: TrackedRun,
+        total: int,
+        scheduler: TrialScheduler,
+        resumed: bool = False,
+        often: Callable[[], None] | None = None,
+    ) -> None:
         self._run, self._total, self._scheduler = run, total, scheduler
+        self._resumed, self._often = resumed, often or (lambda: None)
+        self._restored, self._latest = False, time.monotonic()
+        self._open: dict[str, TrackedRun] = {}
         self._trials: dict[str, TrackedRun] = {}
         self._began = time.monotonic()
         self.train_seconds = 0.0  # of all trials, since this process began
@@ -51,11 +67,29 @@ class SweepLog(Callback):
             self._trials[trial.trial_id] = self._run.child("trial", trial.trial_id, trial.config)
         return self._trials[trial.trial_id]
 
+    def setup(self, **_info: Any) -> None:  # type: ignore[override]
+        """Called by Tune before the first trial. What it cannot go on with it would begin anew."""
+        if self._resumed and not self._restored:
+            raise UserError("Tune's state in --storage cannot be read: begin anew with --force")
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **_info: Any) -> None:
+        """Called by Tune many times a second."""
+        if time.monotonic() - self._latest > _OFTEN_SECONDS:
+            self._latest = time.monotonic()
+            self._often()
+
+    def close(self) -> None:
+        """Trials that were cut short have come to an end, too."""
+        for run in self._open.values():
+            run.end("KILLED")
+        self._open.clear()
+
     def on_trial_start(
         self, iteration: int, trials: list[Trial], trial: Trial, **_info: Any
     ) -> None:
         """Called by Tune."""
-        self.run_of(trial).go_on()
+        self._open[trial.trial_id] = run = self.run_of(trial)
+        run.go_on()
         running = {t.trial_id for t in trials if t.status == Trial.RUNNING} | {trial.trial_id}
         self.at_once = max(self.at_once, len(running))
 
@@ -70,17 +104,27 @@ class SweepLog(Callback):
         figures[SCORE] = result[SCORE]
         if isinstance(self._scheduler, PopulationBasedTraining):  # which changes them on the way
             figures |= {f"hyper/{name}": value for name, value in trial.config.items()}
-        self.run_of(trial).metrics(figures, step=int(result["iteration"]))
+        run = self.run_of(trial)
+        run.metrics(figures, step=int(result["iteration"]))
+        told = dict(result.get(CURVES, {}))
+        steps = told.pop("steps", [])
+        for name, values in told.items():
+            run.curve(name, steps, values)
 
     def on_trial_complete(
         self, iteration: int, trials: list[Trial], trial: Trial, **_info: Any
     ) -> None:
         """Called by Tune when a trial is done or stopped, its last checkpoint written."""
         run = self.run_of(trial)
-        if trial.checkpoint is not None:
-            with tempfile.TemporaryDirectory() as place:
-                log_checkpoint(run, trial.checkpoint, Path(place))
-        run.end()
+        try:
+            if trial.checkpoint is not None:
+                with tempfile.TemporaryDirectory() as place:
+                    log_checkpoint(run, trial.checkpoint, Path(place))
+            run.end()
+            self._often()
+        except Exception as error:  # which Tune would take for the trial's own, and train it again
+            cli.console.print(f"note: trial {trial.trial_id}: {first_line(error)}", markup=False)
+        self._open.pop(trial.trial_id, None)
         last, done = trial.last_result, sum(t.status in ("TERMINATED", "ERROR") for t in trials) + 1
         scores = [t.last_result[SCORE] for t in trials if SCORE in (t.last_result or {})]
         cli.console.print(
@@ -104,6 +148,7 @@ class SweepLog(Callback):
     ) -> None:
         """Called by Tune when a trial is given up."""
         run = self.run_of(trial)
+        self._open.pop(trial.trial_id, None)
         run.note(f"Given up: {_reason(trial)}")
         run.end("FAILED")
         cli.console.print(
@@ -111,16 +156,17 @@ class SweepLog(Callback):
             f"{_reason(trial)}", markup=False, soft_wrap=True,
         )  # fmt: skip
 
-    def get_state(self) -> dict[str, Any] | None:
+    def get_state(self) -> dict[str, Any]:
         """What the scheduler has decided so far; population based training needs no memory."""
         if not isinstance(self._scheduler, AsyncHyperBandScheduler):
-            return None
+            return {"scheduler": None}
         with tempfile.NamedTemporaryFile() as file:
             self._scheduler.save(file.name)
             return {"scheduler": Path(file.name).read_bytes()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Called by Tune on resume, with what `get_state` gave."""
+        self._restored = True
         if isinstance(self._scheduler, AsyncHyperBandScheduler):
             self._scheduler.__dict__.update(pickle.loads(state["scheduler"]))
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ class Subject(Protocol):
     score: str
     space: Sequence[Dimension]
     registered_as: str
+    parameters: dict[str, Any]
     tags: dict[str, str]
     data: Sequence[DataSource]
 
@@ -75,6 +76,7 @@ class PolicySubject:
             "hardware": model.provenance.hardware,
             "num_devices": config.num_devices,
         }
+        self.parameters = asdict(config)
         self.data: Sequence[DataSource] = (tables_source(config.tables, tables),)
         self._task = PolicyTask(self._training, parts, model, store)
 
@@ -84,6 +86,7 @@ class PolicySubject:
             return None
         pool = BenchmarkPool(self._task.store, kind=self._training.devices)
         check_hardware(self._task.model, pool, self._training.cost_model)
+        pool.check_store_is_here()
         return pool
 
     def trainable(self) -> Any:
@@ -124,6 +127,8 @@ class CostModelSubject:
         self.tags: dict[str, str] = {"hardware": data.hardware, "versions": data.versions}
         self.data: Sequence[DataSource] = (store_source(store),)
         self._seed = config.seed
+        shared = ("what", "num_samples", "scheduler", "search", "seed")
+        self.parameters = {name: getattr(config, name) for name in shared}
 
     def start_pool(self) -> BenchmarkPool | None:
         """Nothing is measured."""

@@ -117,10 +117,13 @@ class TrackedRun:
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         """Log a file, or a folder with all that is in it."""
-        if path.is_dir():
-            self._client.log_artifacts(self.run_id, str(path), folder)
-        else:
-            self._client.log_artifact(self.run_id, str(path), folder)
+        import requests
+
+        log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
+        try:
+            log(self.run_id, str(path), folder)
+        except (requests.RequestException, OSError) as error:  # of a server, or a full disk
+            raise UserError(f"MLflow does not take {path.name}: {_first_line(error)}") from error
 
     def plan(self, name: str, plan: ShardingPlan, cost: PlanCost) -> None:
         """Log a plan as JSON and as a picture of what each device would cost, under `plans/`."""
@@ -218,6 +221,7 @@ def tracked_run(
     try:
         yield run
     except MlflowException as error:
+        _end(run, "FAILED")
         raise UserError(
             f"MLflow at {where} does not take more: {_first_line(error)} What was made is kept"
         ) from error
@@ -248,7 +252,7 @@ def _begun(
     with _alone(where):
         client = MlflowClient(where)
         experiment = _experiment(client, where)
-    if run_id is not None:
+    if run_id is not None and _is_there(client, run_id):
         earlier = TrackedRun(client, run_id, experiment)
         earlier.go_on()
         return earlier
@@ -271,6 +275,19 @@ def _check_reachable(uri: str) -> None:
     port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
     if parts.hostname and port:
         socket.create_connection((parts.hostname, port), _ANSWER_SECONDS).close()
+
+
+def _is_there(client: Any, run_id: str) -> bool:
+    """False for a run that was in a file on a machine that is lost: another one is begun."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+    return True
 
 
 @contextmanager
@@ -322,13 +339,20 @@ def _tags(kind: str) -> dict[str, str]:
         "python": platform.python_version(),
         "mlflow.source.name": Path(sys.argv[0]).name,
         "mlflow.source.type": "LOCAL",
-        "mlflow.user": getpass.getuser(),
+        "mlflow.user": _user(),
     }
     for tag, package in _VERSIONS.items():
         with suppress(importlib.metadata.PackageNotFoundError):
             tags[tag.partition("_")[0]] = importlib.metadata.version(package)
     commit = _git_commit()
     return {**tags, "git_commit": commit, "mlflow.source.git.commit": commit} if commit else tags
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return str(os.getuid())
 
 
 def _git_commit() -> str | None:

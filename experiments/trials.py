@@ -20,6 +20,7 @@ from workload.parts import Part
 
 SCORE = "score"  # what sweeps make small
 SECONDS = "train_seconds"  # that a trial has trained, without starts and checkpoints
+CURVES = "curves"  # of a trial that trains in one go: steps, and figures at each
 _WORK = "work"
 
 
@@ -140,8 +141,13 @@ class CostModelTrial(Trainable):
         return {
             SCORE: min(curves.errors),
             SECONDS: curves.seconds,
+            "seconds": curves.seconds,
             "iteration": 1,
-            "steps": curves.steps[-1],
+            CURVES: {
+                "steps": list(curves.steps),
+                "training_loss": list(curves.losses),
+                "validation_error": list(curves.errors),
+            },
             "done": True,
         }
 

@@ -7,10 +7,12 @@ from typing import Any, Literal
 
 from experiments.outputs import check_file
 from experiments.ppo_config import PPOShardConfig
+from experiments.ranges import read_range
 from experiments.sweep import SchedulerName, SearchName
 from workload import UserError
 
 _PATHS = ("json", "store")
+_SEEDS = 2**32
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class TuneShardConfig:
                 "--scheduler pbt changes hyperparameters while trials train, which no search "
                 "understands: leave --search out"
             )
+        if not 0 <= self.seed < _SEEDS:
+            raise UserError(f"--seed must lie between 0 and {_SEEDS - 1}, got {self.seed}")
         if self.what == "cost-model" and self.store is None:
             raise UserError("--what cost-model learns from a store: name it with --store")
         if self.what == "cost-model" and self.scheduler == "pbt":
@@ -103,7 +107,9 @@ class TuneShardConfig:
         shared = {f.name for f in fields(self)} & {f.name for f in fields(PPOShardConfig)}
         shared -= {"storage", "resume", "force", "json"}
         values = {name: getattr(self, name) for name in shared}
-        return PPOShardConfig(**values, iterations=self.max_iterations)
+        most = read_range(self.num_devices, "--num-devices", int)[1]
+        room = max(PPOShardConfig.max_devices, most)
+        return PPOShardConfig(**values, iterations=self.max_iterations, max_devices=room)
 
     @staticmethod
     def from_json(settings: Mapping[str, Any]) -> "TuneShardConfig":

@@ -2,6 +2,7 @@
 """Sweep the hyperparameters of the policy or of the cost model, with Ray Tune."""
 
 import math
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from typing import Any
 
 import ray
 from ray.tune.experiment import Trial
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from benchmark import MeasurementStore
+from benchmark import BenchmarkPool, MeasurementStore
 from experiments import cli, tracking
 from experiments.data_sources import store_source
 from experiments.joining import ray_cluster
@@ -63,63 +65,64 @@ def main(config: TuneShardConfig) -> None:
     name = f"sweep {subject.name}, {config.num_samples} trials"
     with ExitStack() as stack:
         run = stack.enter_context(
-            tracking.tracked_run("tune_shard", name, asdict(config), config.mlflow_uri, run_id)
+            tracking.tracked_run("tune_shard", name, subject.parameters, config.mlflow_uri, run_id)
         )
         if run_id is None:
             run.tags(subject.tags)
             run.data(*subject.data)
-            for name in (TRIALS, "winner", "trials.png"):  # of a sweep that is replaced
-                storage.remove(name)
+            for old in (TRIALS, "winner", "trials.png"):  # of a sweep that is replaced
+                storage.remove(old)
             _keep_document(storage, {"settings": _json(config), "mlflow_run": run.run_id})
         stack.enter_context(ray_cluster())
-        _check_room()
-        pool = subject.start_pool()
-        if pool is not None:
-            stack.callback(storage.keep_store, store)  # also after Ctrl-C
-            stack.callback(pool.close)
+        started = time.monotonic()
+        _check_room(storage)
+        watch = _Watch(subject.start_pool(), storage)
+        stack.callback(watch.close)  # also after Ctrl-C
+        resumed = run_id is not None and storage.has_any(f"{TRIALS}/experiment_state-*")
         grace = min(config.check_every, config.max_iterations)
         scheduler = make_scheduler(config.scheduler, subject.space, config.max_iterations, grace)
-        log = SweepLog(run, config.num_samples, scheduler)
+        log = SweepLog(run, config.num_samples, scheduler, resumed, watch.look)
+        stack.callback(log.close)
         cli.console.print(
             f"{config.num_samples} trials: {subject.name}, {config.scheduler}, "
             f"{config.search_name} search; all is in {config.storage}",
             soft_wrap=True,
         )
-        started = time.monotonic()
         trials, ended = run_trials(
             subject.trainable(),
             subject.space,
-            make_search(config.search_name, subject.space, config.seed),
+            make_search(config.search_name, subject.space, config.seed, config.at_once),
             scheduler,
             log,
             storage,
             config.num_samples,
-            config.at_once,
             checkpoint_every=config.check_every,
-            resume=run_id is not None and storage.has(TRIALS),
+            resume=resumed,
         )
         if not ended:
             raise KeyboardInterrupt(f"go on with --resume --storage {config.storage}")
-        seconds = time.monotonic() - started
         outcomes = [outcome(trial, log) for trial in trials]
         result = {
             "what": config.what,
             "trials": [asdict(found) for found in outcomes],
             "finished": len(finished(outcomes)),
-            "at_once": log.at_once,
-            "seconds": seconds,
-            "train_seconds": log.train_seconds,
-            # How much longer the sweep took than training needs with so many at once.
-            "overhead": seconds * log.at_once / log.train_seconds if log.train_seconds else None,
             "mlflow_run": run.run_id,
+            **_winner(subject, trials, outcomes, storage, run),
         }
-        result |= _winner(subject, trials, outcomes, storage, run)
         runs = [log.run_of(trial) for trial in trials]
         run.note(
             f"The best of {len(runs)} trials has the score {result['best']['score']:.4f} "
             f"({subject.score}). [Compare the trials]({run.link(runs)})"
         )
-        if pool is not None:
+        seconds = time.monotonic() - started
+        result |= {
+            "at_once": log.at_once,
+            "seconds": seconds,
+            "train_seconds": log.train_seconds,
+            # How much longer the sweep took than training needs with so many at once.
+            "overhead": seconds * log.at_once / log.train_seconds if log.train_seconds else None,
+        }
+        if watch.pool is not None:
             run.data(store_source(store))
         _keep_document(
             storage,
@@ -127,6 +130,31 @@ def main(config: TuneShardConfig) -> None:
         )
         if config.json is not None:
             documents.write(config.json, result)
+
+
+class _Watch:
+    """Keeps what the pool measures, and says what it has noticed, while the sweep goes on."""
+
+    def __init__(self, pool: BenchmarkPool | None, storage: Storage) -> None:
+        self.pool, self._storage = pool, storage
+        self._notices: set[str] = set()
+
+    def look(self) -> None:
+        """Now and then."""
+        if self.pool is None:
+            return
+        self._storage.keep_store(self.pool.store)
+        for notice in self.pool.notices():
+            subject = notice.partition(":")[0]  # how much of a load is told once
+            if subject not in self._notices:
+                self._notices.add(subject)
+                cli.console.print(f"note: {notice}", markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """At the end."""
+        if self.pool is not None:
+            self.look()
+            self.pool.close()
 
 
 def _winner(
@@ -197,21 +225,36 @@ def _model_of(kept: Path, target: Path) -> Path:
     return target
 
 
-def _check_room() -> None:
-    """UserError if the cluster has no room for a trial, which Tune would wait for."""
+def _check_room(storage: Storage) -> None:
+    """UserError if Tune would wait for ever, or if a node cannot keep its trials' checkpoints."""
     cpus = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
     if cpus < CPUS_PER_TRIAL:
         raise UserError(f"a trial takes a CPU, the Ray cluster has {cpus:g}: add nodes")
+    if not storage.is_local:
+        return
+    document = f"{storage.root}/{_DOCUMENT}"
+    without = []
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"] and node["Resources"].get("CPU", 0) >= CPUS_PER_TRIAL:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            look = ray.remote(num_cpus=0)(os.path.exists)
+            if not ray.get(look.options(scheduling_strategy=there).remote(document)):
+                without.append(node["NodeManagerHostname"])
+    if without:
+        raise UserError(
+            f"--storage {storage.uri}: {', '.join(without)} cannot see it: name a path that all "
+            "nodes share, or an object store"
+        )
 
 
 def _store(config: TuneShardConfig, storage: Storage) -> Path:
     """The store on this machine, with what the storage has of it."""
-    if config.store is not None:
-        if config.what == "cost-model":
-            MeasurementStore(config.store, must_exist=True).close()
+    if config.what == "cost-model":
+        assert config.store is not None
+        MeasurementStore(config.store, must_exist=True).close()
         return config.store
     where = Path(storage.root) if storage.is_local else Path("runs").resolve()
-    store = where / "costs.db"
+    store = config.store or where / "costs.db"
     if config.reward != "estimated":
         storage.fetch_store(store)
         MeasurementStore(store).close()  # one that cannot be used is told before work starts
@@ -246,8 +289,8 @@ def _resumed(
         storage=config.storage,
         json=config.json or before.json,
         mlflow_uri=config.mlflow_uri or before.mlflow_uri,
-        at_once=config.at_once or before.at_once,
     )
+    changed.check()
     return changed, run_id, document.get("result")
 
 

@@ -1,18 +1,27 @@
 """Runs come whole to MLflow: a sweep's, on a server with PostgreSQL; a plain file."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 from servers import mlflow_server
-from trainings import SWEPT, Training, check_complete, check_tested, run_sweep
+from trainings import (
+    SWEPT,
+    TINY,
+    Training,
+    check_complete,
+    check_tested,
+    run_sweep,
+    train_at_once,
+)
 
 _ITERATIONS = 80
 pytestmark = pytest.mark.timeout(600)  # a fifth of it, unless others use the machine too
 
 
-def test_a_sweep_of_four_trials_at_once_on_a_server_with_postgres(
+def test_four_trials_at_once_and_a_training_on_a_server_with_postgres(
     cluster: Any, postgres: str, tmp_path: Path
 ) -> None:
     artifacts = tmp_path / "artifacts"
@@ -23,7 +32,10 @@ def test_a_sweep_of_four_trials_at_once_on_a_server_with_postgres(
             swept = SWEPT.replace("--check-every 1", "--check-every 40")
             # Long enough for all four to have started when the first one ends.
             options = f"{swept} --search random --num-samples 4 --max-iterations {_ITERATIONS}"
-            told = run_sweep(options, tmp_path, uri)
+            with ThreadPoolExecutor() as beside:  # other users log at the same time
+                training = beside.submit(train_at_once, tmp_path, uri, [f"{TINY} --games 8"])
+                told = run_sweep(options, tmp_path, uri)
+                check_all(uri, training.result(), tmp_path)
             check_trials(MlflowClient(uri), told, tmp_path)
     finally:
         cluster.remove_node(more)
@@ -59,7 +71,7 @@ def check_all(uri: str, trainings: list[Training], folder: Path) -> None:
     client = MlflowClient(uri)
     experiment = client.get_experiment_by_name("autoshard")
     assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id])
+    runs = client.search_runs([experiment.experiment_id], "tags.kind = 'ppo_shard'")
     assert {run.info.run_id for run in runs} == {training.run_id for training in trainings}
     for training in trainings:
         run = next(run for run in runs if run.info.run_id == training.run_id)

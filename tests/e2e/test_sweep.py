@@ -19,9 +19,8 @@ from sharders import load_policy
 
 SWEEP = (
     "--tables synthetic:80:1:small --num-tables 10 --num-devices 2 --games 32 --check-tasks 2 "
-    "--check-every 2 --batch-size 512 --memory-fill 0.1-0.6 --scheduler none --search random"
+    "--check-every 2 --batch-size 512 --memory-fill 0.1-0.6"
 )
-_SETTLED_SECONDS = 2.0  # Tune notes twice a second who has finished
 
 
 def trials_of(uri: str) -> dict[str, Any]:
@@ -44,27 +43,32 @@ def test_a_sweep_that_is_killed_goes_on(cluster: object, tmp_path: Path) -> None
     options = f"{SWEEP} --num-samples 4 --max-iterations 8 --storage sweep --json sweep.json"
     sweep = Watched("tune_shard.py", options, tmp_path)
     sweep.wait_for("2 of 4 trials")
-    time.sleep(_SETTLED_SECONDS)
+    states = tmp_path / "sweep" / "trials"
+    while not any(f.read_text().count("TERMINATED") >= 2 for f in states.glob("experiment_st*")):
+        assert sweep.process.poll() is None, sweep.log.read_text()
+        time.sleep(0.05)
     sweep.kill()
     before = trials_of(uri)
     finished = {name for name, (run, _) in before.items() if run.info.status == "FINISHED"}
-    assert len(finished) == 2
+    assert len(finished) >= 2
     run("tune_shard.py", "--resume --storage sweep", tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
     assert [trial["status"] for trial in told["trials"]] == ["finished"] * 4
-    assert [trial["iterations"] for trial in told["trials"]] == [8] * 4
+    iterations = {trial["mlflow_run"]: trial["iterations"] for trial in told["trials"]}
     after = trials_of(uri)
     assert len(after) == 4
+    repeated = 0
     for name, (found, steps) in after.items():
         assert found.info.status == "FINISHED"
-        assert sorted(set(steps)) == list(range(1, 9))
-        if name in finished:  # it was not trained again
-            assert steps == list(range(1, 9))
-            assert found.info.end_time == before[name][0].info.end_time
+        assert sorted(set(steps)) == list(range(1, iterations[found.info.run_id] + 1))
+        if name in finished and found.info.end_time != before[name][0].info.end_time:
+            repeated += 1
+    assert len(finished) - repeated >= 2  # all that Tune had noted; that takes half a second
 
 
 def test_ctrl_c_and_crashed_trials(cluster: object, tmp_path: Path) -> None:
-    options = f"{SWEEP} --num-samples 2 --max-iterations 60 --storage sweep --json sweep.json"
+    unhurried = "--scheduler none --search random --num-samples 2 --max-iterations 60"
+    options = f"{SWEEP} {unhurried} --storage sweep --json sweep.json"
     sweep = Watched("tune_shard.py", options, tmp_path)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     wait_for_iterations(sweep, uri, 3)
@@ -73,6 +77,7 @@ def test_ctrl_c_and_crashed_trials(cluster: object, tmp_path: Path) -> None:
     sweep.process.send_signal(signal.SIGINT)
     assert "interrupted: go on with --resume --storage sweep" in sweep.end(code=130)
     assert not (tmp_path / "sweep.json").exists()
+    assert {found.info.status for found, _ in trials_of(uri).values()} == {"KILLED"}
     run("tune_shard.py", "--resume --storage sweep", tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
     assert [trial["iterations"] for trial in told["trials"]] == [60, 60]

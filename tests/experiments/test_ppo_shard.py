@@ -103,6 +103,32 @@ def test_ppo_learns_from_scratch_what_balances(
     assert sum(maxima[-3:]) / 3 - 1 < 0.6 * (maxima[0] - 1)
 
 
+def test_what_goes_on_from_a_checkpoint_has_its_own_learning_rate(
+    cluster: object, model: Any, many_tables: tuple[EmbeddingTable, ...], tmp_path: Path
+) -> None:
+    """Population based training goes on from another trial's checkpoint with other rates."""
+    deals = RandomDeals((4, 4), (2, 2), (0.1, 0.1))
+    setting = Setting(model, many_tables, 1024, deals, NegativeMaximum(), EstimatedRewards)
+    trainers = [
+        Trainer(setting, Hyperparameters(learning_rate=rate), games=8, num_env_runners=0, seed=0)
+        for rate in (1e-3, 5e-4)
+    ]
+    trainers[0].iterate()
+    trainers[0].save(tmp_path)
+    trainers[1].restore(tmp_path)
+    for _ in range(2):
+        (rates,) = trainers[1].algorithm.learner_group.foreach_learner(learning_rates)
+        assert rates.get() == {5e-4}
+        trainers[1].iterate()
+    for trainer in trainers:
+        trainer.stop()
+
+
+def learning_rates(learner: Any) -> set[float]:
+    optimizers = learner.get_optimizers_for_module()
+    return {group["lr"] for _, optimizer in optimizers for group in optimizer.param_groups}
+
+
 def test_lost_actors_end_nothing(cluster: object, tmp_path: Path) -> None:
     options = "--num-env-runners 1 --measured-share 0.3 --iterations 10 --out run --json r.json"
     training = Watched("ppo_shard.py", f"{TINY} {options}", tmp_path)
@@ -186,6 +212,16 @@ def test_env_runners_that_would_never_start_are_refused(cluster: object, tmp_pat
     with pytest.raises(UserError, match="ended before its first checkpoint"):
         RunFolder(tmp_path / "run").read()
     RunFolder(tmp_path / "run").begin(force=False)
+
+
+def test_a_run_in_a_storage_is_not_replaced_unasked(tmp_path: Path) -> None:
+    kept = tmp_path / "shared" / "run"
+    kept.mkdir(parents=True)
+    (kept / "training.json").write_text("{}")
+    config = replace(PPOShardConfig(), storage=str(tmp_path / "shared"), out=tmp_path / "run")
+    with pytest.raises(UserError, match="shared/run: holds a training run: go on with --resume"):
+        main(config)
+    assert (kept / "training.json").read_text() == "{}"
 
 
 def test_a_run_is_not_replaced_unasked(trained: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +72,10 @@ def test_a_sweep_has_a_winner_that_serves(swept: Path) -> None:
     assert policy.trained["hyper"]["learning_rate"] == hyper.learning_rate
     options = "--tables synthetic:80:1:small --num-devices 2 --memory-gb 1 --out plan.json"
     run("shard.py", f"{options} --policy sweep/winner", swept)
+    shutil.copytree(swept / "sweep" / "winner", swept / "more")
+    done = run("ppo_shard.py", "--resume --out more --iterations 5 --json more.json", swept)
+    assert "going on after iteration 4" in done.stdout
+    assert json.loads((swept / "more.json").read_text())["iterations"] == 5
 
 
 def test_trials_are_runs_under_the_sweeps(swept: Path) -> None:
@@ -146,12 +151,19 @@ def test_cost_models_are_swept_too(cluster: object, tmp_path: Path) -> None:
     with MeasurementStore(tmp_path / "costs.db") as store:
         store.put(some)
     options = "--what cost-model --store costs.db --num-samples 2 --search random --scheduler none"
-    run("tune_shard.py", f"{options} --storage sweep --json sweep.json", tmp_path)
+    run("tune_shard.py", f"{options} --at-once 1 --storage sweep --json sweep.json", tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
+    assert told["at_once"] == 1
+    assert told["overhead"] > 1
     assert all(0 < trial["score"] < 0.1 for trial in told["trials"])
     assert 0 < told["test"]["test/winner.median_error"] < 0.1
     assert load_model(tmp_path / "sweep" / "winner" / "cost_model").provenance.num_shards > 200
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    for trial in runs_of(tmp_path, "trial"):
+        curve = client.get_metric_history(trial.info.run_id, "validation_error")
+        assert len(curve) > 2
+        assert min(point.value for point in curve) == pytest.approx(trial.data.metrics["score"])
+        assert "tables" not in trial.data.tags
     version = client.get_model_version_by_alias("autoshard-cost-model", "winner")
     assert {"model.json", "model.safetensors"} == {
         Path(item.path).name
@@ -183,7 +195,7 @@ def test_a_point_is_a_command_line() -> None:
 
 
 def test_the_search_draws_within_the_space_and_first_the_defaults() -> None:
-    search = make_search("optuna", POLICY_SPACE, seed=0)
+    search = make_search("optuna", POLICY_SPACE, seed=0, at_once=None)
     assert isinstance(search, OptunaSearch)
     drawn = [search.suggest(f"t{n}") for n in range(30)]
     assert drawn[0] == default_point(POLICY_SPACE)
@@ -215,6 +227,8 @@ def test_what_asha_has_decided_survives_a_resume() -> None:
     [
         ({"num_samples": 0}, "--num-samples must be at least 1"),
         ({"at_once": 0}, "--at-once must be at least 1"),
+        ({"seed": -1}, "--seed must lie between 0 and 4294967295, got -1"),
+        ({"seed": 2**32}, "--seed must lie between 0 and 4294967295"),
         ({"scheduler": "pbt", "search": "optuna"}, "--scheduler pbt changes hyperparameters"),
         ({"what": "cost-model"}, "--what cost-model learns from a store: name it with --store"),
         ({"what": "cost-model", "store": Path("no.db")}, "no.db: does not exist"),
