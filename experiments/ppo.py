@@ -231,9 +231,10 @@ def _make(setting: "ray.ObjectRef[Setting]", context: dict[str, Any]) -> Shardin
 
 
 def _set_learning_rate(learner: Any, rate: float) -> None:
-    for _, optimizer in learner.get_optimizers_for_module():
-        for group in optimizer.param_groups:
-            group["lr"] = rate
+    for module in learner.module.keys():  # noqa: SIM118 - RLlib's container is no mapping
+        for _, optimizer in learner.get_optimizers_for_module(module):
+            for group in optimizer.param_groups:
+                group["lr"] = rate
 
 
 def tell(algorithm: Algorithm, model: CostModel) -> None:

@@ -125,7 +125,8 @@ def test_what_goes_on_from_a_checkpoint_has_its_own_learning_rate(
 
 
 def learning_rates(learner: Any) -> set[float]:
-    optimizers = learner.get_optimizers_for_module()
+    (module,) = learner.module.keys()
+    optimizers = learner.get_optimizers_for_module(module)
     return {group["lr"] for _, optimizer in optimizers for group in optimizer.param_groups}
 
 
