@@ -9,12 +9,12 @@ from workload import documents
 
 
 def sweep_figures(folder: Path) -> list[Figure]:
-    """A sweep of eight trials, one on each CPU at a time, estimated costs."""
+    """A sweep of a dozen trials with ASHA and Optuna, from Ray's start to the winner's test."""
     told = folder / "sweep.json"
     tune_shard.main(
         TuneShardConfig(
-            num_samples=8,
-            max_iterations=15,
+            num_samples=12,
+            max_iterations=30,
             tables="synthetic:400:1:small",
             storage=str(folder / "sweep"),
             json=told,

@@ -26,7 +26,7 @@ from benchmark.devices import first_line
 from experiments import cli
 from experiments.tracking import TrackedRun
 from experiments.training_report import curves
-from experiments.trials import CURVES, SCORE, SECONDS
+from experiments.trials import CURVES, SCORE, SECONDS, SPENT
 from workload import UserError
 
 _OFTEN_SECONDS = 60.0
@@ -99,7 +99,7 @@ class SweepLog(Callback):
         """Called by Tune after each iteration of a trial."""
         if "seconds" not in result:  # it had nothing left to do
             return
-        self.train_seconds += result["seconds"]
+        self.train_seconds += result[SPENT]
         figures = curves({name: value for name, value in result.items() if name in _told(result)})
         figures[SCORE] = result[SCORE]
         if isinstance(self._scheduler, PopulationBasedTraining):  # which changes them on the way
@@ -187,7 +187,7 @@ def log_checkpoint(run: TrackedRun, checkpoint: Checkpoint, place: Path) -> None
 def _told(result: dict[str, Any]) -> set[str]:
     """Names in a result that are ours, not Tune's own."""
     tunes = {"pid", "timestamp", "training_iteration", "iteration", "iterations_since_restore"}
-    tunes |= {SCORE, SECONDS}
+    tunes |= {SCORE, SECONDS, SPENT}
     return {
         name
         for name, value in result.items()

@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from workload import EmbeddingTable
 from workload.parts import Part
 
 SCORE = "score"  # what sweeps make small
-SECONDS = "train_seconds"  # that a trial has trained, without starts and checkpoints
+SECONDS = "train_seconds"  # of a trial's iterations so far
+SPENT = "spent"  # seconds of this step: what the same training would take without a sweep
 CURVES = "curves"  # of a trial that trains in one go: steps, and figures at each
 _WORK = "work"
 
@@ -59,10 +61,11 @@ class PolicyTrial(Trainable):
 
     def step(self) -> dict[str, Any]:
         """One iteration; the first also puts out the policy that training starts from."""
-        if self._training is None:
-            self._training = self._start(begun=0)
-            self._training.begin()
-        training = self._training
+        fresh = self._training is None
+        training = self._training = self._training or self._start(begun=0)
+        started = time.monotonic()
+        if fresh:
+            training.begin()
         # Killed between its last checkpoint and Tune's note of it, a trial has nothing left to do.
         figures = {} if training.done else training.step()
         progress = training.progress
@@ -70,6 +73,7 @@ class PolicyTrial(Trainable):
             **figures,
             SCORE: progress.last_check,
             SECONDS: progress.seconds,
+            SPENT: time.monotonic() - started,
             "iteration": progress.iteration,
             "done": training.done,
         }
@@ -141,6 +145,7 @@ class CostModelTrial(Trainable):
         return {
             SCORE: min(curves.errors),
             SECONDS: curves.seconds,
+            SPENT: curves.seconds,
             "seconds": curves.seconds,
             "iteration": 1,
             CURVES: {
