@@ -81,6 +81,14 @@ class MeasurementStore:
     def __len__(self) -> int:
         return int(self._db.execute("SELECT COUNT(*) FROM measurements").fetchone()[0])
 
+    def revision(self) -> tuple[int, int]:
+        """Another one whenever something was put in."""
+        with self._telling():
+            last = "SELECT COALESCE(MAX(id), 0) FROM "
+            (measured,) = self._db.execute(f"{last} measurements").fetchone()
+            (exchanged,) = self._db.execute(f"{last} exchanges").fetchone()
+        return int(measured), int(exchanged)
+
     # --- measurements ---------------------------------------------------------------------------
 
     def put(self, measurements: Iterable[Measurement]) -> None:

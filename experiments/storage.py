@@ -25,6 +25,8 @@ class Storage:
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
+        self._seen: dict[Path, str] = {}  # versions of Parquet files that stores have in them
+        self._kept: dict[Path, tuple[int, int]] = {}  # revisions of stores that were kept last
         try:
             self.filesystem, root = fsspec.core.url_to_fs(uri)
             self.root = str(root).rstrip("/")
@@ -109,17 +111,24 @@ class Storage:
     def keep_store(self, store: Path) -> None:
         """Copy a store of measurements here as Parquet, with what others have brought since."""
         self.fetch_store(store)
+        parquet = f"{store.stem}.parquet"
         with tempfile.TemporaryDirectory() as place, MeasurementStore(store) as found:
-            export_parquet(found, Path(place) / f"{store.stem}.parquet")
-            for file in Path(place).iterdir():
+            revision = found.revision()
+            if self._kept.get(store) == revision and self.has(parquet):
+                return
+            export_parquet(found, Path(place) / parquet)
+            for file in sorted(Path(place).iterdir()):
                 self.keep(file)
+        self._kept[store] = revision
+        self._seen[store] = self._version(parquet)
 
     def fetch_store(self, store: Path) -> int:
         """Bring what was measured elsewhere into a local store; returns how many were new."""
         parquet = f"{store.stem}.parquet"
         here = self._names()
-        if parquet not in here:
+        if parquet not in here or self._version(parquet) == self._seen.get(store):
             return 0
+        self._seen[store] = self._version(parquet)
         with tempfile.TemporaryDirectory() as place:
             for name in (parquet, exchanges_path(parquet).name):
                 if name in here:
@@ -132,6 +141,10 @@ class Storage:
     def is_local(self) -> bool:
         """True for a path of this machine's file system, shared or not."""
         return "file" in _protocols(self.filesystem)
+
+    def _version(self, name: str) -> str:
+        """Another one when a file has changed."""
+        return str(self._do(self.filesystem.ukey, f"{self.root}/{name}"))
 
     def _names(self) -> set[str]:
         """All files here."""

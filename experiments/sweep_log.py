@@ -41,7 +41,7 @@ class SweepLog(Callback):
         scheduler: whose decisions are kept with Tune's state, for Tune itself keeps only what the
             search has learned.
         resumed: the sweep is to go on from Tune's state.
-        often: called every minute, and when a trial ends.
+        often: called every minute.
     """
 
     def __init__(
@@ -121,7 +121,6 @@ class SweepLog(Callback):
                 with tempfile.TemporaryDirectory() as place:
                     log_checkpoint(run, trial.checkpoint, Path(place))
             run.end()
-            self._often()
         except Exception as error:  # which Tune would take for the trial's own, and train it again
             cli.console.print(f"note: trial {trial.trial_id}: {first_line(error)}", markup=False)
         self._open.pop(trial.trial_id, None)

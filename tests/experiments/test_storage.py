@@ -91,8 +91,14 @@ def test_stores_of_two_machines_become_one(uri: str, tmp_path: Path) -> None:
     with MeasurementStore(ours) as store:
         assert len(store) == 50
     assert storage.fetch_store(ours) == 0
+    assert Storage(uri).fetch_store(ours) == 0
+    # What one keeps does not lose what the other has brought since.
+    storage.keep_store(ours)
+    Storage(uri).keep_store(theirs)
+    with MeasurementStore(theirs) as store:
+        assert len(store) == 50
     storage.keep_folder(tmp_path / "a", last="", without="*.db*")  # which takes no store away
-    assert storage.fetch_store(tmp_path / "c" / "costs.db") == 30
+    assert storage.fetch_store(tmp_path / "c" / "costs.db") == 50
 
 
 @pytest.mark.parametrize(
