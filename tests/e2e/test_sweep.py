@@ -127,11 +127,12 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.stop()
 
 
-def test_a_sweep_and_a_training_in_an_object_store(tmp_path: Path, bucket: str) -> None:
-    """Trials run in actors, so the cluster must know the store: Ray is started by the command."""
+def test_a_sweep_and_a_training_in_an_object_store(
+    cluster: object, tmp_path: Path, bucket: str
+) -> None:
     options = f"{SWEEP} --num-samples 2 --max-iterations 2 --storage {bucket}/sweep"
-    own = {"RAY_ADDRESS": "local"}
-    done = run("tune_shard.py", options, tmp_path, **own)
+    # Trials run in actors, which must know the store: Ray is started by the command.
+    done = run("tune_shard.py", options, tmp_path, RAY_ADDRESS="local")
     assert f"the winner is in {bucket}/sweep/winner" in done.stdout
     assert Storage(f"{bucket}/sweep/winner").fetch_folder(tmp_path / "winner")
     assert load_policy(tmp_path / "winner").trained["tables"] == "synthetic:80:1:small"
@@ -140,11 +141,11 @@ def test_a_sweep_and_a_training_in_an_object_store(tmp_path: Path, bucket: str) 
         "--check-every 1 --batch-size 512 --memory-fill 0.1-0.6"
     )
     where = f"--storage {bucket}/runs"
-    run("ppo_shard.py", f"{tiny} --iterations 1 --out here/mine {where}", tmp_path, **own)
+    run("ppo_shard.py", f"{tiny} --iterations 1 --out here/mine {where}", tmp_path)
     # The machine is lost, another goes on; MLflow is where it was.
     (tmp_path / "here").rename(tmp_path / "lost")
     more = f"--resume --iterations 2 --out there/mine {where} --json told.json"
-    done = run("ppo_shard.py", more, tmp_path, **own)
+    done = run("ppo_shard.py", more, tmp_path)
     assert "going on after iteration 1" in done.stdout
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["iterations"] == 2

@@ -58,9 +58,9 @@ def test_actors_land_where_they_should_and_nodes_may_go(
 ) -> None:
     trainer = workers(num_cpus=2, resources={"trainer": 1})
     gpu = workers(num_cpus=0, resources={"benchmark": 1})
-    options = "--num-env-runners 4 --measured-share 0.5 --iterations 14 --out run --json told.json"
+    options = "--num-env-runners 4 --measured-share 0.3 --iterations 10 --out run --json told.json"
     training = Watched("ppo_shard.py", f"{TINY} {options}", tmp_path)
-    training.wait_for(r"\n +2/14")
+    training.wait_for(r"\n +2/10")
     assert set(alive("DeviceProcess")) == {gpu.node_id}
     runners = set(alive("EnvRunner"))
     assert trainer.node_id in runners
@@ -69,9 +69,9 @@ def test_actors_land_where_they_should_and_nodes_may_go(
     training.wait_for(r"env runner .* was lost and is replaced")
     training.end()
     told = json.loads((tmp_path / "told.json").read_text())
-    assert told["iterations"] == 14
+    assert told["iterations"] == 10
     with MeasurementStore(tmp_path / "run" / "costs.db") as store:
-        assert len(store) >= 10
+        assert len(store) >= 5
 
 
 @pytest.mark.timeout(500)
