@@ -159,8 +159,8 @@ def test_mlflow_holds_all_of_it(estimated: tuple[Path, str]) -> None:
     assert found.data.tags["kind"] == "compare"
     assert found.data.params["num_tables"] == "12"
     score = figures_of(folder)["sharders"]["autoshard"]
-    assert found.data.metrics["autoshard.max_ms_mean"] == pytest.approx(score["max_ms_mean"])
-    assert found.data.metrics["autoshard.oom"] == 0
+    assert found.data.metrics["max_ms_mean/autoshard"] == pytest.approx(score["max_ms_mean"])
+    assert found.data.metrics["oom/autoshard"] == 0
 
     def names(within: str | None = None) -> set[str]:
         return {entry.path for entry in client.list_artifacts(found.info.run_id, within)}
