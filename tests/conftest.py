@@ -89,3 +89,28 @@ def model(
 def oracle(model: CostModel) -> EstimatedCosts:
     """What it estimates in batches of 1,024."""
     return EstimatedCosts(model, 1024)
+
+
+@pytest.fixture(scope="session")
+def object_store() -> Iterator[str]:
+    """The address of an object store; one for the session, for fsspec remembers where it is."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(object_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of an empty folder in a bucket, which commands that a test runs reach too."""
+    import boto3
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", object_store)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "us-east-1")
+    name = tmp_path.name.replace("_", "-").lower()
+    boto3.client("s3").create_bucket(Bucket=name)
+    return f"s3://{name}/team"

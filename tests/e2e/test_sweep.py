@@ -4,14 +4,11 @@ import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from commands import Watched, run
 from mlflow import MlflowClient
-from moto.server import ThreadedMotoServer
 from ray._private.state import actors
 
 from experiments.storage import Storage
@@ -109,22 +106,6 @@ def wait_for_iterations(sweep: Watched, uri: str, count: int) -> None:
         trials = trials_of(uri)
         if len(trials) == 2 and all(max(steps, default=0) >= count for _, steps in trials.values()):
             return
-
-
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of an empty bucket of an object store on this machine."""
-    import boto3
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
-        monkeypatch.setenv(name, "us-east-1")
-    boto3.client("s3").create_bucket(Bucket="sweeps")
-    yield "s3://sweeps/team"
-    server.stop()
 
 
 def test_a_sweep_and_a_training_in_an_object_store(

@@ -1,42 +1,15 @@
 """Folders, shared paths and object stores (a real S3 protocol, served on this machine)."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from benchmark import MeasurementStore, import_parquet
 from experiments.storage import Storage
 from workload import UserError
 
 SHIPPED = Path(__file__).parents[2] / "cost_model" / "pretrained" / "cpu.parquet"
-
-
-@pytest.fixture(scope="module")
-def object_store() -> Iterator[Any]:
-    """A client of an object store; one for the module, for fsspec remembers where it is."""
-    import boto3
-
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
-            patch.setenv(name, "us-east-1")
-        yield boto3.client("s3")
-    server.stop()
-
-
-@pytest.fixture
-def bucket(object_store: Any, tmp_path: Path) -> str:
-    """The address of an empty folder in a bucket."""
-    name = tmp_path.name.replace("_", "-").lower()
-    object_store.create_bucket(Bucket=name)
-    return f"s3://{name}/team"
 
 
 @pytest.fixture(params=["folder", "object store"])
