@@ -69,8 +69,8 @@ def main(config: DemoConfig) -> None:
         )
         cli.console.rule("4. measure its plans beside those of heuristics", align="left")
         cli.console.print(
-            f"plans and pictures will be in {config.out / 'plans'}/; browse all runs with: mlflow "
-            f"ui --backend-store-uri {uri}",
+            f"plans and pictures will be in {config.out / 'plans'}/; browse all runs with: make "
+            f"mlflow STORE={uri}",
             soft_wrap=True,
         )
         compare.main(
