@@ -47,3 +47,8 @@ def _exit_code(main: Callable[[Config], None], config: Config) -> int:
 def say_error(line: str) -> None:
     """One line to standard error, as it is."""
     error_console.print(line, markup=False)
+
+
+def reason_of(error: BaseException) -> str:
+    """What an error of a library says, in one line that fits ours."""
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -3,7 +3,6 @@
 
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from benchmark import MeasurementStore
@@ -15,6 +14,7 @@ from experiments.loading import oracle_for
 from experiments.ppo_config import PPOShardConfig
 from experiments.ppo_training import Training, parts_of
 from experiments.run_folder import RunFolder
+from experiments.settings import settled
 from experiments.storage import Storage
 from experiments.training_report import TrainingReport
 from workload import documents, load_tables
@@ -32,7 +32,7 @@ def main(config: PPOShardConfig) -> None:
         config = _resumed(config, settings)
         resumed = (progress, checkpoint, current)
     else:
-        config = _settled(config)
+        config = settled(replace(config, out=config.out.resolve()))
     config.check()
     tables = load_tables(config.tables)
     parts = parts_of(config.tables, tables)
@@ -80,19 +80,6 @@ def main(config: PPOShardConfig) -> None:
         f"with shard.py --policy {config.out}",
         soft_wrap=True,
     )
-
-
-def _settled(config: PPOShardConfig) -> PPOShardConfig:
-    """The same wherever it is gone on with: paths are absolute."""
-    there = {
-        name: str(Path(value).resolve())
-        for name, value in (("tables", config.tables), ("cost_model", config.cost_model))
-        if Path(value).exists()
-    }
-    out = config.out.resolve()
-    store = None if config.store is None else config.store.resolve()
-    uri = tracking.absolute_uri(config.mlflow_uri)
-    return replace(config, out=out, store=store, mlflow_uri=uri, **there)  # type: ignore[arg-type]
 
 
 def _resumed(config: PPOShardConfig, settings: dict[str, Any]) -> PPOShardConfig:

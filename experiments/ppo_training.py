@@ -3,10 +3,9 @@
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -27,6 +26,7 @@ from experiments.policy_check import PolicyCheck, draw_tasks, unseen_tables
 from experiments.ppo import CPUS_PER_ENV_RUNNER, Setting, Trainer
 from experiments.ppo_config import PPOShardConfig
 from experiments.run_folder import COST_MODEL, Progress, RunFolder
+from experiments.settings import as_json
 from sharders import Policy, load_policy, save_policy
 from workload import EmbeddingTable, ShardingTask, UserError
 from workload.parts import Part, tables_by_part
@@ -199,21 +199,14 @@ class Training:
 
     def _policy(self, number: int) -> Policy:
         trained = {
-            **{name: value for name, value in self.settings().items() if name in _TOLD},
+            **{name: value for name, value in as_json(self.config).items() if name in _TOLD},
             "iterations": number,
             "hardware": self.model.provenance.hardware,
         }
         return Policy(self._trainer.network, self.config.max_devices, trained)
 
     def _save(self) -> None:
-        self.folder.save(self.settings(), self.progress, self._trainer.save, self.model)
-
-    def settings(self) -> dict[str, Any]:
-        """The configuration as JSON has it."""
-        return {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in asdict(self.config).items()
-        }
+        self.folder.save(as_json(self.config), self.progress, self._trainer.save, self.model)
 
 
 def parts_of(named: str, tables: Sequence[EmbeddingTable]) -> dict[Part, list[EmbeddingTable]]:

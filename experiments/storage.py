@@ -12,6 +12,7 @@ import fsspec
 
 from benchmark import MeasurementStore, export_parquet, import_parquet
 from benchmark.parquet import exchanges_path
+from experiments.cli import reason_of
 from workload import UserError, documents
 
 _OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
@@ -40,7 +41,7 @@ class Storage:
         except ImportError as error:
             raise UserError(f"--storage {uri}: {error}") from error
         except Exception as error:  # each object store has errors of its own
-            raise UserError(f"--storage {uri}: cannot be written: {_reason(error)}") from error
+            raise UserError(f"--storage {uri}: cannot be written: {reason_of(error)}") from error
 
     def within(self, name: str) -> "Storage":
         """A folder of that name in it."""
@@ -156,13 +157,9 @@ class Storage:
         try:
             return action(*arguments, **options)
         except Exception as error:  # each object store has errors of its own
-            raise UserError(f"{self.uri}: {_reason(error)}") from error
+            raise UserError(f"{self.uri}: {reason_of(error)}") from error
 
 
 def _protocols(filesystem: Any) -> tuple[str, ...]:
     found = filesystem.protocol
     return (found,) if isinstance(found, str) else tuple(found)
-
-
-def _reason(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -22,7 +22,6 @@ from experiments.tune_config import TuneShardConfig
 from sharders import HEURISTICS, load_policy
 from workload import load_tables
 
-POLICIES = "autoshard-policy"
 _TEST_TASKS = 32
 _TEST_SEED = 1000  # no check's
 
@@ -58,7 +57,7 @@ class PolicySubject:
     """Policies: the mean slowest device on held-out tasks, over the best heuristic's."""
 
     score = "max cost over the best heuristic's"
-    registered_as = POLICIES
+    registered_as = tracking.POLICIES
 
     def __init__(self, config: TuneShardConfig, store: Path) -> None:
         self._training = config.training()
@@ -119,7 +118,7 @@ class CostModelSubject:
     name = "cost model"
     score = "validation error"
     space: Sequence[Dimension] = COST_MODEL_SPACE
-    registered_as = "autoshard-cost-model"
+    registered_as = tracking.COST_MODELS
 
     def __init__(self, config: TuneShardConfig, store: Path) -> None:
         data = read_costs((store,), Selection())

@@ -29,12 +29,14 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from benchmark import PlanCost
+from experiments.cli import reason_of
 from experiments.data_sources import DataSource, short_name
 from experiments.outputs import check_file
 from workload import ShardingPlan, UserError
 
 DEFAULT_URI = "sqlite:///mlflow.db"
 EXPERIMENT = "autoshard"
+POLICIES, COST_MODELS = "autoshard-policy", "autoshard-cost-model"  # in the registry
 _ANSWER_SECONDS = 5.0
 # Options that say where results go, not what a run is: noise where runs are compared.
 _HOUSEKEEPING = frozenset(("out", "json", "store", "storage", "resume", "force", "mlflow_uri"))
@@ -123,7 +125,7 @@ class TrackedRun:
         try:
             log(self.run_id, str(path), folder)
         except (requests.RequestException, OSError) as error:  # of a server, or a full disk
-            raise UserError(f"MLflow does not take {path.name}: {_first_line(error)}") from error
+            raise UserError(f"MLflow does not take {path.name}: {reason_of(error)}") from error
 
     def plan(self, name: str, plan: ShardingPlan, cost: PlanCost) -> None:
         """Log a plan as JSON and as a picture of what each device would cost, under `plans/`."""
@@ -217,13 +219,13 @@ def tracked_run(
     except (
         MlflowException, SQLAlchemyError, OSError, ValueError, ImportError, UserError,
     ) as error:  # fmt: skip
-        raise UserError(f"MLflow cannot be used at {where}: {_first_line(error)}") from error
+        raise UserError(f"MLflow cannot be used at {where}: {reason_of(error)}") from error
     try:
         yield run
     except MlflowException as error:
         _end(run, "FAILED")
         raise UserError(
-            f"MLflow at {where} does not take more: {_first_line(error)} What was made is kept"
+            f"MLflow at {where} does not take more: {reason_of(error)} What was made is kept"
         ) from error
     except KeyboardInterrupt:
         _end(run, "KILLED")
@@ -385,7 +387,3 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def _not_inherited(tag: str) -> bool:
     """True for what says who a run is, not what it is about."""
     return tag in ("mlflow.runName", "mlflow.note.content", "mlflow.parentRunId")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -40,7 +40,7 @@ from experiments.proposing import Proposer
 from workload import UserError, documents
 from workload.operators import Optimizer, Weights
 
-REGISTERED_AS = "autoshard-cost-model"
+REGISTERED_AS = tracking.COST_MODELS
 
 
 @dataclass(frozen=True)

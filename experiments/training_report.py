@@ -10,6 +10,7 @@ from rich.table import Table
 from benchmark import MeasurementStore
 from cost_model import EstimatedCosts
 from experiments import cli
+from experiments.notices import Notices
 from experiments.policy_check import PolicyCheck, best_heuristic, best_of_each, relative
 from experiments.ppo_training import Training
 from experiments.run_folder import COST_MODEL
@@ -54,7 +55,7 @@ class TrainingReport:
     def __init__(self, training: Training, run: TrackedRun) -> None:
         self._training, self._run = training, run
         self._lines: list[dict[str, float]] = []
-        self._notices: set[str] = set()
+        self._notices = Notices()
         self._began = time.time()
 
     def introduce(self, teaching: int) -> None:
@@ -98,11 +99,8 @@ class TrainingReport:
                 f"{figures['check_without_plan']:.0f} without a plan"
             )
         cli.console.print(line, soft_wrap=True)
-        for notice in pool.notices() if pool is not None else []:
-            subject = notice.partition(":")[0]  # how much of a load is told once
-            if subject not in self._notices:
-                self._notices.add(subject)
-                cli.console.print(f"note: {notice}", markup=False, soft_wrap=True)
+        if pool is not None:
+            self._notices.tell(pool)
 
     def test(self) -> dict[str, Any]:
         """The policy that was put out against the heuristics, on test tables; the run's result."""

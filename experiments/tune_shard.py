@@ -19,7 +19,10 @@ from benchmark import BenchmarkPool, MeasurementStore
 from experiments import cli, tracking
 from experiments.data_sources import store_source
 from experiments.joining import ray_cluster
+from experiments.notices import Notices
+from experiments.run_folder import RunFolder
 from experiments.search_space import command_line, default_point
+from experiments.settings import as_json, settled
 from experiments.storage import Storage
 from experiments.sweep import (
     CPUS_PER_TRIAL,
@@ -32,7 +35,7 @@ from experiments.sweep import (
 )
 from experiments.sweep_log import SweepLog
 from experiments.sweep_report import draw_trials, finished, print_best
-from experiments.sweep_subjects import POLICIES, Subject, subject_of
+from experiments.sweep_subjects import Subject, subject_of
 from experiments.tune_config import TuneShardConfig
 from workload import UserError, documents
 
@@ -44,7 +47,7 @@ _DOCUMENT = "sweep.json"
 def main(config: TuneShardConfig) -> None:
     """Begin a sweep or take one up, run its trials, test and register the winner."""
     if not config.resume:
-        config = _settled(config)
+        config = settled(config)
         config.check()
     storage = Storage(config.storage)
     run_id = None
@@ -72,7 +75,7 @@ def main(config: TuneShardConfig) -> None:
             run.data(*subject.data)
             for old in (TRIALS, "winner", "trials.png"):  # of a sweep that is replaced
                 storage.remove(old)
-            _keep_document(storage, {"settings": _json(config), "mlflow_run": run.run_id})
+            _keep_document(storage, {"settings": as_json(config), "mlflow_run": run.run_id})
         stack.enter_context(ray_cluster())
         started = time.monotonic()
         _check_room(storage)
@@ -126,7 +129,7 @@ def main(config: TuneShardConfig) -> None:
             run.data(store_source(store))
         _keep_document(
             storage,
-            {"settings": _json(config), "mlflow_run": run.run_id, "result": result},
+            {"settings": as_json(config), "mlflow_run": run.run_id, "result": result},
         )
         if config.json is not None:
             documents.write(config.json, result)
@@ -137,23 +140,18 @@ class _Watch:
 
     def __init__(self, pool: BenchmarkPool | None, storage: Storage) -> None:
         self.pool, self._storage = pool, storage
-        self._notices: set[str] = set()
+        self._notices = Notices()
 
     def look(self) -> None:
         """Now and then."""
-        if self.pool is None:
-            return
-        self._storage.keep_store(self.pool.store)
-        for notice in self.pool.notices():
-            subject = notice.partition(":")[0]  # how much of a load is told once
-            if subject not in self._notices:
-                self._notices.add(subject)
-                cli.console.print(f"note: {notice}", markup=False, soft_wrap=True)
+        if self.pool is not None:
+            self._storage.keep_store(self.pool.store)
+            self._notices.tell(self.pool)
 
     def close(self) -> None:
         """At the end."""
+        self.look()
         if self.pool is not None:
-            self.look()
             self.pool.close()
 
 
@@ -184,14 +182,14 @@ def _winner(
         draw_trials(outcomes, subject.space, subject.score, picture)
         run.artifact(picture)
         storage.keep(picture)
-        storage.within("winner").keep_folder(kept["winner"], last="training.json", without="*.db*")
+        RunFolder(kept["winner"]).mirror(storage.within("winner"))
         registered = {**subject.tags, "score": f"{best.score:.4f}", "trial": best.trial_id}
         model = _model_of(kept["winner"], place / "model")
         version = run.register(model, subject.registered_as, registered, ALIAS)
     print_best(outcomes, subject.space)
     for name, value in sorted(figures.items(), key=lambda pair: pair[1]):
         cli.console.print(f"  {name:<32} {value:.4f}")
-    if subject.registered_as == POLICIES:
+    if subject.registered_as == tracking.POLICIES:
         options = " ".join(command_line(best.values))
         cli.console.print(f"train with them: ppo_shard.py {options}", soft_wrap=True)
     cli.console.print(
@@ -261,18 +259,6 @@ def _store(config: TuneShardConfig, storage: Storage) -> Path:
     return store
 
 
-def _settled(config: TuneShardConfig) -> TuneShardConfig:
-    """The same wherever it is gone on with: paths are absolute."""
-    there = {
-        name: str(Path(value).resolve())
-        for name, value in (("tables", config.tables), ("cost_model", config.cost_model))
-        if Path(value).exists()
-    }
-    store = None if config.store is None else config.store.resolve()
-    uri = tracking.absolute_uri(config.mlflow_uri)
-    return replace(config, store=store, mlflow_uri=uri, **there)  # type: ignore[arg-type]
-
-
 def _resumed(
     config: TuneShardConfig, storage: Storage
 ) -> tuple[TuneShardConfig, str, dict[str, Any] | None]:
@@ -299,13 +285,6 @@ def _keep_document(storage: Storage, body: dict[str, Any]) -> None:
         file = Path(folder) / _DOCUMENT
         documents.write(file, SWEEP_SCHEMA.stamp(body))
         storage.keep(file)
-
-
-def _json(config: TuneShardConfig) -> dict[str, Any]:
-    return {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in asdict(config).items()
-    }
 
 
 if __name__ == "__main__":
