@@ -1,6 +1,7 @@
 """A Ray cluster of three nodes on this machine; one plays the GPU worker by a custom resource."""
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_actors_land_where_they_should_and_nodes_may_go(
 ) -> None:
     trainer = workers(num_cpus=2, resources={"trainer": 1})
     gpu = workers(num_cpus=0, resources={"benchmark": 1})
-    options = "--num-env-runners 4 --measured-share 0.3 --iterations 10 --out run --json told.json"
+    options = "--num-env-runners 4 --measured-share 0.3 --iterations 1000 --out run"
     training = Watched("ppo_shard.py", f"{TINY} {options}", tmp_path)
     training.wait_for(r"\n +2/10")
     assert set(alive("DeviceProcess")) == {gpu.node_id}
@@ -66,10 +67,11 @@ def test_actors_land_where_they_should_and_nodes_may_go(
     assert trainer.node_id in runners
     assert gpu.node_id not in runners
     cluster.remove_node(trainer, allow_graceful=False)
-    training.wait_for(r"env runner .* was lost and is replaced")
-    training.end()
-    told = json.loads((tmp_path / "told.json").read_text())
-    assert told["iterations"] == 10
+    # Ray takes half a minute to hold a node for dead; the env runners left play on meanwhile.
+    training.wait_for(r"env runner .* was lost and is replaced(?s:.*) \d+/1000(?s:.*) \d+/1000")
+    assert trainer.node_id not in alive("EnvRunner")
+    training.process.send_signal(signal.SIGINT)
+    training.end(code=130)
     with MeasurementStore(tmp_path / "run" / "costs.db") as store:
         assert len(store) >= 5
 
