@@ -11,7 +11,6 @@ from benchmark import Exchange
 from cost_model.ensemble import Ensemble
 from cost_model.training import (
     Curves,
-    Progress,
     TrainOptions,
     fit,
     member_shares,
@@ -122,7 +121,7 @@ def rank_inputs(dims: Sequence[int], batch_size: int, devices: int) -> Tensor:
 
 
 def train_communication(
-    exchanges: Sequence[Exchange], options: TrainOptions, progress: Progress | None = None
+    exchanges: Sequence[Exchange], options: TrainOptions, seed: int
 ) -> tuple[CommCostModel, Curves]:
     """The model that learned from measured all-to-alls; a fifth of them stops it, a fifth tests."""
     if len(exchanges) < FEWEST_EXCHANGES:
@@ -135,16 +134,13 @@ def train_communication(
     (inputs, costs), (other_inputs, other_costs) = _tensors(learned), _tensors(held_out)
     scale = torch.stack([inputs.mean(0), inputs.std(0).clamp_min(0.05)])
     start = costs.mean(0)
-    fresh = Ensemble.fresh(
-        lambda: RankNetwork(scale[0], scale[1], start), options.members, options.seed
-    )
-    shares = member_shares(len(inputs), options.members, options.seed)
+    fresh = Ensemble.fresh(lambda: RankNetwork(scale[0], scale[1], start), options.members, seed)
+    shares = member_shares(len(inputs), options.members, seed)
     ensemble, curves = fit(
         fresh,
         lambda learner: relative_loss(learner("", inputs), costs, shares),
         lambda learner: relative_error(learner("", other_inputs), other_costs),
         options,
-        progress,
     )
     most_devices = max(exchange.key.devices for exchange in exchanges)
     return CommCostModel(ensemble, scale, most_devices), curves

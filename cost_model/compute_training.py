@@ -13,7 +13,7 @@ from cost_model.compute import ComputeCostModel, Uncertainty
 from cost_model.dataset import CostDataset
 from cost_model.ensemble import Ensemble
 from cost_model.inputs import Memberships, SliceRows
-from cost_model.network import DIRECTIONS, InputScale, NetworkShape, ShardNetwork
+from cost_model.network import DIRECTIONS, InputScale, ShardNetwork
 from cost_model.training import (
     Curves,
     Progress,
@@ -63,16 +63,19 @@ def train_compute(
     training: CostDataset,
     validation: CostDataset,
     options: TrainOptions,
-    shape: NetworkShape | None = None,
+    seed: int,
     progress: Progress | None = None,
 ) -> tuple[ComputeCostModel, Curves]:
-    """The model that learns from `training` and was best on `validation`, and how it learned."""
+    """The model that learns from `training` and was best on `validation`, and how it learned.
+
+    `seed`: of the first weights, and of what each member sees most of.
+    """
     examples, held_out = Examples.of(training), Examples.of(validation)
-    shape = shape or NetworkShape()
+    shape = options.shape
     scale = InputScale.of(examples.inputs)
-    fresh = Ensemble.fresh(lambda: ShardNetwork(shape, scale), options.members, options.seed)
+    fresh = Ensemble.fresh(lambda: ShardNetwork(shape, scale), options.members, seed)
     fresh = _with_prices(fresh, examples, scale)
-    shares = member_shares(len(training), options.members, options.seed)
+    shares = member_shares(len(training), options.members, seed)
     shares = shares * examples.weights
     ensemble, curves = fit(
         fresh,

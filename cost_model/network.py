@@ -42,7 +42,13 @@ _FLOOR = 1e-9
 
 @dataclass(frozen=True)
 class NetworkShape:
-    """Sizes of a network. `learned`: amounts of a table that have no name."""
+    """Sizes of a network.
+
+    Args:
+        hidden: width of the layers that see a table.
+        fusion: width of the layers that see a shard.
+        learned: amounts of a table that have no name.
+    """
 
     hidden: int = 32
     fusion: int = 32

@@ -4,13 +4,15 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from cost_model.ensemble import Ensemble, State
+from cost_model.network import NetworkShape
+from workload import UserError
 
 Progress = Callable[[], None]
 
@@ -26,7 +28,7 @@ class TrainOptions:
         weight_decay: pulls weights to zero.
         check_every: steps between two looks at the validation data.
         patience: looks without a better error before learning ends.
-        seed: of the first weights and of what each member sees most of.
+        shape: of the networks that tell what shards cost; those for all-to-alls have one size.
     """
 
     members: int = 5
@@ -35,7 +37,27 @@ class TrainOptions:
     weight_decay: float = 1e-2
     check_every: int = 25
     patience: int = 12
-    seed: int = 0
+    shape: NetworkShape = field(default_factory=NetworkShape)
+
+    def check(self) -> None:
+        """UserError unless the numbers make sense."""
+        shape = self.shape
+        least = {
+            "members": (self.members, 1),
+            "steps": (self.steps, 1),
+            "check-every": (self.check_every, 1),
+            "patience": (self.patience, 1),
+            "shape.hidden": (shape.hidden, 1),
+            "shape.fusion": (shape.fusion, 1),
+            "shape.learned": (shape.learned, 0),
+        }
+        for option, (value, fewest) in least.items():
+            if value < fewest:
+                raise UserError(f"--hyper.{option} must be at least {fewest}, got {value}")
+        if not 0 < self.learning_rate < math.inf:
+            raise UserError(f"--hyper.learning-rate must be more than 0, got {self.learning_rate}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise UserError(f"--hyper.weight-decay must be at least 0, got {self.weight_decay}")
 
 
 @dataclass(frozen=True)

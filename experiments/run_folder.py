@@ -16,6 +16,16 @@ _DOCUMENT, _CHECKPOINT, _ALGORITHM = "training.json", "checkpoint-", "algorithm"
 _PARTIAL = ".partial-"
 
 
+def model_files(folder: Path) -> list[Path]:
+    """What of a run's or a trial's folder a user of the model needs: files, and folders of them.
+
+    The policy with the cost model that it goes by, or where only that was trained, its files.
+    """
+    if (folder / "policy.json").exists():
+        return [folder / name for name in ("policy.json", "policy.safetensors", COST_MODEL)]
+    return sorted((folder / COST_MODEL).iterdir())
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a run has come: what `--resume` needs besides the checkpoint.

@@ -6,16 +6,15 @@ The published prototypes' values and ours lie inside; what was measured not to m
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from ray import tune
 
-from cost_model.network import NetworkShape
 from cost_model.training import TrainOptions
 from experiments.ppo import Hyperparameters
-from sharders.policy_network import PolicyShape
 
 Value = float | int
+Hyper = TypeVar("Hyper", Hyperparameters, TrainOptions)
 
 
 @dataclass(frozen=True)
@@ -81,8 +80,6 @@ COST_MODEL_SPACE: tuple[Dimension, ...] = (
     Choice("learned", (4, 8, 16, 32), "amounts a table is known by beyond its prices"),
 )
 
-_SHAPE = ("hidden", "encoded", "sharpness")
-
 
 def for_tune(space: Sequence[Dimension]) -> dict[str, Any]:
     """The space as Tune wants it."""
@@ -98,38 +95,31 @@ def within(space: Sequence[Dimension], values: dict[str, Value]) -> dict[str, Va
     return values
 
 
-def policy_hyperparameters(values: Mapping[str, Value]) -> Hyperparameters:
-    """Those of a point in POLICY_SPACE; the rest are the defaults."""
-    shape: dict[str, Any] = {n: value for n, value in values.items() if n in _SHAPE}
-    rest: dict[str, Any] = {name: v for name, v in values.items() if name not in _SHAPE}
-    return replace(Hyperparameters(), **rest, shape=replace(PolicyShape(), **shape))
-
-
-def cost_model_hyperparameters(
-    values: Mapping[str, Value], seed: int
-) -> tuple[TrainOptions, NetworkShape]:
-    """Those of a point in COST_MODEL_SPACE; the rest are the defaults."""
-    shape = {name: int(v) for name, v in values.items() if name in ("hidden", "learned")}
-    rest: dict[str, Any] = {name: v for name, v in values.items() if name not in shape}
-    return replace(TrainOptions(seed=seed), **rest), replace(NetworkShape(), **shape)
+def at_point(default: Hyper, values: Mapping[str, Value]) -> Hyper:
+    """The hyperparameters of a point; those that are not in its space are the default's."""
+    sizes: dict[str, Any] = {n: v for n, v in values.items() if hasattr(default.shape, n)}
+    rest: dict[str, Any] = {n: v for n, v in values.items() if n not in sizes}
+    shape: Any = replace(default.shape, **sizes)
+    return replace(default, **rest, shape=shape)
 
 
 def default_point(space: Sequence[Dimension]) -> dict[str, Value]:
     """Where the defaults lie in the space: what every sweep tries first."""
-    if space is COST_MODEL_SPACE:
-        known = vars(TrainOptions()) | vars(NetworkShape())
-    else:
-        known = vars(Hyperparameters()) | vars(PolicyShape())
-    point: dict[str, Value] = {}
-    for dimension in space:
-        point[dimension.name] = known[dimension.name]
+    default = _default(space)
+    known = vars(default) | vars(default.shape)
+    point: dict[str, Value] = {d.name: known[d.name] for d in space}
     return within(space, point)  # zero is not on a logarithmic scale
 
 
-def command_line(values: Mapping[str, Value]) -> list[str]:
-    """The options of ppo_shard.py for a point in POLICY_SPACE."""
+def command_line(space: Sequence[Dimension], values: Mapping[str, Value]) -> list[str]:
+    """The options of what trains one policy or one cost model, for a point in the space."""
+    shape = _default(space).shape
     options = []
     for name, value in values.items():
-        path = f"shape.{name}" if name in _SHAPE else name
+        path = f"shape.{name}" if hasattr(shape, name) else name
         options += [f"--hyper.{path.replace('_', '-')}", f"{value:.6g}"]
     return options
+
+
+def _default(space: Sequence[Dimension]) -> Hyperparameters | TrainOptions:
+    return TrainOptions() if space is COST_MODEL_SPACE else Hyperparameters()

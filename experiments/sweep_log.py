@@ -24,6 +24,7 @@ from ray.tune.schedulers import (
 
 from benchmark.devices import first_line
 from experiments import cli
+from experiments.run_folder import COST_MODEL, RunFolder, model_files
 from experiments.tracking import TrackedRun
 from experiments.training_report import curves
 from experiments.trials import CURVES, SCORE, SECONDS, SPENT
@@ -171,16 +172,12 @@ class SweepLog(Callback):
 
 
 def log_checkpoint(run: TrackedRun, checkpoint: Checkpoint, place: Path) -> None:
-    """Log what a trial has kept: policy and cost model as such, the rest as `checkpoint`."""
+    """Log what a trial has kept: the model, and what training a policy goes on from."""
     checkpoint.to_directory(str(place))
-    for path in sorted(place.iterdir()):
-        if path.name.startswith("checkpoint-"):
-            run.artifact(path, "checkpoint")
-        elif path.name in ("policy.json", "policy.safetensors"):
-            run.artifact(path, "policy")
-        elif path.name == "cost_model":
-            has_policy = (place / "policy.json").exists()
-            run.artifact(path, "policy/cost_model" if has_policy else "cost_model")
+    folder = RunFolder(place)
+    run.model(model_files(place), "policy" if folder.exists else COST_MODEL)
+    if folder.exists:
+        run.artifact(folder.checkpoint(), "checkpoint")
 
 
 def _told(result: dict[str, Any]) -> set[str]:

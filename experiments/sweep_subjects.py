@@ -16,6 +16,7 @@ from experiments.data_sources import DataSource, short_name, store_source, table
 from experiments.loading import oracle_for
 from experiments.policy_check import PolicyCheck, best_of_each, relative
 from experiments.ppo_training import check_hardware, parts_of, tasks_of
+from experiments.run_folder import COST_MODEL
 from experiments.search_space import COST_MODEL_SPACE, POLICY_SPACE, Dimension
 from experiments.trials import CostModelTask, CostModelTrial, PolicyTask, PolicyTrial
 from experiments.tune_config import TuneShardConfig
@@ -30,12 +31,14 @@ class Subject(Protocol):
     """What trials train, and how their winner is tested.
 
     `score`: what the score is, for people. `registered_as`: the winner in MLflow's registry.
+    `script`: trains one with the winner's hyperparameters.
     """
 
     name: str
     score: str
     space: Sequence[Dimension]
     registered_as: str
+    script: str
     parameters: dict[str, Any]
     tags: dict[str, str]
     data: Sequence[DataSource]
@@ -58,6 +61,7 @@ class PolicySubject:
 
     score = "max cost over the best heuristic's"
     registered_as = tracking.POLICIES
+    script = "ppo_shard.py"
 
     def __init__(self, config: TuneShardConfig, store: Path) -> None:
         self._training = config.training()
@@ -119,6 +123,7 @@ class CostModelSubject:
     score = "validation error"
     space: Sequence[Dimension] = COST_MODEL_SPACE
     registered_as = tracking.COST_MODELS
+    script = "train_cost_model.py"
 
     def __init__(self, config: TuneShardConfig, store: Path) -> None:
         data = read_costs((store,), Selection())
@@ -141,7 +146,7 @@ class CostModelSubject:
         """Each model's errors and its order of shards, on test tables."""
         figures: dict[str, float] = {}
         for name, folder in kept.items():
-            model = load_model(folder / "cost_model")
+            model = load_model(folder / COST_MODEL)
             found = evaluate(model.compute, self._parts["train"], self._parts["test"]).score
             figures |= {f"test/{name}.{field}": value for field, value in vars(found).items()}
         return figures

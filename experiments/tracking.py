@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,11 @@ class TrackedRun:
             log(self.run_id, str(path), folder)
         except (requests.RequestException, OSError) as error:  # of a server, or a full disk
             raise UserError(f"MLflow does not take {path.name}: {reason_of(error)}") from error
+
+    def model(self, files: Iterable[Path], name: str) -> None:
+        """Log files, and folders of files, as the folder of a model."""
+        for path in files:
+            self.artifact(path, f"{name}/{path.name}" if path.is_dir() else name)
 
     def plan(self, name: str, plan: ShardingPlan, cost: PlanCost) -> None:
         """Log a plan as JSON and as a picture of what each device would cost, under `plans/`."""

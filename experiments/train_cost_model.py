@@ -4,7 +4,7 @@
 import tempfile
 import warnings
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,8 @@ class TrainConfig:
     """The same."""
     hardware: str | None = None
     """Which of the store's hardware, if it holds several."""
+    hyper: TrainOptions = field(default_factory=TrainOptions)
+    """How to learn; tune_shard.py --what cost-model looks for good ones."""
     seed: int = 0
     """Of the networks' first weights, and of what is drawn."""
     force: bool = False
@@ -91,6 +93,7 @@ def main(config: TrainConfig) -> None:
         raise UserError(f"--seed must be at least 0, got {config.seed}")
     if config.budget_shards < config.rounds:
         raise UserError(f"--budget-shards {config.budget_shards} is less than one a round")
+    config.hyper.check()
     data = _read(config)
     name = f"cost model {config.out.name}"
     with tracking.tracked_run("train_cost_model", name, asdict(config), config.mlflow_uri) as run:
@@ -162,16 +165,17 @@ def _trained(
 
 def _train(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
     parts = split(data)
-    options = TrainOptions(seed=config.seed)
     cli.console.print(
         f"training on {len(parts['train'])} shards, stopped by {len(parts['validation'])}, "
         f"tested by {len(parts['test'])} of other tables"
     )
-    with following(options.steps, "steps") as step:
-        compute, curves = train_compute(parts["train"], parts["validation"], options, progress=step)
+    with following(config.hyper.steps, "steps") as step:
+        compute, curves = train_compute(
+            parts["train"], parts["validation"], config.hyper, config.seed, step
+        )
     communication = None
     if len(data.exchanges) >= FEWEST_EXCHANGES:
-        communication, _ = train_communication(data.exchanges, options)
+        communication, _ = train_communication(data.exchanges, config.hyper, config.seed)
     else:
         cli.console.print(
             f"note: {len(data.exchanges)} all-to-alls teach nothing of communication, "

@@ -13,7 +13,7 @@ from experiments import cli
 from experiments.notices import Notices
 from experiments.policy_check import PolicyCheck, best_heuristic, best_of_each, relative
 from experiments.ppo_training import Training
-from experiments.run_folder import COST_MODEL
+from experiments.run_folder import model_files
 from experiments.tracking import TrackedRun
 from sharders import load_policy
 
@@ -127,9 +127,7 @@ class TrainingReport:
             plan = plans[name][0]
             if plan is not None:
                 self._run.plan(name, plan, oracle.plan_cost(plan, tasks[0]))
-        for name in ("policy.json", "policy.safetensors"):
-            self._run.artifact(folder / name, "policy")
-        self._run.artifact(folder / COST_MODEL, f"policy/{COST_MODEL}")
+        self._run.model(model_files(folder), "policy")
         self._run.artifact(training.folder.checkpoint(), "checkpoint")
         if self._lines:
             self._run.metrics(

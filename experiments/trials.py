@@ -12,10 +12,12 @@ from ray.tune import Trainable
 
 from cost_model import CostDataset, CostModel, Provenance, save_model
 from cost_model.compute_training import train_compute
+from cost_model.training import TrainOptions
+from experiments.ppo import Hyperparameters
 from experiments.ppo_config import PPOShardConfig
 from experiments.ppo_training import Training
-from experiments.run_folder import RunFolder
-from experiments.search_space import cost_model_hyperparameters, policy_hyperparameters
+from experiments.run_folder import COST_MODEL, RunFolder
+from experiments.search_space import at_point
 from workload import EmbeddingTable
 from workload.parts import Part
 
@@ -103,7 +105,7 @@ class PolicyTrial(Trainable):
 
     def _start(self, begun: int) -> Training:
         config = replace(
-            self._task.config, hyper=policy_hyperparameters(self._values), out=self._folder
+            self._task.config, hyper=at_point(Hyperparameters(), self._values), out=self._folder
         )
         folder = RunFolder(self._folder)
         if not begun:
@@ -138,9 +140,9 @@ class CostModelTrial(Trainable):
 
     def step(self) -> dict[str, Any]:
         """All of the training."""
-        options, shape = cost_model_hyperparameters(self._values, self._task.seed)
-        parts = self._task.parts
-        compute, curves = train_compute(parts["train"], parts["validation"], options, shape)
+        options = at_point(TrainOptions(), self._values)
+        parts, seed = self._task.parts, self._task.seed
+        compute, curves = train_compute(parts["train"], parts["validation"], options, seed)
         self._model = CostModel(compute, Provenance.of(parts["train"]))
         return {
             SCORE: min(curves.errors),
@@ -159,7 +161,7 @@ class CostModelTrial(Trainable):
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """The model."""
         assert self._model is not None
-        save_model(self._model, Path(checkpoint_dir) / "cost_model")
+        save_model(self._model, Path(checkpoint_dir) / COST_MODEL)
 
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
         """A trial that has a checkpoint is done."""

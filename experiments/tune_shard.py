@@ -20,7 +20,7 @@ from experiments import cli, tracking
 from experiments.data_sources import store_source
 from experiments.joining import ray_cluster
 from experiments.notices import Notices
-from experiments.run_folder import RunFolder
+from experiments.run_folder import RunFolder, model_files
 from experiments.search_space import command_line, default_point
 from experiments.settings import as_json, settled
 from experiments.storage import Storage
@@ -184,14 +184,16 @@ def _winner(
         storage.keep(picture)
         RunFolder(kept["winner"]).mirror(storage.within("winner"))
         registered = {**subject.tags, "score": f"{best.score:.4f}", "trial": best.trial_id}
-        model = _model_of(kept["winner"], place / "model")
+        model = place / "model"
+        model.mkdir()
+        for path in model_files(kept["winner"]):
+            path.rename(model / path.name)
         version = run.register(model, subject.registered_as, registered, ALIAS)
     print_best(outcomes, subject.space)
     for name, value in sorted(figures.items(), key=lambda pair: pair[1]):
         cli.console.print(f"  {name:<32} {value:.4f}")
-    if subject.registered_as == tracking.POLICIES:
-        options = " ".join(command_line(best.values))
-        cli.console.print(f"train with them: ppo_shard.py {options}", soft_wrap=True)
+    options = " ".join(command_line(subject.space, best.values))
+    cli.console.print(f"train with them: {subject.script} {options}", soft_wrap=True)
     cli.console.print(
         f"the winner is in {storage.uri}/winner, and in MLflow as {subject.registered_as} version "
         f"{version} with the alias {ALIAS}",
@@ -211,16 +213,6 @@ def _fetch(trial: Trial, folder: Path) -> None:
     if checkpoint is None:  # a finished trial ended with one
         raise UserError(f"trial {trial.trial_id} has no checkpoint: go on with --resume")
     checkpoint.to_directory(str(folder))
-
-
-def _model_of(kept: Path, target: Path) -> Path:
-    """What of a trial's folder a user of the model needs."""
-    source = kept if (kept / "policy.json").exists() else kept / "cost_model"
-    target.mkdir()
-    for path in source.iterdir():
-        if not path.name.startswith("checkpoint-") and path.name != "training.json":
-            path.rename(target / path.name)
-    return target
 
 
 def _check_room(storage: Storage) -> None:

@@ -74,8 +74,8 @@ def formula_exchanges(tables: Sequence[EmbeddingTable], count: int) -> list[Exch
 def formula_model(parts: dict[Part, CostDataset], exchanges: Sequence[Exchange]) -> CostModel:
     """A small model of the formula: two seconds of training."""
     options = TrainOptions(members=3, steps=300)
-    compute, _ = train_compute(parts["train"], parts["validation"], options)
-    communication, _ = train_communication(exchanges, options)
+    compute, _ = train_compute(parts["train"], parts["validation"], options, seed=0)
+    communication, _ = train_communication(exchanges, options, seed=0)
     provenance = Provenance(
         HARDWARE, VERSIONS, OperatorOptions(), (512, 1024), len(parts["train"]), 2.0
     )

@@ -28,6 +28,7 @@ def deck(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> Deck:
 @pytest.fixture(scope="session")
 def other_model(model: CostModel, formula_parts: dict[Part, CostDataset]) -> CostModel:
     """One that learned less, and believes otherwise of each table."""
-    options = TrainOptions(members=3, steps=25, seed=1)
-    compute, _ = train_compute(formula_parts["train"], formula_parts["validation"], options)
+    options = TrainOptions(members=3, steps=25)
+    parts = formula_parts
+    compute, _ = train_compute(parts["train"], parts["validation"], options, seed=1)
     return CostModel(compute, model.provenance)

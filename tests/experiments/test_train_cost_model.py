@@ -12,6 +12,7 @@ from formula import formula_exchanges, measurement
 
 from benchmark import MeasurementStore, export_parquet
 from cost_model import EstimatedCosts, load_model
+from cost_model.training import TrainOptions
 from experiments import collect_costs, train_cost_model
 from experiments.train_cost_model import REGISTERED_AS, TrainConfig
 from workload import EmbeddingTable, UserError, load_tables, random_shards
@@ -164,6 +165,9 @@ def test_bad_input_is_one_line_and_changes_nothing(
         ({"json": folder}, "is a folder"),
         ({"rounds": -1}, "must be at least 0"),
         ({"seed": -1}, "--seed must be at least 0"),
+        ({"hyper": TrainOptions(members=0)}, "--hyper.members must be at least 1, got 0"),
+        ({"hyper": TrainOptions(learning_rate=0.0)}, "--hyper.learning-rate must be more than 0"),
+        ({"hyper": TrainOptions(weight_decay=-1.0)}, "--hyper.weight-decay must be at least 0"),
         ({"rounds": 5, "budget_shards": 4}, "less than one a round"),
         ({"calibrate": folder / "empty.db"}, "no cost model"),
     ):

@@ -17,14 +17,15 @@ from ray.tune.search.optuna import OptunaSearch
 
 from benchmark import MeasurementStore, import_parquet
 from cost_model import load_model
+from cost_model.training import TrainOptions
+from experiments.ppo import Hyperparameters
 from experiments.search_space import (
     COST_MODEL_SPACE,
     POLICY_SPACE,
     Choice,
+    at_point,
     command_line,
-    cost_model_hyperparameters,
     default_point,
-    policy_hyperparameters,
     within,
 )
 from experiments.sweep import make_scheduler, make_search
@@ -67,7 +68,7 @@ def test_a_sweep_has_a_winner_that_serves(swept: Path) -> None:
     assert default_point(POLICY_SPACE) in [trial["values"] for trial in told["trials"]]
     assert {"test/winner", "test/defaults", "test/size"} <= told["test"].keys()
     policy = load_policy(swept / "sweep" / "winner")
-    hyper = policy_hyperparameters(told["best"]["values"])
+    hyper = at_point(Hyperparameters(), told["best"]["values"])
     assert policy.network.shape == hyper.shape
     assert policy.trained["hyper"]["learning_rate"] == hyper.learning_rate
     options = "--tables synthetic:80:1:small --num-devices 2 --memory-gb 1 --out plan.json"
@@ -172,12 +173,11 @@ def test_cost_models_are_swept_too(cluster: object, tmp_path: Path) -> None:
 
 
 def test_the_defaults_are_points_of_the_space() -> None:
-    hyper = policy_hyperparameters(default_point(POLICY_SPACE))
+    hyper = at_point(Hyperparameters(), default_point(POLICY_SPACE))
     config = TuneShardConfig()
     assert hyper.shape == config.training().hyper.shape
     assert replace(hyper, entropy=0.0) == config.training().hyper  # its scale has no zero
-    options, shape = cost_model_hyperparameters(default_point(COST_MODEL_SPACE), seed=0)
-    assert (options.learning_rate, shape.hidden) == (5e-3, 32)
+    assert at_point(TrainOptions(), default_point(COST_MODEL_SPACE)) == TrainOptions()
     for space in (POLICY_SPACE, COST_MODEL_SPACE):
         for dimension in space:
             value = default_point(space)[dimension.name]
@@ -188,9 +188,13 @@ def test_the_defaults_are_points_of_the_space() -> None:
 
 
 def test_a_point_is_a_command_line() -> None:
-    assert command_line({"learning_rate": 0.01, "sharpness": 50, "gae_lambda": 0.9}) == [
+    point = {"learning_rate": 0.01, "sharpness": 50, "gae_lambda": 0.9}
+    assert command_line(POLICY_SPACE, point) == [
         "--hyper.learning-rate", "0.01", "--hyper.shape.sharpness", "50",
         "--hyper.gae-lambda", "0.9",
+    ]  # fmt: skip
+    assert command_line(COST_MODEL_SPACE, {"members": 8, "learned": 4}) == [
+        "--hyper.members", "8", "--hyper.shape.learned", "4",
     ]  # fmt: skip
 
 
