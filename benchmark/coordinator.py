@@ -104,6 +104,14 @@ class PoolCoordinator:
         """The devices that measure."""
         return [device.info for device in self._fleet.measuring()]
 
+    async def make(self) -> tuple[str, str]:
+        """Hardware and library versions of the devices that measure."""
+        return self._fleet.main_make
+
+    async def wish_nothing(self) -> None:
+        """Take back what was asked of the autoscaler: it would outlive the pool."""
+        self._fleet.wish(0)
+
     async def node_of_devices(self) -> dict[str, str]:
         """The Ray node that each device's actor runs on."""
         return {device.info.name: device.place.node_id for device in self._fleet.devices}

@@ -150,7 +150,7 @@ class DeviceFleet(Fleet):
         if best != self._settled:
             self._tell(
                 "GPUs joined after the pool began to measure on CPU cores, and are left aside: "
-                "shut it down, and wait for GPUs with --devices cuda"
+                "end the pool (experiments/pool.py stop) and ask for GPUs with --devices cuda"
             )
         return self._settled
 

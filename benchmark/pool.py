@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from benchmark.coordinator import PoolCoordinator
@@ -83,6 +84,12 @@ class BenchmarkPool:
             found = self._ask("devices")
         return found
 
+    def make(self) -> tuple[str, str]:
+        """Hardware and library versions of the devices that measure, as measurements name them."""
+        self.devices()
+        hardware, versions = self._ask("make")
+        return hardware, versions
+
     def _wait_for_devices(self, shards: int = 1) -> None:
         """Wait until shards can be measured; PoolError if they never can."""
         started, first = time.monotonic(), None
@@ -90,8 +97,8 @@ class BenchmarkPool:
             first = self._ask("ready", shards, time.monotonic() - started)
         if self._kind not in ("auto", first.kind):
             raise PoolError(
-                f"the cluster's pool measures on {first.kind}, not on {self._kind}: "
-                "shut it down first"
+                f"the cluster's pool measures on {first.kind}, not on {self._kind}: end it first, "
+                "with experiments/pool.py stop"
             )
 
     def check_store_is_here(self) -> None:
@@ -100,7 +107,8 @@ class BenchmarkPool:
         if there != machine_id():
             raise PoolError(
                 f"{self.store} is on {there.partition(':')[0]}, where the cluster's pool was "
-                "started, and cannot be read from here: run this there, or shut the pool down first"
+                "started, and cannot be read from here: run this there, or end the pool with "
+                "experiments/pool.py stop"
             )
 
     def close(self) -> None:
@@ -186,8 +194,7 @@ class BenchmarkPool:
 
     def shutdown(self) -> None:
         """End the pool and all its actors, for everyone."""
-        self._fleet.wish(0)  # what it has asked of the autoscaler would outlive it
-        ray.kill(self._actor)
+        end_pool(self._name)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Call the pool's actor; if it was lost, wait until it is back or start it again."""
@@ -206,6 +213,25 @@ class BenchmarkPool:
                     ) from error
                 time.sleep(_RECONNECT_SECONDS)
                 self._actor = self._find_or_start()
+
+
+def find_pool(name: str = POOL_NAME) -> Any | None:
+    """The actor of the cluster's pool; None if none runs."""
+    try:
+        return ray.get_actor(name, namespace=POOL_NAMESPACE)
+    except ValueError:
+        return None
+
+
+def end_pool(name: str = POOL_NAME) -> bool:
+    """End the cluster's pool and all its actors, for everyone; False if there is none."""
+    actor = find_pool(name)
+    if actor is None:
+        return False
+    with suppress(RayError):  # it may be lost just now
+        ray.get(actor.wish_nothing.remote(), timeout=_PATIENCE_SECONDS)
+    ray.kill(actor)
+    return True
 
 
 class MeasuredCosts:

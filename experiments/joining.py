@@ -15,8 +15,11 @@ _ANSWER_SECONDS = 5.0
 
 
 @contextmanager
-def ray_cluster() -> Iterator[None]:
-    """A connection to Ray: RAY_ADDRESS, else a cluster running here, else one of our own."""
+def ray_cluster(must_run: bool = False) -> Iterator[None]:
+    """A connection to Ray: RAY_ADDRESS, else a cluster running here, else one of our own.
+
+    `must_run`: UserError rather than a cluster of our own.
+    """
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
     if ray.is_initialized():  # whoever runs us has joined already, and stays joined
         yield
@@ -24,7 +27,11 @@ def ray_cluster() -> Iterator[None]:
     address = os.environ.get("RAY_ADDRESS", "")
     _check_reachable(address)
     try:
-        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+        ray.init(
+            "auto" if must_run and not address else None,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
     except (ConnectionError, ValueError) as error:
         where = f"RAY_ADDRESS={address}" if address else "this machine"
         reason = str(error).splitlines()[0]

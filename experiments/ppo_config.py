@@ -52,8 +52,8 @@ class PPOShardConfig:
     """Of PPO; by default 20, and with --resume as many as the run was to have."""
     games: int = 128
     """Played at once; an iteration is about one of each."""
-    num_env_runners: int = 0
-    """Processes that play beside the one that learns; 0: that one plays too."""
+    num_env_runners: int | None = None
+    """Processes that play beside the one that learns; by default that one plays too."""
     hyper: Hyperparameters = field(default_factory=Hyperparameters)
     """Of PPO and of the policy's network; tune_shard.py looks for good ones."""
     check_every: int = 5
@@ -65,7 +65,8 @@ class PPOShardConfig:
     out: Path = Path("runs/autoshard")
     """Folder of the run."""
     resume: bool = False
-    """Go on with the run in --out, with its own settings; --iterations may be more."""
+    """Go on with the run in --out, with its own settings; --iterations may be more, there may be
+    other --num-env-runners, and files may lie elsewhere."""
     force: bool = False
     """Replace the run in --out."""
     store: Path | None = None
@@ -84,7 +85,7 @@ class PPOShardConfig:
         for option in ("games", "check_every", "check_tasks", "max_devices"):
             if getattr(self, option) < 1:
                 raise UserError(f"--{option.replace('_', '-')} must be at least 1")
-        if min(self.seed, self.num_env_runners) < 0:
+        if min(self.seed, self.env_runners) < 0:
             raise UserError("--seed and --num-env-runners must be at least 0")
         if not 0 <= self.measured_share <= 1:
             raise UserError(f"--measured-share must lie between 0 and 1, got {self.measured_share}")
@@ -98,6 +99,11 @@ class PPOShardConfig:
     def most_iterations(self) -> int:
         """Of PPO, in all."""
         return _ITERATIONS if self.iterations is None else self.iterations
+
+    @property
+    def env_runners(self) -> int:
+        """Processes that play beside the one that learns."""
+        return self.num_env_runners or 0
 
     def generator(self) -> RandomDeals:
         """Who deals."""

@@ -3,37 +3,43 @@
 
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from typing import Any
+from pathlib import Path
 
 from benchmark import MeasurementStore
-from cost_model import load_model
+from cost_model import CostModel, load_model
 from experiments import cli, tracking
 from experiments.data_sources import short_name, store_source, tables_source
 from experiments.joining import ray_cluster
 from experiments.loading import oracle_for
 from experiments.ppo_config import PPOShardConfig
 from experiments.ppo_training import Training, parts_of
-from experiments.run_folder import RunFolder
-from experiments.settings import settled
+from experiments.run_folder import Progress, RunFolder
+from experiments.settings import check_once, settled, taken_up
 from experiments.storage import Storage
 from experiments.training_report import TrainingReport
 from workload import documents, load_tables
 
+Stood = tuple[Progress, Path, CostModel]  # how far a run had come: with its checkpoint and model
+
+# Of a run that is gone on with.
+MAY_CHANGE = (
+    "iterations", "num_env_runners", "tables", "cost_model", "store", "storage", "json",
+    "mlflow_uri",
+)  # fmt: skip
+
 
 def main(config: PPOShardConfig) -> None:
     """Set up or take up a run, train it to the end, test the policy."""
-    folder = RunFolder(config.out.resolve())
-    storage = None if config.storage is None else Storage(config.storage).within(folder.folder.name)
-    resumed = None
+    check_once(config)
+    config = replace(config, out=config.out.resolve())
+    folder = RunFolder(config.out)
+    resumed: Stood | None = None
     if config.resume:
-        if storage is not None:
-            folder.fetch(storage)
-        settings, progress, checkpoint, current = folder.read()
-        config = _resumed(config, settings)
-        resumed = (progress, checkpoint, current)
+        config, resumed = _resumed(config, folder)
     else:
-        config = settled(replace(config, out=config.out.resolve()))
+        config = settled(config)
     config.check()
+    storage = _storage(config)
     tables = load_tables(config.tables)
     parts = parts_of(config.tables, tables)
     base = load_model(config.cost_model)
@@ -82,19 +88,27 @@ def main(config: PPOShardConfig) -> None:
     )
 
 
-def _resumed(config: PPOShardConfig, settings: dict[str, Any]) -> PPOShardConfig:
-    """The run's own settings, with what may change."""
-    with documents.naming(config.out), documents.fields_of("training"):
-        before = PPOShardConfig.from_json(settings)
-    return replace(
-        before,
-        iterations=config.iterations or before.iterations,
-        out=config.out,
-        store=config.store or before.store,
-        storage=config.storage or before.storage,
-        json=config.json or before.json,
-        mlflow_uri=config.mlflow_uri or before.mlflow_uri,
-    )
+def _storage(config: PPOShardConfig) -> Storage | None:
+    """Where the run is kept beside its folder, if anywhere."""
+    return None if config.storage is None else Storage(config.storage).within(config.out.name)
+
+
+def _resumed(config: PPOShardConfig, folder: RunFolder) -> tuple[PPOShardConfig, Stood]:
+    """The run's own settings, with what may change; and where it stood."""
+
+    def read() -> tuple[PPOShardConfig, Stood]:
+        settings, *_ = found = folder.read()
+        with documents.naming(config.out), documents.fields_of("training"):
+            before = PPOShardConfig.from_json(settings)
+        changed = replace(taken_up(before, config, MAY_CHANGE), out=config.out)
+        return changed, found[1:]
+
+    if config.storage is None and folder.exists:
+        config = replace(config, storage=read()[0].storage)
+    storage = _storage(config)
+    if storage is not None:
+        folder.fetch(storage)  # it may have gone on elsewhere since
+    return read()
 
 
 if __name__ == "__main__":

@@ -98,7 +98,7 @@ class Training:
             Dense(goal) if isinstance(goal, NegativeMaximum) else goal,
             partial(make_source, config, store, seed),
         )
-        self._trainer = Trainer(setting, config.hyper, config.games, config.num_env_runners, seed)
+        self._trainer = Trainer(setting, config.hyper, config.games, config.env_runners, seed)
         self._check = PolicyCheck(self.tasks("validation", config.check_tasks, config.seed))
         self._run_id = run_id
         self.progress = Progress(0, run_id, math.inf, 0.0, math.inf)
@@ -106,7 +106,7 @@ class Training:
     def _refuse_the_impossible(self, base: CostModel) -> None:
         """UserError where training would wait for ever, or mix costs of unlike machines."""
         resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        asked, cpus = self.config.num_env_runners, resources.get("CPU", 0.0)
+        asked, cpus = self.config.env_runners, resources.get("CPU", 0.0)
         if asked * CPUS_PER_ENV_RUNNER > cpus:
             raise UserError(
                 f"--num-env-runners {asked} is more than the {cpus:.0f} CPUs of the Ray cluster "
@@ -242,5 +242,6 @@ def check_hardware(model: CostModel, pool: BenchmarkPool | None, named: str) -> 
     if known.partition(":")[0] != here.partition(":")[0]:
         raise UserError(
             f"the cost model {named} is of {known}, the pool measures on {here}: calibrate it "
-            "first with train_cost_model.py --calibrate"
+            "with train_cost_model.py --calibrate, or end the pool (pool.py stop) and say with "
+            "--devices what is to measure"
         )

@@ -8,7 +8,6 @@ from typing import Any
 
 from benchmark import BenchmarkPool, Measurement, MeasureSettings
 from benchmark.devices import KINDS
-from benchmark.fbgemm import library_versions
 from cost_model import CostDataset, EstimatedCosts
 from cost_model.proposals import MakeSharder, promises, worth_measuring
 from experiments import cli
@@ -61,7 +60,7 @@ class Proposer:
             kind = data.hardware.partition(":")[0]
             pool = BenchmarkPool(stores[0], kind=kind if kind in KINDS else "auto")
             stack.callback(pool.close)
-            here = (pool.devices()[0].hardware, library_versions())
+            here = pool.make()
             if here == (data.hardware, data.versions):
                 return Proposer(pool, data, seed)
             reason = (

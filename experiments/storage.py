@@ -160,6 +160,11 @@ class Storage:
             raise UserError(f"{self.uri}: {reason_of(error)}") from error
 
 
+def absolute(uri: str) -> str:
+    """The same, whatever the current folder will be."""
+    return uri if "://" in uri else str(Path(uri).expanduser().resolve())
+
+
 def _protocols(filesystem: Any) -> tuple[str, ...]:
     found = filesystem.protocol
     return (found,) if isinstance(found, str) else tuple(found)

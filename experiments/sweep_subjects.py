@@ -9,15 +9,17 @@ from typing import Any, Protocol
 from ray import tune
 
 from benchmark import BenchmarkPool
-from cost_model import EstimatedCosts, Selection, load_model, read_costs, split
+from cost_model import EstimatedCosts, Selection, load_model, read_costs, save_model, split
+from cost_model.communication import FEWEST_EXCHANGES, train_communication
 from cost_model.evaluation import evaluate
+from cost_model.training import TrainOptions
 from experiments import tracking
 from experiments.data_sources import DataSource, short_name, store_source, tables_source
 from experiments.loading import oracle_for
 from experiments.policy_check import PolicyCheck, best_of_each, relative
 from experiments.ppo_training import check_hardware, parts_of, tasks_of
 from experiments.run_folder import COST_MODEL
-from experiments.search_space import COST_MODEL_SPACE, POLICY_SPACE, Dimension
+from experiments.search_space import COST_MODEL_SPACE, POLICY_SPACE, Dimension, Value, at_point
 from experiments.trials import CostModelTask, CostModelTrial, PolicyTask, PolicyTrial
 from experiments.tune_config import TuneShardConfig
 from sharders import HEURISTICS, load_policy
@@ -48,6 +50,9 @@ class Subject(Protocol):
 
     def trainable(self) -> Any:
         """What Tune runs."""
+
+    def complete(self, winner: Path, values: Mapping[str, Value]) -> None:
+        """Add to the winner's folder what no trial trains, for it is no part of the score."""
 
     def test(self, kept: Mapping[str, Path], run: tracking.TrackedRun, /) -> dict[str, float]:
         """Figures of what trials have kept in folders, by name, on tables that nobody has seen.
@@ -96,6 +101,9 @@ class PolicySubject:
         """PPO with hyperparameters of its own."""
         return tune.with_parameters(PolicyTrial, task=self._task)
 
+    def complete(self, winner: Path, values: Mapping[str, Value]) -> None:
+        """It is whole."""
+
     def test(self, kept: Mapping[str, Path], run: tracking.TrackedRun) -> dict[str, float]:
         """Each policy's slowest device over each task's best heuristic's; `cost_fused`'s, too."""
         model, parts = self._task.model, self._task.parts
@@ -126,8 +134,8 @@ class CostModelSubject:
     script = "train_cost_model.py"
 
     def __init__(self, config: TuneShardConfig, store: Path) -> None:
-        data = read_costs((store,), Selection())
-        self._parts = split(data)
+        data = read_costs((store,), Selection(hardware=config.hardware))
+        self._parts, self._exchanges = split(data), data.exchanges
         self.tags: dict[str, str] = {"hardware": data.hardware, "versions": data.versions}
         self.data: Sequence[DataSource] = (store_source(store),)
         self._seed = config.seed
@@ -141,6 +149,15 @@ class CostModelSubject:
     def trainable(self) -> Any:
         """A training with hyperparameters of its own."""
         return tune.with_parameters(CostModelTrial, task=CostModelTask(self._parts, self._seed))
+
+    def complete(self, winner: Path, values: Mapping[str, Value]) -> None:
+        """What all-to-alls cost, if the store tells."""
+        if len(self._exchanges) >= FEWEST_EXCHANGES:
+            model = load_model(winner / COST_MODEL)
+            options = at_point(TrainOptions(), values)
+            communication, _ = train_communication(self._exchanges, options, self._seed)
+            whole = replace(model, communication=communication)
+            save_model(whole, winner / COST_MODEL, force=True)
 
     def test(self, kept: Mapping[str, Path], _run: tracking.TrackedRun) -> dict[str, float]:
         """Each model's errors and its order of shards, on test tables."""

@@ -94,6 +94,8 @@ def main(config: TrainConfig) -> None:
     if config.budget_shards < config.rounds:
         raise UserError(f"--budget-shards {config.budget_shards} is less than one a round")
     config.hyper.check()
+    if config.calibrate is not None and (config.rounds or config.hyper != TrainOptions()):
+        raise UserError("--calibrate trains nothing: leave --rounds and --hyper out")
     data = _read(config)
     name = f"cost model {config.out.name}"
     with tracking.tracked_run("train_cost_model", name, asdict(config), config.mlflow_uri) as run:

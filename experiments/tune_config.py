@@ -24,7 +24,8 @@ class TuneShardConfig:
     """
 
     what: Literal["policy", "cost-model"] = "policy"
-    """What is trained."""
+    """What is trained. A cost model learns from --store; options of tasks, games and rewards are a
+    policy's."""
     num_samples: int = 20
     """Trials."""
     max_iterations: int = 30
@@ -64,10 +65,13 @@ class TuneShardConfig:
     storage: str = "runs/sweep"
     """Folder of the sweep: a path (shared by all nodes, if trials run on several), or s3://..."""
     store: Path | None = None
-    """SQLite file of measurements on this machine; with --what cost-model the one to learn from.
-    By default costs.db in --storage, or in runs/ if that is an object store."""
+    """SQLite file of measurements on this machine; with --what cost-model the one to learn from,
+    which may be Parquet. By default costs.db in --storage, or in runs/ if that is an object
+    store."""
+    hardware: str | None = None
+    """Which of the store's hardware a cost model learns of, if it holds several."""
     resume: bool = False
-    """Go on with the sweep in --storage, with its own settings."""
+    """Go on with the sweep in --storage, with its own settings; files may lie elsewhere."""
     force: bool = False
     """Replace the sweep in --storage."""
     json: Path | None = None

@@ -22,8 +22,8 @@ from experiments.joining import ray_cluster
 from experiments.notices import Notices
 from experiments.run_folder import RunFolder, model_files
 from experiments.search_space import command_line, default_point
-from experiments.settings import as_json, settled
-from experiments.storage import Storage
+from experiments.settings import as_json, check_once, settled, taken_up
+from experiments.storage import Storage, absolute
 from experiments.sweep import (
     CPUS_PER_TRIAL,
     TRIALS,
@@ -42,10 +42,13 @@ from workload import UserError, documents
 SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 1)
 ALIAS = "winner"
 _DOCUMENT = "sweep.json"
+_MAY_CHANGE = ("tables", "cost_model", "store", "json", "mlflow_uri")  # of one gone on with
 
 
 def main(config: TuneShardConfig) -> None:
     """Begin a sweep or take one up, run its trials, test and register the winner."""
+    check_once(config)
+    config = replace(config, storage=absolute(config.storage))
     if not config.resume:
         config = settled(config)
         config.check()
@@ -177,6 +180,7 @@ def _winner(
                 kept["defaults"] = place / "defaults"
                 _fetch(by_id[found.trial_id], kept["defaults"])
         _fetch(by_id[best.trial_id], kept["winner"])
+        subject.complete(kept["winner"], best.values)
         figures = subject.test(kept, run)
         picture = place / "trials.png"
         draw_trials(outcomes, subject.space, subject.score, picture)
@@ -241,7 +245,6 @@ def _store(config: TuneShardConfig, storage: Storage) -> Path:
     """The store on this machine, with what the storage has of it."""
     if config.what == "cost-model":
         assert config.store is not None
-        MeasurementStore(config.store, must_exist=True).close()
         return config.store
     where = Path(storage.root) if storage.is_local else Path("runs").resolve()
     store = config.store or where / "costs.db"
@@ -262,12 +265,7 @@ def _resumed(
         SWEEP_SCHEMA.check(document)
         before = TuneShardConfig.from_json(document["settings"])
         run_id = str(document["mlflow_run"])
-    changed = replace(
-        before,
-        storage=config.storage,
-        json=config.json or before.json,
-        mlflow_uri=config.mlflow_uri or before.mlflow_uri,
-    )
+    changed = replace(taken_up(before, config, _MAY_CHANGE), storage=config.storage)
     changed.check()
     return changed, run_id, document.get("result")
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 import psutil
 
@@ -41,7 +42,9 @@ def run(
 
 
 class Watched:
-    """A command in a process of its own, watched line by line; all of it ends with the test."""
+    """A command in a process of its own, watched line by line; it ends with the test."""
+
+    running: ClassVar[list["Watched"]] = []
 
     def __init__(self, script: str, arguments: str, folder: Path, **changes: str) -> None:
         self.log = folder / f"{Path(script).stem}-{time.monotonic_ns()}.log"
@@ -53,6 +56,7 @@ class Watched:
                 stdout=log,
                 stderr=log,
             )
+        self.running.append(self)
 
     def wait_for(self, pattern: str) -> None:
         deadline = time.monotonic() + PATIENCE
@@ -69,6 +73,12 @@ class Watched:
         """With -9, as a machine that goes down does."""
         self.process.kill()
         self.process.wait()
+
+    @classmethod
+    def end_all(cls) -> None:
+        """Those that a test has left behind, as it does when it fails, would slow all others."""
+        while cls.running:
+            cls.running.pop().kill()
 
 
 def kill_actors(name: str, most: int | None = None) -> int:

@@ -1,11 +1,13 @@
 """One Ray cluster for the whole session: starting Ray is what tests would spend their time on."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from commands import Watched
 from formula import formula_data, formula_exchanges, formula_model
 from hypothesis import settings
 
@@ -14,10 +16,20 @@ from cost_model import CostDataset, CostModel, EstimatedCosts, split
 from workload import EmbeddingTable, synthetic_tables
 from workload.parts import Part
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C
+
 settings.register_profile("autoshard", deadline=None, max_examples=60)
 settings.load_profile("autoshard")
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_running() -> Iterator[None]:
+    """Commands that a test watches end with it, however it ends."""
+    yield
+    Watched.end_all()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])])

@@ -215,7 +215,7 @@ def test_rayjob_runs_a_command_that_there_is() -> None:
     # Env runners take the CPUs of the head and of the CPU workers that are there from the start.
     there = [groups()["head"], *[groups()["cpu-workers"]] * groups()["cpu-workers"]["replicas"]]
     cpus = sum(int(container(group)["resources"]["limits"]["cpu"]) for group in there)
-    assert config.num_env_runners < cpus
+    assert config.env_runners < cpus
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -15,8 +15,9 @@ from cost_model import load_model
 from envs import EstimatedRewards, NegativeMaximum, RandomDeals
 from experiments.ppo import Hyperparameters, Setting, Trainer
 from experiments.ppo_config import PPOShardConfig
-from experiments.ppo_shard import main
+from experiments.ppo_shard import MAY_CHANGE, main
 from experiments.run_folder import RunFolder
+from experiments.settings import as_json, settled, taken_up
 from sharders import load_policy
 from sharders.policy_network import PolicyShape
 from workload import EmbeddingTable, UserError
@@ -142,7 +143,10 @@ def test_lost_actors_end_nothing(cluster: object, tmp_path: Path) -> None:
 
 
 def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> None:
-    options = f"{TINY} --reward estimated --iterations 400 --out run --mlflow-uri sqlite:///m.db"
+    options = (
+        f"{TINY} --reward estimated --iterations 400 --out run --mlflow-uri sqlite:///m.db "
+        "--storage shared"
+    )
     training = Watched("ppo_shard.py", options, tmp_path)
     training.wait_for(r"\n +3/400")
     training.kill()
@@ -155,6 +159,8 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
     (tmp_path / "run" / "training.json").write_text(json.dumps(document))
     done = run("ppo_shard.py", "--resume --out run --json r.json", tmp_path)
     assert f"going on after iteration {reached}" in done.stdout
+    kept = json.loads((tmp_path / "shared" / "run" / "training.json").read_text())
+    assert kept["progress"]["iteration"] == reached + 2  # also where --storage was not said again
     told = result(tmp_path, "r.json")
     assert told["iterations"] == reached + 2
     assert len(told["iterations_here"]) == 2
@@ -184,6 +190,7 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
         ({"hyper": Hyperparameters(learning_rate=0.0)}, "--hyper.learning-rate must be more than"),
         ({"hyper": Hyperparameters(gae_lambda=1.5)}, "--hyper.gae-lambda must lie between 0 and 1"),
         ({"storage": "s4://x"}, "--storage s4://x: "),
+        ({"resume": True, "force": True}, "--resume goes on, --force begins anew"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -196,6 +203,21 @@ def test_bad_input_is_one_line(
         main(replace(PPOShardConfig(), **changes))
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["thesis.txt"]
+
+
+def test_files_of_a_run_may_lie_elsewhere_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tables.csv").touch()
+    began = PPOShardConfig(tables="tables.csv", games=8, num_env_runners=4, storage="kept")
+    kept = PPOShardConfig.from_json(as_json(settled(began)))
+    assert kept.tables == str(tmp_path / "tables.csv")
+    assert kept.storage == str(tmp_path / "kept")
+    (tmp_path / "moved.csv").touch()
+    asked = PPOShardConfig(tables="moved.csv", num_env_runners=0, games=64, resume=True)
+    gone_on = taken_up(kept, asked, MAY_CHANGE)
+    assert gone_on == replace(kept, tables=str(tmp_path / "moved.csv"), num_env_runners=0)
 
 
 def test_env_runners_that_would_never_start_are_refused(cluster: object, tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
         ({"hyper": TrainOptions(members=0)}, "--hyper.members must be at least 1, got 0"),
         ({"hyper": TrainOptions(learning_rate=0.0)}, "--hyper.learning-rate must be more than 0"),
         ({"hyper": TrainOptions(weight_decay=-1.0)}, "--hyper.weight-decay must be at least 0"),
+        ({"calibrate": folder / "model", "rounds": 1}, "--calibrate trains nothing: leave"),
         ({"rounds": 5, "budget_shards": 4}, "less than one a round"),
         ({"calibrate": folder / "empty.db"}, "no cost model"),
     ):

@@ -15,8 +15,8 @@ from mlflow import MlflowClient
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
-from benchmark import MeasurementStore, import_parquet
-from cost_model import load_model
+from benchmark import MeasurementStore, export_parquet, import_parquet
+from cost_model import CommCostModel, load_model
 from cost_model.training import TrainOptions
 from experiments.ppo import Hyperparameters
 from experiments.search_space import (
@@ -148,17 +148,23 @@ def test_population_based_training_measures_on_the_one_pool(
 def test_cost_models_are_swept_too(cluster: object, tmp_path: Path) -> None:
     with MeasurementStore(tmp_path / "all.db") as shipped:
         import_parquet(shipped, SHIPPED)
-        some = shipped.measurements()[:600]
+        some, exchanges = shipped.measurements()[:600], shipped.exchanges()
     with MeasurementStore(tmp_path / "costs.db") as store:
         store.put(some)
-    options = "--what cost-model --store costs.db --num-samples 2 --search random --scheduler none"
+        for exchange in exchanges:
+            store.put_exchange(exchange)
+        export_parquet(store, tmp_path / "costs.parquet")
+    options = "--what cost-model --num-samples 2 --search random --scheduler none"
+    options += " --store costs.parquet"
     run("tune_shard.py", f"{options} --at-once 1 --storage sweep --json sweep.json", tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
     assert told["at_once"] == 1
     assert told["overhead"] > 1
     assert all(0 < trial["score"] < 0.1 for trial in told["trials"])
     assert 0 < told["test"]["test/winner.median_error"] < 0.1
-    assert load_model(tmp_path / "sweep" / "winner" / "cost_model").provenance.num_shards > 200
+    winner = load_model(tmp_path / "sweep" / "winner" / "cost_model")
+    assert winner.provenance.num_shards > 200
+    assert isinstance(winner.communication, CommCostModel)
     client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
     for trial in runs_of(tmp_path, "trial"):
         curve = client.get_metric_history(trial.info.run_id, "validation_error")
@@ -242,6 +248,7 @@ def test_what_asha_has_decided_survives_a_resume() -> None:
         ({"json": Path("full")}, "full: is a folder: name a file for --json"),
         ({"cost_model": "nowhere"}, "nowhere: holds no cost model"),
         ({"storage": "s4://x"}, "--storage s4://x: "),
+        ({"resume": True, "force": True}, "--resume goes on, --force begins anew"),
     ],
 )
 def test_bad_input_is_one_line(

@@ -1,0 +1,61 @@
+#!/usr/bin/env python
+"""Look at the Ray cluster's pool of benchmark actors, or end it."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Annotated
+
+import ray
+import tyro
+
+from benchmark.pool import end_pool, find_pool
+from experiments import cli
+from experiments.joining import ray_cluster
+
+
+@dataclass(frozen=True)
+class Show:
+    """Say what the pool measures on, and what users should know of its devices."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """End the pool for everyone, and take back what it asked of the autoscaler.
+
+    Nothing that was measured is lost; whoever asks next starts another pool, with --devices of
+    their own.
+    """
+
+
+@dataclass(frozen=True)
+class PoolConfig:
+    """Look at the Ray cluster's pool of benchmark actors, or end it."""
+
+    command: (
+        Annotated[Show, tyro.conf.subcommand("show", prefix_name=False)]
+        | Annotated[Stop, tyro.conf.subcommand("stop", prefix_name=False)]
+    )
+
+
+def main(config: PoolConfig) -> None:
+    """Do what was asked for."""
+    with ray_cluster(must_run=True):
+        if isinstance(config.command, Stop):
+            ended = end_pool()
+            cli.console.print("the pool is ended" if ended else "no pool runs")
+            return
+        actor = find_pool()
+        if actor is None:
+            cli.console.print("no pool runs")
+            return
+        devices, (hardware, versions) = ray.get([actor.devices.remote(), actor.make.remote()])
+        if not devices:
+            cli.console.print("the pool holds no devices now: it starts them when it is asked")
+            return
+        cli.console.print(f"{len(devices)} devices of {hardware} with {versions}", soft_wrap=True)
+        for node, count in sorted(Counter(device.node for device in devices).items()):
+            cli.console.print(f"{count:>8} on {node}")
+
+
+if __name__ == "__main__":
+    cli.run_command(main, PoolConfig)
