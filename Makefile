@@ -38,7 +38,10 @@ bench: setup
 	$(BIN)/python experiments/bench.py
 
 mlflow: setup
-	$(BIN)/mlflow ui --backend-store-uri '$(STORE)' --port $(PORT)
+	@case '$(STORE)' in \
+	http*) echo 'the runs are on a server: open $(STORE)' ;; \
+	*) $(BIN)/mlflow ui --backend-store-uri '$(STORE)' --port $(PORT) ;; \
+	esac
 
 clean:
 	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis *.egg-info
