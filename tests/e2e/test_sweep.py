@@ -72,7 +72,7 @@ def test_ctrl_c_and_crashed_trials(cluster: object, tmp_path: Path) -> None:
     os.kill(next(iter(pids_of("ResourceTrainable"))), signal.SIGKILL)
     sweep.wait_for("crashed and goes on from its checkpoint")
     sweep.process.send_signal(signal.SIGINT)
-    assert "interrupted: go on with --resume --storage sweep" in sweep.end(code=130)
+    assert f"interrupted: go on with --resume --storage {tmp_path}/sweep" in sweep.end(code=130)
     assert not (tmp_path / "sweep.json").exists()
     assert {found.info.status for found, _ in trials_of(uri).values()} == {"KILLED"}
     run("tune_shard.py", "--resume --storage sweep", tmp_path)
