@@ -1,15 +1,20 @@
 """Commands as a user runs them: from another folder, in a process of their own."""
 
+import atexit
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
 import psutil
+from mlflow import MlflowClient
 
 PATIENCE = 240.0  # seconds
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -24,9 +29,26 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
 
 
+@cache
+def empty_mlflow() -> Path:
+    """A file with MLflow's tables, which take it seconds to make."""
+    path = Path(tempfile.mkdtemp(prefix="autoshard-mlflow-")) / "mlflow.db"
+    atexit.register(shutil.rmtree, path.parent)
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+def spare_mlflow_its_tables(arguments: str, folder: Path) -> None:
+    """Where a command would make MLflow's file in that folder, put one there."""
+    if "--mlflow-uri" not in arguments and not (folder / "mlflow.db").exists():
+        shutil.copy(empty_mlflow(), folder / "mlflow.db")
+
+
 def run(
     script: str, arguments: str, folder: Path, code: int = 0, **changes: str
 ) -> subprocess.CompletedProcess[str]:
+    if code == 0:
+        spare_mlflow_its_tables(arguments, folder)
     done = subprocess.run(
         command(script, arguments),
         cwd=folder,
@@ -48,6 +70,7 @@ class Watched:
 
     def __init__(self, script: str, arguments: str, folder: Path, **changes: str) -> None:
         self.log = folder / f"{Path(script).stem}-{time.monotonic_ns()}.log"
+        spare_mlflow_its_tables(arguments, folder)
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command(script, arguments),

@@ -64,7 +64,7 @@ def test_a_sweep_that_is_killed_goes_on(cluster: object, tmp_path: Path) -> None
 
 
 def test_ctrl_c_and_crashed_trials(cluster: object, tmp_path: Path) -> None:
-    unhurried = "--scheduler none --search random --num-samples 2 --max-iterations 60"
+    unhurried = "--scheduler none --search random --num-samples 2 --max-iterations 30"
     options = f"{SWEEP} {unhurried} --storage sweep --json sweep.json"
     sweep = Watched("tune_shard.py", options, tmp_path)
     uri = f"sqlite:///{tmp_path}/mlflow.db"
@@ -77,11 +77,11 @@ def test_ctrl_c_and_crashed_trials(cluster: object, tmp_path: Path) -> None:
     assert {found.info.status for found, _ in trials_of(uri).values()} == {"KILLED"}
     run("tune_shard.py", "--resume --storage sweep", tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
-    assert [trial["iterations"] for trial in told["trials"]] == [60, 60]
+    assert [trial["iterations"] for trial in told["trials"]] == [30, 30]
     assert sum(trial["failures"] for trial in told["trials"]) >= 1
     for found, steps in trials_of(uri).values():
         assert found.info.status == "FINISHED"
-        assert sorted(set(steps)) == list(range(1, 61))
+        assert sorted(set(steps)) == list(range(1, 31))
 
 
 def pids_of(kind: str) -> list[int]:

@@ -28,12 +28,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def store(folder: Path, cluster: object) -> Path:
-    """Sixty shards, measured for real, and a few all-to-alls."""
+    """A hundred shards, measured for real, and a few all-to-alls."""
     path = folder / "costs.db"
     collect_costs.main(
         collect_costs.CollectConfig(
             tables=TABLES,
-            num_shards=60,
+            num_shards=100,
             max_tables=8,
             num_exchanges=2,
             batch_size=128,
