@@ -19,6 +19,8 @@ from mlflow import MlflowClient
 PATIENCE = 240.0  # seconds
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
+LOGGING = ("collect_costs.py", "compare.py", "ppo_shard.py", "train_cost_model.py", "tune_shard.py")
+
 
 def command(script: str, arguments: str) -> list[str]:
     return [sys.executable, str(EXPERIMENTS / script), *arguments.split()]
@@ -38,9 +40,10 @@ def empty_mlflow() -> Path:
     return path
 
 
-def spare_mlflow_its_tables(arguments: str, folder: Path) -> None:
+def spare_mlflow_its_tables(script: str, arguments: str, folder: Path) -> None:
     """Where a command would make MLflow's file in that folder, put one there."""
-    if "--mlflow-uri" not in arguments and not (folder / "mlflow.db").exists():
+    here = script in LOGGING and "--mlflow-uri" not in arguments
+    if here and not (folder / "mlflow.db").exists():
         shutil.copy(empty_mlflow(), folder / "mlflow.db")
 
 
@@ -48,7 +51,7 @@ def run(
     script: str, arguments: str, folder: Path, code: int = 0, **changes: str
 ) -> subprocess.CompletedProcess[str]:
     if code == 0:
-        spare_mlflow_its_tables(arguments, folder)
+        spare_mlflow_its_tables(script, arguments, folder)
     done = subprocess.run(
         command(script, arguments),
         cwd=folder,
@@ -70,7 +73,7 @@ class Watched:
 
     def __init__(self, script: str, arguments: str, folder: Path, **changes: str) -> None:
         self.log = folder / f"{Path(script).stem}-{time.monotonic_ns()}.log"
-        spare_mlflow_its_tables(arguments, folder)
+        spare_mlflow_its_tables(script, arguments, folder)
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command(script, arguments),
