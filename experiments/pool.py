@@ -15,7 +15,7 @@ from experiments.joining import ray_cluster
 
 @dataclass(frozen=True)
 class Show:
-    """Say what the pool measures on, and what users should know of its devices."""
+    """Say what the pool measures on, and on which nodes."""
 
 
 @dataclass(frozen=True)
