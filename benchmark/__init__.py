@@ -8,6 +8,7 @@ plans (`measure_plan`, `price_plan`).
 from benchmark.fleet import PoolError
 from benchmark.measurement import (
     Exchange,
+    Level,
     Measurement,
     MeasurementError,
     MeasureSettings,
@@ -29,6 +30,7 @@ __all__ = [
     "BenchmarkPool",
     "DeviceCost",
     "Exchange",
+    "Level",
     "MeasureSettings",
     "MeasuredCosts",
     "Measurement",

@@ -1,5 +1,6 @@
 """What runs inside the actor on a device: it owns the device and measures on it."""
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -7,34 +8,34 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
 from benchmark import exchange, fbgemm, hardware
-from benchmark.embedding_op import EmbeddingOp, needed_bytes
+from benchmark.core_lock import DeviceBusy
+from benchmark.embedding_op import EmbeddingOp
 from benchmark.hardware import DeviceInfo
 from benchmark.measurement import (
     ExchangePart,
     Measurement,
-    MeasureSettings,
+    Order,
     RankTimes,
+    ShardFault,
     Status,
     Timing,
-    TimingOptions,
 )
-from benchmark.memory import KEPT_BYTES, keep_freed_memory, release_freed_memory
-from benchmark.reference import Reference
-from benchmark.timing import CpuStopwatch, CudaStopwatch, Stopwatch, time_operator
-from workload import Shard, UserError
+from benchmark.memory import keep_freed_memory, release_freed_memory
+from benchmark.reference import reference_operator
+from benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch, Subject
+from benchmark.timing import SubjectFault, time_by_turns
+from workload import UserError
 
 _LOCK_PATIENCE_S = 2.0
-
-
-class DeviceBusy(Exception):  # noqa: N818 - a state of affairs, not an error
-    """Another pool on this machine is measuring on the same core."""
+# Of a core's memory, what its actor may keep beside shards: of freed pages, and for the flush.
+_KEPT_SHARE, _FLUSH_SHARE = 16, 16
 
 
 class DeviceBenchmark:
@@ -52,6 +53,7 @@ class DeviceBenchmark:
         kind: hardware.Kind = "cuda" if core is None else "cpu"
         if core is None:
             self._torch_device = torch.device("cuda", 0)
+            self._kept_bytes = 0
             memory_bytes = torch.cuda.get_device_properties(0).total_memory
             self._watch: Stopwatch = CudaStopwatch(self._torch_device)
             fingerprint = hardware.cuda_fingerprint()
@@ -59,12 +61,14 @@ class DeviceBenchmark:
             self._torch_device = torch.device("cpu")
             os.sched_setaffinity(0, {core})
             torch.set_num_threads(1)
-            keep_freed_memory()
-            self._watch = CpuStopwatch(core, reference=Reference())
+            _at_usual_priority()
+            self._kept_bytes = memory_bytes // _KEPT_SHARE
+            keep_freed_memory(self._kept_bytes)
+            cache_bytes = min(hardware.last_level_cache_bytes(core), memory_bytes // _FLUSH_SHARE)
+            self._watch = CpuStopwatch(core, cache_bytes, reference_operator())
             fingerprint = hardware.cpu_fingerprint()
         self._info = DeviceInfo(name, kind, socket.gethostname(), fingerprint, memory_bytes)
         self._versions = fbgemm.library_versions()
-        self._watch.quiet_ms()  # taken now, for later the clock of a time limit runs
         gc.collect()
         gc.freeze()  # later collections look at a shard's own objects only: 1 ms instead of 130
 
@@ -76,27 +80,24 @@ class DeviceBenchmark:
         """The most main memory that this process has ever taken."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
-    def measure(
-        self,
-        shard: Shard,
-        settings: MeasureSettings,
-        timing: TimingOptions,
-        quiet_ms: float | None = None,
-    ) -> Measurement:
-        """Measure a shard, or say why it was refused. DeviceBusy if the core is taken.
+    def measure(self, orders: Sequence[Order]) -> list[Measurement]:
+        """Measure shards by turns, or say why one was refused. DeviceBusy if the core is taken.
 
-        `quiet_ms`: what the reference takes where the costs are told; by default here, in quiet.
+        ShardFault if an operator fails: then this process must not measure on.
         """
         with self._claimed():
-            needed, free = needed_bytes(shard, settings), self._free_bytes()
-            if needed > free:
-                reason = f"needs {needed:,} bytes, {self._info.name} has {free:,}"
-                return self._answer(shard, settings, "refused", reason=reason)
-            try:
-                taken = self._time(shard, settings, timing, quiet_ms)
-            except UserError as error:  # the shard's own fault, such as a trace that is not here
-                return self._answer(shard, settings, "failed", reason=str(error))
-            return self._answer(shard, settings, "ok", taken)
+            answers: dict[int, Measurement] = {}
+            waiting = list(range(len(orders)))
+            while waiting:
+                together = self._that_fit(orders, waiting)
+                waiting = waiting[len(together) :]
+                answers.update(self._by_turns(orders, together))
+            return [answers[number] for number in range(len(orders))]
+
+    def check_free(self) -> None:
+        """DeviceBusy if the core is taken."""
+        with self._claimed():
+            pass
 
     def open_meeting_point(self) -> tuple[str, int]:
         """Host and port where the ranks of the next all-to-all find each other."""
@@ -108,24 +109,53 @@ class DeviceBenchmark:
         with self._claimed():
             return exchange.run_ranks(part, self._torch_device)
 
-    def _time(
-        self,
-        shard: Shard,
-        settings: MeasureSettings,
-        timing: TimingOptions,
-        quiet_ms: float | None,
-    ) -> Timing:
-        level = quiet_ms or self._watch.quiet_ms()
-        op = EmbeddingOp(shard, settings, self._torch_device)
+    def _that_fit(self, orders: Sequence[Order], waiting: Sequence[int]) -> list[int]:
+        """The first of those that wait, as many as fit into the memory at once; at least one."""
+        free, taken, chosen = self._free_bytes(), 0, 0
+        for number in waiting:
+            taken += orders[number].settings.needed_bytes(orders[number].shard)
+            if taken > free and chosen:
+                break
+            chosen += 1
+        return list(waiting[:chosen])
+
+    def _by_turns(self, orders: Sequence[Order], numbers: Sequence[int]) -> dict[int, Measurement]:
+        """Measure these orders, all at once in memory."""
+        answers: dict[int, Measurement] = {}
+        operators: dict[int, EmbeddingOp] = {}
+        free = self._free_bytes()
+        for number in numbers:
+            shard, settings, _ = orders[number]
+            needed = settings.needed_bytes(shard)
+            if needed > free:
+                reason = f"needs {needed:,} bytes, {self._info.name} has {free:,}"
+                answers[number] = self._answer(orders[number], "refused", reason=reason)
+                continue
+            try:
+                operators[number] = EmbeddingOp(shard, settings, self._torch_device)
+            except UserError as error:  # the shard's own fault, such as a trace that is not here
+                answers[number] = self._answer(orders[number], "failed", reason=str(error))
+        numbered = list(operators)
         try:
-            return time_operator(op.forward, op.gradient, self._watch, timing, level)
+            timings = time_by_turns(
+                [Subject(op.forward, op.gradient) for op in operators.values()],
+                self._watch,
+                [orders[number].timing for number in numbered],
+            )
+        except SubjectFault as fault:
+            raise ShardFault(numbered[fault.number], fault.reason) from fault
         finally:
-            del op
+            operators.clear()
             gc.collect()  # modules are cycles: free their weights before the next shard's
-            if needed_bytes(shard, settings) > KEPT_BYTES:
+            if sum(orders[n].settings.needed_bytes(orders[n].shard) for n in numbers) > (
+                self._kept_bytes
+            ):
                 release_freed_memory()
             if self._info.kind == "cuda":
                 torch.cuda.empty_cache()
+        for number, timing in zip(numbered, timings, strict=True):
+            answers[number] = self._answer(orders[number], "ok", timing)
+        return answers
 
     def _free_bytes(self) -> int:
         if self._info.kind == "cpu":
@@ -133,16 +163,11 @@ class DeviceBenchmark:
         return int(torch.cuda.mem_get_info(self._torch_device)[0])
 
     def _answer(
-        self,
-        shard: Shard,
-        settings: MeasureSettings,
-        status: Status,
-        timing: Timing | None = None,
-        reason: str = "",
+        self, order: Order, status: Status, timing: Timing | None = None, reason: str = ""
     ) -> Measurement:
         return Measurement(
-            shard=shard,
-            settings=settings,
+            shard=order.shard,
+            settings=order.settings,
             hardware=self._info.hardware,
             versions=self._versions,
             status=status,
@@ -172,3 +197,9 @@ class DeviceBenchmark:
                         raise DeviceBusy(f"core {self._core} of {self._info.node}") from None
                     time.sleep(0.01)
             yield
+
+
+def _at_usual_priority() -> None:
+    """Ray starts its workers at a low one, at which others on the core would leave next to none."""
+    with contextlib.suppress(OSError):  # not allowed: it measures as well, and takes longer
+        os.setpriority(os.PRIO_PROCESS, 0, 0)

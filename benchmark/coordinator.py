@@ -8,27 +8,31 @@ and again; one that stops asking is forgotten after a while.
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import time
 import uuid
 from collections import deque
 from collections.abc import Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
+from benchmark.core_lock import DeviceBusy
 from benchmark.devices import first_line
 from benchmark.exchanging import measure_exchange
 from benchmark.fleet import Fleet, PoolDevice, PoolError
 from benchmark.hardware import DeviceInfo, machine_id
-from benchmark.jobs import Job, JobQueue, Request
+from benchmark.jobs import MOST_BY_TURNS, Job, JobQueue, Request
 from benchmark.measurement import (
     Exchange,
     ExchangeKey,
     Measurement,
     MeasurementError,
     MeasureSettings,
+    ShardFault,
     TimingOptions,
 )
 from benchmark.store import MeasurementStore
@@ -61,8 +65,6 @@ class PoolCoordinator:
         self._requests: dict[str, Request] = {}
         self._jobs = JobQueue()
         self._free: deque[PoolDevice] = deque()  # devices that measure and have no job
-        # What the reference takes where costs are told, by hardware and versions.
-        self._quiet_ms: dict[tuple[str, str], float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._keeper: asyncio.Task[None] | None = None
         self._look_now = asyncio.Event()  # at the cluster
@@ -189,21 +191,22 @@ class PoolCoordinator:
         timing: TimingOptions,
         store_path: str,
         retry_failed: bool,
+        visits: int = 1,
     ) -> str:
-        """Take a request; its answers are handed out by `collect`."""
+        """Take a request; its answers are handed out by `collect`.
+
+        `visits`: that each shard is to have, those in the store counted.
+        """
         await self.ready(len(shards))
         self._announced = (0, 0.0)
         hardware, versions = self._fleet.main_make
         path = Path(store_path)
         store = self._open(path)
-        quiet_ms = store.quiet_ms(hardware, versions)
-        if quiet_ms is not None:
-            self._quiet_ms.setdefault((hardware, versions), quiet_ms)
-        request = Request(uuid.uuid4().hex, path, missing=len(shards))
+        request = Request(uuid.uuid4().hex, path, len(shards), visits)
         self._requests[request.name] = request
         for index, shard in enumerate(shards):
             known = store.find(shard, settings, hardware, versions)
-            if known is not None and (known.ok or not retry_failed):
+            if known is not None and (_visits(known) >= visits if known.ok else not retry_failed):
                 request.hand_out(index, known)
             else:
                 self._jobs.join(request, index, Job(shard, settings, timing))
@@ -263,53 +266,82 @@ class PoolCoordinator:
     # --- measuring ------------------------------------------------------------------------------
 
     def _deal(self) -> None:
-        """Give each device that is free a job, as long as there are any."""
+        """Give each device that is free some jobs, as long as there are any."""
         while self._free and not self._jobs.is_empty:
             device = self._free.popleft()
             device.busy = True
-            self._spawn(self._serve(device, self._jobs.take()))
+            # Towards the end fewer each, so that devices are done at about the same time.
+            share = math.ceil(self._jobs.waiting / max(1, len(self._fleet.measuring())))
+            self._spawn(self._serve(device, self._jobs.take(min(MOST_BY_TURNS, share))))
 
-    async def _serve(self, device: PoolDevice, job: Job) -> None:
-        """Have a device do a job; then both are dealt anew."""
+    async def _serve(self, device: PoolDevice, jobs: list[Job]) -> None:
+        """Have a device do jobs; then all are dealt anew."""
         try:
             async with device.exclusive:
-                answer = await self._measure(device, job)
+                answers = await self._measure(device, jobs)
         finally:
             device.busy = False
             if self._fleet.in_use(device):
                 self._free.append(device)
-        if answer is None:
-            self._jobs.put_back(job)
-        else:
-            self._jobs.finish(job)
-            self._fleet.observe(device, answer)
-            self._settle(job, answer)
+        for job, answer in zip(jobs, answers, strict=True):
+            if answer is None:
+                self._jobs.put_back(job)
+            else:
+                self._jobs.finish(job)
+                self._fleet.observe(device, answer)
+                self._settle(job, answer)
         self._deal()
 
-    async def _measure(self, device: PoolDevice, job: Job) -> Measurement | None:
-        """The answer of a device, or None if the job is to be tried again."""
-        arguments = (job.shard, job.settings, job.timing, self._quiet_ms.get(device.make))
+    async def _measure(self, device: PoolDevice, jobs: list[Job]) -> list[Measurement | None]:
+        """The answers of a device; None where a job is to be tried again."""
+        limit_s = self._time_limit_s * len(jobs)
         try:
-            return await asyncio.wait_for(device.call("measure", *arguments), self._time_limit_s)
+            answer = device.call("measure", [job.order for job in jobs])
+            found: list[Measurement | None] = await asyncio.wait_for(answer, limit_s)
         except TimeoutError:
-            reason = f"no answer within {self._time_limit_s:g} s"
+            return self._failed(device, jobs, f"no answer within {limit_s:g} s")
         except RayTaskError as error:
-            if type(error.cause).__name__ == "DeviceBusy":
-                await asyncio.sleep(_BUSY_WAIT_SECONDS)
-                return None
-            reason = first_line(error.cause)
+            if isinstance(error.cause, ShardFault):
+                return self._blame(device, jobs, error.cause.number, error.cause.reason)
+            if not isinstance(error.cause, DeviceBusy):
+                return self._failed(device, jobs, first_line(error.cause))
+            self._fleet.tell(f"{device.info.name} had to be waited for: {error.cause}")
+            await asyncio.sleep(_BUSY_WAIT_SECONDS)
+            return [None] * len(jobs)
         except RayError as error:  # the actor or its node is gone
-            if not device.alive:  # it was given up meanwhile, which is not the shard's fault
-                return None
-            job.deaths += 1
-            if job.deaths < _MOST_DEATHS:
-                self._replace(device, f"died: {first_line(error)}")
-                return None
-            reason = f"{job.deaths} benchmark actors died while measuring it"
+            return self._died(device, jobs, f"died: {first_line(error)}")
+        return found
+
+    def _died(self, device: PoolDevice, jobs: list[Job], reason: str) -> list[Measurement | None]:
+        """An actor is gone. One that was given up meanwhile is not the shards' fault."""
+        if not device.alive:
+            return [None] * len(jobs)
+        if len(jobs) == 1:
+            jobs[0].deaths += 1
+            if jobs[0].deaths < _MOST_DEATHS:
+                self._replace(device, reason)
+                return [None]
+            reason = f"{jobs[0].deaths} benchmark actors died while measuring it"
+        return self._failed(device, jobs, reason)
+
+    def _failed(self, device: PoolDevice, jobs: list[Job], reason: str) -> list[Measurement | None]:
+        """A shard is to blame; of several nobody knows which: each shall show by itself."""
+        if len(jobs) == 1:
+            return self._blame(device, jobs, 0, reason)
+        for job in jobs:
+            job.alone = True
         self._replace(device, reason)
-        return Measurement(
-            job.shard,
-            job.settings,
+        return [None] * len(jobs)
+
+    def _blame(
+        self, device: PoolDevice, jobs: list[Job], number: int, reason: str
+    ) -> list[Measurement | None]:
+        """One of the jobs failed, and its device must be replaced; the others are tried again."""
+        self._replace(device, reason)
+        answers: list[Measurement | None] = [None] * len(jobs)
+        answers[number] = Measurement(
+            jobs[number].shard,
+            jobs[number].settings,
             device.info.hardware,
             device.versions,
             "failed",
@@ -318,6 +350,7 @@ class PoolCoordinator:
             time.time(),
             reason=reason,
         )
+        return answers
 
     def _replace(self, device: PoolDevice, reason: str) -> None:
         """End an actor whose state cannot be trusted any more; another is started meanwhile."""
@@ -325,25 +358,28 @@ class PoolCoordinator:
         self._look_now.set()
 
     def _settle(self, job: Job, answer: Measurement) -> None:
-        """Keep an answer in the store of everyone who waits for it, then hand it out."""
-        kind = (answer.hardware, answer.versions)
-        if answer.timing is not None and answer.timing.quiet_ms is not None:
-            self._quiet_ms.setdefault(kind, answer.timing.quiet_ms)
-        answer = answer.told_at(self._quiet_ms.get(kind))
+        """Keep a visit in the store of everyone who waits for it; then hand out what is known."""
         told = dict.fromkeys(job.stores, answer)
         faults: dict[Path, StoreError] = {}
         for path in job.stores:
             try:
                 store = self._open(path)
-                told[path] = answer.told_at(store.quiet_ms(*kind))
                 store.put([answer])
+                known = store.find(job.shard, job.settings, answer.hardware, answer.versions)
+                told[path] = replace(known or answer, reused=False)
             except StoreError as error:
                 faults[path] = error
         for name, index in job.waiting:
             request = self._requests.get(name)
-            if request is not None:
-                request.error = faults.get(request.store, request.error)
-                request.hand_out(index, told.get(request.store, answer))
+            if request is None:
+                continue
+            known = told.get(request.store, answer)
+            fault = request.error = faults.get(request.store, request.error)
+            if known.ok and _visits(known) < request.visits and fault is None:
+                # At the end of the line, so that visits lie far apart.
+                self._jobs.join(request, index, Job(job.shard, job.settings, job.timing))
+            else:
+                request.hand_out(index, known)
 
     # --- all-to-all -----------------------------------------------------------------------------
 
@@ -361,6 +397,14 @@ class PoolCoordinator:
             self._last_used = time.monotonic()
             for device in devices:
                 await claims.enter_async_context(device.exclusive)
+            try:  # before any rank waits for one that cannot come
+                await asyncio.gather(*(device.call("check_free") for device in devices))
+            except RayTaskError as error:
+                if not isinstance(error.cause, DeviceBusy):
+                    raise
+                raise MeasurementError(
+                    f"an all-to-all among {key.ranks} ranks cannot be measured: {error.cause}"
+                ) from None
             try:
                 found = await asyncio.wait_for(
                     measure_exchange(key, devices, hardware, versions), self._time_limit_s
@@ -372,3 +416,7 @@ class PoolCoordinator:
                 raise MeasurementError(reason) from None
             store.put_exchange(found)
             return found
+
+
+def _visits(known: Measurement) -> int:
+    return 0 if known.timing is None else known.timing.visits

@@ -65,7 +65,6 @@ class DeviceFleet(Fleet):
         super().__init__()
         self._kind = kind
         self._settled: str | None = None  # what "auto" has come to, as long as devices are held
-        self._told: set[str] = set()
         self._most = most_devices
         self._reports: dict[str, NodeReport] = {}
         self._places: list[Place] = []  # known and free of actors
@@ -148,17 +147,11 @@ class DeviceFleet(Fleet):
         """The kind that measures for as long as the pool is in use: whoever asks relies on it."""
         self._settled = self._settled or best
         if best != self._settled:
-            self._tell(
+            self.tell(
                 "GPUs joined after the pool began to measure on CPU cores, and are left aside: "
                 "end the pool (experiments/pool.py stop) and ask for GPUs with --devices cuda"
             )
         return self._settled
-
-    def _tell(self, fault: str) -> None:
-        """Once, however often it is seen."""
-        if fault not in self._told:
-            self._told.add(fault)
-            self.faults.append(fault)
 
     async def _report_on(self, node_ids: Sequence[str]) -> None:
         probe = ray.remote(num_cpus=0)(this_machine)
@@ -167,7 +160,7 @@ class DeviceFleet(Fleet):
             try:
                 self._reports[node_id] = await asyncio.wait_for(answer, _REPORT_SECONDS)
             except (TimeoutError, RayError) as error:
-                self._tell(f"node {node_id[:8]} cannot be looked at: {first_line(error)}")
+                self.tell(f"node {node_id[:8]} cannot be looked at: {first_line(error)}")
 
     async def _start(self, place: Place) -> PoolDevice | None:
         actor: Any = ray.remote(num_cpus=0, num_gpus=0 if place.gpu is None else 1)(DeviceProcess)

@@ -50,9 +50,3 @@ def build_module(shard: Shard, options: OperatorOptions, device: torch.device) -
         bounds_check_mode=ops.BoundsCheckMode.NONE,
         device=device,
     )
-
-
-def needed_bytes(shard: Shard, settings: MeasureSettings) -> int:
-    """Bytes that building and running the operator takes: what must fit before it is tried."""
-    working = settings.operator.working_bytes(shard, settings.batch_size)
-    return settings.operator.shard_bytes(shard) + working

@@ -5,12 +5,11 @@ from functools import lru_cache
 from importlib import metadata
 from types import ModuleType
 
+from benchmark.measurement import TIMING_METHOD
 from workload import UserError
 
 # fbgemm's libraries link against one minor release of torch; any other fails inside the loader.
 _TORCH_OF_FBGEMM = {"1.8": "2.13", "1.7": "2.12", "1.6": "2.11"}
-# How costs are taken: raised whenever that changes what they read.
-TIMING_METHOD = 2
 _DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
 
 

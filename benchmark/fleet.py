@@ -63,6 +63,7 @@ class Fleet(ABC):
         self.devices: list[PoolDevice] = []
         self.main_make = ("", "")  # hardware and versions of most devices
         self.faults: list[str] = []
+        self._told: set[str] = set()
         self._on_change: Callable[[], None] = lambda: None
 
     @abstractmethod
@@ -89,6 +90,12 @@ class Fleet(ABC):
         """Take a device into service."""
         self.devices.append(device)
         self._changed()
+
+    def tell(self, fault: str) -> None:
+        """Have users told, once, however often it is seen."""
+        if fault not in self._told:
+            self._told.add(fault)
+            self.faults.append(fault)
 
     def drop(self, device: PoolDevice, reason: str) -> None:
         """Take a device out of service."""
@@ -119,7 +126,7 @@ class Fleet(ABC):
         """Learn from a measurement how much of a device others take."""
         if measurement.timing is not None:
             timing, step = measurement.timing, 1 - _LOAD_MEMORY
-            share = timing.disturbed / (timing.disturbed + timing.iterations)
+            share = timing.disturbed / timing.iterations
             device.foreign_load += step * (timing.foreign_load - device.foreign_load)
             device.disturbed += step * (share - device.disturbed)
 
@@ -130,12 +137,12 @@ class Fleet(ABC):
             if device.foreign_load > _HIGH_LOAD:
                 lines.append(
                     f"{device.info.name} is under foreign load: other processes take "
-                    f"{device.foreign_load:.0%} of it, costs may read high"
+                    f"{device.foreign_load:.0%} of it, so measuring takes longer"
                 )
             elif device.disturbed > _HIGH_DISTURBANCE:
                 lines.append(
-                    f"{device.info.name} is disturbed: {device.disturbed:.0%} of its iterations "
-                    "were slowed down by others and had to be repeated"
+                    f"{device.info.name} is disturbed: others took much of the time of "
+                    f"{device.disturbed:.0%} of its iterations"
                 )
             if not self.in_use(device):
                 lines.append(

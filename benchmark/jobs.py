@@ -1,6 +1,6 @@
 """What clients of the pool wait for: their requests, and the jobs that answer them.
 
-A job is one shard to be measured. Whoever asks for a shard that is waited for already joins its
+A job is one shard to be visited once. Whoever asks for a shard that is waited for already joins its
 job, so a shard that several ask for at once is measured once.
 """
 
@@ -10,11 +10,15 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmark.measurement import Measurement, MeasureSettings, TimingOptions
+from benchmark.measurement import Measurement, MeasureSettings, Order, TimingOptions
 from benchmark.store_file import StoreError
 from workload import Shard
 
 JobKey = tuple[str, MeasureSettings]
+
+# Shards that a device measures by turns. What is done once a round (a flush) is a small part of it
+# by then; with more, answers only come later.
+MOST_BY_TURNS = 8
 
 
 @dataclass
@@ -24,6 +28,7 @@ class Request:
     name: str
     store: Path
     missing: int
+    visits: int = 1  # that each shard is to have
     answers: list[tuple[int, Measurement]] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
@@ -50,11 +55,17 @@ class Job:
     waiting: list[tuple[str, int]] = field(default_factory=list)
     stores: set[Path] = field(default_factory=set)
     deaths: int = 0
+    alone: bool = False  # something went wrong while it was measured by turns with others
 
     @property
     def key(self) -> JobKey:
-        """Equal for jobs that one measurement answers."""
+        """Equal for jobs that one visit answers."""
         return self.shard.digest, self.settings
+
+    @property
+    def order(self) -> Order:
+        """What a device is told."""
+        return Order(self.shard, self.settings, self.timing)
 
 
 class JobQueue:
@@ -101,11 +112,27 @@ class JobQueue:
             if not job.waiting:
                 self._queued.pop(key, None)
 
-    def take(self) -> Job:
-        """The next job, for a device that is free; some job must wait for one."""
-        key = self._next()
-        job = self._running[key] = self._queued.pop(key)
-        return job
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for a device."""
+        return len(self._queued)
+
+    def take(self, most: int) -> list[Job]:
+        """The next jobs, for a device that is free to do so many by turns.
+
+        Some job must wait. One that is to be alone is taken alone.
+        """
+        taken: list[Job] = []
+        while len(taken) < most and self._queued:
+            key = self._next()
+            if self._queued[key].alone and taken:
+                self._again.appendleft(key)
+                break
+            job = self._running[key] = self._queued.pop(key)
+            taken.append(job)
+            if job.alone:
+                break
+        return taken
 
     def _next(self) -> JobKey:
         # Keys of jobs that were taken in another request's turn, or forgotten, are passed over.

@@ -1,8 +1,10 @@
 """What was measured: one shard, on one kind of hardware, by one version of the libraries."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from statistics import median
+from typing import Literal, NamedTuple
 
 from workload import OperatorOptions, Shard, ShardCost, UserError
 
@@ -11,6 +13,11 @@ Status = Literal["ok", "refused", "failed"]
 
 class MeasurementError(UserError):
     """A cost was asked for that could not be measured."""
+
+
+# How costs are taken: raised whenever that changes what they read.
+TIMING_METHOD = 3
+HALF_WIDTH_95 = 1.96  # of a 95 % interval, in standard errors
 
 
 @dataclass(frozen=True)
@@ -25,23 +32,94 @@ class MeasureSettings:
         if self.batch_size < 1:
             raise UserError(f"batch size must be at least 1, got {self.batch_size}")
 
+    def needed_bytes(self, shard: Shard) -> int:
+        """Bytes that building and running the operator takes: what must fit before it is tried."""
+        working = self.operator.working_bytes(shard, self.batch_size)
+        return self.operator.shard_bytes(shard) + working
+
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How hard to try: until the median is known to `precision`, or a cap is reached."""
+    """How hard to try in one visit: until the median is known to `precision`, or a cap is reached.
 
-    precision: float = 0.02
+    Args:
+        precision: relative half width of the 95 % interval of forward plus backward. At 0.03 the
+            deviation of a visit is 1.5 %.
+        max_iterations: at most so many. Noise of 6 % an iteration, as on the noisiest host that
+            was seen, needs 30 for the precision above.
+        max_seconds: at most so long for each shard. What takes seconds an iteration is known from
+            a few: noise of moments is averaged within each.
+    """
+
+    precision: float = 0.03
     max_iterations: int = 64
-    max_seconds: float = 10.0
+    max_seconds: float = 30.0
+
+
+class Order(NamedTuple):
+    """A shard to be measured once, and how."""
+
+    shard: Shard
+    settings: MeasureSettings
+    timing: TimingOptions
+
+
+class ShardFault(Exception):  # noqa: N818 - the shard's, not the caller's
+    """An operator failed, and left its process in a state that cannot be trusted.
+
+    Args:
+        number: of the order.
+        reason: in one line.
+    """
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(number, reason)
+        self.number = number
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Level:
+    """What one run of the reference takes, forward and backward. Only ratios of levels matter, and
+    only of the same reference: `method` is the way of timing that it belongs to.
+    """
+
+    forward_ms: float
+    backward_ms: float
+    method: int = TIMING_METHOD
+
+    @staticmethod
+    def typical(levels: Sequence["Level"]) -> "Level":
+        """The median of levels of one method."""
+        return Level(
+            median(level.forward_ms for level in levels),
+            median(level.backward_ms for level in levels),
+            levels[0].method,
+        )
+
+
+def method_of(versions: str) -> int:
+    """The way of timing that library versions, as measurements name them, end with."""
+    number = versions.rpartition("timing ")[2]
+    return int(number) if number.isdigit() else TIMING_METHOD
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians over undisturbed iterations.
+    """Medians over the iterations of a visit, or the mean of several visits.
 
-    `spread` is the relative half width of the 95 % interval of forward plus backward;
-    `foreign_load` the share of the device's time that other processes took meanwhile. Costs are
-    told as on a machine on which the reference operator takes `quiet_ms`; None: as they were read.
+    Args:
+        forward_ms: of the fused operator.
+        backward_ms: the same.
+        spread: relative half width of the 95 % interval of forward plus backward, as the
+            iterations of a visit (in the mean) tell it.
+        iterations: that count.
+        disturbed: those of them that lost much of their time to others.
+        foreign_load: share of the device's time that others took meanwhile.
+        operator_seconds: that timed work kept the device.
+        quiet: costs are told as on a machine on which the reference takes so long; None: as read.
+        visits: that the cost is the mean of.
+        error: relative standard error of forward plus backward, with what visits differ by.
     """
 
     forward_ms: float
@@ -51,23 +129,27 @@ class Timing:
     disturbed: int
     foreign_load: float
     operator_seconds: float
-    quiet_ms: float | None = None
+    quiet: Level | None = None
+    visits: int = 1
+    error: float = math.nan
 
     @property
     def total_ms(self) -> float:
         """Forward and backward together."""
         return self.forward_ms + self.backward_ms
 
-    def told_at(self, quiet_ms: float | None) -> "Timing":
-        """The same, told as on a machine on which the reference takes so long."""
-        if quiet_ms is None or self.quiet_ms is None or quiet_ms == self.quiet_ms:
+    def told_at(self, level: Level | None) -> "Timing":
+        """The same, told as on a machine on which the reference takes so long.
+
+        A level of another reference says the same, a quiet machine, and leaves it as it is.
+        """
+        if level is None or self.quiet is None or level.method != self.quiet.method:
             return self
-        factor = quiet_ms / self.quiet_ms
         return replace(
             self,
-            forward_ms=self.forward_ms * factor,
-            backward_ms=self.backward_ms * factor,
-            quiet_ms=quiet_ms,
+            forward_ms=self.forward_ms * (level.forward_ms / self.quiet.forward_ms),
+            backward_ms=self.backward_ms * (level.backward_ms / self.quiet.backward_ms),
+            quiet=level,
         )
 
 
@@ -97,11 +179,11 @@ class Measurement:
         """Forward and backward together; NaN without a cost."""
         return math.nan if self.timing is None else self.timing.total_ms
 
-    def told_at(self, quiet_ms: float | None) -> "Measurement":
+    def told_at(self, level: Level | None) -> "Measurement":
         """The same, told as on a machine on which the reference takes so long."""
         if self.timing is None:
             return self
-        return replace(self, timing=self.timing.told_at(quiet_ms))
+        return replace(self, timing=self.timing.told_at(level))
 
     def cost(self) -> ShardCost:
         """The cost; MeasurementError if it could not be measured."""
@@ -110,7 +192,8 @@ class Measurement:
                 f"a shard of {len(self.shard)} tables could not be measured on {self.device}: "
                 f"{self.reason}"
             )
-        return ShardCost(self.timing.forward_ms, self.timing.backward_ms, self.timing.spread)
+        half_width = HALF_WIDTH_95 * self.timing.error
+        return ShardCost(self.timing.forward_ms, self.timing.backward_ms, half_width)
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ import ctypes
 from contextlib import suppress
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # numbers of glibc's mallopt
-KEPT_BYTES = 448 * 2**20
+_MOST_INT = 2**31 - 1  # which takes C's int
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep up to 448 MiB of freed memory instead of handing it back.
+def keep_freed_memory(most_bytes: int) -> None:
+    """Let the C library keep so much of freed memory instead of handing it back.
 
     Fresh pages cost several times the zeroing of kept ones, at every shard; and without it the
     output of each forward pass may or may not be made of fresh pages, which is up to 1.5 times its
@@ -17,7 +17,7 @@ def keep_freed_memory() -> None:
     with suppress(OSError, AttributeError):  # not glibc: only slower
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_MMAP_MAX, 0)
-        libc.mallopt(_TRIM_THRESHOLD, KEPT_BYTES)
+        libc.mallopt(_TRIM_THRESHOLD, min(most_bytes, _MOST_INT))
 
 
 def release_freed_memory() -> None:

@@ -1,17 +1,27 @@
 """Stores as Parquet files: to publish, to train from, to merge what several clusters measured.
 
-One row a measurement, with its shard as a nested list, so that any tool reads it without ours.
+One row a visit, with its shard as a nested list and with its error, what it is worth by itself, so
+that any tool reads it without ours.
 All-to-alls go into a second file beside the first.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmark.measurement import Exchange, ExchangeKey, Measurement, MeasureSettings, Timing
+from benchmark.measurement import (
+    Exchange,
+    ExchangeKey,
+    Level,
+    Measurement,
+    MeasureSettings,
+    Timing,
+    method_of,
+)
+from benchmark.statistics import standard_error
 from benchmark.store import COLUMNS, MeasurementStore, unpack_ids
 from workload import (
     EmbeddingTable,
@@ -23,8 +33,8 @@ from workload import (
     UserError,
 )
 
-PARQUET_SCHEMA = "autoshard.measurements/2"
-_READABLE = ("autoshard.measurements/1", PARQUET_SCHEMA)
+PARQUET_SCHEMA = "autoshard.measurements/3"
+_READABLE = ("autoshard.measurements/1", "autoshard.measurements/2", PARQUET_SCHEMA)
 
 _TRACE = pa.struct(
     [("path", pa.string()), ("position", pa.int64()), ("batch_size", pa.int64()),
@@ -36,13 +46,26 @@ _SLICE = pa.struct(
      ("reuse", pa.list_(pa.float64())), ("reuse_batch_size", pa.int64()), ("trace", _TRACE),
      ("start", pa.int64()), ("width", pa.int64())]
 )  # fmt: skip
+_TIMED = (
+    "forward_ms", "backward_ms", "spread", "iterations", "disturbed", "foreign_load",
+    "operator_seconds",
+)  # fmt: skip
 _TYPES = {
     "batch_size": pa.int64(), "seed": pa.int64(), "iterations": pa.int64(),
     "disturbed": pa.int64(), "forward_ms": pa.float64(), "backward_ms": pa.float64(),
     "spread": pa.float64(), "foreign_load": pa.float64(), "operator_seconds": pa.float64(),
-    "measured_at": pa.float64(), "quiet_ms": pa.float64(),
+    "measured_at": pa.float64(), "quiet_forward_ms": pa.float64(),
+    "quiet_backward_ms": pa.float64(), "error": pa.float64(),
 }  # fmt: skip
 _PLAIN = tuple(column for column in COLUMNS if column != "slices")
+# Costs are written as they are told, all of one hardware at one level.
+_TOLD: dict[str, Callable[[Timing], float | None]] = {
+    "forward_ms": lambda timing: timing.forward_ms,
+    "backward_ms": lambda timing: timing.backward_ms,
+    "quiet_forward_ms": lambda timing: None if timing.quiet is None else timing.quiet.forward_ms,
+    "quiet_backward_ms": lambda timing: None if timing.quiet is None else timing.quiet.backward_ms,
+    "error": lambda timing: timing.error,
+}
 
 
 def exchanges_path(path: Path | str) -> Path:
@@ -52,8 +75,9 @@ def exchanges_path(path: Path | str) -> Path:
 
 
 def export_parquet(store: MeasurementStore, path: Path | str) -> int:
-    """Write all measurements (and all-to-alls, if there are any); returns how many measurements."""
-    rows, slices = store.rows(), store.slices()
+    """Write all visits (and all-to-alls, if there are any); returns how many visits."""
+    timings = [visit.timing for visit in store.measurements()]
+    rows, slices = store.rows()[: len(timings)], store.slices()
     numbers = sorted(slices)
     position = {number: index for index, number in enumerate(numbers)}
     described = pa.array([_slice_record(slices[number]) for number in numbers], type=_SLICE)
@@ -67,7 +91,11 @@ def export_parquet(store: MeasurementStore, path: Path | str) -> int:
             [row[COLUMNS.index(name)] for row in rows], type=_TYPES.get(name, pa.string())
         )
         for name in _PLAIN
+        if name not in _TOLD
     }
+    for name, told in _TOLD.items():
+        values = [None if timing is None else told(timing) for timing in timings]
+        columns[name] = pa.array(values, type=_TYPES[name])
     columns["shard"] = pa.ListArray.from_arrays(
         pa.array(offsets, type=pa.int32()), described.take(flat)
     )
@@ -79,21 +107,13 @@ def export_parquet(store: MeasurementStore, path: Path | str) -> int:
 
 
 def import_parquet(store: MeasurementStore, path: Path | str) -> int:
-    """Add the measurements of a Parquet file; what the store already has stays as it is."""
-    added = 0
-    fresh: list[Measurement] = []
-    for measurement in read_parquet(path):
-        known = store.find(
-            measurement.shard, measurement.settings, measurement.hardware, measurement.versions
-        )
-        if known is None or (measurement.ok and not known.ok):
-            fresh.append(measurement)
-            added += 1
+    """Add the visits of a Parquet file; what the store already has stays as it is."""
+    fresh = [visit for visit in read_parquet(path) if not store.has(visit)]
     store.put(fresh)
     for exchange in read_parquet_exchanges(path):
         if store.find_exchange(exchange.key, exchange.hardware, exchange.versions) is None:
             store.put_exchange(exchange)
-    return added
+    return len(fresh)
 
 
 def read_parquet_exchanges(path: Path | str) -> list[Exchange]:
@@ -116,8 +136,11 @@ def _measurement(record: dict[str, Any]) -> Measurement:
     operator = OperatorOptions(record["weights"], record["optimizer"])
     timing = None
     if record["status"] == "ok":
-        fields: dict[str, Any] = {name: record.get(name) for name in Timing.__dataclass_fields__}
-        timing = Timing(**fields)
+        fields = {name: record[name] for name in _TIMED}
+        error = record.get("error")
+        if error is None:  # an older file: what its iterations tell
+            error = standard_error(fields["spread"], fields["iterations"])
+        timing = Timing(**fields, quiet=_level(record), error=error)
     return Measurement(
         shard=Shard(tuple(_slice(piece) for piece in record["shard"])),
         settings=MeasureSettings(record["batch_size"], operator, record["seed"]),
@@ -131,6 +154,15 @@ def _measurement(record: dict[str, Any]) -> Measurement:
         reason=record["reason"],
         reused=True,
     )
+
+
+def _level(record: dict[str, Any]) -> Level | None:
+    """Where a cost is told; files before the third kept one number, and only ratios matter."""
+    old = record.get("quiet_ms")
+    forward_ms, backward_ms = (record.get(f"quiet_{n}_ms", old) for n in ("forward", "backward"))
+    if forward_ms is None or backward_ms is None:
+        return None
+    return Level(forward_ms, backward_ms, method_of(record["versions"]))
 
 
 def _slice_record(piece: TableSlice) -> dict[str, Any]:

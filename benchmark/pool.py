@@ -14,7 +14,7 @@ from benchmark.coordinator import PoolCoordinator
 from benchmark.devices import KINDS, DeviceFleet, first_line
 from benchmark.fleet import Fleet, PoolError
 from benchmark.hardware import DeviceInfo, machine_id
-from benchmark.measurement import Exchange, Measurement, MeasureSettings, TimingOptions
+from benchmark.measurement import Exchange, Level, Measurement, MeasureSettings, TimingOptions
 from workload import Shard, ShardCost, UserError
 
 POOL_NAME = "benchmark-pool"
@@ -133,17 +133,19 @@ class BenchmarkPool:
         settings: MeasureSettings,
         timing: TimingOptions | None = None,
         retry_failed: bool = False,
+        visits: int = 1,
     ) -> Iterator[tuple[int, Measurement]]:
         """Answers with the number of their shard, as they arrive. Every shard is answered once.
 
-        Shards that are in the store come from it, and those that failed before too unless
-        `retry_failed`. If the pool's actor is lost, what is missing is asked again.
+        A shard is visited until the store holds `visits` of it, and the answer is their mean; those
+        that failed before come from the store too unless `retry_failed`. If the pool's actor is
+        lost, what is missing is asked again.
         """
         missing = set(range(len(shards)))
         while missing:
             order = sorted(missing)
             wanted = [shards[index] for index in order]
-            arguments = (settings, timing or TimingOptions(), str(self.store), retry_failed)
+            arguments = (settings, timing or TimingOptions(), str(self.store), retry_failed, visits)
             self._wait_for_devices(len(wanted))
             request = self._ask("submit", wanted, *arguments)
             try:
@@ -177,14 +179,21 @@ class BenchmarkPool:
         timing: TimingOptions | None = None,
         retry_failed: bool = False,
         progress: Progress | None = None,
+        visits: int = 1,
     ) -> list[Measurement]:
-        """The measurement of each shard, in their order; `progress` hears of each as it arrives."""
+        """The measurement of each shard, in their order; `progress` hears of each as it arrives.
+
+        All are told at the level that the store has come to.
+        """
         answers: dict[int, Measurement] = {}
-        for index, measurement in self.stream(shards, settings, timing, retry_failed):
+        level: Level | None = None
+        for index, measurement in self.stream(shards, settings, timing, retry_failed, visits):
             answers[index] = measurement
+            if measurement.timing is not None:
+                level = measurement.timing.quiet
             if progress is not None:
                 progress(measurement)
-        return [answers[index] for index in range(len(shards))]
+        return [answers[index].told_at(level) for index in range(len(shards))]
 
     def exchange(self, dims: Sequence[int], batch_size: int) -> Exchange:
         """The all-to-all of a plan whose rank r computes `dims[r]` columns."""

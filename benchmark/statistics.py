@@ -1,11 +1,12 @@
-"""How well a median is known."""
+"""How well a median is known, and what a cost is worth that several visits have found."""
 
 from collections.abc import Sequence
 from functools import lru_cache
 from math import comb
-from statistics import median
+from statistics import NormalDist, median
 
 FEWEST_FOR_INTERVAL = 9  # from here on the extremes may be left out of a 95 % interval
+UNKNOWN = 1.0  # the error of a cost of which nothing is known: as large as itself
 
 
 def median_spread(values: Sequence[float]) -> float:
@@ -15,12 +16,33 @@ def median_spread(values: Sequence[float]) -> float:
     return (ordered[-1 - cut] - ordered[cut]) / 2 / median(ordered)
 
 
+def standard_error(spread: float, count: int) -> float:
+    """Of a median of `count` values whose interval is so wide, as far as a normal law holds."""
+    if count < 2:
+        return UNKNOWN
+    covered = 1 - 2 * sum(comb(count, k) for k in range(_interval_cut(count) + 1)) / 2**count
+    return spread / NormalDist().inv_cdf((1 + covered) / 2)
+
+
+def pooled_variance(groups: Sequence[Sequence[float]], prior: float, weight: float) -> float:
+    """The variance within groups of values, all groups taken to have the same.
+
+    `prior` is what it is taken to be without data, and counts as much as `weight` values.
+    """
+    squares, freedom = prior * weight, weight
+    for group in groups:
+        mean = sum(group) / len(group)
+        squares += sum((value - mean) ** 2 for value in group)
+        freedom += len(group) - 1
+    return squares / freedom
+
+
 @lru_cache(maxsize=1024)
 def _interval_cut(count: int) -> int:
     """How many of the lowest and of the highest values lie outside the 95 % interval."""
     outside, cut = 0.0, 0
     while True:
         outside += 2 * comb(count, cut) / 2**count
-        if outside > 0.05 or cut >= count // 2:
-            return cut
+        if outside > 0.05:
+            return max(0, cut - 1)
         cut += 1

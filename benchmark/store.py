@@ -1,8 +1,8 @@
 """The store of measurements: one SQLite file, the heart of the platform.
 
-A row is written the moment it is measured, so a killed process loses at most the measurement in
-flight. Readers may read while it is written (WAL). Table slices are kept once and shards as lists
-of their ids, which keeps the file small and reading fast.
+A row is a visit, written the moment it is made, so a killed process loses at most those in flight.
+Readers may read while it is written (WAL). Table slices are kept once and shards as lists of their
+ids, which keeps the file small and reading fast.
 """
 
 import json
@@ -20,20 +20,29 @@ from benchmark.garbage import collector_paused
 from benchmark.measurement import (
     Exchange,
     ExchangeKey,
+    Level,
     Measurement,
     MeasureSettings,
     Timing,
+    method_of,
 )
 from benchmark.store_file import StoreError
+from benchmark.visits import deviation_of_visits, merged
 from workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
 from workload.operators import Optimizer, Weights
 
 COLUMNS = (
     "batch_size", "weights", "optimizer", "seed", "hardware", "versions", "slices", "status",
     "reason", "forward_ms", "backward_ms", "spread", "iterations", "disturbed", "foreign_load",
-    "operator_seconds", "device", "node", "measured_at", "quiet_ms",
+    "operator_seconds", "device", "node", "measured_at", "quiet_forward_ms", "quiet_backward_ms",
 )  # fmt: skip
 _KEY = ("shard", "batch_size", "weights", "optimizer", "seed", "hardware", "versions")
+_OF_KEY = f"WHERE {' AND '.join(f'{column} = ?' for column in _KEY)}"
+_ROW = f"SELECT {', '.join(COLUMNS)} FROM measurements"  # noqa: S608
+# A store's costs are told at the level of its first visits. Later ones would move it no more, and
+# costs that were published would not be what they were.
+_LEVEL_VISITS = 64
+_MOST_REPEATS = 4096  # visits that tell by how much visits differ: more would say the same
 _EXCHANGE_KEY = ("dims", "batch_size", "devices", "hardware", "versions")
 
 
@@ -61,7 +70,8 @@ class MeasurementStore:
                     store_file.upgrade(self._db)
         self._slice_ids: dict[tuple[str, str, int, int], int] = {}
         self._slices: dict[int, TableSlice] = {}
-        self._quiet_ms: dict[tuple[str, str], float] = {}
+        self._levels: dict[tuple[str, str], Level] = {}  # those that move no more
+        self._deviations: dict[tuple[str, str], tuple[int, float]] = {}
 
     def close(self) -> None:
         """Fold the log into the file and let go of it."""
@@ -92,13 +102,22 @@ class MeasurementStore:
     # --- measurements ---------------------------------------------------------------------------
 
     def put(self, measurements: Iterable[Measurement]) -> None:
-        """Keep measurements; a later one of the same key takes the place of the earlier.
-
-        All of one hardware are told at one quiet level: that of the first.
-        """
+        """Keep visits. One that failed or was refused is kept as long as there is no cost."""
         with self._telling(), self._writing():
-            for given in measurements:
-                measurement = given.told_at(self.quiet_ms(given.hardware, given.versions))
+            for measurement in measurements:
+                key = _key_of(
+                    measurement.shard, measurement.settings, measurement.hardware,
+                    measurement.versions,
+                )  # fmt: skip
+                self._db.execute(f"DELETE FROM measurements {_OF_KEY} AND status != 'ok'", key)  # noqa: S608
+                if (
+                    not measurement.ok
+                    and self._db.execute(
+                        f"SELECT 1 FROM measurements {_OF_KEY} LIMIT 1",  # noqa: S608
+                        key,
+                    ).fetchone()
+                ):
+                    continue
                 row = (measurement.shard.digest, *self._row(measurement))
                 marks = ", ".join("?" * len(row))
                 self._db.execute(
@@ -107,53 +126,106 @@ class MeasurementStore:
                     row,
                 )
 
+    def has(self, measurement: Measurement) -> bool:
+        """True if this very visit is kept; of a shard without a cost, if anything is."""
+        key = _key_of(
+            measurement.shard, measurement.settings, measurement.hardware, measurement.versions
+        )
+        where = _OF_KEY
+        if measurement.ok:
+            where += " AND device = ? AND measured_at = ?"
+            key += (measurement.device, measurement.measured_at)
+        with self._telling():
+            found = self._db.execute(f"SELECT 1 FROM measurements {where} LIMIT 1", key)  # noqa: S608
+            return found.fetchone() is not None
+
     def find(
         self, shard: Shard, settings: MeasureSettings, hardware: str, versions: str
     ) -> Measurement | None:
-        """What was measured for a shard, or None."""
-        key = (
-            shard.digest, settings.batch_size, settings.operator.weights,
-            settings.operator.optimizer, settings.seed, hardware, versions,
-        )  # fmt: skip
+        """What all visits of a shard say together, or None."""
+        key = _key_of(shard, settings, hardware, versions)
         with self._telling():
-            row = self._db.execute(
-                f"SELECT {', '.join(COLUMNS)} FROM measurements "  # noqa: S608
-                f"WHERE {' AND '.join(f'{column} = ?' for column in _KEY)}",
-                key,
-            ).fetchone()
-            return self._measurement(row, shard) if row else None
+            rows = self._db.execute(f"{_ROW} {_OF_KEY} ORDER BY id", key).fetchall()
+        if not rows:
+            return None
+        return merged(
+            [self._measurement(row, shard) for row in rows], self.deviation(hardware, versions)
+        )
 
-    def quiet_ms(self, hardware: str, versions: str) -> float | None:
-        """What the reference takes where costs of this hardware are told; None if none are yet."""
+    def level(self, hardware: str, versions: str) -> Level | None:
+        """What the reference takes where costs of this hardware are told; None without any.
+
+        It settles with the first visits: all costs, those before too, are told at it when read.
+        """
         key = (hardware, versions)
-        if key not in self._quiet_ms:
-            with self._telling():
-                found = self._db.execute(
-                    "SELECT quiet_ms FROM measurements "
-                    "WHERE hardware = ? AND versions = ? AND quiet_ms IS NOT NULL LIMIT 1",
-                    key,
-                ).fetchone()
-            if found is None:
-                return None
-            self._quiet_ms[key] = found[0]
-        return self._quiet_ms[key]
+        if key in self._levels:
+            return self._levels[key]
+        with self._telling():
+            found = self._db.execute(
+                "SELECT quiet_forward_ms, quiet_backward_ms FROM measurements WHERE hardware = ? "
+                "AND versions = ? AND quiet_forward_ms IS NOT NULL ORDER BY id LIMIT ?",
+                (*key, _LEVEL_VISITS),
+            ).fetchall()
+        if not found:
+            return None
+        level = Level.typical(
+            [Level(forward, backward, method_of(versions)) for forward, backward in found]
+        )
+        if len(found) == _LEVEL_VISITS:
+            self._levels[key] = level
+        return level
+
+    def deviation(self, hardware: str, versions: str) -> float:
+        """By how much visits of a shard differ beyond what their iterations tell, relative."""
+        last, _ = self.revision()
+        known_at, known = self._deviations.get((hardware, versions), (-1, 0.0))
+        if not 0 <= known_at <= last <= known_at + _LEVEL_VISITS:
+            known = deviation_of_visits(self._repeats(hardware, versions))
+            self._deviations[hardware, versions] = (last, known)
+        return known
+
+    def _repeats(self, hardware: str, versions: str) -> list[list[Timing]]:
+        """The timings of shards with several visits."""
+        names = ", ".join(_KEY[:5])
+        with self._telling():
+            rows = self._db.execute(
+                f"{_ROW} JOIN (SELECT {names} FROM measurements WHERE hardware = ? AND "  # noqa: S608
+                f"versions = ? AND status = 'ok' GROUP BY {names} HAVING COUNT(*) > 1 "
+                f"ORDER BY MAX(id) DESC) USING ({names}) WHERE hardware = ? AND versions = ? "
+                "AND status = 'ok' LIMIT ?",
+                (hardware, versions, hardware, versions, _MOST_REPEATS),
+            ).fetchall()
+        self.slices()
+        repeats: dict[tuple[str, MeasureSettings], list[Timing]] = {}
+        for row in rows:
+            found = self._measurement(row)
+            if found.timing is not None:
+                repeats.setdefault((found.shard.digest, found.settings), []).append(found.timing)
+        return list(repeats.values())
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """All measurements as plain rows in the order of COLUMNS; `slices` holds packed ids.
+        """All visits as plain rows in the order of COLUMNS; `slices` holds packed ids.
 
-        This is the fast way to read many: shards are only built by those who need them.
+        This is the fast way to read many: shards are only built by those who need them. Costs are
+        as they were written, each at the level of its own visit.
         """
         with self._telling():
-            return self._db.execute(
-                f"SELECT {', '.join(COLUMNS)} FROM measurements ORDER BY id"  # noqa: S608
-            ).fetchall()
+            return self._db.execute(f"{_ROW} ORDER BY id").fetchall()
 
     def measurements(self) -> list[Measurement]:
-        """All measurements, in the order they were made."""
+        """All visits, in the order they were made, each with what it is worth by itself."""
         with collector_paused():
             rows = self.rows()
             self.slices()
-            return [self._measurement(row) for row in rows]
+            deviations: dict[tuple[str, str], float] = {}
+            found = []
+            for row in rows:
+                visit = self._measurement(row)
+                make = (visit.hardware, visit.versions)
+                if make not in deviations:
+                    deviations[make] = self.deviation(*make)
+                found.append(merged([visit], deviations[make]))
+            return found
 
     def slices(self) -> dict[int, TableSlice]:
         """Every table slice in the store by its id."""
@@ -174,12 +246,14 @@ class MeasurementStore:
              timing.disturbed, timing.foreign_load, timing.operator_seconds)
             if timing else (None,) * 7
         )  # fmt: skip
+        level = None if timing is None else timing.quiet
+        quiet = (None, None) if level is None else (level.forward_ms, level.backward_ms)
         ids = [self._slice_id(piece) for piece in measurement.shard.slices]
         return (
             settings.batch_size, settings.operator.weights, settings.operator.optimizer,
             settings.seed, measurement.hardware, measurement.versions, pack_ids(ids),
             measurement.status, measurement.reason, *timed, measurement.device, measurement.node,
-            measurement.measured_at, None if timing is None else timing.quiet_ms,
+            measurement.measured_at, *quiet,
         )  # fmt: skip
 
     def _slice_id(self, piece: TableSlice) -> int:
@@ -197,14 +271,19 @@ class MeasurementStore:
 
     def _measurement(self, row: Sequence[Any], shard: Shard | None = None) -> Measurement:
         (batch_size, weights, optimizer, seed, hardware, versions, slices, status, reason, *timed,
-         device, node, measured_at, quiet_ms) = row  # fmt: skip
+         device, node, measured_at, quiet_forward_ms, quiet_backward_ms) = row  # fmt: skip
         if shard is None:
             known = self._slices
             shard = Shard.in_order(tuple([known[number] for number in unpack_ids(slices)]))
+        timing = None
+        if status == "ok":
+            level = None
+            if quiet_forward_ms is not None:
+                level = Level(quiet_forward_ms, quiet_backward_ms, method_of(versions))
+            timing = Timing(*[*timed, level]).told_at(self.level(hardware, versions))
         return Measurement(
             shard, _settings(batch_size, weights, optimizer, seed), hardware, versions, status,
-            device, node, measured_at, Timing(*[*timed, quiet_ms]) if status == "ok" else None,
-            reason, True,
+            device, node, measured_at, timing, reason, True,
         )  # fmt: skip
 
     # --- all-to-all -----------------------------------------------------------------------------
@@ -280,7 +359,7 @@ class MeasurementStore:
         except BaseException:
             self._db.execute("ROLLBACK")
             self._slice_ids.clear()
-            self._quiet_ms.clear()
+            self._levels.clear()
             raise
         self._db.execute("COMMIT")
 
@@ -290,6 +369,16 @@ def _settings(
     batch_size: int, weights: Weights, optimizer: Optimizer, seed: int
 ) -> MeasureSettings:
     return MeasureSettings(batch_size, OperatorOptions(weights, optimizer), seed)
+
+
+def _key_of(
+    shard: Shard, settings: MeasureSettings, hardware: str, versions: str
+) -> tuple[Any, ...]:
+    """In the order of _KEY."""
+    return (
+        shard.digest, settings.batch_size, settings.operator.weights, settings.operator.optimizer,
+        settings.seed, hardware, versions,
+    )  # fmt: skip
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from workload import UserError
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _APPLICATION_ID = 0x61753073  # marks the file as ours
 BUSY_SECONDS = 60.0
 
@@ -19,6 +19,24 @@ CREATE TABLE slices (
     width INTEGER NOT NULL,
     UNIQUE (table_json, start, width)
 );
+CREATE TABLE exchanges (
+    id INTEGER PRIMARY KEY,
+    dims TEXT NOT NULL,
+    batch_size INTEGER NOT NULL,
+    devices INTEGER NOT NULL,
+    hardware TEXT NOT NULL,
+    versions TEXT NOT NULL,
+    forward_ms TEXT NOT NULL,
+    backward_ms TEXT NOT NULL,
+    spread REAL NOT NULL,
+    iterations INTEGER NOT NULL,
+    measured_at REAL NOT NULL,
+    UNIQUE (dims, batch_size, devices, hardware, versions)
+);
+"""
+
+# A row a visit. A shard that failed or was refused has one row, until it is measured after all.
+_MEASUREMENTS = """
 CREATE TABLE measurements (
     id INTEGER PRIMARY KEY,
     shard TEXT NOT NULL,
@@ -41,27 +59,16 @@ CREATE TABLE measurements (
     device TEXT NOT NULL,
     node TEXT NOT NULL,
     measured_at REAL NOT NULL,
-    quiet_ms REAL,
-    UNIQUE (shard, batch_size, weights, optimizer, seed, hardware, versions)
+    quiet_forward_ms REAL,
+    quiet_backward_ms REAL,
+    UNIQUE (shard, batch_size, weights, optimizer, seed, hardware, versions, device, measured_at)
 );
-CREATE TABLE exchanges (
-    id INTEGER PRIMARY KEY,
-    dims TEXT NOT NULL,
-    batch_size INTEGER NOT NULL,
-    devices INTEGER NOT NULL,
-    hardware TEXT NOT NULL,
-    versions TEXT NOT NULL,
-    forward_ms TEXT NOT NULL,
-    backward_ms TEXT NOT NULL,
-    spread REAL NOT NULL,
-    iterations INTEGER NOT NULL,
-    measured_at REAL NOT NULL,
-    UNIQUE (dims, batch_size, devices, hardware, versions)
-);
+CREATE INDEX levels ON measurements (hardware, versions) WHERE quiet_forward_ms IS NOT NULL;
 """
-
-_LEVELS = (
-    "CREATE INDEX levels ON measurements (hardware, versions, quiet_ms) WHERE quiet_ms IS NOT NULL"
+_KEPT_COLUMNS = (
+    "id, shard, batch_size, weights, optimizer, seed, hardware, versions, slices, status, reason, "
+    "forward_ms, backward_ms, spread, iterations, disturbed, foreign_load, operator_seconds, "
+    "device, node, measured_at"
 )
 
 
@@ -77,10 +84,21 @@ def is_old(db: sqlite3.Connection) -> bool:
 
 def upgrade(db: sqlite3.Connection) -> None:
     """Bring a store of an older schema up to this one, within the caller's transaction."""
-    if is_old(db):  # nobody was faster
-        db.execute("ALTER TABLE measurements ADD COLUMN quiet_ms REAL")
-        db.execute(_LEVELS)
-        db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    (version,) = db.execute("PRAGMA user_version").fetchone()
+    if version >= SCHEMA_VERSION:  # somebody was faster
+        return
+    # Before the third a shard had one row, and before the second no level of the reference.
+    quiet = "quiet_ms, quiet_ms" if version == 2 else "NULL, NULL"
+    db.execute("DROP INDEX IF EXISTS levels")
+    db.execute("ALTER TABLE measurements RENAME TO measurements_before")
+    for statement in _MEASUREMENTS.split(";\n"):
+        db.execute(statement)
+    db.execute(
+        f"INSERT INTO measurements ({_KEPT_COLUMNS}, quiet_forward_ms, quiet_backward_ms) "  # noqa: S608
+        f"SELECT {_KEPT_COLUMNS}, {quiet} FROM measurements_before"
+    )
+    db.execute("DROP TABLE measurements_before")
+    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def is_fresh(path: Path) -> bool:
@@ -96,8 +114,7 @@ def make(path: Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     db = sqlite3.connect(partial)
-    db.executescript(_SCHEMA)
-    db.execute(_LEVELS)
+    db.executescript(_SCHEMA + _MEASUREMENTS)
     db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("PRAGMA journal_mode = WAL")

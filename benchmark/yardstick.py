@@ -8,10 +8,12 @@ import torch
 from benchmark.embedding_op import build_module
 from benchmark.measurement import TimingOptions
 from benchmark.memory import keep_freed_memory
-from benchmark.timing import CpuStopwatch, CudaStopwatch, Stopwatch, time_operator
+from benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch, Subject
+from benchmark.timing import time_operator
 from workload import EmbeddingTable, OperatorOptions, Shard
 
 _TABLES, _ROWS, _DIM, _POOLING, _BATCH = 16, 40_000, 64, 16, 1024
+_KEPT_BYTES = 2**29  # more than its outputs and gradients take
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def compare_with_fbgemm(device: torch.device, core: int, rounds: int = 15) -> Ag
     from fbgemm_gpu.tbe.bench import benchmark_requests
     from fbgemm_gpu.tbe.utils import generate_requests
 
-    keep_freed_memory()
+    keep_freed_memory(_KEPT_BYTES)
     tables = [EmbeddingTable(f"t{n}", _ROWS, _DIM, _POOLING) for n in range(_TABLES)]
     module = build_module(Shard.of_tables(tables), OperatorOptions(), device)
     (request,) = generate_requests(
@@ -41,14 +43,13 @@ def compare_with_fbgemm(device: torch.device, core: int, rounds: int = 15) -> Ag
     indices, offsets = request.indices.long(), request.offsets.long()
     gradient = torch.ones(_BATCH, _TABLES * _DIM, device=device)
     watch: Stopwatch = (
-        CudaStopwatch(device, flush_cache=False)
-        if device.type == "cuda"
-        else CpuStopwatch(core, flush_cache=False)
+        CudaStopwatch(device, flush_cache=False) if device.type == "cuda" else CpuStopwatch(core)
     )
     request.indices, request.offsets = indices, offsets
     ratios = []
     for _ in range(rounds):
-        ours = time_operator(lambda: module(indices, offsets), gradient, watch, TimingOptions())
+        subject = Subject(lambda: module(indices, offsets), gradient)
+        ours = time_operator(subject, watch, TimingOptions())
         step, backward = (
             benchmark_requests(
                 [request] * 20, run, check_median=True, num_warmups=2, bwd_only=only, grad=gradient

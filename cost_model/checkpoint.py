@@ -17,7 +17,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from benchmark import Level
 from benchmark.hardware import cpu_fingerprint, cuda_fingerprint
+from benchmark.measurement import method_of
 from cost_model import communication, network
 from cost_model.communication import CommCostModel, RankNetwork
 from cost_model.compute import ComputeCostModel, Uncertainty
@@ -160,8 +162,17 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
     told = dict(document["trained_on"])
     told["operator"] = OperatorOptions(**told["operator"])
     told["batch_sizes"] = tuple(told["batch_sizes"])
+    told["quiet"] = _level(told)
     exchanges = _communication(tensors, document["devices_that_communicate"])
     return CostModel(compute, Provenance(**told), exchanges)
+
+
+def _level(told: dict[str, Any]) -> Level | None:
+    """Where the model's costs are told; early models kept one number, and only ratios matter."""
+    old = told.pop("quiet_ms", None)
+    if old is not None:
+        return Level(old, old, method_of(told["versions"]))
+    return Level(**told["quiet"]) if told.get("quiet") else None
 
 
 def _communication(tensors: Mapping[str, Tensor], devices: int) -> CommCostModel | None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from benchmark import (
     Exchange,
+    Level,
     Measurement,
     MeasurementStore,
     read_parquet,
@@ -34,7 +35,7 @@ class CostDataset:
 
     `costs_ms[n]` are forward and backward of `shards[n]`, the mean where it was measured more than
     once; `repeats_ms[n]` the total of each time; `spreads[n]` as in `ShardCost`. All are told as on
-    a machine on which the reference takes `quiet_ms`.
+    a machine on which the reference takes `quiet`.
     """
 
     shards: tuple[Shard, ...]
@@ -45,7 +46,7 @@ class CostDataset:
     operator: OperatorOptions
     hardware: str
     versions: str
-    quiet_ms: float | None = None
+    quiet: Level | None = None
     exchanges: tuple[Exchange, ...] = ()
 
     def __len__(self) -> int:
@@ -96,7 +97,7 @@ class CostDataset:
         kept = [measurement for measurement in measurements if measurement.status == "ok"]
         if not kept:
             raise DataError(f"{where}: holds no costs: collect_costs.py measures some")
-        levels = [m.timing.quiet_ms for m in kept if m.timing and m.timing.quiet_ms is not None]
+        levels = [m.timing.quiet for m in kept if m.timing and m.timing.quiet is not None]
         level = levels[0] if levels else None
         kept = [measurement.told_at(level) for measurement in kept]
         for measurement in kept:
@@ -117,7 +118,7 @@ class CostDataset:
             operator=kept[0].settings.operator,
             hardware=kept[0].hardware,
             versions=kept[0].versions,
-            quiet_ms=level,
+            quiet=level,
             exchanges=tuple(exchanges),
         )
 

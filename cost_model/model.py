@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from benchmark import Level
 from cost_model.communication import CommCostModel
 from cost_model.compute import ComputeCostModel
 from cost_model.dataset import CostDataset
@@ -13,7 +14,7 @@ from workload import OperatorOptions
 class Provenance:
     """What a model was trained on. `figures`: how well it did on tables it had never seen.
 
-    Its costs are told as on a machine on which the reference operator takes `quiet_ms`.
+    Its costs are told as on a machine on which the reference operator takes `quiet`.
     """
 
     hardware: str
@@ -21,7 +22,7 @@ class Provenance:
     operator: OperatorOptions
     batch_sizes: tuple[int, ...]
     num_shards: int
-    quiet_ms: float | None = None
+    quiet: Level | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
@@ -33,7 +34,7 @@ class Provenance:
             operator=data.operator,
             batch_sizes=tuple(sorted(set(data.batch_sizes))),
             num_shards=len(data),
-            quiet_ms=data.quiet_ms,
+            quiet=data.quiet,
             figures=figures or {},
         )
 

@@ -102,8 +102,8 @@ def promises(
     shards = [[s for s in plan.shards(task) if s is not None] for task, plan in plans]
     flat = [shard for some in shards for shard in some]
     promised = iter(oracle.prices(flat).total_ms.tolist())
-    quiet_ms = oracle.model.provenance.quiet_ms
-    measured = iter(answer.told_at(quiet_ms).total_ms for answer in measure(flat))
+    level = oracle.model.provenance.quiet
+    measured = iter(answer.told_at(level).total_ms for answer in measure(flat))
     found = [
         Promise(tuple(next(promised) for _ in some), tuple(next(measured) for _ in some))
         for some in shards

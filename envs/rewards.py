@@ -142,12 +142,12 @@ class MeasuredRewards:
                     places.append((row, device))
                     shards.append(shard)
         deck = game.deck
-        quiet_ms = deck.model.provenance.quiet_ms
+        level = deck.model.provenance.quiet
         self._pool = self._pool or BenchmarkPool(self._store, kind=self._kind)
         answers = self._pool.measure(shards, MeasureSettings(deck.batch_size, deck.operator))
         for (row, device), answer in zip(places, answers, strict=True):
             if answer.ok:
-                costs[row, device] = answer.told_at(quiet_ms).total_ms
+                costs[row, device] = answer.told_at(level).total_ms
         self.measured += len(shards)
         return costs
 

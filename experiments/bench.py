@@ -166,7 +166,7 @@ def repeatability(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
     for name in ("first.db", "second.db"):
         pool = _pool(folder / name)
         answers = pool.measure(shards, _SETTINGS)
-        level = level or next(a.timing.quiet_ms for a in answers if a.timing is not None)
+        level = level or next(a.timing.quiet for a in answers if a.timing is not None)
         costs.append([answer.told_at(level).total_ms for answer in answers])
         pool.shutdown()
     differences = [2 * abs(a - b) / (a + b) for a, b in zip(*costs, strict=True)]
@@ -209,7 +209,7 @@ def _collect(
     seconds = time.monotonic() - started
     pool.shutdown()
     timings = [answer.timing for answer in answers if answer.timing is not None]
-    tried = sum(timing.iterations + timing.disturbed for timing in timings)
+    tried = sum(timing.iterations for timing in timings)
     return summarise(answers, devices, seconds), tried
 
 

@@ -57,15 +57,18 @@ class Sleepers:
         """What a device's benchmark answers."""
         if method != "measure":
             raise NotImplementedError(method)
-        shard, settings, _, quiet_ms = arguments
-        # Half to three halves of the mean, by the shard: no two devices are done together for long.
-        seconds = self._seconds * (0.5 + int(shard.digest[:8], 16) / 2**32)
-        await asyncio.sleep(seconds)
-        timing = Timing(1.0, 2.0, 0.01, 16, 0, 0.0, seconds, quiet_ms or 1.0)
-        return Measurement(
-            shard, settings, device.hardware, _VERSIONS, "ok", device.name, device.node,
-            time.time(), timing,
-        )  # fmt: skip
+        answers = []
+        for shard, settings, _ in arguments[0]:
+            # Half to three halves of the mean, by the shard: no two devices are done together.
+            seconds = self._seconds * (0.5 + int(shard.digest[:8], 16) / 2**32)
+            await asyncio.sleep(seconds)
+            timing = Timing(1.0, 2.0, 0.01, 16, 0, 0.0, seconds)
+            made = Measurement(
+                shard, settings, device.hardware, _VERSIONS, "ok", device.name, device.node,
+                time.time(), timing,
+            )  # fmt: skip
+            answers.append(made)
+        return answers
 
 
 class _Sleeper(PoolDevice):

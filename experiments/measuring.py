@@ -57,7 +57,7 @@ class PlanMeter:
         self._pool = pool
         self._seed = seed
         same = pool.devices()[0].hardware == model.provenance.hardware
-        self._quiet_ms = model.provenance.quiet_ms if same else None
+        self._level = model.provenance.quiet if same else None
 
     def costs(self, task: ShardingTask, plans: Sequence[ShardingPlan]) -> list[PlanCost | None]:
         """Each plan's cost; None where a shard cannot be measured, which is told of.
@@ -68,7 +68,7 @@ class PlanMeter:
         flat = [shard for shards in by_plan for shard in shards]
         settings = MeasureSettings(task.batch_size, task.operator, self._seed)
         answers = {
-            answer.shard.digest: answer.told_at(self._quiet_ms)
+            answer.shard.digest: answer.told_at(self._level)
             for answer in self._pool.measure(flat, settings, TO_THE_END, retry_failed=True)
         }
         oracle = _Answers(answers)

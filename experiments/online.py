@@ -51,15 +51,15 @@ class OnlineModel:
         if not new or len(measured) < _FEWEST:
             return None
         self._seen.update(m.shard.digest for m in new)
-        quiet_ms = self.model.provenance.quiet_ms
-        told = np.array([m.told_at(quiet_ms).total_ms for m in new])
+        level = self.model.provenance.quiet
+        told = np.array([m.told_at(level).total_ms for m in new])
         batches = [self._batch_size] * len(new)
         said = self.model.compute.predict([m.shard for m in new], batches).total_ms.numpy()
         data = CostDataset.of(sorted(measured, key=lambda m: m.measured_at)[-_MOST:])
         compute = adapted(self._base.compute, data)
         provenance = replace(
             self._base.provenance,
-            quiet_ms=data.quiet_ms,
+            quiet=data.quiet,
             hardware=data.hardware,
             versions=data.versions,
             batch_sizes=tuple(sorted({*self._base.provenance.batch_sizes, self._batch_size})),
