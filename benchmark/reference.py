@@ -11,9 +11,9 @@ from benchmark.embedding_op import EmbeddingOp
 from benchmark.measurement import MeasureSettings
 from workload import EmbeddingTable, Shard
 
-# Small beside most shards, whatever the machine: both are as fast as it is. A sixteenth of the
-# batch that shards of that many lookups have told the hour of a host no worse than all of it.
-_SETTINGS = MeasureSettings(64)
+# Small beside most shards, whatever the machine: both are as fast as it is. An eighth of the usual
+# batch tells the state of a host as well as all of it would; half of that misses some of it.
+_SETTINGS = MeasureSettings(128)
 # rows, dim, pooling factor, exponent of popularity: hot and cold ones, narrow and wide ones
 _TABLES = (
     (900, 64, 12.0, 1.0),
