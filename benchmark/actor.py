@@ -1,19 +1,15 @@
 """What runs inside the actor on a device: it owns the device and measures on it."""
 
-import fcntl
 import gc
 import os
 import resource
 import socket
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import torch
 
 from benchmark import exchange, fbgemm, hardware
+from benchmark.core_lock import claimed, this_pool
 from benchmark.embedding_op import EmbeddingOp, needed_bytes
 from benchmark.hardware import DeviceInfo
 from benchmark.measurement import (
@@ -30,12 +26,6 @@ from benchmark.reference import Reference
 from benchmark.timing import CpuStopwatch, CudaStopwatch, Stopwatch, time_operator
 from workload import Shard, UserError
 
-_LOCK_PATIENCE_S = 2.0
-
-
-class DeviceBusy(Exception):  # noqa: N818 - a state of affairs, not an error
-    """Another pool on this machine is measuring on the same core."""
-
 
 class DeviceBenchmark:
     """Measures shards on one GPU, or on one CPU core that it pins itself to.
@@ -49,6 +39,7 @@ class DeviceBenchmark:
     def __init__(self, name: str, core: int | None, memory_bytes: int) -> None:
         fbgemm.training_ops()
         self._core = core
+        self._pool = this_pool()
         kind: hardware.Kind = "cuda" if core is None else "cpu"
         if core is None:
             self._torch_device = torch.device("cuda", 0)
@@ -87,7 +78,7 @@ class DeviceBenchmark:
 
         `quiet_ms`: what the reference takes where the costs are told; by default here, in quiet.
         """
-        with self._claimed():
+        with claimed(self._core, self._pool):
             needed, free = needed_bytes(shard, settings), self._free_bytes()
             if needed > free:
                 reason = f"needs {needed:,} bytes, {self._info.name} has {free:,}"
@@ -105,7 +96,7 @@ class DeviceBenchmark:
 
     def exchange(self, part: ExchangePart) -> list[RankTimes]:
         """Run this device's ranks of an all-to-all."""
-        with self._claimed():
+        with claimed(self._core, self._pool):
             return exchange.run_ranks(part, self._torch_device)
 
     def _time(
@@ -152,23 +143,3 @@ class DeviceBenchmark:
             timing=timing,
             reason=reason,
         )
-
-    @contextmanager
-    def _claimed(self) -> Iterator[None]:
-        """Hold the core against other pools on this machine while measuring, and no longer."""
-        if self._core is None:
-            yield
-            return
-        folder = Path(tempfile.gettempdir()) / f"autoshard-cores-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        with open(folder / f"core{self._core}.lock", "w") as lock:
-            deadline = time.monotonic() + _LOCK_PATIENCE_S
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise DeviceBusy(f"core {self._core} of {self._info.node}") from None
-                    time.sleep(0.01)
-            yield
