@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 from benchmark.system_files import ROOT, read_number, read_numbers, read_text
 
 _NO_LIMIT = 2**60  # version 1 says "none" as the last page below 2**63, whatever a page's size
+# A line of mountinfo: three numbers, what is mounted, where, how; then the kind and its options.
+_MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
@@ -54,14 +56,11 @@ def _groups(controller: str, root: Path) -> list[Path]:
     """Folders of the groups around this process, by either version, as far as they are seen."""
     members = _memberships(controller, root)
     found: dict[tuple[int, int], Path] = {}  # a hierarchy may be mounted twice: each group once
-    for line in read_text(root / "proc/self/mountinfo").splitlines():
-        mount, _, system = line.partition(" - ")
-        kind, _, options = system.split(" ", 2) if system.count(" ") >= 2 else ("", "", "")
+    for top, point, kind, options in _MOUNT.findall(read_text(root / "proc/self/mountinfo")):
         if kind not in members or (kind == "cgroup" and controller not in options.split(",")):
             continue
-        top, point = (_unescaped(field) for field in mount.split(" ")[3:5])
-        base = root / point.lstrip("/")
-        group = base / _below(members[kind], top)
+        base = root / _unescaped(point).lstrip("/")
+        group = base / _below(members[kind], _unescaped(top))
         for folder in [group, *group.parents]:
             if folder.is_dir():
                 status = folder.stat()

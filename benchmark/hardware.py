@@ -20,7 +20,8 @@ _CPUS = "sys/devices/system/cpu"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _VECTORS = ("avx512f", "avx2", "sse4_2", "sve2", "sve", "asimd")  # the widest first
 _DEFAULT_CACHE_BYTES = 32 * 2**20
-_USABLE_MEMORY = 0.85  # of a machine's memory that its benchmark actors may fill together
+# Of a machine's memory that shards may fill together; the rest is for Ray, the system and torch.
+_USABLE_MEMORY = 0.85
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class NumaNode:
 class NodeReport:
     """What a Ray node has, as seen from a process on it.
 
-    `memory_bytes` and those of `numa` are what its benchmark actors may fill together.
+    `memory_bytes` and those of `numa` are what shards may fill, so some less than there is.
     """
 
     node_id: str

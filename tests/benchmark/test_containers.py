@@ -90,6 +90,7 @@ def test_where_a_group_is_found(tmp_path: Path, group: str, top: str, folder: st
         "proc/self/cgroup": f"0::{group}",
         "proc/self/mountinfo": f"30 25 0:26 {top} /run/c\\040g rw - cgroup2 cgroup2 rw",
         f"run/c g/{folder}/cpu.max": "150000 100000",
+        "run/cpu.max": "1 100000",  # not a group
     }
     assert cpu_quota(written(tmp_path, files)) == 1.5
 

@@ -41,9 +41,10 @@ def test_a_held_core_says_who_holds_it_and_since_when() -> None:
         assert "next" in told()
 
 
-def test_a_core_is_free_after_an_error() -> None:
+def test_after_an_error_a_core_is_free_and_its_file_names_nobody(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), claimed(CORE, "broken"):
         raise ZeroDivisionError
+    assert [file.read_bytes() for file in tmp_path.glob("*/core*.lock")] == [b""]
     with claimed(CORE, "next", patience_s=0):
         pass
 
