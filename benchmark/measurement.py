@@ -168,6 +168,7 @@ class Measurement:
     timing: Timing | None = None
     reason: str = ""
     reused: bool = False
+    throttled: float = 0.0  # share of the visit's time that a CPU quota stopped it; not kept
 
     @property
     def ok(self) -> bool:
