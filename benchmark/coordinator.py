@@ -131,6 +131,10 @@ class PoolCoordinator:
         """CPU time that this process has taken."""
         return time.process_time()
 
+    async def backlog(self) -> int:
+        """Shards that wait for a device or are being measured."""
+        return len(self._jobs)
+
     async def machine(self) -> str:
         """The machine that the pool itself runs on, and that its stores lie on."""
         return machine_id()

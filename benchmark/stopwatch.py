@@ -112,7 +112,7 @@ class CpuStopwatch:
     def clear_cache(self, most_ms: float) -> None:
         """Read as much as the cache holds, or as can be read in so long."""
         whole = self._flush.numel()
-        wanted = min(whole, int(self._per_ms * most_ms) or min(whole, _FIRST_FLUSH))
+        wanted = min(whole, int(self._per_ms * most_ms) or _FIRST_FLUSH)
         if not wanted:
             return
         if wanted > self._touched:  # pages that were never written are all the same page of zeros

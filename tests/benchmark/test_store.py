@@ -177,9 +177,7 @@ def test_costs_of_one_hardware_are_told_at_one_level(
         store.put([replace(last, measured_at=99.0 + n, timing=replace(TIMING, quiet=slow))
                    for n in range(200)])  # fmt: skip
         assert store.level("hw", "v") == settled
-    assert [m.total_ms for m in read_parquet(tmp_path / "a.parquet")] == [
-        m.total_ms for m in told
-    ]
+    assert [m.total_ms for m in read_parquet(tmp_path / "a.parquet")] == [m.total_ms for m in told]
 
 
 def test_all_visits_of_a_shard_are_kept_and_their_mean_is_its_cost(
