@@ -26,7 +26,7 @@ from benchmark.measurement import (
     Timing,
 )
 from benchmark.memory import keep_freed_memory, release_freed_memory
-from benchmark.reference import reference_operator
+from benchmark.reference import reference_operators
 from benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch, Subject
 from benchmark.timing import SubjectFault, time_by_turns
 from workload import UserError
@@ -63,7 +63,7 @@ class DeviceBenchmark:
             self._kept_bytes = memory_bytes // _KEPT_SHARE
             keep_freed_memory(self._kept_bytes)
             cache_bytes = min(hardware.last_level_cache_bytes(core), memory_bytes // _FLUSH_SHARE)
-            self._watch = CpuStopwatch(core, cache_bytes, reference_operator())
+            self._watch = CpuStopwatch(core, cache_bytes, reference_operators())
             fingerprint = hardware.cpu_fingerprint()
         self._info = DeviceInfo(name, kind, socket.gethostname(), fingerprint, memory_bytes)
         self._versions = fbgemm.library_versions()

@@ -21,7 +21,7 @@ import torch
 from benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings, TimingOptions
 from benchmark.embedding_op import EmbeddingOp
 from benchmark.hardware import last_level_cache_bytes, physical_cores
-from benchmark.reference import reference_operator
+from benchmark.reference import reference_operators
 from benchmark.stopwatch import CpuStopwatch, Subject
 from benchmark.timing import time_by_turns
 from cost_model.training import one_thread
@@ -125,8 +125,8 @@ def flush_figures() -> list[Figure]:
         Subject(op.forward, op.gradient)
         for op in (EmbeddingOp(shard, _SETTINGS, torch.device("cpu")) for shard in shards)
     ]
-    cache, reference = last_level_cache_bytes(core), reference_operator()
-    watches = (CpuStopwatch(core, cache, reference), _FullFlush(core, cache, reference))
+    cache, references = last_level_cache_bytes(core), reference_operators()
+    watches = (CpuStopwatch(core, cache, references), _FullFlush(core, cache, references))
     figures = []
     for name, groups in (("by turns", [subjects]), ("alone", [[each] for each in subjects[:4]])):
         ratios = []
