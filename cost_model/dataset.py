@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,19 @@ from benchmark import (
     Level,
     Measurement,
     MeasurementStore,
+    Timing,
     read_parquet,
     read_parquet_exchanges,
 )
+from benchmark.statistics import UNKNOWN
 from workload import EmbeddingTable, OperatorOptions, Shard, UserError
 from workload.parts import PARTS, Part, part_of_shard
 
 Floats = npt.NDArray[np.float64]
 
 FEWEST_SHARDS = 5  # shards that a part needs, or nothing can be said of it
+# Of the sizes of normal values, in deviations: medians do not feel the few that are far off.
+_NORMAL_MEDIAN = NormalDist().inv_cdf(0.75)
 
 
 class DataError(UserError):
@@ -33,15 +38,15 @@ class DataError(UserError):
 class CostDataset:
     """Shards with their batch sizes and costs, of one operator on one kind of hardware.
 
-    `costs_ms[n]` are forward and backward of `shards[n]`, the mean where it was measured more than
-    once; `repeats_ms[n]` the total of each time; `spreads[n]` as in `ShardCost`. All are told as on
-    a machine on which the reference takes `quiet`.
+    `costs_ms[n]` are forward and backward of `shards[n]`: the mean of its visits, each weighed by
+    what it is worth; `errors[n]` the relative standard error of that mean; `repeats_ms[n]` the
+    total of each visit. All are told as on a machine on which the reference takes `quiet`.
     """
 
     shards: tuple[Shard, ...]
     batch_sizes: tuple[int, ...]
     costs_ms: Floats
-    spreads: Floats
+    errors: Floats
     repeats_ms: tuple[tuple[float, ...], ...]
     operator: OperatorOptions
     hardware: str
@@ -78,7 +83,7 @@ class CostDataset:
             shards=tuple(self.shards[n] for n in chosen),
             batch_sizes=tuple(self.batch_sizes[n] for n in chosen),
             costs_ms=self.costs_ms[list(chosen)],
-            spreads=self.spreads[list(chosen)],
+            errors=self.errors[list(chosen)],
             repeats_ms=tuple(self.repeats_ms[n] for n in chosen),
         )
 
@@ -88,6 +93,21 @@ class CostDataset:
         if len(pairs) < FEWEST_SHARDS:
             return None
         return float(np.median(np.abs(pairs[:, 0] - pairs[:, 1]) / pairs.mean(axis=1)))
+
+    def noise(self) -> float | None:
+        """Median relative error of the costs themselves: a model that is never wrong would seem to
+        miss them by so much.
+
+        By the noise floor, if there is one: two visits differ by the square root of 2 more than one
+        errs, and a mean of several errs less. Else by the errors; None if these are not known.
+        """
+        visits = np.array([len(repeats) for repeats in self.repeats_ms])
+        floor = self.noise_floor()
+        if floor is not None:
+            return floor * float(np.sqrt(np.mean(1 / visits) / 2))
+        if np.median(self.errors * np.sqrt(visits)) >= UNKNOWN:
+            return None
+        return float(np.median(self.errors)) * _NORMAL_MEDIAN
 
     @staticmethod
     def of(
@@ -106,15 +126,19 @@ class CostDataset:
         for measurement in kept:
             key = (measurement.shard.digest, measurement.settings.batch_size)
             merged.setdefault(key, []).append(measurement)
-        timings = [[m.timing for m in same if m.timing is not None] for same in merged.values()]
+        visits = [[m.timing for m in same if m.timing is not None] for same in merged.values()]
+        worth = [1 / variances for variances in _variances(visits)]
         return CostDataset(
             shards=tuple(same[0].shard for same in merged.values()),
             batch_sizes=tuple(same[0].settings.batch_size for same in merged.values()),
             costs_ms=np.array(
-                [np.mean([(t.forward_ms, t.backward_ms) for t in same], axis=0) for same in timings]
+                [
+                    np.average([(t.forward_ms, t.backward_ms) for t in same], axis=0, weights=each)
+                    for same, each in zip(visits, worth, strict=True)
+                ]
             ),
-            spreads=np.array([np.mean([t.spread for t in same]) for same in timings]),
-            repeats_ms=tuple(tuple(t.total_ms for t in same) for same in timings),
+            errors=np.array([each.sum() ** -0.5 for each in worth]),
+            repeats_ms=tuple(tuple(t.total_ms for t in same) for same in visits),
             operator=kept[0].settings.operator,
             hardware=kept[0].hardware,
             versions=kept[0].versions,
@@ -187,6 +211,27 @@ def split(data: CostDataset, must_be_full: bool = True) -> dict[Part, CostDatase
                 "more with collect_costs.py, which keeps the parts apart"
             )
     return {part: data.subset(numbers[part]) for part in PARTS}
+
+
+def _variances(visits: Sequence[Sequence[Timing]]) -> list[Floats]:
+    """The variance of each visit of each shard, relative: by its error, and by what shards with
+    several visits show beyond that.
+
+    Other index batches differ, and errors in older files count iterations alone. An error that
+    cannot be is taken to be like the others'.
+    """
+    errors = np.array([timing.error for same in visits for timing in same])
+    possible = np.isfinite(errors) & (errors > 0)
+    usual = np.median(errors[possible]) if possible.any() else UNKNOWN
+    stated = np.where(possible, errors, usual) ** 2
+    by_shard = np.split(stated, np.cumsum([len(same) for same in visits])[:-1])
+    several = [n for n, same in enumerate(visits) if len(same) > 1]
+    if len(several) < FEWEST_SHARDS:
+        return by_shard
+    ratios = [np.log(visits[n][0].total_ms / visits[n][1].total_ms) for n in several]
+    found = (np.median(np.abs(ratios)) / _NORMAL_MEDIAN) ** 2
+    beyond = max(0.0, found - np.median([by_shard[n][:2].sum() for n in several])) / 2
+    return [variances + beyond for variances in by_shard]
 
 
 def _read(path: Path) -> tuple[list[Measurement], list[Exchange]]:

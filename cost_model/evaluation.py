@@ -1,5 +1,6 @@
 """How good a model is on tables it has never seen, and how much better than simpler beliefs."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -45,7 +46,8 @@ class Evaluation:
     """A model on test shards: `predicted_ms` against `measured_ms`, and against simpler beliefs.
 
     `additive_ms` is the sum of what the model says that each slice costs alone. `widths` are how
-    many half widths of its 90 % interval each measurement lies away.
+    many half widths of its 90 % interval each measurement lies away. `noise_floor` is the median
+    difference of two visits, `noise` the median error of the costs that the model is held against.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -56,6 +58,14 @@ class Evaluation:
     score: Score
     baselines: dict[str, Score]
     noise_floor: float | None
+    noise: float | None
+
+    @property
+    def net_error(self) -> float | None:
+        """The model's own median error, without what measurements err by; None if that is not
+        known.
+        """
+        return None if self.noise is None else net_of_noise(self.score.median_error, self.noise)
 
     @property
     def coverage_90(self) -> float:
@@ -82,6 +92,8 @@ class Evaluation:
         return {
             "num_test": len(self.sizes),
             "test_mape": {"median": self.score.median_error, "mean": self.score.mean_error},
+            "test_mape_net": self.net_error,
+            "noise_mape": self.noise,
             "test_kendall_tau": self.score.kendall_tau,
             "noise_floor_mape": self.noise_floor,
             "coverage_90": self.coverage_90,
@@ -94,6 +106,17 @@ class Evaluation:
                 for name, count, own, additive in self.by_size()
             ],
         }
+
+
+def net_of_noise(median_error: float, noise: float) -> float:
+    """What is left of a median error against costs that err by `noise` themselves, in the median.
+
+    A model and what it is held against err independently, so their variances add up: the square
+    root of the difference of squares. Medians stand for deviations, to which they are proportional
+    as far as errors are distributed alike: one cost that is far off does not decide. 0 if noise
+    explains all.
+    """
+    return math.sqrt(max(0.0, median_error**2 - noise**2))
 
 
 def evaluate(model: ComputeCostModel, training: CostDataset, test: CostDataset) -> Evaluation:
@@ -120,6 +143,7 @@ def evaluate(model: ComputeCostModel, training: CostDataset, test: CostDataset) 
         score=Score.of(predicted, measured),
         baselines=baselines,
         noise_floor=test.noise_floor(),
+        noise=test.noise(),
     )
 
 

@@ -50,6 +50,8 @@ def learning_figures() -> list[Figure]:
             found.baselines["additive_less_starts"].kendall_tau,
         ),
         Figure("median error", f"at most {1.5 * floor:.3f}", found.score.median_error),
+        Figure("  of it the model's own", "", found.net_error or 0.0),
+        Figure("  of it noise of the measurements", "", found.noise or 0.0),
         Figure("  difference of a shard measured twice", "", floor),
         Figure(
             "  error of the sum of tables alone less their starts",

@@ -201,8 +201,8 @@ def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, A
         new = evaluate(model.compute, few, parts["test"])
         figures |= {**new.to_json(), "uncalibrated_mape": old.score.median_error}
         cli.console.print(
-            f"calibrated with {len(few)} shards: median error {new.score.median_error:.1%} on "
-            f"{len(parts['test'])} others, {old.score.median_error:.1%} before",
+            f"calibrated with {len(few)} shards: on {len(parts['test'])} others its median error "
+            f"was {old.score.median_error:.1%} and is {_error_told(new)}",
             soft_wrap=True,
         )
     provenance = replace(model.provenance, figures=_numbers(figures))
@@ -222,10 +222,9 @@ def _communication_error(
 
 def _report(found: Evaluation, figures: dict[str, Any]) -> None:
     """The figures for people."""
-    floor = "unknown" if found.noise_floor is None else f"{found.noise_floor:.1%}"
     additive = found.baselines["additive"]
     lines = [
-        ("median error", f"{found.score.median_error:.1%} (measured twice: {floor})"),
+        ("median error", _error_told(found)),
         ("Kendall tau", f"{found.score.kendall_tau:.3f} (sum of tables alone "
                         f"{additive.kendall_tau:.3f})"),
         ("90 % interval", f"holds {found.coverage_90:.1%}"),
@@ -246,6 +245,14 @@ def _report(found: Evaluation, figures: dict[str, Any]) -> None:
             f"  {name + ' tables':<14} error {own:.1%}, of the sum {additive_error:.1%} "
             f"({count} shards)"
         )
+
+
+def _error_told(found: Evaluation) -> str:
+    """The median error, and what of it is the model's."""
+    told = f"{found.score.median_error:.1%}"
+    if found.net_error is None:
+        return f"{told} (how much of it is noise is not known)"
+    return f"{told}: model {found.net_error:.1%}, noise {found.noise:.1%}"
 
 
 def _numbers(figures: dict[str, Any]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmark import Exchange, Measurement, MeasureSettings, Timing
+from benchmark import Exchange, Level, Measurement, MeasureSettings, Timing
 from benchmark.measurement import ExchangeKey
 from cost_model import CostDataset, CostModel, Provenance
 from cost_model.communication import train_communication
@@ -15,6 +15,8 @@ from workload.parts import Part
 from workload.reuse import spectrum_of
 
 HARDWARE, VERSIONS = "a machine", "libraries"
+QUIET = Level(0.8, 1.2)
+_LEAST_ERROR = 0.005
 
 
 def formula_ms(shard: Shard, batch_size: int, dearer: float = 1.0) -> tuple[float, float]:
@@ -40,7 +42,8 @@ def measurement(
     rng = np.random.default_rng([int(shard.digest[:8], 16), seed])
     factor = float(np.exp(noise * rng.standard_normal()))
     forward, backward = formula_ms(shard, batch_size, dearer)
-    timing = Timing(forward * factor, backward * factor, 0.01, 20, 0, 0.0, 0.1, 2.0)
+    error = max(noise, _LEAST_ERROR)
+    timing = Timing(forward * factor, backward * factor, 0.01, 20, 0, 0.0, 0.1, QUIET, error=error)
     settings = MeasureSettings(batch_size, operator or OperatorOptions(), seed)
     return Measurement(shard, settings, HARDWARE, VERSIONS, "ok", "d", "n", 1.0 + seed, timing)
 
@@ -77,6 +80,6 @@ def formula_model(parts: dict[Part, CostDataset], exchanges: Sequence[Exchange])
     compute, _ = train_compute(parts["train"], parts["validation"], options, seed=0)
     communication, _ = train_communication(exchanges, options, seed=0)
     provenance = Provenance(
-        HARDWARE, VERSIONS, OperatorOptions(), (512, 1024), len(parts["train"]), 2.0
+        HARDWARE, VERSIONS, OperatorOptions(), (512, 1024), len(parts["train"]), QUIET
     )
     return CostModel(compute, provenance, communication)

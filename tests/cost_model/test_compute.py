@@ -1,15 +1,17 @@
 """The set network: what adds up, what does not, and what it learns of a formula."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from formula import formula_data, formula_ms
+from formula import formula_data, formula_ms, measurement
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_model import CostDataset, CostModel, DeviceSums, EstimatedCosts, OutsideTraining
 from cost_model.compute_training import train_compute
-from cost_model.evaluation import Score, evaluate
+from cost_model.evaluation import Score, evaluate, net_of_noise
 from cost_model.training import TrainOptions
 from workload import EmbeddingTable, Shard, TableSlice, random_shards, synthetic_tables
 from workload.parts import Part
@@ -38,6 +40,60 @@ def test_the_formula_is_recovered_on_tables_never_seen(
     assert sum(count for _, count, _, _ in groups) == len(formula_parts["test"])
     assert groups[0][0] == "1"
     assert groups[0][2] == groups[0][3]  # of single tables the sum is the cost itself
+
+
+@pytest.mark.parametrize("visits", [1, 2, 3])
+def test_the_error_net_of_noise_is_the_model_s_own(
+    model: CostModel, formula_parts: dict[Part, CostDataset], visits: int
+) -> None:
+    """Held against the truth, and against costs that err by 5 %, once or in the mean of several."""
+    shards = formula_parts["test"].shards
+    true = CostDataset.of(measurement(shard) for shard in shards)
+    noisy = CostDataset.of(
+        measurement(shard, noise=0.05, seed=seed) for shard in shards for seed in range(visits)
+    )
+    own, found = (evaluate(model.compute, formula_parts["train"], data) for data in (true, noisy))
+    assert found.noise == pytest.approx(0.67 * 0.05 / visits**0.5, rel=0.25)
+    assert found.net_error is not None
+    assert abs(found.net_error - own.score.median_error) < 0.5 * found.noise
+    assert found.net_error < found.score.median_error
+    told = found.to_json()
+    assert (told["noise_mape"], told["test_mape_net"]) == (found.noise, found.net_error)
+    assert replace(found, noise=1.0).net_error == 0.0
+    assert replace(found, noise=None).net_error is None
+
+
+def test_the_net_error_comes_out_where_both_are_known() -> None:
+    """The model errs by 2 %, the mean of two visits by 2.1 %; a few wild values change nothing."""
+    rng = np.random.default_rng(0)
+    shards = random_shards(TABLES, 3000, 8, seed=4)
+    data = CostDataset.of(measurement(s, noise=0.03, seed=n) for s in shards for n in range(2))
+    true = np.array([sum(formula_ms(shard, 1024)) for shard in shards])
+    predicted = true * np.exp(0.02 * rng.standard_normal(len(true)))
+    predicted[:5] *= 10
+    score, noise = Score.of(predicted, data.totals_ms), data.noise()
+    assert score.median_error == pytest.approx(0.67 * (0.02**2 + 0.03**2 / 2) ** 0.5, rel=0.1)
+    assert noise == pytest.approx(0.67 * 0.03 / 2**0.5, rel=0.1)
+    assert net_of_noise(score.median_error, noise) == pytest.approx(0.67 * 0.02, rel=0.1)
+
+
+def test_loud_costs_teach_less(many_tables: tuple[EmbeddingTable, ...]) -> None:
+    """Half of the costs err by 1 %, half by 20 %: whoever knows which learns far more."""
+    shards = random_shards(many_tables, 300, 12, seed=6)
+    told = CostDataset.of(
+        measurement(s, noise=0.2 if n % 2 else 0.01) for n, s in enumerate(shards)
+    )
+    alike = replace(told, errors=np.full(len(told), 0.1))
+    others = random_shards(many_tables, 200, 12, seed=60)
+    true = CostDataset.of(map(measurement, others))
+    options = TrainOptions(members=3, steps=200)
+    errors = []
+    for data in (told, alike):
+        taught, _ = train_compute(data, true.subset(range(50)), options, seed=0)
+        prices = taught.predict(true.shards[50:], true.batch_sizes[50:])
+        predicted = prices.total_ms.double().numpy()
+        errors.append(Score.of(predicted, true.totals_ms[50:]).median_error)
+    assert errors[0] < 0.8 * errors[1]
 
 
 def test_forward_and_backward_are_told_apart(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from formula import formula_exchanges, measurement
+from formula import QUIET, formula_exchanges, measurement
 
-from benchmark import Measurement, MeasurementStore, export_parquet
+from benchmark import Level, Measurement, MeasurementStore, export_parquet
 from cost_model import CostDataset, DataError, Selection, read_costs, split
 from workload import EmbeddingTable, OperatorOptions, Shard, random_shards
 from workload.parts import part_of_shard, tables_by_part
@@ -64,6 +64,50 @@ def test_what_was_measured_twice_tells_the_noise(
     assert read_costs([keep(once, "once.db")]).noise_floor() is None
 
 
+def with_error(known: Measurement, error: float, factor: float = 1.0) -> Measurement:
+    """The same cost times a factor, and how sure its visit is."""
+    assert known.timing is not None
+    forward_ms, backward_ms = known.timing.forward_ms * factor, known.timing.backward_ms * factor
+    timing = replace(known.timing, forward_ms=forward_ms, backward_ms=backward_ms, error=error)
+    return replace(known, timing=timing)
+
+
+def test_visits_count_by_what_they_are_worth(shards: list[Shard]) -> None:
+    sure = with_error(measurement(shards[0]), 0.01)
+    loose = with_error(measurement(shards[0], seed=1), 0.02, factor=1.05)
+    data = CostDataset.of([sure, loose])
+    assert data.totals_ms[0] == pytest.approx(sure.total_ms * (4 * 1.0 + 1 * 1.05) / 5)
+    assert data.errors[0] == pytest.approx((1 / 0.01**2 + 1 / 0.02**2) ** -0.5)
+    assert data.repeats_ms[0] == (sure.total_ms, loose.total_ms)
+
+
+@pytest.mark.parametrize("error", [0.0, -1.0, float("nan"), float("inf")])
+def test_an_error_that_cannot_be_is_like_the_others(shards: list[Shard], error: float) -> None:
+    known = [with_error(measurement(shard), 0.02) for shard in shards[:5]]
+    odd = with_error(measurement(shards[5]), error)
+    assert CostDataset.of([odd, *known]).errors == pytest.approx([0.02] * 6)
+    alone = CostDataset.of([odd, with_error(measurement(shards[5], seed=1), error, 1.1)])
+    assert alone.totals_ms[0] == pytest.approx(odd.total_ms * 1.05)
+    assert alone.noise() is None
+
+
+def test_repeats_tell_more_than_errors_that_count_iterations_alone(shards: list[Shard]) -> None:
+    """As in older files: a visit says that it is known to 1 %, another one differs by 4 %."""
+    visits = [
+        with_error(measurement(shard, noise=0.04, seed=seed), 0.01)
+        for shard in shards
+        for seed in range(2)
+    ]
+    once = [with_error(measurement(shard, noise=0.04), 0.01) for shard in shards]
+    data = CostDataset.of(visits)
+    assert data.errors == pytest.approx([0.04 / 2**0.5] * len(shards), rel=0.25)
+    assert data.noise() == pytest.approx(0.67 * 0.04 / 2**0.5, rel=0.25)
+    assert CostDataset.of(once).errors == pytest.approx([0.01] * len(shards))
+    assert CostDataset.of(once).noise() == pytest.approx(0.67 * 0.01, rel=0.02)
+    honest = [with_error(visit, 0.04) for visit in visits]  # nothing is added to what is known
+    assert CostDataset.of(honest).errors == pytest.approx([0.04 / 2**0.5] * len(shards), rel=0.2)
+
+
 def test_a_file_that_is_read_twice_is_no_repeat(
     keep: Callable[..., Path], shards: list[Shard]
 ) -> None:
@@ -78,9 +122,10 @@ def test_levels_of_several_stores_become_one(
 ) -> None:
     first, second = measurement(shards[0]), measurement(shards[1])
     assert second.timing is not None
-    slower = replace(second, timing=second.timing.told_at(4.0))
+    slow = Level(2 * QUIET.forward_ms, 3 * QUIET.backward_ms)
+    slower = replace(second, timing=second.timing.told_at(slow))
     data = read_costs([keep([first]), keep([slower], "slow.db")])
-    assert data.quiet_ms == 2.0
+    assert data.quiet == QUIET
     assert data.totals_ms[1] == pytest.approx(second.total_ms)
 
 

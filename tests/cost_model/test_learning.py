@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from formula import formula_exchanges, measurement
+from formula import QUIET, formula_exchanges, measurement
 
+from benchmark import Level
 from cost_model import CommCostModel, CostDataset, CostModel, DataError, EstimatedCosts
 from cost_model.calibration import calibrate
 from cost_model.communication import communication_error, train_communication
@@ -143,8 +144,9 @@ def test_promises_are_told_at_the_level_of_the_model(
     assert honest[0].ratio == pytest.approx(1, abs=0.1)
     assert honest[0].max_ratio == pytest.approx(1, abs=0.15)
     # Another store's level: twice the reference, so all of its costs read twice as high.
+    slow = Level(2 * QUIET.forward_ms, 2 * QUIET.backward_ms)
     other = promises(
-        oracle, [(task, plan)], lambda some: [measurement(s).told_at(4.0) for s in some]
+        oracle, [(task, plan)], lambda some: [measurement(s).told_at(slow) for s in some]
     )
     assert other[0].ratio == pytest.approx(honest[0].ratio)
 

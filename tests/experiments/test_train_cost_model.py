@@ -73,7 +73,8 @@ def test_a_model_is_trained_on_what_was_measured(
 ) -> None:
     assert {
         "num_train", "num_test", "test_mape", "test_kendall_tau", "noise_floor_mape",
-        "coverage_90", "baselines", "proposals", "seconds", "evaluations_per_second",
+        "noise_mape", "test_mape_net", "coverage_90", "baselines", "proposals", "seconds",
+        "evaluations_per_second",
     } <= set(figures)  # fmt: skip
     assert {"dim", "size", "lookup", "size_lookup", "additive"} <= set(figures["baselines"])  # type: ignore[call-overload]
     assert figures["test_mape"]["median"] < 0.3  # type: ignore[index]
