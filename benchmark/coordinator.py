@@ -41,9 +41,11 @@ from workload import Shard
 
 _log = logging.getLogger(__name__)
 
+# None of these limits what a machine may take: they say how often something is looked at, how long
+# answers are gathered, and when who asks no more is forgotten.
 _REFRESH_SECONDS = 3.0
-_LEASE_SECONDS = 60.0
-_SETTLE_SECONDS = 20.0
+_LEASE_SECONDS = 60.0  # a client that is slow to ask again is answered anew
+_SETTLE_SECONDS = 20.0  # of one call; a client goes on calling as long as devices are starting
 _GATHER_SECONDS = 0.05  # answers of so long go to the client in one reply: replies are dear
 _IDLE_SECONDS = 600.0  # then the devices are given back: other jobs may want the GPUs
 
