@@ -3,7 +3,7 @@
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -74,20 +74,18 @@ class CpuStopwatch:
         core: the core.
         cache_bytes: of its last-level cache, as far as clearing it may take memory; 0 leaves the
             cache alone.
-        reference: runs beside each iteration, so that costs can be told apart from the hour.
+        references: run beside iterations, in turn, so that costs can be told apart from the hour.
     """
 
     def __init__(
-        self, core: int, cache_bytes: int = 0, reference: EmbeddingOp | None = None
+        self, core: int, cache_bytes: int = 0, references: Sequence[EmbeddingOp] = ()
     ) -> None:
         self._core = core
         # Reading evicts as well as writing and takes half the time. Memory is taken as it is read.
         self._flush = torch.empty(cache_bytes // 8, dtype=torch.float64)
         self._touched = 0  # of its elements: they have pages of their own
         self._per_ms = 0.0  # elements read in a millisecond
-        self._reference = (
-            None if reference is None else Subject(reference.forward, reference.gradient)
-        )
+        self._references = itertools.cycle([Subject(op.forward, op.gradient) for op in references])
         self._seen = _CoreTime.now(core)
 
     def iteration(self, subject: Subject) -> Iteration:
@@ -106,13 +104,14 @@ class CpuStopwatch:
         )
 
     def reference(self) -> Iteration | None:
-        """One run of the reference."""
-        return None if self._reference is None else self.iteration(self._reference)
+        """One run of the reference that is next."""
+        following = next(self._references, None)
+        return None if following is None else self.iteration(following)
 
     def clear_cache(self, most_ms: float) -> None:
         """Read as much as the cache holds, or as can be read in so long."""
         whole = self._flush.numel()
-        wanted = min(whole, int(self._per_ms * most_ms) or min(whole, _FIRST_FLUSH))
+        wanted = min(whole, int(self._per_ms * most_ms) or _FIRST_FLUSH)
         if not wanted:
             return
         if wanted > self._touched:  # pages that were never written are all the same page of zeros
