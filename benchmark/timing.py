@@ -2,15 +2,14 @@
 
 Iterations of up to a handful of shards are interleaved in rounds, for three reasons. Each shard's
 iterations spread over more time, so that a spell in which the host is slow does not hit one shard
-alone. What others use between two iterations of a shard puts its rows out of the cache, so that it
-is cleared once a round at most (see `clearing`). And one reference beside each iteration serves as the one after this
+alone. What others use between two iterations of a shard puts its rows out of the cache, so that a
+flush once a round is enough. And one reference beside each iteration serves as the one after this
 and the one before the next.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +23,9 @@ from benchmark.stopwatch import Iteration, Stopwatch, Subject
 Floats = npt.NDArray[np.float64]
 
 _WARM_UP = 1  # rounds: in the first the system hands out memory
+# Of an iteration's mean time: the flush takes at most so long, once a round. With several shards
+# by turns that is a few percent of the time, and more is not needed, for the others flush too.
+_FLUSH_SHARE = 0.4
 # Of an iteration's time: what the reference runs after it, at least once. A long iteration averages
 # over the host's moments by itself, and so must what it is compared with.
 _REFERENCE_SHARE = 0.1
@@ -38,36 +40,20 @@ class SubjectFault(Exception):  # noqa: N818 - the subject's, not ours
         self.reason = reason
 
 
-class _Run(NamedTuple):
-    """An iteration, forward and backward of the reference around it, and how the cache was cleared.
-
-    What follows a short clearing counts only on devices where that is known to do.
-    """
-
-    iteration: Iteration
-    beside: tuple[float, float]
-    thorough: bool
-    counts: bool
-
-
 @dataclass
 class _Runs:
-    """Iterations of one subject."""
+    """Iterations of one subject; `beside` the reference around each, forward and backward."""
 
     number: int
     subject: Subject
     options: TimingOptions
-    all: list[_Run] = field(default_factory=list)
+    done: list[Iteration] = field(default_factory=list)
+    beside: list[tuple[float, float]] = field(default_factory=list)
     seconds: float = 0.0
     spread: float = math.inf
 
-    @property
-    def counted(self) -> list[_Run]:
-        """Those that its cost is the median of."""
-        return [run for run in self.all if run.counts]
-
     def iterate(self, watch: Stopwatch) -> Iteration:
-        """One more; whether it is kept is for the caller to say."""
+        """One more; whether it counts is for the caller to say."""
         try:
             found = watch.iteration(self.subject)
         except Exception as error:  # whatever a kernel raises is this subject's
@@ -77,55 +63,39 @@ class _Runs:
         self.seconds += found.wall_ms / 1e3
         return found
 
+    def told(self, level: Level | None) -> Floats:
+        """Forward and backward of each, as on a machine where the reference takes so long."""
+        read = np.array([(run.forward_ms, run.backward_ms) for run in self.done])
+        if level is None:
+            return read
+        told: Floats = read / np.array(self.beside) * (level.forward_ms, level.backward_ms)
+        return told
+
     def is_known(self, level: Level | None) -> bool:
         """True once the median is known, or a cap is reached."""
-        counted = self.counted
-        if len(counted) >= FEWEST_FOR_INTERVAL:
-            self.spread = median_spread(_told(counted, level).sum(axis=1).tolist())
+        if len(self.done) >= FEWEST_FOR_INTERVAL:
+            self.spread = median_spread(self.told(level).sum(axis=1).tolist())
         return (
             self.spread <= self.options.precision
-            or len(counted) >= self.options.max_iterations
-            or (len(counted) > 1 and self.seconds > self.options.max_seconds)
+            or len(self.done) >= self.options.max_iterations
+            or (len(self.done) > 1 and self.seconds > self.options.max_seconds)
         )
 
     def timing(self, level: Level | None, load: float) -> Timing:
         """What came of it."""
-        counted = self.counted
-        told = _told(counted, level)
-        forward_ms, backward_ms = np.median(told, axis=0).tolist()
-        self.spread = median_spread(told.sum(axis=1).tolist())
+        forward_ms, backward_ms = np.median(self.told(level), axis=0).tolist()
+        self.spread = median_spread(self.told(level).sum(axis=1).tolist())
         return Timing(
             forward_ms=forward_ms,
             backward_ms=backward_ms,
             spread=self.spread,
-            iterations=len(counted),
-            disturbed=sum(run.iteration.disturbed for run in counted),
+            iterations=len(self.done),
+            disturbed=sum(run.disturbed for run in self.done),
             foreign_load=load,
             operator_seconds=self.seconds,
             quiet=level,
-            error=standard_error(self.spread, len(counted)),
+            error=standard_error(self.spread, len(self.done)),
         )
-
-    def by_clearing(self, level: Level | None) -> tuple[list[float], list[float]]:
-        """Forward plus backward after short and after thorough clearings."""
-        short = [run for run in self.all if not run.thorough]
-        thorough = [run for run in self.all if run.thorough]
-        if not short or not thorough:
-            return [], []
-        return (
-            _told(short, level).sum(axis=1).tolist(),
-            _told(thorough, level).sum(axis=1).tolist(),
-        )
-
-
-def _told(runs: Sequence[_Run], level: Level | None) -> Floats:
-    """Forward and backward of each, as on a machine where the reference takes so long."""
-    read = np.array([(run.iteration.forward_ms, run.iteration.backward_ms) for run in runs])
-    if level is None:
-        return read
-    beside = np.array([run.beside for run in runs])
-    told: Floats = read / beside * (level.forward_ms, level.backward_ms)
-    return told
 
 
 class _References:
@@ -177,14 +147,16 @@ def time_by_turns(
                 run.iterate(watch)
         references.run()
         watch.foreign_load()
-        waiting, rounds = list(runs), _Rounds(watch, references)
+        waiting, number = list(runs), 0
         while waiting:
-            rounds.next(waiting)
+            # Another one first each time: who comes first finds the cache emptier than the rest.
+            first = number % len(waiting)
+            _round([*waiting[first:], *waiting[:first]], watch, references)
             level = references.level()
             waiting = [run for run in waiting if not run.is_known(level)]
+            number += 1
         load = watch.foreign_load()
     level = references.level()
-    watch.clearing.learn([run.by_clearing(level) for run in runs])
     for run in runs:  # each keeps the device for its part of what all share
         run.seconds += references.seconds / len(runs)
     return [run.timing(level, load) for run in runs]
@@ -196,43 +168,22 @@ def time_operator(subject: Subject, watch: Stopwatch, options: TimingOptions) ->
     return timing
 
 
-class _Rounds:
-    """Rounds of one iteration of each subject, with the reference between them."""
-
-    def __init__(self, watch: Stopwatch, references: _References) -> None:
-        self._watch, self._references = watch, references
-        self._number = 0
-        self._took_ms = 0.0
-
-    def next(self, runs: Sequence[_Runs]) -> None:
-        """One more."""
-        # Another one first each time: who comes first finds the cache emptier than the rest.
-        first = self._number % len(runs)
-        thorough = self._clear(len(runs))
-        before = self._references.run()
-        took_ms = 0.0
-        for run in [*runs[first:], *runs[:first]]:
-            iteration = run.iterate(self._watch)
-            after = self._references.run(iteration.wall_ms)
-            took_ms += iteration.wall_ms
-            beside = _mean_of([*before, *after])
-            counts = thorough or self._watch.clearing.short_will_do
-            run.all.append(_Run(iteration, beside, thorough, counts))
-            before = after
-        self._took_ms = took_ms
-        self._number += 1
-
-    def _clear(self, by_turns: int) -> bool:
-        watch, start = self._watch, self._watch.now()
-        most_ms = watch.clearing.most_ms(self._number, by_turns, self._took_ms, start)
-        thorough = watch.clear_cache(most_ms)
-        if thorough:
-            watch.clearing.was_thorough(watch.now() - start, watch.now())
-        return thorough
-
-
-def _mean_of(runs: Sequence[Iteration]) -> tuple[float, float]:
-    if not runs:
-        return math.nan, math.nan
-    forward_ms = float(np.mean([run.forward_ms for run in runs]))
-    return forward_ms, float(np.mean([run.backward_ms for run in runs]))
+def _round(runs: Sequence[_Runs], watch: Stopwatch, references: _References) -> None:
+    """One iteration of each, with the reference between them."""
+    taken = [run.done[-1].wall_ms for run in runs if run.done]
+    watch.clear_cache(_FLUSH_SHARE * float(np.mean(taken)) if taken else 0.0)
+    references.run()  # the first after a flush is not like the others
+    before: list[Iteration] = []
+    for run in runs:
+        iteration = run.iterate(watch)
+        after = references.run(iteration.wall_ms)
+        around = [*before, *after]
+        run.done.append(iteration)
+        if around:
+            run.beside.append(
+                (
+                    float(np.mean([each.forward_ms for each in around])),
+                    float(np.mean([each.backward_ms for each in around])),
+                )
+            )
+        before = after
