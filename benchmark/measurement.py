@@ -52,6 +52,8 @@ class Timing:
     foreign_load: float
     operator_seconds: float
     quiet_ms: float | None = None
+    visits: int = 1
+    error: float = math.nan
 
     @property
     def total_ms(self) -> float:

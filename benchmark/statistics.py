@@ -15,6 +15,19 @@ def median_spread(values: Sequence[float]) -> float:
     return (ordered[-1 - cut] - ordered[cut]) / 2 / median(ordered)
 
 
+def pooled_variance(groups: Sequence[Sequence[float]], prior: float, weight: float) -> float:
+    """The variance within groups of values, all groups taken to have the same.
+
+    `prior` is what it is taken to be without data, and counts as much as `weight` values.
+    """
+    squares, freedom = prior * weight, weight
+    for group in groups:
+        mean = sum(group) / len(group)
+        squares += sum((value - mean) ** 2 for value in group)
+        freedom += len(group) - 1
+    return squares / freedom
+
+
 @lru_cache(maxsize=1024)
 def _interval_cut(count: int) -> int:
     """How many of the lowest and of the highest values lie outside the 95 % interval."""
