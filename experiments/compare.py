@@ -153,7 +153,7 @@ class CompareConfig:
 def main(config: CompareConfig) -> None:
     """Let every sharder plan the same tasks, cost the plans, say who is best."""
     config.check()
-    others = planners(config.plans, config.names)
+    others = planners(config.plans)
     cost_model = config.cost_model or model_beside(config.policy)
     policy, model = load_policy(config.policy), load_model(cost_model)
     contest, oracle = _contest(config, others, model)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from experiments.comparing import Outcome, plan_task
 from experiments.judging import Entry
+from sharders import SHARDERS
 from workload import EmbeddingTable, Sharder, ShardingPlan, ShardingTask, UserError, documents
 
 _TASKS, _PLANS = "tasks", "plans"  # folders of results
@@ -109,14 +110,14 @@ def save_task(folder: Path, number: int, task: ShardingTask) -> Path:
     return file
 
 
-def planners(plans: Sequence[str], taken: Sequence[str]) -> dict[str, Path]:
+def planners(plans: Sequence[str]) -> dict[str, Path]:
     """The folders of `--plans NAME=FOLDER`; UserError if one is no such thing."""
     found: dict[str, Path] = {}
     for given in plans:
         name, _, folder = given.partition("=")
         if not name or not folder or not name.isprintable() or "/" in name:
             raise UserError(f"--plans must be NAME=FOLDER, got {given!r}")
-        if name in taken or name in found:
+        if name in SHARDERS or name in found:
             raise UserError(f"--plans {given}: {name!r} is taken: choose another name")
         found[name] = Path(folder)
     return found

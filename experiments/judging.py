@@ -23,6 +23,7 @@ from workload import Shard, ShardingPlan, ShardingTask, UserError
 Value = TypeVar("Value")
 
 _VISITS_A_TURN = 4  # for each device that measures: turns that end with few of them idle
+_SHARE_A_TURN = 8  # a turn brings an eighth more: of many tasks a single one changes little
 _TOLD = 5  # lines about how far it is, until the seconds are over
 _UNKNOWN_SECONDS = 1.0  # of a visit, as long as all came from the store
 
@@ -88,7 +89,7 @@ class Judge:
         self._source = entries
         self._visits = visits
         self._limits = limits
-        self._a_turn = _VISITS_A_TURN * at_once
+        self._at_once = at_once
         self._clock = clock
         self._started = clock()
         self._entries: list[Entry] = []
@@ -157,18 +158,21 @@ class Judge:
             if not wide:
                 return f"all intervals are within +-{precision:.1%}" if ratios else "measured once"
             assert best is not None
+            told = _told_wide(wide)
             if self._late:
-                return f"stopped by --seconds {self._limits.seconds:g}: {_told_wide(wide)}"
-            self._tell(wide)
+                return f"stopped by --seconds {self._limits.seconds:g}: {told}"
+            self._tell(told)
+            if not self._more_tasks:  # only what measuring adds to intervals can still be mended
+                wide = {n: ratio for n, ratio in wide.items() if ratio.measured_width > precision}
             visits = self._worthwhile(scenarios, best, wide)
             if self._more_tasks and self._task_pays(wide, visits):
-                self._take_task()
+                for _ in range(1 + len(self._entries) // _SHARE_A_TURN):
+                    if self._late or not self._take_task():
+                        break
             elif visits:
                 self._visit([self._shards[digest] for digest in visits])
             elif not self._more_tasks:
-                return (
-                    f"more visits would not help, and there are no more tasks: {_told_wide(wide)}"
-                )
+                return f"there are no more tasks, and more visits would not help: {told}"
 
     def _visit(self, shards: Sequence[Shard]) -> None:
         """One more visit of each."""
@@ -197,13 +201,16 @@ class Judge:
         The sharders whose intervals are wide choose by turns, so that drift of the machine falls on
         all of them alike.
         """
+        if not wide:
+            return {}
         gains = self._visits.gains()
         known = {d: g for d, g in gains.items() if self._visits.wanted(self._shards[d]) is not None}
         worth = {n: _worth(scenarios, n, best, ratio, known) for n, ratio in wide.items()}
         ranked = {n: iter(sorted(some, key=lambda d: -some[d])) for n, some in worth.items()}
         self._turns += 1
         names, chosen = _rotated(ranked, self._turns), list[str]()
-        while names and len(chosen) < self._a_turn:
+        most = max(_VISITS_A_TURN * self._at_once, len(self._shards) // _SHARE_A_TURN)
+        while names and len(chosen) < most:
             for wishes in list(names):
                 wish = next((digest for digest in wishes if digest not in chosen), None)
                 if wish is None:
@@ -236,14 +243,14 @@ class Judge:
         names = self._entries[0].outcomes
         return {name: [costed(e, e.outcomes[name]) for e in self._entries] for name in names}
 
-    def _tell(self, wide: Mapping[str, Ratio]) -> None:
+    def _tell(self, widest: str) -> None:
         """Now and then, how far it is."""
         passed = self._clock() - self._started
         if passed * _TOLD >= (self._told + 1) * self._limits.seconds:
             self._told = int(passed * _TOLD / self._limits.seconds)
             cli.console.print(
                 f"  {passed:.0f} of {self._limits.seconds:.0f} s: {self._visits.visits} visits, "
-                f"{len(self._entries)} tasks; {_told_wide(wide)}",
+                f"{len(self._entries)} tasks; {widest}",
                 soft_wrap=True,
             )
 

@@ -255,7 +255,12 @@ class Ratio:
     @property
     def half_width(self) -> float:
         """Of the 95 % interval, by Student's distribution: few tasks say little of their spread."""
-        return self.error if self.count == 1 else self.error * _quantile(self.count)
+        return self.error * _quantile(self.count) if self.error else 0.0
+
+    @property
+    def measured_width(self) -> float:
+        """Half the width that the interval would have if all tasks there are were these."""
+        return math.sqrt(self.measuring) * _quantile(self.count) if self.measuring else 0.0
 
     @property
     def low(self) -> float:
@@ -290,4 +295,5 @@ class Ratio:
 
 
 def _quantile(count: int) -> float:
-    return float(stats.t.ppf(0.5 + _LEVEL / 2, count - 1))
+    """Half the width of the 95 % interval in standard errors, by so many tasks."""
+    return float(stats.t.ppf(0.5 + _LEVEL / 2, count - 1)) if count > 1 else math.inf

@@ -9,10 +9,8 @@ from experiments.scoring import Score
 from sharders import HEURISTICS
 from workload import UserError
 
-_COLUMNS = (
-    "sharder", "max ms", "bal.", "oom", "ratio", "better", "next", "promise", "plan s", "meas. s",
-)  # fmt: skip
 _NOTHING = "-"
+_RARE = {"oom": "0", "promise": _NOTHING, "meas. s": _NOTHING}  # columns that may say nothing
 _SURE = 0.975  # of a probability: what lies beyond a 95 % interval
 
 
@@ -30,23 +28,33 @@ def score_table(scores: Mapping[str, Score], best: str | None, what: str) -> Tab
         box=None,
         padding=(0, 0, 0, 1),
     )
-    for column in _COLUMNS:
+    rows = [_row(name, score, best) for name, score in scores.items()]
+    told = [
+        column
+        for column in rows[0]
+        if column not in _RARE or any(row[column] != _RARE[column] for row in rows)
+    ]
+    for column in told:
         report.add_column(column, justify="left" if column == "sharder" else "right", no_wrap=True)
-    for name, score in scores.items():
-        report.add_row(
-            name,
-            _told(score.max_ms_mean, ".2f"),
-            _told(score.balance_mean, ".3f"),
-            str(score.oom),
-            _told(score.ratio, ".3f") + ("" if name == best else _plus_minus(score)),
-            _told(score.better_than_heuristic, ".0%"),
-            _told(score.better_than_next, ".0%"),
-            _told(score.promise, ".2f"),
-            _told(score.seconds_mean, ".3f"),
-            _told(score.measuring_seconds_mean or None, ".1f"),
-            style="bold" if name == best else "",
-        )
+    for row in rows:
+        style = "bold" if row["sharder"] == best else ""
+        report.add_row(*(row[column] for column in told), style=style)
     return report
+
+
+def _row(name: str, score: Score, best: str | None) -> dict[str, str]:
+    return {
+        "sharder": name,
+        "max ms": _told(score.max_ms_mean, ".2f"),
+        "bal.": _told(score.balance_mean, ".3f"),
+        "oom": str(score.oom),
+        "ratio": _told(score.ratio, ".3f") + ("" if name == best else _plus_minus(score)),
+        "better": _told(score.better_than_heuristic, ".0%"),
+        "next": _told(score.better_than_next, ".0%"),
+        "promise": _told(score.promise, ".2f"),
+        "plan s": _told(score.seconds_mean, ".3f"),
+        "meas. s": _told(score.measuring_seconds_mean or None, ".1f"),
+    }
 
 
 def score_picture(scores: Mapping[str, Score], what: str, path: Path) -> None:
