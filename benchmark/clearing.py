@@ -15,7 +15,7 @@ import numpy as np
 _SHORT_SHARE = 0.1  # of a round's time: a short clearing takes so much
 _PROBE_EVERY = 3  # rounds: one short clearing among thorough ones
 _CHECK_SHARE = 0.05  # of all time: thorough clearings among short ones take so much
-# With fewer by turns there is little that would do a clearing's work; then all of them are thorough.
+# With fewer by turns there is little that would do a clearing's work: then all are thorough.
 _MANY = 4
 _AGREE = 0.015  # costs that differ by less, less than visits do by themselves
 _KEPT = 0.95  # weight of what was found before, from visit to visit: neighbours come and go

@@ -210,7 +210,7 @@ class CudaStopwatch:
         """A GPU is nobody else's: it needs none."""
         return
 
-    def clear_cache(self, most_ms: float) -> bool:
+    def clear_cache(self, most_ms: float) -> bool:  # noqa: ARG002 - of the protocol
         """Done before each iteration."""
         return True
 

@@ -2,9 +2,9 @@
 
 Iterations of up to a handful of shards are interleaved in rounds, for three reasons. Each shard's
 iterations spread over more time, so that a spell in which the host is slow does not hit one shard
-alone. What others use between two iterations of a shard puts its rows out of the cache, so that it
-is cleared once a round at most (see `clearing`). And one reference beside each iteration serves as the one after this
-and the one before the next.
+alone. What others use between two iterations of a shard puts its rows out of the cache, so that
+clearing it once a round is enough, and often part of it (see `clearing`). And one reference beside
+each iteration serves as the one after this and the one before the next.
 """
 
 import math
