@@ -24,7 +24,12 @@ class DemoConfig:
     iterations: int = 10
     """Of PPO."""
     num_tasks: int = 3
-    """Tasks of 60 tables, for 4 devices, to compare plans on."""
+    """Tasks of 60 tables, for 4 devices, to begin comparing plans on."""
+    precision: float = 0.01
+    """Plans are measured until the 95 % interval of each sharder's ratio to the best heuristic is
+    within plus and minus this,"""
+    seconds: float = 90.0
+    """or until so many seconds are spent on comparing; the table says with which intervals."""
 
 
 def main(config: DemoConfig) -> None:
@@ -32,6 +37,8 @@ def main(config: DemoConfig) -> None:
     check_folder(config.out, "--out")
     if min(config.iterations, config.num_tasks) < 1:
         raise UserError("--iterations and --num-tasks must be at least 1")
+    if not min(config.precision, config.seconds) > 0:
+        raise UserError("--precision and --seconds must be more than 0")
     config.out.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{(config.out / 'mlflow.db').resolve()}"
     store, model, policy = (config.out / name for name in ("costs.db", "cost_model", "policy"))
@@ -80,6 +87,8 @@ def main(config: DemoConfig) -> None:
                 sharders=f"{_HEURISTICS},autoshard,autoshard_verified",
                 policy=policy,
                 measure=True,
+                precision=config.precision,
+                seconds=config.seconds,
                 store=store,
                 out=config.out / "plans",
                 json=config.out / "compare.json",

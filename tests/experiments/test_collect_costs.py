@@ -201,9 +201,10 @@ def assert_goes_on(folder: Path) -> None:
 
 
 def test_the_demo(cluster: object, tmp_path: Path) -> None:
-    done = run("demo.py", "--iterations 1 --num-tasks 1", tmp_path)
+    done = run("demo.py", "--iterations 1 --num-tasks 2 --precision 1000", tmp_path)
     last = done.stdout.strip().splitlines()[-1]
-    assert re.search(r"less by \w+ than by \w+, the best heuristic|nothing beats the best", last)
+    assert re.search(r"the best heuristic", last)
+    assert "all intervals are within" in done.stdout or "stopped by --seconds" in done.stdout
     plans = tmp_path / "demo" / "plans"
     assert (plans / "plans" / "autoshard" / "0.json").is_file()
     assert (plans / "pictures" / "max_ms.png").stat().st_size > 5000
