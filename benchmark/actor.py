@@ -1,21 +1,19 @@
 """What runs inside the actor on a device: it owns the device and measures on it."""
 
 import contextlib
-import fcntl
 import gc
 import os
 import resource
 import socket
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from benchmark import exchange, fbgemm, hardware
-from benchmark.core_lock import DeviceBusy
+from benchmark.containers import cpu_quota, throttled_seconds
+from benchmark.core_lock import claimed, this_pool
 from benchmark.embedding_op import EmbeddingOp
 from benchmark.hardware import DeviceInfo
 from benchmark.measurement import (
@@ -28,12 +26,11 @@ from benchmark.measurement import (
     Timing,
 )
 from benchmark.memory import keep_freed_memory, release_freed_memory
-from benchmark.reference import reference_operator
+from benchmark.reference import reference_operators
 from benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch, Subject
 from benchmark.timing import SubjectFault, time_by_turns
 from workload import UserError
 
-_LOCK_PATIENCE_S = 2.0
 # Of a core's memory, what its actor may keep beside shards: of freed pages, and for the flush.
 _KEPT_SHARE, _FLUSH_SHARE = 16, 16
 
@@ -50,6 +47,7 @@ class DeviceBenchmark:
     def __init__(self, name: str, core: int | None, memory_bytes: int) -> None:
         fbgemm.training_ops()
         self._core = core
+        self._pool = this_pool()
         kind: hardware.Kind = "cuda" if core is None else "cpu"
         if core is None:
             self._torch_device = torch.device("cuda", 0)
@@ -65,10 +63,11 @@ class DeviceBenchmark:
             self._kept_bytes = memory_bytes // _KEPT_SHARE
             keep_freed_memory(self._kept_bytes)
             cache_bytes = min(hardware.last_level_cache_bytes(core), memory_bytes // _FLUSH_SHARE)
-            self._watch = CpuStopwatch(core, cache_bytes, reference_operator())
+            self._watch = CpuStopwatch(core, cache_bytes, reference_operators())
             fingerprint = hardware.cpu_fingerprint()
         self._info = DeviceInfo(name, kind, socket.gethostname(), fingerprint, memory_bytes)
         self._versions = fbgemm.library_versions()
+        self._has_quota = core is not None and cpu_quota() is not None
         gc.collect()
         gc.freeze()  # later collections look at a shard's own objects only: 1 ms instead of 130
 
@@ -85,18 +84,22 @@ class DeviceBenchmark:
 
         ShardFault if an operator fails: then this process must not measure on.
         """
-        with self._claimed():
+        with claimed(self._core, self._pool):
+            started, stopped_s = time.monotonic(), throttled_seconds() if self._has_quota else 0.0
             answers: dict[int, Measurement] = {}
             waiting = list(range(len(orders)))
             while waiting:
                 together = self._that_fit(orders, waiting)
                 waiting = waiting[len(together) :]
                 answers.update(self._by_turns(orders, together))
+            if self._has_quota:
+                share = min(1.0, (throttled_seconds() - stopped_s) / (time.monotonic() - started))
+                answers = {n: replace(answer, throttled=share) for n, answer in answers.items()}
             return [answers[number] for number in range(len(orders))]
 
     def check_free(self) -> None:
         """DeviceBusy if the core is taken."""
-        with self._claimed():
+        with claimed(self._core, self._pool):
             pass
 
     def open_meeting_point(self) -> tuple[str, int]:
@@ -106,7 +109,7 @@ class DeviceBenchmark:
 
     def exchange(self, part: ExchangePart) -> list[RankTimes]:
         """Run this device's ranks of an all-to-all."""
-        with self._claimed():
+        with claimed(self._core, self._pool):
             return exchange.run_ranks(part, self._torch_device)
 
     def _that_fit(self, orders: Sequence[Order], waiting: Sequence[int]) -> list[int]:
@@ -177,26 +180,6 @@ class DeviceBenchmark:
             timing=timing,
             reason=reason,
         )
-
-    @contextmanager
-    def _claimed(self) -> Iterator[None]:
-        """Hold the core against other pools on this machine while measuring, and no longer."""
-        if self._core is None:
-            yield
-            return
-        folder = Path(tempfile.gettempdir()) / f"autoshard-cores-{os.getuid()}"
-        folder.mkdir(mode=0o700, exist_ok=True)
-        with open(folder / f"core{self._core}.lock", "w") as lock:
-            deadline = time.monotonic() + _LOCK_PATIENCE_S
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() > deadline:
-                        raise DeviceBusy(f"core {self._core} of {self._info.node}") from None
-                    time.sleep(0.01)
-            yield
 
 
 def _at_usual_priority() -> None:

@@ -32,21 +32,21 @@ from benchmark.measurement import (
     Measurement,
     MeasurementError,
     MeasureSettings,
-    ShardFault,
     TimingOptions,
 )
+from benchmark.serving import Server
 from benchmark.store import MeasurementStore
 from benchmark.store_file import StoreError
 from workload import Shard
 
 _log = logging.getLogger(__name__)
 
-_MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
+# None of these limits what a machine may take: they say how often something is looked at, how long
+# answers are gathered, and when who asks no more is forgotten.
 _REFRESH_SECONDS = 3.0
-_LEASE_SECONDS = 60.0
-_SETTLE_SECONDS = 20.0
+_LEASE_SECONDS = 60.0  # a client that is slow to ask again is answered anew
+_SETTLE_SECONDS = 20.0  # of one call; a client goes on calling as long as devices are starting
 _GATHER_SECONDS = 0.05  # answers of so long go to the client in one reply: replies are dear
-_BUSY_WAIT_SECONDS = 0.5
 _IDLE_SECONDS = 600.0  # then the devices are given back: other jobs may want the GPUs
 
 
@@ -73,6 +73,7 @@ class PoolCoordinator:
         self._exchanging = asyncio.Lock()
         self._last_used = time.monotonic()
         self._announced = (0, 0.0)  # shards of a client that waits for devices, and until when
+        self._server = Server(fleet, time_limit_s, self._look_now.set)
         fleet.watch(self._follow_fleet)
 
     # --- devices --------------------------------------------------------------------------------
@@ -131,6 +132,10 @@ class PoolCoordinator:
     async def cpu_seconds(self) -> float:
         """CPU time that this process has taken."""
         return time.process_time()
+
+    async def backlog(self) -> int:
+        """Shards that wait for a device or are being measured."""
+        return len(self._jobs)
 
     async def machine(self) -> str:
         """The machine that the pool itself runs on, and that its stores lie on."""
@@ -278,7 +283,7 @@ class PoolCoordinator:
         """Have a device do jobs; then all are dealt anew."""
         try:
             async with device.exclusive:
-                answers = await self._measure(device, jobs)
+                answers = await self._server.measure(device, jobs)
         finally:
             device.busy = False
             if self._fleet.in_use(device):
@@ -291,71 +296,6 @@ class PoolCoordinator:
                 self._fleet.observe(device, answer)
                 self._settle(job, answer)
         self._deal()
-
-    async def _measure(self, device: PoolDevice, jobs: list[Job]) -> list[Measurement | None]:
-        """The answers of a device; None where a job is to be tried again."""
-        limit_s = self._time_limit_s * len(jobs)
-        try:
-            answer = device.call("measure", [job.order for job in jobs])
-            found: list[Measurement | None] = await asyncio.wait_for(answer, limit_s)
-        except TimeoutError:
-            return self._failed(device, jobs, f"no answer within {limit_s:g} s")
-        except RayTaskError as error:
-            if isinstance(error.cause, ShardFault):
-                return self._blame(device, jobs, error.cause.number, error.cause.reason)
-            if not isinstance(error.cause, DeviceBusy):
-                return self._failed(device, jobs, first_line(error.cause))
-            self._fleet.tell(f"{device.info.name} had to be waited for: {error.cause}")
-            await asyncio.sleep(_BUSY_WAIT_SECONDS)
-            return [None] * len(jobs)
-        except RayError as error:  # the actor or its node is gone
-            return self._died(device, jobs, f"died: {first_line(error)}")
-        return found
-
-    def _died(self, device: PoolDevice, jobs: list[Job], reason: str) -> list[Measurement | None]:
-        """An actor is gone. One that was given up meanwhile is not the shards' fault."""
-        if not device.alive:
-            return [None] * len(jobs)
-        if len(jobs) == 1:
-            jobs[0].deaths += 1
-            if jobs[0].deaths < _MOST_DEATHS:
-                self._replace(device, reason)
-                return [None]
-            reason = f"{jobs[0].deaths} benchmark actors died while measuring it"
-        return self._failed(device, jobs, reason)
-
-    def _failed(self, device: PoolDevice, jobs: list[Job], reason: str) -> list[Measurement | None]:
-        """A shard is to blame; of several nobody knows which: each shall show by itself."""
-        if len(jobs) == 1:
-            return self._blame(device, jobs, 0, reason)
-        for job in jobs:
-            job.alone = True
-        self._replace(device, reason)
-        return [None] * len(jobs)
-
-    def _blame(
-        self, device: PoolDevice, jobs: list[Job], number: int, reason: str
-    ) -> list[Measurement | None]:
-        """One of the jobs failed, and its device must be replaced; the others are tried again."""
-        self._replace(device, reason)
-        answers: list[Measurement | None] = [None] * len(jobs)
-        answers[number] = Measurement(
-            jobs[number].shard,
-            jobs[number].settings,
-            device.info.hardware,
-            device.versions,
-            "failed",
-            device.info.name,
-            device.info.node,
-            time.time(),
-            reason=reason,
-        )
-        return answers
-
-    def _replace(self, device: PoolDevice, reason: str) -> None:
-        """End an actor whose state cannot be trusted any more; another is started meanwhile."""
-        self._fleet.drop(device, reason)
-        self._look_now.set()
 
     def _settle(self, job: Job, answer: Measurement) -> None:
         """Keep a visit in the store of everyone who waits for it; then hand out what is known."""
@@ -412,7 +352,7 @@ class PoolCoordinator:
             except (TimeoutError, RayError) as error:
                 reason = f"an all-to-all among {key.ranks} ranks failed: {first_line(error)}"
                 for device in devices:  # ranks may hang in it for good
-                    self._replace(device, reason)
+                    self._server.replace(device, reason)
                 raise MeasurementError(reason) from None
             store.put_exchange(found)
             return found

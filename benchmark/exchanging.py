@@ -9,7 +9,7 @@ from benchmark.fleet import PoolDevice
 from benchmark.measurement import Exchange, ExchangeKey, ExchangePart, MeasurementError, RankTimes
 from benchmark.statistics import median_spread
 
-_ITERATIONS = 40
+_ITERATIONS = 40  # of a round, which begins with ranks that find each other: some 0.2 s
 _MOST_ROUNDS = 4
 _PRECISION = 0.05  # ranks wait for each other: their times spread more than one operator's
 

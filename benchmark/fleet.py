@@ -16,6 +16,7 @@ from workload import UserError
 
 _HIGH_LOAD = 0.15  # of a device's time: beyond the system's own small share
 _HIGH_DISTURBANCE = 0.6  # of a device's iterations
+_HIGH_THROTTLING = 0.05  # of a device's time: a quota that is never met stops nothing
 _LOAD_MEMORY = 0.8  # how much of the running mean each new measurement leaves in place
 
 
@@ -36,6 +37,7 @@ class PoolDevice:
     busy: bool = False
     foreign_load: float = 0.0
     disturbed: float = 0.0
+    throttled: float = 0.0
 
     @property
     def make(self) -> tuple[str, str]:
@@ -128,13 +130,20 @@ class Fleet(ABC):
             timing, step = measurement.timing, 1 - _LOAD_MEMORY
             share = timing.disturbed / timing.iterations
             device.foreign_load += step * (timing.foreign_load - device.foreign_load)
+            device.throttled += step * (measurement.throttled - device.throttled)
             device.disturbed += step * (share - device.disturbed)
 
     def notices(self) -> list[str]:
         """What users should know of the devices, one line each; faults are told once."""
         lines, self.faults = self.faults, []
         for device in self.devices:
-            if device.foreign_load > _HIGH_LOAD:
+            if device.throttled > _HIGH_THROTTLING:
+                lines.append(
+                    f"{device.info.name} is throttled: the container's CPU quota stops it for "
+                    f"{device.throttled:.0%} of the time, so measuring takes longer: raise the "
+                    "quota or leave more of it to the pool"
+                )
+            elif device.foreign_load > _HIGH_LOAD:
                 lines.append(
                     f"{device.info.name} is under foreign load: other processes take "
                     f"{device.foreign_load:.0%} of it, so measuring takes longer"

@@ -1,22 +1,44 @@
 """What this machine is: cores, caches, memory, and the fingerprint that keeps costs apart."""
 
+import math
 import os
+import re
 import socket
-from dataclasses import dataclass
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from benchmark.containers import cpu_quota, memory_limit
+from benchmark.system_files import ROOT, parsed_list, read_list, read_text
+
 Kind = Literal["cpu", "cuda"]
 
-_CPU_ROOT = Path("/sys/devices/system/cpu")
+_CPUS = "sys/devices/system/cpu"
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_VECTORS = ("avx512f", "avx2", "sse4_2", "sve2", "sve", "asimd")  # the widest first
 _DEFAULT_CACHE_BYTES = 32 * 2**20
-_USABLE_MEMORY = 0.85  # of a machine's memory that its benchmark actors may fill together
+# Of a machine's memory that shards may fill together; the rest is for Ray, the system and torch.
+_USABLE_MEMORY = 0.85
+
+
+@dataclass(frozen=True)
+class NumaNode:
+    """Logical CPUs and the memory next to them."""
+
+    number: int
+    cpus: frozenset[int]
+    memory_bytes: int
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a Ray node has, as seen from a process on it."""
+    """What a Ray node has, as seen from a process on it.
+
+    `memory_bytes` and those of `numa` are what shards may fill, so some less than there is.
+    """
 
     node_id: str
     host: str
@@ -24,6 +46,7 @@ class NodeReport:
     cores: tuple[int, ...]
     memory_bytes: int
     hardware: str
+    numa: tuple[NumaNode, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,58 +69,109 @@ def this_machine(node_id: str) -> NodeReport:
         cores=physical_cores(),
         memory_bytes=int(machine_memory_bytes() * _USABLE_MEMORY),
         hardware=cpu_fingerprint(),
+        numa=tuple(
+            replace(node, memory_bytes=int(node.memory_bytes * _USABLE_MEMORY))
+            for node in numa_nodes()
+        ),
     )
 
 
 def machine_id() -> str:
     """Equal for processes on the same running machine, whichever Ray node they belong to."""
-    boot = _text(Path("/proc/sys/kernel/random/boot_id"), "unknown")
+    boot = read_text(ROOT / "proc/sys/kernel/random/boot_id") or "unknown"
     return f"{socket.gethostname()}:{boot}"
 
 
-@lru_cache(maxsize=1)
+@cache
 def physical_cores() -> tuple[int, ...]:
-    """One logical CPU of each physical core that this process may use.
+    """One logical CPU of each physical core that this process may measure on. See `pick_cores`."""
+    return pick_cores(os.sched_getaffinity(0))
+
+
+def pick_cores(allowed: Iterable[int], root: Path = ROOT) -> tuple[int, ...]:
+    """One logical CPU of each physical core among those allowed, no more than the quota pays for.
 
     Hyper-threads share a core's caches and units: two of them measuring would disturb each other.
+    Where a CPU quota gives less than these cores, one core each whole CPU of it measures, at least
+    one: a core more would use up the quota before its period is over, and then all are stopped in
+    the midst of what they measure. Those that measure lie on different nodes and caches, as far as
+    there are, so that they share as little as can be.
     """
-    chosen: dict[str, int] = {}
-    for cpu in sorted(os.sched_getaffinity(0)):
-        siblings = _text(_CPU_ROOT / f"cpu{cpu}/topology/thread_siblings_list", str(cpu))
-        package = _text(_CPU_ROOT / f"cpu{cpu}/topology/physical_package_id", "0")
-        chosen.setdefault(f"{package}:{siblings}", cpu)
-    return tuple(sorted(chosen.values()))
+    chosen: dict[frozenset[int], int] = {}
+    for cpu in sorted(allowed):
+        chosen.setdefault(_threads_of_core(cpu, root), cpu)
+    cores = list(chosen.values())
+    quota = cpu_quota(root)
+    if quota is not None and quota < len(cores):
+        homes = {cpu: node.number for node in numa_nodes(root) for cpu in node.cpus}
+        caches = {core: _last_level_cache(core, root).cpus for core in cores}
+        cores = _by_turns(_by_turns(cores, caches), homes)[: max(1, math.floor(quota))]
+    return tuple(sorted(cores))
 
 
-def machine_memory_bytes() -> int:
-    """Physical memory, or the container's limit if that is lower."""
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = _text(Path("/sys/fs/cgroup/memory.max"), "max")
-    return min(total, int(limit)) if limit.isdigit() else total
+def machine_memory_bytes(root: Path = ROOT) -> int:
+    """Memory that this process may use: of the nodes it is allowed, or its container's limit."""
+    allowed = sum(node.memory_bytes for node in numa_nodes(root)) or _physical_memory_bytes(root)
+    limit = memory_limit(root)
+    return allowed if limit is None else min(allowed, limit)
 
 
-def last_level_cache_bytes(core: int = 0) -> int:
+def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...]:
+    """The machine's nodes by number; none if the system does not tell.
+
+    The nodes' own figures count as shares of the machine's memory, for some systems leave memory
+    that was plugged in later out of them. A node that this process is not allowed has 0 bytes.
+    """
+    cpus: dict[int, frozenset[int]] = {}
+    kib: dict[int, int] = {}
+    for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
+        number = int(folder.name.removeprefix("node"))
+        cpus[number] = read_list(folder / "cpulist")
+        told = re.search(r"MemTotal:\s*(\d+)", read_text(folder / "meminfo"))
+        kib[number] = int(told[1]) if told else 0
+    # A cpuset may name the nodes on which this process may have memory.
+    status = re.search(r"Mems_allowed_list:\s*(\S+)", read_text(root / "proc/self/status"))
+    allowed = parsed_list(status[1]) if status else frozenset(cpus)
+    total, whole = _physical_memory_bytes(root), sum(kib.values()) or 1
+    return tuple(
+        NumaNode(number, cpus[number], total * kib[number] // whole if number in allowed else 0)
+        for number in sorted(cpus)
+    )
+
+
+def last_level_cache_bytes(core: int = 0, root: Path = ROOT) -> int:
     """Size of the largest cache of a core; 32 MiB if the system does not say."""
-    sizes = [
-        _cache_bytes(entry / "size") for entry in (_CPU_ROOT / f"cpu{core}/cache").glob("index*")
-    ]
-    return max(sizes, default=0) or _DEFAULT_CACHE_BYTES
+    return _last_level_cache(core, root).size_bytes or _DEFAULT_CACHE_BYTES
 
 
-@lru_cache(maxsize=1)
-def cpu_fingerprint() -> str:
-    """Model, vector instructions and cache of the CPU: costs are comparable where it is equal."""
+def cores_sharing_cache(core: int, root: Path = ROOT) -> int:
+    """Physical cores that share this core's largest cache; 1, itself, if the system is silent."""
+    return len({_threads_of_core(cpu, root) for cpu in _last_level_cache(core, root).cpus})
+
+
+@cache
+def cpu_fingerprint(root: Path = ROOT) -> str:
+    """Model, vector instructions and cache of the CPU: costs are comparable where it is equal.
+
+    Not every kind of CPU has a name: ARM tells its maker and part by numbers, and where nothing is
+    told the architecture is what is known.
+    """
     fields: dict[str, str] = {}
-    for line in _text(Path("/proc/cpuinfo"), "").splitlines():
+    for line in read_text(root / "proc/cpuinfo").splitlines():
         key, separator, value = line.partition(":")
         if separator:
             fields.setdefault(key.strip(), value.strip())
-    model = fields.get("model name", "unknown CPU")
-    generation = f"{fields.get('cpu family', '?')}.{fields.get('model', '?')}"
-    flags = fields.get("flags", "").split()
-    vectors = next((name for name in ("avx512f", "avx2", "sse4_2") if name in flags), "scalar")
-    cache = last_level_cache_bytes() // 2**20
-    return f"cpu: {model} {generation}, {vectors}, {cache} MiB cache"
+
+    def first(*names: str, default: str) -> str:
+        return next((fields[name] for name in names if fields.get(name)), default)
+
+    model = first("model name", "cpu", "uarch", default=f"{os.uname().machine} CPU")
+    family = first("cpu family", "CPU implementer", default="?")
+    part = first("model", "CPU part", default="?")
+    flags = first("flags", "Features", default="").split()
+    vectors = next((name for name in _VECTORS if name in flags), "scalar")
+    cache_mib = last_level_cache_bytes(0, root) // 2**20
+    return f"cpu: {model} {family}.{part}, {vectors}, {cache_mib} MiB cache"
 
 
 def cuda_fingerprint(index: int = 0) -> str:
@@ -109,14 +183,43 @@ def cuda_fingerprint(index: int = 0) -> str:
     return f"cuda: {found.name} sm{found.major}{found.minor}, {memory} GiB"
 
 
-def _cache_bytes(path: Path) -> int:
-    text = _text(path, "0")
-    units = {"K": 2**10, "M": 2**20, "G": 2**30}
-    return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text or 0)
+@dataclass(frozen=True)
+class _Cache:
+    size_bytes: int  # 0 if the system does not say
+    cpus: frozenset[int]  # that share it
 
 
-def _text(path: Path, default: str) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return default
+def _last_level_cache(core: int, root: Path) -> _Cache:
+    """The largest cache of a core that holds data."""
+    found = _Cache(0, frozenset({core}))
+    for entry in sorted((root / _CPUS / f"cpu{core}/cache").glob("index*")):
+        size = re.match(r"(\d+)([KMG]?)", read_text(entry / "size"))
+        if size is None or read_text(entry / "type") == "Instruction":
+            continue
+        size_bytes = int(size[1]) * _UNITS[size[2]]
+        if size_bytes > found.size_bytes:
+            cpus = read_list(entry / "shared_cpu_list") or found.cpus
+            found = _Cache(size_bytes, cpus)
+    return found
+
+
+def _threads_of_core(cpu: int, root: Path) -> frozenset[int]:
+    """The logical CPUs of a CPU's physical core."""
+    return read_list(root / _CPUS / f"cpu{cpu}/topology/thread_siblings_list") or frozenset({cpu})
+
+
+def _by_turns(cores: Sequence[int], group: Mapping[int, Hashable]) -> list[int]:
+    """The first core of each group, then the second of each, and so on."""
+    turns: Counter[Hashable] = Counter()
+    turn: dict[int, int] = {}
+    for core in cores:
+        turn[core] = turns[group.get(core)]
+        turns[group.get(core)] += 1
+    return sorted(cores, key=lambda core: turn[core])
+
+
+def _physical_memory_bytes(root: Path) -> int:
+    told = re.search(r"^MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
+    if told is None:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return int(told[1]) * 1024

@@ -43,15 +43,15 @@ class TimingOptions:
     """How hard to try in one visit: until the median is known to `precision`, or a cap is reached.
 
     Args:
-        precision: relative half width of the 95 % interval of forward plus backward. At 0.03 the
-            deviation of a visit is 1.5 %.
+        precision: relative half width of the 95 % interval of forward plus backward. At 0.025
+            iterations leave a deviation of 1.3 %, about as much as what visits differ by besides.
         max_iterations: at most so many. Noise of 6 % an iteration, as on the noisiest host that
-            was seen, needs 30 for the precision above.
+            was seen, needs 40 for the precision above.
         max_seconds: at most so long for each shard. What takes seconds an iteration is known from
             a few: noise of moments is averaged within each.
     """
 
-    precision: float = 0.03
+    precision: float = 0.025
     max_iterations: int = 64
     max_seconds: float = 30.0
 
@@ -168,6 +168,7 @@ class Measurement:
     timing: Timing | None = None
     reason: str = ""
     reused: bool = False
+    throttled: float = 0.0  # share of the visit's time that a CPU quota stopped it; not kept
 
     @property
     def ok(self) -> bool:

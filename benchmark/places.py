@@ -69,15 +69,38 @@ def core_places(reports: Sequence[NodeReport], taken: Iterable[Place]) -> list[P
     places = []
     for machine, nodes in sorted(machines.items()):
         cores = sorted({core for report in nodes for core in report.cores})
+        memory = {report.node_id: share_memory(cores, report) for report in nodes}
         for core in cores:
             if (machine, core, None) in units:
                 continue
             able = [report for report in nodes if core in report.cores]
             node = min(able, key=lambda report: (load[report.node_id], report.node_id))
             load[node.node_id] += 1
-            memory = node.memory_bytes // len(cores)
-            places.append(Place(machine, node.node_id, node.host, core, None, memory))
+            share = memory[node.node_id][core]
+            places.append(Place(machine, node.node_id, node.host, core, None, share))
     return places
+
+
+def share_memory(cores: Sequence[int], report: NodeReport) -> dict[int, int]:
+    """Bytes for each core of a machine: alike, but for cores whose NUMA node has less than that.
+
+    Pages lie on the node of the thread that first writes to them, and the actor of a core stays on
+    it. Beyond its node's memory it would measure how slow that of others is.
+    """
+    homes = {cpu: node for node in report.numa if node.memory_bytes for cpu in node.cpus}
+    crowds = Counter(homes[core].number for core in cores if core in homes)
+    near = {
+        core: homes[core].memory_bytes // crowds[homes[core].number]
+        if core in homes
+        else report.memory_bytes
+        for core in cores
+    }
+    shares: dict[int, int] = {}
+    left = report.memory_bytes
+    for core in sorted(cores, key=lambda core: near[core]):
+        shares[core] = min(near[core], left // (len(cores) - len(shares)))
+        left -= shares[core]
+    return shares
 
 
 def gpu_places(

@@ -20,8 +20,8 @@ from workload import Shard, ShardCost, UserError
 POOL_NAME = "benchmark-pool"
 POOL_NAMESPACE = "autoshard"
 
-_PATIENCE_SECONDS = 5.0
-_MOST_QUIET_SECONDS = 120.0
+_PATIENCE_SECONDS = 5.0  # of one call that waits for answers
+_MOST_QUIET_SECONDS = 120.0  # then it is looked whether there still are devices
 _MOST_ABSENT_SECONDS = 120.0  # Ray takes half a minute to believe that a node is gone
 _RECONNECT_SECONDS = 0.5
 
@@ -40,7 +40,8 @@ class BenchmarkPool:
         kind: "auto" (GPUs where the cluster has any, else CPU cores), "cpu" or "cuda". For "cuda"
             the pool asks Ray's autoscaler for GPUs and waits a quarter of an hour for the first.
         most_devices: use at most so many devices.
-        time_limit_s: an operator that takes longer is recorded as failed.
+        time_limit_s: a shard that takes longer hangs and is recorded as failed; a limit for hangs
+            alone, for a visit ends by itself after `TimingOptions.max_seconds`.
         fleet: devices of another sort than the cluster's own, such as simulated ones.
         name: of the pool's actor; a cluster has one pool of each name.
     """

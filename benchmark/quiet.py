@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-_WINDOW = 3000  # values that the quiet level is taken from: a minute or two of measuring
+_WINDOW = 3000  # values that the quiet level is taken from, so that old ones are forgotten
 _QUIET_QUANTILE = 0.1
 _REFRESH = 32  # values between two looks at the quantile
 

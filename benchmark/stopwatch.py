@@ -1,20 +1,25 @@
 """Single iterations of an operator, timed on a CPU core or on a GPU."""
 
 import itertools
+import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from benchmark.clearing import Clearing
 from benchmark.embedding_op import EmbeddingOp
 from benchmark.quiet import QuietLevel
 
-_LOST_SHARE = 0.15  # of its time: so much taken by others is worth telling
+LOST_SHARE = 0.15  # of its time: so much taken by others is worth telling
 _FIRST_FLUSH = 2**17  # of 8 bytes: enough to learn how fast they are read
+# Forward passes before the one that counts. What ran before the reference makes its forward pass
+# by up to 40 % slower or faster, and with it what is told beside it; after two of them by 4 %.
+REFERENCE_WARM_UPS = 2
 _SLOW_FLUSH = 1.3  # times the quiet level of a GPU's flush, which is always the same work
 
 
@@ -43,6 +48,8 @@ class Iteration:
 class Stopwatch(Protocol):
     """Runs and times single iterations on a kind of device."""
 
+    clearing: Clearing
+
     def iteration(self, subject: Subject) -> Iteration:
         """One forward and backward pass."""
         ...
@@ -51,8 +58,8 @@ class Stopwatch(Protocol):
         """The same of the reference; None where there is none."""
         ...
 
-    def clear_cache(self, most_ms: float) -> None:
-        """Put what was used out of the cache, as far as that is done in so long."""
+    def clear_cache(self, most_ms: float) -> bool:
+        """Put what was used out of the cache, as far as that is done in so long; True if all is."""
         ...
 
     def foreign_load(self) -> float:
@@ -74,21 +81,20 @@ class CpuStopwatch:
         core: the core.
         cache_bytes: of its last-level cache, as far as clearing it may take memory; 0 leaves the
             cache alone.
-        reference: runs beside each iteration, so that costs can be told apart from the hour.
+        references: run beside iterations, in turn, so that costs can be told apart from the hour.
     """
 
     def __init__(
-        self, core: int, cache_bytes: int = 0, reference: EmbeddingOp | None = None
+        self, core: int, cache_bytes: int = 0, references: Sequence[EmbeddingOp] = ()
     ) -> None:
         self._core = core
         # Reading evicts as well as writing and takes half the time. Memory is taken as it is read.
         self._flush = torch.empty(cache_bytes // 8, dtype=torch.float64)
         self._touched = 0  # of its elements: they have pages of their own
         self._per_ms = 0.0  # elements read in a millisecond
-        self._reference = (
-            None if reference is None else Subject(reference.forward, reference.gradient)
-        )
+        self._references = itertools.cycle([Subject(op.forward, op.gradient) for op in references])
         self._seen = _CoreTime.now(core)
+        self.clearing = Clearing()
 
     def iteration(self, subject: Subject) -> Iteration:
         """One forward and backward pass of the thread."""
@@ -102,25 +108,35 @@ class CpuStopwatch:
             forward_ms=(between - start) / 1e6,
             backward_ms=(end - between) / 1e6,
             wall_ms=wall_ms,
-            disturbed=wall_ms - (end - start) / 1e6 > _LOST_SHARE * wall_ms,
+            disturbed=wall_ms - (end - start) / 1e6 > LOST_SHARE * wall_ms,
         )
 
     def reference(self) -> Iteration | None:
-        """One run of the reference."""
-        return None if self._reference is None else self.iteration(self._reference)
+        """One run of the reference that is next, and runs before it that do not count."""
+        following = next(self._references, None)
+        if following is None:
+            return None
+        start = time.perf_counter_ns()
+        for _ in range(REFERENCE_WARM_UPS):
+            following.forward()
+        found = self.iteration(following)
+        return replace(found, wall_ms=(time.perf_counter_ns() - start) / 1e6)
 
-    def clear_cache(self, most_ms: float) -> None:
-        """Read as much as the cache holds, or as can be read in so long."""
+    def clear_cache(self, most_ms: float) -> bool:
+        """Read as much as the cache holds, or as can be read in so long; True if all of it."""
         whole = self._flush.numel()
-        wanted = min(whole, int(self._per_ms * most_ms) or min(whole, _FIRST_FLUSH))
+        wanted = whole
+        if math.isfinite(most_ms):
+            wanted = min(whole, int(self._per_ms * most_ms) or _FIRST_FLUSH)
         if not wanted:
-            return
+            return True
         if wanted > self._touched:  # pages that were never written are all the same page of zeros
             self._flush[self._touched : wanted].fill_(1.0)
             self._touched = wanted
         start = time.thread_time_ns()
         self._flush[:wanted].sum()
         self._per_ms = wanted / max((time.thread_time_ns() - start) / 1e6, 1e-3)
+        return wanted == whole
 
     def foreign_load(self) -> float:
         """Share of the core's time that others took: busy and stolen time beyond our own."""
@@ -171,6 +187,7 @@ class CudaStopwatch:
         size = torch.cuda.get_device_properties(device).L2_cache_size * 2 if flush_cache else 0
         self._flush = torch.empty(size, dtype=torch.int8, device=device)
         self._flush_level = QuietLevel()
+        self.clearing = Clearing()
 
     def iteration(self, subject: Subject) -> Iteration:
         """One forward and backward pass; disturbed if the flush before it was slow."""
@@ -193,8 +210,9 @@ class CudaStopwatch:
         """A GPU is nobody else's: it needs none."""
         return
 
-    def clear_cache(self, most_ms: float) -> None:
+    def clear_cache(self, most_ms: float) -> bool:  # noqa: ARG002
         """Done before each iteration."""
+        return True
 
     def foreign_load(self) -> float:
         """1.0 if another process holds the GPU (NVML says who, not how much), else 0.0."""

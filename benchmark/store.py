@@ -133,7 +133,7 @@ class MeasurementStore:
         )
         where = _OF_KEY
         if measurement.ok:
-            where += " AND device = ? AND measured_at = ?"
+            where += " AND status = 'ok' AND device = ? AND measured_at = ?"
             key += (measurement.device, measurement.measured_at)
         with self._telling():
             found = self._db.execute(f"SELECT 1 FROM measurements {where} LIMIT 1", key)  # noqa: S608

@@ -2,14 +2,15 @@
 
 Iterations of up to a handful of shards are interleaved in rounds, for three reasons. Each shard's
 iterations spread over more time, so that a spell in which the host is slow does not hit one shard
-alone. What others use between two iterations of a shard puts its rows out of the cache, so that a
-flush once a round is enough. And one reference beside each iteration serves as the one after this
-and the one before the next.
+alone. What others use between two iterations of a shard puts its rows out of the cache, so that it
+is cleared once a round and not for long (see `clearing`). And one reference beside each iteration
+serves as the one after this and the one before the next.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +24,6 @@ from benchmark.stopwatch import Iteration, Stopwatch, Subject
 Floats = npt.NDArray[np.float64]
 
 _WARM_UP = 1  # rounds: in the first the system hands out memory
-# Of an iteration's mean time: the flush takes at most so long, once a round. With several shards
-# by turns that is a few percent of the time, and more is not needed, for the others flush too.
-_FLUSH_SHARE = 0.4
 # Of an iteration's time: what the reference runs after it, at least once. A long iteration averages
 # over the host's moments by itself, and so must what it is compared with.
 _REFERENCE_SHARE = 0.1
@@ -40,20 +38,33 @@ class SubjectFault(Exception):  # noqa: N818 - the subject's, not ours
         self.reason = reason
 
 
+class _Run(NamedTuple):
+    """An iteration, forward and backward of the reference around it, and how the cache was cleared
+    before it.
+    """
+
+    iteration: Iteration
+    beside: tuple[float, float]
+    thorough: bool
+
+
 @dataclass
 class _Runs:
-    """Iterations of one subject; `beside` the reference around each, forward and backward."""
+    """Iterations of one subject."""
 
     number: int
     subject: Subject
     options: TimingOptions
-    done: list[Iteration] = field(default_factory=list)
-    beside: list[tuple[float, float]] = field(default_factory=list)
+    all: list[_Run] = field(default_factory=list)
     seconds: float = 0.0
     spread: float = math.inf
 
+    def counted(self, short_will_do: bool) -> list[_Run]:
+        """Those that its cost is the median of."""
+        return [run for run in self.all if run.thorough or short_will_do] or self.all
+
     def iterate(self, watch: Stopwatch) -> Iteration:
-        """One more; whether it counts is for the caller to say."""
+        """One more; whether it is kept is for the caller to say."""
         try:
             found = watch.iteration(self.subject)
         except Exception as error:  # whatever a kernel raises is this subject's
@@ -63,39 +74,55 @@ class _Runs:
         self.seconds += found.wall_ms / 1e3
         return found
 
-    def told(self, level: Level | None) -> Floats:
-        """Forward and backward of each, as on a machine where the reference takes so long."""
-        read = np.array([(run.forward_ms, run.backward_ms) for run in self.done])
-        if level is None:
-            return read
-        told: Floats = read / np.array(self.beside) * (level.forward_ms, level.backward_ms)
-        return told
-
-    def is_known(self, level: Level | None) -> bool:
+    def is_known(self, level: Level | None, short_will_do: bool) -> bool:
         """True once the median is known, or a cap is reached."""
-        if len(self.done) >= FEWEST_FOR_INTERVAL:
-            self.spread = median_spread(self.told(level).sum(axis=1).tolist())
+        counted = self.counted(short_will_do)
+        if len(counted) >= FEWEST_FOR_INTERVAL:
+            self.spread = median_spread(_told(counted, level).sum(axis=1).tolist())
         return (
             self.spread <= self.options.precision
-            or len(self.done) >= self.options.max_iterations
-            or (len(self.done) > 1 and self.seconds > self.options.max_seconds)
+            or len(counted) >= self.options.max_iterations
+            or (len(counted) > 1 and self.seconds > self.options.max_seconds)
         )
 
-    def timing(self, level: Level | None, load: float) -> Timing:
+    def timing(self, level: Level | None, load: float, short_will_do: bool) -> Timing:
         """What came of it."""
-        forward_ms, backward_ms = np.median(self.told(level), axis=0).tolist()
-        self.spread = median_spread(self.told(level).sum(axis=1).tolist())
+        counted = self.counted(short_will_do)
+        told = _told(counted, level)
+        forward_ms, backward_ms = np.median(told, axis=0).tolist()
+        self.spread = median_spread(told.sum(axis=1).tolist())
         return Timing(
             forward_ms=forward_ms,
             backward_ms=backward_ms,
             spread=self.spread,
-            iterations=len(self.done),
-            disturbed=sum(run.disturbed for run in self.done),
+            iterations=len(counted),
+            disturbed=sum(run.iteration.disturbed for run in counted),
             foreign_load=load,
             operator_seconds=self.seconds,
             quiet=level,
-            error=standard_error(self.spread, len(self.done)),
+            error=standard_error(self.spread, len(counted)),
         )
+
+    def by_clearing(self, level: Level | None) -> tuple[list[float], list[float]]:
+        """Forward plus backward after short and after thorough clearings."""
+        short = [run for run in self.all if not run.thorough]
+        thorough = [run for run in self.all if run.thorough]
+        if not short or not thorough:
+            return [], []
+        return (
+            _told(short, level).sum(axis=1).tolist(),
+            _told(thorough, level).sum(axis=1).tolist(),
+        )
+
+
+def _told(runs: Sequence[_Run], level: Level | None) -> Floats:
+    """Forward and backward of each, as on a machine where the reference takes so long."""
+    read = np.array([(run.iteration.forward_ms, run.iteration.backward_ms) for run in runs])
+    if level is None:
+        return read
+    beside = np.array([run.beside for run in runs])
+    told: Floats = read / beside * (level.forward_ms, level.backward_ms)
+    return told
 
 
 class _References:
@@ -147,19 +174,19 @@ def time_by_turns(
                 run.iterate(watch)
         references.run()
         watch.foreign_load()
-        waiting, number = list(runs), 0
+        waiting, rounds = list(runs), _Rounds(watch, references, len(runs))
         while waiting:
-            # Another one first each time: who comes first finds the cache emptier than the rest.
-            first = number % len(waiting)
-            _round([*waiting[first:], *waiting[:first]], watch, references)
+            rounds.next(waiting)
             level = references.level()
-            waiting = [run for run in waiting if not run.is_known(level)]
-            number += 1
+            short_will_do = watch.clearing.short_will_do(len(runs))
+            waiting = [run for run in waiting if not run.is_known(level, short_will_do)]
         load = watch.foreign_load()
     level = references.level()
+    watch.clearing.learn(len(runs), [run.by_clearing(level) for run in runs])
     for run in runs:  # each keeps the device for its part of what all share
         run.seconds += references.seconds / len(runs)
-    return [run.timing(level, load) for run in runs]
+    short_will_do = watch.clearing.short_will_do(len(runs))
+    return [run.timing(level, load, short_will_do) for run in runs]
 
 
 def time_operator(subject: Subject, watch: Stopwatch, options: TimingOptions) -> Timing:
@@ -168,22 +195,43 @@ def time_operator(subject: Subject, watch: Stopwatch, options: TimingOptions) ->
     return timing
 
 
-def _round(runs: Sequence[_Runs], watch: Stopwatch, references: _References) -> None:
-    """One iteration of each, with the reference between them."""
-    taken = [run.done[-1].wall_ms for run in runs if run.done]
-    watch.clear_cache(_FLUSH_SHARE * float(np.mean(taken)) if taken else 0.0)
-    references.run()  # the first after a flush is not like the others
-    before: list[Iteration] = []
-    for run in runs:
-        iteration = run.iterate(watch)
-        after = references.run(iteration.wall_ms)
-        around = [*before, *after]
-        run.done.append(iteration)
-        if around:
-            run.beside.append(
-                (
-                    float(np.mean([each.forward_ms for each in around])),
-                    float(np.mean([each.backward_ms for each in around])),
-                )
-            )
-        before = after
+class _Rounds:
+    """Rounds of one iteration of each subject, with the reference between them."""
+
+    def __init__(self, watch: Stopwatch, references: _References, by_turns: int) -> None:
+        self._watch, self._references = watch, references
+        self._by_turns = by_turns
+        self._number = 0
+        self._iteration_ms = 0.0
+
+    def next(self, runs: Sequence[_Runs]) -> None:
+        """One more."""
+        # Another one first each time: who comes first finds the cache emptier than the rest.
+        first = self._number % len(runs)
+        thorough = self._clear()
+        before = self._references.run()
+        took_ms = 0.0
+        for run in [*runs[first:], *runs[:first]]:
+            iteration = run.iterate(self._watch)
+            after = self._references.run(iteration.wall_ms)
+            took_ms += iteration.wall_ms
+            beside = _mean_of([*before, *after])
+            run.all.append(_Run(iteration, beside, thorough))
+            before = after
+        self._iteration_ms = took_ms / len(runs)
+        self._number += 1
+
+    def _clear(self) -> bool:
+        watch, start = self._watch, self._watch.now()
+        most_ms = watch.clearing.most_ms(self._number, self._by_turns, self._iteration_ms, start)
+        thorough = watch.clear_cache(most_ms)
+        if thorough:
+            watch.clearing.was_thorough(watch.now() - start, watch.now())
+        return thorough
+
+
+def _mean_of(runs: Sequence[Iteration]) -> tuple[float, float]:
+    if not runs:
+        return math.nan, math.nan
+    forward_ms = float(np.mean([run.forward_ms for run in runs]))
+    return forward_ms, float(np.mean([run.backward_ms for run in runs]))

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from rich.table import Table
 
 from benchmark import BenchmarkPool, Measurement, MeasureSettings, Timing, TimingOptions
 from benchmark.fleet import Fleet, PoolDevice
-from benchmark.hardware import DeviceInfo, cpu_fingerprint
+from benchmark.hardware import DeviceInfo
 from benchmark.places import Place
 from experiments import cli
-from experiments.figures import Figure
+from experiments.figures import Figure, print_figures
 from experiments.joining import ray_cluster
 from workload import EmbeddingTable, Shard, load_tables, random_shards
 
@@ -232,10 +231,7 @@ def main(_: BenchPoolConfig) -> None:
     """Take the figures and print them."""
     with tempfile.TemporaryDirectory() as folder, ray_cluster():
         figures = scale_figures(Path(folder))
-    report = Table("figure", "goal", "measured", title=cpu_fingerprint())
-    for figure in figures:
-        report.add_row(figure.name, figure.goal, f"{figure.value:,.3f} {figure.unit}".strip())
-    cli.console.print(report)
+    print_figures(figures)
 
 
 def _say(what: str) -> None:

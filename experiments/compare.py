@@ -1,48 +1,71 @@
 #!/usr/bin/env python
 """Compare sharders: the same tasks for all of them, their plans measured one beside the other."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmark import MeasurementStore
-from cost_model import EstimatedCosts, load_model
+import tyro
+
+from benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, TimingOptions
+from cost_model import CostModel, EstimatedCosts, load_model
 from cost_model.training import one_thread
 from envs import Deck, RandomDeals
 from experiments import cli, tracking
-from experiments.comparing import Outcome, estimated, make_plans, measured
+from experiments.comparing import estimated, maxima_of, warm_up
+from experiments.contest import Contest, check_task_folder, planners, write_results
 from experiments.data_sources import short_name, tables_source
+from experiments.judging import Judge, Judgement, Limits
 from experiments.loading import check_sharders, model_beside, oracle_for
-from experiments.measuring import JUDGING_SEED, VERIFYING_SEED, PlanMeter, plan_pool
-from experiments.outputs import check_file, check_folder
-from experiments.policy_check import draw_tasks
-from experiments.score_report import best_sharder, score_picture, score_table, verdict
-from experiments.scoring import Score, bounds_ms, score_all
-from sharders import NEED_POLICY, NEED_POOL, Means, load_policy, make_sharder
-from workload import (
-    EmbeddingTable,
-    ShardingTask,
-    UserError,
-    documents,
-    load_tables,
+from experiments.measuring import (
+    SEEDS,
+    ShardVisits,
+    judging_seeds,
+    plan_pool,
+    told_as,
+    verifying_seeds,
 )
+from experiments.outputs import check_file, check_folder
+from experiments.policy_check import deal_tasks
+from experiments.progress import following
+from experiments.score_report import best_sharder, score_picture, score_table, verdict
+from experiments.scoring import Score, bounds_ms, certain, score_all
+from sharders import (
+    NEED_POLICY,
+    NEED_POOL,
+    VERIFY_SECONDS,
+    Means,
+    Policy,
+    load_policy,
+    make_sharder,
+)
+from workload import EmbeddingTable, Sharder, UserError, documents, load_tables
 from workload.parts import tables_by_part
 
 
 @dataclass(frozen=True)
 class CompareConfig:
-    """Compare sharders on the same random tasks, by measured or by estimated costs.
+    """Compare sharders, and plans from elsewhere, on the same tasks: measured, or estimated.
 
-    Tables come from those of the file that neither cost models nor policies ever learn from (20 %
-    of them), or from all if these are too few.
+    Tasks are drawn from tables of a file that neither cost models nor policies ever learn from
+    (20 % of them), or from all if these are too few; or they are read from a folder.
     """
 
-    tables: str
+    tables: str | None = None
     """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
+    tasks: Path | None = None
+    """In place of --tables: a folder of tasks as --save-tasks writes them. All are compared, and
+    they say how many tables and devices they have, how much memory and which batch size."""
+    save_tasks: Path | None = None
+    """Write the tasks into this folder, for other planners: 0.json, 1.json, ..."""
+    plans: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """NAME=FOLDER: plans from elsewhere for --tasks, called as the tasks are: 0.json, ... Those of
+    tasks without such a file count as out of memory. May be given several times."""
     num_tasks: int = 8
-    """Tasks to shard."""
+    """Tasks to begin with. With --measure more are drawn where that is what is missing."""
     num_tables: int = 60
     """Tables of a task."""
     num_devices: int = 4
@@ -65,8 +88,18 @@ class CompareConfig:
     backward. All-to-alls are left out, estimated or measured: on a CPU ranks share cores, so
     they would say more about this machine than about the plans. Without it, plans are priced with
     the cost model that some of the sharders go by themselves."""
+    precision: float = 0.01
+    """Measure until the 95 % interval of each sharder's ratio to the best heuristic is within plus
+    and minus this: more visits of shards that matter, other index batches, more tasks."""
+    seconds: float = 300.0
+    """Or until so many seconds are spent, planning included; what is left out is told."""
+    seeds: int = SEEDS
+    """Index batches that the visits of a shard are spread over; with one, results hold for this
+    batch alone. What autoshard_verified chooses by is measured with others."""
     verified: int = 3
-    """Plans that autoshard_verified measures for a task."""
+    """Plans that autoshard_verified measures for a task: all once, the better half again, ..."""
+    verify_seconds: float = VERIFY_SECONDS
+    """Seconds that autoshard_verified may measure for a task. All its plans are measured once."""
     store: Path = Path("costs.db")
     """SQLite file that keeps what is measured, and where it is looked up first."""
     out: Path | None = None
@@ -84,9 +117,18 @@ class CompareConfig:
     def check(self) -> None:
         """UserError unless the options make sense."""
         check_sharders(self.names)
-        for option in ("num_tasks", "num_tables", "num_devices", "batch_size", "verified"):
+        if (self.tables is None) == (self.tasks is None):
+            raise UserError(
+                "name tables to draw tasks from with --tables, or a folder with --tasks"
+            )
+        if self.plans and self.tasks is None:
+            raise UserError("--plans needs the tasks that they are for: name their folder, --tasks")
+        for option in ("num_tasks", "num_tables", "num_devices", "batch_size", "verified", "seeds"):
             if (value := getattr(self, option)) < 1:
                 raise UserError(f"--{option.replace('_', '-')} must be at least 1, got {value}")
+        for option in ("precision", "seconds", "verify_seconds"):
+            if not (value := getattr(self, option)) > 0:
+                raise UserError(f"--{option.replace('_', '-')} must be more than 0, got {value}")
         if not 0 < self.memory_fill <= 1:
             raise UserError(f"--memory-fill must lie between 0 and 1, got {self.memory_fill}")
         if self.seed < 0:
@@ -98,6 +140,8 @@ class CompareConfig:
                 )
         check_file(self.json, "--json")
         check_folder(self.out, "--out")
+        check_folder(self.save_tasks, "--save-tasks")
+        check_task_folder(self.save_tasks)
 
     def deals(self) -> RandomDeals:
         """Who deals."""
@@ -107,105 +151,182 @@ class CompareConfig:
 
 @one_thread()  # of several, each waits for the others: networks this small gain nothing
 def main(config: CompareConfig) -> None:
-    """Draw tasks, let every sharder plan them, cost the plans, say who is best."""
+    """Let every sharder plan the same tasks, cost the plans, say who is best."""
     config.check()
-    tables = _tables(config)
+    others = planners(config.plans)
     cost_model = config.cost_model or model_beside(config.policy)
     policy, model = load_policy(config.policy), load_model(cost_model)
+    contest, oracle = _contest(config, others, model)
     if NEED_POLICY.intersection(config.names):
-        policy.check(config.num_devices)
-    oracle = oracle_for(model, config.batch_size, tables)
-    deck = Deck(oracle, [table.whole() for table in tables])
-    tasks = draw_tasks(deck, config.deals(), config.num_tasks, config.seed)
+        policy.check(contest.most_devices)
     if config.measure:
         MeasurementStore(config.store).close()  # one that cannot be used is told before work starts
     with ExitStack() as stack:
         run = stack.enter_context(
             tracking.tracked_run("compare", _run_name(config), asdict(config), config.mlflow_uri)
         )
-        judge, verify, hardware = None, None, model.provenance.hardware
         if config.measure:
             pool = stack.enter_context(plan_pool(config.store))
             hardware = pool.devices()[0].hardware
-            judge = PlanMeter(pool, model, JUDGING_SEED)
-            verify = PlanMeter(pool, model, VERIFYING_SEED).max_ms
-        sharders = {}
-        for name in config.names:
-            # An oracle each: what one sharder has looked up would cost the next no time.
-            own = EstimatedCosts(model, config.batch_size)
-            means = Means(own, policy, verify, config.verified, config.seed)
-            sharders[name] = make_sharder(name, means)
-        outcomes = make_plans(sharders, tasks)
-        if judge is not None:
-            outcomes = measured(outcomes, tasks, judge)
+            found = _measured(config, contest, oracle, policy, pool)
+            promised = maxima_of(estimated(found.outcomes, found.tasks, oracle))
         else:
-            outcomes = estimated(outcomes, tasks, oracle)
-        scores, best = score_all(outcomes, bounds_ms(oracle, tasks))
+            hardware = model.provenance.hardware
+            found, promised = _estimated(config, contest, oracle, policy), {}
+        bounds = bounds_ms(oracle, found.tasks)
+        scores, best = score_all(found.outcomes, found.slowest_ms, bounds, promised)
         figures = {
-            "sharders": {name: asdict(scores[name]) for name in outcomes},
+            "sharders": {name: asdict(score) for name, score in scores.items()},
             "best_heuristic": best,
-            "tasks": config.num_tasks,
-            "devices": config.num_devices,
-            "tables": config.num_tables,
+            "tasks": len(found.tasks),
+            "devices": contest.most_devices,
+            "tables": max(len(task.tables) for task in found.tasks),
             "measured": config.measure,
-            "batch_size": config.batch_size,
-            "memory_fill": config.memory_fill,
+            "batch_size": oracle.batch_size,
+            "memory_fill": config.memory_fill if config.tasks is None else None,
+            "seconds": found.seconds,
+            "measuring_seconds": found.measuring_seconds,
+            "visits": found.visits,
+            "ended": found.ended,
             "policy": str(config.policy),
             "cost_model": str(cost_model),
             "hardware": hardware,
         }
         what = "measured" if config.measure else "estimated, not measured"
         cli.console.print(score_table(scores, best, what))
+        if found.ended:
+            cli.console.print(_told(found), soft_wrap=True)
         folder = config.out or Path(stack.enter_context(TemporaryDirectory()))
-        for path in write_results(folder, outcomes, tasks, scores, what):
+        plans = {name: [o.plan for o in some] for name, some in found.outcomes.items()}
+        files = [
+            *write_results(folder, found.tasks, plans),
+            *_pictures(folder, found, scores, what),
+        ]
+        for path in files:
             run.artifact(path, path.parent.relative_to(folder).as_posix())
         documents.write(folder / "compare.json", figures)
         run.artifact(folder / "compare.json")
         run.metrics(_metrics(scores))
-        run.tags({"hardware": hardware, "num_devices": config.num_devices})
-        run.data(tables_source(config.tables, tables))
+        run.tags({"hardware": hardware, "num_devices": contest.most_devices})
+        run.data(tables_source(str(config.tables or config.tasks), contest.tables))
         run.note(verdict(scores, best, what))
         if config.json is not None:
             documents.write(config.json, figures)
     cli.console.print(verdict(scores, best, what), soft_wrap=True)
 
 
-def write_results(
-    folder: Path,
-    outcomes: Mapping[str, Sequence[Outcome]],
-    tasks: Sequence[ShardingTask],
-    scores: Mapping[str, Score],
-    what: str,
-) -> list[Path]:
-    """Tasks, plans and pictures; returns the files."""
-    files = []
-    for number, task in enumerate(tasks):
-        files.append(folder / "tasks" / f"{number}.json")
-        task.save(files[-1])
-    for name, some in outcomes.items():
-        for number, outcome in enumerate(some):
-            if outcome.plan is not None:
-                files.append(folder / "plans" / name / f"{number}.json")
-                outcome.plan.save(files[-1])
+def _contest(
+    config: CompareConfig, others: Mapping[str, Path], model: CostModel
+) -> tuple[Contest, EstimatedCosts]:
+    """The tasks, and the oracle for them; UserError if it does not speak of such tasks."""
+    if config.tasks is not None:
+        contest = Contest.read(config.tasks, others)
+        first = contest.first
+        oracle = oracle_for(model, first.batch_size, contest.tables)
+        with documents.naming(config.tasks):
+            oracle.check(first)
+        return contest, oracle
+    tables = _tables(config)
+    oracle = oracle_for(model, config.batch_size, tables)
+    deck = Deck(oracle, [table.whole() for table in tables])
+    tasks = deal_tasks(deck, config.deals(), config.seed)
+    return Contest.drawn(tasks, config.num_tasks, tables, config.num_devices), oracle
+
+
+def _measured(
+    config: CompareConfig,
+    contest: Contest,
+    oracle: EstimatedCosts,
+    policy: Policy,
+    pool: BenchmarkPool,
+) -> Judgement:
+    """What the judge has measured."""
+    settings = MeasureSettings(oracle.batch_size, oracle.model.provenance.operator)
+    told, timing = told_as(oracle.model, pool), TimingOptions()
+    judging = ShardVisits(pool, settings, judging_seeds(config.seeds), timing, told)
+    verifying = ShardVisits(pool, settings, verifying_seeds(config.seeds), timing, told)
+    entries = contest.entries(
+        _sharders(config, contest, oracle, policy, verifying),
+        config.save_tasks,
+        lambda: verifying.seconds,
+    )
+    limits = Limits(config.precision, config.seconds)
+    return Judge(entries, judging, limits, len(pool.devices())).run(contest.begin)
+
+
+def _estimated(
+    config: CompareConfig, contest: Contest, oracle: EstimatedCosts, policy: Policy
+) -> Judgement:
+    """The same by the oracle, as if costs were certain."""
+    entries = contest.entries(_sharders(config, contest, oracle, policy), config.save_tasks)
+    made = []
+    with following(contest.begin, "tasks planned") as step:
+        for entry in islice(entries, contest.begin):
+            made.append(entry)
+            step()
+    tasks = [entry.task for entry in made]
+    outcomes = {name: [entry.outcomes[name] for entry in made] for name in made[0].outcomes}
+    outcomes = estimated(outcomes, tasks, oracle)
+    return Judgement(tasks, outcomes, certain(outcomes))
+
+
+def _sharders(
+    config: CompareConfig,
+    contest: Contest,
+    oracle: EstimatedCosts,
+    policy: Policy,
+    verifying: ShardVisits | None = None,
+) -> dict[str, Sharder]:
+    """By name, ready to be timed."""
+    found = {}
+    for name in config.names:
+        means = Means(
+            # An oracle each: what one sharder has looked up would cost the next no time.
+            EstimatedCosts(oracle.model, oracle.batch_size),
+            policy,
+            None if verifying is None else verifying.max_ms,
+            config.verified,
+            config.verify_seconds,
+            config.seed,
+        )
+        found[name] = make_sharder(name, means)
+    warm_up({n: s for n, s in found.items() if n not in NEED_POOL}, contest.first)
+    return found
+
+
+def _pictures(folder: Path, found: Judgement, scores: Mapping[str, Score], what: str) -> list[Path]:
+    """All sharders' maxima, and a plan of the best one."""
     pictures = folder / "pictures"
     pictures.mkdir(parents=True, exist_ok=True)
-    score_picture(scores, what, pictures / "max_ms.png")
-    files.append(pictures / "max_ms.png")
+    files = [pictures / "max_ms.png"]
+    score_picture(scores, what, files[0])
     best = best_sharder(scores)
-    cost = next((o.cost for o in outcomes.get(best or "", ()) if o.cost is not None), None)
+    cost = next((o.cost for o in found.outcomes.get(best or "", ()) if o.cost is not None), None)
     if cost is not None:
         files.append(pictures / "best_plan.png")
         cost.picture(files[-1], f"{best}, {what}")
     return files
 
 
+def _told(found: Judgement) -> str:
+    """How judging went, in a line."""
+    return (
+        f"{found.ended} ({len(found.tasks)} tasks, {found.visits} visits in "
+        f"{found.measuring_seconds:.0f} of {found.seconds:.0f} s)"
+    )
+
+
 def _run_name(config: CompareConfig) -> str:
     what = "measure" if config.measure else "estimate"
+    if config.tasks is not None:
+        return f"{what} {config.tasks.name}"
+    assert config.tables is not None
     return f"{what} {config.num_tables} on {config.num_devices}, {short_name(config.tables)}"
 
 
 def _tables(config: CompareConfig) -> list[EmbeddingTable]:
     """The tables that tasks are drawn from: those that nothing has learned from, if they do."""
+    assert config.tables is not None
     tables = load_tables(config.tables)
     if config.num_tables > len(tables):
         raise UserError(
@@ -224,7 +345,7 @@ def _tables(config: CompareConfig) -> list[EmbeddingTable]:
 
 
 def _metrics(scores: Mapping[str, Score]) -> dict[str, float]:
-    """What MLflow takes of the scores: numbers, by sharder and name."""
+    """What MLflow takes of the scores: numbers, by name and sharder."""
     return {
         f"{field}/{name}": float(value)
         for name, found in scores.items()

@@ -1,32 +1,43 @@
 """How a policy does, while it is trained and after: estimated, on tables it never learned from."""
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
 from cost_model import CostModel, EstimatedCosts
 from envs import Deck, Generator
+from experiments.comparing import (
+    Maxima,
+    Outcome,
+    best_of_each,
+    estimated,
+    make_plans,
+    maxima_of,
+    relative,
+)
 from sharders import HEURISTICS, Means, Policy, make_sharder
-from workload import Device, EmbeddingTable, PlanError, ShardingPlan, ShardingTask
+from workload import Device, EmbeddingTable, ShardingTask
 from workload.parts import Part
-
-Maxima = Mapping[str, Sequence[float | None]]  # ms of each sharder for each task; None: no plan
 
 _FEWEST = 3  # tables that tasks are drawn from
 _LEARNED = ("cost", "cost_fused", "policy", "autoshard")
 
 
-def draw_tasks(deck: Deck, generator: Generator, count: int, seed: int) -> list[ShardingTask]:
-    """Tasks as the generator deals them."""
+def deal_tasks(deck: Deck, generator: Generator, seed: int) -> Iterator[ShardingTask]:
+    """Tasks as the generator deals them, without end."""
     rng = np.random.default_rng(seed)
-    tasks = []
-    for _ in range(count):
+    while True:
         deal = generator(deck, rng)
         tables = tuple(deck.pieces[number].table for number in deal.pieces)
         devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(deal.memory_bytes))
-        tasks.append(ShardingTask(tables, devices, deck.batch_size, deck.operator))
-    return tasks
+        yield ShardingTask(tables, devices, deck.batch_size, deck.operator)
+
+
+def draw_tasks(deck: Deck, generator: Generator, count: int, seed: int) -> list[ShardingTask]:
+    """The first of them."""
+    return list(islice(deal_tasks(deck, generator, seed), count))
 
 
 class PolicyCheck:
@@ -47,65 +58,20 @@ class PolicyCheck:
         it found no plan for.
         """
         if self._heuristics is None or self._heuristics[0] is not model:  # they never change
-            self._heuristics = (model, self.maxima(policy, model, HEURISTICS)[0])
-        heuristics = self._heuristics[1]
-        ours = self.maxima(policy, model, ("policy",))[0]["policy"]
-        return relative(ours, best_of_each(heuristics)), ours.count(None)
+            found = maxima_of(self.outcomes(policy, model, HEURISTICS))
+            self._heuristics = (model, found)
+        ours = maxima_of(self.outcomes(policy, model, ("policy",)))["policy"]
+        ratio = relative(ours, best_of_each(self._heuristics[1]))
+        return math.nan if ratio is None else ratio.value, ours.count(None)
 
-    def maxima(
+    def outcomes(
         self, policy: Policy, model: CostModel, names: Iterable[str] = (*HEURISTICS, *_LEARNED)
-    ) -> tuple[dict[str, list[float | None]], dict[str, list[ShardingPlan | None]]]:
-        """The slowest device of each sharder's plan for each task, estimated; and the plans."""
+    ) -> dict[str, list[Outcome]]:
+        """Each sharder's plan for each task, with its cost as the model estimates it."""
         oracle = EstimatedCosts(model, self.tasks[0].batch_size)
         means = Means(oracle, policy, seed=self.seed)
-        maxima: dict[str, list[float | None]] = {}
-        plans: dict[str, list[ShardingPlan | None]] = {}
-        for name in names:
-            sharder = make_sharder(name, means)
-            maxima[name], plans[name] = [], []
-            for task in self.tasks:
-                try:
-                    plan = sharder.shard(task)
-                except PlanError:
-                    plans[name].append(None)
-                    maxima[name].append(None)
-                    continue
-                shards = [shard for shard in plan.shards(task) if shard is not None]
-                plans[name].append(plan)
-                maxima[name].append(float(oracle.prices(shards).total_ms.max()))
-        return maxima, plans
-
-
-def best_heuristic(maxima: Maxima) -> str:
-    """The one with the least mean among those that found most plans."""
-    heuristics = [name for name in maxima if name in HEURISTICS]
-
-    def rank(name: str) -> tuple[int, float]:
-        found = [ms for ms in maxima[name] if ms is not None]
-        return len(maxima[name]) - len(found), statistics.mean(found) if found else float("inf")
-
-    return min(heuristics, key=rank)
-
-
-def best_of_each(maxima: Maxima) -> list[float | None]:
-    """What the best heuristic of each task needs; None where none found a plan.
-
-    One heuristic for all tasks would be that which finds most plans where memory is tight, and
-    that is not the one that a user would take where memory is loose.
-    """
-    heuristics = [values for name, values in maxima.items() if name in HEURISTICS]
-    return [
-        min((ms for ms in of_task if ms is not None), default=None)
-        for of_task in zip(*heuristics, strict=True)
-    ]
-
-
-def relative(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float:
-    """Mean of ours over mean of theirs, on tasks for which both have a plan; NaN without any."""
-    both = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
-    if not both:
-        return float("nan")
-    return sum(a for a, _ in both) / sum(b for _, b in both)
+        sharders = {name: make_sharder(name, means) for name in names}
+        return estimated(make_plans(sharders, self.tasks), self.tasks, oracle)
 
 
 def unseen_tables(

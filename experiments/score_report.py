@@ -9,8 +9,9 @@ from experiments.scoring import Score
 from sharders import HEURISTICS
 from workload import UserError
 
-_COLUMNS = ("sharder", "max ms", "balance", "oom", "won", "saved", "95 %", "gap", "s")
 _NOTHING = "-"
+_RARE = {"oom": "0", "promise": _NOTHING, "meas. s": _NOTHING}  # columns that may say nothing
+_SURE = 0.975  # of a probability: what lies beyond a 95 % interval
 
 
 def score_table(scores: Mapping[str, Score], best: str | None, what: str) -> Table:
@@ -18,32 +19,42 @@ def score_table(scores: Mapping[str, Score], best: str | None, what: str) -> Tab
     report = Table(
         title=f"the slowest device's computation, mean of tasks, {what}",
         title_justify="left",
-        caption=f"saved: of the max ms of {best or 'a heuristic (none is compared)'}; won: share "
-        "of tasks (ties count for all); gap: over what the model estimates for the least that "
-        "whole tables allow; oom: tasks without a plan that fits, left out of the means; s: "
-        "seconds to plan, on one core",
+        caption=f"ratio: to {best or 'the best heuristic (none is compared)'}, with the half width "
+        "of its 95 % interval; better, next: probabilities to be better than it, and than the next "
+        "row; bal.: mean over maximum of devices; promise: the cost model's max ms over this one; "
+        "oom: tasks without a plan that fits, left out of the means; plan s, meas. s: seconds to "
+        "make a plan, on one core, and that the sharder spent measuring for it",
         caption_justify="left",
         box=None,
         padding=(0, 0, 0, 1),
     )
-    for column in _COLUMNS:
+    rows = [_row(name, score, best) for name, score in scores.items()]
+    told = [
+        column
+        for column in rows[0]
+        if column not in _RARE or any(row[column] != _RARE[column] for row in rows)
+    ]
+    for column in told:
         report.add_column(column, justify="left" if column == "sharder" else "right", no_wrap=True)
-    for name, score in scores.items():
-        low, high = score.improvement_low, score.improvement_high
-        interval = _NOTHING if low is None or name == best else f"{100 * low:.1f} to {high:.1%}"
-        report.add_row(
-            name,
-            _told(score.max_ms_mean, ".2f"),
-            _told(score.balance_mean, ".3f"),
-            str(score.oom),
-            f"{score.win_rate:.0%}",
-            _told(score.improvement, "+.1%"),
-            interval,
-            _told(score.gap, "+.1%"),
-            _told(score.seconds_mean, ".3f"),
-            style="bold" if name == best else "",
-        )
+    for row in rows:
+        style = "bold" if row["sharder"] == best else ""
+        report.add_row(*(row[column] for column in told), style=style)
     return report
+
+
+def _row(name: str, score: Score, best: str | None) -> dict[str, str]:
+    return {
+        "sharder": name,
+        "max ms": _told(score.max_ms_mean, ".2f"),
+        "bal.": _told(score.balance_mean, ".3f"),
+        "oom": str(score.oom),
+        "ratio": _told(score.ratio, ".3f") + ("" if name == best else _plus_minus(score)),
+        "better": _told(score.better_than_heuristic, ".0%"),
+        "next": _told(score.better_than_next, ".0%"),
+        "promise": _told(score.promise, ".2f"),
+        "plan s": _told(score.seconds_mean, ".3f"),
+        "meas. s": _told(score.measuring_seconds_mean or None, ".1f"),
+    }
 
 
 def score_picture(scores: Mapping[str, Score], what: str, path: Path) -> None:
@@ -71,26 +82,50 @@ def score_picture(scores: Mapping[str, Score], what: str, path: Path) -> None:
 
 
 def best_sharder(scores: Mapping[str, Score]) -> str | None:
-    """The one that saves most, else the one with the least mean maximum; None without any plan."""
+    """The one with the lowest ratio, else with the least mean maximum; None without any plan."""
     planned = [name for name, score in scores.items() if score.max_ms_mean is not None]
     return max(planned, key=lambda name: scores[name].improvement or 0.0, default=None)
 
 
 def verdict(scores: Mapping[str, Score], best: str | None, what: str) -> str:
-    """By how much the best sharder's plans beat those of the best heuristic."""
+    """By how much the best sharder's plans beat those of the best heuristic, if that is known."""
     first = best_sharder(scores)
     if first is None:
         return "no sharder found a plan that fits"
     score = scores[first]
     if best is None or score.improvement is None:
         return f"{first} is best with {score.max_ms_mean:.2f} ms, {what}; no heuristic to compare"
-    if round(score.improvement, 3) <= 0:
+    if first == best:
         return f"nothing beats the best heuristic, {best}: {score.max_ms_mean:.2f} ms, {what}"
+    if score.ratio_low is None or score.ratio_high is None:
+        return (
+            f"{first} cannot be told apart from {best}, the best heuristic, by one task ({what}; "
+            f"ratio {score.ratio:.3f})"
+        )
+    if score.ratio_high >= 1:
+        return (
+            f"{first} cannot be told apart from {best}, the best heuristic ({what}; ratio "
+            f"{score.ratio:.3f}, 95 % interval {score.ratio_low:.3f} to {score.ratio_high:.3f})"
+        )
     return (
         f"the slowest device computes {score.improvement:.1%} less by {first} than by {best}, the "
-        f"best heuristic ({what}; 95 % interval {score.improvement_low:.1%} to "
-        f"{score.improvement_high:.1%})"
+        f"best heuristic ({what}; 95 % interval {1 - score.ratio_high:.1%} to "
+        f"{1 - score.ratio_low:.1%}){_tied(scores, first)}"
     )
+
+
+def _tied(scores: Mapping[str, Score], first: str) -> str:
+    """Said of the next in the ranking, where it may be as good."""
+    names = list(scores)
+    after = names[names.index(first) + 1 :][:1]
+    sure = scores[first].better_than_next
+    if not after or sure is None or sure > _SURE:
+        return ""
+    return f"; {first} cannot be told apart from {after[0]}"
+
+
+def _plus_minus(score: Score) -> str:
+    return "" if score.half_width is None else f"±{score.half_width:.3f}"
 
 
 def _told(value: float | None, form: str) -> str:

@@ -1,20 +1,18 @@
-"""How sharders did on the same tasks: means, wins, and by how much they beat the best heuristic."""
+"""How sharders did on the same tasks: means, wins, and their ratios to the best heuristic."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from cost_model import EstimatedCosts
 from envs import Deal, Deck, ShardingGame
-from experiments.comparing import Outcome
-from experiments.policy_check import best_heuristic, relative
-from sharders import HEURISTICS
+from experiments.comparing import Outcome, Outcomes, as_known, best_heuristic, maxima_of, relative
+from experiments.judging_statistics import Floats, Ratio
 from workload import ShardingTask
-
-_RESAMPLES = 10_000
-_INTERVAL = (0.025, 0.975)
 
 
 @dataclass(frozen=True)
@@ -23,15 +21,23 @@ class Score:
 
     Args:
         max_ms_mean: of the slowest device, mean of tasks.
-        max_ms: of each task; None where it ran out of memory.
+        max_ms: of each task, without the upward bias of the largest of noisy costs; None where it
+            ran out of memory.
         balance_mean: mean over maximum of the devices, mean of tasks.
         oom: tasks for which it found no plan that fits.
-        seconds_mean: to make a plan.
+        seconds_mean: to make a plan, measuring left out; None where plans came from elsewhere.
+        measuring_seconds_mean: that it spent measuring for a plan.
         win_rate: share of the tasks on which no sharder's maximum is lower.
-        improvement: share of the best heuristic's mean maximum that it saves, on tasks for which
-            both have a plan; None without such tasks, or without a heuristic.
-        improvement_low: lower end of its 95 % interval, by drawing other tasks of these.
-        improvement_high: upper end.
+        ratio: of its mean maximum to the best heuristic's, on tasks for which both have a plan;
+            None without such tasks, or without a heuristic.
+        ratio_low: lower end of its 95 % interval, for other tasks of this kind; None with one task.
+        ratio_high: upper end.
+        ratio_variance: by measuring, and by the choice of tasks.
+        improvement: 1 minus the ratio.
+        better_than_heuristic: the probability that the ratio is below 1; None for the best
+            heuristic itself.
+        better_than_next: the probability that it is better than the next in the ranking.
+        promise: the slowest device by the cost model over what it is, in sum over tasks.
         gap: of the mean maximum over what the model takes for the least that whole tables allow.
     """
 
@@ -40,45 +46,83 @@ class Score:
     balance_mean: float | None
     oom: int
     seconds_mean: float | None
+    measuring_seconds_mean: float | None
     win_rate: float
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    ratio_variance: Mapping[str, float] | None
     improvement: float | None
-    improvement_low: float | None
-    improvement_high: float | None
+    better_than_heuristic: float | None
+    better_than_next: float | None
+    promise: float | None
     gap: float | None
+
+    @property
+    def half_width(self) -> float | None:
+        """Of the ratio's 95 % interval."""
+        if self.ratio_high is None or self.ratio_low is None:
+            return None
+        return (self.ratio_high - self.ratio_low) / 2
 
 
 def score_all(
-    outcomes: Mapping[str, Sequence[Outcome]], bounds_ms: Sequence[float]
+    outcomes: Outcomes,
+    slowest_ms: Mapping[str, Floats],
+    bounds_ms: Sequence[float],
+    promised_ms: Mapping[str, Sequence[float | None]],
 ) -> tuple[dict[str, Score], str | None]:
-    """The score of each sharder, the least mean maximum first, and the best heuristic's name."""
-    maxima = {name: [outcome.max_ms for outcome in some] for name, some in outcomes.items()}
-    heuristics = {name: some for name, some in maxima.items() if name in HEURISTICS}
-    best = best_heuristic(heuristics) if heuristics else None
+    """The score of each sharder, the least mean maximum first, and the best heuristic's name.
+
+    `slowest_ms`: what the slowest devices of a sharder's plans may take, [scenarios, tasks], NaN
+    without a plan. `bounds_ms`: what no plan of whole tables can undercut. `promised_ms`: the
+    slowest devices by a cost model, where something else judges.
+    """
+    maxima = {
+        name: [None if math.isnan(ms) else float(ms) for ms in some.mean(axis=0)]
+        for name, some in slowest_ms.items()
+    }
+    best = best_heuristic(maxima)
     least = [
         min((ms for ms in column if ms is not None), default=None)
         for column in zip(*maxima.values(), strict=True)
     ]
+    ranked = sorted(maxima, key=lambda name: (_mean(_known(maxima[name])) or math.inf, name))
+    following = dict(pairwise(ranked))
     scores = {}
-    for name, some in outcomes.items():
-        ours = maxima[name]
-        costs = [outcome.cost for outcome in some if outcome.cost is not None]
-        theirs = [None] * len(ours) if best is None else maxima[best]
-        low, high = _interval(ours, theirs)
+    for name in ranked:
+        ours, some = maxima[name], outcomes[name]
+        ratio = None if best is None else Ratio.of(slowest_ms[name], slowest_ms[best])
+        bounded = ratio is not None and ratio.count > 1
+        after = following.get(name)
+        against = None if after is None else Ratio.of(slowest_ms[name], slowest_ms[after])
         scores[name] = Score(
-            max_ms_mean=_mean([ms for ms in ours if ms is not None]),
+            max_ms_mean=_mean(_known(ours)),
             max_ms=tuple(ours),
-            balance_mean=_mean([cost.balance for cost in costs]),
+            balance_mean=_mean(_balances(some, ours)),
             oom=ours.count(None),
-            seconds_mean=_mean([o.seconds for o in some if o.cost is not None]),
+            seconds_mean=_mean([o.seconds for o in some if o.plan and o.seconds is not None]),
+            measuring_seconds_mean=_mean([o.measuring_seconds for o in some if o.plan]),
             win_rate=sum(ms is not None and ms == b for ms, b in zip(ours, least, strict=True))
             / len(ours),
-            improvement=_less(relative(ours, theirs)),
-            improvement_low=low,
-            improvement_high=high,
-            gap=_more(relative(ours, bounds_ms)),
+            ratio=None if ratio is None else ratio.value,
+            ratio_low=ratio.low if ratio is not None and bounded else None,
+            ratio_high=ratio.high if ratio is not None and bounded else None,
+            ratio_variance={"measuring": ratio.measuring, "tasks": ratio.tasks}
+            if ratio is not None and bounded
+            else None,
+            improvement=None if ratio is None else 1 - ratio.value,
+            better_than_heuristic=None if ratio is None or name == best else ratio.below_one,
+            better_than_next=None if against is None else against.below_one,
+            promise=_value(relative(promised_ms.get(name, [None] * len(ours)), ours)),
+            gap=_less_one(_value(relative(ours, bounds_ms))),
         )
-    ordered = sorted(scores, key=lambda name: (scores[name].max_ms_mean or np.inf, name))
-    return {name: scores[name] for name in ordered}, best
+    return scores, best
+
+
+def certain(outcomes: Outcomes) -> dict[str, Floats]:
+    """The slowest devices of plans whose costs are certain: one scenario."""
+    return {name: as_known(some) for name, some in maxima_of(outcomes).items()}
 
 
 def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[float]:
@@ -93,28 +137,25 @@ def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[flo
     return found
 
 
-def _interval(
-    ours: Sequence[float | None], theirs: Sequence[float | None]
-) -> tuple[float | None, float | None]:
-    """95 % interval of the improvement: bootstrap over the tasks for which both have a plan."""
-    both = np.array(
-        [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
-    )
-    if not len(both):
-        return None, None
-    rng = np.random.default_rng(0)
-    drawn = both[rng.integers(len(both), size=(_RESAMPLES, len(both)))].sum(axis=1)
-    low, high = np.quantile(1 - drawn[:, 0] / drawn[:, 1], _INTERVAL)
-    return float(low), float(high)
+def _balances(outcomes: Sequence[Outcome], maxima: Sequence[float | None]) -> list[float]:
+    return [
+        outcome.cost.mean_ms / slowest
+        for outcome, slowest in zip(outcomes, maxima, strict=True)
+        if outcome.cost is not None and slowest is not None
+    ]
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return statistics.mean(values) if values else None
 
 
-def _less(ratio: float) -> float | None:
-    return None if np.isnan(ratio) else 1 - ratio
+def _value(ratio: Ratio | None) -> float | None:
+    return None if ratio is None else ratio.value
 
 
-def _more(ratio: float) -> float | None:
-    return None if np.isnan(ratio) else ratio - 1
+def _less_one(ratio: float | None) -> float | None:
+    return None if ratio is None else ratio - 1

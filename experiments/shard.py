@@ -3,17 +3,35 @@
 
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from benchmark import MeasurementStore, PlanCost
+from benchmark import MeasurementStore, MeasureSettings, PlanCost
 from cost_model import load_model
 from cost_model.training import one_thread
 from experiments import cli
+from experiments.comparing import Maxima, best_heuristic, maxima_of
+from experiments.judging import judge_plan
 from experiments.loading import check_sharders, model_beside, oracle_for
-from experiments.measuring import JUDGING_SEED, VERIFYING_SEED, PlanMeter, plan_pool
+from experiments.measuring import (
+    SEEDS,
+    ShardVisits,
+    judging_seeds,
+    plan_pool,
+    told_as,
+    verifying_seeds,
+)
 from experiments.outputs import PICTURES, check_file
-from experiments.policy_check import Maxima, PolicyCheck, best_heuristic
-from sharders import HEURISTICS, NEED_POLICY, NEED_POOL, Means, load_policy, make_sharder
+from experiments.policy_check import PolicyCheck
+from sharders import (
+    HEURISTICS,
+    NEED_POLICY,
+    NEED_POOL,
+    VERIFY_SECONDS,
+    Means,
+    load_policy,
+    make_sharder,
+)
 from workload import Device, ShardingTask, UserError, load_tables
 
 _GB = 2**30
@@ -52,7 +70,9 @@ class ShardConfig:
     seed: int = 0
     """Of sharders that draw."""
     verified: int = 3
-    """Plans that autoshard_verified measures."""
+    """Plans that autoshard_verified measures: all once, the better half again, and so on."""
+    verify_seconds: float = VERIFY_SECONDS
+    """Seconds that autoshard_verified may measure. All its plans are measured once."""
     store: Path = Path("costs.db")
     """SQLite file that keeps what autoshard_verified measures."""
 
@@ -62,6 +82,8 @@ class ShardConfig:
         for option in ("num_devices", "batch_size", "verified"):
             if (value := getattr(self, option)) < 1:
                 raise UserError(f"--{option.replace('_', '-')} must be at least 1, got {value}")
+        if not self.verify_seconds > 0:
+            raise UserError(f"--verify-seconds must be more than 0, got {self.verify_seconds}")
         if self.seed < 0:
             raise UserError(f"--seed must be at least 0, got {self.seed}")
         check_file(self.out, "--out")
@@ -99,23 +121,28 @@ def main(config: ShardConfig) -> None:
     oracle = oracle_for(model, config.batch_size, tables)
     task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
     with ExitStack() as stack:
-        meter = None
+        measuring = None
         if config.sharder in NEED_POOL:
             MeasurementStore(config.store).close()  # one that cannot be used is told at once
             pool = stack.enter_context(plan_pool(config.store))
-            meter = PlanMeter(pool, model, VERIFYING_SEED)
-        verify = None if meter is None else meter.max_ms
-        means = Means(oracle, policy, verify, config.verified, config.seed)
+            settings = MeasureSettings(config.batch_size, task.operator)
+            measuring = partial(ShardVisits, pool, settings, told=told_as(model, pool))
+        verify = None if measuring is None else measuring(verifying_seeds(SEEDS)).max_ms
+        means = Means(oracle, policy, verify, config.verified, config.verify_seconds, config.seed)
         plan = make_sharder(config.sharder, means).shard(task)
         plan.check(task)
-        judge = None if meter is None else PlanMeter(pool, model, JUDGING_SEED)
-        measured_ms = None if judge is None else judge.max_ms(task, [plan])[0]
+        measured = None
+        if measuring is not None:
+            measured = judge_plan(measuring(judging_seeds(SEEDS)), task, plan, visits=SEEDS)
     cost = oracle.plan_cost(plan, task)
     cli.console.print(cost.table(f"{config.sharder}, estimated"))
-    maxima, _ = PolicyCheck([task], config.seed).maxima(policy, model, tuple(HEURISTICS))
-    cli.console.print(_compared(config.sharder, cost, maxima), soft_wrap=True)
-    if measured_ms is not None:
-        cli.console.print(f"measured: {measured_ms:.2f} ms")
+    heuristics = PolicyCheck([task], config.seed).outcomes(policy, model, tuple(HEURISTICS))
+    cli.console.print(_compared(config.sharder, cost, maxima_of(heuristics)), soft_wrap=True)
+    if measured is not None:
+        low, high = measured.interval_ms
+        cli.console.print(
+            f"measured: {measured.mean_ms:.2f} ms (95 % interval {low:.2f} to {high:.2f} ms)"
+        )
     if config.picture is not None:
         cost.picture(config.picture, config.sharder)
     plan.save(config.out)
@@ -127,6 +154,7 @@ def _compared(sharder: str, cost: PlanCost, maxima: Maxima) -> str:
     ours = cost.max_compute_ms
     line = f"estimated: the slowest device computes {ours:.2f} ms a step (all-to-all left out)"
     best = best_heuristic(maxima)
+    assert best is not None  # all heuristics are among them
     (theirs,) = maxima[best]
     if theirs is None:
         return f"{line}; no heuristic finds a plan that fits"

@@ -1,6 +1,5 @@
 """What a sweep can be about: policies, or cost models."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,9 +13,10 @@ from cost_model.communication import FEWEST_EXCHANGES, train_communication
 from cost_model.evaluation import evaluate
 from cost_model.training import TrainOptions
 from experiments import tracking
+from experiments.comparing import best_of_each, maxima_of, relative
 from experiments.data_sources import DataSource, short_name, store_source, tables_source
 from experiments.loading import oracle_for
-from experiments.policy_check import PolicyCheck, best_of_each, relative
+from experiments.policy_check import PolicyCheck
 from experiments.ppo_training import check_hardware, parts_of, tasks_of
 from experiments.run_folder import COST_MODEL
 from experiments.search_space import COST_MODEL_SPACE, POLICY_SPACE, Dimension, Value, at_point
@@ -110,18 +110,20 @@ class PolicySubject:
         tasks = tasks_of(self._training, model, parts, "test", _TEST_TASKS, _TEST_SEED)
         check = PolicyCheck(tasks)
         winner = load_policy(kept["winner"])
-        maxima, _ = check.maxima(winner, model, (*HEURISTICS, "cost_fused"))
+        maxima = maxima_of(check.outcomes(winner, model, (*HEURISTICS, "cost_fused")))
         bar = best_of_each(maxima)
-        figures = {f"test/{name}": relative(v, bar) for name, v in maxima.items()}
+        figures: dict[str, float] = {}
         for name, folder in kept.items():
-            ours, plans = check.maxima(load_policy(folder), model, ("policy",))
-            figures[f"test/{name}"] = relative(ours["policy"], bar)
-            figures[f"test/{name}_without_plan"] = float(ours["policy"].count(None))
-            plan = plans["policy"][0]
+            outcomes = check.outcomes(load_policy(folder), model, ("policy",))
+            maxima[name] = maxima_of(outcomes)["policy"]
+            figures[f"test/{name}_without_plan"] = float(maxima[name].count(None))
+            plan = outcomes["policy"][0].plan
             if name == "winner" and plan is not None:
                 oracle = EstimatedCosts(model, tasks[0].batch_size)
                 run.plan(name, plan, oracle.plan_cost(plan, tasks[0]))
-        return {name: value for name, value in figures.items() if math.isfinite(value)}
+        ratios = {name: relative(values, bar) for name, values in maxima.items()}
+        told = {f"test/{name}": ratio.value for name, ratio in ratios.items() if ratio is not None}
+        return figures | told
 
 
 class CostModelSubject:

@@ -10,8 +10,10 @@ from rich.table import Table
 from benchmark import MeasurementStore
 from cost_model import EstimatedCosts
 from experiments import cli
+from experiments.comparing import best_heuristic, best_of_each, maxima_of, relative
+from experiments.judging_statistics import Ratio
 from experiments.notices import Notices
-from experiments.policy_check import PolicyCheck, best_heuristic, best_of_each, relative
+from experiments.policy_check import PolicyCheck
 from experiments.ppo_training import Training
 from experiments.run_folder import model_files
 from experiments.tracking import TrackedRun
@@ -47,6 +49,10 @@ def curves(figures: Mapping[str, float]) -> dict[str, float]:
 
 
 _SAID_TWICE = frozenset(("check_score", "games"))  # the check's two figures in sum; an option
+
+
+def _rank(ratio: Ratio | None) -> float:
+    return math.inf if ratio is None else ratio.value
 
 
 class TrainingReport:
@@ -108,23 +114,29 @@ class TrainingReport:
         busy = self._pool_busy()
         tasks = training.tasks("test", _TEST_TASKS, _TEST_SEED)
         policy, model = load_policy(folder), training.model
-        maxima, plans = PolicyCheck(tasks, training.config.seed).maxima(policy, model)
+        outcomes = PolicyCheck(tasks, training.config.seed).outcomes(policy, model)
+        maxima = maxima_of(outcomes)
         best, bar = best_heuristic(maxima), best_of_each(maxima)
-        against = {name: relative(values, bar) for name, values in maxima.items()}
+        assert best is not None  # all heuristics are among them
+        ratios = {name: relative(values, bar) for name, values in maxima.items()}
+        against = {name: ratio for name, ratio in ratios.items() if ratio is not None}
         report = Table(
             title=f"{len(tasks)} tasks of unseen tables, slowest device by the cost model",
             title_justify="left",
         )
-        for column in ("sharder", "over the best heuristic's", "without a plan"):
+        for column in ("sharder", "over the best heuristic's", "95 %", "without a plan"):
             report.add_column(column, justify="left" if column == "sharder" else "right")
-        for name, ratio in sorted(against.items(), key=lambda pair: pair[1]):
-            report.add_row(name, f"{ratio:.3f}", str(maxima[name].count(None)))
+        for name, ratio in sorted(ratios.items(), key=lambda pair: _rank(pair[1])):
+            value, interval = "-", "-"
+            if ratio is not None:
+                value, interval = f"{ratio.value:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"
+            report.add_row(name, value, interval, str(maxima[name].count(None)))
         cli.console.print(report)
-        self._run.metrics({f"test/{name}": ratio for name, ratio in against.items()})
+        self._run.metrics({f"test/{name}": ratio.value for name, ratio in against.items()})
         self._run.note(self._summary(against))
         oracle = EstimatedCosts(model, tasks[0].batch_size)
         for name in (best, "policy", "autoshard"):
-            plan = plans[name][0]
+            plan = outcomes[name][0].plan
             if plan is not None:
                 self._run.plan(name, plan, oracle.plan_cost(plan, tasks[0]))
         self._run.model(model_files(folder), "policy")
@@ -145,24 +157,28 @@ class TrainingReport:
             "pool_busy": busy,
             "best_check": training.progress.best_check,
             "test_over_best_heuristic": {
-                name: ratio if math.isfinite(ratio) else None for name, ratio in against.items()
+                name: None if ratio is None else ratio.value for name, ratio in ratios.items()
             },
+            "test_interval": {name: (ratio.low, ratio.high) for name, ratio in against.items()},
             "test_max_ms": maxima,
             "best_heuristic": best,
             "policy": str(folder),
             "mlflow_run": self._run.run_id,
         }
 
-    def _summary(self, against: Mapping[str, float]) -> str:
+    def _summary(self, against: Mapping[str, Ratio]) -> str:
         """In Markdown, for the run's page."""
         config = self._training.config
         rows = "".join(
-            f"| {name} | {against[name]:.3f} |\n" for name in ("autoshard", "policy", "cost_fused")
+            f"| {name} | {against[name].value:.3f} | {against[name].low:.3f} to "
+            f"{against[name].high:.3f} |\n"
+            for name in ("autoshard", "policy", "cost_fused")
+            if name in against
         )
         return (
             f"A policy that places {config.num_tables} tables of `{config.tables}` on "
             f"{config.num_devices} devices.\n\n| sharder | slowest device over that of each "
-            f"task's best heuristic, unseen tables |\n|---|---|\n{rows}"
+            f"task's best heuristic, unseen tables | 95 % interval |\n|---|---|---|\n{rows}"
         )
 
     def _pool_busy(self) -> float:

@@ -9,15 +9,17 @@ and measured verification. Policies are kept in folders (`load_policy`, `save_po
 from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from sharders.heuristics import HEURISTICS, GreedySharder
 from sharders.local_search import LocalSearch, LocalSearchSharder
-from sharders.policy import MeasurePlans, PolicySharder
+from sharders.policy import VERIFY_SECONDS, PolicySharder
 from sharders.policy_files import Policy, PolicyError, find_policy, load_policy, save_policy
 from sharders.registry import NEED_POLICY, NEED_POOL, SHARDERS, Means, make_sharder
+from sharders.rounds import MeasurePlans, best_by_rounds
 
 __all__ = [
     "HEURISTICS",
     "NEED_POLICY",
     "NEED_POOL",
     "SHARDERS",
+    "VERIFY_SECONDS",
     "AloneGreedySharder",
     "FusedGreedySharder",
     "GreedySharder",
@@ -28,6 +30,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "PolicySharder",
+    "best_by_rounds",
     "find_policy",
     "load_policy",
     "make_sharder",

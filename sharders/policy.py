@@ -1,6 +1,6 @@
 """`PolicySharder`: a trained policy as a sharder, alone or with all that improves its plans."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,11 +11,10 @@ from envs.deck import Ints
 from sharders.local_search import LocalSearch
 from sharders.player import Played, Player
 from sharders.policy_files import Policy
+from sharders.rounds import MeasurePlans, best_by_rounds
 from workload import Shard, ShardingPlan, ShardingTask, TableSlice
 from workload.packing import halves, pack
 from workload.tables import DIM_STEP
-
-MeasurePlans = Callable[[ShardingTask, Sequence[ShardingPlan]], Sequence[float]]
 
 _BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
 _MOST_SPLITS = 8  # rounds of splitting
@@ -24,6 +23,7 @@ _SPLIT_TOGETHER = (2, 4, 8)  # of the costliest tables of all devices
 _SPLITS_TRIED = _SPLIT_CHOICES + len(_SPLIT_TOGETHER)
 _BALANCED = 0.97  # devices that are so even are not held up by single tables
 _SPLIT_GAIN = 0.99  # of the slowest device: a split that gains less is not worth its lookups
+VERIFY_SECONDS = 10.0  # a task: three finalists of 60 tables on two cores need less
 _SEARCHED = 3  # of the best plans: the start of the search
 
 
@@ -36,7 +36,8 @@ class PolicySharder:
         samples: plans to be drawn from the policy beside the greedy one, fewer if the task is
             large; the best by the oracle counts.
         search: split tables that hold up a device, and improve the best plan by a local search.
-        verify: measures plans, and the best measured one counts.
+        verify: measures plans, which meet in rounds until one is left.
+        verify_seconds: that the rounds of a task may take.
         best: how many plans are measured.
         caution: deviations more than estimated that devices are taken to cost.
         seed: of what is drawn.
@@ -49,6 +50,7 @@ class PolicySharder:
         samples: int = 0,
         search: bool = False,
         verify: MeasurePlans | None = None,
+        verify_seconds: float = VERIFY_SECONDS,
         best: int = 3,
         caution: float = 1.0,
         seed: int = 0,
@@ -58,6 +60,7 @@ class PolicySharder:
         self._samples = samples
         self._search = LocalSearch(oracle, caution, seed=seed) if search else None
         self._verify = verify
+        self._verify_seconds = verify_seconds
         self._best = best
         self._player = Player(policy.network, oracle, caution)
         self._seed = seed
@@ -80,8 +83,16 @@ class PolicySharder:
         plans = [ShardingPlan.of_slices(task, placed) for placed in found]
         if self._verify is None:
             return plans[0]
-        plans = list(dict.fromkeys(plans))[: self._best]
-        return plans[int(np.argmin(self._verify(task, plans)))]
+        return self._measured_best(task, list(dict.fromkeys(plans))[: self._best])
+
+    def _measured_best(self, task: ShardingTask, plans: Sequence[ShardingPlan]) -> ShardingPlan:
+        verify = self._verify
+        assert verify is not None
+
+        def measure(numbers: Sequence[int], visits: int) -> Sequence[float]:
+            return verify(task, [plans[number] for number in numbers], visits)
+
+        return plans[best_by_rounds(len(plans), measure, self._verify_seconds)]
 
     def _draw(self, whole: list[TableSlice], memory: Ints) -> list[Played]:
         """Plans of the whole tables, the best first."""

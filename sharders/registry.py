@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from cost_model import EstimatedCosts
 from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from sharders.heuristics import HEURISTICS, GreedySharder
-from sharders.policy import MeasurePlans, PolicySharder
+from sharders.policy import VERIFY_SECONDS, PolicySharder
 from sharders.policy_files import Policy
+from sharders.rounds import MeasurePlans
 from workload import Sharder, UserError
 
 SAMPLES = 32  # plans drawn from the policy
@@ -21,6 +22,7 @@ class Means:
     policy: Policy | None = None
     verify: MeasurePlans | None = None
     verified: int = 3
+    verify_seconds: float = VERIFY_SECONDS
     seed: int = 0
 
     def priced(self, name: str) -> EstimatedCosts:
@@ -62,6 +64,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
         samples=SAMPLES,
         search=True,
         verify=means.measuring(name),
+        verify_seconds=means.verify_seconds,
         best=means.verified,
     ),
 }

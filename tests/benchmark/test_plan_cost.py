@@ -80,9 +80,11 @@ def test_a_plan_is_measured_with_its_all_to_all(
     assert all(device.backward_exchange_ms > 0 for device in first.devices)
     assert first.devices[-1].compute_ms == 0
     assert first.devices[0].compute_ms > 0
-    assert measure_plan(plan, task, pool) == first  # all of it from the store
+    again = measure_plan(plan, task, pool)  # all of it from the store
+    for old, new in zip(first.devices, again.devices, strict=True):
+        assert new.phases_ms == pytest.approx(old.phases_ms)
     alone = measure_plan(plan, task, pool, with_exchange=False)
-    assert [d.compute_ms for d in alone.devices] == [d.compute_ms for d in first.devices]
+    assert [d.compute_ms for d in alone.devices] == [d.compute_ms for d in again.devices]
     assert all(device.forward_exchange_ms == 0 for device in alone.devices)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmark import (
     Exchange,
+    Level,
     Measurement,
     MeasurementError,
     MeasurementStore,
@@ -50,8 +51,16 @@ def some(tables: Sequence[EmbeddingTable], count: int = 20) -> list[Measurement]
     return [measurement(shard) for shard in random_shards(tables, count, 6, augment=True)]
 
 
+def as_put(item: Measurement | None) -> Measurement:
+    """Without what a store adds: that it was kept, and what it is worth."""
+    assert item is not None
+    timing = item.timing and replace(item.timing, error=TIMING.error)
+    assert item.timing is None or 0 < item.timing.error < 0.1
+    return replace(item, timing=timing, reused=False)
+
+
 def fresh(measurements: Sequence[Measurement]) -> list[Measurement]:
-    return [replace(item, reused=False) for item in measurements]
+    return [as_put(item) for item in measurements]
 
 
 def test_what_is_put_comes_back(tmp_path: Path, tables: tuple[EmbeddingTable, ...]) -> None:
@@ -64,7 +73,7 @@ def test_what_is_put_comes_back(tmp_path: Path, tables: tuple[EmbeddingTable, ..
     )
     with MeasurementStore(tmp_path / "new" / "costs.db") as store:
         store.put([*kept, failed])
-        assert store.find(kept[0].shard, SETTINGS, "hw", "v") == replace(kept[0], reused=True)
+        assert as_put(store.find(kept[0].shard, SETTINGS, "hw", "v")) == kept[0]
     with MeasurementStore(tmp_path / "new" / "costs.db", must_exist=True) as store:
         assert fresh(store.measurements()) == [*kept, failed]
         assert len(store) == len(kept) + 1
@@ -138,26 +147,84 @@ def test_parquet_carries_everything(tmp_path: Path, tables: tuple[EmbeddingTable
 def test_costs_of_one_hardware_are_told_at_one_level(
     tmp_path: Path, tables: tuple[EmbeddingTable, ...]
 ) -> None:
-    """What was measured on a slower day, or by another store's level, is told as the first was."""
-    first, second, third = some(tables, 3)
+    """Each visit has the level of its own hour. The store settles on one, and tells all at it."""
+    first, second, third, last = some(tables, 4)
+    quiet, slow = Level(2.0, 6.0), Level(4.0, 9.0)
     with MeasurementStore(tmp_path / "a.db") as store:
-        assert store.quiet_ms("hw", "v") is None
-        store.put([replace(first, timing=replace(TIMING, quiet_ms=2.0))])
-        store.put([replace(second, timing=replace(TIMING, quiet_ms=4.0)), third])
-        assert store.quiet_ms("hw", "v") == 2.0
-        assert store.quiet_ms("other", "v") is None
+        assert store.level("hw", "v") is None
+        store.put([replace(first, timing=replace(TIMING, quiet=quiet)), third])
+        assert store.level("hw", "v") == quiet
+        store.put([replace(second, timing=replace(TIMING, quiet=slow))])
+        assert store.level("hw", "v") == Level(3.0, 7.5)  # and what was told before is told anew
+        assert store.level("other", "v") is None
         costs = [m.timing for m in store.measurements()]
-        assert [t.total_ms for t in costs if t] == [4.0, 2.0, 4.0]
-        assert [t.quiet_ms for t in costs if t] == [2.0, 2.0, None]
+        assert [(t.forward_ms, t.backward_ms) for t in costs if t] == [
+            pytest.approx((1.5 * 3 / 2, 2.5 * 7.5 / 6)),
+            (1.5, 2.5),  # without a reference: as it was read
+            pytest.approx((1.5 * 3 / 4, 2.5 * 7.5 / 9)),
+        ]
+        assert [t.quiet for t in costs if t] == [Level(3.0, 7.5), None, Level(3.0, 7.5)]
         export_parquet(store, tmp_path / "a.parquet")
-    with MeasurementStore(tmp_path / "b.db") as store:
-        store.put([replace(first, timing=replace(TIMING, quiet_ms=1.0))])
-        import_parquet(store, tmp_path / "a.parquet")
-        assert [m.total_ms for m in store.measurements()] == [4.0, 1.0, 4.0]
+        told = store.measurements()
+        found = store.find(second.shard, SETTINGS, "hw", "v")
+        assert found is not None
+        assert found.total_ms == told[2].total_ms
+        # Once there are enough visits it stays: costs that were published stay what they were.
+        store.put([replace(last, measured_at=float(n), timing=replace(TIMING, quiet=quiet))
+                   for n in range(62)])  # fmt: skip
+        settled = store.level("hw", "v")
+        assert settled == quiet
+        store.put([replace(last, measured_at=99.0 + n, timing=replace(TIMING, quiet=slow))
+                   for n in range(200)])  # fmt: skip
+        assert store.level("hw", "v") == settled
+    assert [m.total_ms for m in read_parquet(tmp_path / "a.parquet")] == [m.total_ms for m in told]
 
 
-def test_a_store_of_the_first_schema_is_brought_up(
+def test_all_visits_of_a_shard_are_kept_and_their_mean_is_its_cost(
     tmp_path: Path, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    one, other = some(tables, 2)
+    with MeasurementStore(tmp_path / "a.db") as store:
+        store.put([one, replace(one, measured_at=8.0, timing=replace(TIMING, forward_ms=1.7))])
+        store.put([other, one])  # the very same visit is no other
+        assert len(store) == 3
+        twice, once = (store.find(m.shard, SETTINGS, "hw", "v") for m in (one, other))
+        assert twice is not None
+        assert twice.timing is not None
+        assert once is not None
+        assert once.timing is not None
+        assert twice.timing.forward_ms == pytest.approx(1.6)
+        assert (twice.timing.visits, twice.timing.iterations) == (2, 24)
+        assert (once.timing.visits, once.timing.forward_ms) == (1, 1.5)
+        assert 0 < twice.timing.error < once.timing.error
+        export_parquet(store, tmp_path / "a.parquet")
+        assert import_parquet(store, tmp_path / "a.parquet") == 0
+    assert [m.timing and m.timing.error for m in read_parquet(tmp_path / "a.parquet")] == [
+        pytest.approx(once.timing.error)
+    ] * 3
+
+
+def test_visits_that_differ_make_all_costs_worth_less(
+    tmp_path: Path, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    kept = some(tables, 40)
+    with MeasurementStore(tmp_path / "a.db") as store:
+        store.put(kept)
+        before = store.deviation("hw", "v")
+        for number, item in enumerate(kept):
+            shift = 1.05 if number % 2 else 0.95
+            timing = replace(TIMING, forward_ms=1.5 * shift, backward_ms=2.5 * shift)
+            store.put([replace(item, measured_at=9.0, timing=timing)])
+    with MeasurementStore(tmp_path / "a.db") as store:
+        after = store.deviation("hw", "v")
+        assert after == pytest.approx(0.05 / 2**0.5, rel=0.15)
+        assert after > 2 * before
+        assert store.deviation("other", "v") == before
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_store_of_an_older_schema_is_brought_up(
+    tmp_path: Path, tables: tuple[EmbeddingTable, ...], schema: int
 ) -> None:
     path = tmp_path / "costs.db"
     kept = some(tables)
@@ -165,13 +232,21 @@ def test_a_store_of_the_first_schema_is_brought_up(
         store.put(kept)
     db = sqlite3.connect(path)
     db.execute("DROP INDEX levels")
-    db.execute("ALTER TABLE measurements DROP COLUMN quiet_ms")
-    db.execute("PRAGMA user_version = 1")
+    for column in ("quiet_forward_ms", "quiet_backward_ms"):
+        db.execute(f"ALTER TABLE measurements DROP COLUMN {column}")
+    if schema == 2:
+        db.execute("ALTER TABLE measurements ADD COLUMN quiet_ms REAL")
+        db.execute("UPDATE measurements SET quiet_ms = 3.0")
+    db.commit()
+    db.execute(f"PRAGMA user_version = {schema}")
     db.close()
     with MeasurementStore(path) as store:
-        assert fresh(store.measurements()) == kept
-        store.put([replace(kept[0], versions="w", timing=replace(TIMING, quiet_ms=2.0))])
-        assert store.quiet_ms("hw", "w") == 2.0
+        level = None if schema == 1 else Level(3.0, 3.0)
+        assert store.level("hw", "v") == level
+        told = [replace(item, timing=replace(TIMING, quiet=level)) for item in kept]
+        assert fresh(store.measurements()) == told
+        store.put([replace(kept[0], measured_at=8.0)])
+        assert len(store) == len(kept) + 1
 
 
 def test_an_empty_store_is_exported_too(tmp_path: Path) -> None:

@@ -1,18 +1,23 @@
+import itertools
+import math
 import multiprocessing
 import os
+import random
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 
-from benchmark.embedding_op import EmbeddingOp, build_module, needed_bytes
+from benchmark.clearing import Clearing
+from benchmark.embedding_op import EmbeddingOp, build_module
 from benchmark.hardware import last_level_cache_bytes, physical_cores
-from benchmark.measurement import MeasureSettings, TimingOptions
+from benchmark.measurement import Level, MeasureSettings, TimingOptions
 from benchmark.quiet import QuietLevel
-from benchmark.reference import Reference
-from benchmark.statistics import median_spread
-from benchmark.timing import CpuStopwatch, CudaStopwatch, Iteration, Stopwatch, time_operator
+from benchmark.reference import reference_operators
+from benchmark.statistics import UNKNOWN, median_spread, standard_error
+from benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Iteration, Stopwatch, Subject
+from benchmark.timing import SubjectFault, time_by_turns, time_operator
 from workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
 
 SETTINGS = MeasureSettings(256)
@@ -42,6 +47,10 @@ def watch(device: torch.device, core: int) -> Stopwatch:
 
 def shard(tables: tuple[EmbeddingTable, ...], count: int = 4) -> Shard:
     return Shard.of_tables(tables[:count])
+
+
+def subject_of(op: EmbeddingOp) -> Subject:
+    return Subject(op.forward, op.gradient)
 
 
 def test_the_operator_pools_the_rows_of_its_batch(
@@ -95,7 +104,7 @@ def test_every_operator_runs_and_keeps_the_bytes_it_says(
 
 def test_a_table_that_is_never_looked_up_runs(device: torch.device, watch: Stopwatch) -> None:
     op = EmbeddingOp(Shard.of_tables([EmbeddingTable("t", 9, 8, 0.0)]), SETTINGS, device)
-    timing = time_operator(op.forward, op.gradient, watch, TimingOptions())
+    timing = time_operator(subject_of(op), watch, TimingOptions())
     assert timing.forward_ms > 0
 
 
@@ -103,91 +112,195 @@ def test_a_measurement_carries_how_well_it_is_known(
     tables: tuple[EmbeddingTable, ...], device: torch.device, watch: Stopwatch
 ) -> None:
     op = EmbeddingOp(shard(tables), SETTINGS, device)
-    timing = time_operator(op.forward, op.gradient, watch, TimingOptions(precision=0.05))
+    timing = time_operator(subject_of(op), watch, TimingOptions(precision=0.05))
     assert timing.forward_ms > 0
     assert timing.backward_ms > 0
-    # Known, or given up on: at the cap, or because most iterations were disturbed.
-    assert timing.spread <= 0.05 or timing.iterations >= 64 or timing.disturbed > 100
-    assert 9 <= timing.iterations <= 64 + timing.disturbed
+    assert timing.spread <= 0.05 or timing.iterations == 64  # known, or given up on
+    assert 9 <= timing.iterations <= 64
+    assert timing.error == standard_error(timing.spread, timing.iterations)
     at_least = (timing.forward_ms + timing.backward_ms) * timing.iterations / 2 / 1e3
     assert timing.operator_seconds > at_least
 
 
 class Script:
-    """A stopwatch that reads out prepared iterations."""
+    """A stopwatch that reads out prepared iterations; a subject's `forward` is its name.
 
-    def __init__(self, iterations: list[Iteration]) -> None:
-        self.iterations = iter(iterations)
-        self.told = 0
+    Its clock goes by the wall time of what it reads out.
+    """
 
-    def iteration(self, forward: object, gradient: object) -> Iteration:
-        self.told += 1
-        return next(self.iterations)
+    def __init__(
+        self, iterations: dict[str, Sequence[Iteration]], references: Sequence[Iteration] = ()
+    ) -> None:
+        self.clearing = Clearing()
+        self.order: list[str] = []
+        self.seconds = 0.0
+        self._left = {name: iter(script) for name, script in iterations.items()}
+        self._references = itertools.cycle(references)
+
+    def iteration(self, subject: Subject) -> Iteration:
+        self.order.append(str(subject.forward))
+        return self._passed(next(self._left[str(subject.forward)]))
+
+    def reference(self) -> Iteration | None:
+        found = next(self._references, None)
+        if found is not None:
+            self.order.append("reference")
+            self._passed(found)
+        return found
+
+    def clear_cache(self, most_ms: float) -> bool:
+        self.order.append("clear")
+        return True
 
     def foreign_load(self) -> float:
         return 0.25
 
-    def quiet_ms(self) -> None:
-        return None
+    def now(self) -> float:
+        return self.seconds
+
+    def _passed(self, found: Iteration) -> Iteration:
+        self.seconds += found.wall_ms / 1e3
+        return found
 
 
-def script(totals: list[float], disturbed: set[int] = frozenset()) -> Script:  # type: ignore[assignment]
-    return Script(
-        [
-            Iteration(t / 4, t * 3 / 4, t, 2.0 if n in disturbed else 0.5)
-            for n, t in enumerate(totals)
-        ]
-    )
+def named(name: str) -> Subject:
+    return Subject(name, None)  # type: ignore[arg-type]
 
 
-def test_warm_up_and_disturbed_iterations_do_not_count() -> None:
-    totals = [100.0, 100.0, *[10.0] * 4, 50.0, 50.0, *[10.0] * 9]
-    watch = script(totals, disturbed={6, 7})
-    timing = time_operator(None, None, watch, TimingOptions())  # type: ignore[arg-type]
+def quarter(total: float, disturbed: bool = False) -> Iteration:
+    """A quarter of it forward."""
+    return Iteration(total / 4, total * 3 / 4, total, disturbed)
+
+
+def alone(totals: Sequence[float]) -> Script:
+    return Script({"s": [quarter(total) for total in totals]})
+
+
+def test_warming_up_does_not_count() -> None:
+    watch = alone([100.0] + [10.0] * 9)
+    timing = time_operator(named("s"), watch, TimingOptions())
     assert (timing.forward_ms, timing.backward_ms) == (2.5, 7.5)
-    assert (timing.iterations, timing.disturbed, timing.spread) == (9, 2, 0.0)
+    assert (timing.iterations, timing.disturbed, timing.spread) == (9, 0, 0.0)
     assert timing.foreign_load == 0.25
-    assert timing.operator_seconds == pytest.approx(sum(totals[: watch.told]) / 1e3)
+    assert timing.operator_seconds == pytest.approx(0.19)
+
+
+def test_disturbed_iterations_count_and_are_told() -> None:
+    """Their clock leaves out what others took."""
+    script = [quarter(10.0, disturbed=n % 2 == 0) for n in range(10)]
+    timing = time_operator(named("s"), Script({"s": script}), TimingOptions())
+    assert (timing.iterations, timing.disturbed, timing.total_ms) == (9, 4, 10.0)
 
 
 def test_noisy_iterations_are_repeated_until_the_cap() -> None:
-    quiet = script([10.0, 10.0] + [10.0, 10.1] * 40)
-    noisy = script([10.0, 10.0] + [10.0, 14.0] * 40)
     options = TimingOptions(precision=0.02, max_iterations=40)
-    assert time_operator(None, None, quiet, options).iterations == 9  # type: ignore[arg-type]
-    timing = time_operator(None, None, noisy, options)  # type: ignore[arg-type]
+    assert time_operator(named("s"), alone([10.0, 10.1] * 40), options).iterations == 9
+    timing = time_operator(named("s"), alone([10.0, 14.0] * 40), options)
     assert timing.iterations == 40
     assert timing.spread > 0.02
 
 
-def test_where_all_is_disturbed_the_best_there_is_comes_back() -> None:
-    slow, calmer = Iteration(5.0, 15.0, 20.0, 3.0), Iteration(2.5, 7.5, 10.0, 1.5)
-    watch = Script([slow if number % 8 else calmer for number in range(200)])
-    timing = time_operator(None, None, watch, TimingOptions(max_iterations=20))  # type: ignore[arg-type]
-    assert (timing.iterations, timing.disturbed) == (9, 60)
-    assert timing.forward_ms == 2.5
+def test_what_takes_seconds_is_known_from_a_few() -> None:
+    watch = alone([2000.0, 2500.0] * 40)
+    timing = time_operator(named("s"), watch, TimingOptions(max_seconds=6.0))
+    assert timing.iterations == 2
+    assert timing.operator_seconds == pytest.approx(6.5)
+
+
+def test_turns_are_taken_and_another_one_is_first_each_time() -> None:
+    script = [quarter(10.0)] * 10
+    names = ["a", "b", "c"]
+    watch = Script(dict.fromkeys(names, script), [quarter(2.0)])
+    timings = time_by_turns([named(n) for n in names], watch, [TimingOptions()] * 3)
+    order = "".join({"reference": "r", "clear": "|"}.get(step, step) for step in watch.order)
+    assert order.startswith("abcr|rarbrcr|rbrcrar|rcrarbr|rarbrcr")
+    assert [timing.iterations for timing in timings] == [9, 9, 9]
+    # What all share is shared out: nothing of the device's time is left.
+    assert sum(timing.operator_seconds for timing in timings) == pytest.approx(watch.now())
+
+
+def test_who_is_known_leaves_the_others_to_themselves() -> None:
+    scripts = {"calm": [quarter(10.0)] * 10, "loud": [quarter(n) for n in [10.0, 14.0] * 20]}
+    options = TimingOptions(max_iterations=30)
+    watch = Script(scripts)
+    calm, loud = time_by_turns([named("calm"), named("loud")], watch, [options] * 2)
+    assert (calm.iterations, loud.iterations) == (9, 30)
 
 
 def test_costs_are_told_beside_the_reference() -> None:
-    """A machine that is slow for both is not a costly shard."""
-    quiet = [Iteration(2.0, 6.0, 10.0, 0.0, reference_ms=2.0)] * 6
-    slow = [Iteration(3.0, 9.0, 15.0, 0.0, reference_ms=3.0)] * 5
-    timing = time_operator(None, None, Script([*quiet, *slow]), TimingOptions(), 1.0)  # type: ignore[arg-type]
-    assert (timing.forward_ms, timing.backward_ms, timing.spread) == (1.0, 3.0, 0.0)
-    assert timing.told_at(3.0).total_ms == pytest.approx(12.0)
-    assert timing.told_at(None) == timing
-    as_read = time_operator(None, None, Script(quiet * 2), TimingOptions())  # type: ignore[arg-type]
-    assert (as_read.total_ms, as_read.quiet_ms) == (8.0, None)
-    assert as_read.told_at(3.0) == as_read
+    """A machine that is slow for both is not a costly shard; passes are told apart."""
+    quiet, slow = Iteration(2.0, 6.0, 8.0), Iteration(3.0, 12.0, 15.0)
+    beside_quiet, beside_slow = Iteration(1.0, 2.0, 3.0), Iteration(1.5, 4.0, 5.5)
+    calm = time_operator(named("s"), Script({"s": [quiet] * 12}, [beside_quiet]), TimingOptions())
+    loud = time_operator(named("s"), Script({"s": [slow] * 12}, [beside_slow]), TimingOptions())
+    assert (calm.forward_ms, calm.backward_ms, calm.quiet) == (2.0, 6.0, Level(1.0, 2.0))
+    assert (loud.forward_ms, loud.backward_ms, loud.quiet) == (3.0, 12.0, Level(1.5, 4.0))
+    told = loud.told_at(calm.quiet)
+    assert (told.forward_ms, told.backward_ms) == pytest.approx((2.0, 6.0))
+    assert told.spread == loud.spread
+    assert loud.told_at(None) == loud
+    as_read = time_operator(named("s"), Script({"s": [quiet] * 12}), TimingOptions())
+    assert (as_read.total_ms, as_read.quiet) == (8.0, None)
+    assert as_read.told_at(Level(3.0, 3.0)) == as_read
 
 
-def test_the_reference_has_a_quiet_level(core: int) -> None:
-    watch = CpuStopwatch(core, reference=Reference())
-    level = watch.quiet_ms()
-    assert level is not None
-    assert 0.2 < level < 50
-    assert watch.quiet_ms() == level
-    assert CpuStopwatch(core).quiet_ms() is None
+def test_a_moment_that_slows_both_does_not_widen_the_interval() -> None:
+    """The reference runs before and after, so it is slow where the iteration is."""
+    pace = [1.0, 1.0] + [1.0, 1.4, 1.0, 1.2] * 3  # of a round each; the first warms up
+    script = [quarter(10.0 * factor) for factor in pace]
+    # one after warming up, then two a round
+    references = [quarter(2 * pace[0])] + [quarter(2 * f) for f in pace[1:] for _ in range(2)]
+    timing = time_operator(named("s"), Script({"s": script}, references), TimingOptions())
+    assert timing.iterations == 9
+    assert timing.spread == pytest.approx(0.0)
+
+
+def test_a_long_iteration_is_compared_with_a_share_of_its_time() -> None:
+    watch = Script({"s": [quarter(100.0)] * 12}, [quarter(3.0)])
+    time_operator(named("s"), watch, TimingOptions())
+    assert watch.order[-5:] == ["s"] + ["reference"] * 4  # at least a tenth
+    short = Script({"s": [quarter(5.0)] * 12}, [quarter(3.0)])
+    time_operator(named("s"), short, TimingOptions())
+    assert short.order[-2:] == ["s", "reference"]
+
+
+def test_who_failed_is_named() -> None:
+    def broken() -> None:
+        raise RuntimeError("index 9 is out of range\nand a long stack")
+
+    class Breaking(Script):
+        def iteration(self, subject: Subject) -> Iteration:
+            if callable(subject.forward):
+                subject.forward()
+            return super().iteration(subject)
+
+    subjects = [named("s"), Subject(broken, torch.ones(1))]
+    watch = Breaking({"s": [quarter(10.0)] * 12})
+    with pytest.raises(SubjectFault) as caught:
+        time_by_turns(subjects, watch, [TimingOptions()] * 2)
+    assert caught.value.number == 1
+    assert caught.value.reason == "RuntimeError: index 9 is out of range"
+
+
+def test_the_core_has_a_reference(core: int) -> None:
+    watch = CpuStopwatch(core, references=reference_operators())
+    runs = [watch.reference() for _ in range(5)]  # more than there are copies
+    for run in runs:
+        assert run is not None
+        assert run.forward_ms > 0
+        assert run.backward_ms > 0
+        # What warms up keeps the core, too.
+        assert run.wall_ms > run.forward_ms + run.backward_ms
+    assert CpuStopwatch(core).reference() is None
+
+
+def test_the_cache_is_cleared_as_far_as_time_allows(core: int) -> None:
+    watch = CpuStopwatch(core, cache_bytes=2**25)
+    assert not watch.clear_cache(0.0)
+    assert not watch.clear_cache(1e-3)
+    assert watch.clear_cache(math.inf)
+    assert watch.clear_cache(1e6)
+    assert CpuStopwatch(core).clear_cache(0.0)  # there is nothing to be cleared
 
 
 def test_slow_is_known_from_quiet() -> None:
@@ -203,19 +316,34 @@ def test_slow_is_known_from_quiet() -> None:
     assert level.slowdown(1.0) == pytest.approx(2.0)  # but a quieter one is learnt
 
 
-def test_the_interval_of_the_median_holds_it() -> None:
-    import random
+@pytest.mark.parametrize("count", [9, 20, 64])
+def test_the_interval_of_the_median_holds_it(count: int) -> None:
+    steps = [1e6 + n for n in range(count)]
+    width = 2 * median_spread(steps) * statistics.median(steps)
+    cut = round((count - 1 - width) / 2)  # values left out on either side
+    rng = random.Random(count)
+    inside = 0
+    for _ in range(4000):
+        values = sorted(rng.random() for _ in range(count))
+        inside += values[cut] <= 0.5 <= values[-1 - cut]
+    assert 0.94 < inside / 4000 < 0.985  # and no wider than it must be
 
-    rng = random.Random(0)
-    for count in (9, 20, 64):
-        inside = 0
-        for _ in range(2000):
-            values = [rng.lognormvariate(0, 0.3) for _ in range(count)]
-            middle = statistics.median(values)
-            inside += abs(1 / middle - 1) <= 2 * median_spread(values)
-        assert inside / 2000 > 0.93
+
+def test_a_few_values_have_their_whole_range() -> None:
     assert median_spread([5.0] * 9) == 0
-    assert median_spread([4.0, 5.0, 6.0]) == pytest.approx(0.2)  # too few: their whole range
+    assert median_spread([4.0, 5.0, 6.0]) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("count", [9, 20, 64])
+def test_the_standard_error_is_that_of_the_median(count: int) -> None:
+    rng = random.Random(count)
+    medians, errors = [], []
+    for _ in range(1500):
+        values = [rng.gauss(100, 5) for _ in range(count)]
+        medians.append(statistics.median(values) / 100)
+        errors.append(standard_error(median_spread(values), count))
+    assert 0.95 < statistics.fmean(errors) / statistics.stdev(medians) < 1.2  # rather too large
+    assert standard_error(0.0, 1) == UNKNOWN
 
 
 def _spin(core: int, seconds: float) -> None:
@@ -236,7 +364,7 @@ def test_somebody_else_on_the_core_is_noticed(
     try:
         while other.is_alive() and not _is_spinning(other.pid or 0):
             pass
-        timing = time_operator(op.forward, op.gradient, CpuStopwatch(core), options)
+        timing = time_operator(subject_of(op), CpuStopwatch(core), options)
     finally:
         other.terminate()
         other.join()
@@ -260,7 +388,7 @@ def test_our_timing_agrees_with_fbgemm_on_its_own_requests(device: torch.device,
 
 def test_what_is_needed_counts_everything(tables: tuple[EmbeddingTable, ...]) -> None:
     options = OperatorOptions()
-    needed = needed_bytes(shard(tables), SETTINGS)
+    needed = SETTINGS.needed_bytes(shard(tables))
     assert needed == options.shard_bytes(shard(tables)) + options.working_bytes(shard(tables), 256)
     assert build_module(shard(tables), options, torch.device("cpu")).total_D == sum(
         table.dim for table in tables[:4]

@@ -99,7 +99,7 @@ def test_the_best_few_are_measured(
         kept = {m.shard.digest: m for m in store.measurements()}
     hardware = model.provenance.hardware
     told = [
-        m.told_at(model.provenance.quiet_ms if m.hardware == hardware else None).total_ms
+        m.told_at(model.provenance.quiet if m.hardware == hardware else None).total_ms
         for s in plan.shards(task_of(small, 1, 1))
         if s is not None
         for m in [kept[s.digest]]

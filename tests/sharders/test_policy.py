@@ -160,18 +160,24 @@ def test_packing_splits_only_what_it_must(tables: Tables) -> None:
 def test_the_best_measured_plan_is_returned(
     policy: Policy, oracle: EstimatedCosts, tables: Tables
 ) -> None:
-    task, asked = task_of(tables[:20], 3), []
+    task, asked, rounds = task_of(tables[:20], 3), [], []
 
-    def measure(measured: ShardingTask, plans: Sequence[ShardingPlan]) -> list[float]:
+    def measure(measured: ShardingTask, plans: Sequence[ShardingPlan], visits: int) -> list[float]:
         assert measured == task
-        asked.extend(plans)
-        return [5.0 - number for number in range(len(plans))]
+        asked.extend(plan for plan in plans if plan not in asked)
+        rounds.append((len(plans), visits))
+        return [5.0 - asked.index(plan) for plan in plans]
 
     means = Means(oracle, policy, verify=measure, verified=3)
     plan = make_sharder("autoshard_verified", means).shard(task)
     assert 2 <= len(asked) <= 3
     assert len(set(asked)) == len(asked)
+    assert rounds[0] == (len(asked), 1)
     assert plan == asked[-1]
+    brief = Means(oracle, policy, verify=measure, verified=3, verify_seconds=1e-9)
+    rounds.clear()
+    assert make_sharder("autoshard_verified", brief).shard(task) == plan
+    assert rounds == [(len(asked), 1)]  # all are measured once, whatever the time
     assert make_sharder("autoshard", means).shard(task) in asked
 
 

@@ -1,0 +1,97 @@
+"""Jobs done by a device, and what is made of it when one goes wrong."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from ray.exceptions import RayError, RayTaskError
+
+from benchmark.core_lock import DeviceBusy
+from benchmark.devices import first_line
+from benchmark.fleet import Fleet, PoolDevice
+from benchmark.jobs import Job
+from benchmark.measurement import Measurement, ShardFault
+
+_MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
+_BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is asked for again
+
+
+class Server:
+    """Has devices do jobs. A shard that fails, hangs or kills its actor is told with its reason,
+    and the actor, whose state cannot be trusted any more, is replaced.
+
+    Args:
+        fleet: the devices.
+        time_limit_s: an operator that takes longer hangs.
+        look_now: has the fleet look for what is missing.
+    """
+
+    def __init__(self, fleet: Fleet, time_limit_s: float, look_now: Callable[[], None]) -> None:
+        self._fleet = fleet
+        self._time_limit_s = time_limit_s
+        self._look_now = look_now
+
+    async def measure(self, device: PoolDevice, jobs: list[Job]) -> list[Measurement | None]:
+        """The answers of a device; None where a job is to be tried again."""
+        limit_s = self._time_limit_s * len(jobs)
+        try:
+            answer = device.call("measure", [job.order for job in jobs])
+            found: list[Measurement | None] = await asyncio.wait_for(answer, limit_s)
+        except TimeoutError:
+            return self._failed(device, jobs, f"no answer within {limit_s:g} s")
+        except RayTaskError as error:
+            if isinstance(error.cause, ShardFault):
+                return self._blame(device, jobs, error.cause.number, error.cause.reason)
+            if not isinstance(error.cause, DeviceBusy):
+                return self._failed(device, jobs, first_line(error.cause))
+            self._fleet.tell(f"{device.info.name} had to be waited for: {error.cause}")
+            await asyncio.sleep(_BUSY_WAIT_SECONDS)
+            return [None] * len(jobs)
+        except RayError as error:  # the actor or its node is gone
+            return self._died(device, jobs, f"died: {first_line(error)}")
+        return found
+
+    def _died(self, device: PoolDevice, jobs: list[Job], reason: str) -> list[Measurement | None]:
+        """An actor is gone. One that was given up meanwhile is not the shards' fault."""
+        if not device.alive:
+            return [None] * len(jobs)
+        if len(jobs) == 1:
+            jobs[0].deaths += 1
+            if jobs[0].deaths < _MOST_DEATHS:
+                self.replace(device, reason)
+                return [None]
+            reason = f"{jobs[0].deaths} benchmark actors died while measuring it"
+        return self._failed(device, jobs, reason)
+
+    def _failed(self, device: PoolDevice, jobs: list[Job], reason: str) -> list[Measurement | None]:
+        """A shard is to blame; of several nobody knows which: each shall show by itself."""
+        if len(jobs) == 1:
+            return self._blame(device, jobs, 0, reason)
+        for job in jobs:
+            job.alone = True
+        self.replace(device, reason)
+        return [None] * len(jobs)
+
+    def _blame(
+        self, device: PoolDevice, jobs: list[Job], number: int, reason: str
+    ) -> list[Measurement | None]:
+        """One of the jobs failed, and its device must be replaced; the others are tried again."""
+        self.replace(device, reason)
+        answers: list[Measurement | None] = [None] * len(jobs)
+        answers[number] = Measurement(
+            jobs[number].shard,
+            jobs[number].settings,
+            device.info.hardware,
+            device.versions,
+            "failed",
+            device.info.name,
+            device.info.node,
+            time.time(),
+            reason=reason,
+        )
+        return answers
+
+    def replace(self, device: PoolDevice, reason: str) -> None:
+        """End an actor whose state cannot be trusted any more; another is started meanwhile."""
+        self._fleet.drop(device, reason)
+        self._look_now()

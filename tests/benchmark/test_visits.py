@@ -1,0 +1,113 @@
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmark.measurement import Level, Measurement, MeasureSettings, Timing
+from benchmark.statistics import pooled_variance, standard_error
+from benchmark.visits import deviation_of_visits, merged
+from workload import EmbeddingTable, Shard
+
+LEVEL = Level(1.0, 2.0)
+SPREAD, ITERATIONS = 0.02, 20
+WITHIN = standard_error(SPREAD, ITERATIONS)
+SHARD = Shard.of_tables([EmbeddingTable("t", 9, 8, 1.0)])
+
+
+def timing(total_ms: float, spread: float = SPREAD) -> Timing:
+    error = standard_error(spread, ITERATIONS)
+    return Timing(
+        total_ms / 4, total_ms * 3 / 4, spread, ITERATIONS, 2, 0.5, 1.5, LEVEL, error=error
+    )
+
+
+def visit(found: Timing | None, measured_at: float = 1.0) -> Measurement:
+    status = "failed" if found is None else "ok"
+    settings = MeasureSettings(64)
+    return Measurement(SHARD, settings, "h", "v", status, "d", "n", measured_at, found)
+
+
+def drawn(shards: int, visits: int, beyond: float, seed: int) -> list[list[Timing]]:
+    """Visits that differ by what their iterations tell, and by `beyond` besides."""
+    rng = np.random.default_rng(seed)
+    logs = math.hypot(WITHIN, beyond) * rng.standard_normal((shards, visits))
+    return [[timing(10 * math.exp(log)) for log in same] for same in logs]
+
+
+@pytest.mark.parametrize("beyond", [0.0, 0.01, 0.04])
+@pytest.mark.parametrize("visits", [2, 5])
+def test_what_visits_differ_by_is_found_again(beyond: float, visits: int) -> None:
+    found = [deviation_of_visits(drawn(300, visits, beyond, seed)) for seed in range(5)]
+    assert np.mean(found) == pytest.approx(beyond, abs=0.003)
+
+
+def test_without_repeats_a_hundredth_is_taken_for_granted() -> None:
+    assert deviation_of_visits([]) == pytest.approx(0.01)
+    assert deviation_of_visits([[timing(10.0)], [timing(20.0)]]) == pytest.approx(0.01)
+
+
+def test_two_visits_do_not_overturn_it() -> None:
+    """One pair that agrees, or disagrees by much, says little."""
+    agreed = deviation_of_visits([[timing(10.0), timing(10.0)]])
+    assert 0.0 < agreed < 0.01
+    apart = deviation_of_visits([[timing(10.0), timing(11.0)]])
+    assert 0.01 < apart < 0.05
+
+
+def test_visits_are_merged_into_their_mean() -> None:
+    found = merged([visit(timing(10.0), 1.0), visit(timing(10.4), 2.0)], 0.01)
+    assert found.measured_at == 2.0
+    assert found.timing is not None
+    assert found.total_ms == pytest.approx(10.2)
+    assert found.timing.forward_ms == pytest.approx(2.55)
+    assert (found.timing.visits, found.timing.iterations, found.timing.disturbed) == (2, 40, 4)
+    assert found.timing.operator_seconds == pytest.approx(3.0)
+    assert found.timing.spread == pytest.approx(SPREAD)
+    assert (found.timing.foreign_load, found.timing.quiet) == (0.5, LEVEL)
+
+
+def test_one_visit_is_worth_its_iterations_and_what_visits_differ_by() -> None:
+    whole = merged([visit(timing(10.0))], 0.03).timing
+    assert whole is not None
+    assert whole.error == pytest.approx(math.hypot(WITHIN, 0.03))
+    assert replace(whole, error=0.0) == replace(timing(10.0), error=0.0)
+
+
+def test_a_cost_of_many_visits_is_worth_what_their_mean_deviates_by() -> None:
+    beyond, visits = 0.02, 4
+    errors, costs = [], []
+    for same in drawn(600, visits, beyond, 3):
+        whole = merged([visit(found) for found in same], beyond).timing
+        assert whole is not None
+        errors.append(whole.error)
+        costs.append(math.log(whole.total_ms))
+    expected = math.hypot(WITHIN, beyond) / math.sqrt(visits)
+    assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(expected, rel=0.1)
+    assert np.std(costs) == pytest.approx(expected, rel=0.1)
+
+
+def test_visits_that_disagree_are_worth_less() -> None:
+    def error(totals: Sequence[float]) -> float:
+        whole = merged([visit(timing(total)) for total in totals], 0.01).timing
+        assert whole is not None
+        return whole.error
+
+    assert error([10.0, 10.0]) < error([10.0, 10.3]) < error([10.0, 12.0])
+    assert error([10.0] * 4) < error([10.0] * 2) < error([10.0])
+
+
+def test_a_visit_that_failed_adds_nothing() -> None:
+    failed, found = visit(None, 2.0), visit(timing(10.0), 1.0)
+    assert merged([failed], 0.01) == failed
+    whole = merged([failed, found], 0.01)
+    assert whole.timing is not None
+    assert whole.timing.visits == 1
+
+
+def test_the_variance_within_groups_forgets_what_groups_differ_by() -> None:
+    groups = [[1.0, 3.0], [101.0, 103.0], [7.0]]
+    assert pooled_variance(groups, 0.0, 1e-9) == pytest.approx(2.0)
+    assert pooled_variance([], 5.0, 4.0) == pytest.approx(5.0)
+    assert pooled_variance([[1.0, 3.0]], 2.0, 4.0) == pytest.approx(2.0)

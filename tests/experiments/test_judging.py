@@ -1,0 +1,273 @@
+"""The judge on a pool that pretends: what it measures, when it stops, what it says."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from simulated import SimulatedPool, true_ms
+
+from benchmark import Measurement, MeasureSettings, TimingOptions
+from experiments.comparing import plan_task
+from experiments.judging import Entry, Judge, Judgement, Limits, judge_plan
+from experiments.judging_statistics import Ratio
+from experiments.measuring import ShardVisits, digests_of, judging_seeds, verifying_seeds
+from sharders import make_sharder
+from workload import Device, EmbeddingTable, Shard, ShardingTask, UserError
+
+NAMES = ("dim", "lookup", "size_lookup")
+SETTINGS = MeasureSettings(1024)
+
+
+def tasks_of(tables: Sequence[EmbeddingTable], count: int, seed: int = 0) -> list[ShardingTask]:
+    rng = np.random.default_rng(seed)
+    drawn = [rng.permutation(len(tables))[:12].tolist() for _ in range(count)]
+    devices = Device.uniform(3, 2**40)
+    return [ShardingTask(tuple(tables[n] for n in some), devices, 1024) for some in drawn]
+
+
+class Source:
+    """Entries that take a while to be planned."""
+
+    def __init__(
+        self, pool: SimulatedPool, tasks: Sequence[ShardingTask], seconds: float = 0.0
+    ) -> None:
+        self.pool, self.tasks, self.seconds, self.taken = pool, tasks, seconds, 0
+        self.sharders = {name: make_sharder(name) for name in NAMES}
+
+    def __iter__(self) -> Iterator[Entry]:
+        for task in self.tasks:
+            self.taken += 1
+            self.pool.now += self.seconds
+            yield Entry(task, plan_task(self.sharders, task))
+
+
+def visits_of(pool: SimulatedPool, seeds: int = 3) -> ShardVisits:
+    return ShardVisits(pool, SETTINGS, judging_seeds(seeds), TimingOptions(), clock=pool.clock)
+
+
+def judge(
+    pool: SimulatedPool, source: Source, limits: Limits, begin: int, seeds: int = 3
+) -> Judgement:
+    return Judge(iter(source), visits_of(pool, seeds), limits, 2, pool.clock).run(begin)
+
+
+def ratios(found: Judgement) -> dict[str, Ratio]:
+    pairs = {n: Ratio.of(found.slowest_ms[n], found.slowest_ms["size_lookup"]) for n in NAMES}
+    return {name: ratio for name, ratio in pairs.items() if ratio is not None}
+
+
+def true_ratio(found: Judgement, name: str) -> float:
+    """On the tasks that were judged."""
+    sums: dict[str, float] = {}
+    for name_, some in found.outcomes.items():
+        plans = [outcome.plan for outcome in some]
+        sums[name_] = sum(
+            max(true_ms(s) for s in plan.shards(task) if s is not None)
+            for plan, task in zip(plans, found.tasks, strict=True)
+            if plan is not None
+        )
+    return sums[name] / sums["size_lookup"]
+
+
+def shards_of(found: Judgement, names: Sequence[str] = NAMES) -> set[str]:
+    return {
+        digest
+        for name in names
+        for outcome, task in zip(found.outcomes[name], found.tasks, strict=True)
+        if outcome.plan is not None
+        for digest in digests_of(task, outcome.plan)
+    }
+
+
+def test_it_measures_until_all_intervals_are_narrow(
+    many_tables: tuple[EmbeddingTable, ...],
+) -> None:
+    pool = SimulatedPool(visits=0.04, batches=0.01)
+    source = Source(pool, tasks_of(many_tables, 200))
+    found = judge(pool, source, Limits(0.1, 1e6), begin=3)
+    assert found.ended == "all intervals are within +-10.0%"
+    assert 3 < len(found.tasks) == source.taken < 200  # some were what was missing, not all
+    for name, ratio in ratios(found).items():
+        assert ratio.half_width <= 0.1
+        assert abs(ratio.value - true_ratio(found, name)) < 0.05
+    assert found.visits == len(pool.order)
+    assert found.seconds == found.measuring_seconds == pool.now
+
+
+def test_at_first_every_shard_is_measured_once(many_tables: tuple[EmbeddingTable, ...]) -> None:
+    pool = SimulatedPool(seconds=1.0)
+    found = judge(pool, Source(pool, tasks_of(many_tables, 4)), Limits(1e-6, 40), begin=4)
+    shards = shards_of(found)
+    first = pool.order[: len(shards)]
+    assert {digest for digest, _ in first} == shards
+    assert {seed for _, seed in first} == {0}
+    assert len(pool.order) == 40  # and then as long as there is time
+
+
+def test_visits_go_where_they_matter_and_to_all_batches(
+    many_tables: tuple[EmbeddingTable, ...],
+) -> None:
+    """Devices that cannot be the slowest are known well enough after one visit."""
+    pool = SimulatedPool(visits=0.02)
+    found = judge(pool, Source(pool, tasks_of(many_tables, 6)), Limits(1e-6, 240), begin=6)
+    slowest, others = set(), set()
+    for some in found.outcomes.values():
+        for outcome, task in zip(some, found.tasks, strict=True):
+            assert outcome.plan is not None
+            shards = [shard for shard in outcome.plan.shards(task) if shard is not None]
+            order = sorted(shards, key=true_ms)
+            slowest.add(order[-1].digest)
+            others |= {s.digest for s in order if true_ms(s) < 0.8 * true_ms(order[-1])}
+    others -= slowest
+    assert len(others) > 5
+    assert {pool.count(digest) for digest in others} == {1}
+    assert np.mean([pool.count(digest) for digest in slowest]) > 4
+    seeds = [seed for _, seed in pool.order]
+    assert set(seeds) == {0, 2, 4}
+    often = [digest for digest in slowest if pool.count(digest) >= 3]
+    for digest in often:
+        each = [len(pool.kept.get((digest, seed), ())) for seed in (0, 2, 4)]
+        assert max(each) - min(each) <= 1
+    # By turns: of visits that come after one another, those of one sharder are never many.
+    later = [digest for digest, _ in pool.order[-100:]]
+    for name in NAMES:
+        ours = shards_of(found, [name])
+        assert sum(digest in ours for digest in later) > 15
+
+
+def test_the_seconds_are_kept_and_what_is_left_out_is_told(
+    many_tables: tuple[EmbeddingTable, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = SimulatedPool(seconds=1.0)
+    source = Source(pool, tasks_of(many_tables, 50), seconds=5.0)
+    found = judge(pool, source, Limits(0.001, 60), begin=8)
+    assert 60 <= pool.now <= 66  # what is in flight: a plan, and a visit
+    assert 1 < len(found.tasks) < 8
+    assert found.ended.startswith("stopped by --seconds 60: the interval of ")
+    assert found.ended.endswith(f"; {8 - len(found.tasks)} of 8 tasks were left out")
+    assert found.measuring_seconds == len(pool.order) < found.seconds
+
+    brief = SimulatedPool(seconds=1.0)
+    with pytest.raises(UserError, match="--seconds 3 were over before all plans of one task"):
+        judge(brief, Source(brief, tasks_of(many_tables, 3)), Limits(0.01, 3), begin=2)
+    assert len(brief.order) == 3
+
+    long = SimulatedPool(seconds=1.0)
+    judge(long, Source(long, tasks_of(many_tables, 3)), Limits(1e-6, 200), begin=3)
+    told = [line for line in capsys.readouterr().out.splitlines() if " of 200 s: " in line]
+    assert 3 <= len(told) <= 5
+
+
+def test_more_tasks_where_tasks_are_what_is_missing(
+    many_tables: tuple[EmbeddingTable, ...],
+) -> None:
+    """Nothing is gained by measuring again what is known to a thousandth."""
+    exact = SimulatedPool(visits=0.001)
+    found = judge(exact, Source(exact, tasks_of(many_tables, 300)), Limits(0.02, 400), begin=3)
+    assert len(found.tasks) > 10
+    assert len(exact.order) < 1.2 * len(shards_of(found))
+    dear = SimulatedPool(visits=0.001)  # a task that takes an hour to plan never pays
+    source = Source(dear, tasks_of(many_tables, 300), seconds=3600.0)
+    found = judge(dear, source, Limits(0.02, 3 * 3600.0 + 300), begin=3)
+    assert len(found.tasks) == 3
+
+
+def test_tasks_that_have_an_end(many_tables: tuple[EmbeddingTable, ...]) -> None:
+    pool = SimulatedPool(visits=0.01)
+    some = tasks_of(many_tables, 3)
+    found = judge(pool, Source(pool, some), Limits(0.0005, 2000), begin=5)
+    assert found.tasks == some  # five were asked for, there are three
+    assert "left out" not in found.ended
+    failing = SimulatedPool(visits=0.01)
+    task = some[0]
+    alone = judge(failing, Source(failing, [task]), Limits(0.01, 50), begin=1)
+    assert "one task says nothing of others" in alone.ended
+
+
+def test_going_on_from_what_is_kept(many_tables: tuple[EmbeddingTable, ...]) -> None:
+    pool = SimulatedPool(visits=0.02, batches=0.01)
+    tasks = tasks_of(many_tables, 5)
+    first = judge(pool, Source(pool, tasks), Limits(1e-6, 150), begin=5)
+    before = len(pool.order)
+    pool.now = 0.0
+    second = judge(pool, Source(pool, tasks), Limits(1e-6, 30), begin=5)
+    assert second.visits <= 30  # the first round of it came from the store
+    assert len(pool.order) == before + second.visits
+    assert second.outcomes["dim"][0].plan == first.outcomes["dim"][0].plan
+
+
+def test_a_shard_that_cannot_be_measured_takes_its_plans_out(
+    many_tables: tuple[EmbeddingTable, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = tasks_of(many_tables, 3)
+    plan = make_sharder("dim").shard(tasks[1])
+    failing = digests_of(tasks[1], plan)[0]
+    pool = SimulatedPool(fails=frozenset([failing]))
+    found = judge(pool, Source(pool, tasks), Limits(0.01, 120), begin=3)
+    costs = [outcome.cost for outcome in found.outcomes["dim"]]
+    assert [cost is None for cost in costs] == [False, True, False]
+    assert np.isnan(found.slowest_ms["dim"][0]).tolist() == [False, True, False]
+    assert capsys.readouterr().out.count("note: a shard cannot be measured: it does not fit") == 1
+
+
+class Stubborn(SimulatedPool):
+    """Never visits a shard twice with one batch, whatever is asked."""
+
+    def stream(
+        self,
+        shards: Sequence[Shard],
+        settings: MeasureSettings,
+        timing: TimingOptions | None = None,
+        retry_failed: bool = False,
+        visits: int = 1,
+    ) -> Iterator[tuple[int, Measurement]]:
+        return super().stream(shards, settings, timing, retry_failed, 1)
+
+
+def test_a_pool_that_has_no_more_visits_ends_it(many_tables: tuple[EmbeddingTable, ...]) -> None:
+    pool = Stubborn(visits=0.02)
+    found = judge(pool, Source(pool, tasks_of(many_tables, 3)), Limits(1e-6, 1e6), begin=3)
+    assert found.ended.startswith("there are no more tasks, and more visits would not help")
+    assert max(pool.count(digest) for digest in shards_of(found)) == 3
+
+
+def test_batches_that_judge_never_choose() -> None:
+    for count in range(1, 20):
+        judging, verifying = judging_seeds(count), verifying_seeds(count)
+        assert len(set(judging)) == len(set(verifying)) == count
+        assert not set(judging_seeds(50)) & set(verifying)
+
+
+def test_visits_over_batches(tables: tuple[EmbeddingTable, ...]) -> None:
+    task = tasks_of(tables, 1)[0]
+    plan = make_sharder("size_lookup").shard(task)
+    pool = SimulatedPool(visits=0.02, batches=0.02)
+    visits = visits_of(pool)
+    shards = [shard for shard in plan.shards(task) if shard is not None]
+    assert visits.wanted(shards[0]) == 1
+    assert visits.measure(shards, 5)
+    for shard in shards:
+        assert [len(pool.kept[shard.digest, seed]) for seed in (0, 2, 4)] == [2, 2, 1]
+    assert visits.wanted(shards[0]) == 6
+    assert visits.visits == len(pool.order) == 15
+    assert not visits.measure(shards, 6, deadline=pool.now)
+    known = visits.known()
+    for shard in shards:
+        means = [np.mean(pool.kept[shard.digest, seed]) for seed in (0, 2, 4)]
+        assert known[shard.digest].mean_ms == pytest.approx(np.mean(means))
+    cost = visits.plan_cost(task, plan)
+    assert cost is not None
+    assert cost.max_compute_ms == pytest.approx(max(k.mean_ms for k in known.values()))
+
+
+def test_one_plan(tables: tuple[EmbeddingTable, ...]) -> None:
+    task = tasks_of(tables, 1)[0]
+    plan = make_sharder("size_lookup").shard(task)
+    slowest = max(true_ms(shard) for shard in plan.shards(task) if shard is not None)
+    found = judge_plan(visits_of(SimulatedPool(visits=0.01)), task, plan, visits=3)
+    assert found is not None
+    low, high = found.interval_ms
+    assert low < found.mean_ms < high
+    assert found.mean_ms == pytest.approx(slowest, rel=0.03)
+    fails = frozenset(digests_of(task, plan)[:1])
+    assert judge_plan(visits_of(SimulatedPool(fails=fails)), task, plan, visits=3) is None
