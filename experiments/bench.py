@@ -187,7 +187,7 @@ def _collect(
     pool.shutdown()
     timings = [answer.timing for answer in answers if answer.timing is not None]
     tried = sum(timing.iterations for timing in timings)
-    return summarise(answers, devices, seconds), tried
+    return summarise(answers, devices, seconds, len(answers)), tried
 
 
 def _pool(store: Path, most_devices: int | None = None) -> BenchmarkPool:

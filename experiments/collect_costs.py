@@ -13,9 +13,11 @@ from typing import Any, Literal
 from benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from benchmark.hardware import DeviceInfo
 from experiments import cli, tracking
+from experiments.budget import Budget
 from experiments.data_sources import short_name, store_source, tables_source
 from experiments.joining import ray_cluster
 from experiments.outputs import check_file
+from experiments.pacing import Pace, stream_within
 from experiments.progress import following
 from experiments.storage import Storage
 from workload import (
@@ -33,6 +35,9 @@ from workload.sampling import MOST_TASK_DEVICES
 from workload.synthetic import PROFILES, default_profile
 
 _KEEP_SECONDS = 60.0  # between two copies to --storage
+# Of the seconds: for shards, where all-to-alls are asked for as well. These take about as long as a
+# shard each, and a few dozen teach what they cost.
+_SHARDS_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,9 @@ class CollectConfig:
     storage: str | None = None
     """A shared path or object store (s3://...) that the store's content is fetched from and kept in
     (as Parquet) every minute."""
+    seconds: float | None = None
+    """Measure no longer than this, from the start of the command: the first of the shards, which
+    are in random order; how many were left out is told. By default as long as it takes."""
     json: Path | None = None
     """Write a summary here."""
     mlflow_uri: str | None = None
@@ -75,13 +83,30 @@ class CollectConfig:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did. `duty_cycle` is the share of device wall time inside the operator."""
+    """What a run did.
+
+    Args:
+        requested: shards.
+        measured: of these.
+        reused: of these, from the store.
+        failed: of these.
+        left_out: of these, as --seconds were spent.
+        seconds: that measuring took.
+        promised_seconds: that it was told to take, at its start; None if too few were measured to
+            tell.
+        shards_per_second: measured ones.
+        duty_cycle: share of the devices' time inside timed operators.
+        devices: name, kind and node of each.
+        median_spread: of the costs.
+    """
 
     requested: int
     measured: int
     reused: int
     failed: int
+    left_out: int
     seconds: float
+    promised_seconds: float | None
     shards_per_second: float
     duty_cycle: float
     devices: list[dict[str, str]]
@@ -90,6 +115,7 @@ class Summary:
 
 def main(config: CollectConfig) -> None:
     """Measure, print the summary, write it, log it."""
+    budget = Budget(config.seconds)
     tables = load_tables(config.tables)
     shards = random_shards(
         tables, config.num_shards, config.max_tables, config.seed, config.augment
@@ -118,12 +144,14 @@ def main(config: CollectConfig) -> None:
         if storage is not None:  # also after Ctrl-C
             stack.callback(storage.keep_store, config.store)
         pool = BenchmarkPool(config.store, kind=config.devices)
-        summary = collect(pool, shards, settings, storage)
-        report(summary, config.store)
-        collect_exchanges(pool, tables, config.num_exchanges, batch_size, config.seed)
+        for_shards = budget.part(_SHARDS_SHARE) if config.num_exchanges else budget
+        summary = collect(pool, shards, settings, for_shards, storage)
+        report(summary, config)
+        collect_exchanges(pool, tables, config.num_exchanges, batch_size, config.seed, budget)
         if config.json is not None:
             documents.write(config.json, asdict(summary))
-        run.metrics({name: value for name, value in asdict(summary).items() if name != "devices"})
+        told = {n: v for n, v in asdict(summary).items() if isinstance(v, int | float)}
+        run.metrics(told)
         run.tags({"hardware": pool.devices()[0].hardware})
         pool.close()
         run.data(tables_source(config.tables, tables), store_source(config.store))
@@ -137,21 +165,30 @@ def collect(
     pool: BenchmarkPool,
     shards: Sequence[Shard],
     settings: MeasureSettings,
+    budget: Budget | None = None,
     storage: Storage | None = None,
 ) -> Summary:
-    """Measure the shards with a progress bar; Ctrl-C keeps what was measured."""
+    """Measure the shards with a progress bar, as many as the budget allows.
+
+    Tells how long it will take as soon as that is known. Ctrl-C keeps what was measured.
+    """
+    budget = budget or Budget()
     devices = pool.devices()
     cli.console.print(
         f"measuring {len(shards)} shards, batch {settings.batch_size:,}, on "
         + ", ".join(device.name for device in devices)
     )
     answers: list[Measurement] = []
+    pace, promised = Pace(shards, settings.batch_size, len(devices)), None
     started = kept = time.monotonic()
+    stream = stream_within(pool, shards, settings, pace, budget, retry_failed=True)
     try:
-        with following(len(shards), "shards") as step:
-            for _, measurement in pool.stream(shards, settings, retry_failed=True):
+        with following(len(shards), "shards", lambda: budget.at_most(pace.left_s())) as step:
+            for _, measurement in stream:
                 answers.append(measurement)
                 step()
+                if promised is None and (left := pace.left_s()) is not None:
+                    promised = _promised(pace.passed_s, left, budget)
                 if storage is not None and time.monotonic() - kept > _KEEP_SECONDS:
                     storage.keep_store(pool.store)
                     kept = time.monotonic()
@@ -161,7 +198,21 @@ def collect(
         ) from None
     for notice in pool.notices():
         cli.console.print(f"note: {notice}", markup=False)
-    return summarise(answers, devices, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return summarise(answers, devices, seconds, len(shards), promised)
+
+
+def _promised(passed_s: float, left_s: float, budget: Budget) -> float:
+    """Seconds that measuring will take in all, which is told."""
+    if left_s <= budget.left_s():
+        cli.console.print(f"  this will take {passed_s + left_s:.0f} s, {left_s:.0f} more")
+        return passed_s + left_s
+    cli.console.print(
+        f"  all would take {passed_s + left_s:.0f} s, more than {budget} leave for it: some will "
+        "be left out",
+        soft_wrap=True,
+    )
+    return passed_s + budget.left_s()
 
 
 def collect_exchanges(
@@ -170,8 +221,9 @@ def collect_exchanges(
     count: int,
     batch_size: int,
     seed: int,
+    budget: Budget,
 ) -> None:
-    """Measure `count` random all-to-alls, those that are not in the store yet.
+    """Measure `count` random all-to-alls, those that are not in the store yet, within the budget.
 
     On GPUs each rank needs its own; on a CPU several may share a core.
     """
@@ -183,13 +235,23 @@ def collect_exchanges(
         raise UserError("an all-to-all needs at least two devices, the cluster has one")
     exchanges = random_exchanges(tables, count, most, seed)
     with following(len(exchanges), "all-to-alls") as step:
-        for dims in exchanges:
+        for number, dims in enumerate(exchanges):
+            if budget.is_spent:
+                cli.console.print(
+                    f"stopped by {budget}: {number} of {len(exchanges)} all-to-alls measured; run "
+                    "again to go on"
+                )
+                return
             pool.exchange(dims, batch_size)
             step()
 
 
 def summarise(
-    answers: Sequence[Measurement], devices: Sequence[DeviceInfo], seconds: float
+    answers: Sequence[Measurement],
+    devices: Sequence[DeviceInfo],
+    seconds: float,
+    requested: int,
+    promised_seconds: float | None = None,
 ) -> Summary:
     """The figures of a run over these devices."""
     fresh = [answer for answer in answers if not answer.reused]
@@ -197,11 +259,13 @@ def summarise(
     busy = sum(timing.operator_seconds for timing in timings)
     known = [answer.timing.spread for answer in answers if answer.timing is not None]
     return Summary(
-        requested=len(answers),
+        requested=requested,
         measured=len(timings),
         reused=sum(answer.reused and answer.ok for answer in answers),
         failed=sum(not answer.ok for answer in answers),
+        left_out=requested - len(answers),
         seconds=round(seconds, 3),
+        promised_seconds=None if promised_seconds is None else round(promised_seconds, 3),
         shards_per_second=round(len(fresh) / seconds, 3) if fresh else 0.0,
         duty_cycle=round(busy / (seconds * len(devices)), 4),
         devices=[{"name": d.name, "kind": d.kind, "node": d.node} for d in devices],
@@ -209,11 +273,17 @@ def summarise(
     )
 
 
-def report(summary: Summary, store: Path) -> None:
+def report(summary: Summary, config: CollectConfig) -> None:
     """The summary for people."""
+    if summary.left_out:
+        cli.console.print(
+            f"stopped by --seconds {config.seconds:g}: {summary.requested - summary.left_out} of "
+            f"{summary.requested} shards measured; run again to go on",
+            soft_wrap=True,
+        )
     lines: list[tuple[str, Any]] = [
         ("measured", f"{summary.measured} in {summary.seconds:.1f} s"),
-        ("reused", f"{summary.reused} from {store}"),
+        ("reused", f"{summary.reused} from {config.store}"),
         ("failed", summary.failed),
         ("duty cycle", f"{summary.duty_cycle:.2f} of {len(summary.devices)} devices' time"),
         ("median spread", f"{summary.median_spread:.1%}"),

@@ -50,6 +50,9 @@ class PPOShardConfig:
     """Of the games, with --reward mixed."""
     iterations: int | None = None
     """Of PPO; by default 20, and with --resume as many as the run was to have."""
+    seconds: float | None = None
+    """End after the iteration by which so many seconds are spent, from the start of the command, as
+    if it were the last; --resume goes on. By default as long as all iterations take."""
     games: int = 128
     """Played at once; an iteration is about one of each."""
     num_env_runners: int | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmark import MeasurementStore
 from cost_model import CostModel, load_model
 from experiments import cli, tracking
+from experiments.budget import Budget
 from experiments.data_sources import short_name, store_source, tables_source
 from experiments.joining import ray_cluster
 from experiments.loading import oracle_for
@@ -30,6 +31,7 @@ MAY_CHANGE = (
 
 def main(config: PPOShardConfig) -> None:
     """Set up or take up a run, train it to the end, test the policy."""
+    budget = Budget(config.seconds)
     check_once(config)
     config = replace(config, out=config.out.resolve())
     folder = RunFolder(config.out)
@@ -61,7 +63,7 @@ def main(config: PPOShardConfig) -> None:
         )
         stack.enter_context(ray_cluster())
         begun = resumed[0].iteration if resumed else 0
-        training = Training(config, folder, parts, base, store, run.run_id, begun)
+        training = Training(config, folder, parts, base, store, run.run_id, begun, budget)
         stack.callback(training.stop)
         report = TrainingReport(training, run)
         if resumed is not None:
@@ -76,6 +78,12 @@ def main(config: PPOShardConfig) -> None:
             if storage is not None and "check_score" in figures:
                 folder.mirror(storage)
                 storage.keep_store(store)
+        if training.left_out:
+            cli.console.print(
+                f"stopped by {budget} after iteration {training.progress.iteration} of "
+                f"{config.most_iterations}: go on with --resume --out {config.out}",
+                soft_wrap=True,
+            )
         result = report.test()
         if config.reward != "estimated":
             run.data(store_source(store))
@@ -100,7 +108,10 @@ def _resumed(config: PPOShardConfig, folder: RunFolder) -> tuple[PPOShardConfig,
         settings, *_ = found = folder.read()
         with documents.naming(config.out), documents.fields_of("training"):
             before = PPOShardConfig.from_json(settings)
-        changed = replace(taken_up(before, config, MAY_CHANGE), out=config.out)
+        # Seconds are those of a command, not of the run.
+        changed = replace(
+            taken_up(before, config, MAY_CHANGE), out=config.out, seconds=config.seconds
+        )
         return changed, found[1:]
 
     if config.storage is None and folder.exists:

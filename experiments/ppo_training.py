@@ -21,6 +21,7 @@ from envs import (
     MixedRewards,
     NegativeMaximum,
 )
+from experiments.budget import Budget
 from experiments.online import OnlineModel
 from experiments.policy_check import PolicyCheck, draw_tasks, unseen_tables
 from experiments.ppo import CPUS_PER_ENV_RUNNER, Setting, Trainer
@@ -63,6 +64,7 @@ class Training:
         store: of what is measured.
         run_id: of the run in MLflow, for whoever goes on.
         begun: iterations that were made before.
+        budget: training ends after the iteration by which it is spent.
         adapt: let the cost model learn from what is measured; otherwise all is judged by `base`.
     """
 
@@ -75,6 +77,7 @@ class Training:
         store: Path,
         run_id: str = "",
         begun: int = 0,
+        budget: Budget | None = None,
         adapt: bool = True,
     ) -> None:
         self.config, self.folder = config, folder
@@ -101,6 +104,8 @@ class Training:
         self._trainer = Trainer(setting, config.hyper, config.games, config.env_runners, seed)
         self._check = PolicyCheck(self.tasks("validation", config.check_tasks, config.seed))
         self._run_id = run_id
+        self._budget = budget or Budget()
+        self._out_of_time = False
         self.progress = Progress(0, run_id, math.inf, 0.0, math.inf)
 
     def _refuse_the_impossible(self, base: CostModel) -> None:
@@ -116,8 +121,13 @@ class Training:
 
     @property
     def done(self) -> bool:
-        """True after the last iteration."""
-        return self.progress.iteration >= self.config.most_iterations
+        """True after the last iteration, or after that by which the budget was spent."""
+        return self.left_out == 0 or self._out_of_time
+
+    @property
+    def left_out(self) -> int:
+        """Iterations that are not made yet."""
+        return max(0, self.config.most_iterations - self.progress.iteration)
 
     def take_up(self, progress: Progress, checkpoint: Path, model: CostModel) -> None:
         """Go on from a checkpoint."""
@@ -139,6 +149,8 @@ class Training:
         started = time.time()
         figures = self._trainer.iterate()
         self.progress = replace(self.progress, iteration=number)
+        # One more would take about as long.
+        self._out_of_time = self._budget.left_s() < time.time() - started
         if number % self.config.check_every == 0 or self.done:
             figures |= self._updated()
             policy, checked = self._checked(number)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 from rich.progress import (
     BarColumn,
@@ -19,8 +20,13 @@ _LINES = 5  # told in a log: at each fifth of the way
 
 
 @contextmanager
-def following(total: int, what: str) -> Iterator[Callable[[], None]]:
-    """Call the function it gives once for each of the `total` things that are done."""
+def following(
+    total: int, what: str, left_s: Callable[[], float | None] | None = None
+) -> Iterator[Callable[[], None]]:
+    """Call the function it gives once for each of the `total` things that are done.
+
+    `left_s` tells the seconds that are left where counting would mislead; None: not known yet.
+    """
     if console.is_terminal:
         columns = (
             TextColumn(what),
@@ -28,11 +34,11 @@ def following(total: int, what: str) -> Iterator[Callable[[], None]]:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn() if left_s is None else TextColumn("{task.fields[left]}"),
         )
         with Progress(*columns, console=console) as bar:
-            task = bar.add_task(what, total=total)
-            yield lambda: bar.advance(task)
+            task = bar.add_task(what, total=total, left="")
+            yield lambda: bar.update(task, advance=1, left=_told(left_s))
         return
     started, done, told = time.monotonic(), 0, 0
 
@@ -42,7 +48,14 @@ def following(total: int, what: str) -> Iterator[Callable[[], None]]:
         if done * _LINES // total > told:
             told = done * _LINES // total
             passed = time.monotonic() - started
-            left = passed / done * (total - done)
-            console.print(f"  {done}/{total} {what}, {passed:.0f} s, about {left:.0f} s left")
+            left = passed / done * (total - done) if left_s is None else left_s()
+            about = "" if left is None else f", about {left:.0f} s left"
+            console.print(f"  {done}/{total} {what}, {passed:.0f} s{about}")
 
     yield step
+
+
+def _told(left_s: Callable[[], float | None] | None) -> str:
+    """As the bar shows it."""
+    left = None if left_s is None else left_s()
+    return "" if left is None else str(timedelta(seconds=round(left)))

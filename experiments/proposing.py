@@ -6,13 +6,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmark import BenchmarkPool, Measurement, MeasureSettings
+from benchmark import BenchmarkPool, Level, Measurement, MeasureSettings
 from benchmark.devices import KINDS
 from cost_model import CostDataset, EstimatedCosts
 from cost_model.proposals import MakeSharder, promises, worth_measuring
 from experiments import cli
+from experiments.budget import Budget
 from experiments.joining import ray_cluster
 from experiments.measuring import TO_THE_END
+from experiments.pacing import Pace, stream_within
 from experiments.progress import following
 from sharders import AloneGreedySharder, FusedGreedySharder, LocalSearchSharder
 from workload import EmbeddingTable, Shard, ShardingTask, UserError, random_tasks
@@ -37,6 +39,8 @@ class Proposer:
         pool: what measures.
         data: what is known so far.
         seed: of tasks and shards that are drawn.
+
+    Whatever measures does so within a budget; `left_out` counts what did not fit, by what it is.
     """
 
     def __init__(self, pool: BenchmarkPool, data: CostDataset, seed: int) -> None:
@@ -46,6 +50,7 @@ class Proposer:
         self._operator = data.operator
         self._known = {shard.digest for shard in data.shards}
         self._tables = data.tables()
+        self.left_out: dict[str, int] = {}
 
     @staticmethod
     def start(
@@ -72,21 +77,24 @@ class Proposer:
         cli.console.print(f"note: promises are not checked: {reason}", soft_wrap=True)
         return None
 
-    def measure_proposals(self, oracle: EstimatedCosts, number: int, budget: int) -> None:
-        """Measure what is worth most of what sharders propose by the oracle."""
+    def measure_proposals(
+        self, oracle: EstimatedCosts, number: int, count: int, budget: Budget
+    ) -> None:
+        """Measure `count` shards that are worth most of what sharders propose by the oracle."""
 
         def tasks(members: Sequence[EmbeddingTable]) -> list[ShardingTask]:
             return self._tasks(members, _TASKS_A_ROUND, self._seed + number)
 
         shards = worth_measuring(
-            oracle, list(SHARDERS.values()), self._tables, tasks, self._known, budget,
+            oracle, list(SHARDERS.values()), self._tables, tasks, self._known, count,
             self._seed + number,
         )  # fmt: skip
         cli.console.print(f"round {number + 1}: measuring {len(shards)} proposed shards")
-        self._measure(shards)
-        self._known.update(shard.digest for shard in shards)
+        found = self._measure(shards, budget)
+        self._known.update(found)
+        self.leave_out("proposed_shards", len(shards) - len(found))
 
-    def measure_again(self, test: CostDataset) -> None:
+    def measure_again(self, test: CostDataset, budget: Budget) -> None:
         """Measure test shards once more, with other batches of the same description."""
         some = [
             shard
@@ -94,17 +102,40 @@ class Proposer:
             if batch == self._batch_size
         ][:_REPEATED]
         cli.console.print(f"measuring {len(some)} test shards again, to know the noise")
-        self._measure(some, seed=1)
+        found = self._measure(some, budget, seed=1)
+        self.leave_out("repeated_shards", len(some) - len(found))
 
-    def check(self, oracle: EstimatedCosts, count: int) -> dict[str, Any] | None:
-        """What plans of all sharders promise for tasks of test tables, and what comes of it."""
+    def check(
+        self, oracle: EstimatedCosts, count: int, budget: Budget | None = None
+    ) -> dict[str, Any] | None:
+        """What plans of all sharders promise for tasks of test tables, and what comes of it.
+
+        With too little time for all, the first tasks are measured.
+        """
         tasks = self._tasks(tables_by_part(self._tables)["test"], count, _CHECK_SEED + self._seed)
-        found = {}
-        for name, make in SHARDERS.items():
-            sharder = make(oracle)
-            plans = [(task, sharder.shard(task)) for task in tasks]
-            cli.console.print(f"measuring {count} plans of {name}")
-            found[name] = promises(oracle, plans, self._measure)
+        cli.console.print(f"measuring plans of {', '.join(SHARDERS)} for {count} tasks")
+        sharders = [make(oracle) for make in SHARDERS.values()]
+        plans = [[(task, sharder.shard(task)) for sharder in sharders] for task in tasks]
+        shards = [
+            [shard for task, plan in some for shard in plan.shards(task) if shard is not None]
+            for some in plans
+        ]
+        different = {shard.digest: shard for some in shards for shard in some}
+        known = self._measure(list(different.values()), budget or Budget())
+        whole = [
+            some
+            for some, needed in zip(plans, shards, strict=True)
+            if all(shard.digest in known for shard in needed)
+        ]
+        self.leave_out("check_tasks", count - len(whole))
+        found = {
+            name: promises(
+                oracle,
+                [some[number] for some in whole],
+                lambda shards: [known[shard.digest] for shard in shards],
+            )
+            for number, name in enumerate(SHARDERS)
+        }
         search = found[SEARCH]
         if not all(found.values()):
             cli.console.print("note: promises are not checked: no plan could be measured")
@@ -122,7 +153,22 @@ class Proposer:
     def _tasks(self, tables: Sequence[EmbeddingTable], count: int, seed: int) -> list[ShardingTask]:
         return random_tasks(tables, count, self._batch_size, self._operator, _MEMORY_BYTES, seed)
 
-    def _measure(self, shards: Sequence[Shard], seed: int = 0) -> list[Measurement]:
+    def leave_out(self, what: str, count: int) -> None:
+        """Count so many of these as left out."""
+        if count:
+            self.left_out[what] = self.left_out.get(what, 0) + count
+
+    def _measure(
+        self, shards: Sequence[Shard], budget: Budget, seed: int = 0
+    ) -> dict[str, Measurement]:
+        """Measurements by digest, told at one level; of the first shards, as the budget allows."""
         settings = MeasureSettings(self._batch_size, self._operator, seed)
-        with following(len(shards), "shards") as step:
-            return self._pool.measure(shards, settings, TO_THE_END, progress=lambda _: step())
+        pace = Pace(shards, self._batch_size, len(self._pool.devices()))
+        found: dict[str, Measurement] = {}
+        level: Level | None = None
+        with following(len(shards), "shards", lambda: budget.at_most(pace.left_s())) as step:
+            for _, answer in stream_within(self._pool, shards, settings, pace, budget, TO_THE_END):
+                found[answer.shard.digest] = answer
+                level = level if answer.timing is None else answer.timing.quiet
+                step()
+        return {digest: answer.told_at(level) for digest, answer in found.items()}

@@ -33,6 +33,7 @@ from cost_model.evaluation import Evaluation, evaluate, evaluations_per_second
 from cost_model.pictures import draw_all
 from cost_model.training import Curves, TrainOptions
 from experiments import cli, tracking
+from experiments.budget import Budget
 from experiments.data_sources import store_source
 from experiments.outputs import check_file
 from experiments.progress import following
@@ -41,6 +42,9 @@ from workload import UserError, documents
 from workload.operators import Optimizer, Weights
 
 REGISTERED_AS = tracking.COST_MODELS
+# Of the seconds, where there is a check as well: rounds make the model better, a check only tells.
+_ROUNDS_SHARE = 0.7
+_NOISE_SHARE = 0.25  # of what is left after the rounds: to learn how noisy measurements are
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,10 @@ class TrainConfig:
     """Shards to be measured in all rounds together."""
     check_tasks: int = 20
     """Tasks of test tables on which a search's promises are measured; 0: none."""
+    seconds: float | None = None
+    """Measure no longer than this, from the start of the command: rounds come first, then the noise
+    of test shards, then the check. What is left out is told. Training itself takes what it takes.
+    By default as long as it takes."""
     calibrate: Path | None = None
     """Do not train: adapt this model to at most 50 shards of the store."""
     batch_size: tuple[int, ...] = ()
@@ -85,6 +93,7 @@ class TrainConfig:
 
 def main(config: TrainConfig) -> None:
     """Train, test, save, log."""
+    budget = Budget(config.seconds)
     check_free(config.out, config.force)
     check_file(config.json, "--json")
     if min(config.rounds, config.check_tasks, config.budget_shards) < 0:
@@ -102,7 +111,7 @@ def main(config: TrainConfig) -> None:
         if config.calibrate is not None:
             model, figures = _calibrated(config.calibrate, data)
         else:
-            model, figures = _trained(config, data, run)
+            model, figures = _trained(config, data, run, budget)
         save_model(model, config.out, config.force)
         tags = {"hardware": data.hardware, "versions": data.versions}
         version = run.register(config.out, REGISTERED_AS, tags)
@@ -118,7 +127,7 @@ def main(config: TrainConfig) -> None:
 
 
 def _trained(
-    config: TrainConfig, data: CostDataset, run: tracking.TrackedRun
+    config: TrainConfig, data: CostDataset, run: tracking.TrackedRun, budget: Budget
 ) -> tuple[CostModel, dict[str, Any]]:
     """Train on the store, round by round; then test."""
     with ExitStack() as stack:
@@ -126,21 +135,26 @@ def _trained(
             stack, config.store, data, needed=config.rounds > 0, seed=config.seed
         )
         model, curves = _train(config, data)
+        rounds = budget.part(_ROUNDS_SHARE) if config.check_tasks else budget
         for number in range(config.rounds):
             assert proposer is not None
-            budget = config.budget_shards // config.rounds
-            proposer.measure_proposals(
-                EstimatedCosts(model, data.most_common_batch), number, budget
-            )
+            count = config.budget_shards // config.rounds
+            this = rounds.part(1 / (config.rounds - number))
+            if this.left_s() < curves.seconds:  # to learn from it would take longer
+                proposer.leave_out("proposed_shards", count * (config.rounds - number))
+                break
+            oracle = EstimatedCosts(model, data.most_common_batch)
+            proposer.measure_proposals(oracle, number, count, this)
             data = _read(config)
             model, curves = _train(config, data)
         if proposer is not None and split(data)["test"].noise_floor() is None:
-            proposer.measure_again(split(data)["test"])
+            proposer.measure_again(split(data)["test"], budget.part(_NOISE_SHARE))
             data = _read(config)
         oracle = EstimatedCosts(model, data.most_common_batch)
         promised = None
         if proposer is not None and config.check_tasks:
-            promised = proposer.check(oracle, config.check_tasks)
+            promised = proposer.check(oracle, config.check_tasks, budget)
+        left_out = {} if proposer is None else proposer.left_out
     parts = split(data)
     found = evaluate(model.compute, parts["train"], parts["test"])
     slices = list(
@@ -152,10 +166,14 @@ def _trained(
         **found.to_json(),
         "communication_error": _communication_error(model.communication, data.exchanges),
         "proposals": promised,
+        "left_out": left_out,
         "seconds": curves.seconds,
         "evaluations_per_second": evaluations_per_second(oracle, slices),
     }
     _report(found, figures)
+    if left_out:
+        told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in left_out.items())
+        cli.console.print(f"stopped by {budget}: left out {told}", soft_wrap=True)
     run.curve("training_loss", curves.steps, curves.losses)
     run.curve("validation_error", curves.steps, curves.errors)
     with tempfile.TemporaryDirectory() as folder:

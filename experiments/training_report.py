@@ -147,6 +147,7 @@ class TrainingReport:
             )
         return {
             "iterations": training.progress.iteration,
+            "left_out": training.left_out,
             "env_steps": self._lines[-1]["steps"] if self._lines else 0,
             "seconds": training.progress.seconds,
             "iterations_here": [

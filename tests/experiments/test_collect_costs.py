@@ -30,7 +30,9 @@ def test_collect_then_collect_again(cluster: object, tmp_path: Path) -> None:
             "measured",
             "reused",
             "failed",
+            "left_out",
             "seconds",
+            "promised_seconds",
             "shards_per_second",
             "duty_cycle",
             "devices",
@@ -109,6 +111,7 @@ def test_bad_tables_end_in_one_line_and_leave_the_store(
         ("--store other.txt", "other.txt: is not a store"),
         ("--json folder", "folder: is a folder"),
         ("--num-shards 0", "at least 1"),
+        ("--seconds 0", "--seconds must be more than 0, got 0"),
         ("--batch-size 0", "at least 1"),
         ("--mlflow-uri sqlite:////dev/null/all.db", "MLflow cannot be used"),
         ("--mlflow-uri nonsense://x", "MLflow cannot be used at nonsense://x"),
@@ -198,6 +201,26 @@ def assert_goes_on(folder: Path) -> None:
         assert len(found) == len(set(found))
         assert digests <= set(found)
         export_parquet(store, folder / "x.parquet")
+
+
+def test_seconds_that_are_spent_leave_the_rest_for_the_next_run(
+    cluster: object, tmp_path: Path
+) -> None:
+    hurried = f"{SMALL} --num-exchanges 2 --seconds 0.001 --json hurried.json"
+    done = run("collect_costs.py", hurried, tmp_path)
+    told = "stopped by --seconds 0.001: 0 of 12 shards measured; run again to go on"
+    assert told in done.stdout
+    assert "0 of 2 all-to-alls measured" in done.stdout
+    summary = json.loads((tmp_path / "hurried.json").read_text())
+    assert (summary["requested"], summary["measured"], summary["left_out"]) == (12, 0, 12)
+    assert summary["promised_seconds"] is None
+    plenty = f"{SMALL} --num-shards 40 --seconds 600 --json all.json"
+    done = run("collect_costs.py", plenty, tmp_path)
+    summary = json.loads((tmp_path / "all.json").read_text())
+    assert (summary["measured"], summary["left_out"]) == (40, 0)
+    assert "stopped" not in done.stdout
+    assert re.search(r"this will take \d+ s, \d+ more", done.stdout)
+    assert summary["promised_seconds"] > 0
 
 
 def test_the_demo(cluster: object, tmp_path: Path) -> None:

@@ -172,6 +172,24 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
     assert {reached, reached + 1, reached + 2} <= {point.step for point in curve}
 
 
+def test_a_run_whose_seconds_are_spent_ends_well_and_goes_on(
+    cluster: object, tmp_path: Path
+) -> None:
+    options = "--reward estimated --iterations 3 --seconds 0.001 --out run --json r.json"
+    done = run("ppo_shard.py", f"{TINY} {options}", tmp_path)
+    told = result(tmp_path, "r.json")
+    assert "stopped by --seconds 0.001 after iteration 1 of 3: go on with --resume" in done.stdout
+    assert (told["iterations"], told["left_out"]) == (1, 2)
+    (line,) = told["iterations_here"]
+    assert "check_score" in line  # as after any last iteration
+    assert set(told["test_over_best_heuristic"]) >= {"policy", "autoshard"}
+    assert load_policy(tmp_path / "run").trained["iterations"] <= 1
+    done = run("ppo_shard.py", "--resume --out run --json r.json", tmp_path)
+    told = result(tmp_path, "r.json")
+    assert (told["iterations"], told["left_out"]) == (3, 0)  # the seconds were the first command's
+    assert "stopped" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
@@ -179,6 +197,7 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
         ({"num_devices": "8-2"}, "num_devices: must be from 1 up, the least first, got 8 to 2"),
         ({"memory_fill": "0-2"}, "fill: must lie between 0 and 1"),
         ({"max_devices": 2}, "--max-devices 2 is less than --num-devices"),
+        ({"seconds": 0.0}, "--seconds must be more than 0, got 0"),
         ({"iterations": 0}, "--iterations must be at least 1"),
         ({"measured_share": 1.5}, "--measured-share must lie between 0 and 1, got 1.5"),
         ({"tables": "nothing.csv"}, "nothing.csv"),

@@ -74,7 +74,7 @@ def test_a_model_is_trained_on_what_was_measured(
     assert {
         "num_train", "num_test", "test_mape", "test_kendall_tau", "noise_floor_mape",
         "noise_mape", "test_mape_net", "coverage_90", "baselines", "proposals", "seconds",
-        "evaluations_per_second",
+        "evaluations_per_second", "left_out",
     } <= set(figures)  # fmt: skip
     assert {"dim", "size", "lookup", "size_lookup", "additive"} <= set(figures["baselines"])  # type: ignore[call-overload]
     assert figures["test_mape"]["median"] < 0.3  # type: ignore[index]
@@ -149,6 +149,24 @@ def test_another_machine_s_costs_train_but_are_not_added_to(
     assert not (folder / "other").exists()
 
 
+def test_a_budget_that_is_spent_leaves_out_what_measures(
+    folder: Path, store: Path, figures: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, hyper = folder / "hurried", TrainOptions(members=1, steps=25)
+    asked = config(folder, store, out=out, rounds=2, budget_shards=21, hyper=hyper, seconds=1e-3)
+    with MeasurementStore(store) as kept:
+        before = len(kept)
+    train_cost_model.main(asked)
+    told = json.loads((folder / "figures.json").read_text())
+    assert told["left_out"] == {"proposed_shards": 20, "check_tasks": 2}
+    assert told["proposals"] is None
+    line = "stopped by --seconds 0.001: left out 20 proposed shards, 2 check tasks"
+    assert line in capsys.readouterr().out
+    with MeasurementStore(store) as kept:
+        assert len(kept) == before
+    assert load_model(out).provenance.num_shards > 0
+
+
 def test_bad_input_is_one_line_and_changes_nothing(
     folder: Path, store: Path, figures: dict[str, object]
 ) -> None:
@@ -165,6 +183,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
         ({"weights": "fp16"}, "no costs of weights fp16"),
         ({"json": folder}, "is a folder"),
         ({"rounds": -1}, "must be at least 0"),
+        ({"seconds": 0.0}, "--seconds must be more than 0, got 0"),
         ({"seed": -1}, "--seed must be at least 0"),
         ({"hyper": TrainOptions(members=0)}, "--hyper.members must be at least 1, got 0"),
         ({"hyper": TrainOptions(learning_rate=0.0)}, "--hyper.learning-rate must be more than 0"),
