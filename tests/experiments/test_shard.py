@@ -100,7 +100,7 @@ def test_the_best_few_are_measured(
     with MeasurementStore(config.store) as store:
         kept = store.measurements()
     here = (model.provenance.hardware, model.provenance.versions)
-    level = model.provenance.quiet_ms
+    level = model.provenance.quiet
     means = []
     for shard_ in plan.shards(task_of(small, 1, 1)):
         assert shard_ is not None
