@@ -126,7 +126,6 @@ def flush_figures() -> list[Figure]:
     ]
     cache, references = last_level_cache_bytes(core), reference_operators()
     watches = (CpuStopwatch(core, cache, references), _FullFlush(core, cache, references))
-    watches[0].clearing.short_will_do = True  # as long as it agrees with what it learns itself
     figures = []
     for name, groups in (("by turns", [subjects]), ("alone", [[each] for each in subjects[:4]])):
         ratios = []
