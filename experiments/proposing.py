@@ -6,13 +6,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmark import BenchmarkPool, Measurement, MeasureSettings
+from benchmark import BenchmarkPool, Measurement, MeasureSettings, TimingOptions
 from benchmark.devices import KINDS
 from cost_model import CostDataset, EstimatedCosts
 from cost_model.proposals import MakeSharder, promises, worth_measuring
 from experiments import cli
 from experiments.joining import ray_cluster
-from experiments.measuring import TO_THE_END
 from experiments.progress import following
 from sharders import AloneGreedySharder, FusedGreedySharder, LocalSearchSharder
 from workload import EmbeddingTable, Shard, ShardingTask, UserError, random_tasks
@@ -24,6 +23,8 @@ SHARDERS: dict[str, MakeSharder] = {
     "fused_greedy": FusedGreedySharder,
     "alone_greedy": AloneGreedySharder,
 }
+# A maximum of noisy values reads high: as long as it takes until a cost is known to 2 %.
+_TO_THE_END = TimingOptions(max_iterations=200)
 _TASKS_A_ROUND = 12
 _REPEATED = 60  # test shards that are measured once more, to know the noise of measuring
 _CHECK_SEED = 1000  # no round's
@@ -125,4 +126,4 @@ class Proposer:
     def _measure(self, shards: Sequence[Shard], seed: int = 0) -> list[Measurement]:
         settings = MeasureSettings(self._batch_size, self._operator, seed)
         with following(len(shards), "shards") as step:
-            return self._pool.measure(shards, settings, TO_THE_END, progress=lambda _: step())
+            return self._pool.measure(shards, settings, _TO_THE_END, progress=lambda _: step())
