@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments import cli
 from experiments.comparing import Outcome, best_heuristic
-from experiments.judging_statistics import Floats, Ratio, Scenarios
+from experiments.judging_statistics import Floats, Plan, Ratio, Scenarios
 from experiments.measuring import ShardVisits, digests_of
 from experiments.progress import following
 from workload import Shard, ShardingPlan, ShardingTask, UserError
@@ -93,6 +93,7 @@ class Judge:
         self._clock = clock
         self._started = clock()
         self._entries: list[Entry] = []
+        self._plans: dict[str, list[Plan | None]] = {}
         self._shards: dict[str, Shard] = {}
         self._planning: list[float] = []  # seconds, by task
         self._more_tasks = True
@@ -146,6 +147,9 @@ class Judge:
             return False
         self._shards |= {shard.digest: shard for shard in shards}
         self._entries.append(entry)
+        for name, outcome in entry.outcomes.items():
+            plan = None if outcome.plan is None else digests_of(entry.task, outcome.plan)
+            self._plans.setdefault(name, []).append(plan)
         return True
 
     def _go_on(self) -> str:
@@ -220,16 +224,7 @@ class Judge:
         return {d: sum(some.get(d, 0.0) for some in worth.values()) for d in chosen}
 
     def _scenarios(self) -> Scenarios:
-        plans = {
-            name: [
-                None
-                if (plan := entry.outcomes[name].plan) is None
-                else digests_of(entry.task, plan)
-                for entry in self._entries
-            ]
-            for name in self._entries[0].outcomes
-        }
-        return Scenarios(self._visits.known(), plans)
+        return Scenarios(self._visits.known(), self._plans)
 
     def _outcomes(self) -> dict[str, list[Outcome]]:
         """With what their plans cost; those that cannot be measured have none."""

@@ -26,8 +26,6 @@ from experiments.joining import ray_cluster
 from experiments.judging_statistics import Batches, Known, spread_of_batches
 from workload import Shard, ShardCost, ShardingPlan, ShardingTask
 
-# As long as it takes until a cost is known to 2 %.
-TO_THE_END = TimingOptions(max_iterations=200)
 SEEDS = 3  # index batches that the visits of a shard are spread over
 
 
@@ -82,7 +80,7 @@ class ShardVisits:
         pool: what measures.
         settings: of all shards; its seed does not matter.
         seeds: of the index batches. The first visit is with the first, and so on in turns.
-        timing: how hard to try in a visit.
+        timing: how hard to try in a visit; by default as the pool does.
         told: what measurements are told as, such as at the level of a cost model.
         clock: seconds.
     """
@@ -92,7 +90,7 @@ class ShardVisits:
         pool: Measuring,
         settings: MeasureSettings,
         seeds: Sequence[int],
-        timing: TimingOptions = TO_THE_END,
+        timing: TimingOptions | None = None,
         told: Callable[[Measurement], Measurement] = lambda measurement: measurement,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,6 +103,7 @@ class ShardVisits:
         self._exhausted: set[str] = set()  # a visit more was asked for, and none was had
         self._reasons: set[str] = set()
         self._level: Level | None = None  # where the latest was told
+        self._known: dict[str, Known] | None = None  # until something new is measured
         self.visits, self.seconds = 0, 0.0
 
     def measure(self, shards: Sequence[Shard], visits: int = 1, deadline: float = math.inf) -> bool:
@@ -136,9 +135,11 @@ class ShardVisits:
 
     def known(self) -> dict[str, Known]:
         """Of each shard that could be measured, by digest."""
-        batches = self._batches()
-        spread = self._spread(batches)
-        return {digest: found.known(spread) for digest, found in batches.items()}
+        if self._known is None:
+            batches = self._batches()
+            spread = self._spread(batches)
+            self._known = {digest: found.known(spread) for digest, found in batches.items()}
+        return self._known
 
     def gains(self) -> dict[str, float]:
         """What one more visit of each shard would take off the variance of its mean, in ms^2."""
@@ -190,6 +191,7 @@ class ShardVisits:
         self._answers.setdefault(digest, {})[place] = answer
         if answer.timing is not None:
             self._level = answer.timing.quiet
+        self._known = None
         if not answer.ok and answer.reason not in self._reasons:
             self._reasons.add(answer.reason)
             cli.console.print(f"note: a shard cannot be measured: {answer.reason}", soft_wrap=True)

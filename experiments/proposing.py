@@ -6,14 +6,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from benchmark import BenchmarkPool, Level, Measurement, MeasureSettings
+from benchmark import BenchmarkPool, Level, Measurement, MeasureSettings, TimingOptions
 from benchmark.devices import KINDS
 from cost_model import CostDataset, EstimatedCosts
 from cost_model.proposals import MakeSharder, promises, worth_measuring
 from experiments import cli
 from experiments.budget import Budget
 from experiments.joining import ray_cluster
-from experiments.measuring import TO_THE_END
 from experiments.pacing import Pace, stream_within
 from experiments.progress import following
 from sharders import AloneGreedySharder, FusedGreedySharder, LocalSearchSharder
@@ -27,6 +26,7 @@ SHARDERS: dict[str, MakeSharder] = {
     "alone_greedy": AloneGreedySharder,
 }
 _TASKS_A_ROUND = 12
+_TIMING = TimingOptions(max_iterations=200)  # promises are of a few percent
 _REPEATED = 60  # test shards that are measured once more, to know the noise of measuring
 _CHECK_SEED = 1000  # no round's
 _MEMORY_BYTES = 2**36  # rounds and checks are about time, not about memory
@@ -167,7 +167,7 @@ class Proposer:
         found: dict[str, Measurement] = {}
         level: Level | None = None
         with following(len(shards), "shards", lambda: budget.at_most(pace.left_s())) as step:
-            for _, answer in stream_within(self._pool, shards, settings, pace, budget, TO_THE_END):
+            for _, answer in stream_within(self._pool, shards, settings, pace, budget, _TIMING):
                 found[answer.shard.digest] = answer
                 level = level if answer.timing is None else answer.timing.quiet
                 step()

@@ -407,7 +407,7 @@ def test_interrupted_it_says_where_measurements_are(
 ) -> None:
     """And goes on from them: what was measured is not measured again."""
     options = (
-        f"--tables {TABLES} --num-tasks 2 --num-tables 6 --num-devices 2 --batch-size 128 "
+        f"--tables {TABLES} --num-tasks 2 --num-tables 4 --num-devices 2 --batch-size 128 "
         f"--sharders size,dim --policy {policy} --measure --precision 0.0001 --seconds 10000"
     )
     first = Watched("compare.py", options, tmp_path)

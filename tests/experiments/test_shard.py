@@ -11,6 +11,7 @@ from commands import run
 
 from benchmark import MeasurementStore
 from cost_model import EstimatedCosts, load_model
+from cost_model.checkpoint import OtherHardware
 from experiments import shard
 from experiments.shard import ShardConfig
 from sharders import Policy, make_sharder, save_policy
@@ -116,13 +117,15 @@ def test_strange_tables_and_batches_are_told_of_but_not_all(config: ShardConfig)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         shard.main(replace(config, tables="synthetic:40:5:full", memory_gb="99", batch_size=65_536))
-    said = [str(warning.message) for warning in caught]
+    others = (w for w in caught if not issubclass(w.category, OtherHardware))  # true or not here
+    said = [str(warning.message) for warning in others]
     assert said[0].startswith("the cost model learned from batches of 512, 1024 samples, not of")
     assert all(re.match(r"table t\d\d: its \w+ lies", line) for line in said[1:4])
     assert re.match(r"\d+ more tables lie outside", said[4])
     assert len(said) == 5
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.simplefilter("ignore", OtherHardware)
         shard.main(config)  # which has nothing strange
 
 
@@ -176,5 +179,5 @@ def test_bad_input_is_one_line_before_any_work(config: ShardConfig, tmp_path: Pa
         tmp_path,
         code=2,
     )
-    assert "memory are missing" in done.stderr
-    assert done.stderr.count("\n") == 1
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+    assert "memory are missing" in line
