@@ -14,7 +14,6 @@ import pytest
 from commands import command, run
 
 from benchmark import MeasurementStore, export_parquet
-from sharders import load_policy
 
 SMALL = (
     "--tables synthetic:30:1:small --num-shards 12 --max-tables 4 --batch-size 256 --store costs.db"
@@ -221,17 +220,6 @@ def test_seconds_that_are_spent_leave_the_rest_for_the_next_run(
     assert "stopped" not in done.stdout
     assert re.search(r"this will take \d+ s, \d+ more", done.stdout)
     assert summary["promised_seconds"] > 0
-
-
-def test_the_demo(cluster: object, tmp_path: Path) -> None:
-    done = run("demo.py", "--iterations 1 --num-tasks 2 --precision 1000", tmp_path)
-    last = done.stdout.strip().splitlines()[-1]
-    assert re.search(r"the best heuristic", last)
-    assert "all intervals are within" in done.stdout or "stopped by --seconds" in done.stdout
-    plans = tmp_path / "demo" / "plans"
-    assert (plans / "plans" / "autoshard" / "0.json").is_file()
-    assert (plans / "pictures" / "max_ms.png").stat().st_size > 5000
-    assert load_policy(tmp_path / "demo" / "policy").trained["iterations"] <= 1
 
 
 def test_help_says_what_everything_is(tmp_path: Path) -> None:
