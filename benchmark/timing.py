@@ -77,6 +77,7 @@ class _Runs:
     def is_known(self, level: Level | None, short_will_do: bool) -> bool:
         """True once the median is known, or a cap is reached."""
         counted = self.counted(short_will_do)
+        self.spread = math.inf
         if len(counted) >= FEWEST_FOR_INTERVAL:
             self.spread = median_spread(_told(counted, level).sum(axis=1).tolist())
         return (
@@ -174,15 +175,13 @@ def time_by_turns(
                 run.iterate(watch)
         references.run()
         watch.foreign_load()
-        waiting, rounds = list(runs), _Rounds(watch, references, len(runs))
-        while waiting:
-            rounds.next(waiting)
-            level = references.level()
-            short_will_do = watch.clearing.short_will_do(len(runs))
-            waiting = [run for run in waiting if not run.is_known(level, short_will_do)]
+        rounds = _Rounds(watch, references, len(runs))
+        rounds.go_on(runs)
+        found = [run.by_clearing(references.level()) for run in runs]
+        watch.clearing.learn(len(runs), found)
+        rounds.go_on(runs)  # where short clearings are found not to do, some have too few left
         load = watch.foreign_load()
     level = references.level()
-    watch.clearing.learn(len(runs), [run.by_clearing(level) for run in runs])
     for run in runs:  # each keeps the device for its part of what all share
         run.seconds += references.seconds / len(runs)
     short_will_do = watch.clearing.short_will_do(len(runs))
@@ -204,8 +203,19 @@ class _Rounds:
         self._number = 0
         self._iteration_ms = 0.0
 
-    def next(self, runs: Sequence[_Runs]) -> None:
-        """One more."""
+    def go_on(self, runs: Sequence[_Runs]) -> None:
+        """Until all are known."""
+        waiting = self._unknown(runs)
+        while waiting:
+            self._next(waiting)
+            waiting = self._unknown(waiting)
+
+    def _unknown(self, runs: Sequence[_Runs]) -> list[_Runs]:
+        level = self._references.level()
+        short_will_do = self._watch.clearing.short_will_do(self._by_turns)
+        return [run for run in runs if not run.is_known(level, short_will_do)]
+
+    def _next(self, runs: Sequence[_Runs]) -> None:
         # Another one first each time: who comes first finds the cache emptier than the rest.
         first = self._number % len(runs)
         thorough = self._clear()
