@@ -32,7 +32,7 @@ from benchmark.timing import SubjectFault, time_by_turns
 from workload import UserError
 
 # Of a core's memory, what its actor may keep beside shards: of freed pages, and for the flush.
-_KEPT_SHARE, _FLUSH_SHARE = 16, 16
+_KEPT_SHARE, _FLUSH_SHARE = 24, 32
 
 
 class DeviceBenchmark:

@@ -163,13 +163,13 @@ def test_a_shard_whose_recording_is_not_here_fails_with_its_reason(make_pool: Ma
 def test_an_operator_that_hangs_is_recorded_and_its_actor_replaced(
     fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...]
 ) -> None:
-    pool = fresh_pool(time_limit_s=1.0)
+    pool = fresh_pool(time_limit_s=6.0)
     count = len(pool.devices())
     before = {process.pid for process in actors()}
     endless = Shard.of_tables([EmbeddingTable(f"t{n}", 10**6, 128, 200.0) for n in range(8)])
     # A batch that takes minutes: nothing tells it from an operator that never comes back.
     hung = pool.measure([endless], MeasureSettings(65_536), QUICK)[0]
-    assert (hung.status, hung.reason) == ("failed", "no answer within 1 s")
+    assert (hung.status, hung.reason) == ("failed", "no answer within 6 s")
     fine = pool.measure(random_shards(tables, 8, 3), SETTINGS, QUICK)
     assert all(answer.ok for answer in fine)
     wait_for(lambda: len(pool.devices()) == count)
