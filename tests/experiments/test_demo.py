@@ -61,6 +61,15 @@ def test_all_parts_fit_into_the_seconds(
     assert parts.asked["ppo_shard"].cost_model == str(tmp_path / "cost_model")
 
 
+def test_plans_are_compared_even_if_all_before_took_too_long(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    parts = Parts(monkeypatch, lambda seconds: seconds + 100.0)
+    demo.main(demo.DemoConfig(out=tmp_path, seconds=200.0))
+    assert parts.asked["ppo_shard"].seconds >= 1.0
+    assert parts.asked["compare"].seconds == 60.0
+
+
 def test_too_few_shards_to_calibrate_with_end_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
