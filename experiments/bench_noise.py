@@ -127,6 +127,7 @@ def flush_figures() -> list[Figure]:
     cache, references = last_level_cache_bytes(core), reference_operators()
     watches = (CpuStopwatch(core, cache, references), _FullFlush(core, cache, references))
     figures = []
+    time_by_turns(subjects, watches[0], [_SAME_WORK] * len(subjects))  # it learns what will do
     for name, groups in (("by turns", [subjects]), ("alone", [[each] for each in subjects[:4]])):
         ratios = []
         for _ in range(_FLUSH_TURNS):

@@ -128,6 +128,7 @@ def training_figures(folder: Path) -> list[Figure]:
             iterations=3,
             check_every=3,
             check_tasks=4,
+            test_seconds=0,
             out=folder / "measured",
             json=folder / "measured.json",
             mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",

@@ -4,45 +4,29 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import tyro
 
-from benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, TimingOptions
+from benchmark import MeasurementStore
 from cost_model import CostModel, EstimatedCosts, load_model
 from cost_model.training import one_thread
 from envs import Deck, RandomDeals
 from experiments import cli, tracking
-from experiments.comparing import estimated, maxima_of, warm_up
+from experiments.comparing import estimated, maxima_of
 from experiments.contest import Contest, check_task_folder, planners, write_results
+from experiments.contestants import Contestants, judge_estimated, judge_measured
 from experiments.data_sources import short_name, tables_source
-from experiments.judging import Judge, Judgement, Limits
+from experiments.judging import Judgement, Limits
 from experiments.loading import check_sharders, model_beside, oracle_for
-from experiments.measuring import (
-    SEEDS,
-    ShardVisits,
-    judging_seeds,
-    plan_pool,
-    told_as,
-    verifying_seeds,
-)
+from experiments.measuring import SEEDS, plan_pool
 from experiments.outputs import check_file, check_folder
 from experiments.policy_check import deal_tasks
-from experiments.progress import following
 from experiments.score_report import best_sharder, score_picture, score_table, verdict
-from experiments.scoring import Score, bounds_ms, certain, score_all
-from sharders import (
-    NEED_POLICY,
-    NEED_POOL,
-    VERIFY_SECONDS,
-    Means,
-    Policy,
-    load_policy,
-    make_sharder,
-)
-from workload import EmbeddingTable, Sharder, UserError, documents, load_tables
+from experiments.scoring import Score, bounds_ms, score_all
+from sharders import NEED_POLICY, NEED_POOL, VERIFY_SECONDS, load_policy
+from workload import EmbeddingTable, UserError, documents, load_tables
 from workload.parts import tables_by_part
 
 
@@ -159,6 +143,9 @@ def main(config: CompareConfig) -> None:
     contest, oracle = _contest(config, others, model)
     if NEED_POLICY.intersection(config.names):
         policy.check(contest.most_devices)
+    contestants = Contestants(
+        config.names, oracle, policy, config.seed, config.verified, config.verify_seconds
+    )
     if config.measure:
         MeasurementStore(config.store).close()  # one that cannot be used is told before work starts
     with ExitStack() as stack:
@@ -168,11 +155,15 @@ def main(config: CompareConfig) -> None:
         if config.measure:
             pool = stack.enter_context(plan_pool(config.store))
             hardware = pool.devices()[0].hardware
-            found = _measured(config, contest, oracle, policy, pool)
+            limits = Limits(config.precision, config.seconds)
+            found = judge_measured(
+                contest, contestants, pool, limits, config.seeds, save_tasks=config.save_tasks
+            )
             promised = maxima_of(estimated(found.outcomes, found.tasks, oracle))
         else:
             hardware = model.provenance.hardware
-            found, promised = _estimated(config, contest, oracle, policy), {}
+            found = judge_estimated(contest, contestants, config.save_tasks)
+            promised = {}
         bounds = bounds_ms(oracle, found.tasks)
         scores, best = score_all(found.outcomes, found.slowest_ms, bounds, promised)
         figures = {
@@ -231,67 +222,6 @@ def _contest(
     deck = Deck(oracle, [table.whole() for table in tables])
     tasks = deal_tasks(deck, config.deals(), config.seed)
     return Contest.drawn(tasks, config.num_tasks, tables, config.num_devices), oracle
-
-
-def _measured(
-    config: CompareConfig,
-    contest: Contest,
-    oracle: EstimatedCosts,
-    policy: Policy,
-    pool: BenchmarkPool,
-) -> Judgement:
-    """What the judge has measured."""
-    settings = MeasureSettings(oracle.batch_size, oracle.model.provenance.operator)
-    told, timing = told_as(oracle.model, pool), TimingOptions()
-    judging = ShardVisits(pool, settings, judging_seeds(config.seeds), timing, told)
-    verifying = ShardVisits(pool, settings, verifying_seeds(config.seeds), timing, told)
-    entries = contest.entries(
-        _sharders(config, contest, oracle, policy, verifying),
-        config.save_tasks,
-        lambda: verifying.seconds,
-    )
-    limits = Limits(config.precision, config.seconds)
-    return Judge(entries, judging, limits, len(pool.devices())).run(contest.begin)
-
-
-def _estimated(
-    config: CompareConfig, contest: Contest, oracle: EstimatedCosts, policy: Policy
-) -> Judgement:
-    """The same by the oracle, as if costs were certain."""
-    entries = contest.entries(_sharders(config, contest, oracle, policy), config.save_tasks)
-    made = []
-    with following(contest.begin, "tasks planned") as step:
-        for entry in islice(entries, contest.begin):
-            made.append(entry)
-            step()
-    tasks = [entry.task for entry in made]
-    outcomes = {name: [entry.outcomes[name] for entry in made] for name in made[0].outcomes}
-    outcomes = estimated(outcomes, tasks, oracle)
-    return Judgement(tasks, outcomes, certain(outcomes))
-
-
-def _sharders(
-    config: CompareConfig,
-    contest: Contest,
-    oracle: EstimatedCosts,
-    policy: Policy,
-    verifying: ShardVisits | None = None,
-) -> dict[str, Sharder]:
-    """By name, ready to be timed."""
-    found = {}
-    for name in config.names:
-        means = Means(
-            # An oracle each: what one sharder has looked up would cost the next no time.
-            EstimatedCosts(oracle.model, oracle.batch_size),
-            policy,
-            None if verifying is None else verifying.max_ms,
-            config.verified,
-            config.verify_seconds,
-            config.seed,
-        )
-        found[name] = make_sharder(name, means)
-    warm_up({n: s for n, s in found.items() if n not in NEED_POOL}, contest.first)
-    return found
 
 
 def _pictures(folder: Path, found: Judgement, scores: Mapping[str, Score], what: str) -> list[Path]:

@@ -77,6 +77,7 @@ def main(config: DemoConfig) -> None:
                 iterations=config.iterations,
                 seconds=seconds,
                 check_every=5,
+                test_seconds=0,  # what comes next measures
                 out=policy,
                 store=store,
                 force=True,

@@ -67,6 +67,10 @@ class Judgement:
     ended: str = ""
 
 
+class OutOfTimeError(UserError):
+    """The seconds were over before anything could be said."""
+
+
 class Judge:
     """Judges what comes as entries, all of the same sharders.
 
@@ -100,14 +104,14 @@ class Judge:
         self._told = self._turns = 0
 
     def run(self, tasks: int) -> Judgement:
-        """Begin with so many tasks; UserError if there is not even the time for one."""
+        """Begin with so many tasks; OutOfTimeError if there is not even the time for one."""
         missing = tasks
         with following(tasks, "tasks measured") as step:
             while missing and (not self._entries or not self._late) and self._take_task():
                 missing -= 1
                 step()
         if not self._entries:
-            raise UserError(
+            raise OutOfTimeError(
                 f"--seconds {self._limits.seconds:g} were over before all plans of one task were "
                 "measured: allow more, and what was measured counts then"
             )

@@ -1,5 +1,6 @@
 """The settings of a training run."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,9 @@ class PPOShardConfig:
     """Iterations between checks on unseen tables, and between updates of the cost model."""
     check_tasks: int = 16
     """Tasks in a check."""
+    test_seconds: float = 60.0
+    """With --reward mixed or measured: how long plans of the test at the end are measured, at most;
+    0 leaves it at what the cost model says of them."""
     seed: int = 0
     """Of everything that is drawn."""
     out: Path = Path("runs/autoshard")
@@ -92,6 +96,8 @@ class PPOShardConfig:
             raise UserError("--seed and --num-env-runners must be at least 0")
         if not 0 <= self.measured_share <= 1:
             raise UserError(f"--measured-share must lie between 0 and 1, got {self.measured_share}")
+        if not 0 <= self.test_seconds < math.inf:
+            raise UserError(f"--test-seconds must be at least 0, got {self.test_seconds:g}")
         self.hyper.check()
         check_file(self.json, "--json")
         devices = self.generator().most_devices

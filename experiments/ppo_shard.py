@@ -24,8 +24,8 @@ Stood = tuple[Progress, Path, CostModel]  # how far a run had come: with its che
 
 # Of a run that is gone on with.
 MAY_CHANGE = (
-    "iterations", "num_env_runners", "tables", "cost_model", "store", "storage", "json",
-    "mlflow_uri",
+    "iterations", "num_env_runners", "test_seconds", "tables", "cost_model", "store", "storage",
+    "json", "mlflow_uri",
 )  # fmt: skip
 
 

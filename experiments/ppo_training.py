@@ -22,8 +22,9 @@ from envs import (
     NegativeMaximum,
 )
 from experiments.budget import Budget
+from experiments.contest import Contest
 from experiments.online import OnlineModel
-from experiments.policy_check import PolicyCheck, draw_tasks, unseen_tables
+from experiments.policy_check import PolicyCheck, deal_tasks, draw_tasks, unseen_tables
 from experiments.ppo import CPUS_PER_ENV_RUNNER, Setting, Trainer
 from experiments.ppo_config import PPOShardConfig
 from experiments.run_folder import COST_MODEL, Progress, RunFolder
@@ -81,6 +82,7 @@ class Training:
         adapt: bool = True,
     ) -> None:
         self.config, self.folder = config, folder
+        self._deals = config.generator()
         self._parts = parts
         self.pool = (
             None if config.reward == "estimated" else BenchmarkPool(store, kind=config.devices)
@@ -97,7 +99,7 @@ class Training:
             base,
             tuple(parts["train"]),
             config.batch_size,
-            config.generator(),
+            self._deals,
             Dense(goal) if isinstance(goal, NegativeMaximum) else goal,
             partial(make_source, config, store, seed),
         )
@@ -170,6 +172,12 @@ class Training:
     def tasks(self, part: Part, count: int, seed: int) -> list[ShardingTask]:
         """Tasks as training's, of tables that it never learns from."""
         return tasks_of(self.config, self.model, self._parts, part, count, seed)
+
+    def contest(self, begin: int, seed: int) -> Contest:
+        """The same of test tables, without end, for a judge to begin with so many."""
+        tables = unseen_tables(self._parts, "test")
+        deck, deals = Deck.of_tables(self.model, tables, self.config.batch_size), self._deals
+        return Contest.drawn(deal_tasks(deck, deals, seed), begin, tables, deals.most_devices)
 
     def _updated(self) -> dict[str, float]:
         """Let the cost model learn from what was measured since, and tell the env runners."""

@@ -3,21 +3,26 @@
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
 
 from benchmark import MeasurementStore
-from cost_model import EstimatedCosts
+from cost_model import CostModel, EstimatedCosts
 from experiments import cli
-from experiments.comparing import best_heuristic, best_of_each, maxima_of, relative
+from experiments.comparing import best_heuristic, best_of_each, estimated, maxima_of, relative
+from experiments.contestants import Contestants, judge_measured
+from experiments.judging import Limits, OutOfTimeError
 from experiments.judging_statistics import Ratio
 from experiments.notices import Notices
 from experiments.policy_check import PolicyCheck
 from experiments.ppo_training import Training
 from experiments.run_folder import model_files
+from experiments.score_report import score_table, verdict
+from experiments.scoring import bounds_ms, score_all
 from experiments.tracking import TrackedRun
-from sharders import load_policy
+from sharders import Policy, load_policy
 
 _TEST_TASKS = 8
 _TEST_SEED = 1000  # no check's
@@ -161,10 +166,44 @@ class TrainingReport:
             },
             "test_interval": {name: (ratio.low, ratio.high) for name, ratio in against.items()},
             "test_max_ms": maxima,
+            "test_measured": self._measured(policy, model, best),
             "best_heuristic": best,
             "policy": str(folder),
             "mlflow_run": self._run.run_id,
         }
+
+    def _measured(self, policy: Policy, model: CostModel, heuristic: str) -> dict[str, Any] | None:
+        """The same measured, as far as the seconds for it go; None where nothing measures."""
+        training = self._training
+        pool, config = training.pool, training.config
+        if pool is None or not config.test_seconds:
+            return None
+        oracle = EstimatedCosts(model, config.batch_size)
+        names = (heuristic, "cost_fused", "policy", "autoshard")
+        contest = training.contest(_TEST_TASKS, _TEST_SEED)
+        try:
+            found = judge_measured(
+                contest,
+                Contestants(names, oracle, policy, config.seed),
+                pool,
+                Limits(seconds=config.test_seconds),
+            )
+        except OutOfTimeError:
+            cli.console.print(
+                "note: the test was not measured: --test-seconds "
+                f"{config.test_seconds:g} were over before all plans of one task were",
+                soft_wrap=True,
+            )
+            return None
+        promised = maxima_of(estimated(found.outcomes, found.tasks, oracle))
+        bounds = bounds_ms(oracle, found.tasks)
+        scores, best = score_all(found.outcomes, found.slowest_ms, bounds, promised)
+        cli.console.print(score_table(scores, best, "measured"))
+        cli.console.print(verdict(scores, best, "measured"), soft_wrap=True)
+        self._run.metrics(
+            {f"test_measured/{n}": s.ratio for n, s in scores.items() if s.ratio is not None}
+        )
+        return {name: asdict(score) for name, score in scores.items()}
 
     def _summary(self, against: Mapping[str, Ratio]) -> str:
         """In Markdown, for the run's page."""

@@ -59,7 +59,9 @@ def test_actors_land_where_they_should_and_nodes_may_go(
 ) -> None:
     trainer = workers(num_cpus=2, resources={"trainer": 1})
     gpu = workers(num_cpus=0, resources={"benchmark": 1})
-    options = "--num-env-runners 4 --measured-share 0.3 --iterations 1000 --out run"
+    options = (
+        "--num-env-runners 4 --measured-share 0.3 --iterations 1000 --out run --test-seconds 0"
+    )
     training = Watched("ppo_shard.py", f"{TINY} {options}", tmp_path)
     training.wait_for(r"\n +2/10")
     assert set(alive("DeviceProcess")) == {gpu.node_id}

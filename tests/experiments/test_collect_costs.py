@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 
@@ -167,8 +168,21 @@ def test_ctrl_c_keeps_what_was_measured(cluster: object, tmp_path: Path) -> None
 
 
 def test_kill_9_of_everything_keeps_what_was_measured(cluster: object, tmp_path: Path) -> None:
-    """A driver that started a Ray of its own, and all of its processes with it."""
-    process = start(tmp_path, 500, RAY_ADDRESS="local")
+    """A driver that started a Ray of its own, and all of its processes with it.
+
+    It did so although an earlier cluster, killed likewise, has left its address.
+    """
+    # A short name: Ray's sockets are in it.
+    with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as ray:
+        left = Path(ray) / "ray" / "ray_current_cluster"
+        left.parent.mkdir()
+        left.write_text("127.0.0.1:9")
+        process = start(tmp_path, 500, RAY_ADDRESS="", RAY_TMPDIR=ray)
+        kill_family(process)
+    assert_goes_on(tmp_path)
+
+
+def kill_family(process: subprocess.Popen[str]) -> None:
     family = [process, *psutil.Process(process.pid).children(recursive=True)]
     for member in family:
         try:
@@ -176,7 +190,6 @@ def test_kill_9_of_everything_keeps_what_was_measured(cluster: object, tmp_path:
         except ProcessLookupError:
             continue
     process.communicate(timeout=60)
-    assert_goes_on(tmp_path)
 
 
 def assert_goes_on(folder: Path) -> None:

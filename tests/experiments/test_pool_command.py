@@ -33,3 +33,10 @@ def test_a_pool_is_shown_and_ended(
 def test_no_cluster_is_started_to_look_at(tmp_path: Path) -> None:
     done = run("pool.py", "show", tmp_path, code=2, RAY_ADDRESS="127.0.0.1:9")
     assert "no Ray cluster answers at RAY_ADDRESS=127.0.0.1:9" in done.stderr
+
+
+def test_a_cluster_that_was_killed_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:9")
+    done = run("pool.py", "show", tmp_path, code=2, RAY_ADDRESS="", RAY_TMPDIR=str(tmp_path))
+    assert "no Ray cluster runs here: nothing answers at 127.0.0.1:9" in done.stderr

@@ -25,7 +25,7 @@ from workload.parts import part_of_shard
 
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
-    "--check-every 2 --batch-size 256 --memory-fill 0.1-0.6"
+    "--check-every 2 --batch-size 256 --memory-fill 0.1-0.6 --test-seconds 0"
 )
 
 
@@ -39,7 +39,8 @@ def trained(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run with real measurements among the rewards, from a folder of its own."""
     folder = tmp_path_factory.mktemp("ppo")
     options = "--reward mixed --measured-share 0.9 --iterations 4 --out run --json result.json"
-    done = run("ppo_shard.py", f"{TINY} {options}", folder)
+    tested = TINY.replace("--test-seconds 0", "--test-seconds 15")
+    done = run("ppo_shard.py", f"{tested} {options}", folder)
     (folder / "stdout").write_text(done.stdout)
     return folder
 
@@ -58,11 +59,22 @@ def test_a_run_leaves_a_policy_that_serves(trained: Path) -> None:
     run("shard.py", f"{options} --policy run --out plan.json", trained)
 
 
+def test_the_test_is_measured_where_rewards_are(trained: Path) -> None:
+    told = result(trained)
+    measured = told["test_measured"]
+    assert set(measured) == {told["best_heuristic"], "cost_fused", "policy", "autoshard"}
+    assert measured[told["best_heuristic"]]["ratio"] == 1
+    assert all(score["promise"] is not None for score in measured.values())
+    assert "over the best heuristic" in (trained / "stdout").read_text()
+    assert "device's computation, mean of tasks, measured" in (trained / "stdout").read_text()
+
+
 def test_measured_shards_are_of_tables_that_teach_and_teach_the_cost_model(trained: Path) -> None:
+    """Those of the test's plans are not: they are measured when all has been learned."""
     with MeasurementStore(trained / "run" / "costs.db") as store:
-        measured = store.measurements()
-    assert len(measured) >= 20
-    assert {part_of_shard(m.shard) for m in measured} == {"train"}
+        parts = [part_of_shard(m.shard) for m in store.measurements()]
+    assert parts.count("train") >= 20
+    assert set(parts) == {"train", "test"}
     taught = [line for line in result(trained)["iterations_here"] if "new_shards" in line]
     assert taught
     assert all(line["cost_model_error"] < 1 for line in taught)
