@@ -2,7 +2,8 @@
 # make test   set up and run the tests         make bench  the figures of the README
 # make mlflow browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
 
-PYTHON ?= python3.11
+# Whichever of the two the machine has.
+PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3.12),python3.11)
 VENV   := .venv
 BIN    := $(VENV)/bin
 # Which build of fbgemm: that for NVIDIA GPUs where there is one.
@@ -20,6 +21,8 @@ setup: $(READY)
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet -e '.[$(EXTRA),dev]'
+	mkdir -p $(VENV)/names # where mypy finds this folder under the name that it is installed by
+	ln -sfn ../.. $(VENV)/names/autoshard
 	touch $@
 
 demo: setup
@@ -35,7 +38,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/python experiments/bench.py
+	$(BIN)/python experiments/figures/bench.py
 
 mlflow: setup
 	@case '$(STORE)' in \

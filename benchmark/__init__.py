@@ -5,8 +5,8 @@ May import `workload`. Hands out the pool (`BenchmarkPool`, `MeasuredCosts`), wh
 plans (`measure_plan`, `price_plan`).
 """
 
-from benchmark.fleet import PoolError
-from benchmark.measurement import (
+from autoshard.benchmark.fleet import PoolError
+from autoshard.benchmark.measurement import (
     Exchange,
     Level,
     Measurement,
@@ -15,16 +15,16 @@ from benchmark.measurement import (
     Timing,
     TimingOptions,
 )
-from benchmark.parquet import (
+from autoshard.benchmark.parquet import (
     export_parquet,
     import_parquet,
     read_parquet,
     read_parquet_exchanges,
 )
-from benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
-from benchmark.pool import BenchmarkPool, MeasuredCosts
-from benchmark.store import MeasurementStore
-from benchmark.store_file import StoreError
+from autoshard.benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
+from autoshard.benchmark.pool import BenchmarkPool, MeasuredCosts
+from autoshard.benchmark.store import MeasurementStore
+from autoshard.benchmark.store_file import StoreError
 
 __all__ = [
     "BenchmarkPool",

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import torch
 
-from benchmark import exchange, fbgemm, hardware
-from benchmark.containers import cpu_quota, throttled_seconds
-from benchmark.core_lock import claimed, this_pool
-from benchmark.embedding_op import EmbeddingOp
-from benchmark.hardware import DeviceInfo
-from benchmark.measurement import (
+from autoshard.benchmark import exchange, fbgemm, hardware
+from autoshard.benchmark.containers import cpu_quota, throttled_seconds
+from autoshard.benchmark.core_lock import claimed, this_pool
+from autoshard.benchmark.embedding_op import EmbeddingOp
+from autoshard.benchmark.hardware import DeviceInfo
+from autoshard.benchmark.measurement import (
     ExchangePart,
     Measurement,
     Order,
@@ -25,11 +25,11 @@ from benchmark.measurement import (
     Status,
     Timing,
 )
-from benchmark.memory import keep_freed_memory, release_freed_memory
-from benchmark.reference import reference_operators
-from benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch, Subject
-from benchmark.timing import SubjectFault, time_by_turns
-from workload import UserError
+from autoshard.benchmark.memory import keep_freed_memory, release_freed_memory
+from autoshard.benchmark.reference import reference_operators
+from autoshard.benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch, Subject
+from autoshard.benchmark.timing import SubjectFault, time_by_turns
+from autoshard.workload import UserError
 
 # Of a core's memory, what its actor may keep beside shards: of freed pages, and for the flush.
 _KEPT_SHARE, _FLUSH_SHARE = 24, 32

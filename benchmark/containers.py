@@ -7,7 +7,7 @@ systems and systemd all set limits this way, by version 1 or version 2 of the in
 import re
 from pathlib import Path, PurePosixPath
 
-from benchmark.system_files import ROOT, read_number, read_numbers, read_text
+from autoshard.benchmark.system_files import ROOT, read_number, read_numbers, read_text
 
 _NO_LIMIT = 2**60  # version 1 says "none" as the last page below 2**63, whatever a page's size
 # A line of mountinfo: three numbers, what is mounted, where, how; then the kind and its options.

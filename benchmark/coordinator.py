@@ -20,13 +20,13 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
-from benchmark.core_lock import DeviceBusy
-from benchmark.devices import first_line
-from benchmark.exchanging import measure_exchange
-from benchmark.fleet import Fleet, PoolDevice, PoolError
-from benchmark.hardware import DeviceInfo, machine_id
-from benchmark.jobs import MOST_BY_TURNS, Job, JobQueue, Request
-from benchmark.measurement import (
+from autoshard.benchmark.core_lock import DeviceBusy
+from autoshard.benchmark.devices import first_line
+from autoshard.benchmark.exchanging import measure_exchange
+from autoshard.benchmark.fleet import Fleet, PoolDevice, PoolError
+from autoshard.benchmark.hardware import DeviceInfo, machine_id
+from autoshard.benchmark.jobs import MOST_BY_TURNS, Job, JobQueue, Request
+from autoshard.benchmark.measurement import (
     Exchange,
     ExchangeKey,
     Measurement,
@@ -34,10 +34,10 @@ from benchmark.measurement import (
     MeasureSettings,
     TimingOptions,
 )
-from benchmark.serving import Server
-from benchmark.store import MeasurementStore
-from benchmark.store_file import StoreError
-from workload import Shard
+from autoshard.benchmark.serving import Server
+from autoshard.benchmark.store import MeasurementStore
+from autoshard.benchmark.store_file import StoreError
+from autoshard.workload import Shard
 
 _log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from benchmark.fleet import Fleet, PoolDevice
-from benchmark.hardware import NodeReport, this_machine
-from benchmark.places import (
+from autoshard.benchmark.fleet import Fleet, PoolDevice
+from autoshard.benchmark.hardware import NodeReport, this_machine
+from autoshard.benchmark.places import (
     RESOURCE,
     Node,
     Place,
@@ -45,7 +45,7 @@ class DeviceProcess:
     """The actor on a device. It alone loads torch and fbgemm; whoever starts it stays light."""
 
     def __init__(self, name: str, core: int | None, memory_bytes: int) -> None:
-        from benchmark.actor import DeviceBenchmark
+        from autoshard.benchmark.actor import DeviceBenchmark
 
         self._benchmark = DeviceBenchmark(name, core, memory_bytes)
 

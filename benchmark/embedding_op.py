@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
-from benchmark import fbgemm
-from benchmark.measurement import MeasureSettings
-from workload import IndexBatch, OperatorOptions, Shard, shard_batch
+from autoshard.benchmark import fbgemm
+from autoshard.benchmark.measurement import MeasureSettings
+from autoshard.workload import IndexBatch, OperatorOptions, Shard, shard_batch
 
 
 class EmbeddingOp:

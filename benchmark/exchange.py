@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmark.measurement import ExchangeKey, ExchangePart, RankTimes
+from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, RankTimes
 
 _WARM_UP = 3
 _TIMEOUT = datetime.timedelta(seconds=60)

@@ -5,9 +5,15 @@ import statistics
 import time
 import uuid
 
-from benchmark.fleet import PoolDevice
-from benchmark.measurement import Exchange, ExchangeKey, ExchangePart, MeasurementError, RankTimes
-from benchmark.statistics import median_spread
+from autoshard.benchmark.fleet import PoolDevice
+from autoshard.benchmark.measurement import (
+    Exchange,
+    ExchangeKey,
+    ExchangePart,
+    MeasurementError,
+    RankTimes,
+)
+from autoshard.benchmark.statistics import median_spread
 
 _ITERATIONS = 40  # of a round, which begins with ranks that find each other: some 0.2 s
 _MOST_ROUNDS = 4

@@ -5,8 +5,8 @@ from functools import lru_cache
 from importlib import metadata
 from types import ModuleType
 
-from benchmark.measurement import TIMING_METHOD
-from workload import UserError
+from autoshard.benchmark.measurement import TIMING_METHOD
+from autoshard.workload import UserError
 
 # fbgemm's libraries link against one minor release of torch; any other fails inside the loader.
 _TORCH_OF_FBGEMM = {"1.8": "2.13", "1.7": "2.12", "1.6": "2.11"}

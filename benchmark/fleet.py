@@ -9,10 +9,10 @@ from typing import Any
 
 import ray
 
-from benchmark.hardware import DeviceInfo
-from benchmark.measurement import Measurement
-from benchmark.places import Place
-from workload import UserError
+from autoshard.benchmark.hardware import DeviceInfo
+from autoshard.benchmark.measurement import Measurement
+from autoshard.benchmark.places import Place
+from autoshard.workload import UserError
 
 _HIGH_LOAD = 0.15  # of a device's time: beyond the system's own small share
 _HIGH_DISTURBANCE = 0.6  # of a device's iterations

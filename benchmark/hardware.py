@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from benchmark.containers import cpu_quota, memory_limit
-from benchmark.system_files import ROOT, parsed_list, read_list, read_text
+from autoshard.benchmark.containers import cpu_quota, memory_limit
+from autoshard.benchmark.system_files import ROOT, parsed_list, read_list, read_text
 
 Kind = Literal["cpu", "cuda"]
 

@@ -10,9 +10,9 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmark.measurement import Measurement, MeasureSettings, Order, TimingOptions
-from benchmark.store_file import StoreError
-from workload import Shard
+from autoshard.benchmark.measurement import Measurement, MeasureSettings, Order, TimingOptions
+from autoshard.benchmark.store_file import StoreError
+from autoshard.workload import Shard
 
 JobKey = tuple[str, MeasureSettings]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Literal, NamedTuple
 
-from workload import OperatorOptions, Shard, ShardCost, UserError
+from autoshard.workload import OperatorOptions, Shard, ShardCost, UserError
 
 Status = Literal["ok", "refused", "failed"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmark.measurement import (
+from autoshard.benchmark.measurement import (
     Exchange,
     ExchangeKey,
     Level,
@@ -21,9 +21,9 @@ from benchmark.measurement import (
     Timing,
     method_of,
 )
-from benchmark.statistics import standard_error
-from benchmark.store import COLUMNS, MeasurementStore, unpack_ids
-from workload import (
+from autoshard.benchmark.statistics import standard_error
+from autoshard.benchmark.store import COLUMNS, MeasurementStore, unpack_ids
+from autoshard.workload import (
     EmbeddingTable,
     FieldError,
     OperatorOptions,

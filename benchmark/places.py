@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmark.hardware import Kind, NodeReport
+from autoshard.benchmark.hardware import Kind, NodeReport
 
 RESOURCE = "benchmark"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from rich.table import Table
 
-from benchmark.measurement import MeasureSettings
-from benchmark.pool import BenchmarkPool, MeasuredCosts
-from workload import CostOracle, ShardCost, ShardingPlan, ShardingTask, UserError
+from autoshard.benchmark.measurement import MeasureSettings
+from autoshard.benchmark.pool import BenchmarkPool, MeasuredCosts
+from autoshard.workload import CostOracle, ShardCost, ShardingPlan, ShardingTask, UserError
 
 _COLUMNS = ("device", "tables", "MB", "fwd", "bwd", "a2a fwd", "a2a bwd", "total", "+/-")
 PHASES = ("forward", "backward", "forward all-to-all", "backward all-to-all")

@@ -10,12 +10,18 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from benchmark.coordinator import PoolCoordinator
-from benchmark.devices import KINDS, DeviceFleet, first_line
-from benchmark.fleet import Fleet, PoolError
-from benchmark.hardware import DeviceInfo, machine_id
-from benchmark.measurement import Exchange, Level, Measurement, MeasureSettings, TimingOptions
-from workload import Shard, ShardCost, UserError
+from autoshard.benchmark.coordinator import PoolCoordinator
+from autoshard.benchmark.devices import KINDS, DeviceFleet, first_line
+from autoshard.benchmark.fleet import Fleet, PoolError
+from autoshard.benchmark.hardware import DeviceInfo, machine_id
+from autoshard.benchmark.measurement import (
+    Exchange,
+    Level,
+    Measurement,
+    MeasureSettings,
+    TimingOptions,
+)
+from autoshard.workload import Shard, ShardCost, UserError
 
 POOL_NAME = "benchmark-pool"
 POOL_NAMESPACE = "autoshard"

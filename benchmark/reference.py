@@ -9,9 +9,9 @@ which it takes its quiet time.
 
 import torch
 
-from benchmark.embedding_op import EmbeddingOp
-from benchmark.measurement import MeasureSettings
-from workload import EmbeddingTable, Shard
+from autoshard.benchmark.embedding_op import EmbeddingOp
+from autoshard.benchmark.measurement import MeasureSettings
+from autoshard.workload import EmbeddingTable, Shard
 
 # Small beside most shards, whatever the machine: both are as fast as it is. An eighth of the usual
 # batch tells the state of a host as well as all of it would; half of that misses some of it.

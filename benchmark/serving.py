@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from ray.exceptions import RayError, RayTaskError
 
-from benchmark.core_lock import DeviceBusy
-from benchmark.devices import first_line
-from benchmark.fleet import Fleet, PoolDevice
-from benchmark.jobs import Job
-from benchmark.measurement import Measurement, ShardFault
+from autoshard.benchmark.core_lock import DeviceBusy
+from autoshard.benchmark.devices import first_line
+from autoshard.benchmark.fleet import Fleet, PoolDevice
+from autoshard.benchmark.jobs import Job
+from autoshard.benchmark.measurement import Measurement, ShardFault
 
 _MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
 _BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is asked for again

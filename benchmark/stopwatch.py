@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import torch
 
-from benchmark.clearing import Clearing
-from benchmark.embedding_op import EmbeddingOp
-from benchmark.quiet import QuietLevel
+from autoshard.benchmark.clearing import Clearing
+from autoshard.benchmark.embedding_op import EmbeddingOp
+from autoshard.benchmark.quiet import QuietLevel
 
 LOST_SHARE = 0.15  # of its time: so much taken by others is worth telling
 _FIRST_FLUSH = 2**17  # of 8 bytes: enough to learn how fast they are read

@@ -15,9 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from benchmark import store_file
-from benchmark.garbage import collector_paused
-from benchmark.measurement import (
+from autoshard.benchmark import store_file
+from autoshard.benchmark.garbage import collector_paused
+from autoshard.benchmark.measurement import (
     Exchange,
     ExchangeKey,
     Level,
@@ -26,10 +26,10 @@ from benchmark.measurement import (
     Timing,
     method_of,
 )
-from benchmark.store_file import StoreError
-from benchmark.visits import deviation_of_visits, merged
-from workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
-from workload.operators import Optimizer, Weights
+from autoshard.benchmark.store_file import StoreError
+from autoshard.benchmark.visits import deviation_of_visits, merged
+from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
+from autoshard.workload.operators import Optimizer, Weights
 
 COLUMNS = (
     "batch_size", "weights", "optimizer", "seed", "hardware", "versions", "slices", "status",

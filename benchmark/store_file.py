@@ -5,7 +5,7 @@ import sqlite3
 import struct
 from pathlib import Path
 
-from workload import UserError
+from autoshard.workload import UserError
 
 SCHEMA_VERSION = 3
 _APPLICATION_ID = 0x61753073  # marks the file as ours

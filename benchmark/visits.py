@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmark.measurement import Measurement, Timing
-from benchmark.statistics import pooled_variance, standard_error
+from autoshard.benchmark.measurement import Measurement, Timing
+from autoshard.benchmark.statistics import pooled_variance, standard_error
 
 # Without repeated shards visits are taken to differ by a hundredth beyond what their iterations
 # tell, as on the hosts that were seen; that counts as much as so many repeats.

@@ -5,12 +5,12 @@ from statistics import median
 
 import torch
 
-from benchmark.embedding_op import build_module
-from benchmark.measurement import TimingOptions
-from benchmark.memory import keep_freed_memory
-from benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch, Subject
-from benchmark.timing import time_operator
-from workload import EmbeddingTable, OperatorOptions, Shard
+from autoshard.benchmark.embedding_op import build_module
+from autoshard.benchmark.measurement import TimingOptions
+from autoshard.benchmark.memory import keep_freed_memory
+from autoshard.benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch, Subject
+from autoshard.benchmark.timing import time_operator
+from autoshard.workload import EmbeddingTable, OperatorOptions, Shard
 
 _TABLES, _ROWS, _DIM, _POOLING, _BATCH = 16, 40_000, 64, 16, 1024
 _KEPT_BYTES = 2**29  # more than its outputs and gradients take

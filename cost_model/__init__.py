@@ -6,13 +6,13 @@ devices one table at a time), what it learns from (`CostDataset`), its training,
 checkpoints.
 """
 
-from cost_model.checkpoint import CheckpointError, OtherHardware, load_model, save_model
-from cost_model.communication import CommCostModel, ExchangeCosts
-from cost_model.compute import ComputeCostModel, Prices, Uncertainty
-from cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
-from cost_model.device_sums import DeviceSums
-from cost_model.model import CostModel, Provenance
-from cost_model.oracle import EstimatedCosts, OutsideTraining
+from autoshard.cost_model.checkpoint import CheckpointError, OtherHardware, load_model, save_model
+from autoshard.cost_model.communication import CommCostModel, ExchangeCosts
+from autoshard.cost_model.compute import ComputeCostModel, Prices, Uncertainty
+from autoshard.cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
+from autoshard.cost_model.device_sums import DeviceSums
+from autoshard.cost_model.model import CostModel, Provenance
+from autoshard.cost_model.oracle import EstimatedCosts, OutsideTraining
 
 __all__ = [
     "CheckpointError",

@@ -7,12 +7,12 @@ from a few dozen shards, and held near where they were; what is known of tables 
 
 import torch
 
-from cost_model.compute import ComputeCostModel
-from cost_model.compute_training import Examples, uncertainty_of
-from cost_model.dataset import CostDataset, DataError
-from cost_model.ensemble import Ensemble
-from cost_model.model import CostModel, Provenance
-from cost_model.training import TrainOptions, fit, relative_error, relative_loss
+from autoshard.cost_model.compute import ComputeCostModel
+from autoshard.cost_model.compute_training import Examples, uncertainty_of
+from autoshard.cost_model.dataset import CostDataset, DataError
+from autoshard.cost_model.ensemble import Ensemble
+from autoshard.cost_model.model import CostModel, Provenance
+from autoshard.cost_model.training import TrainOptions, fit, relative_error, relative_loss
 
 FEW = 50
 _FEWEST = 10

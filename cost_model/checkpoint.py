@@ -17,16 +17,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from benchmark import Level
-from benchmark.hardware import cpu_fingerprint, cuda_fingerprint
-from benchmark.measurement import method_of
-from cost_model import communication, network
-from cost_model.communication import CommCostModel, RankNetwork
-from cost_model.compute import ComputeCostModel, Uncertainty
-from cost_model.ensemble import Ensemble
-from cost_model.model import CostModel, Provenance
-from cost_model.network import InputScale, NetworkShape, ShardNetwork
-from workload import OperatorOptions, UserError, documents
+from autoshard.benchmark import Level
+from autoshard.benchmark.hardware import cpu_fingerprint, cuda_fingerprint
+from autoshard.benchmark.measurement import method_of
+from autoshard.cost_model import communication, network
+from autoshard.cost_model.communication import CommCostModel, RankNetwork
+from autoshard.cost_model.compute import ComputeCostModel, Uncertainty
+from autoshard.cost_model.ensemble import Ensemble
+from autoshard.cost_model.model import CostModel, Provenance
+from autoshard.cost_model.network import InputScale, NetworkShape, ShardNetwork
+from autoshard.workload import OperatorOptions, UserError, documents
 
 MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
 PRETRAINED = Path(__file__).parent / "pretrained"

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmark import Exchange
-from cost_model.ensemble import Ensemble
-from cost_model.training import (
+from autoshard.benchmark import Exchange
+from autoshard.cost_model.ensemble import Ensemble
+from autoshard.cost_model.training import (
     Curves,
     TrainOptions,
     fit,
@@ -17,7 +17,7 @@ from cost_model.training import (
     relative_error,
     relative_loss,
 )
-from workload import UserError
+from autoshard.workload import UserError
 
 INPUTS = ("sent", "received", "most_sent", "most_received", "all", "ranks", "ranks_per_device")
 _HIDDEN = 32

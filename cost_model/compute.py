@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cost_model.ensemble import Ensemble
-from cost_model.inputs import Memberships, SliceRows, slice_inputs
-from cost_model.network import (
+from autoshard.cost_model.ensemble import Ensemble
+from autoshard.cost_model.inputs import Memberships, SliceRows, slice_inputs
+from autoshard.cost_model.network import (
     DIRECTIONS,
     TERMS,
     InputScale,
@@ -16,7 +16,7 @@ from cost_model.network import (
     ShardNetwork,
     fused,
 )
-from workload import Shard, TableSlice
+from autoshard.workload import Shard, TableSlice
 
 OUTSIDE = 1.0  # deviations beyond what was learned from at which a table is told of
 _AT_ONCE = 2048  # shards priced together: more do not fit a core's own cache

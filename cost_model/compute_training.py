@@ -9,12 +9,12 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from cost_model.compute import ComputeCostModel, Uncertainty
-from cost_model.dataset import CostDataset
-from cost_model.ensemble import Ensemble
-from cost_model.inputs import Memberships, SliceRows
-from cost_model.network import DIRECTIONS, InputScale, ShardNetwork
-from cost_model.training import (
+from autoshard.cost_model.compute import ComputeCostModel, Uncertainty
+from autoshard.cost_model.dataset import CostDataset
+from autoshard.cost_model.ensemble import Ensemble
+from autoshard.cost_model.inputs import Memberships, SliceRows
+from autoshard.cost_model.network import DIRECTIONS, InputScale, ShardNetwork
+from autoshard.cost_model.training import (
     Curves,
     Progress,
     TrainOptions,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmark import (
+from autoshard.benchmark import (
     Exchange,
     Level,
     Measurement,
@@ -19,9 +19,9 @@ from benchmark import (
     read_parquet,
     read_parquet_exchanges,
 )
-from benchmark.statistics import UNKNOWN
-from workload import EmbeddingTable, OperatorOptions, Shard, UserError
-from workload.parts import PARTS, Part, part_of_shard
+from autoshard.benchmark.statistics import UNKNOWN
+from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, UserError
+from autoshard.workload.parts import PARTS, Part, part_of_shard
 
 Floats = npt.NDArray[np.float64]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cost_model.compute import ComputeCostModel, Prices
+from autoshard.cost_model.compute import ComputeCostModel, Prices
 
 
 class DeviceSums:

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 from scipy import stats
 
-from cost_model.compute import ComputeCostModel
-from cost_model.dataset import CostDataset
-from cost_model.oracle import EstimatedCosts
-from cost_model.training import one_thread
-from workload import Shard, TableSlice
-from workload.beliefs import BELIEFS
+from autoshard.cost_model.compute import ComputeCostModel
+from autoshard.cost_model.dataset import CostDataset
+from autoshard.cost_model.oracle import EstimatedCosts
+from autoshard.cost_model.training import one_thread
+from autoshard.workload import Shard, TableSlice
+from autoshard.workload.beliefs import BELIEFS
 
 Floats = npt.NDArray[np.float64]
 

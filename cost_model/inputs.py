@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cost_model.network import INPUTS
-from workload import FEATURE_NAMES, Shard, TableSlice, slice_features
+from autoshard.cost_model.network import INPUTS
+from autoshard.workload import FEATURE_NAMES, Shard, TableSlice, slice_features
 
 _COLUMNS = [FEATURE_NAMES.index(name) for name in INPUTS]
 

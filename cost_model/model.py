@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from benchmark import Level
-from cost_model.communication import CommCostModel
-from cost_model.compute import ComputeCostModel
-from cost_model.dataset import CostDataset
-from workload import OperatorOptions
+from autoshard.benchmark import Level
+from autoshard.cost_model.communication import CommCostModel
+from autoshard.cost_model.compute import ComputeCostModel
+from autoshard.cost_model.dataset import CostDataset
+from autoshard.workload import OperatorOptions
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workload import FEATURE_NAMES
+from autoshard.workload import FEATURE_NAMES
 
 # The published raw sizes say nothing that their logarithms do not.
 INPUTS = tuple(name for name in FEATURE_NAMES if name.startswith(("reuse_", "log_")))

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from benchmark import PlanCost, price_plan
-from cost_model.communication import ExchangeCosts
-from cost_model.compute import OUTSIDE, Prices
-from cost_model.device_sums import DeviceSums
-from cost_model.inputs import Memberships, SliceRows
-from cost_model.model import CostModel
-from cost_model.network import INPUTS
-from workload import Shard, ShardCost, ShardingPlan, ShardingTask, TableSlice, UserError
+from autoshard.benchmark import PlanCost, price_plan
+from autoshard.cost_model.communication import ExchangeCosts
+from autoshard.cost_model.compute import OUTSIDE, Prices
+from autoshard.cost_model.device_sums import DeviceSums
+from autoshard.cost_model.inputs import Memberships, SliceRows
+from autoshard.cost_model.model import CostModel
+from autoshard.cost_model.network import INPUTS
+from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask, TableSlice, UserError
 
 
 class OutsideTraining(UserWarning):

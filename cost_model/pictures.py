@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from cost_model.evaluation import Evaluation
-from cost_model.training import Curves
-from workload import UserError
+from autoshard.cost_model.evaluation import Evaluation
+from autoshard.cost_model.training import Curves
+from autoshard.workload import UserError
 
 
 def predicted_against_measured(found: Evaluation, path: Path) -> None:

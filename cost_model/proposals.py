@@ -10,10 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmark import Measurement
-from cost_model.oracle import EstimatedCosts
-from workload import EmbeddingTable, Shard, Sharder, ShardingPlan, ShardingTask, random_shards
-from workload.parts import tables_by_part
+from autoshard.benchmark import Measurement
+from autoshard.cost_model.oracle import EstimatedCosts
+from autoshard.workload import (
+    EmbeddingTable,
+    Shard,
+    Sharder,
+    ShardingPlan,
+    ShardingTask,
+    random_shards,
+)
+from autoshard.workload.parts import tables_by_part
 
 MakeSharder = Callable[[EstimatedCosts], Sharder]
 

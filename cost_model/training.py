@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from cost_model.ensemble import Ensemble, State
-from cost_model.network import NetworkShape
-from workload import UserError
+from autoshard.cost_model.ensemble import Ensemble, State
+from autoshard.cost_model.network import NetworkShape
+from autoshard.workload import UserError
 
 Progress = Callable[[], None]
 

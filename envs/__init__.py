@@ -11,11 +11,11 @@ from typing import Any
 
 import gymnasium
 
-from envs.deck import Deal, Deck
-from envs.game import ShardingGame
-from envs.generators import Generator, RandomDeals
-from envs.observation import Layout
-from envs.rewards import (
+from autoshard.envs.deck import Deal, Deck
+from autoshard.envs.game import ShardingGame
+from autoshard.envs.generators import Generator, RandomDeals
+from autoshard.envs.observation import Layout
+from autoshard.envs.rewards import (
     Balance,
     CostSource,
     Dense,
@@ -25,8 +25,8 @@ from envs.rewards import (
     NegativeMaximum,
     Reward,
 )
-from envs.single import ShardingEnv, default_deck
-from envs.vector import ShardingVectorEnv
+from autoshard.envs.single import ShardingEnv, default_deck
+from autoshard.envs.vector import ShardingVectorEnv
 
 __all__ = [
     "Balance",
@@ -58,6 +58,6 @@ def _make_vector(num_envs: int, **arguments: Any) -> ShardingVectorEnv:
 if "Sharding-v0" not in gymnasium.registry:
     gymnasium.register(
         "Sharding-v0",
-        entry_point="envs.single:ShardingEnv",
+        entry_point="autoshard.envs.single:ShardingEnv",
         vector_entry_point=_make_vector,  # type: ignore[arg-type]
     )

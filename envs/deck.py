@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cost_model import CostModel, EstimatedCosts, Prices
-from workload import EmbeddingTable, OperatorOptions, TableSlice, UserError
+from autoshard.cost_model import CostModel, EstimatedCosts, Prices
+from autoshard.workload import EmbeddingTable, OperatorOptions, TableSlice, UserError
 
 Ints = npt.NDArray[np.int64]
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cost_model import EstimatedCosts
-from cost_model.inputs import Memberships
-from envs.deck import Deal, Deck, Ints
-from workload import Shard, UserError
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.inputs import Memberships
+from autoshard.envs.deck import Deal, Deck, Ints
+from autoshard.workload import Shard, UserError
 
 _ABSENT = -1  # memory of a device that a game does not have
 _AMPLE = 2**62  # bytes: more than any device has

@@ -5,9 +5,9 @@ from typing import Protocol
 
 import numpy as np
 
-from envs.deck import Deal, Deck, Ints
-from workload import FieldError
-from workload.packing import first_fit_decreasing
+from autoshard.envs.deck import Deal, Deck, Ints
+from autoshard.workload import FieldError
+from autoshard.workload.packing import first_fit_decreasing
 
 _LOOSER = 1.05  # factor on all memory until the tables can be packed
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from cost_model.network import DIRECTIONS, TERMS
-from envs.game import ShardingGame
+from autoshard.cost_model.network import DIRECTIONS, TERMS
+from autoshard.envs.game import ShardingGame
 
 Floats = npt.NDArray[np.float32]
 Array = TypeVar("Array", Tensor, Floats)

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmark import BenchmarkPool, MeasureSettings
-from envs.game import ShardingGame
+from autoshard.benchmark import BenchmarkPool, MeasureSettings
+from autoshard.envs.game import ShardingGame
 
 _DEAD_END = 2.0  # worse than any sensible plan, yet not so much that nothing else counts
 

@@ -6,15 +6,15 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from cost_model import load_model
-from envs.deck import Deal, Deck
-from envs.generators import Generator
-from envs.observation import Floats
-from envs.rewards import CostSource, Reward
-from envs.vector import ShardingVectorEnv
-from envs.viewer import as_picture, as_text
-from workload import load_tables
-from workload.parts import tables_by_part
+from autoshard.cost_model import load_model
+from autoshard.envs.deck import Deal, Deck
+from autoshard.envs.generators import Generator
+from autoshard.envs.observation import Floats
+from autoshard.envs.rewards import CostSource, Reward
+from autoshard.envs.vector import ShardingVectorEnv
+from autoshard.envs.viewer import as_picture, as_text
+from autoshard.workload import load_tables
+from autoshard.workload.parts import tables_by_part
 
 
 def default_deck() -> Deck:

@@ -9,13 +9,13 @@ import numpy.typing as npt
 import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from cost_model import CostModel, EstimatedCosts
-from cost_model.training import one_thread
-from envs.deck import Deal, Deck
-from envs.game import ShardingGame
-from envs.generators import Generator, RandomDeals
-from envs.observation import Floats, Layout
-from envs.rewards import CostSource, Dense, EstimatedRewards, Reward
+from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.cost_model.training import one_thread
+from autoshard.envs.deck import Deal, Deck
+from autoshard.envs.game import ShardingGame
+from autoshard.envs.generators import Generator, RandomDeals
+from autoshard.envs.observation import Floats, Layout
+from autoshard.envs.rewards import CostSource, Dense, EstimatedRewards, Reward
 
 Info = dict[str, Any]
 _MOST = float(np.finfo(np.float32).max)  # shares and ratios have no limit, and are finite

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import numpy.typing as npt
 
-from envs.game import ShardingGame
+from autoshard.envs.game import ShardingGame
 
 _WIDTH = 40  # characters of the longest bar
 

@@ -10,17 +10,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
-from benchmark.hardware import DeviceInfo
-from experiments import cli, tracking
-from experiments.budget import Budget
-from experiments.data_sources import short_name, store_source, tables_source
-from experiments.joining import ray_cluster
-from experiments.outputs import check_file
-from experiments.pacing import Pace, stream_within
-from experiments.progress import following
-from experiments.storage import Storage
-from workload import (
+from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
+from autoshard.benchmark.hardware import DeviceInfo
+from autoshard.experiments import tracking
+from autoshard.experiments.collecting.pacing import Pace, stream_within
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.budget import Budget
+from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.progress import following
+from autoshard.experiments.console.ray_cluster import ray_cluster
+from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
+from autoshard.experiments.tracking.storage import Storage
+from autoshard.workload import (
     EmbeddingTable,
     OperatorOptions,
     Shard,
@@ -30,9 +31,9 @@ from workload import (
     random_exchanges,
     random_shards,
 )
-from workload.operators import Optimizer, Weights
-from workload.sampling import MOST_TASK_DEVICES
-from workload.synthetic import PROFILES, default_profile
+from autoshard.workload.operators import Optimizer, Weights
+from autoshard.workload.sampling import MOST_TASK_DEVICES
+from autoshard.workload.synthetic import PROFILES, default_profile
 
 _KEEP_SECONDS = 60.0  # between two copies to --storage
 # Of the seconds: for shards, where all-to-alls are asked for as well. These take about as long as a

@@ -9,25 +9,36 @@ from tempfile import TemporaryDirectory
 
 import tyro
 
-from benchmark import MeasurementStore
-from cost_model import CostModel, EstimatedCosts, load_model
-from cost_model.training import one_thread
-from envs import Deck, RandomDeals
-from experiments import cli, tracking
-from experiments.comparing import estimated, maxima_of
-from experiments.contest import Contest, check_task_folder, planners, write_results
-from experiments.contestants import Contestants, judge_estimated, judge_measured
-from experiments.data_sources import short_name, tables_source
-from experiments.judging import Judgement, Limits
-from experiments.loading import check_sharders, model_beside, oracle_for
-from experiments.measuring import SEEDS, plan_pool
-from experiments.outputs import check_file, check_folder
-from experiments.policy_check import deal_tasks
-from experiments.score_report import best_sharder, score_picture, score_table, verdict
-from experiments.scoring import Score, bounds_ms, score_all
-from sharders import NEED_POLICY, NEED_POOL, VERIFY_SECONDS, load_policy
-from workload import EmbeddingTable, UserError, documents, load_tables
-from workload.parts import tables_by_part
+from autoshard.benchmark import MeasurementStore
+from autoshard.cost_model import CostModel, EstimatedCosts, load_model
+from autoshard.cost_model.training import one_thread
+from autoshard.envs import Deck, RandomDeals
+from autoshard.experiments import tracking
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.outputs import check_file, check_folder
+from autoshard.experiments.judging.contest import (
+    Contest,
+    check_task_folder,
+    planners,
+    write_results,
+)
+from autoshard.experiments.judging.contestants import Contestants, judge_estimated, judge_measured
+from autoshard.experiments.judging.judge import Judgement, Limits
+from autoshard.experiments.judging.outcomes import estimated, maxima_of
+from autoshard.experiments.judging.score_report import (
+    best_sharder,
+    score_picture,
+    score_table,
+    verdict,
+)
+from autoshard.experiments.judging.scores import Score, bounds_ms, score_all
+from autoshard.experiments.judging.shard_visits import SEEDS, plan_pool
+from autoshard.experiments.tracking.data_sources import short_name, tables_source
+from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
+from autoshard.experiments.training.policy_check import deal_tasks
+from autoshard.sharders import NEED_POLICY, NEED_POOL, VERIFY_SECONDS, load_policy
+from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
+from autoshard.workload.parts import tables_by_part
 
 
 @dataclass(frozen=True)

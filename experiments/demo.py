@@ -4,13 +4,14 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cost_model import DataError
-from experiments import cli, collect_costs, compare, ppo_shard, train_cost_model
-from experiments.budget import Budget
-from experiments.joining import ray_cluster
-from experiments.outputs import check_folder
-from experiments.ppo_config import PPOShardConfig
-from workload import UserError
+from autoshard.cost_model import DataError
+from autoshard.experiments import collect_costs, compare, ppo_shard, train_cost_model
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.budget import Budget
+from autoshard.experiments.console.outputs import check_folder
+from autoshard.experiments.console.ray_cluster import ray_cluster
+from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.workload import UserError
 
 _TABLES = "synthetic:400:1:small"
 _BATCH_SIZE = 1024  # what the small profile of synthetic tables is made for

@@ -8,9 +8,9 @@ from typing import Annotated
 import ray
 import tyro
 
-from benchmark.pool import end_pool, find_pool
-from experiments import cli
-from experiments.joining import ray_cluster
+from autoshard.benchmark.pool import end_pool, find_pool
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.ray_cluster import ray_cluster
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,21 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from benchmark import MeasurementStore
-from cost_model import CostModel, load_model
-from experiments import cli, tracking
-from experiments.budget import Budget
-from experiments.data_sources import short_name, store_source, tables_source
-from experiments.joining import ray_cluster
-from experiments.loading import oracle_for
-from experiments.ppo_config import PPOShardConfig
-from experiments.ppo_training import Training, parts_of
-from experiments.run_folder import Progress, RunFolder
-from experiments.settings import check_once, settled, taken_up
-from experiments.storage import Storage
-from experiments.training_report import TrainingReport
-from workload import documents, load_tables
+from autoshard.benchmark import MeasurementStore
+from autoshard.cost_model import CostModel, load_model
+from autoshard.experiments import tracking
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.budget import Budget
+from autoshard.experiments.console.ray_cluster import ray_cluster
+from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
+from autoshard.experiments.tracking.storage import Storage
+from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.loading import oracle_for
+from autoshard.experiments.training.report import TrainingReport
+from autoshard.experiments.training.run_folder import Progress, RunFolder
+from autoshard.experiments.training.settings import check_once, settled, taken_up
+from autoshard.experiments.training.training import Training, parts_of
+from autoshard.workload import documents, load_tables
 
 Stood = tuple[Progress, Path, CostModel]  # how far a run had come: with its checkpoint and model
 

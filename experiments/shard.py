@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmark import MeasurementStore, MeasureSettings, PlanCost
-from cost_model import load_model
-from cost_model.training import one_thread
-from experiments import cli
-from experiments.comparing import Maxima, best_heuristic, maxima_of
-from experiments.judging import judge_plan
-from experiments.loading import check_sharders, model_beside, oracle_for
-from experiments.measuring import (
+from autoshard.benchmark import MeasurementStore, MeasureSettings, PlanCost
+from autoshard.cost_model import load_model
+from autoshard.cost_model.training import one_thread
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.outputs import PICTURES, check_file
+from autoshard.experiments.judging.judge import judge_plan
+from autoshard.experiments.judging.outcomes import Maxima, best_heuristic, maxima_of
+from autoshard.experiments.judging.shard_visits import (
     SEEDS,
     ShardVisits,
     judging_seeds,
@@ -21,9 +21,9 @@ from experiments.measuring import (
     told_as,
     verifying_seeds,
 )
-from experiments.outputs import PICTURES, check_file
-from experiments.policy_check import PolicyCheck
-from sharders import (
+from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
+from autoshard.experiments.training.policy_check import PolicyCheck
+from autoshard.sharders import (
     HEURISTICS,
     NEED_POLICY,
     NEED_POOL,
@@ -32,7 +32,7 @@ from sharders import (
     load_policy,
     make_sharder,
 )
-from workload import Device, ShardingTask, UserError, load_tables
+from autoshard.workload import Device, ShardingTask, UserError, load_tables
 
 _GB = 2**30
 _MOST_GB = 2**32  # more than there is

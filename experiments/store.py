@@ -8,8 +8,8 @@ from typing import Annotated
 
 import tyro
 
-from benchmark import MeasurementStore, export_parquet, import_parquet
-from experiments import cli
+from autoshard.benchmark import MeasurementStore, export_parquet, import_parquet
+from autoshard.experiments.console import cli
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmark import Exchange
-from cost_model import (
+from autoshard.benchmark import Exchange
+from autoshard.cost_model import (
     CommCostModel,
     CostDataset,
     CostModel,
@@ -19,27 +19,28 @@ from cost_model import (
     read_costs,
     split,
 )
-from cost_model.calibration import FEW, calibrate
-from cost_model.checkpoint import OtherHardware, check_free, load_model, save_model
-from cost_model.communication import (
+from autoshard.cost_model.calibration import FEW, calibrate
+from autoshard.cost_model.checkpoint import OtherHardware, check_free, load_model, save_model
+from autoshard.cost_model.communication import (
     FEWEST_EXCHANGES,
     communication_error,
     held_out_of,
     train_communication,
 )
-from cost_model.compute_training import train_compute
-from cost_model.dataset import FEWEST_SHARDS
-from cost_model.evaluation import Evaluation, evaluate, evaluations_per_second
-from cost_model.pictures import draw_all
-from cost_model.training import Curves, TrainOptions
-from experiments import cli, tracking
-from experiments.budget import Budget
-from experiments.data_sources import store_source
-from experiments.outputs import check_file
-from experiments.progress import following
-from experiments.proposing import Proposer
-from workload import UserError, documents
-from workload.operators import Optimizer, Weights
+from autoshard.cost_model.compute_training import train_compute
+from autoshard.cost_model.dataset import FEWEST_SHARDS
+from autoshard.cost_model.evaluation import Evaluation, evaluate, evaluations_per_second
+from autoshard.cost_model.pictures import draw_all
+from autoshard.cost_model.training import Curves, TrainOptions
+from autoshard.experiments import tracking
+from autoshard.experiments.collecting.proposals import Proposer
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.budget import Budget
+from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.progress import following
+from autoshard.experiments.tracking.data_sources import store_source
+from autoshard.workload import UserError, documents
+from autoshard.workload.operators import Optimizer, Weights
 
 REGISTERED_AS = tracking.COST_MODELS
 # Of the seconds, where there is a check as well: rounds make the model better, a check only tells.

@@ -15,16 +15,17 @@ import ray
 from ray.tune.experiment import Trial
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from benchmark import BenchmarkPool, MeasurementStore
-from experiments import cli, tracking
-from experiments.data_sources import store_source
-from experiments.joining import ray_cluster
-from experiments.notices import Notices
-from experiments.run_folder import RunFolder, model_files
-from experiments.search_space import command_line, default_point
-from experiments.settings import as_json, check_once, settled, taken_up
-from experiments.storage import Storage, absolute
-from experiments.sweep import (
+from autoshard.benchmark import BenchmarkPool, MeasurementStore
+from autoshard.experiments import tracking
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.notices import Notices
+from autoshard.experiments.console.ray_cluster import ray_cluster
+from autoshard.experiments.sweeps.config import TuneShardConfig
+from autoshard.experiments.sweeps.log import SweepLog
+from autoshard.experiments.sweeps.report import draw_trials, finished, print_best
+from autoshard.experiments.sweeps.search_space import command_line, default_point
+from autoshard.experiments.sweeps.subjects import Subject, subject_of
+from autoshard.experiments.sweeps.sweep import (
     CPUS_PER_TRIAL,
     TRIALS,
     TrialOutcome,
@@ -33,11 +34,11 @@ from experiments.sweep import (
     outcome,
     run_trials,
 )
-from experiments.sweep_log import SweepLog
-from experiments.sweep_report import draw_trials, finished, print_best
-from experiments.sweep_subjects import Subject, subject_of
-from experiments.tune_config import TuneShardConfig
-from workload import UserError, documents
+from autoshard.experiments.tracking.data_sources import store_source
+from autoshard.experiments.tracking.storage import Storage, absolute
+from autoshard.experiments.training.run_folder import RunFolder, model_files
+from autoshard.experiments.training.settings import as_json, check_once, settled, taken_up
+from autoshard.workload import UserError, documents
 
 SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 1)
 ALIAS = "winner"

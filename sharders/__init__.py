@@ -6,13 +6,19 @@ learned costs, and `PolicySharder`, a trained policy alone or with sampling, spl
 and measured verification. Policies are kept in folders (`load_policy`, `save_policy`).
 """
 
-from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-from sharders.heuristics import HEURISTICS, GreedySharder
-from sharders.local_search import LocalSearch, LocalSearchSharder
-from sharders.policy import VERIFY_SECONDS, PolicySharder
-from sharders.policy_files import Policy, PolicyError, find_policy, load_policy, save_policy
-from sharders.registry import NEED_POLICY, NEED_POOL, SHARDERS, Means, make_sharder
-from sharders.rounds import MeasurePlans, best_by_rounds
+from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
+from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
+from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
+from autoshard.sharders.policy import VERIFY_SECONDS, PolicySharder
+from autoshard.sharders.policy_files import (
+    Policy,
+    PolicyError,
+    find_policy,
+    load_policy,
+    save_policy,
+)
+from autoshard.sharders.registry import NEED_POLICY, NEED_POOL, SHARDERS, Means, make_sharder
+from autoshard.sharders.rounds import MeasurePlans, best_by_rounds
 
 __all__ = [
     "HEURISTICS",

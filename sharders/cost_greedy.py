@@ -1,9 +1,9 @@
 """Greedy placement by learned costs: of tables alone, or of each device together with the table."""
 
-from cost_model import EstimatedCosts
-from cost_model.training import one_thread
-from sharders.heuristics import greedy_plan, place_in_turn
-from workload import Shard, ShardingPlan, ShardingTask
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.training import one_thread
+from autoshard.sharders.heuristics import greedy_plan, place_in_turn
+from autoshard.workload import Shard, ShardingPlan, ShardingTask
 
 
 class AloneGreedySharder:

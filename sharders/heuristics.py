@@ -5,9 +5,9 @@ from functools import partial
 
 import numpy as np
 
-from workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice
-from workload.beliefs import BELIEFS
-from workload.packing import does_not_fit
+from autoshard.workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload.beliefs import BELIEFS
+from autoshard.workload.packing import does_not_fit
 
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
 

@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from cost_model import EstimatedCosts, Prices
-from cost_model.network import DIRECTIONS
-from cost_model.training import one_thread
-from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-from workload import PlanError, Sharder, ShardingPlan, ShardingTask, TableSlice
-from workload.packing import halves
-from workload.tables import DIM_STEP
+from autoshard.cost_model import EstimatedCosts, Prices
+from autoshard.cost_model.network import DIRECTIONS
+from autoshard.cost_model.training import one_thread
+from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
+from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload.packing import halves
+from autoshard.workload.tables import DIM_STEP
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]

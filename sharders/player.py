@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from cost_model import EstimatedCosts
-from envs import Deal, Deck, Layout, ShardingGame
-from envs.deck import Ints
-from sharders.policy_network import PolicyNetwork
-from sharders.shield import Shield
-from workload import TableSlice
+from autoshard.cost_model import EstimatedCosts
+from autoshard.envs import Deal, Deck, Layout, ShardingGame
+from autoshard.envs.deck import Ints
+from autoshard.sharders.policy_network import PolicyNetwork
+from autoshard.sharders.shield import Shield
+from autoshard.workload import TableSlice
 
 
 @dataclass(frozen=True)

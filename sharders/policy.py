@@ -5,16 +5,16 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from cost_model import EstimatedCosts
-from cost_model.training import one_thread
-from envs.deck import Ints
-from sharders.local_search import LocalSearch
-from sharders.player import Played, Player
-from sharders.policy_files import Policy
-from sharders.rounds import MeasurePlans, best_by_rounds
-from workload import Shard, ShardingPlan, ShardingTask, TableSlice
-from workload.packing import halves, pack
-from workload.tables import DIM_STEP
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.training import one_thread
+from autoshard.envs.deck import Ints
+from autoshard.sharders.local_search import LocalSearch
+from autoshard.sharders.player import Played, Player
+from autoshard.sharders.policy_files import Policy
+from autoshard.sharders.rounds import MeasurePlans, best_by_rounds
+from autoshard.workload import Shard, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload.packing import halves, pack
+from autoshard.workload.tables import DIM_STEP
 
 _BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
 _MOST_SPLITS = 8  # rounds of splitting

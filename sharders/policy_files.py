@@ -12,9 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
-from cost_model.network import INPUTS, TERMS
-from sharders.policy_network import PolicyNetwork, PolicyShape
-from workload import UserError, documents
+from autoshard.cost_model.network import INPUTS, TERMS
+from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
+from autoshard.workload import UserError, documents
 
 POLICY_SCHEMA = documents.Schema("autoshard.policy", 1)
 PRETRAINED = Path(__file__).parent / "pretrained"

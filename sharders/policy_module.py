@@ -8,8 +8,8 @@ from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
 from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import Tensor
 
-from envs import Layout
-from sharders.policy_network import PolicyNetwork, PolicyShape
+from autoshard.envs import Layout
+from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 
 
 class PolicyModule(TorchRLModule, ValueFunctionAPI):

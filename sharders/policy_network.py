@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from envs.observation import DESCRIBED, DEVICE, PROGRESS, REST, TABLE
+from autoshard.envs.observation import DESCRIBED, DEVICE, PROGRESS, REST, TABLE
 
 _FORBIDDEN = -1e9  # the logit of a device that may not be chosen
 _JOINED = DESCRIBED + 2  # in a device's part: its cost with the table

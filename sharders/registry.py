@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cost_model import EstimatedCosts
-from sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-from sharders.heuristics import HEURISTICS, GreedySharder
-from sharders.policy import VERIFY_SECONDS, PolicySharder
-from sharders.policy_files import Policy
-from sharders.rounds import MeasurePlans
-from workload import Sharder, UserError
+from autoshard.cost_model import EstimatedCosts
+from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
+from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
+from autoshard.sharders.policy import VERIFY_SECONDS, PolicySharder
+from autoshard.sharders.policy_files import Policy
+from autoshard.sharders.rounds import MeasurePlans
+from autoshard.workload import Sharder, UserError
 
 SAMPLES = 32  # plans drawn from the policy
 

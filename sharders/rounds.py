@@ -7,7 +7,7 @@ not be measured again: what is saved makes those that are close better known.
 import time
 from collections.abc import Callable, Sequence
 
-from workload import ShardingPlan, ShardingTask
+from autoshard.workload import ShardingPlan, ShardingTask
 
 # The slowest device of each plan, with at least so many visits of each shard; infinite where one
 # cannot be measured.

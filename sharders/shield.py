@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from envs import ShardingGame
-from workload.packing import first_fit_decreasing
+from autoshard.envs import ShardingGame
+from autoshard.workload.packing import first_fit_decreasing
 
 
 class Shield:

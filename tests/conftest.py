@@ -11,10 +11,10 @@ from commands import Watched
 from formula import formula_data, formula_exchanges, formula_model
 from hypothesis import settings
 
-from benchmark import BenchmarkPool
-from cost_model import CostDataset, CostModel, EstimatedCosts, split
-from workload import EmbeddingTable, synthetic_tables
-from workload.parts import Part
+from autoshard.benchmark import BenchmarkPool
+from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, split
+from autoshard.workload import EmbeddingTable, synthetic_tables
+from autoshard.workload.parts import Part
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background
     signal.signal(signal.SIGINT, signal.default_int_handler)  # tests press Ctrl-C

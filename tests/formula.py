@@ -4,15 +4,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmark import Exchange, Level, Measurement, MeasureSettings, Timing
-from benchmark.measurement import ExchangeKey
-from cost_model import CostDataset, CostModel, Provenance
-from cost_model.communication import train_communication
-from cost_model.compute_training import train_compute
-from cost_model.training import TrainOptions
-from workload import EmbeddingTable, OperatorOptions, Shard, random_exchanges, random_shards
-from workload.parts import Part
-from workload.reuse import spectrum_of
+from autoshard.benchmark import Exchange, Level, Measurement, MeasureSettings, Timing
+from autoshard.benchmark.measurement import ExchangeKey
+from autoshard.cost_model import CostDataset, CostModel, Provenance
+from autoshard.cost_model.communication import train_communication
+from autoshard.cost_model.compute_training import train_compute
+from autoshard.cost_model.training import TrainOptions
+from autoshard.workload import (
+    EmbeddingTable,
+    OperatorOptions,
+    Shard,
+    random_exchanges,
+    random_shards,
+)
+from autoshard.workload.parts import Part
+from autoshard.workload.reuse import spectrum_of
 
 HARDWARE, VERSIONS = "a machine", "libraries"
 QUIET = Level(0.8, 1.2)

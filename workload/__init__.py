@@ -6,17 +6,17 @@ Hands out the words of the platform (`EmbeddingTable`, `TableSlice`, `Shard`, `D
 stands for, and the features that models see of it.
 """
 
-from workload.batches import IndexBatch, shard_batch, table_lookups
-from workload.errors import FieldError, UserError
-from workload.features import FEATURE_NAMES, slice_features
-from workload.operators import OperatorOptions
-from workload.plans import Placement, PlanError, ShardingPlan
-from workload.protocols import CostOracle, ShardCost, Sharder
-from workload.readers import load_tables
-from workload.sampling import random_exchanges, random_shards, random_tasks
-from workload.synthetic import synthetic_tables
-from workload.tables import EmbeddingTable, Shard, TableSlice, Trace
-from workload.tasks import Device, ShardingTask
+from autoshard.workload.batches import IndexBatch, shard_batch, table_lookups
+from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.features import FEATURE_NAMES, slice_features
+from autoshard.workload.operators import OperatorOptions
+from autoshard.workload.plans import Placement, PlanError, ShardingPlan
+from autoshard.workload.protocols import CostOracle, ShardCost, Sharder
+from autoshard.workload.readers import load_tables
+from autoshard.workload.sampling import random_exchanges, random_shards, random_tasks
+from autoshard.workload.synthetic import synthetic_tables
+from autoshard.workload.tables import EmbeddingTable, Shard, TableSlice, Trace
+from autoshard.workload.tasks import Device, ShardingTask
 
 __all__ = [
     "FEATURE_NAMES",

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from workload import traces
-from workload.reuse import lookups_of, spectrum_of
-from workload.tables import EmbeddingTable, Shard, digest
+from autoshard.workload import traces
+from autoshard.workload.reuse import lookups_of, spectrum_of
+from autoshard.workload.tables import EmbeddingTable, Shard, digest
 
 Indices = npt.NDArray[np.int64]
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from workload.tables import TableSlice
+from autoshard.workload.tables import TableSlice
 
 BELIEFS: dict[str, Callable[[TableSlice], float]] = {
     "dim": lambda piece: piece.width,

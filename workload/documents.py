@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workload.errors import UserError
+from autoshard.workload.errors import UserError
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from workload.reuse import Floats, spectrum_of
-from workload.tables import NUM_REUSE_BINS, TableSlice
+from autoshard.workload.reuse import Floats, spectrum_of
+from autoshard.workload.tables import NUM_REUSE_BINS, TableSlice
 
 # AutoShard's and DreamShard's: size is in GB of fp32 weights.
 PUBLISHED_FEATURES = (

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Literal, get_args
 
-from workload.errors import FieldError
-from workload.tables import Shard
+from autoshard.workload.errors import FieldError
+from autoshard.workload.tables import Shard
 
 Weights = Literal["fp32", "fp16"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd"]

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from workload.plans import PlanError
-from workload.tables import DIM_STEP, TableSlice
-from workload.tasks import ShardingTask
+from autoshard.workload.plans import PlanError
+from autoshard.workload.tables import DIM_STEP, TableSlice
+from autoshard.workload.tasks import ShardingTask
 
 _NAMED = 3  # tables that an error names
 

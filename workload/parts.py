@@ -8,7 +8,7 @@ model is tested on has never been in anything that a model learned from.
 from collections.abc import Sequence
 from typing import Literal
 
-from workload.tables import EmbeddingTable, Shard, digest
+from autoshard.workload.tables import EmbeddingTable, Shard, digest
 
 Part = Literal["train", "validation", "test"]
 

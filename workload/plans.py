@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from workload import documents
-from workload.errors import UserError
-from workload.tables import Shard, TableSlice
-from workload.tasks import ShardingTask
+from autoshard.workload import documents
+from autoshard.workload.errors import UserError
+from autoshard.workload.tables import Shard, TableSlice
+from autoshard.workload.tasks import ShardingTask
 
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 1)
 

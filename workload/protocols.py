@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from workload.plans import ShardingPlan
-from workload.tables import Shard
-from workload.tasks import ShardingTask
+from autoshard.workload.plans import ShardingPlan
+from autoshard.workload.tables import Shard
+from autoshard.workload.tasks import ShardingTask
 
 
 @dataclass(frozen=True)

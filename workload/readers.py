@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from workload import documents, traces
-from workload.errors import FieldError, UserError
-from workload.synthetic import synthetic_tables
-from workload.tables import NUM_REUSE_BINS, EmbeddingTable, Trace
-from workload.tasks import TASK_SCHEMA
+from autoshard.workload import documents, traces
+from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.synthetic import synthetic_tables
+from autoshard.workload.tables import NUM_REUSE_BINS, EmbeddingTable, Trace
+from autoshard.workload.tasks import TASK_SCHEMA
 
 SOURCES = """\
 FILE.csv, FILE.json or FILE.parquet with name, rows, dim, pooling_factor and optionally zipf_alpha

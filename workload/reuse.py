@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
-from workload.tables import NUM_REUSE_BINS, EmbeddingTable
+from autoshard.workload.tables import NUM_REUSE_BINS, EmbeddingTable
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from workload.errors import UserError
-from workload.operators import OperatorOptions
-from workload.parts import PARTS, tables_by_part
-from workload.tables import DIM_STEP, EmbeddingTable, Shard, TableSlice
-from workload.tasks import Device, ShardingTask
+from autoshard.workload.errors import UserError
+from autoshard.workload.operators import OperatorOptions
+from autoshard.workload.parts import PARTS, tables_by_part
+from autoshard.workload.tables import DIM_STEP, EmbeddingTable, Shard, TableSlice
+from autoshard.workload.tasks import Device, ShardingTask
 
 FEWEST_TASK_TABLES, MOST_TASK_TABLES, MOST_TASK_DEVICES = 30, 100, 8
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from scipy import special
 
-from workload.errors import UserError
-from workload.reuse import UPPER, Floats, mean_uses
-from workload.tables import EmbeddingTable
+from autoshard.workload.errors import UserError
+from autoshard.workload.reuse import UPPER, Floats, mean_uses
+from autoshard.workload.tables import EmbeddingTable
 
 # Share of all lookups that fall on rows of each reuse bin, as published. The published share of
 # rows in each bin is this divided by the bin's mean uses; its own third decimal is too coarse

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-from workload.errors import FieldError, UserError
+from autoshard.workload.errors import FieldError, UserError
 
 NUM_REUSE_BINS = 17
 DIM_STEP = 4  # fbgemm's kernels read rows in vectors of four numbers

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from workload import documents
-from workload.errors import FieldError, UserError
-from workload.operators import OperatorOptions
-from workload.tables import EmbeddingTable
+from autoshard.workload import documents
+from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.operators import OperatorOptions
+from autoshard.workload.tables import EmbeddingTable
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
 

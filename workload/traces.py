@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from workload.errors import UserError
-from workload.reuse import histogram
-from workload.tables import EmbeddingTable, Trace
+from autoshard.workload.errors import UserError
+from autoshard.workload.reuse import histogram
+from autoshard.workload.tables import EmbeddingTable, Trace
 
 DEFAULT_DIM = 64  # the files say nothing of dims
 

@@ -26,8 +26,8 @@ import ray
 from ray.cluster_utils import Cluster
 from ray.experimental.internal_kv import _internal_kv_get
 
-from benchmark import BenchmarkPool, MeasureSettings, PoolError
-from workload import random_shards, synthetic_tables
+from autoshard.benchmark import BenchmarkPool, MeasureSettings, PoolError
+from autoshard.workload import random_shards, synthetic_tables
 
 MOST = 2
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmark.clearing import Clearing
-from benchmark.stopwatch import LOST_SHARE, REFERENCE_WARM_UPS, Iteration, Subject
+from autoshard.benchmark.clearing import Clearing
+from autoshard.benchmark.stopwatch import LOST_SHARE, REFERENCE_WARM_UPS, Iteration, Subject
 
 MIB = 2**20
 _FIRST_FLUSH_BYTES = MIB  # read before it is known how fast that is

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import ray
 
-from benchmark.core_lock import DeviceBusy, claimed, this_pool
+from autoshard.benchmark.core_lock import DeviceBusy, claimed, this_pool
 
 CORE = 10_000  # which no machine has: nobody else is kept from measuring
 
@@ -52,7 +52,7 @@ def test_after_an_error_a_core_is_free_and_its_file_names_nobody(tmp_path: Path)
 HOLD = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from benchmark.core_lock import claimed
+from autoshard.benchmark.core_lock import claimed
 with claimed(int(sys.argv[2]), "a pool with a long label that is killed"):
     print("held", flush=True)
     sys.stdin.read()

@@ -2,7 +2,7 @@ from importlib import metadata
 
 import pytest
 
-from benchmark import fbgemm
+from autoshard.benchmark import fbgemm
 
 
 def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:

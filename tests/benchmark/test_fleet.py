@@ -7,11 +7,17 @@ from pathlib import Path
 import pytest
 import ray
 
-from benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, PoolError, TimingOptions
-from benchmark.hardware import NodeReport
-from benchmark.places import core_places, gpu_places, nodes_that_measure
-from experiments.bench_pool import simulated_pool, start_askers
-from workload import EmbeddingTable, random_shards
+from autoshard.benchmark import (
+    BenchmarkPool,
+    MeasurementStore,
+    MeasureSettings,
+    PoolError,
+    TimingOptions,
+)
+from autoshard.benchmark.hardware import NodeReport
+from autoshard.benchmark.places import core_places, gpu_places, nodes_that_measure
+from autoshard.experiments.figures.pool import simulated_pool, start_askers
+from autoshard.workload import EmbeddingTable, random_shards
 
 SETTINGS = MeasureSettings(256)
 QUICK = TimingOptions(precision=0.2, max_iterations=9)
@@ -116,7 +122,7 @@ def test_a_store_that_only_another_machine_can_read_is_told(
 ) -> None:
     pool = make_pool()
     pool.check_store_is_here()
-    monkeypatch.setattr("benchmark.pool.machine_id", lambda: "elsewhere:1")
+    monkeypatch.setattr("autoshard.benchmark.pool.machine_id", lambda: "elsewhere:1")
     with pytest.raises(PoolError, match=r"costs\.db is on .*, where the cluster's pool"):
         pool.check_store_is_here()
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from machines import CPUS, DOCKER_V1, JOB_V2, NODES, server, written
 
-from benchmark.hardware import (
+from autoshard.benchmark.hardware import (
     NodeReport,
     NumaNode,
     cores_sharing_cache,
@@ -17,7 +17,7 @@ from benchmark.hardware import (
     pick_cores,
     this_machine,
 )
-from benchmark.places import core_places, share_memory
+from autoshard.benchmark.places import core_places, share_memory
 
 GIB = 2**30
 QUOTA = "sys/fs/cgroup/jobs.slice/cpu.max"

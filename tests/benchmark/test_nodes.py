@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import ray
 
-from benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, TimingOptions
-from benchmark.hardware import physical_cores
-from workload import EmbeddingTable, random_shards
+from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, TimingOptions
+from autoshard.benchmark.hardware import physical_cores
+from autoshard.workload import EmbeddingTable, random_shards
 
 QUICK = TimingOptions(precision=0.2, max_iterations=9)
 

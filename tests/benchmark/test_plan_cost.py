@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmark import BenchmarkPool, DeviceCost, PlanCost, measure_plan, price_plan
-from benchmark.exchange import samples_of_ranks
-from benchmark.measurement import ExchangeKey
-from workload import (
+from autoshard.benchmark import BenchmarkPool, DeviceCost, PlanCost, measure_plan, price_plan
+from autoshard.benchmark.exchange import samples_of_ranks
+from autoshard.benchmark.measurement import ExchangeKey
+from autoshard.workload import (
     Device,
     EmbeddingTable,
     Placement,

@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 
-from benchmark import (
+from autoshard.benchmark import (
     BenchmarkPool,
     MeasuredCosts,
     Measurement,
@@ -22,8 +22,8 @@ from benchmark import (
     StoreError,
     TimingOptions,
 )
-from benchmark.hardware import physical_cores
-from workload import CostOracle, EmbeddingTable, Shard, Trace, load_tables, random_shards
+from autoshard.benchmark.hardware import physical_cores
+from autoshard.workload import CostOracle, EmbeddingTable, Shard, Trace, load_tables, random_shards
 
 SETTINGS = MeasureSettings(256)
 QUICK = TimingOptions(precision=0.2, max_iterations=9)

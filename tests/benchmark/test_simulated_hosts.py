@@ -12,10 +12,16 @@ import numpy as np
 import pytest
 from simulated_host import MIB, Host, SimulatedWatch, Slow
 
-from benchmark.measurement import Level, Measurement, MeasureSettings, Timing, TimingOptions
-from benchmark.timing import time_by_turns
-from benchmark.visits import deviation_of_visits, merged
-from workload import EmbeddingTable, Shard
+from autoshard.benchmark.measurement import (
+    Level,
+    Measurement,
+    MeasureSettings,
+    Timing,
+    TimingOptions,
+)
+from autoshard.benchmark.timing import time_by_turns
+from autoshard.benchmark.visits import deviation_of_visits, merged
+from autoshard.workload import EmbeddingTable, Shard
 
 OPTIONS = TimingOptions()
 SHARDS, VISITS = 8, 12

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark import (
+from autoshard.benchmark import (
     Exchange,
     Level,
     Measurement,
@@ -25,9 +25,9 @@ from benchmark import (
     import_parquet,
     read_parquet,
 )
-from benchmark.measurement import ExchangeKey
-from benchmark.store import pack_ids, unpack_ids
-from workload import (
+from autoshard.benchmark.measurement import ExchangeKey
+from autoshard.benchmark.store import pack_ids, unpack_ids
+from autoshard.workload import (
     EmbeddingTable,
     OperatorOptions,
     Shard,

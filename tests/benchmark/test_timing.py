@@ -9,16 +9,16 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from benchmark.clearing import Clearing
-from benchmark.embedding_op import EmbeddingOp, build_module
-from benchmark.hardware import last_level_cache_bytes, physical_cores
-from benchmark.measurement import Level, MeasureSettings, TimingOptions
-from benchmark.quiet import QuietLevel
-from benchmark.reference import reference_operators
-from benchmark.statistics import UNKNOWN, median_spread, standard_error
-from benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Iteration, Stopwatch, Subject
-from benchmark.timing import SubjectFault, time_by_turns, time_operator
-from workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
+from autoshard.benchmark.clearing import Clearing
+from autoshard.benchmark.embedding_op import EmbeddingOp, build_module
+from autoshard.benchmark.hardware import last_level_cache_bytes, physical_cores
+from autoshard.benchmark.measurement import Level, MeasureSettings, TimingOptions
+from autoshard.benchmark.quiet import QuietLevel
+from autoshard.benchmark.reference import reference_operators
+from autoshard.benchmark.statistics import UNKNOWN, median_spread, standard_error
+from autoshard.benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Iteration, Stopwatch, Subject
+from autoshard.benchmark.timing import SubjectFault, time_by_turns, time_operator
+from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
 
 SETTINGS = MeasureSettings(256)
 
@@ -379,7 +379,7 @@ def _is_spinning(pid: int) -> bool:
 
 def test_our_timing_agrees_with_fbgemm_on_its_own_requests(device: torch.device, core: int) -> None:
     """`make bench` prints the difference; here the bound is generous: machines are shared."""
-    from benchmark.yardstick import compare_with_fbgemm
+    from autoshard.benchmark.yardstick import compare_with_fbgemm
 
     ratios = compare_with_fbgemm(device, core, rounds=3)
     assert ratios.step == pytest.approx(1, abs=0.3)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmark.measurement import Level, Measurement, MeasureSettings, Timing
-from benchmark.statistics import pooled_variance, standard_error
-from benchmark.visits import deviation_of_visits, merged
-from workload import EmbeddingTable, Shard
+from autoshard.benchmark.measurement import Level, Measurement, MeasureSettings, Timing
+from autoshard.benchmark.statistics import pooled_variance, standard_error
+from autoshard.benchmark.visits import deviation_of_visits, merged
+from autoshard.workload import EmbeddingTable, Shard
 
 LEVEL = Level(1.0, 2.0)
 SPREAD, ITERATIONS = 0.02, 20

@@ -10,10 +10,10 @@ import pytest
 import torch
 from formula import HARDWARE
 
-from cost_model import CostModel, EstimatedCosts, OtherHardware, read_costs, split
-from cost_model.checkpoint import PRETRAINED, CheckpointError, load_model, save_model
-from cost_model.evaluation import evaluate
-from workload import EmbeddingTable, Shard, random_shards
+from autoshard.cost_model import CostModel, EstimatedCosts, OtherHardware, read_costs, split
+from autoshard.cost_model.checkpoint import PRETRAINED, CheckpointError, load_model, save_model
+from autoshard.cost_model.evaluation import evaluate
+from autoshard.workload import EmbeddingTable, Shard, random_shards
 
 
 def test_a_model_comes_back_to_the_bit(
@@ -112,7 +112,7 @@ def test_a_write_that_fails_leaves_the_old_model(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("cost_model.checkpoint.save", full)
+    monkeypatch.setattr("autoshard.cost_model.checkpoint.save", full)
     with pytest.raises(CheckpointError, match="No space left"):
         save_model(model, folder, force=True)
     monkeypatch.undo()

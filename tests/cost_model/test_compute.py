@@ -9,12 +9,12 @@ from formula import formula_data, formula_ms, measurement
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_model import CostDataset, CostModel, DeviceSums, EstimatedCosts, OutsideTraining
-from cost_model.compute_training import train_compute
-from cost_model.evaluation import Score, evaluate, net_of_noise
-from cost_model.training import TrainOptions
-from workload import EmbeddingTable, Shard, TableSlice, random_shards, synthetic_tables
-from workload.parts import Part
+from autoshard.cost_model import CostDataset, CostModel, DeviceSums, EstimatedCosts, OutsideTraining
+from autoshard.cost_model.compute_training import train_compute
+from autoshard.cost_model.evaluation import Score, evaluate, net_of_noise
+from autoshard.cost_model.training import TrainOptions
+from autoshard.workload import EmbeddingTable, Shard, TableSlice, random_shards, synthetic_tables
+from autoshard.workload.parts import Part
 
 TABLES = synthetic_tables(40, seed=5, profile="small")
 numbers = st.lists(st.integers(0, len(TABLES) - 1), min_size=1, max_size=30, unique=True)

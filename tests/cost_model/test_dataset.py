@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from formula import QUIET, formula_exchanges, measurement
 
-from benchmark import Level, Measurement, MeasurementStore, export_parquet
-from cost_model import CostDataset, DataError, Selection, read_costs, split
-from workload import EmbeddingTable, OperatorOptions, Shard, random_shards
-from workload.parts import part_of_shard, tables_by_part
+from autoshard.benchmark import Level, Measurement, MeasurementStore, export_parquet
+from autoshard.cost_model import CostDataset, DataError, Selection, read_costs, split
+from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, random_shards
+from autoshard.workload.parts import part_of_shard, tables_by_part
 
 FP16 = OperatorOptions("fp16")
 

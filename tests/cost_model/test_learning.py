@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from formula import QUIET, formula_exchanges, measurement
 
-from benchmark import Level
-from cost_model import CommCostModel, CostDataset, CostModel, DataError, EstimatedCosts
-from cost_model.calibration import calibrate
-from cost_model.communication import communication_error, train_communication
-from cost_model.evaluation import Score, evaluations_per_second
-from cost_model.proposals import promises, worth_measuring
-from cost_model.training import TrainOptions
-from sharders import AloneGreedySharder, LocalSearchSharder
-from workload import (
+from autoshard.benchmark import Level
+from autoshard.cost_model import CommCostModel, CostDataset, CostModel, DataError, EstimatedCosts
+from autoshard.cost_model.calibration import calibrate
+from autoshard.cost_model.communication import communication_error, train_communication
+from autoshard.cost_model.evaluation import Score, evaluations_per_second
+from autoshard.cost_model.proposals import promises, worth_measuring
+from autoshard.cost_model.training import TrainOptions
+from autoshard.sharders import AloneGreedySharder, LocalSearchSharder
+from autoshard.workload import (
     Device,
     EmbeddingTable,
     OperatorOptions,
@@ -25,7 +25,7 @@ from workload import (
     random_shards,
     random_tasks,
 )
-from workload.parts import Part, part_of_shard
+from autoshard.workload.parts import Part, part_of_shard
 
 OTHER = OperatorOptions("fp16")
 

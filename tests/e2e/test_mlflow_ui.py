@@ -18,7 +18,7 @@ from selenium.webdriver.common.keys import Keys
 from servers import mlflow_server, wait_until
 from trainings import Training
 
-from experiments.tracking import VIEW
+from autoshard.experiments.tracking.runs import VIEW
 
 pytestmark = pytest.mark.timeout(600)  # a fifth of it, unless others use the machine too
 

@@ -29,8 +29,8 @@ from programs import find_program
 from servers import free_port, wait_until
 from ssh import Machines, end_processes, processes_of, ssh_server
 
-from experiments.tracking import EXPERIMENT
-from sharders import load_policy
+from autoshard.experiments.tracking.runs import EXPERIMENT
+from autoshard.sharders import load_policy
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "experiments" / "cluster" / "local.yaml"

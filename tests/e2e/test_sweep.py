@@ -11,8 +11,8 @@ from commands import Watched, run
 from mlflow import MlflowClient
 from ray._private.state import actors
 
-from experiments.storage import Storage
-from sharders import load_policy
+from autoshard.experiments.tracking.storage import Storage
+from autoshard.sharders import load_policy
 
 SWEEP = (
     "--tables synthetic:80:1:small --num-tables 10 --num-devices 2 --games 32 --check-tasks 2 "

@@ -12,7 +12,7 @@ import ray
 from commands import Watched
 from ray._private.state import actors
 
-from benchmark import BenchmarkPool, MeasurementStore
+from autoshard.benchmark import BenchmarkPool, MeasurementStore
 
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "

@@ -13,8 +13,8 @@ from commands import command, environment, run
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from sharders import load_policy
-from workload import ShardingPlan
+from autoshard.sharders import load_policy
+from autoshard.workload import ShardingPlan
 
 PATIENCE = 240.0  # seconds; alone one takes 10 to 15, most of which is importing torch
 TINY = (

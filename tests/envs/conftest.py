@@ -4,12 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from cost_model import CostDataset, CostModel
-from cost_model.compute_training import train_compute
-from cost_model.training import TrainOptions, one_thread
-from envs import Deck
-from workload import EmbeddingTable
-from workload.parts import Part
+from autoshard.cost_model import CostDataset, CostModel
+from autoshard.cost_model.compute_training import train_compute
+from autoshard.cost_model.training import TrainOptions, one_thread
+from autoshard.envs import Deck
+from autoshard.workload import EmbeddingTable
+from autoshard.workload.parts import Part
 
 
 @pytest.fixture(autouse=True)

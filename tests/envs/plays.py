@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from envs import Deal, Deck, ShardingGame
+from autoshard.envs import Deal, Deck, ShardingGame
 
 few = settings(max_examples=25)  # for what takes long
 

@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, greedily, seeds, sketches
 
-from cost_model import CostModel, EstimatedCosts
-from envs import Deck, Layout, RandomDeals, ShardingGame, ShardingVectorEnv
-from workload import EmbeddingTable
+from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.envs import Deck, Layout, RandomDeals, ShardingGame, ShardingVectorEnv
+from autoshard.workload import EmbeddingTable
 
 DeckOf = Callable[[CostModel], Deck]
 TOLD = (

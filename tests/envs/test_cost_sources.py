@@ -9,9 +9,9 @@ import torch
 from plays import AMPLE, deal, game_of, greedily
 from torch import Tensor
 
-from benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
-from cost_model import CostModel
-from envs import (
+from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
+from autoshard.cost_model import CostModel
+from autoshard.envs import (
     Deck,
     EstimatedRewards,
     MeasuredRewards,
@@ -21,7 +21,7 @@ from envs import (
     ShardingGame,
     ShardingVectorEnv,
 )
-from workload import EmbeddingTable, Shard
+from autoshard.workload import EmbeddingTable, Shard
 
 BATCH_SIZE = 512
 DEALS = [deal([0, 1, 2], AMPLE, AMPLE), deal([3, 4, 5], AMPLE, AMPLE, AMPLE)]

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, greedily, seeds, sketches
 
-from cost_model import CostModel, EstimatedCosts
-from envs import Deal, Deck
-from workload import Shard
+from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.envs import Deal, Deck
+from autoshard.workload import Shard
 
 TINY = {"tables": (1, 6), "devices": (2, 3)}
 

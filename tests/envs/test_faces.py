@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from hypothesis import given
 from plays import AMPLE, Sketch, deal, few, greedily, ragged, seeds
 
-from envs import Balance, Deal, Deck, RandomDeals, ShardingEnv, ShardingVectorEnv
+from autoshard.envs import Balance, Deal, Deck, RandomDeals, ShardingEnv, ShardingVectorEnv
 
 SMALL = RandomDeals((3, 7), (2, 4), fill=(0.5, 1.0), unevenness=0.5)  # with dead ends now and then
 SEATS = 4

@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, ragged, seeds, sketches
 
-from cost_model import CostModel, EstimatedCosts
-from envs import Deck, Layout, ShardingGame
-from workload import EmbeddingTable, Shard, TableSlice
+from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.envs import Deck, Layout, ShardingGame
+from autoshard.workload import EmbeddingTable, Shard, TableSlice
 
 same = partial(torch.testing.assert_close, equal_nan=True)
 

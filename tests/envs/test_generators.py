@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plays import game_of
 
-from cost_model import EstimatedCosts
-from envs import Deck, RandomDeals
-from workload import FieldError
-from workload.packing import first_fit_decreasing
+from autoshard.cost_model import EstimatedCosts
+from autoshard.envs import Deck, RandomDeals
+from autoshard.workload import FieldError
+from autoshard.workload.packing import first_fit_decreasing
 
 TIGHT = RandomDeals((2, 30), (1, 6), fill=(0.95, 1.0), unevenness=0.7)
 seeds = st.integers(0, 9999)

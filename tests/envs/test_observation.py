@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from plays import AMPLE, AtRandom, Sketch, deal, game_of, seeds, sketches
 from torch import Tensor
 
-from cost_model import CostModel
-from envs import Deal, Deck, Layout, ShardingGame
-from workload import EmbeddingTable, OperatorOptions
+from autoshard.cost_model import CostModel
+from autoshard.envs import Deal, Deck, Layout, ShardingGame
+from autoshard.workload import EmbeddingTable, OperatorOptions
 
 PER_DEVICE = ("devices", "exists", "allowed")
 

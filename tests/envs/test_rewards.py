@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, greedily, seeds, sketches
 from torch import Tensor
 
-from envs import (
+from autoshard.envs import (
     Balance,
     CostSource,
     Deck,

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given
 from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, ragged, seeds
 
-from cost_model import CostModel, EstimatedCosts
-from envs import Deck, ShardingGame
-from workload import EmbeddingTable, UserError
+from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.envs import Deck, ShardingGame
+from autoshard.workload import EmbeddingTable, UserError
 
 
 @given(dealt=ragged, seed=seeds)

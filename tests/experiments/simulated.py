@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from formula import HARDWARE, VERSIONS, formula_ms
 
-from benchmark import Measurement, MeasureSettings, Timing, TimingOptions
-from workload import Shard
+from autoshard.benchmark import Measurement, MeasureSettings, Timing, TimingOptions
+from autoshard.workload import Shard
 
 
 class SimulatedPool:

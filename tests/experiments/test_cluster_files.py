@@ -17,7 +17,7 @@ from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray.scripts.scripts import start
 
-from experiments.ppo_config import PPOShardConfig
+from autoshard.experiments.training.config import PPOShardConfig
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "experiments" / "cluster"
@@ -207,7 +207,7 @@ def test_rayjob_runs_a_command_that_there_is() -> None:
     python, module_option, module, *arguments = shlex.split(
         load("rayjob.yaml")["spec"]["entrypoint"]
     )
-    assert (python, module_option, module) == ("python", "-m", "experiments.ppo_shard")
+    assert (python, module_option, module) == ("python", "-m", "autoshard.experiments.ppo_shard")
     config = tyro.cli(PPOShardConfig, args=arguments)
     config.check()
     assert config.storage is not None

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from commands import command, run
 
-from benchmark import MeasurementStore, export_parquet
+from autoshard.benchmark import MeasurementStore, export_parquet
 
 SMALL = (
     "--tables synthetic:30:1:small --num-shards 12 --max-tables 4 --batch-size 256 --store costs.db"

@@ -13,16 +13,16 @@ import mlflow
 import pytest
 from commands import Watched, run
 
-from benchmark import DeviceCost, MeasurementStore, PlanCost, price_plan
-from cost_model import EstimatedCosts, load_model, save_model
-from experiments import compare
-from experiments.compare import CompareConfig
-from experiments.comparing import Outcome
-from experiments.score_report import verdict
-from experiments.scoring import Score, certain, score_all
-from sharders import Policy, save_policy
-from workload import OperatorOptions, ShardingPlan, ShardingTask, UserError
-from workload.parts import part_of
+from autoshard.benchmark import DeviceCost, MeasurementStore, PlanCost, price_plan
+from autoshard.cost_model import EstimatedCosts, load_model, save_model
+from autoshard.experiments import compare
+from autoshard.experiments.compare import CompareConfig
+from autoshard.experiments.judging.outcomes import Outcome
+from autoshard.experiments.judging.score_report import verdict
+from autoshard.experiments.judging.scores import Score, certain, score_all
+from autoshard.sharders import Policy, save_policy
+from autoshard.workload import OperatorOptions, ShardingPlan, ShardingTask, UserError
+from autoshard.workload.parts import part_of
 
 TABLES = "synthetic:120:3:small"
 SCORES = {

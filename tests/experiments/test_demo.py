@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from commands import run
 
-from cost_model import DataError
-from experiments import demo
-from experiments.budget import Budget
-from sharders import load_policy
-from workload import UserError
+from autoshard.cost_model import DataError
+from autoshard.experiments import demo
+from autoshard.experiments.console.budget import Budget
+from autoshard.sharders import load_policy
+from autoshard.workload import UserError
 
 PARTS = ("collect_costs", "train_cost_model", "ppo_shard", "compare")
 

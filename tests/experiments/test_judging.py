@@ -6,13 +6,18 @@ import numpy as np
 import pytest
 from simulated import SimulatedPool, true_ms
 
-from benchmark import Measurement, MeasureSettings, TimingOptions
-from experiments.comparing import plan_task
-from experiments.judging import Entry, Judge, Judgement, Limits, judge_plan
-from experiments.judging_statistics import Ratio
-from experiments.measuring import ShardVisits, digests_of, judging_seeds, verifying_seeds
-from sharders import make_sharder
-from workload import Device, EmbeddingTable, Shard, ShardingTask, UserError
+from autoshard.benchmark import Measurement, MeasureSettings, TimingOptions
+from autoshard.experiments.judging.judge import Entry, Judge, Judgement, Limits, judge_plan
+from autoshard.experiments.judging.outcomes import plan_task
+from autoshard.experiments.judging.shard_visits import (
+    ShardVisits,
+    digests_of,
+    judging_seeds,
+    verifying_seeds,
+)
+from autoshard.experiments.judging.statistics import Ratio
+from autoshard.sharders import make_sharder
+from autoshard.workload import Device, EmbeddingTable, Shard, ShardingTask, UserError
 
 NAMES = ("dim", "lookup", "size_lookup")
 SETTINGS = MeasureSettings(1024)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from experiments.judging_statistics import (
+from autoshard.experiments.judging.statistics import (
     Batches,
     Known,
     Ratio,

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from formula import formula_ms
 
-from benchmark import Measurement, MeasureSettings, Timing, TimingOptions
-from benchmark.jobs import MOST_BY_TURNS
-from experiments.budget import Budget
-from experiments.pacing import FEWEST_ANSWERS, Pace, stream_within
-from workload import EmbeddingTable, Shard, UserError, random_shards
+from autoshard.benchmark import Measurement, MeasureSettings, Timing, TimingOptions
+from autoshard.benchmark.jobs import MOST_BY_TURNS
+from autoshard.experiments.collecting.pacing import FEWEST_ANSWERS, Pace, stream_within
+from autoshard.experiments.console.budget import Budget
+from autoshard.workload import EmbeddingTable, Shard, UserError, random_shards
 
 SETTINGS = MeasureSettings(1024)
 

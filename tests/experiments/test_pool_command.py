@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from commands import run
 
-from benchmark import BenchmarkPool, MeasureSettings, PoolError
-from benchmark.pool import find_pool
-from workload import EmbeddingTable, Shard
+from autoshard.benchmark import BenchmarkPool, MeasureSettings, PoolError
+from autoshard.benchmark.pool import find_pool
+from autoshard.workload import EmbeddingTable, Shard
 
 
 def test_a_pool_is_shown_and_ended(

@@ -10,18 +10,18 @@ import mlflow
 import pytest
 from commands import Watched, kill_actors, run
 
-from benchmark import MeasurementStore
-from cost_model import load_model
-from envs import EstimatedRewards, NegativeMaximum, RandomDeals
-from experiments.ppo import Hyperparameters, Setting, Trainer
-from experiments.ppo_config import PPOShardConfig
-from experiments.ppo_shard import MAY_CHANGE, main
-from experiments.run_folder import RunFolder
-from experiments.settings import as_json, settled, taken_up
-from sharders import load_policy
-from sharders.policy_network import PolicyShape
-from workload import EmbeddingTable, UserError
-from workload.parts import part_of_shard
+from autoshard.benchmark import MeasurementStore
+from autoshard.cost_model import load_model
+from autoshard.envs import EstimatedRewards, NegativeMaximum, RandomDeals
+from autoshard.experiments.ppo_shard import MAY_CHANGE, main
+from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.ppo import Hyperparameters, Setting, Trainer
+from autoshard.experiments.training.run_folder import RunFolder
+from autoshard.experiments.training.settings import as_json, settled, taken_up
+from autoshard.sharders import load_policy
+from autoshard.sharders.policy_network import PolicyShape
+from autoshard.workload import EmbeddingTable, UserError
+from autoshard.workload.parts import part_of_shard
 
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "

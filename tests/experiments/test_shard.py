@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from commands import run
 
-from benchmark import MeasurementStore
-from cost_model import EstimatedCosts, load_model
-from cost_model.checkpoint import OtherHardware
-from experiments import shard
-from experiments.shard import ShardConfig
-from sharders import Policy, make_sharder, save_policy
-from workload import Device, PlanError, ShardingPlan, ShardingTask, UserError, load_tables
+from autoshard.benchmark import MeasurementStore
+from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.cost_model.checkpoint import OtherHardware
+from autoshard.experiments import shard
+from autoshard.experiments.shard import ShardConfig
+from autoshard.sharders import Policy, make_sharder, save_policy
+from autoshard.workload import Device, PlanError, ShardingPlan, ShardingTask, UserError, load_tables
 
 GB = 2**30
 

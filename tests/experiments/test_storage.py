@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmark import MeasurementStore, import_parquet
-from experiments.storage import Storage
-from workload import UserError
+from autoshard.benchmark import MeasurementStore, import_parquet
+from autoshard.experiments.tracking.storage import Storage
+from autoshard.workload import UserError
 
 SHIPPED = Path(__file__).parents[2] / "cost_model" / "pretrained" / "cpu.parquet"
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from experiments import tracking
-from experiments.data_sources import tables_source
-from workload import EmbeddingTable, UserError
+from autoshard.experiments import tracking
+from autoshard.experiments.tracking.data_sources import tables_source
+from autoshard.workload import EmbeddingTable, UserError
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ import mlflow
 import pytest
 from formula import formula_exchanges, measurement
 
-from benchmark import MeasurementStore, export_parquet
-from cost_model import EstimatedCosts, load_model
-from cost_model.training import TrainOptions
-from experiments import collect_costs, train_cost_model
-from experiments.train_cost_model import REGISTERED_AS, TrainConfig
-from workload import EmbeddingTable, UserError, load_tables, random_shards
+from autoshard.benchmark import MeasurementStore, export_parquet
+from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.cost_model.training import TrainOptions
+from autoshard.experiments import collect_costs, train_cost_model
+from autoshard.experiments.train_cost_model import REGISTERED_AS, TrainConfig
+from autoshard.workload import EmbeddingTable, UserError, load_tables, random_shards
 
 TABLES = "synthetic:200:2:small"
 SCRIPT = Path(train_cost_model.__file__)

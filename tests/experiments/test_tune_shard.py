@@ -15,11 +15,12 @@ from mlflow import MlflowClient
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
-from benchmark import MeasurementStore, export_parquet, import_parquet
-from cost_model import CommCostModel, load_model
-from cost_model.training import TrainOptions
-from experiments.ppo import Hyperparameters
-from experiments.search_space import (
+from autoshard.benchmark import MeasurementStore, export_parquet, import_parquet
+from autoshard.cost_model import CommCostModel, load_model
+from autoshard.cost_model.training import TrainOptions
+from autoshard.experiments.sweeps.config import TuneShardConfig
+from autoshard.experiments.sweeps.log import SweepLog
+from autoshard.experiments.sweeps.search_space import (
     COST_MODEL_SPACE,
     POLICY_SPACE,
     Choice,
@@ -28,12 +29,11 @@ from experiments.search_space import (
     default_point,
     within,
 )
-from experiments.sweep import make_scheduler, make_search
-from experiments.sweep_log import SweepLog
-from experiments.tune_config import TuneShardConfig
-from experiments.tune_shard import main
-from sharders import load_policy
-from workload import UserError
+from autoshard.experiments.sweeps.sweep import make_scheduler, make_search
+from autoshard.experiments.training.ppo import Hyperparameters
+from autoshard.experiments.tune_shard import main
+from autoshard.sharders import load_policy
+from autoshard.workload import UserError
 
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "

@@ -2,9 +2,14 @@
 
 import pytest
 
-from cost_model import EstimatedCosts
-from sharders import AloneGreedySharder, FusedGreedySharder, LocalSearchSharder, make_sharder
-from workload import Device, EmbeddingTable, PlanError, Sharder, ShardingTask
+from autoshard.cost_model import EstimatedCosts
+from autoshard.sharders import (
+    AloneGreedySharder,
+    FusedGreedySharder,
+    LocalSearchSharder,
+    make_sharder,
+)
+from autoshard.workload import Device, EmbeddingTable, PlanError, Sharder, ShardingTask
 
 BY_COST = (AloneGreedySharder, FusedGreedySharder, LocalSearchSharder)
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharders import HEURISTICS, Means, make_sharder
-from workload import Device, EmbeddingTable, PlanError, Sharder, ShardingTask, UserError
+from autoshard.sharders import HEURISTICS, Means, make_sharder
+from autoshard.workload import Device, EmbeddingTable, PlanError, Sharder, ShardingTask, UserError
 
 TABLES = (
     EmbeddingTable("a", 100, 64, 1.0),

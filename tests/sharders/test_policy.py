@@ -11,10 +11,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cost_model import EstimatedCosts
-from envs import Layout
-from envs.observation import DESCRIBED, DEVICE, PROGRESS, REST, TABLE
-from sharders import (
+from autoshard.cost_model import EstimatedCosts
+from autoshard.envs import Layout
+from autoshard.envs.observation import DESCRIBED, DEVICE, PROGRESS, REST, TABLE
+from autoshard.sharders import (
     SHARDERS,
     FusedGreedySharder,
     Means,
@@ -25,10 +25,17 @@ from sharders import (
     make_sharder,
     save_policy,
 )
-from sharders.player import Player
-from sharders.policy_network import PolicyNetwork, PolicyShape
-from workload import Device, EmbeddingTable, PlanError, ShardingPlan, ShardingTask, UserError
-from workload.packing import first_fit_decreasing, pack
+from autoshard.sharders.player import Player
+from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    PlanError,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+)
+from autoshard.workload.packing import first_fit_decreasing, pack
 
 Tables = tuple[EmbeddingTable, ...]
 LEARNED = ("policy", "policy_best", "autoshard", "cost_fused_search")

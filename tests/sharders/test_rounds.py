@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sharders import best_by_rounds
+from autoshard.sharders import best_by_rounds
 
 
 class Noisy:

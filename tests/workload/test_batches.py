@@ -6,10 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload import EmbeddingTable, Shard, TableSlice, shard_batch, slice_features, table_lookups
-from workload.features import FEATURE_NAMES
-from workload.reuse import bin_of, histogram, lookups_of, mean_uses, spectrum_of
-from workload.tables import NUM_REUSE_BINS
+from autoshard.workload import (
+    EmbeddingTable,
+    Shard,
+    TableSlice,
+    shard_batch,
+    slice_features,
+    table_lookups,
+)
+from autoshard.workload.features import FEATURE_NAMES
+from autoshard.workload.reuse import bin_of, histogram, lookups_of, mean_uses, spectrum_of
+from autoshard.workload.tables import NUM_REUSE_BINS
 
 
 @st.composite

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workload import (
+from autoshard.workload import (
     Device,
     EmbeddingTable,
     OperatorOptions,

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from workload import Shard, UserError, random_shards, synthetic_tables, table_lookups
-from workload.parts import PARTS, part_of, part_of_shard, tables_by_part
-from workload.reuse import bin_of
-from workload.synthetic import LOOKUP_SHARE, PROFILES
-from workload.tables import NUM_REUSE_BINS
+from autoshard.workload import Shard, UserError, random_shards, synthetic_tables, table_lookups
+from autoshard.workload.parts import PARTS, part_of, part_of_shard, tables_by_part
+from autoshard.workload.reuse import bin_of
+from autoshard.workload.synthetic import LOOKUP_SHARE, PROFILES
+from autoshard.workload.tables import NUM_REUSE_BINS
 
 # `fbgemm_t856_bs65536.pt`, as published: share of distinct rows by number of uses.
 PUBLISHED_ROW_SHARE = [0.473, 0.152, 0.139, 0.112, 0.072, 0.032, 0.011, 0.005, 0.002, 0.001]

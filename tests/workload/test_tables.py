@@ -3,8 +3,15 @@ from dataclasses import replace
 
 import pytest
 
-from workload import EmbeddingTable, FieldError, OperatorOptions, Shard, TableSlice, UserError
-from workload.tables import NUM_REUSE_BINS
+from autoshard.workload import (
+    EmbeddingTable,
+    FieldError,
+    OperatorOptions,
+    Shard,
+    TableSlice,
+    UserError,
+)
+from autoshard.workload.tables import NUM_REUSE_BINS
 
 TABLE = EmbeddingTable("a", 1000, 64, 10.0)
 

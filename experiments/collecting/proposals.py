@@ -1,0 +1,174 @@
+"""The part of training that measures: proposals to learn from, promises to be kept."""
+
+import statistics
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from autoshard.benchmark import BenchmarkPool, Level, Measurement, MeasureSettings, TimingOptions
+from autoshard.benchmark.devices import KINDS
+from autoshard.cost_model import CostDataset, EstimatedCosts
+from autoshard.cost_model.proposals import MakeSharder, promises, worth_measuring
+from autoshard.experiments.collecting.pacing import Pace, stream_within
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.budget import Budget
+from autoshard.experiments.console.progress import following
+from autoshard.experiments.console.ray_cluster import ray_cluster
+from autoshard.sharders import AloneGreedySharder, FusedGreedySharder, LocalSearchSharder
+from autoshard.workload import EmbeddingTable, Shard, ShardingTask, UserError, random_tasks
+from autoshard.workload.parts import tables_by_part
+
+SEARCH = "search"
+SHARDERS: dict[str, MakeSharder] = {
+    SEARCH: LocalSearchSharder,
+    "fused_greedy": FusedGreedySharder,
+    "alone_greedy": AloneGreedySharder,
+}
+_TASKS_A_ROUND = 12
+_TIMING = TimingOptions(max_iterations=200)  # promises are of a few percent
+_REPEATED = 60  # test shards that are measured once more, to know the noise of measuring
+_CHECK_SEED = 1000  # no round's
+_MEMORY_BYTES = 2**36  # rounds and checks are about time, not about memory
+
+
+class Proposer:
+    """Measures on the hardware that the dataset came from.
+
+    Args:
+        pool: what measures.
+        data: what is known so far.
+        seed: of tasks and shards that are drawn.
+
+    Whatever measures does so within a budget; `left_out` counts what did not fit, by what it is.
+    """
+
+    def __init__(self, pool: BenchmarkPool, data: CostDataset, seed: int) -> None:
+        self._pool = pool
+        self._seed = seed
+        self._batch_size = data.most_common_batch
+        self._operator = data.operator
+        self._known = {shard.digest for shard in data.shards}
+        self._tables = data.tables()
+        self.left_out: dict[str, int] = {}
+
+    @staticmethod
+    def start(
+        stack: ExitStack, sources: Sequence[Path], data: CostDataset, needed: bool, seed: int
+    ) -> "Proposer | None":
+        """One that measures into the first store; None, or UserError if it is needed, without."""
+        stores = [source for source in sources if source.suffix != ".parquet"]
+        reason = "no store (.db) is named to measure into"
+        if stores:
+            stack.enter_context(ray_cluster())
+            # A store of CPU costs is gone on with on CPUs, also where there are GPUs.
+            kind = data.hardware.partition(":")[0]
+            pool = BenchmarkPool(stores[0], kind=kind if kind in KINDS else "auto")
+            stack.callback(pool.close)
+            here = pool.make()
+            if here == (data.hardware, data.versions):
+                return Proposer(pool, data, seed)
+            reason = (
+                f"the costs are of {data.hardware} with {data.versions}, here is "
+                f"{' with '.join(here)}"
+            )
+        if needed:
+            raise UserError(f"proposals cannot be measured: {reason}")
+        cli.console.print(f"note: promises are not checked: {reason}", soft_wrap=True)
+        return None
+
+    def measure_proposals(
+        self, oracle: EstimatedCosts, number: int, count: int, budget: Budget
+    ) -> None:
+        """Measure `count` shards that are worth most of what sharders propose by the oracle."""
+
+        def tasks(members: Sequence[EmbeddingTable]) -> list[ShardingTask]:
+            return self._tasks(members, _TASKS_A_ROUND, self._seed + number)
+
+        shards = worth_measuring(
+            oracle, list(SHARDERS.values()), self._tables, tasks, self._known, count,
+            self._seed + number,
+        )  # fmt: skip
+        cli.console.print(f"round {number + 1}: measuring {len(shards)} proposed shards")
+        found = self._measure(shards, budget)
+        self._known.update(found)
+        self.leave_out("proposed_shards", len(shards) - len(found))
+
+    def measure_again(self, test: CostDataset, budget: Budget) -> None:
+        """Measure test shards once more, with other batches of the same description."""
+        some = [
+            shard
+            for shard, batch in zip(test.shards, test.batch_sizes, strict=True)
+            if batch == self._batch_size
+        ][:_REPEATED]
+        cli.console.print(f"measuring {len(some)} test shards again, to know the noise")
+        found = self._measure(some, budget, seed=1)
+        self.leave_out("repeated_shards", len(some) - len(found))
+
+    def check(
+        self, oracle: EstimatedCosts, count: int, budget: Budget | None = None
+    ) -> dict[str, Any] | None:
+        """What plans of all sharders promise for tasks of test tables, and what comes of it.
+
+        With too little time for all, the first tasks are measured.
+        """
+        tasks = self._tasks(tables_by_part(self._tables)["test"], count, _CHECK_SEED + self._seed)
+        cli.console.print(f"measuring plans of {', '.join(SHARDERS)} for {count} tasks")
+        sharders = [make(oracle) for make in SHARDERS.values()]
+        plans = [[(task, sharder.shard(task)) for sharder in sharders] for task in tasks]
+        shards = [
+            [shard for task, plan in some for shard in plan.shards(task) if shard is not None]
+            for some in plans
+        ]
+        different = {shard.digest: shard for some in shards for shard in some}
+        known = self._measure(list(different.values()), budget or Budget())
+        whole = [
+            some
+            for some, needed in zip(plans, shards, strict=True)
+            if all(shard.digest in known for shard in needed)
+        ]
+        self.leave_out("check_tasks", count - len(whole))
+        found = {
+            name: promises(
+                oracle,
+                [some[number] for some in whole],
+                lambda shards: [known[shard.digest] for shard in shards],
+            )
+            for number, name in enumerate(SHARDERS)
+        }
+        search = found[SEARCH]
+        if not all(found.values()):
+            cli.console.print("note: promises are not checked: no plan could be measured")
+            return None
+        return {
+            "measured_over_promised": statistics.mean(promise.ratio for promise in search),
+            "max_measured_over_promised": statistics.mean(promise.max_ratio for promise in search),
+            "tasks": len(search),
+            "measured_max_ms": {
+                name: statistics.mean(max(promise.measured_ms) for promise in some)
+                for name, some in found.items()
+            },
+        }
+
+    def _tasks(self, tables: Sequence[EmbeddingTable], count: int, seed: int) -> list[ShardingTask]:
+        return random_tasks(tables, count, self._batch_size, self._operator, _MEMORY_BYTES, seed)
+
+    def leave_out(self, what: str, count: int) -> None:
+        """Count so many of these as left out."""
+        if count:
+            self.left_out[what] = self.left_out.get(what, 0) + count
+
+    def _measure(
+        self, shards: Sequence[Shard], budget: Budget, seed: int = 0
+    ) -> dict[str, Measurement]:
+        """Measurements by digest, told at one level; of the first shards, as the budget allows."""
+        settings = MeasureSettings(self._batch_size, self._operator, seed)
+        pace = Pace(shards, self._batch_size, len(self._pool.devices()))
+        found: dict[str, Measurement] = {}
+        level: Level | None = None
+        with following(len(shards), "shards", lambda: budget.at_most(pace.left_s())) as step:
+            for _, answer in stream_within(self._pool, shards, settings, pace, budget, _TIMING):
+                found[answer.shard.digest] = answer
+                level = level if answer.timing is None else answer.timing.quiet
+                step()
+        return {digest: answer.told_at(level) for digest, answer in found.items()}

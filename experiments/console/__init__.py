@@ -1,0 +1,1 @@
+"""How commands speak with people: options and errors, progress, notices, seconds, Ray itself."""

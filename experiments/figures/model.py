@@ -1,0 +1,146 @@
+"""The cost model's figures: from measurements that are shipped, and from plans measured here."""
+
+import statistics
+import time
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from autoshard.cost_model import (
+    CostModel,
+    EstimatedCosts,
+    Provenance,
+    load_model,
+    read_costs,
+    split,
+)
+from autoshard.cost_model.calibration import FEW, calibrate
+from autoshard.cost_model.checkpoint import PRETRAINED
+from autoshard.cost_model.compute import ComputeCostModel
+from autoshard.cost_model.compute_training import train_compute
+from autoshard.cost_model.dataset import CostDataset
+from autoshard.cost_model.evaluation import Score, evaluate, evaluations_per_second
+from autoshard.cost_model.training import TrainOptions, one_thread
+from autoshard.experiments.collecting.proposals import SEARCH, Proposer
+from autoshard.experiments.figures.figure import Figure
+from autoshard.workload import Shard
+
+DATA = PRETRAINED / "cpu.parquet"
+OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # the same machine with other weights
+_CHECK_TASKS = 20
+_WHOLE_SHARDS, _WHOLE_TABLES = 20_000, 20
+
+
+def learning_figures() -> list[Figure]:
+    """Train on the shipped measurements; test on their test tables."""
+    data = read_costs([DATA])
+    parts = split(data)
+    compute, curves = train_compute(parts["train"], parts["validation"], TrainOptions(), seed=0)
+    found = evaluate(compute, parts["train"], parts["test"])
+    many = found.sizes >= 8
+    additive = np.median(np.abs(found.additive_ms[many] / found.measured_ms[many] - 1))
+    own = np.median(np.abs(found.predicted_ms[many] / found.measured_ms[many] - 1))
+    floor = found.noise_floor or float("nan")
+    taught = len(parts["train"]) + len(parts["validation"])
+    return [
+        Figure(f"training on {taught:,} shards", "at most 60 s", curves.seconds, "s"),
+        Figure("Kendall tau, tables unseen in training", "at least 0.96", found.score.kendall_tau),
+        Figure(
+            "  the same of the sum of tables alone", "", found.baselines["additive"].kendall_tau
+        ),
+        Figure("  the same of dim x pooling", "", found.baselines["lookup"].kendall_tau),
+        Figure(
+            "  of that sum less the tables' starts",
+            "",
+            found.baselines["additive_less_starts"].kendall_tau,
+        ),
+        Figure("median error", f"at most {1.5 * floor:.3f}", found.score.median_error),
+        Figure("  of it the model's own", "", found.net_error or 0.0),
+        Figure("  of it noise of the measurements", "", found.noise or 0.0),
+        Figure("  difference of a shard measured twice", "", floor),
+        Figure(
+            "  error of the sum of tables alone less their starts",
+            "",
+            found.baselines["additive_less_starts"].median_error,
+        ),
+        Figure("  error of shards of 8 and more tables", "", float(own)),
+        Figure("  the same of the sum of tables alone", "", float(additive)),
+        Figure("share within the 90 % interval", "0.85 to 0.95", found.coverage_90),
+        *_speeds(CostModel(compute, Provenance.of(data)), parts["test"]),
+        *_calibration(compute, data),
+    ]
+
+
+def promise_figures(folder: Path) -> list[Figure]:
+    """Plans of the shipped model, measured here; none where the hardware is another."""
+    with ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        proposer = Proposer.start(
+            stack, [folder / "plans.db"], read_costs([DATA]), needed=False, seed=0
+        )
+        if proposer is None:
+            return []
+        told = proposer.check(EstimatedCosts(load_model("cpu"), 1024), _CHECK_TASKS)
+    if told is None:
+        return []
+    best = told["measured_max_ms"][SEARCH]
+    return [
+        Figure("measured / promised, mean of devices", "0.97 to 1.03",
+               told["measured_over_promised"]),
+        Figure("measured / promised, slowest device", "at most 1.05",
+               told["max_measured_over_promised"]),
+        *(
+            Figure(f"slowest device, search / {name}", "below 1", best / ms)
+            for name, ms in told["measured_max_ms"].items()
+            if name != SEARCH
+        ),
+    ]  # fmt: skip
+
+
+def _speeds(model: CostModel, data: CostDataset) -> list[Figure]:
+    """How often a second a device plus a table is priced, and a whole shard."""
+    oracle = EstimatedCosts(model, data.most_common_batch)
+    tables = data.tables()
+    incremental = statistics.median(
+        evaluations_per_second(oracle, [table.whole() for table in tables]) for _ in range(5)
+    )
+    rng = np.random.default_rng(0)
+    shards = [
+        Shard.of_tables([tables[n] for n in rng.choice(len(tables), _WHOLE_TABLES, replace=False)])
+        for _ in range(_WHOLE_SHARDS)
+    ]
+    with one_thread():
+        oracle.costs(shards[:100])
+        started = time.perf_counter()
+        oracle.costs(shards)
+        whole = _WHOLE_SHARDS / (time.perf_counter() - started)
+    return [
+        Figure("device plus table, priced a second on a core", "at least 1,000,000", incremental),
+        Figure(f"shards of {_WHOLE_TABLES} tables, a second on a core", "at least 20,000", whole),
+    ]
+
+
+def _calibration(compute: ComputeCostModel, data: CostDataset) -> list[Figure]:
+    """How much of what full training on another profile would gain 50 of its shards gain."""
+    other = read_costs([OTHER_DATA])
+    parts = split(other)
+    few = parts["train"].subset(range(FEW))
+    full, _ = train_compute(parts["train"], parts["validation"], TrainOptions(), seed=0)
+    calibrated = calibrate(CostModel(compute, Provenance.of(data)), few).compute
+    before, after, most = (
+        Score.of(
+            model.predict(parts["test"].shards, parts["test"].batch_sizes)
+            .total_ms.double()
+            .numpy(),
+            parts["test"].totals_ms,
+        ).median_error
+        for model in (compute, calibrated, full)
+    )
+    return [
+        Figure("median error on fp16 tables, as trained on fp32", "", before),
+        Figure(f"  calibrated with {FEW} shards", "", after),
+        Figure(f"  trained on all {len(parts['train'])}", "", most),
+        Figure("gap recovered by calibration", "at least 0.80", (before - after) / (before - most)),
+    ]

@@ -1,0 +1,229 @@
+"""The policy's figures: its speed, and what the plans of all sharders measure."""
+
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.cost_model.training import one_thread
+from autoshard.envs import Deck, Dense, EstimatedRewards, RandomDeals, ShardingVectorEnv
+from autoshard.experiments import compare, ppo_shard
+from autoshard.experiments.figures.figure import Figure
+from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.policy_check import draw_tasks
+from autoshard.experiments.training.ppo import Hyperparameters, Setting, Trainer
+from autoshard.sharders import Means, load_policy, make_sharder
+from autoshard.workload import PlanError, ShardingTask, load_tables
+from autoshard.workload.parts import tables_by_part
+
+_TABLES, _MANY_TABLES = "synthetic:400:1:small", "synthetic:5500:1:small"
+_BATCH_SIZE = 1024
+_SEATS, _GAMES = 128, 128
+_HEURISTICS = "random,dim,size,lookup,size_lookup"
+_LADDER = "cost,cost_fused,cost_fused_search,policy,policy_best,autoshard,autoshard_verified"
+_TRANSFER = ((20, 2), (100, 8), (200, 16))  # tables, devices
+_TIGHT_TASKS = 24
+_LADDER_SECONDS, _TRANSFER_SECONDS = 600.0, 180.0  # that are measured at most
+
+
+def speed_figures() -> list[Figure]:
+    """Steps a second of the game; seconds to shard. Ray must not be starting meanwhile."""
+    model = load_model("cpu")
+    tables = tables_by_part(load_tables(_TABLES))["train"]
+    deck = Deck.of_tables(model, tables, _BATCH_SIZE)
+    unseen = tables_by_part(load_tables(_MANY_TABLES))["test"]
+    tasks = Deck.of_tables(model, unseen, _BATCH_SIZE)
+    hundred, thousand = _task(tasks, 100, 8), _task(tasks, 1000, 32)
+    return [
+        Figure("steps of the game a second, one core", "at least 100,000", _game_speed(deck)),
+        Figure("100 tables on 8 devices, policy", "at most 0.05 s",
+               _seconds("policy", hundred), "s"),
+        Figure("  the same, autoshard", "at most 0.3 s", _seconds("autoshard", hundred), "s"),
+        Figure("1,000 tables on 32 devices, autoshard", "at most 2 s",
+               _seconds("autoshard", thousand), "s"),
+    ]  # fmt: skip
+
+
+def memory_figures() -> list[Figure]:
+    """Plans found where memory is tight, of tasks that first fit decreasing can pack."""
+    model = load_model("cpu")
+    deck = Deck.of_tables(model, tables_by_part(load_tables(_TABLES))["test"], _BATCH_SIZE)
+    deals = RandomDeals((60, 60), (4, 8), (0.9, 0.9), 0.3)
+    tasks = draw_tasks(deck, deals, _TIGHT_TASKS, seed=0)
+    found = {name: _plans(name, tasks) for name in ("cost_fused", "policy", "autoshard")}
+    return [
+        Figure(f"plans for {_TIGHT_TASKS} tasks that take 90 % of all memory, {name}",
+               "" if name == "cost_fused" else f"{_TIGHT_TASKS}", count)
+        for name, count in found.items()
+    ]  # fmt: skip
+
+
+def plan_figures(folder: Path) -> list[Figure]:
+    """What plans measure: of all sharders on 60 tables and 4 devices, of the policy elsewhere."""
+    scores = _compared(folder, _TABLES, 8, 60, 4, f"{_HEURISTICS},{_LADDER}", _LADDER_SECONDS)
+    sharders, best = scores["sharders"], scores["best_heuristic"]
+    mean = {name: told["max_ms_mean"] for name, told in sharders.items()}
+    figures = [
+        _ratio(f"slowest device over the best heuristic's ({best}), {name}",
+               "at most 0.88" if name.startswith("autoshard") else "", sharders[name])
+        for name in _LADDER.split(",")
+    ]  # fmt: skip
+    figures += [
+        Figure("policy over cost", "at most 0.98", mean["policy"] / mean["cost"]),
+        Figure("policy over cost_fused", "at most 1", mean["policy"] / mean["cost_fused"]),
+        Figure("balance, autoshard", "at least 0.95", sharders["autoshard"]["balance_mean"]),
+        Figure("balance, autoshard_verified", "at least 0.95",
+               sharders["autoshard_verified"]["balance_mean"]),
+        Figure("plans out of memory, autoshard", "0", sharders["autoshard"]["oom"]),
+    ]  # fmt: skip
+    for tables, devices in _TRANSFER:
+        told = _compared(
+            folder,
+            _MANY_TABLES,
+            3,
+            tables,
+            devices,
+            f"{_HEURISTICS},policy,autoshard",
+            _TRANSFER_SECONDS,
+        )
+        figures += [
+            _ratio(f"{tables} tables on {devices} devices over the best heuristic's, {name}",
+                   "at most 1", told["sharders"][name])
+            for name in ("policy", "autoshard")
+        ]  # fmt: skip
+    return figures
+
+
+def _ratio(name: str, goal: str, score: Mapping[str, Any]) -> Figure:
+    """A sharder's ratio to the best heuristic, named with its 95 % interval."""
+    told = "one task: no interval"
+    if score["ratio_low"] is not None:
+        told = f"95 % interval {score['ratio_low']:.3f} to {score['ratio_high']:.3f}"
+    return Figure(f"{name} ({told})", goal, score["ratio"])
+
+
+def training_figures(folder: Path) -> list[Figure]:
+    """Steps a second of PPO, and how busy it keeps the pool with measured rewards."""
+    tables = tables_by_part(load_tables(_TABLES))["train"]
+    setting = Setting(
+        load_model("cpu"),
+        tuple(tables),
+        _BATCH_SIZE,
+        RandomDeals(),
+        Dense(),
+        EstimatedRewards,
+    )
+    speed = _ppo_speed(setting)
+    ppo_shard.main(
+        PPOShardConfig(
+            tables=_TABLES,
+            num_tables="30",
+            reward="measured",
+            games=24,
+            iterations=3,
+            check_every=3,
+            check_tasks=4,
+            test_seconds=0,
+            out=folder / "measured",
+            json=folder / "measured.json",
+            mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
+        )
+    )
+    busy = json.loads((folder / "measured.json").read_text())["pool_busy"]
+    return [
+        Figure("steps of PPO a second, estimated rewards", "at least 8,000", speed),
+        Figure("pool busy while training with measured rewards", "at least 0.60", busy),
+    ]
+
+
+@one_thread()
+def _game_speed(deck: Deck) -> float:
+    env = ShardingVectorEnv(deck, _SEATS)
+    env.reset(seed=0)
+    speeds = []
+    for _ in range(7):
+        started = time.perf_counter()
+        for _ in range(61):
+            game = env.game
+            # As the policy does, so that games end together and are dealt together.
+            devices = torch.where(game.safe, game.joined_ms, torch.inf).argmin(1)
+            env.step(devices.numpy())
+        speeds.append(61 * _SEATS / (time.perf_counter() - started))
+    return statistics.median(speeds)
+
+
+def _ppo_speed(setting: Setting) -> float:
+    trainer = Trainer(setting, Hyperparameters(), _GAMES, num_env_runners=0, seed=0)
+    trainer.iterate()
+    speeds = []
+    for _ in range(7):
+        before, started = trainer.steps, time.perf_counter()
+        trainer.iterate()
+        speeds.append((trainer.steps - before) / (time.perf_counter() - started))
+    trainer.stop()
+    return statistics.median(speeds)
+
+
+def _task(deck: Deck, tables: int, devices: int) -> ShardingTask:
+    deals = RandomDeals((tables, tables), (devices, devices), (0.3, 0.3))
+    return draw_tasks(deck, deals, 1, seed=0)[0]
+
+
+def _seconds(name: str, task: ShardingTask) -> float:
+    """To shard, features of the tables known: they are read once, whatever is made of them."""
+    oracle = EstimatedCosts(load_model("cpu"), _BATCH_SIZE)
+    sharder = make_sharder(name, Means(oracle, load_policy("cpu")))
+    sharder.shard(task)
+    seconds = []
+    for _ in range(5):
+        started = time.perf_counter()
+        sharder.shard(task)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def _plans(name: str, tasks: list[ShardingTask]) -> int:
+    sharder = make_sharder(
+        name, Means(EstimatedCosts(load_model("cpu"), _BATCH_SIZE), load_policy("cpu"))
+    )
+    found = 0
+    for task in tasks:
+        try:
+            sharder.shard(task).check(task)
+        except PlanError:
+            continue
+        found += 1
+    return found
+
+
+def _compared(
+    folder: Path,
+    tables: str,
+    tasks: int,
+    num_tables: int,
+    devices: int,
+    sharders: str,
+    seconds: float,
+) -> Mapping[str, Any]:
+    answer = folder / f"{num_tables}x{devices}.json"
+    compare.main(
+        compare.CompareConfig(
+            tables=tables,
+            num_tasks=tasks,
+            num_tables=num_tables,
+            num_devices=devices,
+            sharders=sharders,
+            measure=True,
+            seconds=seconds,
+            store=folder / "compared.db",
+            json=answer,
+            mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
+        )
+    )
+    scores: Mapping[str, Any] = json.loads(answer.read_text())
+    return scores

@@ -1,0 +1,104 @@
+"""Who competes, and the judgement of a contest: measured on a pool, or as a cost model says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from autoshard.benchmark import BenchmarkPool, MeasureSettings, TimingOptions
+from autoshard.cost_model import EstimatedCosts
+from autoshard.experiments.console.progress import following
+from autoshard.experiments.judging.contest import Contest
+from autoshard.experiments.judging.judge import Judge, Judgement, Limits
+from autoshard.experiments.judging.outcomes import estimated, warm_up
+from autoshard.experiments.judging.scores import certain
+from autoshard.experiments.judging.shard_visits import (
+    SEEDS,
+    ShardVisits,
+    judging_seeds,
+    told_as,
+    verifying_seeds,
+)
+from autoshard.sharders import NEED_POOL, VERIFY_SECONDS, Means, Policy, make_sharder
+from autoshard.sharders.rounds import MeasurePlans
+from autoshard.workload import Sharder, ShardingTask
+
+
+@dataclass(frozen=True)
+class Contestants:
+    """Sharders by name, and what they go by.
+
+    Args:
+        names: of the sharders.
+        oracle: of the tasks' batch size.
+        policy: of those that have one.
+        seed: of those that draw.
+        verified: plans that `autoshard_verified` measures for a task.
+        verify_seconds: that it may measure for a task.
+    """
+
+    names: Sequence[str]
+    oracle: EstimatedCosts
+    policy: Policy
+    seed: int = 0
+    verified: int = 3
+    verify_seconds: float = VERIFY_SECONDS
+
+    def sharders(
+        self, first: ShardingTask, verify: MeasurePlans | None = None
+    ) -> dict[str, Sharder]:
+        """By name, ready to be timed on tasks like the first."""
+        found = {}
+        for name in self.names:
+            means = Means(
+                # An oracle each: what one sharder has looked up would cost the next no time.
+                EstimatedCosts(self.oracle.model, self.oracle.batch_size),
+                self.policy,
+                verify,
+                self.verified,
+                self.verify_seconds,
+                self.seed,
+            )
+            found[name] = make_sharder(name, means)
+        warm_up({n: s for n, s in found.items() if n not in NEED_POOL}, first)
+        return found
+
+
+def judge_measured(
+    contest: Contest,
+    contestants: Contestants,
+    pool: BenchmarkPool,
+    limits: Limits,
+    seeds: int = SEEDS,
+    timing: TimingOptions | None = None,
+    save_tasks: Path | None = None,
+) -> Judgement:
+    """What plans measure on the pool.
+
+    `seeds`: index batches a shard; those that sharders choose by are others. `timing`: how hard to
+    try in a visit. `save_tasks`: where tasks are written as they are dealt.
+    """
+    oracle = contestants.oracle
+    settings = MeasureSettings(oracle.batch_size, oracle.model.provenance.operator)
+    told, timing = told_as(oracle.model, pool), timing or TimingOptions()
+    judging = ShardVisits(pool, settings, judging_seeds(seeds), timing, told)
+    verifying = ShardVisits(pool, settings, verifying_seeds(seeds), timing, told)
+    sharders = contestants.sharders(contest.first, verifying.max_ms)
+    entries = contest.entries(sharders, save_tasks, lambda: verifying.seconds)
+    return Judge(entries, judging, limits, len(pool.devices())).run(contest.begin)
+
+
+def judge_estimated(
+    contest: Contest, contestants: Contestants, save_tasks: Path | None = None
+) -> Judgement:
+    """The same as the contestants' oracle says, as if its costs were certain."""
+    entries = contest.entries(contestants.sharders(contest.first), save_tasks)
+    made = []
+    with following(contest.begin, "tasks planned") as step:
+        for entry in islice(entries, contest.begin):
+            made.append(entry)
+            step()
+    tasks = [entry.task for entry in made]
+    outcomes = {name: [entry.outcomes[name] for entry in made] for name in made[0].outcomes}
+    outcomes = estimated(outcomes, tasks, contestants.oracle)
+    return Judgement(tasks, outcomes, certain(outcomes))

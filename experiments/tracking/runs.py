@@ -1,0 +1,394 @@
+"""Logging to MLflow: the one place that knows how runs are named, tagged and stored.
+
+All runs are in the experiment `autoshard`. What they can be found by:
+
+- tags `kind` (ppo_shard, tune_shard, trial, collect_costs, train_cost_model, compare), `tables`,
+  `hardware`, `num_devices`, `git_commit`, `host`, `torch`, `fbgemm`, `ray`;
+- datasets: the tables (context `tables`) and the stores (context `measurements`) that went in;
+- `mlflow.parentRunId`: the sweep that a trial belongs to.
+"""
+
+import fcntl
+import getpass
+import hashlib
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from autoshard.benchmark import PlanCost
+from autoshard.experiments.console.cli import reason_of
+from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.tracking.data_sources import DataSource, short_name
+from autoshard.workload import ShardingPlan, UserError
+
+DEFAULT_URI = "sqlite:///mlflow.db"
+EXPERIMENT = "autoshard"
+POLICIES, COST_MODELS = "autoshard-policy", "autoshard-cost-model"  # in the registry
+_ANSWER_SECONDS = 5.0
+# Options that say where results go, not what a run is: noise where runs are compared.
+_HOUSEKEEPING = frozenset(("out", "json", "store", "storage", "resume", "force", "mlflow_uri"))
+VIEW = "results"  # the UI's saved view: ...#/experiments/ID/runs?viewStateShareKey=results
+_COLUMNS = (
+    ("tags.`kind`", 100),
+    ("metrics.`test/policy`", 100),
+    ("metrics.`test/autoshard`", 120),
+    ("metrics.`score`", 80),
+    ("params.`num_tables`", 100),
+    ("params.`num_devices`", 105),
+    ("params.`reward`", 90),
+    ("params.`seed`", 60),
+    ("attributes.`Dataset`", 230),
+)
+_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
+_VERSIONS = {"torch": "torch", "ray": "ray", "fbgemm": "fbgemm-gpu", "fbgemm_cpu": "fbgemm-gpu-cpu"}
+
+
+def tracking_uri(asked: str | None) -> str:
+    """The URI asked for, else MLFLOW_TRACKING_URI, else a SQLite file in the current folder."""
+    return asked or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+
+
+def absolute_uri(asked: str | None) -> str:
+    """The same, whatever the current folder will be."""
+    uri = tracking_uri(asked)
+    prefix = "sqlite:///"
+    return prefix + str(Path(uri.removeprefix(prefix)).resolve()) if uri.startswith(prefix) else uri
+
+
+class TrackedRun:
+    """A run in MLflow that is being written. Nothing of it is global: many may be open at once."""
+
+    def __init__(self, client: Any, run_id: str, experiment: str) -> None:
+        self._client, self.run_id, self._experiment = client, run_id, experiment
+
+    def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Log figures; with `step` as points of curves. What is not finite is left out."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        points = [
+            Metric(n, float(v), now, step or 0) for n, v in values.items() if math.isfinite(v)
+        ]
+        self._client.log_batch(self.run_id, metrics=points)
+
+    def curve(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
+        """Log a figure as it went, step by step."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        points = [Metric(name, v, now, s) for s, v in zip(steps, values, strict=True)]
+        self._client.log_batch(self.run_id, metrics=points)
+
+    def tags(self, values: Mapping[str, Any]) -> None:
+        """Add tags."""
+        from mlflow.entities import RunTag
+
+        self._client.log_batch(self.run_id, tags=[RunTag(n, str(v)) for n, v in values.items()])
+
+    def data(self, *sources: DataSource) -> None:
+        """Say what went in."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(
+                    source.name,
+                    source.digest[:36],
+                    "local",
+                    json.dumps({"uri": source.uri}),
+                    profile=json.dumps(dict(source.profile)),
+                ),
+                [InputTag("mlflow.data.context", source.context)],
+            )
+            for source in sources
+        ]
+        self._client.log_inputs(self.run_id, inputs)
+
+    def artifact(self, path: Path, folder: str | None = None) -> None:
+        """Log a file, or a folder with all that is in it."""
+        import requests
+
+        log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
+        try:
+            log(self.run_id, str(path), folder)
+        except (requests.RequestException, OSError) as error:  # of a server, or a full disk
+            raise UserError(f"MLflow does not take {path.name}: {reason_of(error)}") from error
+
+    def model(self, files: Iterable[Path], name: str) -> None:
+        """Log files, and folders of files, as the folder of a model."""
+        for path in files:
+            self.artifact(path, f"{name}/{path.name}" if path.is_dir() else name)
+
+    def plan(self, name: str, plan: ShardingPlan, cost: PlanCost) -> None:
+        """Log a plan as JSON and as a picture of what each device would cost, under `plans/`."""
+        with tempfile.TemporaryDirectory() as place:
+            picture, document = Path(place) / f"{name}.png", Path(place) / f"{name}.plan.json"
+            cost.picture(picture, name)
+            plan.save(document)
+            self.artifact(Path(place), "plans")
+
+    def register(
+        self, folder: Path, name: str, tags: Mapping[str, str], alias: str | None = None
+    ) -> str:
+        """Log a folder and register it as the next version of a model; returns the version."""
+        from mlflow.exceptions import MlflowException
+
+        self.artifact(folder, name)
+        with suppress(MlflowException):  # it is registered already
+            self._client.create_registered_model(name)
+        source = f"{self._client.get_run(self.run_id).info.artifact_uri}/{name}"
+        version = self._client.create_model_version(name, source, self.run_id, tags=dict(tags))
+        if alias is not None:
+            self._client.set_registered_model_alias(name, alias, version.version)
+        return str(version.version)
+
+    def child(self, kind: str, key: str, parameters: Mapping[str, Any]) -> "TrackedRun":
+        """The run of that kind and key under this one: the earlier one, if there is one.
+
+        It has this one's tags, and a number in its name.
+        """
+        mine = f"tags.`mlflow.parentRunId` = '{self.run_id}' AND tags.kind = '{kind}'"
+        siblings = self._client.search_runs([self._experiment], mine)
+        for run in siblings:
+            if run.data.tags.get("key") == key:
+                return TrackedRun(self._client, run.info.run_id, self._experiment)
+        parent = self._client.get_run(self.run_id)
+        inherited = {
+            name: value for name, value in parent.data.tags.items() if not _not_inherited(name)
+        }
+        tags = {**inherited, "kind": kind, "key": key, "mlflow.parentRunId": self.run_id}
+        name = f"{kind} {len(siblings) + 1}"
+        run = self._client.create_run(self._experiment, run_name=name, tags=tags)
+        child = TrackedRun(self._client, run.info.run_id, self._experiment)
+        child.parameters({**parent.data.params, **parameters})
+        if parent.inputs.dataset_inputs:
+            self._client.log_inputs(child.run_id, parent.inputs.dataset_inputs)
+        return child
+
+    def parameters(self, values: Mapping[str, Any]) -> None:
+        """Log parameters: once, for those of a run never change."""
+        from mlflow.entities import Param
+
+        told = {name: v for name, v in flat(values).items() if name not in _HOUSEKEEPING}
+        self._client.log_batch(self.run_id, params=[Param(n, str(v)) for n, v in told.items()])
+
+    def note(self, markdown: str) -> None:
+        """What people read first on the run's page."""
+        self.tags({"mlflow.note.content": markdown})
+
+    def go_on(self) -> None:
+        """Be a run that is being written, again."""
+        self._client.update_run(self.run_id, "RUNNING")
+
+    def link(self, runs: Sequence["TrackedRun"]) -> str:
+        """The page that compares runs, as a link for a note."""
+        ids = quote(json.dumps([run.run_id for run in runs]))
+        return f"#/compare-runs?runs={ids}&experiments={quote(json.dumps([self._experiment]))}"
+
+    def end(self, status: str = "FINISHED") -> None:
+        """FINISHED, FAILED or KILLED."""
+        self._client.set_terminated(self.run_id, status)
+
+
+@contextmanager
+def tracked_run(
+    kind: str,
+    name: str,
+    parameters: Mapping[str, Any],
+    uri: str | None = None,
+    run_id: str | None = None,
+) -> Iterator[TrackedRun]:
+    """A run of that kind with its parameters, machine and versions; UserError if it cannot be.
+
+    With `run_id` an earlier run goes on.
+    """
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    where = tracking_uri(uri)
+    try:
+        run = _begun(kind, name, parameters, where, run_id)
+    except (
+        MlflowException, SQLAlchemyError, OSError, ValueError, ImportError, UserError,
+    ) as error:  # fmt: skip
+        raise UserError(f"MLflow cannot be used at {where}: {reason_of(error)}") from error
+    try:
+        yield run
+    except MlflowException as error:
+        _end(run, "FAILED")
+        raise UserError(
+            f"MLflow at {where} does not take more: {reason_of(error)} What was made is kept"
+        ) from error
+    except KeyboardInterrupt:
+        _end(run, "KILLED")
+        raise
+    except BaseException:
+        _end(run, "FAILED")
+        raise
+    run.end()
+
+
+def _end(run: TrackedRun, status: str) -> None:
+    """End a run whose command fails; that MLflow is gone too says nothing new."""
+    with suppress(Exception):
+        run.end(status)
+
+
+def _begun(
+    kind: str, name: str, parameters: Mapping[str, Any], where: str, run_id: str | None
+) -> TrackedRun:
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    for logger in ("alembic", "mlflow"):
+        logging.getLogger(logger).setLevel(logging.WARNING)
+    _check_reachable(where)
+    from mlflow import MlflowClient
+
+    with _alone(where):
+        client = MlflowClient(where)
+        experiment = _experiment(client, where)
+    if run_id is not None and _is_there(client, run_id):
+        earlier = TrackedRun(client, run_id, experiment)
+        earlier.go_on()
+        return earlier
+    tags = _tags(kind)
+    if "tables" in parameters:
+        tags["tables"] = short_name(str(parameters["tables"]))
+    if parameters.get("out") is not None:
+        tags["out"] = str(parameters["out"])
+    made = client.create_run(experiment, run_name=name, tags=tags)
+    run = TrackedRun(client, made.info.run_id, experiment)
+    run.parameters(parameters)
+    return run
+
+
+def _check_reachable(uri: str) -> None:
+    """OSError or UserError where MLflow would try for minutes in silence."""
+    if uri.startswith("sqlite:///"):
+        check_file(Path(uri.removeprefix("sqlite:///")), "MLflow")
+    parts = urlsplit(uri)
+    port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
+    if parts.hostname and port:
+        socket.create_connection((parts.hostname, port), _ANSWER_SECONDS).close()
+
+
+def _is_there(client: Any, run_id: str) -> bool:
+    """False for a run that was in a file on a machine that is lost: another one is begun."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+    return True
+
+
+@contextmanager
+def _alone(uri: str) -> Iterator[None]:
+    """One process at a time: MLflow makes the tables of a new SQLite file without a lock."""
+    if not uri.startswith("sqlite:///"):
+        yield
+        return
+    name = hashlib.sha256(absolute_uri(uri).encode()).hexdigest()[:16]
+    with open(Path(tempfile.gettempdir()) / f"autoshard-mlflow-{os.getuid()}-{name}", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _experiment(client: Any, uri: str) -> str:
+    """Ours; beside a local SQLite file its artifacts lie in a folder next to it."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(EXPERIMENT)
+    if found is None:
+        location = None
+        if uri.startswith("sqlite:///"):
+            file = Path(uri.removeprefix("sqlite:///")).resolve()
+            location = (file.parent / "mlartifacts").as_uri()
+        try:
+            made = str(client.create_experiment(EXPERIMENT, artifact_location=location))
+        except MlflowException:
+            found = client.get_experiment_by_name(EXPERIMENT)  # made by another meanwhile
+            if found is None:
+                raise
+        else:
+            client.set_experiment_tag(made, f"mlflow.sharedViewState.{VIEW}", _view())
+            return made
+    return str(found.experiment_id)
+
+
+def _view() -> str:
+    """The UI's table of runs with columns worth seeing: of itself it shows no figure at all."""
+    columns = dict(_COLUMNS)
+    state = {"selectedColumns": [*columns], "columnOrder": [*columns], "columnWidths": columns}
+    view = {"name": "Results", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
+    return json.dumps(view)
+
+
+def _tags(kind: str) -> dict[str, str]:
+    tags = {
+        "kind": kind,
+        "host": platform.node(),
+        "python": platform.python_version(),
+        "mlflow.source.name": Path(sys.argv[0]).name,
+        "mlflow.source.type": "LOCAL",
+        "mlflow.user": _user(),
+    }
+    for tag, package in _VERSIONS.items():
+        with suppress(importlib.metadata.PackageNotFoundError):
+            tags[tag.partition("_")[0]] = importlib.metadata.version(package)
+    commit = _git_commit()
+    return {**tags, "git_commit": commit, "mlflow.source.git.commit": commit} if commit else tags
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return str(os.getuid())
+
+
+def _git_commit() -> str | None:
+    """The commit of the code that runs, if it runs from a checkout."""
+    try:
+        answer = subprocess.run(
+            ["git", "rev-parse", "HEAD"],  # noqa: S607 - whichever git the user has
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=5,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """`{"hyper": {"clip": 0.2}}` as `{"hyper.clip": 0.2}`."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}.")
+        else:
+            found[prefix + name] = value
+    return found
+
+
+def _not_inherited(tag: str) -> bool:
+    """True for what says who a run is, not what it is about."""
+    return tag in ("mlflow.runName", "mlflow.note.content", "mlflow.parentRunId")

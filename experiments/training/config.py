@@ -1,0 +1,132 @@
+"""The settings of a training run."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from autoshard.envs import RandomDeals
+from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.ranges import read_range
+from autoshard.experiments.training.ppo import Hyperparameters
+from autoshard.sharders.policy_network import PolicyShape
+from autoshard.workload import UserError
+
+_ITERATIONS = 20
+_PATHS = ("out", "store", "json")
+
+
+@dataclass(frozen=True)
+class PPOShardConfig:
+    """Train a policy that places embedding tables on devices, and say what its plans are worth.
+
+    Tables are split once and for all: 70 % teach, the others check and test. The folder --out
+    holds the policy, its cost model, the last checkpoint and what was measured.
+    """
+
+    tables: str = "synthetic:400:1"
+    """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
+    num_tables: str = "60"
+    """Tables of a task: a number, or a range such as 20-100."""
+    num_devices: str = "4"
+    """Devices of a task: a number, or a range such as 2-8."""
+    memory_fill: str = "0.1-0.9"
+    """Share of all devices' memory that the tables of a task take: loose to tight."""
+    memory_unevenness: float = 0.3
+    """Devices have from 1 minus this to 1 of the largest device's memory."""
+    max_devices: int = 128
+    """The most devices that the policy may be asked for later."""
+    batch_size: int = 1024
+    """Samples of a batch."""
+    cost_model: str = "cpu"
+    """Folder of a cost model, or the name of one that is shipped."""
+    reward: Literal["estimated", "mixed", "measured"] = "mixed"
+    """Where the costs of finished games come from; what is measured also teaches the cost model."""
+    devices: Literal["auto", "cpu", "cuda"] = "auto"
+    """What measures: auto takes GPUs where the cluster has any; cuda waits for GPUs to join."""
+    goal: Literal["maximum", "balance"] = "maximum"
+    """What games are worth: minus the slowest device's cost, or AutoShard's min / max."""
+    measured_share: float = 0.03
+    """Of the games, with --reward mixed."""
+    iterations: int | None = None
+    """Of PPO; by default 20, and with --resume as many as the run was to have."""
+    seconds: float | None = None
+    """End after the iteration by which so many seconds are spent, from the start of the command, as
+    if it were the last; --resume goes on. By default as long as all iterations take."""
+    games: int = 128
+    """Played at once; an iteration is about one of each."""
+    num_env_runners: int | None = None
+    """Processes that play beside the one that learns; by default that one plays too."""
+    hyper: Hyperparameters = field(default_factory=Hyperparameters)
+    """Of PPO and of the policy's network; tune_shard.py looks for good ones."""
+    check_every: int = 5
+    """Iterations between checks on unseen tables, and between updates of the cost model."""
+    check_tasks: int = 16
+    """Tasks in a check."""
+    test_seconds: float = 60.0
+    """With --reward mixed or measured: how long plans of the test at the end are measured, at most;
+    0 leaves it at what the cost model says of them."""
+    seed: int = 0
+    """Of everything that is drawn."""
+    out: Path = Path("runs/autoshard")
+    """Folder of the run."""
+    resume: bool = False
+    """Go on with the run in --out, with its own settings; --iterations may be more, there may be
+    other --num-env-runners, and files may lie elsewhere."""
+    force: bool = False
+    """Replace the run in --out."""
+    store: Path | None = None
+    """SQLite file of measurements; by default costs.db in --out."""
+    storage: str | None = None
+    """A shared path or object store (s3://...) that keeps the run and its measurements as well."""
+    json: Path | None = None
+    """Write the result here."""
+    mlflow_uri: str | None = None
+    """Where to log; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
+
+    def check(self) -> None:
+        """UserError unless the numbers make sense."""
+        if self.most_iterations < 1:
+            raise UserError("--iterations must be at least 1")
+        for option in ("games", "check_every", "check_tasks", "max_devices"):
+            if getattr(self, option) < 1:
+                raise UserError(f"--{option.replace('_', '-')} must be at least 1")
+        if min(self.seed, self.env_runners) < 0:
+            raise UserError("--seed and --num-env-runners must be at least 0")
+        if not 0 <= self.measured_share <= 1:
+            raise UserError(f"--measured-share must lie between 0 and 1, got {self.measured_share}")
+        if not 0 <= self.test_seconds < math.inf:
+            raise UserError(f"--test-seconds must be at least 0, got {self.test_seconds:g}")
+        self.hyper.check()
+        check_file(self.json, "--json")
+        devices = self.generator().most_devices
+        if devices > self.max_devices:
+            raise UserError(f"--max-devices {self.max_devices} is less than --num-devices")
+
+    @property
+    def most_iterations(self) -> int:
+        """Of PPO, in all."""
+        return _ITERATIONS if self.iterations is None else self.iterations
+
+    @property
+    def env_runners(self) -> int:
+        """Processes that play beside the one that learns."""
+        return self.num_env_runners or 0
+
+    def generator(self) -> RandomDeals:
+        """Who deals."""
+        return RandomDeals(
+            read_range(self.num_tables, "--num-tables", int),
+            read_range(self.num_devices, "--num-devices", int),
+            read_range(self.memory_fill, "--memory-fill", float),
+            self.memory_unevenness,
+        )
+
+    @staticmethod
+    def from_json(settings: Mapping[str, Any]) -> "PPOShardConfig":
+        """What `asdict` made of it, read from JSON."""
+        hyper = dict(settings["hyper"])
+        paths = {n: None if settings[n] is None else Path(settings[n]) for n in _PATHS}
+        hyper["shape"] = PolicyShape(**hyper["shape"])
+        return PPOShardConfig(**{**settings, **paths, "hyper": Hyperparameters(**hyper)})

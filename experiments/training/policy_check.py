@@ -1,0 +1,87 @@
+"""How a policy does, while it is trained and after: estimated, on tables it never learned from."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+
+from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.envs import Deck, Generator
+from autoshard.experiments.judging.outcomes import (
+    Maxima,
+    Outcome,
+    best_of_each,
+    estimated,
+    make_plans,
+    maxima_of,
+    relative,
+)
+from autoshard.sharders import HEURISTICS, Means, Policy, make_sharder
+from autoshard.workload import Device, EmbeddingTable, ShardingTask
+from autoshard.workload.parts import Part
+
+_FEWEST = 3  # tables that tasks are drawn from
+_LEARNED = ("cost", "cost_fused", "policy", "autoshard")
+
+
+def deal_tasks(deck: Deck, generator: Generator, seed: int) -> Iterator[ShardingTask]:
+    """Tasks as the generator deals them, without end."""
+    rng = np.random.default_rng(seed)
+    while True:
+        deal = generator(deck, rng)
+        tables = tuple(deck.pieces[number].table for number in deal.pieces)
+        devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(deal.memory_bytes))
+        yield ShardingTask(tables, devices, deck.batch_size, deck.operator)
+
+
+def draw_tasks(deck: Deck, generator: Generator, count: int, seed: int) -> list[ShardingTask]:
+    """The first of them."""
+    return list(islice(deal_tasks(deck, generator, seed), count))
+
+
+class PolicyCheck:
+    """The same tasks for every check.
+
+    Args:
+        tasks: of tables that are not trained on.
+        seed: of sharders that draw.
+    """
+
+    def __init__(self, tasks: Sequence[ShardingTask], seed: int = 0) -> None:
+        self.tasks = tasks
+        self.seed = seed
+        self._heuristics: tuple[CostModel, Maxima] | None = None
+
+    def relative_to_heuristic(self, policy: Policy, model: CostModel) -> tuple[float, int]:
+        """The policy's maxima over those of each task's best heuristic, in the mean; and tasks that
+        it found no plan for.
+        """
+        if self._heuristics is None or self._heuristics[0] is not model:  # they never change
+            found = maxima_of(self.outcomes(policy, model, HEURISTICS))
+            self._heuristics = (model, found)
+        ours = maxima_of(self.outcomes(policy, model, ("policy",)))["policy"]
+        ratio = relative(ours, best_of_each(self._heuristics[1]))
+        return math.nan if ratio is None else ratio.value, ours.count(None)
+
+    def outcomes(
+        self, policy: Policy, model: CostModel, names: Iterable[str] = (*HEURISTICS, *_LEARNED)
+    ) -> dict[str, list[Outcome]]:
+        """Each sharder's plan for each task, with its cost as the model estimates it."""
+        oracle = EstimatedCosts(model, self.tasks[0].batch_size)
+        means = Means(oracle, policy, seed=self.seed)
+        sharders = {name: make_sharder(name, means) for name in names}
+        return estimated(make_plans(sharders, self.tasks), self.tasks, oracle)
+
+
+def unseen_tables(
+    by_part: Mapping[Part, Sequence[EmbeddingTable]], part: Part
+) -> list[EmbeddingTable]:
+    """Tables of a part that is not trained on; of both such parts if one has hardly any.
+
+    Where checks choose the policy that is kept, what tests it must not be among them: tasks are
+    smaller rather than of tables of both parts.
+    """
+    if len(by_part[part]) >= _FEWEST:
+        return list(by_part[part])
+    return [*by_part["validation"], *by_part["test"]]

@@ -1,0 +1,237 @@
+"""What people and MLflow hear of a training: a line an iteration, curves, and a test at the end."""
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from rich.table import Table
+
+from autoshard.benchmark import MeasurementStore
+from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.notices import Notices
+from autoshard.experiments.judging.contestants import Contestants, judge_measured
+from autoshard.experiments.judging.judge import Limits, OutOfTimeError
+from autoshard.experiments.judging.outcomes import (
+    best_heuristic,
+    best_of_each,
+    estimated,
+    maxima_of,
+    relative,
+)
+from autoshard.experiments.judging.score_report import score_table, verdict
+from autoshard.experiments.judging.scores import bounds_ms, score_all
+from autoshard.experiments.judging.statistics import Ratio
+from autoshard.experiments.tracking.runs import TrackedRun
+from autoshard.experiments.training.policy_check import PolicyCheck
+from autoshard.experiments.training.run_folder import model_files
+from autoshard.experiments.training.training import Training
+from autoshard.sharders import Policy, load_policy
+
+_TEST_TASKS = 8
+_TEST_SEED = 1000  # no check's
+
+
+# What MLflow calls the figures of an iteration: charts are grouped by what is before the slash.
+_CURVES = {
+    "check_over_heuristic": "check/over_best_heuristic",
+    "check_without_plan": "check/without_plan",
+    "relative_max": "games/relative_max",
+    "episode_return": "games/return",
+    "dead_ends": "games/dead_ends",
+    "entropy": "ppo/entropy",
+    "policy_loss": "ppo/policy_loss",
+    "value_loss": "ppo/value_loss",
+    "value_explained": "ppo/value_explained",
+    "asked": "measured/shards",
+    "new_shards": "measured/learned_from",
+    "cost_model_error": "measured/cost_model_error",
+    "steps": "work/steps",
+    "seconds": "work/seconds",
+}
+
+
+def curves(figures: Mapping[str, float]) -> dict[str, float]:
+    """An iteration's figures as MLflow should call them, the telling ones first."""
+    known = {curve: figures[name] for name, curve in _CURVES.items() if name in figures}
+    return known | {n: v for n, v in figures.items() if n not in _CURVES and n not in _SAID_TWICE}
+
+
+_SAID_TWICE = frozenset(("check_score", "games"))  # the check's two figures in sum; an option
+
+
+def _rank(ratio: Ratio | None) -> float:
+    return math.inf if ratio is None else ratio.value
+
+
+class TrainingReport:
+    """Follows a training in a run of MLflow."""
+
+    def __init__(self, training: Training, run: TrackedRun) -> None:
+        self._training, self._run = training, run
+        self._lines: list[dict[str, float]] = []
+        self._notices = Notices()
+        self._began = time.time()
+
+    def introduce(self, teaching: int) -> None:
+        """Say what is trained on how many tables."""
+        config, pool = self._training.config, self._training.pool
+        hardware = self._training.model.provenance.hardware
+        cli.console.print(
+            f"training on {teaching} tables of {config.tables}: tasks of "
+            f"{config.num_tables} tables on {config.num_devices} devices, {config.reward} rewards"
+            + (f", measured on {len(pool.devices())} devices" if pool else ""),
+            soft_wrap=True,
+        )
+        if config.generator().most_tables > teaching:
+            cli.console.print(f"note: tasks have at most the {teaching} tables that teach")
+        if self._training.progress.iteration:
+            cli.console.print(f"going on after iteration {self._training.progress.iteration}")
+        self._run.tags({"hardware": hardware, "num_devices": config.num_devices})
+
+    def tell(self, figures: dict[str, float]) -> None:
+        """A line for people, the figures for MLflow, and what the pool has to say."""
+        number, pool = self._training.progress.iteration, self._training.pool
+        before = self._lines[-1]["steps"] if self._lines else 0.0
+        self._lines.append(figures)
+        self._run.metrics(curves(figures), step=number)
+        if "new_shards" in figures:
+            cli.console.print(
+                f"  the cost model learned from {figures['new_shards']:.0f} new shards; it was "
+                f"wrong by {figures['cost_model_error']:.1%} about them"
+            )
+        line = (
+            f"{number:4}/{self._training.config.most_iterations}  {figures['steps']:9,.0f} steps  "
+            f"max/bound {figures['relative_max']:.4f}  dead ends {figures['dead_ends']:.0f} of "
+            f"{figures['games']:.0f}  {figures['asked']:.0f} shards measured  "
+            f"{figures['seconds']:.1f} s"
+        )
+        if before:
+            line += f"  {(figures['steps'] - before) / figures['seconds']:,.0f} steps/s"
+        if "check_over_heuristic" in figures:
+            line += (
+                f"  unseen tables: {figures['check_over_heuristic']:.4f} of the best heuristic's, "
+                f"{figures['check_without_plan']:.0f} without a plan"
+            )
+        cli.console.print(line, soft_wrap=True)
+        if pool is not None:
+            self._notices.tell(pool)
+
+    def test(self) -> dict[str, Any]:
+        """The policy that was put out against the heuristics, on test tables; the run's result."""
+        training, folder = self._training, self._training.folder.folder
+        busy = self._pool_busy()
+        tasks = training.tasks("test", _TEST_TASKS, _TEST_SEED)
+        policy, model = load_policy(folder), training.model
+        outcomes = PolicyCheck(tasks, training.config.seed).outcomes(policy, model)
+        maxima = maxima_of(outcomes)
+        best, bar = best_heuristic(maxima), best_of_each(maxima)
+        assert best is not None  # all heuristics are among them
+        ratios = {name: relative(values, bar) for name, values in maxima.items()}
+        against = {name: ratio for name, ratio in ratios.items() if ratio is not None}
+        report = Table(
+            title=f"{len(tasks)} tasks of unseen tables, slowest device by the cost model",
+            title_justify="left",
+        )
+        for column in ("sharder", "over the best heuristic's", "95 %", "without a plan"):
+            report.add_column(column, justify="left" if column == "sharder" else "right")
+        for name, ratio in sorted(ratios.items(), key=lambda pair: _rank(pair[1])):
+            value, interval = "-", "-"
+            if ratio is not None:
+                value, interval = f"{ratio.value:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"
+            report.add_row(name, value, interval, str(maxima[name].count(None)))
+        cli.console.print(report)
+        self._run.metrics({f"test/{name}": ratio.value for name, ratio in against.items()})
+        self._run.note(self._summary(against))
+        oracle = EstimatedCosts(model, tasks[0].batch_size)
+        for name in (best, "policy", "autoshard"):
+            plan = outcomes[name][0].plan
+            if plan is not None:
+                self._run.plan(name, plan, oracle.plan_cost(plan, tasks[0]))
+        self._run.model(model_files(folder), "policy")
+        self._run.artifact(training.folder.checkpoint(), "checkpoint")
+        if self._lines:
+            self._run.metrics(
+                {"work/pool_busy": busy, "work/train_seconds": training.progress.seconds}
+            )
+        return {
+            "iterations": training.progress.iteration,
+            "left_out": training.left_out,
+            "env_steps": self._lines[-1]["steps"] if self._lines else 0,
+            "seconds": training.progress.seconds,
+            "iterations_here": [
+                {name: value if math.isfinite(value) else None for name, value in line.items()}
+                for line in self._lines
+            ],
+            "pool_busy": busy,
+            "best_check": training.progress.best_check,
+            "test_over_best_heuristic": {
+                name: None if ratio is None else ratio.value for name, ratio in ratios.items()
+            },
+            "test_interval": {name: (ratio.low, ratio.high) for name, ratio in against.items()},
+            "test_max_ms": maxima,
+            "test_measured": self._measured(policy, model, best),
+            "best_heuristic": best,
+            "policy": str(folder),
+            "mlflow_run": self._run.run_id,
+        }
+
+    def _measured(self, policy: Policy, model: CostModel, heuristic: str) -> dict[str, Any] | None:
+        """The same measured, as far as the seconds for it go; None where nothing measures."""
+        training = self._training
+        pool, config = training.pool, training.config
+        if pool is None or not config.test_seconds:
+            return None
+        oracle = EstimatedCosts(model, config.batch_size)
+        names = (heuristic, "cost_fused", "policy", "autoshard")
+        contest = training.contest(_TEST_TASKS, _TEST_SEED)
+        try:
+            found = judge_measured(
+                contest,
+                Contestants(names, oracle, policy, config.seed),
+                pool,
+                Limits(seconds=config.test_seconds),
+            )
+        except OutOfTimeError:
+            cli.console.print(
+                "note: the test was not measured: --test-seconds "
+                f"{config.test_seconds:g} were over before all plans of one task were",
+                soft_wrap=True,
+            )
+            return None
+        promised = maxima_of(estimated(found.outcomes, found.tasks, oracle))
+        bounds = bounds_ms(oracle, found.tasks)
+        scores, best = score_all(found.outcomes, found.slowest_ms, bounds, promised)
+        cli.console.print(score_table(scores, best, "measured"))
+        cli.console.print(verdict(scores, best, "measured"), soft_wrap=True)
+        self._run.metrics(
+            {f"test_measured/{n}": s.ratio for n, s in scores.items() if s.ratio is not None}
+        )
+        return {name: asdict(score) for name, score in scores.items()}
+
+    def _summary(self, against: Mapping[str, Ratio]) -> str:
+        """In Markdown, for the run's page."""
+        config = self._training.config
+        rows = "".join(
+            f"| {name} | {against[name].value:.3f} | {against[name].low:.3f} to "
+            f"{against[name].high:.3f} |\n"
+            for name in ("autoshard", "policy", "cost_fused")
+            if name in against
+        )
+        return (
+            f"A policy that places {config.num_tables} tables of `{config.tables}` on "
+            f"{config.num_devices} devices.\n\n| sharder | slowest device over that of each "
+            f"task's best heuristic, unseen tables | 95 % interval |\n|---|---|---|\n{rows}"
+        )
+
+    def _pool_busy(self) -> float:
+        """Share of the devices' time inside timed operators, from first to last iteration here."""
+        pool, began, ended = self._training.pool, self._began, time.time()
+        if pool is None or not self._lines:
+            return 0.0
+        with MeasurementStore(pool.store) as store:
+            fresh = [m for m in store.measurements() if m.measured_at >= began]
+        busy = sum(m.timing.operator_seconds for m in fresh if m.timing is not None)
+        return busy / ((ended - began) * len(pool.devices()))
