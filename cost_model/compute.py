@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model.ensemble import Ensemble
-from autoshard.cost_model.inputs import Memberships, SliceRows, slice_inputs
+from autoshard.cost_model.inputs import SliceRows, slice_inputs
 from autoshard.cost_model.network import (
     DIRECTIONS,
     TERMS,
@@ -141,8 +141,8 @@ class ComputeCostModel:
     def predict(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Prices:
         """What shards cost, each in a batch of its size."""
         rows = SliceRows()
-        lists = [rows.of(s, batch) for s, batch in zip(shards, batch_sizes, strict=True)]
-        return self.price(Memberships.of(lists).sums(self.amounts_of(rows.inputs())))
+        held = rows.of_all(shards, batch_sizes)
+        return self.price(held.sums(self.amounts_of(rows.inputs())))
 
     def excess(self, inputs: Tensor) -> Tensor:
         """How far outside of what was learned from inputs lie, in deviations."""

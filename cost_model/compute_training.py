@@ -47,11 +47,11 @@ class Examples:
     def of(data: CostDataset) -> "Examples":
         """The tensors of a dataset."""
         rows = SliceRows()
-        lists = [rows.of(s, batch) for s, batch in zip(data.shards, data.batch_sizes, strict=True)]
+        memberships = rows.of_all(data.shards, data.batch_sizes)
         weights = 1 / (_OWN_ERROR**2 + data.errors**2)
         return Examples(
             rows.inputs(),
-            Memberships.of(lists),
+            memberships,
             torch.from_numpy(np.log(data.costs_ms)).float(),
             torch.from_numpy(weights / weights.mean()).float(),
         )

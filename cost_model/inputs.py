@@ -66,6 +66,10 @@ class SliceRows:
                     self._members.append((piece, batch_size))
             return self.of(shard, batch_size)
 
+    def of_all(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Memberships:
+        """The rows of each shard's slices, each shard in a batch of its size."""
+        return Memberships.of([self.of(s, b) for s, b in zip(shards, batch_sizes, strict=True)])
+
     def inputs(self, first: int = 0) -> Tensor:
         """What the network sees of the rows from `first` on: [rows, inputs]."""
         members = self._members[first:]

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from autoshard.cost_model.ensemble import Ensemble, State
 from autoshard.cost_model.network import NetworkShape
-from autoshard.workload import UserError
+from autoshard.workload.bounds import check_bounds
 
 Progress = Callable[[], None]
 
@@ -41,23 +41,13 @@ class TrainOptions:
 
     def check(self) -> None:
         """UserError unless the numbers make sense."""
-        shape = self.shape
-        least = {
-            "members": (self.members, 1),
-            "steps": (self.steps, 1),
-            "check-every": (self.check_every, 1),
-            "patience": (self.patience, 1),
-            "shape.hidden": (shape.hidden, 1),
-            "shape.fusion": (shape.fusion, 1),
-            "shape.learned": (shape.learned, 0),
-        }
-        for option, (value, fewest) in least.items():
-            if value < fewest:
-                raise UserError(f"--hyper.{option} must be at least {fewest}, got {value}")
-        if not 0 < self.learning_rate < math.inf:
-            raise UserError(f"--hyper.learning-rate must be more than 0, got {self.learning_rate}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise UserError(f"--hyper.weight-decay must be at least 0, got {self.weight_decay}")
+        counts = ("members", "steps", "check_every", "patience", "shape.hidden", "shape.fusion")
+        check_bounds(
+            self,
+            "hyper.",
+            at_least={**dict.fromkeys(counts, 1), "shape.learned": 0, "weight_decay": 0},
+            more_than={"learning_rate": 0},
+        )
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from autoshard.workload import (
     random_exchanges,
     random_shards,
 )
+from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer, Weights
 from autoshard.workload.sampling import MOST_TASK_DEVICES
 from autoshard.workload.synthetic import PROFILES, default_profile
@@ -128,8 +129,7 @@ def main(config: CollectConfig) -> None:
         batch_size = PROFILES[default_profile()].batch_size
     settings = MeasureSettings(batch_size, OperatorOptions(config.weights, config.optimizer))
     check_file(config.json, "--json")
-    if min(config.seed, config.num_exchanges) < 0:
-        raise UserError("--seed and --num-exchanges must be at least 0")
+    check_bounds(config, at_least={"seed": 0, "num_exchanges": 0})
     storage = None if config.storage is None else Storage(config.storage)
     if storage is not None:
         known = storage.fetch_store(config.store)

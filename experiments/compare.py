@@ -38,6 +38,7 @@ from autoshard.experiments.training.loading import check_sharders, model_beside,
 from autoshard.experiments.training.policy_check import deal_tasks
 from autoshard.sharders import NEED_POLICY, NEED_POOL, VERIFY_SECONDS, load_policy
 from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
+from autoshard.workload.bounds import check_bounds
 from autoshard.workload.parts import tables_by_part
 
 
@@ -118,16 +119,13 @@ class CompareConfig:
             )
         if self.plans and self.tasks is None:
             raise UserError("--plans needs the tasks that they are for: name their folder, --tasks")
-        for option in ("num_tasks", "num_tables", "num_devices", "batch_size", "verified", "seeds"):
-            if (value := getattr(self, option)) < 1:
-                raise UserError(f"--{option.replace('_', '-')} must be at least 1, got {value}")
-        for option in ("precision", "seconds", "verify_seconds"):
-            if not (value := getattr(self, option)) > 0:
-                raise UserError(f"--{option.replace('_', '-')} must be more than 0, got {value}")
-        if not 0 < self.memory_fill <= 1:
-            raise UserError(f"--memory-fill must lie between 0 and 1, got {self.memory_fill}")
-        if self.seed < 0:
-            raise UserError(f"--seed must be at least 0, got {self.seed}")
+        counts = ("num_tasks", "num_tables", "num_devices", "batch_size", "verified", "seeds")
+        check_bounds(
+            self,
+            at_least={**dict.fromkeys(counts, 1), "seed": 0},
+            more_than=dict.fromkeys(("precision", "seconds", "verify_seconds", "memory_fill"), 0),
+            up_to={"memory_fill": 1},
+        )
         for name in NEED_POOL.intersection(self.names):
             if not self.measure:
                 raise UserError(

@@ -11,11 +11,11 @@ from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.outputs import check_folder
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.workload import UserError
+from autoshard.sharders import HEURISTICS
+from autoshard.workload.bounds import check_bounds
 
 _TABLES = "synthetic:400:1:small"
 _BATCH_SIZE = 1024  # what the small profile of synthetic tables is made for
-_HEURISTICS = "random,dim,size,lookup,size_lookup"
 # Of the seconds that are left when a part begins, those it may take; what it does not need is the
 # next one's. The last part gets all but what it takes to plan and to measure what is under way when
 # its time is over, and to draw and log what was found.
@@ -47,10 +47,7 @@ def main(config: DemoConfig) -> None:
     """Collect, calibrate, train, compare. What an earlier tour has measured is used again."""
     budget = Budget(config.seconds)
     check_folder(config.out, "--out")
-    if min(config.iterations, config.num_tasks) < 1:
-        raise UserError("--iterations and --num-tasks must be at least 1")
-    if not config.precision > 0:
-        raise UserError(f"--precision must be more than 0, got {config.precision}")
+    check_bounds(config, at_least={"iterations": 1, "num_tasks": 1}, more_than={"precision": 0})
     config.out.mkdir(parents=True, exist_ok=True)
     uri = f"sqlite:///{(config.out / 'mlflow.db').resolve()}"
     store, model, policy = (config.out / name for name in ("costs.db", "cost_model", "policy"))
@@ -96,7 +93,7 @@ def main(config: DemoConfig) -> None:
             compare.CompareConfig(
                 tables=_TABLES,
                 num_tasks=config.num_tasks,
-                sharders=f"{_HEURISTICS},autoshard,autoshard_verified",
+                sharders=",".join((*HEURISTICS, "autoshard", "autoshard_verified")),
                 policy=policy,
                 measure=True,
                 precision=config.precision,

@@ -33,6 +33,7 @@ from autoshard.sharders import (
     make_sharder,
 )
 from autoshard.workload import Device, ShardingTask, UserError, load_tables
+from autoshard.workload.bounds import check_bounds
 
 _GB = 2**30
 _MOST_GB = 2**32  # more than there is
@@ -79,13 +80,12 @@ class ShardConfig:
     def check(self) -> None:
         """UserError unless the options make sense."""
         check_sharders([self.sharder])
-        for option in ("num_devices", "batch_size", "verified"):
-            if (value := getattr(self, option)) < 1:
-                raise UserError(f"--{option.replace('_', '-')} must be at least 1, got {value}")
-        if not self.verify_seconds > 0:
-            raise UserError(f"--verify-seconds must be more than 0, got {self.verify_seconds}")
-        if self.seed < 0:
-            raise UserError(f"--seed must be at least 0, got {self.seed}")
+        counts = ("num_devices", "batch_size", "verified")
+        check_bounds(
+            self,
+            at_least={**dict.fromkeys(counts, 1), "seed": 0},
+            more_than={"verify_seconds": 0},
+        )
         check_file(self.out, "--out")
         check_file(self.picture, "--picture", PICTURES)
 

@@ -40,6 +40,7 @@ from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.tracking.data_sources import store_source
 from autoshard.workload import UserError, documents
+from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer, Weights
 
 REGISTERED_AS = tracking.COST_MODELS
@@ -97,10 +98,8 @@ def main(config: TrainConfig) -> None:
     budget = Budget(config.seconds)
     check_free(config.out, config.force)
     check_file(config.json, "--json")
-    if min(config.rounds, config.check_tasks, config.budget_shards) < 0:
-        raise UserError("--rounds, --check-tasks and --budget-shards must be at least 0")
-    if config.seed < 0:
-        raise UserError(f"--seed must be at least 0, got {config.seed}")
+    counts = ("rounds", "check_tasks", "budget_shards", "seed")
+    check_bounds(config, at_least=dict.fromkeys(counts, 0))
     if config.budget_shards < config.rounds:
         raise UserError(f"--budget-shards {config.budget_shards} is less than one a round")
     config.hyper.check()

@@ -11,8 +11,7 @@ from autoshard.cost_model.network import DIRECTIONS
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask, TableSlice
-from autoshard.workload.packing import halves
-from autoshard.workload.tables import DIM_STEP
+from autoshard.workload.packing import can_be_halved, halves
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -103,7 +102,7 @@ class _Search:
         self._home = np.array([device for _, device in placed], np.int64)
         self._devices = oracle.devices(self._slices, len(task.devices))
         self._bytes = np.array([self._bytes_of(piece) for piece in self._slices], np.int64)
-        self._free = np.array([device.memory_bytes for device in task.devices], np.int64)
+        self._free = task.memory_bytes
         np.subtract.at(self._free, self._home, self._bytes)
         self._devices.fill(torch.from_numpy(self._home))
         self._weight = self._weights(0)
@@ -204,7 +203,7 @@ class _Search:
         wide = [
             item
             for item in np.flatnonzero(self._home == slowest).tolist()
-            if self._slices[item].width >= 2 * DIM_STEP
+            if can_be_halved(self._slices[item])
         ]
         if not wide or len(self._costs) == 1:
             return False

@@ -13,8 +13,7 @@ from autoshard.sharders.player import Played, Player
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.rounds import MeasurePlans, best_by_rounds
 from autoshard.workload import Shard, ShardingPlan, ShardingTask, TableSlice
-from autoshard.workload.packing import halves, pack
-from autoshard.workload.tables import DIM_STEP
+from autoshard.workload.packing import can_be_halved, halves, pack
 
 _BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
 _MOST_SPLITS = 8  # rounds of splitting
@@ -71,7 +70,7 @@ class PolicySharder:
         self._oracle.check(task)
         self._policy.check(len(task.devices))
         whole = [table.whole() for table in task.tables]
-        memory = np.array([device.memory_bytes for device in task.devices], np.int64)
+        memory = task.memory_bytes
         played = self._draw(whole, memory)
         found = [game.placed() for game in played[: self._best]]
         if not found:  # so tight that no game ended well
@@ -124,7 +123,7 @@ class PolicySharder:
     def _candidates(self, played: Played) -> list[list[TableSlice]]:
         """The pieces with other ones split: of the slowest device one, of all the costliest few."""
         alone = self._oracle.prices([Shard((piece,)) for piece in played.pieces]).total_ms.numpy()
-        order = [n for n in np.argsort(-alone).tolist() if played.pieces[n].width >= 2 * DIM_STEP]
+        order = [n for n in np.argsort(-alone).tolist() if can_be_halved(played.pieces[n])]
         slowest = played.costs_ms.index(played.worst_ms)
         choices = [(n,) for n in order if played.homes[n] == slowest][:_SPLIT_CHOICES]
         choices += [tuple(order[:count]) for count in _SPLIT_TOGETHER if count <= len(order)]

@@ -47,8 +47,13 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
         pieces[largest : largest + 1] = halves(pieces[largest])
 
 
+def can_be_halved(piece: TableSlice) -> bool:
+    """True if both halves would be wide enough."""
+    return piece.width >= 2 * DIM_STEP
+
+
 def halves(piece: TableSlice) -> tuple[TableSlice, TableSlice]:
-    """A slice of at least 8 columns as two, of nearly equal width."""
+    """A slice that can be halved as two, of nearly equal width."""
     width = piece.width // (2 * DIM_STEP) * DIM_STEP
     first = TableSlice(piece.table, piece.start, width)
     return first, TableSlice(piece.table, piece.start + width, piece.width - width)

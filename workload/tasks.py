@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.operators import OperatorOptions
@@ -49,6 +52,11 @@ class ShardingTask:
         if self.batch_size < 1:
             raise FieldError("batch_size", f"must be at least 1, got {self.batch_size}")
         check_unique_names(self.tables)
+
+    @property
+    def memory_bytes(self) -> npt.NDArray[np.int64]:
+        """Of each device."""
+        return np.array([device.memory_bytes for device in self.devices], np.int64)
 
     def table_bytes(self, table: EmbeddingTable) -> int:
         """Bytes of the whole table's weights and optimizer state."""

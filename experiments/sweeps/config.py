@@ -9,12 +9,21 @@ from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ranges import read_range
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.workload import UserError
+from autoshard.workload.bounds import check_bounds
 
 SchedulerName = Literal["asha", "pbt", "none"]
 SearchName = Literal["optuna", "random"]
 
 _PATHS = ("json", "store")
-_SEEDS = 2**32
+# Options that mean nothing to a sweep of the other kind.
+_OF_ONE = {
+    "policy": (
+        "max_iterations", "reward", "devices", "tables", "num_tables", "num_devices", "memory_fill",
+        "batch_size", "cost_model", "games", "measured_share", "check_every", "check_tasks",
+    ),
+    "cost-model": ("hardware",),
+}  # fmt: skip
+_MOST_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -83,18 +92,16 @@ class TuneShardConfig:
 
     def check(self) -> None:
         """UserError unless the numbers make sense."""
-        for option in ("num_samples", "max_iterations", "check_every", "check_tasks"):
-            if getattr(self, option) < 1:
-                raise UserError(f"--{option.replace('_', '-')} must be at least 1")
-        if self.at_once is not None and self.at_once < 1:
-            raise UserError("--at-once must be at least 1")
+        self._refuse_options_without_effect()
+        counts = ("num_samples", "max_iterations", "check_every", "check_tasks", "at_once")
+        check_bounds(
+            self, at_least={**dict.fromkeys(counts, 1), "seed": 0}, up_to={"seed": _MOST_SEED}
+        )
         if self.scheduler == "pbt" and self.search == "optuna":
             raise UserError(
                 "--scheduler pbt changes hyperparameters while trials train, which no search "
                 "understands: leave --search out"
             )
-        if not 0 <= self.seed < _SEEDS:
-            raise UserError(f"--seed must lie between 0 and {_SEEDS - 1}, got {self.seed}")
         if self.what == "cost-model" and self.store is None:
             raise UserError("--what cost-model learns from a store: name it with --store")
         if self.what == "cost-model" and self.scheduler == "pbt":
@@ -102,6 +109,16 @@ class TuneShardConfig:
         check_file(self.json, "--json")
         if self.what == "policy":
             self.training().check()
+
+    def _refuse_options_without_effect(self) -> None:
+        usual = TuneShardConfig()
+        for what, options in _OF_ONE.items():
+            for option in options:
+                if what != self.what and getattr(self, option) != getattr(usual, option):
+                    raise UserError(
+                        f"--{option.replace('_', '-')} has no effect with --what {self.what}: "
+                        "leave it out"
+                    )
 
     @property
     def search_name(self) -> SearchName:

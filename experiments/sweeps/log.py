@@ -24,7 +24,7 @@ from ray.tune.schedulers import (
 
 from autoshard.benchmark.devices import first_line
 from autoshard.experiments.console import cli
-from autoshard.experiments.sweeps.trials import CURVES, SCORE, SECONDS, SPENT
+from autoshard.experiments.sweeps.trials import CURVES, SCORE, SECONDS, STEP_SECONDS
 from autoshard.experiments.tracking.runs import TrackedRun
 from autoshard.experiments.training.report import curves
 from autoshard.experiments.training.run_folder import COST_MODEL, RunFolder, model_files
@@ -98,9 +98,9 @@ class SweepLog(Callback):
         self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **_: Any
     ) -> None:
         """Called by Tune after each iteration of a trial."""
-        if "seconds" not in result:  # it had nothing left to do
+        if STEP_SECONDS not in result:  # it had nothing left to do
             return
-        self.train_seconds += result[SPENT]
+        self.train_seconds += result[STEP_SECONDS]
         figures = curves({name: value for name, value in result.items() if name in _told(result)})
         figures[SCORE] = result[SCORE]
         if isinstance(self._scheduler, PopulationBasedTraining):  # which changes them on the way
@@ -183,7 +183,7 @@ def log_checkpoint(run: TrackedRun, checkpoint: Checkpoint, place: Path) -> None
 def _told(result: dict[str, Any]) -> set[str]:
     """Names in a result that are ours, not Tune's own."""
     tunes = {"pid", "timestamp", "training_iteration", "iteration", "iterations_since_restore"}
-    tunes |= {SCORE, SECONDS, SPENT}
+    tunes |= {SCORE, SECONDS}
     return {
         name
         for name, value in result.items()

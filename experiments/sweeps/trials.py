@@ -23,7 +23,7 @@ from autoshard.workload.parts import Part
 
 SCORE = "score"  # what sweeps make small
 SECONDS = "train_seconds"  # of a trial's iterations so far
-SPENT = "spent"  # seconds of this step: what the same training would take without a sweep
+STEP_SECONDS = "seconds"  # of this step, if it did anything: without a sweep it takes as long
 CURVES = "curves"  # of a trial that trains in one go: steps, and figures at each
 _WORK = "work"
 
@@ -69,13 +69,14 @@ class PolicyTrial(Trainable):
         if fresh:
             training.begin()
         # Killed between its last checkpoint and Tune's note of it, a trial has nothing left to do.
-        figures = {} if training.done else training.step()
+        figures: dict[str, float] = {}
+        if not training.done:
+            figures = training.step() | {STEP_SECONDS: time.monotonic() - started}
         progress = training.progress
         return {
             **figures,
             SCORE: progress.last_check,
             SECONDS: progress.seconds,
-            SPENT: time.monotonic() - started,
             "iteration": progress.iteration,
             "done": training.done,
         }
@@ -147,8 +148,7 @@ class CostModelTrial(Trainable):
         return {
             SCORE: min(curves.errors),
             SECONDS: curves.seconds,
-            SPENT: curves.seconds,
-            "seconds": curves.seconds,
+            STEP_SECONDS: curves.seconds,
             "iteration": 1,
             CURVES: {
                 "steps": list(curves.steps),

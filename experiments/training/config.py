@@ -1,6 +1,5 @@
 """The settings of a training run."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from autoshard.experiments.console.ranges import read_range
 from autoshard.experiments.training.ppo import Hyperparameters
 from autoshard.sharders.policy_network import PolicyShape
 from autoshard.workload import UserError
+from autoshard.workload.bounds import check_bounds
 
 _ITERATIONS = 20
 _PATHS = ("out", "store", "json")
@@ -87,17 +87,13 @@ class PPOShardConfig:
 
     def check(self) -> None:
         """UserError unless the numbers make sense."""
-        if self.most_iterations < 1:
-            raise UserError("--iterations must be at least 1")
-        for option in ("games", "check_every", "check_tasks", "max_devices"):
-            if getattr(self, option) < 1:
-                raise UserError(f"--{option.replace('_', '-')} must be at least 1")
-        if min(self.seed, self.env_runners) < 0:
-            raise UserError("--seed and --num-env-runners must be at least 0")
-        if not 0 <= self.measured_share <= 1:
-            raise UserError(f"--measured-share must lie between 0 and 1, got {self.measured_share}")
-        if not 0 <= self.test_seconds < math.inf:
-            raise UserError(f"--test-seconds must be at least 0, got {self.test_seconds:g}")
+        counts = ("iterations", "games", "check_every", "check_tasks", "max_devices")
+        others = ("seed", "num_env_runners", "measured_share", "test_seconds")
+        check_bounds(
+            self,
+            at_least={**dict.fromkeys(counts, 1), **dict.fromkeys(others, 0)},
+            up_to={"measured_share": 1},
+        )
         self.hyper.check()
         check_file(self.json, "--json")
         devices = self.generator().most_devices

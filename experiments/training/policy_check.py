@@ -8,6 +8,7 @@ import numpy as np
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import Deck, Generator
+from autoshard.experiments.judging.contestants import Contestants
 from autoshard.experiments.judging.outcomes import (
     Maxima,
     Outcome,
@@ -17,7 +18,7 @@ from autoshard.experiments.judging.outcomes import (
     maxima_of,
     relative,
 )
-from autoshard.sharders import HEURISTICS, Means, Policy, make_sharder
+from autoshard.sharders import HEURISTICS, Policy
 from autoshard.workload import Device, EmbeddingTable, ShardingTask
 from autoshard.workload.parts import Part
 
@@ -69,8 +70,8 @@ class PolicyCheck:
     ) -> dict[str, list[Outcome]]:
         """Each sharder's plan for each task, with its cost as the model estimates it."""
         oracle = EstimatedCosts(model, self.tasks[0].batch_size)
-        means = Means(oracle, policy, seed=self.seed)
-        sharders = {name: make_sharder(name, means) for name in names}
+        contestants = Contestants(tuple(names), oracle, policy, self.seed)
+        sharders = contestants.sharders(self.tasks[0])
         return estimated(make_plans(sharders, self.tasks), self.tasks, oracle)
 
 

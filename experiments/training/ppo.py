@@ -1,7 +1,6 @@
 """PPO on the game: RLlib's algorithm for our environment, policy and connectors."""
 
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -27,6 +26,7 @@ from autoshard.sharders.policy_connectors import ActionsAsBatch, ObservationsAsB
 from autoshard.sharders.policy_module import PolicyModule
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import EmbeddingTable, UserError
+from autoshard.workload.bounds import check_bounds
 
 CPUS_PER_ENV_RUNNER = 0.5
 _ENVIRONMENT = "Sharding"
@@ -60,23 +60,17 @@ class Hyperparameters:
 
     def check(self) -> None:
         """UserError unless the numbers make sense."""
-        shape = self.shape
-        positive = {
-            "learning-rate": self.learning_rate,
-            "epochs": self.epochs,
-            "minibatch": self.minibatch,
-            "clip": self.clip,
-            "shape.hidden": shape.hidden,
-            "shape.encoded": shape.encoded,
-            "shape.sharpness": shape.sharpness,
-        }
-        for option, value in positive.items():
-            if not 0 < value < math.inf:
-                raise UserError(f"--hyper.{option} must be more than 0, got {value}")
-        if not 0 <= self.entropy < math.inf:
-            raise UserError(f"--hyper.entropy must be at least 0, got {self.entropy}")
-        if not 0 <= self.gae_lambda <= 1:
-            raise UserError(f"--hyper.gae-lambda must lie between 0 and 1, got {self.gae_lambda}")
+        positive = (
+            "learning_rate", "epochs", "minibatch", "clip", "shape.hidden", "shape.encoded",
+            "shape.sharpness",
+        )  # fmt: skip
+        check_bounds(
+            self,
+            "hyper.",
+            at_least={"entropy": 0, "gae_lambda": 0},
+            more_than=dict.fromkeys(positive, 0),
+            up_to={"gae_lambda": 1},
+        )
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def test_too_few_shards_to_calibrate_with_end_nothing(
     [
         ({"seconds": 0.0}, "--seconds must be more than 0, got 0"),
         ({"precision": 0.0}, "--precision must be more than 0, got 0"),
-        ({"iterations": 0}, "--iterations and --num-tasks must be at least 1"),
+        ({"iterations": 0}, "--iterations must be at least 1, got 0"),
     ],
 )
 def test_bad_options_are_told(tmp_path: Path, options: dict[str, Any], says: str) -> None:

@@ -240,6 +240,11 @@ def test_what_asha_has_decided_survives_a_resume() -> None:
         ({"seed": -1}, "--seed must lie between 0 and 4294967295, got -1"),
         ({"seed": 2**32}, "--seed must lie between 0 and 4294967295"),
         ({"scheduler": "pbt", "search": "optuna"}, "--scheduler pbt changes hyperparameters"),
+        (
+            {"what": "cost-model", "store": Path("no.db"), "games": 3},
+            "--games has no effect with --what cost-model: leave it out",
+        ),
+        ({"hardware": "cpu"}, "--hardware has no effect with --what policy: leave it out"),
         ({"what": "cost-model"}, "--what cost-model learns from a store: name it with --store"),
         ({"what": "cost-model", "store": Path("no.db")}, "no.db: does not exist"),
         ({"tables": "nothing.csv"}, "nothing.csv"),
