@@ -1,5 +1,6 @@
 # make demo   set up and run the tour          make lint   style, types, imports between rooms
-# make test   set up and run the tests         make bench  the figures of the README
+# make test   set up and run the tests         make bench  the figures that we tell
+# make e2e    those with browsers, ssh servers, PostgreSQL, several nodes, an autoscaler
 # make mlflow browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
 
 # Whichever of the two the machine has.
@@ -14,7 +15,7 @@ READY  := $(VENV)/.ready-$(EXTRA)
 STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
 PORT   ?= 5000
 
-.PHONY: setup demo test lint bench mlflow clean
+.PHONY: setup demo test e2e lint bench mlflow clean
 
 setup: $(READY)
 
@@ -29,7 +30,10 @@ demo: setup
 	$(BIN)/python experiments/demo.py
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore=tests/e2e
+
+e2e: setup
+	$(BIN)/python -m pytest tests/e2e
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,17 +1,21 @@
-"""Commands as a user runs them: from another folder, in a process of their own."""
+"""Commands as a user runs them: from another folder, with the output that a user sees."""
 
 import atexit
+import contextlib
+import io
 import os
 import re
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from functools import cache
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psutil
 from mlflow import MlflowClient
@@ -48,11 +52,24 @@ def spare_mlflow_its_tables(script: str, arguments: str, folder: Path) -> None:
 
 
 def run(
-    script: str, arguments: str, folder: Path, code: int = 0, **changes: str
+    script: str, arguments: str, folder: Path, code: int = 0, apart: bool = False, **changes: str
 ) -> subprocess.CompletedProcess[str]:
+    """The command's output. It runs in this process, where all that is slow to load is loaded.
+
+    `apart`: in a process of its own; so it does with `changes` of the environment.
+    """
     if code == 0:
         spare_mlflow_its_tables(script, arguments, folder)
-    done = subprocess.run(
+    done = (_run_apart if apart or changes else _run_here)(script, arguments, folder, **changes)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def _run_apart(
+    script: str, arguments: str, folder: Path, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         command(script, arguments),
         cwd=folder,
         env={**environment(), **changes},
@@ -61,9 +78,42 @@ def run(
         timeout=240,
         check=False,
     )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+
+
+def _run_here(script: str, arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    asked = command(script, arguments)[1:]
+    main, argv, before = sys.modules["__main__"], sys.argv, dict(os.environ)
+    output, error = io.StringIO(), io.StringIO()
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(error),
+        warnings.catch_warnings(),
+    ):
+        # As Python itself tells of them, not as pytest collects them.
+        warnings.showwarning = _tell_warning
+        warnings.simplefilter("default")
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)
+        form = warnings.formatwarning
+        os.environ.pop("MLFLOW_TRACKING_URI", None)
+        sys.argv = asked
+        try:
+            runpy.run_path(asked[0], run_name="__main__")
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        finally:
+            sys.argv, sys.modules["__main__"] = argv, main
+            warnings.formatwarning = form
+            os.environ.clear()
+            os.environ.update(before)
+    return subprocess.CompletedProcess(asked, code, output.getvalue(), error.getvalue())
+
+
+def _tell_warning(*told: Any, **_: Any) -> None:
+    message, category, filename, lineno = told[:4]
+    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
 
 
 class Watched:

@@ -487,6 +487,6 @@ def test_bad_input_is_one_line_before_any_work(
             compare.main(replace(plain, **changes))  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
     assert {entry.name for entry in tmp_path.iterdir()} == here
-    done = run("compare.py", "--tables none.csv --sharders nobody", tmp_path, code=2)
+    done = run("compare.py", "--tables none.csv --sharders nobody", tmp_path, code=2, apart=True)
     assert done.stderr.startswith("sharder 'nobody' is not one of")
     assert done.stderr.count("\n") == 1
