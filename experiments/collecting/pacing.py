@@ -2,13 +2,13 @@
 
 Counting answers would mislead: shards differ a hundredfold in work, devices answer for several at a
 time, and devices differ too. So what a shard takes is predicted from its tables and lookups, and a
-device's pace is what it has answered for over the time until it last did.
+device's pace is what it has answered for over the time until it last did. What it answers first
+does not count once there is more: then it starts, and finds out how to clear its cache.
 """
 
 import math
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -27,12 +27,56 @@ Device = tuple[str, str]  # its node and name
 # Measured ones. Shards scatter by two thirds around what is predicted of them, so that so many tell
 # the whole with a deviation of 13 %.
 FEWEST_ANSWERS = 32
+# Answers of one go come together: after a pause of so much of what its first took comes another.
+_PAUSE = 0.1
 _PATIENCE = 4.0  # times what it took half of the devices to answer: others are not awaited longer
 _TERMS = 4
 _RIDGE = 1e-6  # of the squares of terms: few answers leave some of them open
 # With a budget shards are asked for in portions: first so many a device, each time at most so many
 # times as many, and what is predicted to take so much of the time that is left.
 _FIRST_PORTION, _GROWTH, _FITTING = 4, 3, 0.7
+
+
+class _Worker:
+    """A device: what it has answered for, in sums of terms, and until when. Seconds from the start.
+
+    Args:
+        first_s: when it answered first.
+    """
+
+    def __init__(self, first_s: float) -> None:
+        self.first_s = self.latest_s = first_s
+        self._going = 0  # answers of this go
+        self._work, self._since_s = np.zeros(_TERMS), 0.0
+        self._known: tuple[Floats, float] | None = None  # work and seconds of whole goes
+        self._goes = 0
+
+    def take(self, terms: Floats, now_s: float) -> None:
+        """A shard was answered for."""
+        if self._going == MOST_BY_TURNS or now_s - self.latest_s > _PAUSE * self.first_s:
+            self._end_go()
+        self._work = self._work + terms
+        self._going += 1
+        self.latest_s = now_s
+
+    def _end_go(self) -> None:
+        self._goes += 1
+        self._going = 0
+        self._known = (self._work, self.latest_s - self._since_s)
+        if self._goes == 1:
+            self._work, self._since_s = np.zeros(_TERMS), self.latest_s
+
+    @property
+    def is_under_way(self) -> bool:
+        """True once it has answered for more than what it began with."""
+        return self._goes > 1 or (self._goes == 1 and self._going == MOST_BY_TURNS)
+
+    def pace(self, prices: Floats) -> float:
+        """The work that it does a second, in seconds of a device as they are predicted."""
+        if self._going == MOST_BY_TURNS:
+            self._end_go()
+        work, seconds = self._known or (self._work, self.latest_s)
+        return float(work @ prices) / max(seconds, 1e-9)
 
 
 class Pace:
@@ -61,9 +105,7 @@ class Pace:
         self._answers = 0
         # Sums over what was measured, of squares and of terms by seconds: all that a fit needs.
         self._squares, self._moments = np.zeros((_TERMS, _TERMS)), np.zeros(_TERMS)
-        self._done: dict[Device, Floats] = defaultdict(lambda: np.zeros(_TERMS))
-        self._first: dict[Device, float] = {}  # seconds until it answered, and
-        self._latest: dict[Device, float] = {}  # when it last did
+        self._workers: dict[Device, _Worker] = {}
 
     @property
     def passed_s(self) -> float:
@@ -80,19 +122,17 @@ class Pace:
         self._answers += 1
         self._squares += np.outer(terms, terms)
         self._moments += terms * answer.timing.operator_seconds
-        device = (answer.node, answer.device)
-        self._done[device] = self._done[device] + terms
-        self._first.setdefault(device, self.passed_s)
-        self._latest[device] = self._clock()
+        now_s, device = self.passed_s, (answer.node, answer.device)
+        self._workers.setdefault(device, _Worker(now_s)).take(terms, now_s)
 
     def left_s(self) -> float | None:
         """Seconds until all are answered for; None as long as too little is known."""
         if not self._knows:
             return None
-        prices, now = self._prices(), self._clock()
+        prices, now_s = self._prices(), self.passed_s
         under_way = sum(
-            min(pace * (now - self._latest[device]), self._at_once(prices))
-            for device, pace in self._paces(prices).items()
+            min(worker.pace(prices) * (now_s - worker.latest_s), self._at_once(prices))
+            for worker in self._workers.values()
         )
         left = float(self._left @ prices) - under_way
         return max(0.0, left) / self._pace(prices)
@@ -111,10 +151,11 @@ class Pace:
     @property
     def _knows(self) -> bool:
         """True if devices have shown how fast they are."""
-        if self._answers < FEWEST_ANSWERS:
+        under_way = sum(worker.is_under_way for worker in self._workers.values())
+        if self._answers < FEWEST_ANSWERS or 2 * under_way < len(self._workers):
             return False
-        silent = [math.inf] * (self.devices - len(self._first))
-        usual = statistics.median_low([*self._first.values(), *silent])
+        silent = [math.inf] * (self.devices - len(self._workers))
+        usual = statistics.median_low([*(w.first_s for w in self._workers.values()), *silent])
         return not silent or self.passed_s > _PATIENCE * usual
 
     def _prices(self) -> Floats:
@@ -124,19 +165,12 @@ class Pace:
         found, _ = optimize.nnls(factor.T, np.linalg.solve(factor, self._moments))
         return np.asarray(found)
 
-    def _paces(self, prices: Floats) -> dict[Device, float]:
-        """The work that each device does a second, in seconds of a device as they are predicted."""
-        return {
-            device: float(done @ prices) / max(self._latest[device] - self._began, 1e-9)
-            for device, done in self._done.items()
-        }
-
     def _pace(self, prices: Floats) -> float:
         """Of all devices together.
 
         One that has not answered yet is taken to be as the others, unless these would long have.
         """
-        paces = list(self._paces(prices).values())
+        paces = [worker.pace(prices) for worker in self._workers.values()]
         silent = min(float(np.mean(paces)), self._at_once(prices) / max(self.passed_s, 1e-9))
         return max(1e-9, sum(paces) + silent * max(0, self.devices - len(paces)))
 
