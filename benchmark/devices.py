@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import ray
 from ray.autoscaler.sdk import request_resources
@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autoshard.benchmark.fleet import Fleet, PoolDevice
-from autoshard.benchmark.hardware import NodeReport, this_machine
+from autoshard.benchmark.hardware import AskedKind, NodeReport, this_machine
 from autoshard.benchmark.places import (
     RESOURCE,
     Node,
@@ -30,7 +30,7 @@ from autoshard.benchmark.places import (
     nodes_that_measure,
 )
 
-KINDS = ("auto", "cpu", "cuda")
+KINDS: tuple[str, ...] = get_args(AskedKind)
 # Limits for hangs alone: an actor is up within seconds, on a crowded machine within tens of them.
 _START_SECONDS = 300.0
 _REPORT_SECONDS = 60.0

@@ -15,6 +15,7 @@ from autoshard.benchmark.containers import cpu_quota, memory_limit
 from autoshard.benchmark.system_files import ROOT, parsed_list, read_list, read_text
 
 Kind = Literal["cpu", "cuda"]
+AskedKind = Literal["auto", Kind]  # auto: GPUs where the cluster has any, cores elsewhere
 
 _CPUS = "sys/devices/system/cpu"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
-from autoshard.benchmark.hardware import DeviceInfo
+from autoshard.benchmark.hardware import AskedKind, DeviceInfo
 from autoshard.experiments import tracking
 from autoshard.experiments.collecting.pacing import Pace, stream_within
 from autoshard.experiments.console import cli
@@ -69,7 +69,7 @@ class CollectConfig:
     """Optimizer fused into the backward pass."""
     store: Path = Path("costs.db")
     """SQLite file that keeps what is measured."""
-    devices: Literal["auto", "cpu", "cuda"] = "auto"
+    devices: AskedKind = "auto"
     """What to measure on; auto takes GPUs where the cluster has any."""
     storage: str | None = None
     """A shared path or object store (s3://...) that the store's content is fetched from and kept in

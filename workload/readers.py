@@ -3,7 +3,7 @@
 import csv
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,11 @@ def load_tables(source: str) -> tuple[EmbeddingTable, ...]:
         with documents.fields_of(source):
             return traces.read_tables(_existing(match[1]), int(match[2] or traces.DEFAULT_DIM))
     path = _existing(source)
-    readers = {".csv": _csv_records, ".json": _json_records, ".parquet": _parquet_records}
-    if path.suffix not in readers:
+    if path.suffix not in _READERS:
         raise UserError(f"{source}: tables are read from " + " ".join(SOURCES.split()))
     tables: dict[str, EmbeddingTable] = {}
     places: dict[str, str] = {}
-    for place, record in readers[path.suffix](path):
+    for place, record in _READERS[path.suffix](path):
         try:
             table = _table(record)
         except FieldError as error:
@@ -126,6 +125,14 @@ def _parquet_records(path: Path) -> Records:
     _check_columns(path, "schema", content.column_names)
     for number, record in enumerate(content.to_pylist(), start=1):
         yield f"row {number}", record
+
+
+# By the end of a file's name.
+_READERS: dict[str, Callable[[Path], Records]] = {
+    ".csv": _csv_records,
+    ".json": _json_records,
+    ".parquet": _parquet_records,
+}
 
 
 def _check_columns(path: Path, place: str, columns: list[str]) -> None:

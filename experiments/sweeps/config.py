@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from autoshard.benchmark.hardware import AskedKind
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ranges import read_range
 from autoshard.experiments.training.config import PPOShardConfig
@@ -49,7 +50,7 @@ class TuneShardConfig:
     """Trials at the same time, at most; by default one for each CPU, also of nodes that join."""
     reward: Literal["estimated", "mixed", "measured"] = "estimated"
     """Where the costs of finished games come from."""
-    devices: Literal["auto", "cpu", "cuda"] = "auto"
+    devices: AskedKind = "auto"
     """What measures: auto takes GPUs where the cluster has any; cuda waits for GPUs to join."""
     tables: str = PPOShardConfig.tables
     """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""

@@ -1,7 +1,7 @@
 """What sweeps look for: each hyperparameter, where it may lie, and why there. The one place.
 
 The published prototypes' values and ours lie inside; what was measured not to matter is left out
-(see the README's ablation for attention and recurrent memories).
+(see the ablation in docs/policy.md for attention and recurrent memories).
 """
 
 from collections.abc import Mapping, Sequence

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from autoshard.benchmark.hardware import AskedKind
 from autoshard.envs import RandomDeals
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ranges import read_range
@@ -12,6 +13,8 @@ from autoshard.experiments.training.ppo import Hyperparameters
 from autoshard.sharders.policy_network import PolicyShape
 from autoshard.workload import UserError
 from autoshard.workload.bounds import check_bounds
+
+Goal = Literal["maximum", "balance"]
 
 _ITERATIONS = 20
 _PATHS = ("out", "store", "json")
@@ -43,9 +46,9 @@ class PPOShardConfig:
     """Folder of a cost model, or the name of one that is shipped."""
     reward: Literal["estimated", "mixed", "measured"] = "mixed"
     """Where the costs of finished games come from; what is measured also teaches the cost model."""
-    devices: Literal["auto", "cpu", "cuda"] = "auto"
+    devices: AskedKind = "auto"
     """What measures: auto takes GPUs where the cluster has any; cuda waits for GPUs to join."""
-    goal: Literal["maximum", "balance"] = "maximum"
+    goal: Goal = "maximum"
     """What games are worth: minus the slowest device's cost, or AutoShard's min / max."""
     measured_share: float = 0.03
     """Of the games, with --reward mixed."""

@@ -19,11 +19,11 @@ from autoshard.envs import (
     EstimatedRewards,
     MeasuredRewards,
     MixedRewards,
-    NegativeMaximum,
+    Reward,
 )
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.judging.contest import Contest
-from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.config import Goal, PPOShardConfig
 from autoshard.experiments.training.online_model import OnlineModel
 from autoshard.experiments.training.policy_check import (
     PolicyCheck,
@@ -45,6 +45,7 @@ _TOLD = frozenset(
         "cost_model", "reward", "goal", "games", "hyper", "seed",
     )
 )  # fmt: skip
+_REWARDS: dict[Goal, Reward] = {"maximum": Dense(), "balance": Balance()}
 _SEEDS_APART = 10_007
 _FEWEST_TABLES = 3  # that teach, and that check and test
 
@@ -99,13 +100,12 @@ class Training:
         self.model = base
         # What goes on after a checkpoint must not play the first iterations' games again.
         seed = config.seed + _SEEDS_APART * begun
-        goal = NegativeMaximum() if config.goal == "maximum" else Balance()
         setting = Setting(
             base,
             tuple(parts["train"]),
             config.batch_size,
             self._deals,
-            Dense(goal) if isinstance(goal, NegativeMaximum) else goal,
+            _REWARDS[config.goal],
             partial(make_source, config, store, seed),
         )
         self._trainer = Trainer(setting, config.hyper, config.games, config.env_runners, seed)

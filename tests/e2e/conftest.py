@@ -7,7 +7,7 @@ import pytest
 from servers import browser, postgres_server
 from trainings import SWEPT, TINY, Training, run_sweep, train_at_once
 
-# The README's pictures are taken of a longer training than tests have the patience for.
+# The pictures of docs/mlflow.md are taken of a longer training than tests have the patience for.
 PICTURED = (
     "--tables synthetic:400:1:small --num-tables 50 --num-devices 4 --check-tasks 8 "
     "--check-every 1 --batch-size 1024 --memory-fill 0.1-0.6 --iterations 16 --reward estimated"

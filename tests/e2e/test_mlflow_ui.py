@@ -1,6 +1,6 @@
 """What users see of our runs: MLflow's own UI in a real browser, over runs of our own commands.
 
-AUTOSHARD_PICTURES=FOLDER trains for longer and writes the README's pictures there.
+AUTOSHARD_PICTURES=FOLDER trains for longer and writes the pictures of docs/mlflow.md there.
 """
 
 import json

@@ -1,0 +1,23 @@
+"""Files that documents name are there, and README shows the way to all that people run."""
+
+import re
+
+import pytest
+from pages import PAGES, ROOT, code_spans, text_of
+
+ROOMS = "workload|benchmark|cost_model|envs|sharders|experiments|tests"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_file_that_is_named_is_there(page: str) -> None:
+    named = [span for span in code_spans(text_of(page)) if re.match(rf"({ROOMS})/[\w/.-]*$", span)]
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_readme_is_short_and_names_every_page_and_command() -> None:
+    readme = text_of("README.md")
+    assert len(readme.splitlines()) <= 200
+    pages = {page for page in PAGES if page.startswith("docs/")} | {"CONTRIBUTING.md"}
+    assert {page for page in pages if f"({page})" not in readme} == set()
+    commands = {path.name for path in (ROOT / "experiments").glob("[!_]*.py")}
+    assert {name for name in commands if name not in readme} == {"demo.py"}  # it is `make demo`
