@@ -1,5 +1,5 @@
 # make demo   set up and run the tour          make lint   style, types, imports between rooms
-# make test   set up and run the tests         make bench  take the figures of README and docs
+# make test   set up and run the tests         make bench  the figures of the README
 # make mlflow browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
 
 # Whichever of the two the machine has.

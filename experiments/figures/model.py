@@ -3,14 +3,15 @@
 import statistics
 import time
 import warnings
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 
+from autoshard.benchmark import MeasureSettings
 from autoshard.cost_model import (
     CostModel,
     EstimatedCosts,
+    OtherHardware,
     Provenance,
     load_model,
     read_costs,
@@ -25,7 +26,8 @@ from autoshard.cost_model.evaluation import Score, evaluate, evaluations_per_sec
 from autoshard.cost_model.training import TrainOptions, one_thread
 from autoshard.experiments.collecting.proposals import SEARCH, Proposer
 from autoshard.experiments.figures.figure import Figure
-from autoshard.workload import Shard
+from autoshard.experiments.figures.workbench import cpu_pool, say
+from autoshard.workload import Shard, UserError
 
 DATA = PRETRAINED / "cpu.parquet"
 OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # the same machine with other weights
@@ -82,17 +84,25 @@ def learning_figures() -> list[Figure]:
 
 
 def promise_figures(folder: Path) -> list[Figure]:
-    """Plans of the shipped model, measured here; none where the hardware is another."""
-    with ExitStack() as stack, warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        proposer = Proposer.start(
-            stack, [folder / "plans.db"], read_costs([DATA]), needed=False, seed=0
-        )
-        if proposer is None:
-            return []
-        told = proposer.check(EstimatedCosts(load_model("cpu"), 1024), _CHECK_TASKS)
+    """What plans promise and what they measure, by the shipped model calibrated to this machine."""
+    data = read_costs([DATA])
+    batch_size = data.most_common_batch
+    train = split(data)["train"]
+    few = [
+        shard
+        for shard, batch in zip(train.shards, train.batch_sizes, strict=True)
+        if batch == batch_size
+    ][:FEW]
+    with cpu_pool(folder / "plans.db") as pool:
+        say(f"{len(few)} shards to calibrate with")
+        found = CostDataset.of(pool.measure(few, MeasureSettings(batch_size, data.operator)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
+            model = calibrate(load_model("cpu"), found)
+        oracle = EstimatedCosts(model, batch_size)
+        told = Proposer(pool, data, seed=0).check(oracle, _CHECK_TASKS)
     if told is None:
-        return []
+        raise UserError("no plan could be measured: its promises cannot be checked")
     best = told["measured_max_ms"][SEARCH]
     return [
         Figure("measured over promised, mean of devices", "0.97 to 1.03",

@@ -134,7 +134,6 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> dict[str, Group]:
     groups = {
         "speed": Group("Speed", write, on_ray=False),
         "ratio": Group("Ratio", lambda _: [RATIO], on_ray=False),
-        "nothing": Group("Nothing", lambda _: [], on_ray=False),
         "stopped": Group("Stopped", stop, on_ray=False),
     }
     monkeypatch.setattr(bench, "GROUPS", groups)
@@ -153,7 +152,7 @@ def test_taking_a_group_leaves_the_others(groups: dict[str, Group], tmp_path: Pa
     assert (found["speed"].figures, found["ratio"].figures) == ((SPEED,), (RATIO,))
     assert (out / "figures.md").read_text() == report.page(found)
     assert readme.read_text() == report.with_quotations(QUOTING, found) != QUOTING
-    bench.main(bench.BenchConfig("ratio,nothing", out))
+    bench.main(bench.BenchConfig("ratio", out))
     assert report.load(out)["ratio"].figures == (UNTOLD,)
 
 
