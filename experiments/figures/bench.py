@@ -1,201 +1,135 @@
 #!/usr/bin/env python
-"""Measure the figures that the README quotes, on this machine."""
+"""Take the figures that README and docs quote, on this machine, and write them there."""
 
-import os
-import platform
-import random
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import torch
+from rich.table import Table
 
-from autoshard.benchmark import (
-    BenchmarkPool,
-    Measurement,
-    MeasurementStore,
-    MeasureSettings,
-    Timing,
-    TimingOptions,
-)
-from autoshard.benchmark.hardware import cpu_fingerprint, physical_cores
-from autoshard.benchmark.yardstick import compare_with_fbgemm
-from autoshard.cost_model.training import one_thread
-from autoshard.experiments.collect_costs import Summary, summarise
+from autoshard.benchmark.hardware import cpu_fingerprint, machine_memory_bytes, physical_cores
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.checkout import git_commit, is_changed
+from autoshard.experiments.console.outputs import check_folder
 from autoshard.experiments.console.ray_cluster import ray_cluster
-from autoshard.experiments.figures.figure import Figure, print_figures
+from autoshard.experiments.figures import report
+from autoshard.experiments.figures.collecting import collecting_figures
+from autoshard.experiments.figures.figure import Group, Taken
+from autoshard.experiments.figures.measuring import measuring_figures, yardstick_figures
 from autoshard.experiments.figures.model import learning_figures, promise_figures
-from autoshard.experiments.figures.noise import flush_figures, noise_figures, start_figures
+from autoshard.experiments.figures.noise import flush_figures, noise_figures
 from autoshard.experiments.figures.policy import (
     memory_figures,
     plan_figures,
     speed_figures,
     training_figures,
+    transfer_figures,
 )
 from autoshard.experiments.figures.pool import scale_figures
 from autoshard.experiments.figures.sweep import sweep_figures
-from autoshard.workload import EmbeddingTable, Shard, documents, load_tables, random_shards
+from autoshard.workload import UserError
 
-_SETTINGS = MeasureSettings(1024)
-_TABLES = "synthetic:200:1:small"
+# In the order in which they are taken and told.
+GROUPS: Mapping[str, Group] = {
+    "timing": Group(
+        "Timing on one core", lambda _: [*yardstick_figures(), *flush_figures()], on_ray=False
+    ),
+    "cost-model": Group("The cost model", lambda _: learning_figures(), on_ray=False),
+    "sharders": Group(
+        "Speed of sharders, and tight memory",
+        lambda _: [*speed_figures(), *memory_figures()],
+        on_ray=False,
+    ),
+    "measuring": Group("Measuring", measuring_figures),
+    "noise": Group("Noise of a measurement", noise_figures),
+    "collecting": Group("What collecting promises", collecting_figures),
+    "pool": Group("Many devices, many askers", scale_figures),
+    "promises": Group(
+        "What plans promise by the calibrated cost model, and measure", promise_figures
+    ),
+    "plans": Group("Plans for 60 tables on 4 devices, measured", plan_figures),
+    "transfer": Group("The same policy on other tasks, measured", transfer_figures),
+    "training": Group("Training a policy", training_figures),
+    "sweep": Group("Sweeps", sweep_figures),
+}
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Measure the figures that the README quotes; takes about fifteen minutes."""
+    """Take the figures that README and docs quote, and write them there.
 
-    json: Path | None = None
-    """Write the figures here."""
+    All of them take about twenty minutes on two slow cores; docs/figures.md tells of each group how
+    long it took. What was taken stays when the bench is stopped.
+    """
+
+    only: str = ",".join(GROUPS)
+    """Groups of figures to take, with commas between them; the others stay as they are. With
+    none ('') documents are written anew with what was taken before."""
+    out: Path = Path("docs")
+    """Folder for figures.json and figures.md. Tables of figures in its other pages, and in the
+    README beside it, are brought up to date."""
 
 
 def main(config: BenchConfig) -> None:
-    """Take all figures and print them."""
-    tables = load_tables(_TABLES)
-    figures = [*yardstick(), read_speed(tables)]
-    _say("training on what is shipped")
-    figures += learning_figures()
-    _say("the game and sharders")
-    figures += [*speed_figures(), *memory_figures(), *flush_figures()]
-    with tempfile.TemporaryDirectory() as folder, ray_cluster():
-        place = Path(folder)
-        figures += [
-            *pool_figures(tables, place),
-            *start_figures(place),
-            *noise_figures(place),
-            actor_memory(place),
-            *scale_figures(place),
-            *promise_figures(place),
-            *plan_figures(place),
-            *training_figures(place),
-            *sweep_figures(place),
-        ]
-    today = datetime.now(tz=UTC).date().isoformat()
-    print_figures(figures)
-    if config.json is not None:
-        machine = {"date": today, "host": platform.node(), "cpu": cpu_fingerprint()}
-        documents.write(config.json, {**machine, "figures": [vars(f) for f in figures]})
+    """Take a group of figures after another, and write the documents after each."""
+    names = _names(config.only)
+    check_folder(config.out, "--out")
+    known = report.load(config.out)
+    report.save(config.out, _in_order(known))
+    with ExitStack() as stack:
+        for number, name in enumerate(names, 1):
+            cli.console.rule(f"{number}/{len(names)} {GROUPS[name].title}", align="left")
+            if GROUPS[name].on_ray:
+                stack.enter_context(ray_cluster())  # the first one starts or joins it for all
+            taken = _take(name)
+            _print(taken)
+            known[name] = taken
+            report.save(config.out, _in_order(known))
 
 
-def yardstick() -> list[Figure]:
-    """Our timing over that of fbgemm's own benchmark, on one operator and batch."""
-    _say("our timing against fbgemm_gpu.tbe.bench")
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {physical_cores()[-1]})
-    with one_thread():
-        ratios = compare_with_fbgemm(torch.device("cpu"), physical_cores()[-1])
-    os.sched_setaffinity(0, cores)
-    return [
-        Figure("our timing / fbgemm's, a whole step", "0.95 to 1.05", ratios.step),
-        Figure("our timing / fbgemm's, backward", "0.95 to 1.05", ratios.backward),
-    ]
+def _names(asked: str) -> Sequence[str]:
+    """The groups asked for, in our order; UserError if one is not known."""
+    wanted = {name.strip() for name in asked.split(",") if name.strip()}
+    if unknown := sorted(wanted - set(GROUPS)):
+        raise UserError(
+            f"--only: no group of figures is called {', '.join(unknown)}: there are "
+            f"{', '.join(GROUPS)}"
+        )
+    return [name for name in GROUPS if name in wanted]
 
 
-def read_speed(tables: Sequence[EmbeddingTable]) -> Figure:
-    """Seconds to read 100,000 measurements, shards and all, from a store."""
-    _say("reading 100,000 measurements")
-    rng = random.Random(0)  # noqa: S311 - nothing is kept secret with it
-    timing = Timing(1.0, 2.0, 0.01, 12, 0, 0.0, 0.05)
-    known: dict[str, Shard] = {}
-    while len(known) < 100_000:
-        shard = Shard.of_tables(rng.sample(tables, rng.randint(2, 20)))
-        known.setdefault(shard.digest, shard)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "costs.db"
-        with MeasurementStore(path) as store:
-            store.put(
-                Measurement(shard, _SETTINGS, "hw", "v", "ok", "cpu0", "n", 1.0, timing)
-                for shard in known.values()
-            )
-        started = time.perf_counter()
-        with MeasurementStore(path) as store:
-            count = len(store.measurements())
-        seconds = time.perf_counter() - started
-    return Figure("reading 100,000 measurements", "at most 1 s", seconds * 1e5 / count, "s")
-
-
-def pool_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
-    """Duty cycle over 200 shards on all devices, and what all devices gain over one.
-
-    The gain is a ratio over the same shards with the same number of undisturbed iterations, taken
-    by turns; and once more over all iterations, which leaves out how often they were repeated.
-    """
-    shards = random_shards(tables, 200, 20)
-    _say("200 shards on all devices")
-    every, _ = _collect(shards, folder / "all.db", TimingOptions())
-    _say("60 of them on one device and on all, by turns")
-    same_work = TimingOptions(precision=0.0, max_iterations=16)
-    seconds: dict[int | None, float] = {1: 0.0, None: 0.0}
-    iterations: dict[int | None, int] = {1: 0, None: 0}
-    for turn in range(2):
-        for most in seconds:
-            store = folder / f"{turn}-{most}.db"
-            summary, tried = _collect(shards[:60], store, same_work, most)
-            seconds[most] += summary.seconds
-            iterations[most] += tried
-    count = len(every.devices)
-    return [
-        Figure("duty cycle over 200 shards", "at least 0.80", every.duty_cycle),
-        Figure("shards a second, all devices", "", every.shards_per_second),
-        Figure("median spread of a measurement", "at most 0.02", every.median_spread),
-        Figure(
-            f"{count} devices over one, shards a second",
-            "2: at least 1.8",
-            seconds[1] / seconds[None],
-        ),
-        Figure(
-            f"{count} devices over one, iterations a second",
-            "",
-            iterations[None] / seconds[None] / (iterations[1] / seconds[1]),
-        ),
-    ]
-
-
-def actor_memory(folder: Path) -> Figure:
-    """Peak memory of an actor beyond the bytes of the largest shard that it measured."""
-    _say("memory of an actor")
-    pool = _pool(folder / "memory.db", most_devices=1)
-    shards = [
-        Shard.of_tables([EmbeddingTable(f"t{n}", rows, 64, 8.0) for n in range(16)])
-        for rows in (1_000, 400_000, 50_000)
-    ]
-    pool.measure(shards, _SETTINGS, TimingOptions(max_iterations=9))
-    (peak,) = pool.peak_bytes().values()
-    operator = _SETTINGS.operator
-    largest = max(
-        operator.shard_bytes(shard) + operator.working_bytes(shard, _SETTINGS.batch_size)
-        for shard in shards
-    )
-    pool.shutdown()
-    return Figure(
-        "actor's peak memory beyond its shard", "at most 1.07 GB", (peak - largest) / 1e9, "GB"
-    )
-
-
-def _collect(
-    shards: Sequence[Shard], store: Path, timing: TimingOptions, most_devices: int | None = None
-) -> tuple[Summary, int]:
-    """The summary, and all iterations that were made, disturbed ones too."""
-    pool = _pool(store, most_devices)
-    devices = pool.devices()
+def _take(name: str) -> Taken:
+    """A group of figures, with what they were taken with."""
+    commit = git_commit() or "unknown"
     started = time.monotonic()
-    answers = [answer for _, answer in pool.stream(shards, _SETTINGS, timing)]
-    seconds = time.monotonic() - started
-    pool.shutdown()
-    timings = [answer.timing for answer in answers if answer.timing is not None]
-    tried = sum(timing.iterations for timing in timings)
-    return summarise(answers, devices, seconds, len(answers)), tried
+    with tempfile.TemporaryDirectory() as folder:
+        figures = tuple(GROUPS[name].take(Path(folder)))
+    cores, gib = len(physical_cores()), machine_memory_bytes() / 2**30
+    return Taken(
+        title=GROUPS[name].title,
+        command=f"python experiments/figures/bench.py --only {name}",
+        machine=f"{cpu_fingerprint()}, {cores} cores, {gib:.0f} GiB",
+        date=datetime.now(tz=UTC).date().isoformat(),
+        commit=commit[:12] + (" with changes" if is_changed() else ""),
+        seconds=round(time.monotonic() - started, 1),
+        figures=figures,
+    )
 
 
-def _pool(store: Path, most_devices: int | None = None) -> BenchmarkPool:
-    return BenchmarkPool(store, kind="cpu", most_devices=most_devices)
+def _in_order(known: Mapping[str, Taken]) -> Mapping[str, Taken]:
+    """As they are told, whenever they were taken; without groups that are no more."""
+    return {name: known[name] for name in GROUPS if name in known}
 
 
-def _say(what: str) -> None:
-    cli.console.print(f"measuring: {what}")
+def _print(taken: Taken) -> None:
+    table = Table("figure", "goal", "measured")
+    for figure in taken.figures:
+        table.add_row(figure.name, figure.goal, figure.measured)
+    cli.console.print(table, f"{taken.seconds:,.0f} s")
 
 
 if __name__ == "__main__":

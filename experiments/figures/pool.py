@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """The pool's figures: how it keeps many devices busy, and what many askers cost it.
 
 Sixty-four devices are more than a machine has, so their part is played by devices that sleep for
@@ -8,11 +7,9 @@ as long as a shard takes; the pool's actor, its clients and its store are the re
 import asyncio
 import math
 import statistics
-import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +19,10 @@ from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings, Tim
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.benchmark.places import Place
-from autoshard.experiments.console import cli
-from autoshard.experiments.console.ray_cluster import ray_cluster
-from autoshard.experiments.figures.figure import Figure, print_figures
+from autoshard.experiments.figures.figure import Figure
+from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, say
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
 
-SETTINGS = MeasureSettings(1024)
-_TABLES = "synthetic:200:1:small"
 _VERSIONS = "simulated"
 _DEVICES_A_PROCESS = 64
 _SHARD_SECONDS = 0.5  # of a shard on a core, the start of its operator and all: 0.15 to 0.5
@@ -39,11 +33,6 @@ _FLEET_SHARDS, _FLEET_TURNS = 512, 2
 _ASKERS = 4
 _REAL_SHARDS, _TURNS = 32, 4
 _SAME_WORK = TimingOptions(precision=0.0, max_iterations=16)
-
-
-@dataclass(frozen=True)
-class BenchPoolConfig:
-    """Measure how the pool keeps devices busy; takes about two minutes."""
 
 
 class Sleepers:
@@ -131,7 +120,7 @@ def start_askers(store: Path, count: int) -> list[Any]:
 
 def scale_figures(folder: Path) -> list[Figure]:
     """What the pool makes of many devices and of many askers."""
-    tables = load_tables(_TABLES)
+    tables = load_tables(TABLES)
     return [
         *_sleeping_figures(tables, folder),
         _throughput(tables, folder),
@@ -142,7 +131,7 @@ def scale_figures(folder: Path) -> list[Figure]:
 def _sleeping_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
     """How busy a pool keeps devices that sleep, and what its actor takes for that."""
     count = 64
-    _say(f"{count} devices that sleep {_SHARD_SECONDS} s a shard")
+    say(f"{count} devices that sleep {_SHARD_SECONDS} s a shard")
     shards = random_shards(tables, count * _SHARDS_A_DEVICE, 20, seed=2)
     busy, _ = _sleep(shards, folder / "busy.db", count, _SHARD_SECONDS)
     figures = [
@@ -152,7 +141,7 @@ def _sleeping_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Fi
     taken = dict.fromkeys(_FLEETS, math.inf)
     for turn in range(_FLEET_TURNS):
         for count in _FLEETS:
-            _say(f"the pool's actor with {count} devices, turn {turn + 1} of {_FLEET_TURNS}")
+            say(f"the pool's actor with {count} devices, turn {turn + 1} of {_FLEET_TURNS}")
             store = folder / f"{count}-{turn}.db"
             mean_seconds = count / _SHARDS_A_SECOND
             _, used_ms = _sleep(shards[:_FLEET_SHARDS], store, count, mean_seconds)
@@ -162,7 +151,7 @@ def _sleeping_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Fi
         for count in _FLEETS
     ]
     figures += [
-        Figure(f"  the same over that of 8 devices, {count} devices", "at most 1.2",
+        Figure(f"CPU time of the pool's actor a shard, {count} devices over 8", "at most 1.2",
                taken[count] / taken[8])
         for count in _FLEETS if count > 8
     ]  # fmt: skip
@@ -185,21 +174,20 @@ def _throughput(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
     """Shards a second of four askers over those of one, by turns and with the same work."""
     shards = random_shards(tables, _REAL_SHARDS, 20, seed=3)
     seconds: dict[int, list[float]] = {1: [], _ASKERS: []}
-    pool = BenchmarkPool(folder / "asked.db", kind="cpu")
-    pool.devices()
-    askers = start_askers(pool.store, _ASKERS)
-    for turn in range(_TURNS):
-        _say(f"one asker and {_ASKERS}, turn {turn + 1} of {_TURNS}")
-        for count in (1, _ASKERS) if turn % 2 else (_ASKERS, 1):
-            # Other batches are other measurements: the seed keeps the store from answering.
-            settings = MeasureSettings(1024, seed=2 * turn + (count > 1))
-            started = time.monotonic()
-            ray.get([
-                asker.ask.remote(shards[place::count], settings, _SAME_WORK)
-                for place, asker in enumerate(askers[:count])
-            ])  # fmt: skip
-            seconds[count].append(time.monotonic() - started)
-    pool.shutdown()
+    with cpu_pool(folder / "asked.db") as pool:
+        pool.devices()
+        askers = start_askers(pool.store, _ASKERS)
+        for turn in range(_TURNS):
+            say(f"one asker and {_ASKERS}, turn {turn + 1} of {_TURNS}")
+            for count in (1, _ASKERS) if turn % 2 else (_ASKERS, 1):
+                # Other batches are other measurements: the seed keeps the store from answering.
+                settings = MeasureSettings(1024, seed=2 * turn + (count > 1))
+                started = time.monotonic()
+                ray.get([
+                    asker.ask.remote(shards[place::count], settings, _SAME_WORK)
+                    for place, asker in enumerate(askers[:count])
+                ])  # fmt: skip
+                seconds[count].append(time.monotonic() - started)
     return Figure(
         f"shards a second, {_ASKERS} askers over one",
         "at least 0.90",
@@ -209,34 +197,18 @@ def _throughput(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
 
 def _measured_once(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
     """Measurements made for each distinct shard that four askers ask for at once."""
-    _say(f"{_ASKERS} askers that ask for the same shards")
+    say(f"{_ASKERS} askers that ask for the same shards")
     shards = random_shards(tables, 24, 10, seed=4)
-    pool = BenchmarkPool(folder / "shared.db", kind="cpu")
-    pool.devices()
-    askers = start_askers(pool.store, _ASKERS)
-    asked = [[*shards[6 * place :], *shards[: 6 * place]][:18] for place in range(_ASKERS)]
-    answers = ray.get([
-        asker.ask.remote(some, SETTINGS, _SAME_WORK)
-        for asker, some in zip(askers, asked, strict=True)
-    ])  # fmt: skip
-    pool.shutdown()
+    with cpu_pool(folder / "shared.db") as pool:
+        pool.devices()
+        askers = start_askers(pool.store, _ASKERS)
+        asked = [[*shards[6 * place :], *shards[: 6 * place]][:18] for place in range(_ASKERS)]
+        answers = ray.get([
+            asker.ask.remote(some, SETTINGS, _SAME_WORK)
+            for asker, some in zip(askers, asked, strict=True)
+        ])  # fmt: skip
     made = {(each.shard.digest, each.measured_at) for some in answers for each in some}
     distinct = {shard.digest for some in asked for shard in some}
     return Figure(
         f"measurements a distinct shard, {_ASKERS} askers at once", "1", len(made) / len(distinct)
     )
-
-
-def main(_: BenchPoolConfig) -> None:
-    """Take the figures and print them."""
-    with tempfile.TemporaryDirectory() as folder, ray_cluster():
-        figures = scale_figures(Path(folder))
-    print_figures(figures)
-
-
-def _say(what: str) -> None:
-    cli.console.print(f"measuring: {what}")
-
-
-if __name__ == "__main__":
-    cli.run_command(main, BenchPoolConfig)

@@ -24,7 +24,7 @@ def sweep_figures(folder: Path) -> list[Figure]:
     result = documents.read(told)
     return [
         Figure(
-            f"a sweep's time over that of its training, {result['at_once']} at once",
+            "a sweep's time over that of its training, divided by what runs at once",
             "at most 1.3",
             result["overhead"],
         )

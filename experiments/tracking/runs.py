@@ -18,7 +18,6 @@ import math
 import os
 import platform
 import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,6 +28,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from autoshard.benchmark import PlanCost
+from autoshard.experiments.console.checkout import git_commit
 from autoshard.experiments.console.cli import reason_of
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.tracking.data_sources import DataSource, short_name
@@ -351,7 +351,7 @@ def _tags(kind: str) -> dict[str, str]:
     for tag, package in _VERSIONS.items():
         with suppress(importlib.metadata.PackageNotFoundError):
             tags[tag.partition("_")[0]] = importlib.metadata.version(package)
-    commit = _git_commit()
+    commit = git_commit()
     return {**tags, "git_commit": commit, "mlflow.source.git.commit": commit} if commit else tags
 
 
@@ -360,22 +360,6 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a container's user may have no name
         return str(os.getuid())
-
-
-def _git_commit() -> str | None:
-    """The commit of the code that runs, if it runs from a checkout."""
-    try:
-        answer = subprocess.run(
-            ["git", "rev-parse", "HEAD"],  # noqa: S607 - whichever git the user has
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=5,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

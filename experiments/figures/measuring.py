@@ -1,0 +1,162 @@
+"""Figures of measuring: our timing against fbgemm's, the pool's work, its memory, its store."""
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from autoshard.benchmark import Measurement, MeasurementStore, Timing, TimingOptions
+from autoshard.benchmark.hardware import physical_cores
+from autoshard.benchmark.yardstick import compare_with_fbgemm
+from autoshard.cost_model.training import one_thread
+from autoshard.experiments.collect_costs import Summary, summarise
+from autoshard.experiments.figures.figure import Figure
+from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, say
+from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
+
+_SHARDS, _MOST_TABLES = 200, 20
+_GAIN_SHARDS, _GAIN_TURNS = 30, 2
+_READ = 100_000
+_SAME_WORK = TimingOptions(precision=0.0, max_iterations=16)
+
+
+def yardstick_figures() -> list[Figure]:
+    """Our timing over that of fbgemm's own benchmark, on one operator and batch."""
+    say("our timing against fbgemm_gpu.tbe.bench")
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {physical_cores()[-1]})
+    with one_thread():
+        ratios = compare_with_fbgemm(torch.device("cpu"), physical_cores()[-1])
+    os.sched_setaffinity(0, cores)
+    return [
+        Figure("our timing over fbgemm's, a whole step", "0.95 to 1.05", ratios.step),
+        Figure("our timing over fbgemm's, backward", "0.95 to 1.05", ratios.backward),
+    ]
+
+
+def measuring_figures(folder: Path) -> list[Figure]:
+    """From the pool's start to reading what it has measured."""
+    tables = load_tables(TABLES)
+    return [
+        *_start_figures(tables, folder),
+        *_work_figures(tables, folder),
+        *_gain_figures(tables, folder),
+        _actor_memory(folder),
+        _read_speed(tables, folder),
+    ]
+
+
+def _start_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
+    """Seconds from the pool's start to its first shard."""
+    say("a pool's start")
+    (shard,) = random_shards(tables, 1, 4, seed=2)
+    started = time.monotonic()
+    with cpu_pool(folder / "start.db") as pool:
+        pool.devices()
+        ready = time.monotonic() - started
+        pool.measure([shard], SETTINGS)
+        answered = time.monotonic() - started
+    return [
+        Figure("from a pool's start until shards are under way", "at most 5 s", ready, "s"),
+        Figure("from a pool's start until the first shard is measured", "", answered, "s"),
+    ]
+
+
+def _work_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
+    """How busy all devices are with shards as collect_costs.py draws them."""
+    say(f"{_SHARDS} shards on all devices")
+    shards = random_shards(tables, _SHARDS, _MOST_TABLES)
+    every, _ = _collected(shards, folder / "all.db", TimingOptions())
+    return [
+        Figure(f"duty cycle over {_SHARDS} shards", "at least 0.80", every.duty_cycle),
+        Figure("shards measured a second, all devices", "", every.shards_per_second),
+        Figure("median spread of a measurement", "at most 0.02", every.median_spread),
+    ]
+
+
+def _gain_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
+    """What all devices gain over one, taken by turns.
+
+    A ratio over the same shards with the same number of undisturbed iterations; and once more over
+    all iterations, which leaves out how often they were repeated.
+    """
+    say(f"{_GAIN_SHARDS} shards on one device and on all, by turns")
+    shards = random_shards(tables, _GAIN_SHARDS, _MOST_TABLES)
+    seconds: dict[int | None, float] = {1: 0.0, None: 0.0}
+    iterations: dict[int | None, int] = {1: 0, None: 0}
+    for turn in range(_GAIN_TURNS):
+        for most in seconds:
+            summary, tried = _collected(shards, folder / f"{turn}-{most}.db", _SAME_WORK, most)
+            seconds[most] += summary.seconds
+            iterations[most] += tried
+    return [
+        Figure(
+            "all devices over one, shards a second",
+            "at least 1.8 with two",
+            seconds[1] / seconds[None],
+        ),
+        Figure(
+            "all devices over one, iterations a second",
+            "",
+            iterations[None] / seconds[None] / (iterations[1] / seconds[1]),
+        ),
+    ]
+
+
+def _actor_memory(folder: Path) -> Figure:
+    """Peak memory of an actor beyond the bytes of the largest shard that it measured."""
+    say("memory of an actor")
+    shards = [
+        Shard.of_tables([EmbeddingTable(f"t{n}", rows, 64, 8.0) for n in range(16)])
+        for rows in (1_000, 400_000, 50_000)
+    ]
+    with cpu_pool(folder / "memory.db", most_devices=1) as pool:
+        pool.measure(shards, SETTINGS, TimingOptions(max_iterations=9))
+        (peak,) = pool.peak_bytes().values()
+    operator = SETTINGS.operator
+    largest = max(
+        operator.shard_bytes(shard) + operator.working_bytes(shard, SETTINGS.batch_size)
+        for shard in shards
+    )
+    return Figure(
+        "actor's peak memory beyond its shard", "at most 1.07 GB", (peak - largest) / 1e9, "GB"
+    )
+
+
+def _read_speed(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
+    """Seconds to read 100,000 measurements, shards and all, from a store."""
+    say(f"reading {_READ:,} measurements")
+    rng = random.Random(0)  # noqa: S311 - nothing is kept secret with it
+    timing = Timing(1.0, 2.0, 0.01, 12, 0, 0.0, 0.05)
+    known: dict[str, Shard] = {}
+    while len(known) < _READ:
+        shard = Shard.of_tables(rng.sample(tables, rng.randint(2, 20)))
+        known.setdefault(shard.digest, shard)
+    path = folder / "read.db"
+    with MeasurementStore(path) as store:
+        store.put(
+            Measurement(shard, SETTINGS, "hw", "v", "ok", "cpu0", "n", 1.0, timing)
+            for shard in known.values()
+        )
+    started = time.perf_counter()
+    with MeasurementStore(path) as store:
+        count = len(store.measurements())
+    seconds = time.perf_counter() - started
+    return Figure(f"reading {_READ:,} measurements", "at most 1 s", seconds * _READ / count, "s")
+
+
+def _collected(
+    shards: Sequence[Shard], store: Path, timing: TimingOptions, most_devices: int | None = None
+) -> tuple[Summary, int]:
+    """The summary, and all iterations that were made, disturbed ones too."""
+    with cpu_pool(store, most_devices) as pool:
+        devices = pool.devices()
+        started = time.monotonic()
+        answers = [answer for _, answer in pool.stream(shards, SETTINGS, timing)]
+        seconds = time.monotonic() - started
+    timings = [answer.timing for answer in answers if answer.timing is not None]
+    tried = sum(timing.iterations for timing in timings)
+    return summarise(answers, devices, seconds, len(answers)), tried

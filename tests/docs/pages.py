@@ -1,0 +1,39 @@
+"""The documents that people read."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    page.relative_to(ROOT).as_posix()
+    for pattern in ("*.md", "docs/**/*.md", "experiments/**/*.md")
+    for page in ROOT.glob(pattern)
+)
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SHELL = ("", "bash", "sh", "shell", "console")
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def prose(text: str) -> str:
+    """Without the blocks of code."""
+    return _BLOCK.sub("", text)
+
+
+def shell_lines(text: str) -> list[str]:
+    """The lines of blocks that may be typed in a shell, with continued ones joined."""
+    blocks = (body for language, body in _BLOCK.findall(text) if language in _SHELL)
+    return [
+        line.removeprefix("$ ")
+        for body in blocks
+        for line in re.sub(r"\\\n\s*", " ", body).splitlines()
+    ]
+
+
+def code_spans(text: str) -> list[str]:
+    """What stands between backticks in prose, which may go over the end of a line."""
+    spans = re.findall(r"(`+)(.+?)\1", prose(text), re.DOTALL)
+    return [re.sub(r"\s+", " ", span).strip() for _, span in spans]

@@ -1,0 +1,197 @@
+"""What documents say to type is what commands understand, and where they point there is something.
+
+Held against the commands' own parsers; nothing is run and no file needs to exist.
+"""
+
+import argparse
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from typing import Any, get_type_hints
+
+import pytest
+import tyro
+from pages import PAGES, ROOT, code_spans, prose, shell_lines, text_of
+
+EXPERIMENTS = ROOT / "experiments"
+COMMANDS = {path.name: path.stem for path in EXPERIMENTS.glob("[!_]*.py")}
+MODULE = "autoshard.experiments."
+BETWEEN_COMMANDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>"))
+
+Invocation = tuple[str, tuple[str, ...]]  # the command's module below experiments, its arguments
+
+
+def invocations(line: str) -> Iterator[Invocation]:
+    """Our commands in a line of shell: alone, by ray submit, by ray job submit, in quotes."""
+    if MODULE not in line and ".py" not in line:
+        return  # output may hold what no shell understands
+    words = shlex.split(line, comments=True)
+    for place, word in enumerate(words):
+        if " " in word:
+            yield from invocations(word)
+        elif (module := module_of(word, place == 0)) is not None:
+            yield module, tuple(arguments(words[place + 1 :]))
+
+
+def module_of(word: str, first: bool) -> str | None:
+    """Which of our commands a word names; where a line begins with one, its folder may be left out.
+
+    One of ours that is not there is named all the same: its import tells.
+    """
+    if word.startswith(MODULE):
+        return word.removeprefix(MODULE)
+    if found := re.fullmatch(r"(?:\./)?experiments/(.+)\.py", word):
+        return found[1].replace("/", ".")
+    return COMMANDS.get(word) if first else None
+
+
+def arguments(words: list[str]) -> Iterator[str]:
+    """Up to the next command of the line; `--` parts `ray submit`'s options from the script's."""
+    for place, word in enumerate(words):
+        if word in BETWEEN_COMMANDS:
+            return
+        if place or word != "--":
+            yield word
+
+
+@cache
+def config_of(module: str) -> type[Any]:
+    """The typed command line: what `main` takes."""
+    command = importlib.import_module(MODULE + module)
+    config: type[Any] = next(iter(get_type_hints(command.main).values()))
+    return config
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    """All options, those of subcommands too."""
+    found: set[str] = set()
+    for action in parser._actions:
+        found.update(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            for each in action.choices.values():
+                found |= options_of(each)
+    return found
+
+
+@cache
+def options(module: str) -> set[str]:
+    return options_of(tyro.extras.get_parser(config_of(module)))
+
+
+def parse(module: str, arguments: tuple[str, ...]) -> None:
+    """What the command does first; it leaves with code 2 and says why where it does not understand.
+
+    `--help` is understood, too.
+    """
+    try:
+        tyro.cli(config_of(module), args=arguments)
+    except SystemExit as left:
+        if left.code:
+            pytest.fail(f"not understood: {module} {shlex.join(arguments)}")
+
+
+def typed(page: str) -> list[Invocation]:
+    """In blocks of code, and in sentences where a whole command is said."""
+    text = text_of(page)
+    said = [span for span in code_spans(text) if re.match(r"python |ray ", span)]
+    return [each for line in (*shell_lines(text), *said) for each in invocations(line)]
+
+
+@pytest.mark.parametrize(
+    ("page", "module", "arguments"),
+    [
+        pytest.param(page, *each, id=f"{page}: {each[0]} {' '.join(each[1])}")
+        for page in PAGES
+        for each in dict.fromkeys(typed(page))
+    ],
+)
+def test_a_command_line_parses(page: str, module: str, arguments: tuple[str, ...]) -> None:
+    parse(module, arguments)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_option_that_is_mentioned_is_there(page: str) -> None:
+    """`shard.py --policy`, and `--policy` alone if any command has it."""
+    known = set().union(*(options(stem) for stem in COMMANDS.values())) | options("figures.bench")
+    for span in code_spans(text_of(page)):
+        first, _, rest = span.partition(" ")
+        mentioned = re.findall(r"(?<!\S)--[a-z][\w.-]*", rest)
+        if first in COMMANDS:
+            assert set(mentioned) <= options(COMMANDS[first]), span
+        elif re.match(r"--[a-z]", first):
+            assert {first, *mentioned} <= known, span
+
+
+def test_commands_are_found_however_they_are_typed() -> None:
+    ppo = ("ppo_shard", ("--seed", "1"))
+    for line in (
+        "python experiments/ppo_shard.py --seed 1  # with --some more",
+        "ray submit CLUSTER experiments/ppo_shard.py -- --seed 1",
+        "ray job submit --address http://localhost:8265 --working-dir . -- "
+        "python experiments/ppo_shard.py --seed 1",
+        "ray exec CLUSTER 'python -m autoshard.experiments.ppo_shard --seed 1'",
+        "ppo_shard.py --seed 1",
+        "cd autoshard && python experiments/ppo_shard.py --seed 1 | tee log",
+    ):
+        assert [*invocations(line)] == [ppo], line
+    assert [*invocations("python my_own.py --seed 1")] == []
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "python experiments/shard.py --tables t.csv --num-devices 8 --memory-gb 32 --ouut a.json",
+        "python experiments/shard.py --tables t.csv --num-devices eight --memory-gb 32",
+        "python experiments/shard.py --tables t.csv \\\n    --num-devices 8",
+        "python experiments/store.py inform costs.db",
+    ],
+)
+def test_a_wrong_command_line_is_found(block: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (line,) = shell_lines(f"Some text:\n\n```\n{block}\n```\n")
+    ((module, arguments),) = invocations(line)
+    with pytest.raises(pytest.fail.Exception, match="not understood"):
+        parse(module, arguments)
+    assert capsys.readouterr().err  # it says why
+
+
+def test_a_command_that_is_no_more_is_found() -> None:
+    ((module, arguments),) = invocations("python experiments/figures/noises.py --quick")
+    with pytest.raises(ModuleNotFoundError):
+        parse(module, arguments)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_make_has_the_targets(page: str) -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    text = text_of(page)
+    lines = [*shell_lines(text), *code_spans(text)]
+    named = {found[1] for line in lines for found in re.finditer(r"(?:^|&& )make ([\w-]+)", line)}
+    assert named <= targets
+
+
+# Where documents point.
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
+def links(text: str) -> list[str]:
+    """Targets of links and pictures that are in this repository."""
+    found = re.findall(r"\]\(([^)\s]+)\)", prose(text))
+    return [each for each in found if not re.match(r"[a-z]+:", each)]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    here = (ROOT / page).parent
+    for link in links(text_of(page)):
+        target, _, anchor = link.partition("#")
+        path = here / target if target else ROOT / page
+        assert path.exists(), link
+        if anchor:
+            assert anchor in anchors(path.read_text(encoding="utf-8")), link
