@@ -1,6 +1,5 @@
 """What runs inside the actor on a device: it owns the device and measures on it."""
 
-import contextlib
 import gc
 import os
 import resource
@@ -59,7 +58,6 @@ class DeviceBenchmark:
             self._torch_device = torch.device("cpu")
             os.sched_setaffinity(0, {core})
             torch.set_num_threads(1)
-            _at_usual_priority()
             self._kept_bytes = memory_bytes // _KEPT_SHARE
             keep_freed_memory(self._kept_bytes)
             cache_bytes = min(hardware.last_level_cache_bytes(core), memory_bytes // _FLUSH_SHARE)
@@ -180,9 +178,3 @@ class DeviceBenchmark:
             timing=timing,
             reason=reason,
         )
-
-
-def _at_usual_priority() -> None:
-    """Ray starts its workers at a low one, at which others on the core would leave next to none."""
-    with contextlib.suppress(OSError):  # not allowed: it measures as well, and takes longer
-        os.setpriority(os.PRIO_PROCESS, 0, 0)

@@ -34,6 +34,7 @@ from autoshard.benchmark.measurement import (
     MeasureSettings,
     TimingOptions,
 )
+from autoshard.benchmark.priority import at_usual_priority
 from autoshard.benchmark.serving import Server
 from autoshard.benchmark.store import MeasurementStore
 from autoshard.benchmark.store_file import StoreError
@@ -59,6 +60,7 @@ class PoolCoordinator:
     """
 
     def __init__(self, fleet: Fleet, time_limit_s: float) -> None:
+        at_usual_priority()
         self._fleet = fleet
         self._time_limit_s = time_limit_s
         self._stores: dict[Path, MeasurementStore] = {}

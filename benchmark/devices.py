@@ -29,6 +29,7 @@ from autoshard.benchmark.places import (
     is_declared,
     nodes_that_measure,
 )
+from autoshard.benchmark.priority import at_usual_priority
 
 KINDS: tuple[str, ...] = get_args(AskedKind)
 # Limits for hangs alone: an actor is up within seconds, on a crowded machine within tens of them.
@@ -45,6 +46,7 @@ class DeviceProcess:
     """The actor on a device. It alone loads torch and fbgemm; whoever starts it stays light."""
 
     def __init__(self, name: str, core: int | None, memory_bytes: int) -> None:
+        at_usual_priority()
         from autoshard.benchmark.actor import DeviceBenchmark
 
         self._benchmark = DeviceBenchmark(name, core, memory_bytes)

@@ -27,6 +27,9 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
         yield
         return
     address = _address(must_run)
+    # Of a cluster that starts here: a low priority spares what else a node runs, which is us alone.
+    # Beside others it would leave our workers next to none of a core.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError) as error:
