@@ -38,7 +38,7 @@ _FIRST_PORTION, _GROWTH, _FITTING = 4, 3, 0.7
 
 
 class _Worker:
-    """A device: what it has answered for, in sums of terms, and until when. Seconds from the start.
+    """A device: what it has answered for, and until when. Seconds are from the start.
 
     Args:
         first_s: when it answered first.
@@ -46,37 +46,52 @@ class _Worker:
 
     def __init__(self, first_s: float) -> None:
         self.first_s = self.latest_s = first_s
+        self._work, self._spent_s = np.zeros(_TERMS), 0.0  # sums of terms, seconds in operators
         self._going = 0  # answers of this go
-        self._work, self._since_s = np.zeros(_TERMS), 0.0
-        self._known: tuple[Floats, float] | None = None  # work and seconds of whole goes
-        self._goes = 0
+        self._busy_s, self._since_s = 0.0, 0.0  # in operators, and since when
+        self._first_duty: float | None = None  # share of the time in operators when it began, and
+        self._later_duty: float | None = None  # in whole goes after that
 
-    def take(self, terms: Floats, now_s: float) -> None:
-        """A shard was answered for."""
-        if self._going == MOST_BY_TURNS or now_s - self.latest_s > _PAUSE * self.first_s:
-            self._end_go()
+    def take(self, terms: Floats, spent_s: float, now_s: float) -> None:
+        """A shard was answered for, that took so many seconds in its operator."""
+        if now_s - self.latest_s > _PAUSE * self.first_s:
+            self.end_go()
         self._work = self._work + terms
+        self._spent_s += spent_s
+        self._busy_s += spent_s
         self._going += 1
         self.latest_s = now_s
 
-    def _end_go(self) -> None:
-        self._goes += 1
+        if self._going == MOST_BY_TURNS:
+            self.end_go()
+
+    def end_go(self) -> None:
+        """Nothing more comes of this go."""
+        if not self._going:
+            return
         self._going = 0
-        self._known = (self._work, self.latest_s - self._since_s)
-        if self._goes == 1:
-            self._work, self._since_s = np.zeros(_TERMS), self.latest_s
+        duty = self._busy_s / max(self.latest_s - self._since_s, 1e-9)
+        if self._first_duty is None:
+            self._first_duty = duty
+            self._busy_s, self._since_s = 0.0, self.latest_s
+        else:
+            self._later_duty = duty
 
     @property
-    def is_under_way(self) -> bool:
-        """True once it has answered for more than what it began with."""
-        return self._goes > 1 or (self._goes == 1 and self._going == MOST_BY_TURNS)
+    def gain(self) -> float | None:
+        """By what factor it came to work faster after what it began with; None if it only began."""
+        if self._later_duty is None or not self._first_duty:
+            return None
+        return self._later_duty / self._first_duty
 
-    def pace(self, prices: Floats) -> float:
-        """The work that it does a second, in seconds of a device as they are predicted."""
-        if self._going == MOST_BY_TURNS:
-            self._end_go()
-        work, seconds = self._known or (self._work, self.latest_s)
-        return float(work @ prices) / max(seconds, 1e-9)
+    def pace(self, prices: Floats, usual_gain: float) -> float | None:
+        """The work that it does a second, in seconds as they are predicted of all devices; None
+        before its first go is over.
+        """
+        if self._first_duty is None:
+            return None
+        duty = self._later_duty or usual_gain * self._first_duty
+        return duty * float(self._work @ prices) / max(self._spent_s, 1e-9)
 
 
 class Pace:
@@ -123,7 +138,9 @@ class Pace:
         self._squares += np.outer(terms, terms)
         self._moments += terms * answer.timing.operator_seconds
         now_s, device = self.passed_s, (answer.node, answer.device)
-        self._workers.setdefault(device, _Worker(now_s)).take(terms, now_s)
+        self._workers.setdefault(device, _Worker(now_s)).take(
+            terms, answer.timing.operator_seconds, now_s
+        )
 
     def left_s(self) -> float | None:
         """Seconds until all are answered for; None as long as too little is known."""
@@ -131,8 +148,8 @@ class Pace:
             return None
         prices, now_s = self._prices(), self.passed_s
         under_way = sum(
-            min(worker.pace(prices) * (now_s - worker.latest_s), self._at_once(prices))
-            for worker in self._workers.values()
+            min(pace * (now_s - worker.latest_s), self._at_once(prices))
+            for worker, pace in self._paces(prices).items()
         )
         left = float(self._left @ prices) - under_way
         return max(0.0, left) / self._pace(prices)
@@ -143,6 +160,8 @@ class Pace:
         """
         waiting = np.flatnonzero(self._waiting)[:most]
         if self._answers:
+            for worker in self._workers.values():
+                worker.end_go()
             prices = self._prices()
             work = np.cumsum(self._terms[waiting] @ prices)
             waiting = waiting[work <= seconds * self._pace(prices)]
@@ -151,7 +170,7 @@ class Pace:
     @property
     def _knows(self) -> bool:
         """True if devices have shown how fast they are."""
-        under_way = sum(worker.is_under_way for worker in self._workers.values())
+        under_way = sum(worker.gain is not None for worker in self._workers.values())
         if self._answers < FEWEST_ANSWERS or 2 * under_way < len(self._workers):
             return False
         silent = [math.inf] * (self.devices - len(self._workers))
@@ -165,13 +184,27 @@ class Pace:
         found, _ = optimize.nnls(factor.T, np.linalg.solve(factor, self._moments))
         return np.asarray(found)
 
+    @property
+    def _usual_gain(self) -> float:
+        gains = [gain for worker in self._workers.values() if (gain := worker.gain) is not None]
+        return statistics.median(gains) if gains else 1.0
+
+    def _paces(self, prices: Floats) -> dict[_Worker, float]:
+        """Of each device that has done a whole go. Those that have only begun are taken to become faster
+        as much as others did.
+        """
+        gain = self._usual_gain
+        paces = {worker: worker.pace(prices, gain) for worker in self._workers.values()}
+        return {worker: pace for worker, pace in paces.items() if pace is not None}
+
     def _pace(self, prices: Floats) -> float:
         """Of all devices together.
 
         One that has not answered yet is taken to be as the others, unless these would long have.
         """
-        paces = [worker.pace(prices) for worker in self._workers.values()]
-        silent = min(float(np.mean(paces)), self._at_once(prices) / max(self.passed_s, 1e-9))
+        paces = list(self._paces(prices).values())
+        most = self._usual_gain * self._at_once(prices) / max(self.passed_s, 1e-9)
+        silent = min(float(np.mean(paces)), most)
         return max(1e-9, sum(paces) + silent * max(0, self.devices - len(paces)))
 
     def _at_once(self, prices: Floats) -> float:

@@ -94,16 +94,17 @@ class SimulatedPool:
         return Measurement(shard, SETTINGS, "hw", "v", "ok", name, "n", 1.0, timing, reused=reused)
 
 
-@pytest.mark.parametrize("young", [1.0, 3.0])
 @pytest.mark.parametrize(
-    ("speeds", "slowness"),
+    ("speeds", "slowness", "young"),
     [
-        ((1.0,), steady),
-        ((1.0, 1.0), steady),
-        ((1.0, 5.0), steady),  # two hosts, one five times as fast
-        ((1.0, 1.0), slow_spell),
-        ((*[1.0] * 8, *[3.0] * 8), steady),
-        ((1.0, 1e-9), steady),  # one hangs
+        ((1.0,), steady, 1.0),
+        ((1.0,), steady, 3.0),
+        ((1.0, 1.0), steady, 3.0),
+        ((1.0, 5.0), steady, 1.0),  # two hosts, one five times as fast
+        ((1.0, 5.0), steady, 3.0),
+        ((1.0, 1.0), slow_spell, 3.0),
+        ((*[1.0] * 8, *[3.0] * 8), steady, 1.0),
+        ((1.0, 1e-9), steady, 1.0),  # one hangs
     ],
 )
 def test_what_is_told_early_holds_within_a_third(
