@@ -190,8 +190,8 @@ class Pace:
         return statistics.median(gains) if gains else 1.0
 
     def _paces(self, prices: Floats) -> dict[_Worker, float]:
-        """Of each device that has done a whole go. Those that have only begun are taken to become faster
-        as much as others did.
+        """Of each device that has done a whole go. One that has only begun is taken to become
+        faster as much as others did.
         """
         gain = self._usual_gain
         paces = {worker: worker.pace(prices, gain) for worker in self._workers.values()}
