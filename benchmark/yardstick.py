@@ -13,6 +13,7 @@ from autoshard.benchmark.timing import time_operator
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard
 
 _TABLES, _ROWS, _DIM, _POOLING, _BATCH = 16, 40_000, 64, 16, 1024
+_REQUESTS = 10  # that fbgemm takes its median of, in each round
 _KEPT_BYTES = 2**29  # more than its outputs and gradients take
 
 
@@ -52,7 +53,12 @@ def compare_with_fbgemm(device: torch.device, core: int, rounds: int = 15) -> Ag
         ours = time_operator(subject, watch, TimingOptions())
         step, backward = (
             benchmark_requests(
-                [request] * 20, run, check_median=True, num_warmups=2, bwd_only=only, grad=gradient
+                [request] * _REQUESTS,
+                run,
+                check_median=True,
+                num_warmups=2,
+                bwd_only=only,
+                grad=gradient,
             )
             * 1e3
             for run, only in (

@@ -11,7 +11,7 @@ from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.outputs import check_folder
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.sharders import HEURISTICS
+from autoshard.sharders import USUAL_HEURISTICS
 from autoshard.workload.bounds import check_bounds
 
 _TABLES = "synthetic:400:1:small"
@@ -23,8 +23,6 @@ _COLLECTING_SHARE, _TRAINING_SHARE, _COMPARING_SHARE = 0.3, 0.45, 0.85
 # Whatever came before, it gets so many: a tour without its table would have been for nothing.
 _LEAST_COMPARING_S = 60.0
 _SHIPPED = "cpu"
-# Nobody would use the others, and to measure their plans takes the time of another task.
-_RIVALS = tuple(name for name in HEURISTICS if name not in ("random", "round_robin"))
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def main(config: DemoConfig) -> None:
             compare.CompareConfig(
                 tables=_TABLES,
                 num_tasks=config.num_tasks,
-                sharders=",".join((*_RIVALS, "autoshard", "autoshard_verified")),
+                sharders=",".join((*USUAL_HEURISTICS, "autoshard", "autoshard_verified")),
                 policy=policy,
                 measure=True,
                 precision=config.precision,

@@ -7,7 +7,7 @@ and measured verification. Policies are kept in folders (`load_policy`, `save_po
 """
 
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
+from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
 from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
 from autoshard.sharders.policy import VERIFY_SECONDS, PolicySharder
 from autoshard.sharders.policy_files import (
@@ -25,6 +25,7 @@ __all__ = [
     "NEED_POLICY",
     "NEED_POOL",
     "SHARDERS",
+    "USUAL_HEURISTICS",
     "VERIFY_SECONDS",
     "AloneGreedySharder",
     "FusedGreedySharder",

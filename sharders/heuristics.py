@@ -23,6 +23,7 @@ HEURISTICS: dict[str, TableCost] = {
     "random": lambda _table, rng: float(rng.random()),
     **{name: partial(_believed, belief) for name, belief in BELIEFS.items()},
 }
+USUAL_HEURISTICS = tuple(BELIEFS)  # those that somebody would use
 
 
 class GreedySharder:

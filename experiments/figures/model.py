@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autoshard.benchmark import MeasureSettings
+from autoshard.benchmark import BenchmarkPool, MeasureSettings
 from autoshard.cost_model import (
     CostModel,
     EstimatedCosts,
@@ -83,23 +83,28 @@ def learning_figures() -> list[Figure]:
     ]
 
 
-def promise_figures(folder: Path) -> list[Figure]:
-    """What plans promise and what they measure, by the shipped model calibrated to this machine."""
+def calibrated_here(pool: BenchmarkPool) -> CostModel:
+    """The shipped model, calibrated with shards that the pool measures."""
     data = read_costs([DATA])
-    batch_size = data.most_common_batch
     train = split(data)["train"]
     few = [
         shard
         for shard, batch in zip(train.shards, train.batch_sizes, strict=True)
-        if batch == batch_size
+        if batch == data.most_common_batch
     ][:FEW]
+    say(f"{len(few)} shards to calibrate with")
+    settings = MeasureSettings(data.most_common_batch, data.operator)
+    found = CostDataset.of(pool.measure(few, settings))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
+        return calibrate(load_model("cpu"), found)
+
+
+def promise_figures(folder: Path) -> list[Figure]:
+    """What plans promise and what they measure, by the shipped model calibrated to this machine."""
+    data = read_costs([DATA])
     with cpu_pool(folder / "plans.db") as pool:
-        say(f"{len(few)} shards to calibrate with")
-        found = CostDataset.of(pool.measure(few, MeasureSettings(batch_size, data.operator)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
-            model = calibrate(load_model("cpu"), found)
-        oracle = EstimatedCosts(model, batch_size)
+        oracle = EstimatedCosts(calibrated_here(pool), data.most_common_batch)
         told = Proposer(pool, data, seed=0).check(oracle, _CHECK_TASKS)
     if told is None:
         raise UserError("no plan could be measured: its promises cannot be checked")

@@ -3,31 +3,35 @@
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.cost_model import EstimatedCosts, load_model, save_model
 from autoshard.cost_model.training import one_thread
 from autoshard.envs import Deck, Dense, EstimatedRewards, RandomDeals, ShardingVectorEnv
 from autoshard.experiments import compare, ppo_shard
 from autoshard.experiments.figures.figure import Figure
+from autoshard.experiments.figures.model import calibrated_here
+from autoshard.experiments.figures.workbench import cpu_pool
 from autoshard.experiments.judging.statistics import Ratio
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.policy_check import draw_tasks
 from autoshard.experiments.training.ppo import Hyperparameters, Setting, Trainer
-from autoshard.sharders import Means, load_policy, make_sharder
+from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
 from autoshard.workload import PlanError, ShardingTask, load_tables
 from autoshard.workload.parts import tables_by_part
 
 _TABLES, _MANY_TABLES = "synthetic:400:1:small", "synthetic:5500:1:small"
 _BATCH_SIZE = 1024
 _SEATS, _GAMES = 128, 128
-_HEURISTICS = "random,dim,size,lookup,size_lookup"
-_LADDER = "cost,cost_fused,cost_fused_search,policy,policy_best,autoshard,autoshard_verified"
+_LADDER = (
+    "cost", "cost_fused", "cost_fused_search", "policy", "policy_best", "autoshard",
+    "autoshard_verified",
+)  # fmt: skip
 _TRANSFER = ((20, 2), (100, 8), (200, 16))  # tables, devices
 _TIGHT_TASKS = 24
 _LADDER_SECONDS, _TRANSFER_SECONDS = 240.0, 45.0  # that are measured at most
@@ -68,13 +72,13 @@ def memory_figures() -> list[Figure]:
 
 def plan_figures(folder: Path) -> list[Figure]:
     """What plans of all sharders measure, for tasks of 60 tables and 4 devices."""
-    names = f"{_HEURISTICS},{_LADDER}"
+    names = (*USUAL_HEURISTICS, *_LADDER)
     sharders = _compared(folder, _TABLES, 8, 60, 4, names, _LADDER_SECONDS)
     return [
         *(
             _ratio(f"slowest device over the best heuristic's, {name}",
                    "at most 0.88" if name.startswith("autoshard") else "", sharders[name])
-            for name in names.split(",")
+            for name in names
         ),
         _paired("slowest device, policy over cost", "at most 0.98", sharders["policy"],
                 sharders["cost"]),
@@ -92,7 +96,7 @@ def plan_figures(folder: Path) -> list[Figure]:
 def transfer_figures(folder: Path) -> list[Figure]:
     """What the policy's plans measure for other counts of tables and devices."""
     figures = []
-    names = f"{_HEURISTICS},policy,autoshard"
+    names = (*USUAL_HEURISTICS, "policy", "autoshard")
     for tables, devices in _TRANSFER:
         told = _compared(folder, _MANY_TABLES, 3, tables, devices, names, _TRANSFER_SECONDS)
         figures += [
@@ -219,10 +223,17 @@ def _compared(
     tasks: int,
     num_tables: int,
     devices: int,
-    sharders: str,
+    sharders: Sequence[str],
     seconds: float,
 ) -> Mapping[str, Any]:
-    """The scores of the sharders on tasks like that, of tables that nothing has learned from."""
+    """The scores of the sharders on tasks like that, of tables that nothing has learned from.
+
+    They go by the shipped cost model, calibrated to this machine as a user would.
+    """
+    model, store = folder / "model", folder / "compared.db"
+    if not model.is_dir():
+        with cpu_pool(store) as pool:
+            save_model(calibrated_here(pool), model)
     answer = folder / f"{num_tables}x{devices}.json"
     compare.main(
         compare.CompareConfig(
@@ -230,10 +241,11 @@ def _compared(
             num_tasks=tasks,
             num_tables=num_tables,
             num_devices=devices,
-            sharders=sharders,
+            sharders=",".join(sharders),
+            cost_model=model,
             measure=True,
             seconds=seconds,
-            store=folder / "compared.db",
+            store=store,
             json=answer,
             mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
         )

@@ -218,7 +218,7 @@ def tracked_run(
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    where = tracking_uri(uri)
+    where = absolute_uri(uri)
     try:
         run = _begun(kind, name, parameters, where, run_id)
     except (

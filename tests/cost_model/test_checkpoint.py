@@ -98,7 +98,7 @@ def test_what_is_no_model_is_told_in_one_line(
     damage(folder)
     with pytest.raises(Exception, match=says) as caught:
         load_model(folder, HARDWARE)
-    assert type(caught.value).__module__.startswith(("cost_model", "workload"))
+    assert type(caught.value).__module__.startswith(("autoshard.cost_model", "autoshard.workload"))
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
 

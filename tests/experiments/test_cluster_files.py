@@ -68,7 +68,7 @@ def test_all_that_pip_needs_is_copied(name: str) -> None:
     assert mounts == {f"~/autoshard/{path}": path for path in mounts.values()}
     assert all((ROOT / path).exists() for path in mounts.values())
     needed = {"pyproject.toml", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]}
-    packages = {package.partition(".")[0] for package in PROJECT["tool"]["setuptools"]["packages"]}
+    packages = {package.split(".")[1] for package in PROJECT["tool"]["setuptools"]["packages"]}
     assert set(mounts.values()) == needed | packages
 
 
@@ -223,4 +223,4 @@ def test_what_is_to_be_filled_in_is_said(name: str) -> None:
     text = (FOLDER / name).read_text()
     assert "MLFLOW_TRACKING_URI" in text
     assert "CAPITALS" in text
-    assert "README.md" in text
+    assert "docs/clusters.md" in text

@@ -95,7 +95,12 @@ def test_bad_options_are_told(tmp_path: Path, options: dict[str, Any], says: str
 
 
 def test_the_demo(cluster: object, tmp_path: Path) -> None:
-    done = run("demo.py", "--iterations 1 --num-tasks 2 --precision 1000", tmp_path, apart=True)
+    done = run(
+        "demo.py",
+        "--iterations 1 --num-tasks 2 --precision 1000 --seconds 60",
+        tmp_path,
+        apart=True,
+    )
     last = done.stdout.strip().splitlines()[-1]
     assert re.search(r"the best heuristic", last)
     assert "all intervals are within" in done.stdout or "stopped by --seconds" in done.stdout
