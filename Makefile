@@ -3,8 +3,9 @@
 # make e2e    those with browsers, ssh servers, PostgreSQL, several nodes, an autoscaler
 # make mlflow browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
 
-# Whichever of the two the machine has.
-PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3.12),python3.11)
+# Whichever of the two the machine has, and starts: what a version manager puts there may not.
+FOUND  := $(foreach minor,11 12,$(shell python3.$(minor) -c 'print("python3.$(minor)")' 2>/dev/null))
+PYTHON ?= $(or $(firstword $(FOUND)),python3.11)
 VENV   := .venv
 BIN    := $(VENV)/bin
 # Which build of fbgemm: that for NVIDIA GPUs where there is one.
