@@ -214,6 +214,17 @@ def test_a_shard_that_actors_die_on_is_blamed_in_the_end(fresh_pool: MakePool) -
     )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may take back what Ray has given away")
+def test_the_pool_and_its_actors_run_at_usual_priority(fresh_pool: MakePool) -> None:
+    """Beside a busy loop Ray's low one would leave them 3 % of a core."""
+    pool = fresh_pool()
+    pool.devices()
+    pids = [ray.get(pool._actor.process_id.remote()), *(process.pid for process in actors())]
+    for pid in pids:
+        threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
+        assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {0}
+
+
 def test_killed_actors_lose_nothing(
     fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:

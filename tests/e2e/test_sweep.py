@@ -119,7 +119,7 @@ def test_a_sweep_and_a_training_in_an_object_store(
     assert load_policy(tmp_path / "winner").trained["tables"] == "synthetic:80:1:small"
     tiny = (
         "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
-        "--check-every 1 --batch-size 512 --memory-fill 0.1-0.6"
+        "--check-every 1 --batch-size 512 --memory-fill 0.1-0.6 --test-seconds 0"
     )
     where = f"--storage {bucket}/runs"
     run("ppo_shard.py", f"{tiny} --iterations 1 --out here/mine {where}", tmp_path)
