@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from autoshard.benchmark import BenchmarkPool, MeasurementStore
 from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.notices import Notices
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.sweeps.config import TuneShardConfig
@@ -48,6 +49,7 @@ _MAY_CHANGE = ("tables", "cost_model", "store", "json", "mlflow_uri")  # of one 
 
 def main(config: TuneShardConfig) -> None:
     """Begin a sweep or take one up, run its trials, test and register the winner."""
+    budget = Budget(config.seconds)
     check_once(config)
     config = replace(config, storage=absolute(config.storage))
     if not config.resume:
@@ -105,10 +107,16 @@ def main(config: TuneShardConfig) -> None:
             config.num_samples,
             checkpoint_every=config.check_every,
             resume=resumed,
+            budget=budget,
         )
         if not ended:
             raise KeyboardInterrupt(f"go on with --resume --storage {config.storage}")
         outcomes = [outcome(trial, log) for trial in trials]
+        left_out = config.num_samples - len(finished(outcomes))
+        if budget.is_spent and left_out:
+            cli.console.print(
+                f"stopped by {budget}: {left_out} of {config.num_samples} trials have no score"
+            )
         result = {
             "what": config.what,
             "trials": [asdict(found) for found in outcomes],
@@ -266,7 +274,9 @@ def _resumed(
         SWEEP_SCHEMA.check(document)
         before = TuneShardConfig.from_json(document["settings"])
         run_id = str(document["mlflow_run"])
-    changed = replace(taken_up(before, config, _MAY_CHANGE), storage=config.storage)
+    changed = replace(
+        taken_up(before, config, _MAY_CHANGE), storage=config.storage, seconds=config.seconds
+    )
     changed.check()
     return changed, run_id, document.get("result")
 

@@ -46,6 +46,9 @@ class TuneShardConfig:
     """asha stops bad trials early; pbt lets bad ones go on from good ones; none does neither."""
     search: SearchName | None = None
     """How hyperparameters are chosen; by default optuna, with pbt random."""
+    seconds: float | None = None
+    """End after so many seconds, from the start of the command: trials that train then are stopped,
+    others are left out, and the winner is the best of those that have a score."""
     at_once: int | None = None
     """Trials at the same time, at most; by default one for each CPU, also of nodes that join."""
     reward: Literal["estimated", "mixed", "measured"] = "estimated"
@@ -96,7 +99,10 @@ class TuneShardConfig:
         self._refuse_options_without_effect()
         counts = ("num_samples", "max_iterations", "check_every", "check_tasks", "at_once")
         check_bounds(
-            self, at_least={**dict.fromkeys(counts, 1), "seed": 0}, up_to={"seed": _MOST_SEED}
+            self,
+            at_least={**dict.fromkeys(counts, 1), "seed": 0},
+            more_than={"seconds": 0},
+            up_to={"seed": _MOST_SEED},
         )
         if self.scheduler == "pbt" and self.search == "optuna":
             raise UserError(
@@ -129,7 +135,7 @@ class TuneShardConfig:
     def training(self) -> PPOShardConfig:
         """The settings of each training."""
         shared = {f.name for f in fields(self)} & {f.name for f in fields(PPOShardConfig)}
-        shared -= {"storage", "resume", "force", "json"}
+        shared -= {"storage", "resume", "force", "json", "seconds"}
         values = {name: getattr(self, name) for name in shared}
         most = read_range(self.num_devices, "--num-devices", int)[1]
         room = max(PPOShardConfig.max_devices, most)

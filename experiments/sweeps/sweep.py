@@ -25,6 +25,7 @@ from ray.tune.search import (
 )
 from ray.tune.search.optuna import OptunaSearch
 
+from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.sweeps.config import SchedulerName, SearchName
 from autoshard.experiments.sweeps.log import SweepLog
 from autoshard.experiments.sweeps.search_space import (
@@ -109,8 +110,11 @@ def run_trials(
     num_samples: int,
     checkpoint_every: int,
     resume: bool,
+    budget: Budget,
 ) -> tuple[list[Trial], bool]:
-    """All trials, and whether all of them ended. What is in the storage can be gone on with."""
+    """All trials, and whether all of them ended, or the budget. What is in the storage can be gone
+    on with.
+    """
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # Tune is silent; what people hear is in the log
     # Loggers of Tune's own would write the same again, into every trial's folder.
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
@@ -130,6 +134,7 @@ def run_trials(
         # A search over a space of its own wants none here.
         config=for_tune(space) if isinstance(search, BasicVariantGenerator) else None,
         num_samples=num_samples,
+        time_budget_s=budget.left_s() if budget.is_limited else None,
         storage_path=storage.root,
         storage_filesystem=filesystem,
         search_alg=search,
@@ -147,7 +152,7 @@ def run_trials(
     trials = list(analysis.trials)
     # After Ctrl-C Tune calls all trials terminated.
     ended = [t for t in trials if t.status == Trial.ERROR or (t.last_result or {}).get("done")]
-    return trials, len(ended) >= num_samples
+    return trials, budget.is_spent or len(ended) >= num_samples
 
 
 def outcome(trial: Trial, log: SweepLog) -> TrialOutcome:
@@ -156,10 +161,17 @@ def outcome(trial: Trial, log: SweepLog) -> TrialOutcome:
     return TrialOutcome(
         trial.trial_id,
         dict(trial.config),
-        "finished" if trial.status == Trial.TERMINATED else "failed",
+        _status(trial),
         last.get(SCORE),
         int(last.get("iteration", 0)),
         float(last.get(SECONDS, 0.0)),
         trial.num_failures,
         log.run_of(trial).run_id,
     )
+
+
+def _status(trial: Trial) -> str:
+    """Finished, failed, or stopped before there was anything to keep."""
+    if trial.status != Trial.TERMINATED:
+        return "failed"
+    return "stopped" if trial.checkpoint is None else "finished"
