@@ -149,7 +149,10 @@ def run_trials(
         raise_on_failed_trial=False,
         callbacks=[log],
     )
-    trials = list(analysis.trials)
+    # A budget that is spent leaves some that have never begun.
+    trials = [
+        t for t in analysis.trials if SCORE in (t.last_result or {}) or t.status == Trial.ERROR
+    ]
     # After Ctrl-C Tune calls all trials terminated.
     ended = [t for t in trials if t.status == Trial.ERROR or (t.last_result or {}).get("done")]
     return trials, budget.is_spent or len(ended) >= num_samples
