@@ -22,16 +22,20 @@ from autoshard.experiments.judging.contest import (
     planners,
     write_results,
 )
-from autoshard.experiments.judging.contestants import Contestants, judge_estimated, judge_measured
+from autoshard.experiments.judging.contestants import (
+    Contestants,
+    judge_estimated,
+    judge_measured,
+    scores_of,
+)
 from autoshard.experiments.judging.judge import Judgement, Limits
-from autoshard.experiments.judging.outcomes import estimated, maxima_of
 from autoshard.experiments.judging.score_report import (
     best_sharder,
     score_picture,
     score_table,
     verdict,
 )
-from autoshard.experiments.judging.scores import Score, bounds_ms, score_all
+from autoshard.experiments.judging.scores import Score
 from autoshard.experiments.judging.shard_visits import SEEDS, plan_pool
 from autoshard.experiments.tracking.data_sources import short_name, tables_source
 from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
@@ -168,13 +172,10 @@ def main(config: CompareConfig) -> None:
             found = judge_measured(
                 contest, contestants, pool, limits, config.seeds, save_tasks=config.save_tasks
             )
-            promised = maxima_of(estimated(found.outcomes, found.tasks, oracle))
         else:
             hardware = model.provenance.hardware
             found = judge_estimated(contest, contestants, config.save_tasks)
-            promised = {}
-        bounds = bounds_ms(oracle, found.tasks)
-        scores, best = score_all(found.outcomes, found.slowest_ms, bounds, promised)
+        scores, best = scores_of(found, oracle, config.measure)
         figures = {
             "sharders": {name: asdict(score) for name, score in scores.items()},
             "best_heuristic": best,

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from operator import attrgetter
+from operator import attrgetter, ge, gt
 
 from autoshard.workload.errors import UserError
 
@@ -24,21 +24,14 @@ def check_bounds(
         more_than: what each must be above.
         up_to: the most that each of these may be, which have a least one as well.
     """
-    most = dict(up_to or {})
-    for name, least in (at_least or {}).items():
-        if (value := attrgetter(name)(options)) is not None and not (
-            least <= value <= most.get(name, math.inf) and value < math.inf
-        ):
-            raise _out_of_bounds(under, name, value, "at least", least, most.get(name))
-    for name, bound in (more_than or {}).items():
-        if (value := attrgetter(name)(options)) is not None and not (
-            bound < value <= most.get(name, math.inf) and value < math.inf
-        ):
-            raise _out_of_bounds(under, name, value, "more than", bound, most.get(name))
-
-
-def _out_of_bounds(
-    under: str, name: str, value: float, least: str, bound: float, most: float | None
-) -> UserError:
-    words = f"be {least} {bound}" if most is None else f"lie between {bound} and {most}"
-    return UserError(f"--{under}{name.replace('_', '-')} must {words}, got {value}")
+    limits = [
+        *((name, "at least", ge, least) for name, least in (at_least or {}).items()),
+        *((name, "more than", gt, bound) for name, bound in (more_than or {}).items()),
+    ]
+    for name, words, holds, bound in limits:
+        value, most = attrgetter(name)(options), (up_to or {}).get(name)
+        if value is None:
+            continue
+        if not (holds(value, bound) and value < math.inf and (most is None or value <= most)):
+            must = f"be {words} {bound}" if most is None else f"lie between {bound} and {most}"
+            raise UserError(f"--{under}{name.replace('_', '-')} must {must}, got {value}")

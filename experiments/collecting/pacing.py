@@ -2,8 +2,9 @@
 
 Counting answers would mislead: shards differ a hundredfold in work, devices answer for several at a
 time, and devices differ too. So what a shard takes is predicted from its tables and lookups, and a
-device's pace is what it has answered for over the time until it last did. What it answers first
-does not count once there is more: then it starts, and finds out how to clear its cache.
+device's pace follows from what its shards took and from the share of its time that it spent in
+them. What it answers first does not count for that share once there is more: then it starts, and
+finds out how to clear its cache.
 """
 
 import math
@@ -61,7 +62,6 @@ class _Worker:
         self._busy_s += spent_s
         self._going += 1
         self.latest_s = now_s
-
         if self._going == MOST_BY_TURNS:
             self.end_go()
 

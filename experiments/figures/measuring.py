@@ -1,6 +1,5 @@
 """Figures of measuring: our timing against fbgemm's, the pool's work, its memory, its store."""
 
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -9,12 +8,10 @@ from pathlib import Path
 import torch
 
 from autoshard.benchmark import Measurement, MeasurementStore, Timing, TimingOptions
-from autoshard.benchmark.hardware import physical_cores
 from autoshard.benchmark.yardstick import compare_with_fbgemm
-from autoshard.cost_model.training import one_thread
 from autoshard.experiments.collect_costs import Summary, summarise
 from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, say
+from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
 
 _SHARDS, _MOST_TABLES = 200, 20
@@ -26,11 +23,8 @@ _SAME_WORK = TimingOptions(precision=0.0, max_iterations=16)
 def yardstick_figures() -> list[Figure]:
     """Our timing over that of fbgemm's own benchmark, on one operator and batch."""
     say("our timing against fbgemm_gpu.tbe.bench")
-    cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {physical_cores()[-1]})
-    with one_thread():
-        ratios = compare_with_fbgemm(torch.device("cpu"), physical_cores()[-1])
-    os.sched_setaffinity(0, cores)
+    with on_one_core() as core:
+        ratios = compare_with_fbgemm(torch.device("cpu"), core)
     return [
         Figure("our timing over fbgemm's, a whole step", "0.95 to 1.05", ratios.step),
         Figure("our timing over fbgemm's, backward", "0.95 to 1.05", ratios.backward),

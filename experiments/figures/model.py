@@ -3,6 +3,7 @@
 import statistics
 import time
 import warnings
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,15 @@ _CHECK_TASKS = 20
 _WHOLE_SHARDS, _WHOLE_TABLES = 20_000, 20
 
 
+@cache
+def _shipped() -> CostDataset:
+    """The measurements that the shipped model has learned from."""
+    return read_costs([DATA])
+
+
 def learning_figures() -> list[Figure]:
     """Train on the shipped measurements; test on their test tables."""
-    data = read_costs([DATA])
+    data = _shipped()
     parts = split(data)
     compute, curves = train_compute(parts["train"], parts["validation"], TrainOptions(), seed=0)
     found = evaluate(compute, parts["train"], parts["test"])
@@ -85,7 +92,7 @@ def learning_figures() -> list[Figure]:
 
 def calibrated_here(pool: BenchmarkPool) -> CostModel:
     """The shipped model, calibrated with shards that the pool measures."""
-    data = read_costs([DATA])
+    data = _shipped()
     train = split(data)["train"]
     few = [
         shard
@@ -102,7 +109,7 @@ def calibrated_here(pool: BenchmarkPool) -> CostModel:
 
 def promise_figures(folder: Path) -> list[Figure]:
     """What plans promise and what they measure, by the shipped model calibrated to this machine."""
-    data = read_costs([DATA])
+    data = _shipped()
     with cpu_pool(folder / "plans.db") as pool:
         oracle = EstimatedCosts(calibrated_here(pool), data.most_common_batch)
         told = Proposer(pool, data, seed=0).check(oracle, _CHECK_TASKS)

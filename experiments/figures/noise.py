@@ -6,7 +6,6 @@ differences within: visits beyond iterations, processes beyond visits, and so on
 """
 
 import math
-import os
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,13 +15,12 @@ from scipy import stats
 
 from autoshard.benchmark import Measurement, MeasurementStore, MeasureSettings, TimingOptions
 from autoshard.benchmark.embedding_op import EmbeddingOp
-from autoshard.benchmark.hardware import last_level_cache_bytes, physical_cores
+from autoshard.benchmark.hardware import last_level_cache_bytes
 from autoshard.benchmark.reference import reference_operators
-from autoshard.benchmark.stopwatch import CpuStopwatch, Subject
+from autoshard.benchmark.stopwatch import CpuStopwatch, Stopwatch, Subject
 from autoshard.benchmark.timing import time_by_turns
-from autoshard.cost_model.training import one_thread
 from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, say
+from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 from autoshard.workload import Shard, load_tables, random_shards
 
 _SHARDS, _REPEATED = 16, 50
@@ -96,46 +94,45 @@ def _repeatability(folder: Path) -> Figure:
     )
 
 
-@one_thread()
 def flush_figures() -> list[Figure]:
     """Costs with the flush that measuring affords, over those with a flush of all of the cache."""
     say("the flush against one of all of the cache")
-    core, before = physical_cores()[-1], os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {core})
-    shards = random_shards(load_tables(TABLES), 8, 20, seed=7)
-    subjects = [
-        Subject(op.forward, op.gradient)
-        for op in (EmbeddingOp(shard, SETTINGS, torch.device("cpu")) for shard in shards)
-    ]
-    cache, references = last_level_cache_bytes(core), reference_operators()
-    watches = (CpuStopwatch(core, cache, references), _FullFlush(core, cache, references))
-    figures = []
-    time_by_turns(subjects, watches[0], [_SAME_WORK] * len(subjects))  # it learns what will do
-    for name, groups in (
-        ("eight by turns", [subjects]),
-        ("alone", [[each] for each in subjects[:4]]),
-    ):
-        ratios = []
-        for _ in range(_FLUSH_TURNS):
-            for group in groups:
-                options = [_SAME_WORK] * len(group)
-                ours, full = (time_by_turns(group, watch, options) for watch in watches)
-                ratios += [
-                    math.log(a.told_at(b.quiet).total_ms / b.total_ms)
-                    for a, b in zip(ours, full, strict=True)
-                ]
-        error = statistics.stdev(ratios) / math.sqrt(len(ratios))
-        low, high = stats.t.interval(0.95, len(ratios) - 1, statistics.mean(ratios), error)
-        figures.append(
-            Figure(
-                f"costs over those with a full flush, {name}",
-                "1 within the interval",
-                math.exp(statistics.mean(ratios)),
-                interval=(math.exp(low), math.exp(high)),
-            )
-        )
-    os.sched_setaffinity(0, before)
-    return figures
+    with on_one_core() as core:
+        shards = random_shards(load_tables(TABLES), 8, 20, seed=7)
+        subjects = [
+            Subject(op.forward, op.gradient)
+            for op in (EmbeddingOp(shard, SETTINGS, torch.device("cpu")) for shard in shards)
+        ]
+        cache, references = last_level_cache_bytes(core), reference_operators()
+        watches = (CpuStopwatch(core, cache, references), _FullFlush(core, cache, references))
+        time_by_turns(subjects, watches[0], [_SAME_WORK] * len(subjects))  # it learns what will do
+        return [
+            _flush_ratio("eight by turns", watches, [subjects]),
+            _flush_ratio("alone", watches, [[each] for each in subjects[:4]]),
+        ]
+
+
+def _flush_ratio(
+    name: str, watches: Sequence[Stopwatch], groups: Sequence[Sequence[Subject]]
+) -> Figure:
+    """Costs by the first stopwatch over those by the second, in groups that take turns."""
+    ratios = []
+    for _ in range(_FLUSH_TURNS):
+        for group in groups:
+            options = [_SAME_WORK] * len(group)
+            ours, full = (time_by_turns(group, watch, options) for watch in watches)
+            ratios += [
+                math.log(a.told_at(b.quiet).total_ms / b.total_ms)
+                for a, b in zip(ours, full, strict=True)
+            ]
+    mean, error = statistics.mean(ratios), statistics.stdev(ratios) / math.sqrt(len(ratios))
+    low, high = stats.t.interval(0.95, len(ratios) - 1, mean, error)
+    return Figure(
+        f"costs over those with a full flush, {name}",
+        "1 within the interval",
+        math.exp(mean),
+        interval=(math.exp(low), math.exp(high)),
+    )
 
 
 class _FullFlush(CpuStopwatch):

@@ -10,8 +10,8 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.judging.contest import Contest
 from autoshard.experiments.judging.judge import Judge, Judgement, Limits
-from autoshard.experiments.judging.outcomes import estimated, warm_up
-from autoshard.experiments.judging.scores import certain
+from autoshard.experiments.judging.outcomes import estimated, maxima_of, warm_up
+from autoshard.experiments.judging.scores import Score, bounds_ms, certain, score_all
 from autoshard.experiments.judging.shard_visits import (
     SEEDS,
     ShardVisits,
@@ -44,10 +44,8 @@ class Contestants:
     verified: int = 3
     verify_seconds: float = VERIFY_SECONDS
 
-    def sharders(
-        self, first: ShardingTask, verify: MeasurePlans | None = None
-    ) -> dict[str, Sharder]:
-        """By name, ready to be timed on tasks like the first."""
+    def sharders(self, verify: MeasurePlans | None = None) -> dict[str, Sharder]:
+        """By name."""
         found = {}
         for name in self.names:
             means = Means(
@@ -60,6 +58,13 @@ class Contestants:
                 self.seed,
             )
             found[name] = make_sharder(name, means)
+        return found
+
+    def warmed_up(
+        self, first: ShardingTask, verify: MeasurePlans | None = None
+    ) -> dict[str, Sharder]:
+        """By name, ready to be timed on tasks like the first."""
+        found = self.sharders(verify)
         warm_up({n: s for n, s in found.items() if n not in NEED_POOL}, first)
         return found
 
@@ -80,10 +85,10 @@ def judge_measured(
     """
     oracle = contestants.oracle
     settings = MeasureSettings(oracle.batch_size, oracle.model.provenance.operator)
-    told, timing = told_as(oracle.model, pool), timing or TimingOptions()
+    told = told_as(oracle.model, pool)
     judging = ShardVisits(pool, settings, judging_seeds(seeds), timing, told)
     verifying = ShardVisits(pool, settings, verifying_seeds(seeds), timing, told)
-    sharders = contestants.sharders(contest.first, verifying.max_ms)
+    sharders = contestants.warmed_up(contest.first, verifying.max_ms)
     entries = contest.entries(sharders, save_tasks, lambda: verifying.seconds)
     return Judge(entries, judging, limits, len(pool.devices())).run(contest.begin)
 
@@ -92,7 +97,7 @@ def judge_estimated(
     contest: Contest, contestants: Contestants, save_tasks: Path | None = None
 ) -> Judgement:
     """The same as the contestants' oracle says, as if its costs were certain."""
-    entries = contest.entries(contestants.sharders(contest.first), save_tasks)
+    entries = contest.entries(contestants.warmed_up(contest.first), save_tasks)
     made = []
     with following(contest.begin, "tasks planned") as step:
         for entry in islice(entries, contest.begin):
@@ -102,3 +107,14 @@ def judge_estimated(
     outcomes = {name: [entry.outcomes[name] for entry in made] for name in made[0].outcomes}
     outcomes = estimated(outcomes, tasks, contestants.oracle)
     return Judgement(tasks, outcomes, certain(outcomes))
+
+
+def scores_of(
+    found: Judgement, oracle: EstimatedCosts, measured: bool
+) -> tuple[dict[str, Score], str | None]:
+    """The score of each sharder, and the best heuristic's name; what was measured is held against
+    what the oracle promises.
+    """
+    promised = maxima_of(estimated(found.outcomes, found.tasks, oracle)) if measured else {}
+    bounds = bounds_ms(oracle, found.tasks)
+    return score_all(found.outcomes, found.slowest_ms, bounds, promised)

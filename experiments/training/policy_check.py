@@ -71,7 +71,7 @@ class PolicyCheck:
         """Each sharder's plan for each task, with its cost as the model estimates it."""
         oracle = EstimatedCosts(model, self.tasks[0].batch_size)
         contestants = Contestants(tuple(names), oracle, policy, self.seed)
-        sharders = contestants.sharders(self.tasks[0])
+        sharders = contestants.sharders()
         return estimated(make_plans(sharders, self.tasks), self.tasks, oracle)
 
 

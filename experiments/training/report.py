@@ -12,17 +12,15 @@ from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.notices import Notices
-from autoshard.experiments.judging.contestants import Contestants, judge_measured
+from autoshard.experiments.judging.contestants import Contestants, judge_measured, scores_of
 from autoshard.experiments.judging.judge import Limits, OutOfTimeError
 from autoshard.experiments.judging.outcomes import (
     best_heuristic,
     best_of_each,
-    estimated,
     maxima_of,
     relative,
 )
 from autoshard.experiments.judging.score_report import score_table, verdict
-from autoshard.experiments.judging.scores import bounds_ms, score_all
 from autoshard.experiments.judging.statistics import Ratio
 from autoshard.experiments.tracking.runs import TrackedRun
 from autoshard.experiments.training.policy_check import PolicyCheck
@@ -201,9 +199,7 @@ class TrainingReport:
                 soft_wrap=True,
             )
             return None
-        promised = maxima_of(estimated(found.outcomes, found.tasks, oracle))
-        bounds = bounds_ms(oracle, found.tasks)
-        scores, best = score_all(found.outcomes, found.slowest_ms, bounds, promised)
+        scores, best = scores_of(found, oracle, measured=True)
         cli.console.print(score_table(scores, best, "measured"))
         cli.console.print(verdict(scores, best, "measured"), soft_wrap=True)
         self._run.metrics(

@@ -2,9 +2,10 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import ray
@@ -28,7 +29,6 @@ from autoshard.experiments.training.online_model import OnlineModel
 from autoshard.experiments.training.policy_check import (
     PolicyCheck,
     deal_tasks,
-    draw_tasks,
     unseen_tables,
 )
 from autoshard.experiments.training.ppo import CPUS_PER_ENV_RUNNER, Setting, Trainer
@@ -88,7 +88,6 @@ class Training:
         adapt: bool = True,
     ) -> None:
         self.config, self.folder = config, folder
-        self._deals = config.generator()
         self._parts = parts
         self.pool = (
             None if config.reward == "estimated" else BenchmarkPool(store, kind=config.devices)
@@ -104,7 +103,7 @@ class Training:
             base,
             tuple(parts["train"]),
             config.batch_size,
-            self._deals,
+            config.generator(),
             _REWARDS[config.goal],
             partial(make_source, config, store, seed),
         )
@@ -180,9 +179,9 @@ class Training:
 
     def contest(self, begin: int, seed: int) -> Contest:
         """The same of test tables, without end, for a judge to begin with so many."""
-        tables = unseen_tables(self._parts, "test")
-        deck, deals = Deck.of_tables(self.model, tables, self.config.batch_size), self._deals
-        return Contest.drawn(deal_tasks(deck, deals, seed), begin, tables, deals.most_devices)
+        tables, deals = unseen_tables(self._parts, "test"), self.config.generator()
+        tasks = deal_unseen(self.config, self.model, self._parts, "test", seed)
+        return Contest.drawn(tasks, begin, tables, deals.most_devices)
 
     def _updated(self) -> dict[str, float]:
         """Let the cost model learn from what was measured since, and tell the env runners."""
@@ -246,6 +245,18 @@ def parts_of(named: str, tables: Sequence[EmbeddingTable]) -> dict[Part, list[Em
     return parts
 
 
+def deal_unseen(
+    config: PPOShardConfig,
+    model: CostModel,
+    parts: Mapping[Part, list[EmbeddingTable]],
+    part: Part,
+    seed: int,
+) -> Iterator[ShardingTask]:
+    """Tasks as those of a training with these settings, of tables that it never learns from."""
+    deck = Deck.of_tables(model, unseen_tables(parts, part), config.batch_size)
+    return deal_tasks(deck, config.generator(), seed)
+
+
 def tasks_of(
     config: PPOShardConfig,
     model: CostModel,
@@ -254,9 +265,8 @@ def tasks_of(
     count: int,
     seed: int,
 ) -> list[ShardingTask]:
-    """Tasks as those of a training with these settings, of tables that it never learns from."""
-    deck = Deck.of_tables(model, unseen_tables(parts, part), config.batch_size)
-    return draw_tasks(deck, config.generator(), count, seed)
+    """The first of them."""
+    return list(islice(deal_unseen(config, model, parts, part, seed), count))
 
 
 def check_hardware(model: CostModel, pool: BenchmarkPool | None, named: str) -> None:
