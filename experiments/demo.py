@@ -58,7 +58,7 @@ def main(config: DemoConfig) -> None:
                 tables=_TABLES,
                 num_shards=60,
                 max_tables=24,
-                batch_size=_BATCH_SIZE,
+                batch_size=(_BATCH_SIZE,),
                 store=store,
                 seconds=seconds,
                 json=config.out / "collected.json",

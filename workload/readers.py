@@ -9,6 +9,7 @@ from typing import Any
 
 from autoshard.workload import documents, traces
 from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.families import family_tables
 from autoshard.workload.synthetic import synthetic_tables
 from autoshard.workload.tables import NUM_REUSE_BINS, EmbeddingTable, Trace
 from autoshard.workload.tasks import TASK_SCHEMA
@@ -16,7 +17,8 @@ from autoshard.workload.tasks import TASK_SCHEMA
 SOURCES = """\
 FILE.csv, FILE.json or FILE.parquet with name, rows, dim, pooling_factor and optionally zipf_alpha
 or reuse_0..reuse_16 (and reuse_batch_size); FILE.pt or FILE.pt.gz[:DIM] in the format of
-dlrm_datasets; or synthetic:N[:SEED[:small|full]]"""
+dlrm_datasets; synthetic:N[:SEED[:small|full]], wide:N[:SEED], zipf:N[:SEED], hot:N[:SEED] or
+cold:N[:SEED]; or criteo or mlperf:dlrm-v2, both with [:1/SCALE] of their rows"""
 
 _REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _REUSE = tuple(f"reuse_{number}" for number in range(NUM_REUSE_BINS))
@@ -31,6 +33,8 @@ def load_tables(source: str) -> tuple[EmbeddingTable, ...]:
     """The tables of a source (see SOURCES). UserError names file, line, column and the mend."""
     if source.startswith("synthetic"):
         return _synthetic(source)
+    if (family := family_tables(source)) is not None:
+        return family
     if match := _TRACE.fullmatch(source):
         with documents.fields_of(source):
             return traces.read_tables(_existing(match[1]), int(match[2] or traces.DEFAULT_DIM))

@@ -1,7 +1,7 @@
 """Random shards, tasks and all-to-alls: what cost models learn from and are tested on."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,27 @@ from autoshard.workload.tasks import Device, ShardingTask
 FEWEST_TASK_TABLES, MOST_TASK_TABLES, MOST_TASK_DEVICES = 30, 100, 8
 
 _TRIES_PER_SHARD = 50
+_DRAWN_FOR_ROOM = 4  # tables for each one of a shard, where some may not fit
+
+
+@dataclass(frozen=True)
+class Room:
+    """What a shard may take: bytes of its weights, and as many that a batch looks up, in fp32."""
+
+    most_bytes: float
+    batch_size: int
+
+    def filled(self, slices: Sequence[TableSlice]) -> list[TableSlice]:
+        """Of the slices, in their order, those that there still is room for."""
+        weights = lookups = 0.0
+        kept = []
+        for piece in slices:
+            shard = Shard((piece,))
+            more = weights + shard.weight_bytes, lookups + shard.looked_up_bytes(self.batch_size)
+            if max(more) <= self.most_bytes:
+                weights, lookups = more
+                kept.append(piece)
+        return kept
 
 
 def random_shards(
@@ -22,13 +43,15 @@ def random_shards(
     max_tables: int,
     seed: int = 0,
     augment: bool = False,
+    room: Room | None = None,
 ) -> list[Shard]:
     """Up to `count` different shards of 1 to `max_tables` tables; the same for the same arguments.
 
     All tables of a shard are of one part (`workload.parts`), so that each shard serves either
     learning or testing. Sizes are log-uniform: costs spread over as wide a range as plans need.
     `augment` takes NeuroShard's column slices: each table's dim is halved a random number of
-    times, down to 4. Fewer shards come back only if the tables admit no more different ones.
+    times, down to 4. With `room`, tables that do not fit into a shard any more are replaced by
+    others. Fewer shards come back only if the tables admit no more different ones.
     """
     if count < 1 or max_tables < 1:
         raise UserError(f"shards and tables must be at least 1, got {count} and {max_tables}")
@@ -40,12 +63,16 @@ def random_shards(
     for _ in range(count * _TRIES_PER_SHARD):
         group = groups[rng.choice(len(groups), p=shares / shares.sum())]
         size = int((min(max_tables, len(group)) + 1) ** rng.random())
-        chosen = rng.choice(len(group), size=size, replace=False)
+        drawn = size if room is None else min(_DRAWN_FOR_ROOM * size, len(group))
+        chosen = rng.choice(len(group), size=drawn, replace=False)
         slices = [group[number].whole() for number in chosen]
         if augment:
             slices = [_halved(piece, rng) for piece in slices]
-        shard = Shard(tuple(slices))
-        shards.setdefault(shard.digest, shard)
+        if room is not None:
+            slices = room.filled(slices)[:size]
+        if slices:
+            shard = Shard(tuple(slices))
+            shards.setdefault(shard.digest, shard)
         if len(shards) == count:
             break
     return list(shards.values())

@@ -12,6 +12,7 @@ from autoshard.workload.errors import FieldError, UserError
 
 NUM_REUSE_BINS = 17
 DIM_STEP = 4  # fbgemm's kernels read rows in vectors of four numbers
+_FLOAT_BYTES = 4
 MAX_ROWS = 2**40
 MAX_DIM = 2**15
 
@@ -179,6 +180,16 @@ class Shard:
     def total_dim(self) -> int:
         """Columns of the fused operator's output."""
         return sum(piece.width for piece in self.slices)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights in fp32."""
+        return sum(piece.table.rows * piece.width * _FLOAT_BYTES for piece in self.slices)
+
+    def looked_up_bytes(self, batch_size: int) -> float:
+        """Bytes in fp32 that a batch looks up, each row at each of its uses."""
+        numbers = sum(piece.table.pooling_factor * piece.width for piece in self.slices)
+        return numbers * batch_size * _FLOAT_BYTES
 
     def __len__(self) -> int:
         return len(self.slices)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from autoshard.experiments.collect_costs import collect
+from autoshard.experiments.collecting.collection import collect
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool

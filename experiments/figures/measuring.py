@@ -9,7 +9,7 @@ import torch
 
 from autoshard.benchmark import Measurement, MeasurementStore, Timing, TimingOptions
 from autoshard.benchmark.yardstick import compare_with_fbgemm
-from autoshard.experiments.collect_costs import Summary, summarise
+from autoshard.experiments.collecting.collection import Summary, summarise
 from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards

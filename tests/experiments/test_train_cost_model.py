@@ -36,7 +36,7 @@ def store(folder: Path, cluster: object) -> Path:
             num_shards=100,
             max_tables=8,
             num_exchanges=2,
-            batch_size=128,
+            batch_size=(128,),
             store=path,
             mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
         )

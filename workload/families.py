@@ -1,0 +1,155 @@
+"""Tables by the name of their family: real workloads as published, and ranges drawn by design.
+
+What holds for one family of tables need not hold for another, so models are taught on a wide
+range and tested on families that they have not seen.
+
+Of a workload rows, dims and lookups a sample are published, but not how often rows are used again:
+MLPerf draws them uniformly, Criteo's categories are known to be very skewed. `scale` divides rows,
+for machines with less memory than the workload was made for.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import qmc
+
+from autoshard.workload.errors import UserError
+from autoshard.workload.reuse import UPPER, Floats
+from autoshard.workload.synthetic import published_reuse
+from autoshard.workload.tables import DIM_STEP, NUM_REUSE_BINS, EmbeddingTable
+
+# As its own data set has them: https://ailab.criteo.com/ressources (Kaggle), counted by DLRM.
+_CRITEO_ROWS = (
+    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
+    5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
+)  # fmt: skip
+_CRITEO_ZIPF = 1.05  # ours: the most frequent category of a feature makes up 10 to 50 % of it
+
+# MLPerf training, DLRM-DCNv2: https://github.com/mlcommons/training/tree/master/recommendation_v2
+_MLPERF_ROWS = (
+    40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209,
+    11938, 155, 4, 976, 14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+)  # fmt: skip
+_MLPERF_LOOKUPS = (
+    3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1,
+)  # fmt: skip
+
+_PUBLISHED_BATCH = 65_536  # samples in the batch of the published reuse
+_TILT = 0.4  # how much a table's reuse may be bent to rare or frequent, a bin
+_MOST_BYTES = 2**32  # of a table's fp32 weights: one that is larger is made lower
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A real model's tables."""
+
+    rows: tuple[int, ...]
+    lookups: tuple[int, ...]
+    dim: int
+    zipf_alpha: float
+
+    def tables(self, scale: int) -> tuple[EmbeddingTable, ...]:
+        """The tables, with a `scale`-th of their rows."""
+        return tuple(
+            EmbeddingTable(
+                name=f"c{number:02d}",
+                rows=max(1, rows // scale),
+                dim=self.dim,
+                pooling_factor=float(lookups),
+                zipf_alpha=self.zipf_alpha,
+            )
+            for number, (rows, lookups) in enumerate(zip(self.rows, self.lookups, strict=True))
+        )
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "criteo": Workload(_CRITEO_ROWS, (1,) * len(_CRITEO_ROWS), 16, _CRITEO_ZIPF),
+    "mlperf:dlrm-v2": Workload(_MLPERF_ROWS, _MLPERF_LOOKUPS, 128, 0.0),
+}
+
+
+@dataclass(frozen=True)
+class Range:
+    """Tables drawn evenly over a box, all but `zipf_alpha` by their logarithms.
+
+    A share `published` of them is used as the published histogram says, bent a little, the others
+    by a Zipf law.
+    """
+
+    rows: tuple[float, float]
+    dim: tuple[float, float]
+    lookups: tuple[float, float]
+    zipf_alpha: tuple[float, float]
+    published: float = 0.0
+
+    def tables(self, count: int, seed: int) -> tuple[EmbeddingTable, ...]:
+        """`count` tables, spread over all of the box however few they are (a Latin hypercube)."""
+        draws = qmc.LatinHypercube(6, rng=np.random.default_rng([count, seed])).random(count)
+        width = len(str(count - 1))
+        return tuple(self._table(f"t{n:0{width}d}", draw) for n, draw in enumerate(draws))
+
+    def _table(self, name: str, draw: Floats) -> EmbeddingTable:
+        rows, dim, lookups = (
+            float(low * (high / low) ** place)
+            for (low, high), place in zip((self.rows, self.dim, self.lookups), draw, strict=False)
+        )
+        columns = max(DIM_STEP, round(dim / DIM_STEP) * DIM_STEP)
+        rows = min(rows, _MOST_BYTES / (4 * columns))
+        pooling, bent = round(lookups, 4), draw[5] < self.published
+        low, high = self.zipf_alpha
+        return EmbeddingTable(
+            name=name,
+            rows=round(rows),
+            dim=columns,
+            pooling_factor=pooling,
+            zipf_alpha=None if bent else round(low + (high - low) * draw[3], 4),
+            reuse=_bent_reuse(pooling, _TILT * (2 * draw[4] - 1)) if bent else None,
+            reuse_batch_size=_PUBLISHED_BATCH if bent else None,
+        )
+
+
+RANGES: Mapping[str, Range] = {
+    "wide": Range((10, 1e7), (4, 512), (0.1, 200), (0, 1.6), published=0.3),
+    "zipf": Range((1e3, 2e6), (8, 256), (1, 60), (0.4, 1.5)),
+    "hot": Range((50, 2e4), (4, 32), (5, 100), (0.9, 1.6)),
+    "cold": Range((2e5, 5e6), (32, 128), (0.5, 8), (0, 0.3)),
+}
+
+
+def _bent_reuse(pooling: float, tilt: float) -> tuple[float, ...]:
+    """The published histogram, bent, over the bins that so many lookups can fill."""
+    bins = published_reuse() * np.exp(tilt * np.arange(NUM_REUSE_BINS))
+    bins[1:][UPPER[1:] / 2 >= max(1.0, pooling * _PUBLISHED_BATCH / 4)] = 0.0
+    return tuple(np.round(bins / bins.sum(), 9).tolist())
+
+
+def _workload(name: str, rest: str) -> tuple[EmbeddingTable, ...]:
+    scale = rest.removeprefix("1/") if rest else "1"
+    if not scale.isdecimal() or int(scale) < 1 or (rest and not rest.startswith("1/")):
+        raise UserError(f"write {name} or {name}:1/64 for a 64th of the rows, got {name}:{rest}")
+    return WORKLOADS[name].tables(int(scale))
+
+
+def _drawn(name: str, rest: str) -> tuple[EmbeddingTable, ...]:
+    numbers = rest.split(":")
+    if len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
+        raise UserError(f"write {name}:N[:SEED], for example {name}:200:1, got {name}:{rest}")
+    count, seed = int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0
+    if count < 1:
+        raise UserError(f"{name}:{rest}: at least 1 table is needed")
+    return RANGES[name].tables(count, seed)
+
+
+_READERS: Mapping[str, Callable[[str, str], tuple[EmbeddingTable, ...]]] = {
+    **dict.fromkeys(WORKLOADS, _workload),
+    **dict.fromkeys(RANGES, _drawn),
+}
+
+
+def family_tables(source: str) -> tuple[EmbeddingTable, ...] | None:
+    """The tables of `NAME[:...]`, None if no family has that name; UserError for others' grammar."""
+    for name, read in _READERS.items():
+        if source == name or source.startswith(f"{name}:"):
+            return read(name, source[len(name) + 1 :])
+    return None
