@@ -8,7 +8,7 @@ from a few dozen shards, and held near where they were; what is known of tables 
 import torch
 
 from autoshard.cost_model.compute import ComputeCostModel
-from autoshard.cost_model.compute_training import Examples, uncertainty_of
+from autoshard.cost_model.compute_training import Examples, trusted
 from autoshard.cost_model.dataset import CostDataset, DataError
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.model import CostModel, Provenance
@@ -36,7 +36,7 @@ def calibrate(model: CostModel, data: CostDataset) -> CostModel:
         kept = data.subset([n for n in numbers if n % _FOLDS != fold])
         left = data.subset([n for n in numbers if n % _FOLDS == fold])
         trials.append((adapted(model.compute, kept), left))
-    compute = adapted(model.compute, data).with_uncertainty(uncertainty_of(trials))
+    compute = trusted(trials, adapted(model.compute, data))
     same = data.hardware == model.provenance.hardware
     return CostModel(compute, Provenance.of(data), model.communication if same else None)
 

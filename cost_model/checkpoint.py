@@ -22,7 +22,7 @@ from autoshard.benchmark.hardware import cpu_fingerprint, cuda_fingerprint
 from autoshard.benchmark.measurement import method_of
 from autoshard.cost_model import communication, network
 from autoshard.cost_model.communication import CommCostModel, RankNetwork
-from autoshard.cost_model.compute import ComputeCostModel, Uncertainty
+from autoshard.cost_model.compute import ComputeCostModel, FactorPrior, Uncertainty
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.network import InputScale, NetworkShape, ShardNetwork
@@ -138,6 +138,7 @@ def _description(model: CostModel) -> dict[str, Any]:
             None if model.communication is None else model.communication.devices
         ),
         "uncertainty": asdict(model.compute.uncertainty),
+        "factors": asdict(model.compute.prior),
         "trained_on": {**asdict(model.provenance), "operator": model.provenance.operator.to_json()},
     }
 
@@ -158,6 +159,7 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
         scale,
         Ensemble(example, _checked(tensors, "compute.", example)),
         Uncertainty(**document["uncertainty"]),
+        FactorPrior(**document.get("factors", {})),  # early models had none
     )
     told = dict(document["trained_on"])
     told["operator"] = OperatorOptions(**told["operator"])

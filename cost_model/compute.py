@@ -41,6 +41,26 @@ class Uncertainty:
 
 
 @dataclass(frozen=True)
+class FactorPrior:
+    """What is believed of tables' factors, beside what networks say, before any is measured.
+
+    Deviations of their logarithms; fitted on tables held out.
+
+    Args:
+        own: of a table, whatever others are.
+        alike: that tables which are alike share.
+        doubt: of a table for each deviation that it lies outside of what was learned from; shared
+            by tables that are alike.
+        rest: of a shard's cost, when all is known of its tables.
+    """
+
+    own: float = 0.05
+    alike: float = 0.05
+    doubt: float = 0.3
+    rest: float = 0.03
+
+
+@dataclass(frozen=True)
 class Prices:
     """Estimated costs, in any shape. `deviation` is relative, of the total."""
 
@@ -52,10 +72,6 @@ class Prices:
     def total_ms(self) -> Tensor:
         """Forward and backward together."""
         return self.forward_ms + self.backward_ms
-
-    def cautious_ms(self, caution: float) -> Tensor:
-        """The total and `caution` deviations more: what a search should believe."""
-        return self.total_ms * (1 + caution * self.deviation)
 
 
 class ComputeCostModel:
@@ -70,16 +86,21 @@ class ComputeCostModel:
         scale: InputScale,
         ensemble: Ensemble,
         uncertainty: Uncertainty,
+        prior: FactorPrior | None = None,
     ) -> None:
         self.shape = shape
         self.scale = scale
         self.ensemble = ensemble
         self.uncertainty = uncertainty
+        self.prior = prior or FactorPrior()
         self._fusion = ensemble.weights_of("fusion")
 
-    def with_uncertainty(self, uncertainty: Uncertainty) -> "ComputeCostModel":
+    def with_uncertainty(
+        self, uncertainty: Uncertainty, prior: FactorPrior | None = None
+    ) -> "ComputeCostModel":
         """The same networks, trusted otherwise."""
-        return ComputeCostModel(self.shape, self.scale, self.ensemble, uncertainty)
+        prior = prior or self.prior
+        return ComputeCostModel(self.shape, self.scale, self.ensemble, uncertainty, prior)
 
     def acquainted_with(self, inputs: Tensor) -> "ComputeCostModel":
         """The same networks, to which tables with such inputs are no strangers."""
@@ -87,11 +108,11 @@ class ComputeCostModel:
         high = torch.maximum(self.scale.high, inputs.amax(0))
         scale = self.scale._replace(low=low, high=high)
         ensemble = Ensemble(ShardNetwork(self.shape, scale), self.ensemble.weights)
-        return ComputeCostModel(self.shape, scale, ensemble, self.uncertainty)
+        return ComputeCostModel(self.shape, scale, ensemble, self.uncertainty, self.prior)
 
     def with_ensemble(self, ensemble: Ensemble) -> "ComputeCostModel":
         """Other networks of the same shape, trusted alike."""
-        return ComputeCostModel(self.shape, self.scale, ensemble, self.uncertainty)
+        return ComputeCostModel(self.shape, self.scale, ensemble, self.uncertainty, self.prior)
 
     @torch.no_grad()
     def amounts(self, slices: Sequence[TableSlice], batch_size: int) -> Tensor:

@@ -1,19 +1,20 @@
 """Teaching a `ComputeCostModel`, and finding how far to trust it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import optimize
+from scipy import linalg, optimize, sparse
 from torch import Tensor
 
-from autoshard.cost_model.compute import ComputeCostModel, Uncertainty
+from autoshard.cost_model.compute import ComputeCostModel, FactorPrior, Uncertainty
 from autoshard.cost_model.dataset import CostDataset
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.inputs import Memberships, SliceRows
 from autoshard.cost_model.network import DIRECTIONS, InputScale, ShardNetwork
+from autoshard.cost_model.table_factors import TableFactors, contributions, distinct_tables
 from autoshard.cost_model.training import (
     Curves,
     Progress,
@@ -32,6 +33,10 @@ _LEAST_LOG_PRICE = -12.0
 # 0 to 0.04 models came out alike; without weights they are far worse where some costs are loud.
 _OWN_ERROR = 0.02
 _SCALES, _NOISES = (0.25, 4.0), (0.005, 0.5)  # within which the uncertainty is looked for
+
+_PRIOR_WIDTH = 1.0  # of the logarithms of the deviations of factors, where there are few shards
+_DEVIATIONS = (0.01, 0.5)  # within which these are
+_MOST_ERROR = 0.5  # of a logarithm: a cost that is farther off is a mistake
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,14 @@ def train_compute(
         progress,
     )
     model = ComputeCostModel(shape, scale, ensemble, Uncertainty())
-    return model.with_uncertainty(uncertainty_of([(model, validation)])), curves
+    return trusted([(model, validation)], model), curves
+
+
+def trusted(
+    trials: Sequence[tuple[ComputeCostModel, CostDataset]], model: ComputeCostModel
+) -> ComputeCostModel:
+    """The model with all that tells how far to trust it, by data that models did not learn from."""
+    return model.with_uncertainty(uncertainty_of(trials), prior_of(trials))
 
 
 def uncertainty_of(
@@ -113,6 +125,49 @@ def uncertainty_of(
     widths = errors / np.sqrt((disagreement * scale) ** 2 + noise**2)
     width_90, width_95 = (_conformal(widths, share) for share in (0.90, 0.95))
     return Uncertainty(scale, noise, width_90, width_95)
+
+
+def prior_of(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> FactorPrior:
+    """What to believe of factors of tables that a model has not learned from, by their shards.
+
+    By maximum likelihood: errors that follow a table are its own, errors that follow tables like it
+    are shared, others are what is left.
+    """
+    usual = FactorPrior()
+    known = [(model, _of_one_batch(data)) for model, data in trials]
+
+    def prior(logs: Floats) -> FactorPrior:
+        return replace(usual, own=np.exp(logs[0]), alike=np.exp(logs[1]), rest=np.exp(logs[2]))
+
+    def unlikeliness(logs: Floats) -> float:
+        total = sum(_unlikeliness(model, data, prior(logs)) for model, data in known)
+        return total + float(np.square((logs - start) / _PRIOR_WIDTH).sum() / 2)
+
+    start = np.log([usual.own, usual.alike, usual.rest])
+    found = optimize.minimize(unlikeliness, start, method="Nelder-Mead", options={"maxfev": 120})
+    best = prior(np.clip(found.x, *np.log(_DEVIATIONS)))
+    return FactorPrior(*(float(value) for value in astuple(best)))
+
+
+def _of_one_batch(data: CostDataset) -> CostDataset:
+    batch = data.most_common_batch
+    return data.subset([n for n, size in enumerate(data.batch_sizes) if size == batch])
+
+
+def _unlikeliness(model: ComputeCostModel, data: CostDataset, prior: FactorPrior) -> float:
+    """Of the shards' errors, with factors of their tables believed as `prior` says."""
+    tables = distinct_tables(data)
+    said = contributions(model, data, tables)
+    parts = sum(said.tables_ms[1:], said.tables_ms[0])
+    total = sum(said.starts_ms) + np.asarray(parts.sum(1)).ravel()
+    errors = np.clip(np.log(data.totals_ms / total), -_MOST_ERROR, _MOST_ERROR)
+    shares = (sparse.diags(1 / total) @ parts).toarray()
+    trusted = model.with_uncertainty(model.uncertainty, prior)
+    between = TableFactors(trusted, data.most_common_batch).covariance(tables)
+    left = np.diag(prior.rest**2 + np.square(data.errors))
+    factor = linalg.cho_factor(shares @ between @ shares.T + left)
+    fit = errors @ linalg.cho_solve(factor, errors)
+    return float(fit / 2 + np.log(np.diag(factor[0])).sum())
 
 
 def _misses(model: ComputeCostModel, held_out: CostDataset) -> Floats:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,12 +13,22 @@ from autoshard.cost_model.compute import OUTSIDE, Prices
 from autoshard.cost_model.device_sums import DeviceSums
 from autoshard.cost_model.inputs import Memberships, SliceRows
 from autoshard.cost_model.model import CostModel
-from autoshard.cost_model.network import INPUTS
-from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask, TableSlice, UserError
+from autoshard.cost_model.network import DIRECTIONS, INPUTS
+from autoshard.cost_model.scenarios import Expectation, Scenarios
+from autoshard.cost_model.table_factors import TableFactors
+from autoshard.workload import (
+    EmbeddingTable,
+    Shard,
+    ShardCost,
+    ShardingPlan,
+    ShardingTask,
+    TableSlice,
+    UserError,
+)
 
 
 class OutsideTraining(UserWarning):
-    """A table unlike any that the model learned from."""
+    """Tables unlike any that the model learned from."""
 
 
 class EstimatedCosts:
@@ -26,13 +37,17 @@ class EstimatedCosts:
     Args:
         model: what estimates.
         batch_size: samples in a batch.
+        factors: what was measured of tables, for such batches; by default nothing.
     """
 
-    def __init__(self, model: CostModel, batch_size: int) -> None:
+    def __init__(
+        self, model: CostModel, batch_size: int, factors: TableFactors | None = None
+    ) -> None:
         if batch_size < 1:
             raise UserError(f"batch size must be at least 1, got {batch_size}")
         self.model = model
         self.batch_size = batch_size
+        self.factors = factors or TableFactors(model.compute, batch_size)
         self._rows = SliceRows()
         shape = model.compute.shape
         self._amounts = torch.empty(0, model.compute.ensemble.members, shape.doubt + 1)
@@ -80,9 +95,18 @@ class EstimatedCosts:
             if asked != known:
                 raise UserError(f"the task's {what} is {asked}, the oracle's is {known}")
 
-    def devices(self, slices: Sequence[TableSlice], count: int) -> DeviceSums:
+    def devices(self, slices: Sequence[TableSlice], count: int) -> DeviceSums[Prices]:
         """`count` empty devices for these slices, to be priced while they are filled."""
         return DeviceSums(self.model.compute, self.amounts(slices), count)
+
+    def expectation(self) -> Expectation:
+        """What is priced in the mean, for those who price scenarios as well."""
+        return Expectation(self.model.compute, self.amounts)
+
+    def scenarios(self, tables: Sequence[EmbeddingTable], count: int, seed: int = 0) -> Scenarios:
+        """So many draws of what is not known of these tables and of the model."""
+        beliefs = self.factors.about(tables)
+        return Scenarios(self.model.compute, self.amounts, tables, beliefs, count, seed)
 
     def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
         """What each slice brings to its shard: [slices, members, amounts]."""
@@ -94,17 +118,34 @@ class EstimatedCosts:
         known = len(self._amounts)
         if known == len(self._rows):
             return
-        inputs = self._rows.inputs(known)
-        self._warn_of_strangers(self._rows.slices(known), inputs)
-        self._amounts = torch.cat([self._amounts, self.model.compute.amounts_of(inputs)])
+        inputs, slices = self._rows.inputs(known), self._rows.slices(known)
+        amounts = self.model.compute.amounts_of(inputs)
+        if self.factors.tables:
+            beliefs = self.factors.about([piece.table for piece in slices])
+            means = torch.from_numpy(np.exp(beliefs.means.T)).float()
+            amounts[..., :DIRECTIONS] *= means[:, None]
+            surer = torch.from_numpy(self.factors.surer([p.table for p in slices], beliefs))
+            amounts[..., self.model.compute.shape.doubt] *= surer.float()[:, None]
+        self._tell_of_strangers(slices, inputs, amounts)
+        self._amounts = torch.cat([self._amounts, amounts])
 
-    def _warn_of_strangers(self, slices: Sequence[TableSlice], inputs: Tensor) -> None:
+    def _tell_of_strangers(
+        self, slices: Sequence[TableSlice], inputs: Tensor, amounts: Tensor
+    ) -> None:
         worst, which = self.model.compute.excess(inputs).max(dim=1)
-        for number in (worst > OUTSIDE).nonzero().flatten().tolist():
-            feature = INPUTS[int(which[number])]
-            warnings.warn(
-                f"table {slices[number].table.name}: its {feature} lies {worst[number]:.1f} "
-                "deviations outside of what the cost model learned from: its cost is a guess",
-                OutsideTraining,
-                stacklevel=2,
-            )
+        worst[[self.factors.knows(piece.table) for piece in slices]] = 0.0
+        strange = worst > OUTSIDE
+        count = int(strange.sum())
+        if not count:
+            return
+        farthest = int(worst.argmax())
+        costs = amounts[..., :DIRECTIONS].mean(1).sum(-1)
+        share = float(costs[strange].sum() / costs.sum())
+        warnings.warn(
+            f"{count} of {len(slices)} tables, {share:.0%} of the cost, lie outside of what the "
+            f"cost model learned from; farthest is {slices[farthest].table.name}, its "
+            f"{INPUTS[int(which[farthest])]} by {worst[farthest]:.1f} deviations: what they cost "
+            "is a guess until they are measured",
+            OutsideTraining,
+            stacklevel=2,
+        )

@@ -6,8 +6,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from autoshard.cost_model import EstimatedCosts, Prices
+from autoshard.cost_model import DeviceSums, EstimatedCosts
 from autoshard.cost_model.network import DIRECTIONS
+from autoshard.cost_model.outlook import Placed, TaskOutlook, expected_max, sharpness
+from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask, TableSlice
@@ -15,58 +17,60 @@ from autoshard.workload.packing import can_be_halved, halves
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
-Placed = Sequence[tuple[TableSlice, int]]
 
-_SHARPNESS = 12.0  # the norm of the devices' costs that is minimised: nearly their maximum
-_LEAST_GAIN = 1e-4  # relative, of the norm's power: smaller ones are not worth a step
+# The norm of the devices' costs that is minimised in the mean: softer than their maximum, for what
+# evens out devices that are not the slowest helps the next move.
+_SOFT = 12.0
+_SCENARIOS = 16  # that the end of the search goes by
+_LEAST_GAIN = 1e-5  # relative: smaller ones are not worth a step
 _LEAST_SPLIT_GAIN = 0.01  # relative, of the norm: a split costs lookups on two devices
 _SWAPS = 256  # that are priced at a step: those that should even out most
+_LEAST_MS = 1e-12
 _GONE = -1  # the device of items that are on none: split, or only looked at
 
 
 class LocalSearch:
-    """Improves plans, table by table.
+    """Improves plans, table by table: first what they cost in the mean, then in scenarios.
 
-    A search finds the mistakes of its model. So costs are taken with `caution` deviations more,
-    which keeps it away from what the model is unsure of, and it is kicked away from its optimum
-    only a few times.
+    A search finds the mistakes of its model, so it is kicked away from its optimum only a few
+    times. Scenarios tell which plans stand or fall with what is not known.
 
     Args:
         oracle: prices devices.
-        caution: deviations that are added to each device's cost.
         kicks: restarts from a random change of the best plan so far.
         split: allow tables to be split by columns.
-        seed: of the kicks.
+        seed: of the kicks, and of scenarios.
     """
 
     def __init__(
-        self,
-        oracle: EstimatedCosts,
-        caution: float = 2.0,
-        kicks: int = 8,
-        split: bool = True,
-        seed: int = 0,
+        self, oracle: EstimatedCosts, kicks: int = 8, split: bool = True, seed: int = 0
     ) -> None:
         self._oracle = oracle
-        self._caution = caution
         self._kicks = kicks
         self._split = split
         self._seed = seed
 
     @one_thread()
-    def improve(self, task: ShardingTask, starts: Sequence[Placed]) -> Placed:
-        """Goes on from the best of these valid plans; the result is never worse, nor invalid."""
-        searches = [_Search(self._oracle, task, self._caution, start) for start in starts]
+    def improve(self, task: ShardingTask, starts: Sequence[Placed]) -> list[Placed]:
+        """Valid plans that the search came to from the best of these: the last ones are the best,
+        by the scenarios that it went by.
+        """
+        mean = self._oracle.expectation()
+        searches = [_Search(mean, task, _SOFT, start) for start in starts]
         best = min(searches, key=_Search.objective)
         best.descend(self._split)
         rng = np.random.default_rng(self._seed)
         for _ in range(self._kicks):
-            other = _Search(self._oracle, task, self._caution, best.placed())
+            other = _Search(mean, task, _SOFT, best.placed())
             other.kick(rng)
             other.descend(self._split)
             if other.objective() < best.objective():
                 best = other
-        return best.placed()
+        power = sharpness(self._oracle.model.compute.prior.rest)
+        scenarios = self._oracle.scenarios(task.tables, _SCENARIOS, self._seed)
+        last = _Search(scenarios, task, power, best.placed())
+        last.descend(self._split)
+        return [best.placed(), last.placed()]
 
 
 class LocalSearchSharder:
@@ -74,6 +78,7 @@ class LocalSearchSharder:
 
     def __init__(self, oracle: EstimatedCosts, split: bool = True) -> None:
         self._starts: tuple[Sharder, ...] = (AloneGreedySharder(oracle), FusedGreedySharder(oracle))
+        self._oracle = oracle
         self._search = LocalSearch(oracle, split=split)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -86,31 +91,31 @@ class LocalSearchSharder:
                 faults.append(fault)
         if not plans:
             raise faults[0]
-        return ShardingPlan.of_slices(task, self._search.improve(task, plans))
+        found: list[Placed] = [*plans, *self._search.improve(task, plans)]
+        return ShardingPlan.of_slices(task, TaskOutlook(self._oracle, task).ranked(found)[0])
 
 
 class _Search:
     """A plan that is being improved. Only the width of a slice matters until it is written down."""
 
-    def __init__(
-        self, oracle: EstimatedCosts, task: ShardingTask, caution: float, placed: Placed
-    ) -> None:
-        self._oracle = oracle
+    def __init__(self, pricing: Pricing, task: ShardingTask, power: float, placed: Placed) -> None:
+        self._pricing = pricing
         self._task = task
-        self._caution = caution
+        self._power = power
         self._slices = [piece for piece, _ in placed]
         self._home = np.array([device for _, device in placed], np.int64)
-        self._devices = oracle.devices(self._slices, len(task.devices))
+        amounts = pricing.amounts(self._slices)
+        self._devices = DeviceSums(pricing, amounts, len(task.devices))
         self._bytes = np.array([self._bytes_of(piece) for piece in self._slices], np.int64)
         self._free = task.memory_bytes
         np.subtract.at(self._free, self._home, self._bytes)
         self._devices.fill(torch.from_numpy(self._home))
         self._weight = self._weights(0)
-        self._costs = self._believed(self._devices.prices())
+        self._price_anew()
 
     def objective(self) -> float:
-        """What is minimised, in milliseconds: a norm of the devices' costs."""
-        return float((self._costs**_SHARPNESS).sum() ** (1 / _SHARPNESS))
+        """What is minimised, in milliseconds: the mean over scenarios of a norm of the devices."""
+        return float(expected_max(self._costs, self._power))
 
     def placed(self) -> list[tuple[TableSlice, int]]:
         """Each slice and its device."""
@@ -133,27 +138,26 @@ class _Search:
             if len(fitting):
                 self._leave(item)
                 self._enter(item, int(rng.choice(fitting)))
-        self._costs = self._believed(self._devices.prices())
+        self._price_anew()
 
     def _move(self) -> bool:
         """Give the slice of the slowest device away that gains most elsewhere."""
-        slowest = int(self._costs.argmax())
+        slowest = self._slowest
         items = np.flatnonzero(self._home == slowest)
         if not len(items):
             return False
         numbers = torch.from_numpy(items)
-        left = self._believed(self._devices.without(numbers, torch.full_like(numbers, slowest)))
-        joined = self._believed(self._devices.with_each(numbers)).T
-        powers = self._costs**_SHARPNESS
-        change = left[:, None] ** _SHARPNESS - powers[slowest] + joined**_SHARPNESS - powers[None]
-        change[:, slowest] = np.inf
-        change[self._bytes[items][:, None] > self._free[None]] = np.inf
-        place, device = np.unravel_index(np.argmin(change), change.shape)
-        return self._take_step(change[place, device], [(int(items[place]), int(device))])
+        left = _floats(self._devices.without(numbers, torch.full_like(numbers, slowest)))
+        joined = _floats(self._devices.with_each(numbers)).swapaxes(0, 1)
+        after = self._after(self._powers[slowest] + self._powers, left[:, None], joined)
+        after[:, slowest] = np.inf
+        after[self._bytes[items][:, None] > self._free[None]] = np.inf
+        place, device = np.unravel_index(np.argmin(after), after.shape)
+        return self._take_step(after[place, device], [(int(items[place]), int(device))])
 
     def _swap(self) -> bool:
         """Swap a slice of the slowest device for one of another."""
-        slowest = int(self._costs.argmax())
+        slowest = self._slowest
         mine = np.flatnonzero(self._home == slowest)
         others = np.flatnonzero((self._home != slowest) & (self._home != _GONE))
         if not len(mine) or not len(others):
@@ -164,20 +168,18 @@ class _Search:
         homes = self._home[into]
         first, second = torch.from_numpy(out), torch.from_numpy(into)
         here, there = torch.full_like(first, slowest), torch.from_numpy(homes)
-        after_here = self._believed(self._devices.exchanged(first, here, second))
-        after_there = self._believed(self._devices.exchanged(second, there, first))
-        powers = self._costs**_SHARPNESS
-        change = after_here**_SHARPNESS + after_there**_SHARPNESS
-        change = change - powers[slowest] - powers[homes]
-        best = int(np.argmin(change))
+        after_here = _floats(self._devices.exchanged(first, here, second))
+        after_there = _floats(self._devices.exchanged(second, there, first))
+        after = self._after(self._powers[slowest] + self._powers[homes], after_here, after_there)
+        best = int(np.argmin(after))
         steps = [(int(out[best]), int(homes[best])), (int(into[best]), slowest)]
-        return self._take_step(change[best], steps)
+        return self._take_step(after[best], steps)
 
     def _promising(self, slowest: int, mine: Whole, others: Whole) -> tuple[Whole, Whole]:
         """Pairs to swap that memory admits and that should even out most, if costs added up."""
         gain = self._weight[mine][:, None] - self._weight[others][None]
-        homes = self._home[others]
-        worse = np.maximum(self._costs[slowest] - gain, self._costs[homes][None] + gain)
+        homes, costs = self._home[others], self._costs.mean(1)
+        worse = np.maximum(costs[slowest] - gain, costs[homes][None] + gain)
         grown = self._bytes[others][None] - self._bytes[mine][:, None]
         worse[(grown > self._free[slowest]) | (-grown > self._free[homes][None])] = np.inf
         flat = worse.ravel()
@@ -186,26 +188,26 @@ class _Search:
         chosen = chosen[flat[chosen] < np.inf]
         return mine[chosen // len(others)], others[chosen % len(others)]
 
-    def _take_step(self, change: float, steps: Sequence[tuple[int, int]]) -> bool:
-        """Place items on other devices, if that changes the norm's power for the better."""
-        if change > -_LEAST_GAIN * (self._costs**_SHARPNESS).sum():
+    def _take_step(self, after: float, steps: Sequence[tuple[int, int]]) -> bool:
+        """Place items on other devices, if the objective becomes better by it."""
+        if after > self.objective() * (1 - _LEAST_GAIN):
             return False
         for item, _ in steps:
             self._leave(item)
         for item, device in steps:
             self._enter(item, device)
-        self._costs = self._believed(self._devices.prices())
+        self._price_anew()
         return True
 
     def _divide(self) -> bool:
         """Halve one slice of the slowest device and give one half away."""
-        slowest = int(self._costs.argmax())
+        slowest = self._slowest
         wide = [
             item
             for item in np.flatnonzero(self._home == slowest).tolist()
             if can_be_halved(self._slices[item])
         ]
-        if not wide or len(self._costs) == 1:
+        if not wide or len(self._free) == 1:
             return False
         pairs = [halves(self._slices[item]) for item in wide]
         first = self._add([stays for stays, _ in pairs])
@@ -213,25 +215,23 @@ class _Search:
         staying = torch.arange(first, first + len(pairs))
         going = torch.arange(second, second + len(pairs))
         here = torch.full_like(staying, slowest)
-        kept = self._believed(self._devices.exchanged(torch.tensor(wide), here, staying))
-        joined = self._believed(self._devices.with_each(going)).T
-        powers = self._costs**_SHARPNESS
-        after = powers.sum() - powers[slowest] - powers[None]
-        after = after + kept[:, None] ** _SHARPNESS + joined**_SHARPNESS
+        kept = _floats(self._devices.exchanged(torch.tensor(wide), here, staying))
+        joined = _floats(self._devices.with_each(going)).swapaxes(0, 1)
+        after = self._after(self._powers[slowest] + self._powers, kept[:, None], joined)
         after[:, slowest] = np.inf
         after[self._bytes[second:, None] > self._free[None]] = np.inf
         place, device = np.unravel_index(np.argmin(after), after.shape)
-        if after[place, device] ** (1 / _SHARPNESS) > self.objective() * (1 - _LEAST_SPLIT_GAIN):
+        if after[place, device] > self.objective() * (1 - _LEAST_SPLIT_GAIN):
             return False
         self._leave(wide[place])
         self._enter(first + int(place), slowest)
         self._enter(second + int(place), int(device))
-        self._costs = self._believed(self._devices.prices())
+        self._price_anew()
         return True
 
     def _add(self, pieces: list[TableSlice]) -> int:
         """Make slices items that are on no device yet; returns the number of the first."""
-        first = self._devices.extend(self._oracle.amounts(pieces))
+        first = self._devices.extend(self._pricing.amounts(pieces))
         self._slices += pieces
         self._home = np.concatenate([self._home, np.full(len(pieces), _GONE)])
         sizes = np.array([self._bytes_of(piece) for piece in pieces], np.int64)
@@ -258,5 +258,25 @@ class _Search:
     def _bytes_of(self, piece: TableSlice) -> int:
         return self._task.operator.stored_bytes(piece.table.rows, piece.width)
 
-    def _believed(self, prices: Prices) -> Floats:
-        return prices.cautious_ms(self._caution).double().numpy()
+    @property
+    def _slowest(self) -> int:
+        """The device that is slowest in the mean over scenarios."""
+        return int(self._costs.mean(1).argmax())
+
+    def _price_anew(self) -> None:
+        """Costs [devices, scenarios], and their powers over what is slowest in each scenario."""
+        self._costs = _floats(self._devices.prices())
+        self._most = np.maximum(self._costs.max(0), _LEAST_MS)
+        self._powers = (self._costs / self._most) ** self._power
+
+    def _after(self, gone: Floats, *come: Floats) -> Floats:
+        """The objective where powers [..., scenarios] of devices are replaced by other costs."""
+        sums = self._powers.sum(0) - gone
+        for costs in come:
+            sums = sums + (costs / self._most) ** self._power
+        norms = self._most * np.maximum(sums, _LEAST_MS) ** (1 / self._power)
+        return np.asarray(norms.mean(-1))
+
+
+def _floats(prices: torch.Tensor) -> Floats:
+    return np.asarray(prices.double().numpy())

@@ -16,7 +16,7 @@ from autoshard.workload import TableSlice
 
 @dataclass(frozen=True)
 class Played:
-    """A finished game: the pieces, the device of each, and the devices' cautious costs."""
+    """A finished game: the pieces, the device of each, and the devices' estimated costs."""
 
     pieces: tuple[TableSlice, ...]
     homes: Ints
@@ -43,13 +43,11 @@ class Player:
     Args:
         network: scores devices.
         oracle: prices them.
-        caution: deviations more than its estimate that a device is taken to cost.
     """
 
-    def __init__(self, network: PolicyNetwork, oracle: EstimatedCosts, caution: float) -> None:
+    def __init__(self, network: PolicyNetwork, oracle: EstimatedCosts) -> None:
         self._network = network
         self._oracle = oracle
-        self._caution = caution
 
     @torch.inference_mode()
     def play(
@@ -87,9 +85,8 @@ class Player:
                     preferred = logits[seat].argsort(descending=True).tolist()
                     devices[seat] = shield.choose(preferred)
             game.place(devices)
-        costs = game.cost_ms * (1 + self._caution * game.deviation)
         return [
-            Played(tuple(some), game.assignment(seat), tuple(costs[seat].tolist()))
+            Played(tuple(some), game.assignment(seat), tuple(game.cost_ms[seat].tolist()))
             for seat, some in enumerate(pieces)
             if not game.stuck[seat]
         ]

@@ -1,18 +1,21 @@
 """`PolicySharder`: a trained policy as a sharder, alone or with all that improves its plans."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
 
 from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.outlook import Placed, TaskOutlook
 from autoshard.cost_model.training import one_thread
 from autoshard.envs.deck import Ints
+from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.sharders.local_search import LocalSearch
 from autoshard.sharders.player import Played, Player
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.rounds import MeasurePlans, best_by_rounds
-from autoshard.workload import Shard, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload import PlanError, Shard, ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.packing import can_be_halved, halves, pack
 
 _BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
@@ -33,12 +36,11 @@ class PolicySharder:
         policy: what was trained.
         oracle: prices plans.
         samples: plans to be drawn from the policy beside the greedy one, fewer if the task is
-            large; the best by the oracle counts.
+            large; the one whose slowest device is expected to be the fastest counts.
         search: split tables that hold up a device, and improve the best plan by a local search.
         verify: measures plans, which meet in rounds until one is left.
         verify_seconds: that the rounds of a task may take.
         best: how many plans are measured.
-        caution: deviations more than estimated that devices are taken to cost.
         seed: of what is drawn.
     """
 
@@ -51,17 +53,16 @@ class PolicySharder:
         verify: MeasurePlans | None = None,
         verify_seconds: float = VERIFY_SECONDS,
         best: int = 3,
-        caution: float = 1.0,
         seed: int = 0,
     ) -> None:
         self._policy = policy
         self._oracle = oracle
         self._samples = samples
-        self._search = LocalSearch(oracle, caution, seed=seed) if search else None
+        self._search = LocalSearch(oracle, seed=seed) if search else None
         self._verify = verify
         self._verify_seconds = verify_seconds
         self._best = best
-        self._player = Player(policy.network, oracle, caution)
+        self._player = Player(policy.network, oracle)
         self._seed = seed
 
     @one_thread()
@@ -72,17 +73,32 @@ class PolicySharder:
         whole = [table.whole() for table in task.tables]
         memory = task.memory_bytes
         played = self._draw(whole, memory)
-        found = [game.placed() for game in played[: self._best]]
+        greedy, played = played[:1], sorted(played, key=lambda game: game.worst_ms)
+        found: list[Placed] = [game.placed() for game in (*played[: self._best], *greedy)]
         if not found:  # so tight that no game ended well
             found = [pack(task, split=self._search is not None)]
         if self._search is not None:
-            split = self._split(played[0], memory) if played else None
-            starts = [split.placed()] if split is not None else found[:_SEARCHED]
-            found.insert(0, list(self._search.improve(task, starts)))
+            found += self._improved(task, played, found)
+        if len(found) > 1:
+            found = TaskOutlook(self._oracle, task).ranked(found)
         plans = [ShardingPlan.of_slices(task, placed) for placed in found]
         if self._verify is None:
             return plans[0]
         return self._measured_best(task, list(dict.fromkeys(plans))[: self._best])
+
+    def _improved(
+        self, task: ShardingTask, played: Sequence[Played], found: Sequence[Placed]
+    ) -> list[Placed]:
+        """What the greedy by cost, splitting and the search add to what was found."""
+        assert self._search is not None
+        more: list[Placed] = []
+        with suppress(PlanError):  # without a plan it adds none
+            more.append(FusedGreedySharder(self._oracle).shard(task).placed(task))
+        split = self._split(played[0], task.memory_bytes) if played else None
+        if split is not None:
+            more.append(split.placed())
+        starts = more[-1:] if split is not None else [*more, *found[:_SEARCHED]]
+        return more + self._search.improve(task, starts)
 
     def _measured_best(self, task: ShardingTask, plans: Sequence[ShardingPlan]) -> ShardingPlan:
         verify = self._verify
@@ -94,14 +110,14 @@ class PolicySharder:
         return plans[best_by_rounds(len(plans), measure, self._verify_seconds)]
 
     def _draw(self, whole: list[TableSlice], memory: Ints) -> list[Played]:
-        """Plans of the whole tables, the best first."""
+        """Plans of the whole tables: as the policy thinks best, and others drawn from it."""
         rng = torch.Generator().manual_seed(self._seed)
         affordable = max(1, _BUDGET // (len(whole) * len(memory)))
         games = 1 + min(self._samples, affordable)
         played = self._player.play([whole] * games, memory, rng)
         if not played:
             played = self._player.play([whole], memory, shielded=True)
-        return sorted(played, key=lambda game: game.worst_ms)
+        return played
 
     def _split(self, start: Played, memory: Ints) -> Played | None:
         """Halve tables that hold up the slowest device and play again, as long as it helps.

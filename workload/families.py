@@ -36,6 +36,7 @@ _MLPERF_LOOKUPS = (
 )  # fmt: skip
 
 _PUBLISHED_BATCH = 65_536  # samples in the batch of the published reuse
+_SMALLEST = 64  # times smaller are the smallest batches in which tables are used like that
 _TILT = 0.4  # how much a table's reuse may be bent to rare or frequent, a bin
 _MOST_BYTES = 2**32  # of a table's fp32 weights: one that is larger is made lower
 
@@ -98,29 +99,30 @@ class Range:
         rows = min(rows, _MOST_BYTES / (4 * columns))
         pooling, bent = round(lookups, 4), draw[5] < self.published
         low, high = self.zipf_alpha
+        batch = round(_PUBLISHED_BATCH / _SMALLEST ** draw[3])
         return EmbeddingTable(
             name=name,
             rows=round(rows),
             dim=columns,
             pooling_factor=pooling,
             zipf_alpha=None if bent else round(low + (high - low) * draw[3], 4),
-            reuse=_bent_reuse(pooling, _TILT * (2 * draw[4] - 1)) if bent else None,
-            reuse_batch_size=_PUBLISHED_BATCH if bent else None,
+            reuse=_bent_reuse(pooling * batch, _TILT * (2 * draw[4] - 1)) if bent else None,
+            reuse_batch_size=batch if bent else None,
         )
 
 
 RANGES: Mapping[str, Range] = {
-    "wide": Range((10, 1e7), (4, 512), (0.1, 200), (0, 1.6), published=0.3),
+    "wide": Range((10, 1e7), (4, 512), (0.1, 200), (0, 1.6), published=0.4),
     "zipf": Range((1e3, 2e6), (8, 256), (1, 60), (0.4, 1.5)),
     "hot": Range((50, 2e4), (4, 32), (5, 100), (0.9, 1.6)),
     "cold": Range((2e5, 5e6), (32, 128), (0.5, 8), (0, 0.3)),
 }
 
 
-def _bent_reuse(pooling: float, tilt: float) -> tuple[float, ...]:
+def _bent_reuse(lookups: float, tilt: float) -> tuple[float, ...]:
     """The published histogram, bent, over the bins that so many lookups can fill."""
     bins = published_reuse() * np.exp(tilt * np.arange(NUM_REUSE_BINS))
-    bins[1:][UPPER[1:] / 2 >= max(1.0, pooling * _PUBLISHED_BATCH / 4)] = 0.0
+    bins[1:][UPPER[1:] / 2 >= max(1.0, lookups / 4)] = 0.0
     return tuple(np.round(bins / bins.sum(), 9).tolist())
 
 
@@ -148,7 +150,7 @@ _READERS: Mapping[str, Callable[[str, str], tuple[EmbeddingTable, ...]]] = {
 
 
 def family_tables(source: str) -> tuple[EmbeddingTable, ...] | None:
-    """The tables of `NAME[:...]`, None if no family has that name; UserError for others' grammar."""
+    """The tables of `NAME[:...]`; None if no family has that name, UserError if more is wrong."""
     for name, read in _READERS.items():
         if source == name or source.startswith(f"{name}:"):
             return read(name, source[len(name) + 1 :])

@@ -1,0 +1,118 @@
+"""What a plan is worth where costs are not sure: the expected slowest device, and how sure it is.
+
+What is left for each shard, when all is known of its tables, need not be drawn to find the
+expectation. With deviations distributed as the largest of many (Frechet's law, for a few percent
+near the normal one) the expected maximum over devices is exactly a norm of their costs.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from autoshard.cost_model.device_sums import DeviceSums
+from autoshard.cost_model.oracle import EstimatedCosts
+from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
+
+Floats = npt.NDArray[np.float64]
+Placed = Sequence[tuple[TableSlice, int]]  # slices and their devices
+
+SCENARIOS = 128  # that plans are told of, and chosen, by
+_LOW, _HIGH = 0.05, 0.95  # of what is drawn: the ends of a 90 % interval
+_LEAST_REST = 0.01  # a norm of a higher power than that is a maximum
+_LEAST_MS = 1e-12
+
+
+def sharpness(rest: float) -> float:
+    """The power of the norm that is the expected maximum, where each device's cost has this
+    relative deviation.
+    """
+    return math.pi / (math.sqrt(6) * max(rest, _LEAST_REST))
+
+
+def expected_max(costs_ms: Floats, power: float) -> Floats:
+    """Of devices' costs [..., devices, scenarios], the expected maximum [...]."""
+    most = np.maximum(costs_ms.max(-2, keepdims=True), 1e-12)
+    norms = most[..., 0, :] * np.power(costs_ms / most, power).sum(-2) ** (1 / power)
+    return np.asarray(norms.mean(-1))
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """A plan's slowest device: expected, and in each scenario with what is left drawn as well."""
+
+    expected_ms: float
+    maxima_ms: Floats
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """That it lies in with 90 %."""
+        low, high = np.quantile(self.maxima_ms, [_LOW, _HIGH])
+        return float(low), float(high)
+
+    def over(self, other: "Outlook") -> "Comparison":
+        """This plan's slowest device over the other's, of the same task and scenarios."""
+        ratios = self.maxima_ms / other.maxima_ms
+        low, high = np.quantile(ratios, [_LOW, _HIGH])
+        better = float((ratios < 1).mean() + (ratios == 1).mean() / 2)
+        return Comparison(self.expected_ms / other.expected_ms, float(low), float(high), better)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Of two plans: the ratio of their expected slowest devices, its 90 % interval, and the
+    probability that the first is faster.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    probability: float
+
+
+class TaskOutlook:
+    """Tells of plans of one task, all in the same scenarios.
+
+    Args:
+        oracle: prices them.
+        task: what is planned.
+        seed: of the scenarios.
+    """
+
+    def __init__(self, oracle: EstimatedCosts, task: ShardingTask, seed: int = 0) -> None:
+        self._oracle, self._task, self._seed = oracle, task, seed
+        self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
+        self._rest = oracle.model.compute.prior.rest
+
+    def expected_ms(self, placed: Placed) -> float:
+        """Of the slowest device: the objective of all that plans by a cost model."""
+        return float(expected_max(self._costs(placed), sharpness(self._rest)))
+
+    def ranked(self, found: Sequence[Placed]) -> list[Placed]:
+        """Plans of the task, the one with the least expected slowest device first."""
+        return sorted(found, key=lambda placed: self.expected_ms(placed))
+
+    def of(self, plan: ShardingPlan) -> Outlook:
+        """All that is told of a plan.
+
+        What is left is drawn by the shard: one that stands in two plans is the same in both.
+        """
+        placed = plan.placed(self._task)
+        costs = self._costs(placed)
+        left = np.zeros_like(costs)
+        for device, shard in enumerate(plan.shards(self._task)):
+            if shard is not None:
+                rng = np.random.default_rng([self._seed, int(shard.digest[:15], 16)])
+                left[device] = rng.standard_normal(costs.shape[1])
+        drawn = costs * np.exp(self._rest * left - self._rest**2 / 2)
+        return Outlook(self.expected_ms(placed), np.asarray(drawn.max(0)))
+
+    def _costs(self, placed: Placed) -> Floats:
+        """Milliseconds of each device in each scenario."""
+        amounts = self._scenarios.amounts([piece for piece, _ in placed])
+        devices = DeviceSums(self._scenarios, amounts, len(self._task.devices))
+        devices.fill(torch.tensor([device for _, device in placed]))
+        return np.asarray(devices.prices().double().numpy())

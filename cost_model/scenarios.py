@@ -1,0 +1,118 @@
+"""Scenarios: draws of what is not known, so that plans are chosen and told of as risks.
+
+A scenario is a member of the ensemble and a factor for each table, one draw for all of its slices,
+wherever they lie: a table takes its doubt along, so in a comparison of two plans it cancels.
+Amounts add up in each scenario as they do in the mean, so scenarios are one more dimension of sums.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autoshard.cost_model.compute import ComputeCostModel
+from autoshard.cost_model.network import DIRECTIONS, fused
+from autoshard.cost_model.table_factors import Beliefs
+from autoshard.workload import EmbeddingTable, TableSlice
+
+_AT_ONCE = 512  # shards priced together: more do not fit a core's own cache
+_HALF_A_TABLE = 0.5
+
+
+Embed = Callable[[Sequence[TableSlice]], Tensor]  # amounts of slices by each member
+
+
+class Pricing(Protocol):
+    """Prices sums of amounts in one or several scenarios."""
+
+    def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
+        """What each slice brings to whichever shard it joins; it adds up."""
+        ...
+
+    def price(self, sums: Tensor) -> Tensor:
+        """Milliseconds of shards with such sums: [..., scenarios]."""
+        ...
+
+
+class Expectation:
+    """The one scenario in which all is as estimated.
+
+    Args:
+        model: the networks.
+        embed: what slices bring by each of them.
+    """
+
+    def __init__(self, model: ComputeCostModel, embed: Embed) -> None:
+        self._model = model
+        self.amounts = embed
+
+    def price(self, sums: Tensor) -> Tensor:
+        """Milliseconds [..., 1]."""
+        return self._model.price(sums).total_ms[..., None]
+
+
+class Scenarios:
+    """Prices shards of given tables in several scenarios.
+
+    Args:
+        model: the networks.
+        embed: what slices bring by each of them.
+        tables: all that there may be slices of.
+        beliefs: what is known of these tables' factors; the mean of it is in `embed`.
+        count: scenarios; an even number.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self,
+        model: ComputeCostModel,
+        embed: Embed,
+        tables: Sequence[EmbeddingTable],
+        beliefs: Beliefs,
+        count: int,
+        seed: int = 0,
+    ) -> None:
+        rng = np.random.default_rng([seed, count])
+        half = rng.standard_normal((count // 2, len(tables)))
+        draws = np.concatenate([half, -half])  # whatever is low in one is high in another
+        factors = np.exp(np.einsum("dij,sj->sid", beliefs.roots, draws))
+        factors /= factors.mean(0)  # so that the mean over scenarios is the estimate
+        self.count = count
+        self._model = model
+        self._embed = embed
+        self._numbers = {table.access_digest: n for n, table in enumerate(tables)}
+        self._factors = torch.from_numpy(factors).float().transpose(0, 1)  # [tables, S, 2]
+        self._members = torch.arange(count) % model.ensemble.members
+        fusion = model.ensemble.weights_of("fusion")
+        both = torch.cat([torch.arange(model.ensemble.members), self._members])
+        self._fusion = {name: weight[both] for name, weight in fusion.items()}
+        self._stretch = model.uncertainty.scale - 1
+
+    def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
+        """What each slice brings by each member and in each scenario.
+
+        [slices, members + scenarios, amounts]
+        """
+        amounts = self._embed(slices)
+        drawn = amounts[:, self._members]
+        rows = [self._numbers[piece.table.access_digest] for piece in slices]
+        drawn[..., :DIRECTIONS] *= self._factors[rows]
+        return torch.cat([amounts, drawn], 1)
+
+    @torch.no_grad()
+    def price(self, sums: Tensor) -> Tensor:
+        """Milliseconds of shards with such sums in each scenario: [..., scenarios]."""
+        flat = sums.reshape(-1, *sums.shape[-2:])
+        parts = [self._price(part) for part in torch.split(flat, _AT_ONCE)]
+        return torch.cat(parts).reshape(*sums.shape[:-2], self.count)
+
+    def _price(self, sums: Tensor) -> Tensor:
+        totals = fused(sums.transpose(0, 1), self._fusion).exp().sum(-1)  # [members + S, n]
+        members = self._model.ensemble.members
+        alone, drawn = totals[:members], totals[members:]
+        if self._stretch:  # members differ less from each other than from the truth
+            drawn = drawn * (alone / alone.mean(0))[self._members].pow(self._stretch)
+        used = sums[:, 0, self._model.shape.count] > _HALF_A_TABLE
+        return (drawn * used).T

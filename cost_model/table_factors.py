@@ -1,0 +1,243 @@
+"""Tables learned by heart: each has a factor of its own beside what the networks say of it.
+
+Whatever was measured of a table stays known: its factor, forward and backward, has a posterior from
+all measured shards that hold it or its slices. Beforehand factors are normal in their logarithms,
+the more uncertain the stranger a table is, and alike for tables that are alike (a Gaussian
+process). A shard's cost is the start and its tables' contributions, each times its factor; that is
+linear but for the logarithm, so a few steps of Gauss and Newton find the posterior.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import linalg, sparse
+
+from autoshard.cost_model.compute import ComputeCostModel
+from autoshard.cost_model.dataset import CostDataset
+from autoshard.cost_model.inputs import SliceRows, slice_inputs
+from autoshard.cost_model.network import DIRECTIONS, fused
+from autoshard.workload import EmbeddingTable
+
+Floats = npt.NDArray[np.float64]
+
+_STEPS = 5  # of Gauss and Newton
+_FREEDOM = 4.0  # of Student's t: a cost that is far off counts little
+_MOST_DOUBT = 1.0  # deviations of a logarithm: how far off a guess may be
+_JITTER = 1e-9
+_ALIKE = 8.0  # inputs by whose deviations together tables are no longer alike
+_FAR = 3.0  # deviations to which inputs are compared: beyond, a table is just strange
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """What a model says of measured shards: the milliseconds of each shard's start, and of each
+    table in it (sparse), forward and backward.
+    """
+
+    starts_ms: tuple[Floats, ...]
+    tables_ms: tuple[sparse.csr_matrix, ...]
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """Log factors of some tables: means [directions, tables], and roots of their covariances
+    [directions, tables, tables].
+    """
+
+    means: Floats
+    roots: Floats
+
+    @property
+    def deviations(self) -> Floats:
+        """Of each log factor [directions, tables]."""
+        return np.asarray(np.sqrt(np.square(self.roots).sum(-1)))
+
+
+class TableFactors:
+    """What is known of tables' factors, of any tables.
+
+    Args:
+        model: what the factors correct; also knows what to believe of them beforehand.
+        batch_size: samples of the batches that costs are told for.
+    """
+
+    def __init__(self, model: ComputeCostModel, batch_size: int) -> None:
+        self._model = model
+        self.batch_size = batch_size
+        self._known: list[EmbeddingTable] = []
+        self._digests: frozenset[str] = frozenset()
+        self._inputs = slice_inputs([], batch_size)
+        # Of the known tables, for each direction: prior's inverse times mean, and what measuring
+        # took off the prior's covariance, between inverses of the prior.
+        self._pulls: list[Floats] = []
+        self._gains: list[Floats] = []
+
+    @property
+    def tables(self) -> int:
+        """How many have been measured."""
+        return len(self._known)
+
+    def learn(self, data: CostDataset) -> "TableFactors":
+        """What is known after these measurements alone, those with our batch size."""
+        ours = [n for n, batch in enumerate(data.batch_sizes) if batch == self.batch_size]
+        found = TableFactors(self._model, self.batch_size)
+        if not ours:
+            return found
+        data = data.subset(ours)
+        found._known = distinct_tables(data)
+        found._digests = frozenset(table.access_digest for table in found._known)
+        found._inputs = _inputs(found._known, self.batch_size)
+        said = contributions(self._model, data, found._known)
+        before = found._covariance(found._known, found._inputs, found._known, found._inputs)
+        noise = np.sqrt(self._model.prior.rest**2 + np.square(data.errors))
+        for direction in range(DIRECTIONS):
+            known = np.log(data.costs_ms[:, direction])
+            start, tables = said.starts_ms[direction], said.tables_ms[direction]
+            information, moments = _fitted(start, tables, known, noise, before)
+            # Posterior covariance: (K^-1 + I)^-1 = K - K (I^-1 + K)^-1 K, with I the information.
+            solved = linalg.solve(np.eye(len(before)) + information @ before, information)
+            found._gains.append(solved)
+            found._pulls.append(moments - solved @ (before @ moments))
+        return found
+
+    def knows(self, table: EmbeddingTable) -> bool:
+        """True if it has been measured, whole or in part."""
+        return table.access_digest in self._digests
+
+    def surer(self, tables: Sequence[EmbeddingTable], beliefs: Beliefs) -> Floats:
+        """Of what was doubted of each of these tables, the share that is left: [tables]."""
+        inputs = _inputs(tables, self.batch_size)
+        before = np.sqrt(np.square(self._doubts(inputs)) + self._model.prior.own**2)
+        return np.asarray(np.minimum(1.0, beliefs.deviations.mean(0) / before))
+
+    def about(self, tables: Sequence[EmbeddingTable]) -> Beliefs:
+        """What is known of these tables, measured or not, all together."""
+        inputs = _inputs(tables, self.batch_size)
+        prior = self._covariance(tables, inputs, tables, inputs)
+        if not self._known:
+            root = _root(prior)
+            shape = (DIRECTIONS, len(tables))
+            return Beliefs(np.zeros(shape), np.stack([root] * DIRECTIONS))
+        across = self._covariance(tables, inputs, self._known, self._inputs)
+        means = np.stack([across @ pull for pull in self._pulls])
+        roots = [_root(prior - across @ gain @ across.T) for gain in self._gains]
+        return Beliefs(means, np.stack(roots))
+
+    def covariance(self, tables: Sequence[EmbeddingTable]) -> Floats:
+        """Of log factors of these tables, before any is measured."""
+        inputs = _inputs(tables, self.batch_size)
+        return self._covariance(tables, inputs, tables, inputs)
+
+    def _covariance(
+        self,
+        tables: Sequence[EmbeddingTable],
+        inputs: torch.Tensor,
+        others: Sequence[EmbeddingTable],
+        their_inputs: torch.Tensor,
+    ) -> Floats:
+        """Of log factors, before measuring: [tables, others]."""
+        scale = self._model.scale
+        places, theirs = (
+            ((some - scale.mean) / scale.deviation).clamp(-_FAR, _FAR).double().numpy()
+            for some in (inputs, their_inputs)
+        )
+        apart = (
+            np.square(places).sum(1)[:, None]
+            + np.square(theirs).sum(1)[None]
+            - 2 * places @ theirs.T
+        )
+        alike = np.exp(-np.maximum(apart, 0.0) / (2 * _ALIKE))
+        doubts = [self._doubts(some) for some in (inputs, their_inputs)]
+        numbers: dict[str, int] = {}
+        own, other = (
+            np.array([numbers.setdefault(t.access_digest, len(numbers)) for t in some], np.int64)
+            for some in (tables, others)
+        )
+        same = own[:, None] == other[None]
+        shared = doubts[0][:, None] * doubts[1][None] * np.where(same, 1.0, alike)
+        return np.asarray(shared + self._model.prior.own**2 * same)
+
+    def _doubts(self, inputs: torch.Tensor) -> Floats:
+        """Deviations that alike tables share, of each table."""
+        excess = self._model.excess(inputs).amax(1).double().numpy() if len(inputs) else np.zeros(0)
+        doubt = np.minimum(self._model.prior.doubt * excess, _MOST_DOUBT)
+        return np.asarray(np.sqrt(self._model.prior.alike**2 + np.square(doubt)))
+
+
+def contributions(
+    model: ComputeCostModel, data: CostDataset, tables: Sequence[EmbeddingTable]
+) -> Contributions:
+    """What the model says that starts and tables contribute to the shards' costs, as the mean of
+    its networks.
+    """
+    rows = SliceRows()
+    held = rows.of_all(data.shards, data.batch_sizes)
+    with torch.no_grad():
+        amounts = model.amounts_of(rows.inputs())
+        sums = held.sums(amounts)
+        costs = fused(sums.transpose(0, 1), model.ensemble.weights_of("fusion")).exp()
+        starts = model.ensemble.weights_of("fusion")["log_start"].exp()
+    beside = amounts[..., :DIRECTIONS].transpose(0, 1)
+    # A network's cost is the sum of the start and its tables' amounts, times what fusion makes.
+    times = costs / (sums[..., :DIRECTIONS].transpose(0, 1) + starts[:, None])
+    numbers = {table.access_digest: n for n, table in enumerate(tables)}
+    places = [numbers[piece.table.access_digest] for piece in rows.slices()]
+    lengths = np.diff(np.append(held.offsets.numpy(), len(held.rows)))
+    shards = np.repeat(np.arange(len(data)), lengths)
+    columns = np.asarray(places)[held.rows.numpy()]
+    owner = torch.from_numpy(shards)
+    found = []
+    for direction in range(DIRECTIONS):
+        parts = (beside[:, held.rows, direction] * times[:, owner, direction]).mean(0)
+        shape = (len(data), len(tables))
+        found.append(sparse.csr_matrix((parts.double().numpy(), (shards, columns)), shape))
+    begun = (starts[:, None] * times).mean(0).double().numpy()
+    return Contributions(tuple(begun.T), tuple(found))
+
+
+def _fitted(
+    start: Floats, tables: sparse.csr_matrix, known: Floats, noise: Floats, before: Floats
+) -> tuple[Floats, Floats]:
+    """Information about log factors from shards with log costs `known`, and what it pulls to:
+    `information @ factors` is `moments` where the shards alone decide.
+    """
+    factors = np.zeros(tables.shape[1])
+    trust = np.ones(len(known))
+    for step in range(_STEPS):
+        parts = tables.multiply(np.exp(factors)[None]).tocsr()
+        total = start + np.asarray(parts.sum(1)).ravel()
+        slopes = sparse.diags(1 / total) @ parts
+        missed = known - np.log(total)
+        if step:
+            trust = (_FREEDOM + 1) / (_FREEDOM + np.square(missed / noise))
+        weighted = slopes.T @ sparse.diags(trust / np.square(noise))
+        information = (weighted @ slopes).toarray()
+        moments = weighted @ (missed + slopes @ factors)
+        # (K^-1 + I)^-1 m without K's inverse, which may hardly exist: K (1 + I K)^-1 m.
+        factors = before @ linalg.solve(np.eye(len(before)) + information @ before, moments)
+    return information, np.asarray(moments)
+
+
+def distinct_tables(data: CostDataset) -> list[EmbeddingTable]:
+    """The tables of all shards, once each, whatever their name and width."""
+    return list(
+        {p.table.access_digest: p.table for shard in data.shards for p in shard.slices}.values()
+    )
+
+
+def _inputs(tables: Sequence[EmbeddingTable], batch_size: int) -> torch.Tensor:
+    return slice_inputs([table.whole() for table in tables], batch_size)
+
+
+def _root(covariance: Floats) -> Floats:
+    """A root [n, n] of a covariance, though rounding may have left it a little below nothing."""
+    size = len(covariance)
+    jitter = _JITTER * max(1.0, float(np.trace(covariance)) / max(1, size))
+    while True:
+        try:
+            return np.asarray(np.linalg.cholesky(covariance + jitter * np.eye(size)))
+        except np.linalg.LinAlgError:
+            jitter *= 100
