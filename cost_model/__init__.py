@@ -2,8 +2,9 @@
 
 May import `benchmark` and `workload`. Hands out the model (`CostModel`, of `ComputeCostModel` and
 `CommCostModel`), the oracle over it (`EstimatedCosts`, with `DeviceSums` for those who fill
-devices one table at a time), what it learns from (`CostDataset`), its training, calibration and
-checkpoints.
+devices one table at a time), what was measured of tables (`TableFactors`), what a plan is worth
+where costs are not sure (`TaskOutlook`), what it learns from (`CostDataset`), its training,
+calibration and checkpoints.
 """
 
 from autoshard.cost_model.checkpoint import CheckpointError, OtherHardware, load_model, save_model
@@ -13,6 +14,8 @@ from autoshard.cost_model.dataset import CostDataset, DataError, Selection, read
 from autoshard.cost_model.device_sums import DeviceSums
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.oracle import EstimatedCosts, OutsideTraining
+from autoshard.cost_model.outlook import Outlook, TaskOutlook
+from autoshard.cost_model.table_factors import TableFactors
 
 __all__ = [
     "CheckpointError",
@@ -25,10 +28,13 @@ __all__ = [
     "EstimatedCosts",
     "ExchangeCosts",
     "OtherHardware",
+    "Outlook",
     "OutsideTraining",
     "Prices",
     "Provenance",
     "Selection",
+    "TableFactors",
+    "TaskOutlook",
     "Uncertainty",
     "load_model",
     "read_costs",

@@ -15,7 +15,7 @@ from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.training import TrainOptions, fit, relative_error, relative_loss
 
 FEW = 50
-_FEWEST = 10
+FEWEST = 10
 _FOLDS = 5
 _LEARNED = ("table.log_prices", "fusion.")
 _HOLD = 1e-3  # of the squared distance from where a weight was
@@ -28,8 +28,8 @@ def calibrate(model: CostModel, data: CostDataset) -> CostModel:
     How far to trust it is found by leaving out a fifth of them at a time. What it knew of
     all-to-alls is dropped where the hardware is another.
     """
-    if len(data) < _FEWEST:
-        raise DataError(f"{len(data)} shards are too few to calibrate with: measure {_FEWEST}")
+    if len(data) < FEWEST:
+        raise DataError(f"{len(data)} shards are too few to calibrate with: measure {FEWEST}")
     numbers = range(len(data))
     trials = []
     for fold in range(_FOLDS):

@@ -1,7 +1,7 @@
 """Teaching a `ComputeCostModel`, and finding how far to trust it."""
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,12 @@ from autoshard.cost_model.dataset import CostDataset
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.inputs import Memberships, SliceRows
 from autoshard.cost_model.network import DIRECTIONS, InputScale, ShardNetwork
-from autoshard.cost_model.table_factors import TableFactors, contributions, distinct_tables
+from autoshard.cost_model.table_factors import (
+    Likeness,
+    TableFactors,
+    contributions,
+    distinct_tables,
+)
 from autoshard.cost_model.training import (
     Curves,
     Progress,
@@ -134,40 +139,55 @@ def prior_of(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> FactorPr
     are shared, others are what is left.
     """
     usual = FactorPrior()
-    known = [(model, _of_one_batch(data)) for model, data in trials]
+    held_out = [_HeldOut.of(model, _of_one_batch(data)) for model, data in trials]
 
     def prior(logs: Floats) -> FactorPrior:
-        return replace(usual, own=np.exp(logs[0]), alike=np.exp(logs[1]), rest=np.exp(logs[2]))
+        own, alike, rest = (float(value) for value in np.exp(logs))
+        return replace(usual, own=own, alike=alike, rest=rest)
 
     def unlikeliness(logs: Floats) -> float:
-        total = sum(_unlikeliness(model, data, prior(logs)) for model, data in known)
+        total = sum(each.unlikeliness(prior(logs)) for each in held_out)
         return total + float(np.square((logs - start) / _PRIOR_WIDTH).sum() / 2)
 
     start = np.log([usual.own, usual.alike, usual.rest])
     found = optimize.minimize(unlikeliness, start, method="Nelder-Mead", options={"maxfev": 120})
-    best = prior(np.clip(found.x, *np.log(_DEVIATIONS)))
-    return FactorPrior(*(float(value) for value in astuple(best)))
+    return prior(np.clip(found.x, *np.log(_DEVIATIONS)))
+
+
+@dataclass(frozen=True)
+class _HeldOut:
+    """Shards that a model did not learn from: its `errors` in log space, the `shares` of tables in
+    their costs [shards, tables], and how `noisy` the costs are.
+    """
+
+    errors: Floats
+    shares: Floats
+    noisy: Floats
+    likeness: Likeness
+
+    @staticmethod
+    def of(model: ComputeCostModel, data: CostDataset) -> "_HeldOut":
+        tables = distinct_tables(data)
+        total, parts = contributions(model, data.shards, data.batch_sizes, tables).together()
+        return _HeldOut(
+            np.clip(np.log(data.totals_ms / total), -_MOST_ERROR, _MOST_ERROR),
+            (sparse.diags(1 / total) @ parts).toarray(),
+            data.errors,
+            TableFactors(model, data.most_common_batch).likeness(tables),
+        )
+
+    def unlikeliness(self, prior: FactorPrior) -> float:
+        """Of the errors, where factors of tables are as believed."""
+        left = np.diag(prior.rest**2 + np.square(self.noisy))
+        covariance = self.shares @ self.likeness.covariance(prior) @ self.shares.T + left
+        factor = linalg.cho_factor(covariance)
+        fit = self.errors @ linalg.cho_solve(factor, self.errors)
+        return float(fit / 2 + np.log(np.diag(factor[0])).sum())
 
 
 def _of_one_batch(data: CostDataset) -> CostDataset:
     batch = data.most_common_batch
     return data.subset([n for n, size in enumerate(data.batch_sizes) if size == batch])
-
-
-def _unlikeliness(model: ComputeCostModel, data: CostDataset, prior: FactorPrior) -> float:
-    """Of the shards' errors, with factors of their tables believed as `prior` says."""
-    tables = distinct_tables(data)
-    said = contributions(model, data, tables)
-    parts = sum(said.tables_ms[1:], said.tables_ms[0])
-    total = sum(said.starts_ms) + np.asarray(parts.sum(1)).ravel()
-    errors = np.clip(np.log(data.totals_ms / total), -_MOST_ERROR, _MOST_ERROR)
-    shares = (sparse.diags(1 / total) @ parts).toarray()
-    trusted = model.with_uncertainty(model.uncertainty, prior)
-    between = TableFactors(trusted, data.most_common_batch).covariance(tables)
-    left = np.diag(prior.rest**2 + np.square(data.errors))
-    factor = linalg.cho_factor(shares @ between @ shares.T + left)
-    fit = errors @ linalg.cho_solve(factor, errors)
-    return float(fit / 2 + np.log(np.diag(factor[0])).sum())
 
 
 def _misses(model: ComputeCostModel, held_out: CostDataset) -> Floats:

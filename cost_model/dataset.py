@@ -111,14 +111,20 @@ class CostDataset:
 
     @staticmethod
     def of(
-        measurements: Iterable[Measurement], exchanges: Iterable[Exchange] = (), where: str = "data"
+        measurements: Iterable[Measurement],
+        exchanges: Iterable[Exchange] = (),
+        where: str = "data",
+        level: Level | None = None,
     ) -> "CostDataset":
-        """The dataset of measurements of one operator, hardware and set of versions."""
+        """The dataset of measurements of one operator, hardware and set of versions.
+
+        They are told at `level`, by default that of the first.
+        """
         kept = [measurement for measurement in measurements if measurement.status == "ok"]
         if not kept:
             raise DataError(f"{where}: holds no costs: collect_costs.py measures some")
         levels = [m.timing.quiet for m in kept if m.timing and m.timing.quiet is not None]
-        level = levels[0] if levels else None
+        level = level or (levels[0] if levels else None)
         kept = [measurement.told_at(level) for measurement in kept]
         for measurement in kept:
             _check_costs(measurement, where)
@@ -157,8 +163,15 @@ class Selection:
     hardware: str | None = None
 
 
-def read_costs(sources: Sequence[Path | str], selection: Selection | None = None) -> CostDataset:
-    """The dataset in stores and Parquet files; DataError if they mix what must not be mixed."""
+def read_costs(
+    sources: Sequence[Path | str],
+    selection: Selection | None = None,
+    level: Level | None = None,
+) -> CostDataset:
+    """The dataset in stores and Parquet files, told at `level`, by default that of the first cost.
+
+    DataError if they mix what must not be mixed.
+    """
     if not sources:
         raise DataError("name at least one store or Parquet file to learn from")
     asked = selection or Selection()
@@ -191,7 +204,7 @@ def read_costs(sources: Sequence[Path | str], selection: Selection | None = None
             )
     once = {(e.key, e.hardware, e.versions, e.measured_at): e for e in exchanges}.values()
     same = [e for e in once if (e.hardware, e.versions) == (kept[0].hardware, kept[0].versions)]
-    return CostDataset.of(kept, same, where)
+    return CostDataset.of(kept, same, where, level)
 
 
 def split(data: CostDataset, must_be_full: bool = True) -> dict[Part, CostDataset]:

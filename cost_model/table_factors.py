@@ -15,11 +15,11 @@ import numpy.typing as npt
 import torch
 from scipy import linalg, sparse
 
-from autoshard.cost_model.compute import ComputeCostModel
+from autoshard.cost_model.compute import ComputeCostModel, FactorPrior
 from autoshard.cost_model.dataset import CostDataset
 from autoshard.cost_model.inputs import SliceRows, slice_inputs
 from autoshard.cost_model.network import DIRECTIONS, fused
-from autoshard.workload import EmbeddingTable
+from autoshard.workload import EmbeddingTable, Shard
 
 Floats = npt.NDArray[np.float64]
 
@@ -32,13 +32,46 @@ _FAR = 3.0  # deviations to which inputs are compared: beyond, a table is just s
 
 
 @dataclass(frozen=True)
+class Likeness:
+    """How much tables (rows) have to do with other tables (columns).
+
+    Args:
+        same: true where they look rows up in the same way, whatever their dim.
+        alike: 1 for the same, and less the farther apart their inputs are.
+        excess: deviations that each lies outside of what was learned from, of rows.
+        their_excess: the same of columns.
+    """
+
+    same: npt.NDArray[np.bool_]
+    alike: Floats
+    excess: Floats
+    their_excess: Floats
+
+    def covariance(self, prior: FactorPrior) -> Floats:
+        """Of the log factors of rows and columns before any is measured."""
+        shared = doubts(prior, self.excess)[:, None] * doubts(prior, self.their_excess)[None]
+        return np.asarray(shared * self.alike + prior.own**2 * self.same)
+
+
+def doubts(prior: FactorPrior, excess: Floats) -> Floats:
+    """Deviations of log factors that alike tables share, by how far outside they lie."""
+    doubt = np.minimum(prior.doubt * excess, _MOST_DOUBT)
+    return np.asarray(np.sqrt(prior.alike**2 + np.square(doubt)))
+
+
+@dataclass(frozen=True)
 class Contributions:
-    """What a model says of measured shards: the milliseconds of each shard's start, and of each
+    """What a model says of shards: the milliseconds of each shard's start, and of each
     table in it (sparse), forward and backward.
     """
 
     starts_ms: tuple[Floats, ...]
     tables_ms: tuple[sparse.csr_matrix, ...]
+
+    def together(self) -> tuple[Floats, sparse.csr_matrix]:
+        """Forward and backward added up: of all shards' totals, and of tables in them."""
+        parts = sum(self.tables_ms[1:], self.tables_ms[0])
+        return sum(self.starts_ms) + np.asarray(parts.sum(1)).ravel(), parts
 
 
 @dataclass(frozen=True)
@@ -90,7 +123,7 @@ class TableFactors:
         found._known = distinct_tables(data)
         found._digests = frozenset(table.access_digest for table in found._known)
         found._inputs = _inputs(found._known, self.batch_size)
-        said = contributions(self._model, data, found._known)
+        said = contributions(self._model, data.shards, data.batch_sizes, found._known)
         before = found._covariance(found._known, found._inputs, found._known, found._inputs)
         noise = np.sqrt(self._model.prior.rest**2 + np.square(data.errors))
         for direction in range(DIRECTIONS):
@@ -110,7 +143,8 @@ class TableFactors:
     def surer(self, tables: Sequence[EmbeddingTable], beliefs: Beliefs) -> Floats:
         """Of what was doubted of each of these tables, the share that is left: [tables]."""
         inputs = _inputs(tables, self.batch_size)
-        before = np.sqrt(np.square(self._doubts(inputs)) + self._model.prior.own**2)
+        prior = self._model.prior
+        before = np.sqrt(np.square(doubts(prior, self._excess(inputs))) + prior.own**2)
         return np.asarray(np.minimum(1.0, beliefs.deviations.mean(0) / before))
 
     def about(self, tables: Sequence[EmbeddingTable]) -> Beliefs:
@@ -126,10 +160,10 @@ class TableFactors:
         roots = [_root(prior - across @ gain @ across.T) for gain in self._gains]
         return Beliefs(means, np.stack(roots))
 
-    def covariance(self, tables: Sequence[EmbeddingTable]) -> Floats:
-        """Of log factors of these tables, before any is measured."""
+    def likeness(self, tables: Sequence[EmbeddingTable]) -> Likeness:
+        """Of these tables to each other."""
         inputs = _inputs(tables, self.batch_size)
-        return self._covariance(tables, inputs, tables, inputs)
+        return self._likeness(tables, inputs, tables, inputs)
 
     def _covariance(
         self,
@@ -139,6 +173,15 @@ class TableFactors:
         their_inputs: torch.Tensor,
     ) -> Floats:
         """Of log factors, before measuring: [tables, others]."""
+        return self._likeness(tables, inputs, others, their_inputs).covariance(self._model.prior)
+
+    def _likeness(
+        self,
+        tables: Sequence[EmbeddingTable],
+        inputs: torch.Tensor,
+        others: Sequence[EmbeddingTable],
+        their_inputs: torch.Tensor,
+    ) -> Likeness:
         scale = self._model.scale
         places, theirs = (
             ((some - scale.mean) / scale.deviation).clamp(-_FAR, _FAR).double().numpy()
@@ -149,32 +192,32 @@ class TableFactors:
             + np.square(theirs).sum(1)[None]
             - 2 * places @ theirs.T
         )
-        alike = np.exp(-np.maximum(apart, 0.0) / (2 * _ALIKE))
-        doubts = [self._doubts(some) for some in (inputs, their_inputs)]
         numbers: dict[str, int] = {}
         own, other = (
             np.array([numbers.setdefault(t.access_digest, len(numbers)) for t in some], np.int64)
             for some in (tables, others)
         )
         same = own[:, None] == other[None]
-        shared = doubts[0][:, None] * doubts[1][None] * np.where(same, 1.0, alike)
-        return np.asarray(shared + self._model.prior.own**2 * same)
+        alike = np.where(same, 1.0, np.exp(-np.maximum(apart, 0.0) / (2 * _ALIKE)))
+        return Likeness(same, alike, self._excess(inputs), self._excess(their_inputs))
 
-    def _doubts(self, inputs: torch.Tensor) -> Floats:
-        """Deviations that alike tables share, of each table."""
-        excess = self._model.excess(inputs).amax(1).double().numpy() if len(inputs) else np.zeros(0)
-        doubt = np.minimum(self._model.prior.doubt * excess, _MOST_DOUBT)
-        return np.asarray(np.sqrt(self._model.prior.alike**2 + np.square(doubt)))
+    def _excess(self, inputs: torch.Tensor) -> Floats:
+        if not len(inputs):
+            return np.zeros(0)
+        return np.asarray(self._model.excess(inputs).amax(1).double().numpy())
 
 
 def contributions(
-    model: ComputeCostModel, data: CostDataset, tables: Sequence[EmbeddingTable]
+    model: ComputeCostModel,
+    shards: Sequence[Shard],
+    batch_sizes: Sequence[int],
+    tables: Sequence[EmbeddingTable],
 ) -> Contributions:
     """What the model says that starts and tables contribute to the shards' costs, as the mean of
     its networks.
     """
     rows = SliceRows()
-    held = rows.of_all(data.shards, data.batch_sizes)
+    held = rows.of_all(shards, batch_sizes)
     with torch.no_grad():
         amounts = model.amounts_of(rows.inputs())
         sums = held.sums(amounts)
@@ -186,14 +229,14 @@ def contributions(
     numbers = {table.access_digest: n for n, table in enumerate(tables)}
     places = [numbers[piece.table.access_digest] for piece in rows.slices()]
     lengths = np.diff(np.append(held.offsets.numpy(), len(held.rows)))
-    shards = np.repeat(np.arange(len(data)), lengths)
+    holders = np.repeat(np.arange(len(shards)), lengths)
     columns = np.asarray(places)[held.rows.numpy()]
-    owner = torch.from_numpy(shards)
+    owner = torch.from_numpy(holders)
     found = []
     for direction in range(DIRECTIONS):
         parts = (beside[:, held.rows, direction] * times[:, owner, direction]).mean(0)
-        shape = (len(data), len(tables))
-        found.append(sparse.csr_matrix((parts.double().numpy(), (shards, columns)), shape))
+        shape = (len(shards), len(tables))
+        found.append(sparse.csr_matrix((parts.double().numpy(), (holders, columns)), shape))
     begun = (starts[:, None] * times).mean(0).double().numpy()
     return Contributions(tuple(begun.T), tuple(found))
 

@@ -40,7 +40,7 @@ from autoshard.experiments.judging.shard_visits import SEEDS, plan_pool
 from autoshard.experiments.tracking.data_sources import short_name, tables_source
 from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
 from autoshard.experiments.training.policy_check import deal_tasks
-from autoshard.sharders import NEED_POLICY, NEED_POOL, VERIFY_SECONDS, load_policy
+from autoshard.sharders import MEASURE_SECONDS, NEED_POLICY, NEED_POOL, load_policy
 from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.parts import tables_by_part
@@ -97,9 +97,9 @@ class CompareConfig:
     """Index batches that the visits of a shard are spread over; with one, results hold for this
     batch alone. What autoshard_verified chooses by is measured with others."""
     verified: int = 3
-    """Plans that autoshard_verified measures for a task: all once, the better half again, ..."""
-    verify_seconds: float = VERIFY_SECONDS
-    """Seconds that autoshard_verified may measure for a task. All its plans are measured once."""
+    """Plans that autoshard_verified measures in the end: all once, the better half again, ..."""
+    verify_seconds: float = MEASURE_SECONDS
+    """Seconds that autoshard_verified may take for a task. Its best plans are measured once."""
     store: Path = Path("costs.db")
     """SQLite file that keeps what is measured, and where it is looked up first."""
     out: Path | None = None

@@ -1,38 +1,43 @@
 #!/usr/bin/env python
 """Shard your own tables: a plan of who holds what, and what it will cost."""
 
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autoshard.benchmark import MeasurementStore, MeasureSettings, PlanCost
-from autoshard.cost_model import load_model
+from autoshard.benchmark import MeasurementStore, MeasureSettings
+from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model
+from autoshard.cost_model.telling import held_piece
 from autoshard.cost_model.training import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import PICTURES, check_file
 from autoshard.experiments.judging.judge import judge_plan
-from autoshard.experiments.judging.outcomes import Maxima, best_heuristic, maxima_of
+from autoshard.experiments.judging.knowledge import Knowledge
 from autoshard.experiments.judging.shard_visits import (
     SEEDS,
     ShardVisits,
     judging_seeds,
     plan_pool,
     told_as,
-    verifying_seeds,
 )
 from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
-from autoshard.experiments.training.policy_check import PolicyCheck
 from autoshard.sharders import (
     HEURISTICS,
     NEED_POLICY,
     NEED_POOL,
-    VERIFY_SECONDS,
     Means,
     load_policy,
+    make_measuring,
     make_sharder,
 )
-from autoshard.workload import Device, ShardingTask, UserError, load_tables
+from autoshard.workload import (
+    Device,
+    PlanError,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+    load_tables,
+)
 from autoshard.workload.bounds import check_bounds
 
 _GB = 2**30
@@ -44,12 +49,12 @@ _ALIKE = 5e-4  # a relative difference that would read 0.0 %
 class ShardConfig:
     """Decide which device holds which table, or which of its columns.
 
-    It needs neither a cluster nor a network: costs are estimated by a cost model. Only
-    autoshard_verified measures its best plans, on the Ray cluster that it finds or starts.
+    It needs neither a cluster nor a network: costs are estimated by a cost model. With --measure
+    it measures what tells most about the tables, and learns from it.
     """
 
     tables: str
-    """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
+    """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     num_devices: int
     """Devices to shard over."""
     memory_gb: str
@@ -70,12 +75,15 @@ class ShardConfig:
     policy's folder, else the shipped one."""
     seed: int = 0
     """Of sharders that draw."""
+    measure: bool = False
+    """Measure, on the Ray cluster that is found or started, what tells most about these tables;
+    learn from it, plan again, measure the best plans. autoshard_verified always does."""
+    seconds: float = 60.0
+    """That measuring for the plan may take; its plan's own measurement comes after."""
     verified: int = 3
-    """Plans that autoshard_verified measures: all once, the better half again, and so on."""
-    verify_seconds: float = VERIFY_SECONDS
-    """Seconds that autoshard_verified may measure. All its plans are measured once."""
+    """Plans that are measured in the end: all once, the better half again, and so on."""
     store: Path = Path("costs.db")
-    """SQLite file that keeps what autoshard_verified measures."""
+    """SQLite file that keeps what is measured. What it knows of the tables is used in any case."""
 
     def check(self) -> None:
         """UserError unless the options make sense."""
@@ -84,7 +92,7 @@ class ShardConfig:
         check_bounds(
             self,
             at_least={**dict.fromkeys(counts, 1), "seed": 0},
-            more_than={"verify_seconds": 0},
+            more_than={"seconds": 0},
         )
         check_file(self.out, "--out")
         check_file(self.picture, "--picture", PICTURES)
@@ -118,51 +126,92 @@ def main(config: ShardConfig) -> None:
     model = load_model(config.cost_model or model_beside(config.policy))
     if config.sharder in NEED_POLICY:
         policy.check(len(devices))
-    oracle = oracle_for(model, config.batch_size, tables)
+    oracle = oracle_for(model, config.batch_size, tables, config.store)
     task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
-    with ExitStack() as stack:
-        measuring = None
-        if config.sharder in NEED_POOL:
-            MeasurementStore(config.store).close()  # one that cannot be used is told at once
-            pool = stack.enter_context(plan_pool(config.store))
-            settings = MeasureSettings(config.batch_size, task.operator)
-            measuring = partial(ShardVisits, pool, settings, told=told_as(model, pool))
-        verify = None if measuring is None else measuring(verifying_seeds(SEEDS)).max_ms
-        means = Means(oracle, policy, verify, config.verified, config.verify_seconds, config.seed)
-        plan = make_sharder(config.sharder, means).shard(task)
-        plan.check(task)
-        measured = None
-        if measuring is not None:
-            measured = judge_plan(measuring(judging_seeds(SEEDS)), task, plan, visits=SEEDS)
+    means = Means(oracle, policy, None, config.verified, config.seconds, config.seed)
+    if config.measure or config.sharder in NEED_POOL:
+        plan, oracle, told = _measured(config, task, means)
+    else:
+        plan, told = make_sharder(config.sharder, means).shard(task), []
+    plan.check(task)
     cost = oracle.plan_cost(plan, task)
     cli.console.print(cost.table(f"{config.sharder}, estimated"))
-    heuristics = PolicyCheck([task], config.seed).outcomes(policy, model, tuple(HEURISTICS))
-    cli.console.print(_compared(config.sharder, cost, maxima_of(heuristics)), soft_wrap=True)
-    if measured is not None:
-        low, high = measured.interval_ms
-        cli.console.print(
-            f"measured: {measured.mean_ms:.2f} ms (95 % interval {low:.2f} to {high:.2f} ms)"
-        )
+    for line in (_compared(config, oracle, task, plan), *told):
+        cli.console.print(line, soft_wrap=True)
     if config.picture is not None:
         cost.picture(config.picture, config.sharder)
     plan.save(config.out)
     cli.console.print(f"the plan is in {config.out}", soft_wrap=True)
 
 
-def _compared(sharder: str, cost: PlanCost, maxima: Maxima) -> str:
-    """One line: what the slowest device computes, and what it would by the best heuristic."""
-    ours = cost.max_compute_ms
-    line = f"estimated: the slowest device computes {ours:.2f} ms a step (all-to-all left out)"
-    best = best_heuristic(maxima)
-    assert best is not None  # all heuristics are among them
-    (theirs,) = maxima[best]
-    if theirs is None:
+def _measured(
+    config: ShardConfig, task: ShardingTask, means: Means
+) -> tuple[ShardingPlan, EstimatedCosts, list[str]]:
+    """A plan that was measured while it was made, what is known by then, and what is said of it."""
+    assert means.oracle is not None
+    model = means.oracle.model
+    MeasurementStore(config.store).close()  # one that cannot be used is told at once
+    with plan_pool(config.store) as pool:
+        settings = MeasureSettings(config.batch_size, task.operator)
+        knowledge = Knowledge(pool, model, settings)
+        said = _standing_in(task, knowledge)
+        before = knowledge.shards
+        plan = make_measuring(config.sharder, replace(means, measurer=knowledge)).shard(task)
+        said.append(
+            f"measured: {knowledge.shards - before} shards in {knowledge.seconds:.0f} s; "
+            f"{knowledge.shards} of such batches are known by now"
+        )
+        oracle = knowledge.informed(means.oracle)
+        judging = ShardVisits(pool, settings, judging_seeds(SEEDS), told=told_as(model, pool))
+        found = judge_plan(judging, task, plan, visits=SEEDS)
+    if found is None:
+        return plan, oracle, [*said, "measured: a shard of the plan could not be"]
+    (low, high), promise = found.interval_ms, TaskOutlook(oracle, task).of(plan)
+    said.append(
+        f"measured: {found.mean_ms:.2f} ms (95 % interval {low:.2f} to {high:.2f} ms), which is "
+        f"{found.mean_ms / promise.expected_ms:.3f} of what was promised"
+    )
+    return plan, oracle, said
+
+
+def _standing_in(task: ShardingTask, knowledge: Knowledge) -> list[str]:
+    """What is said of tables that no device can hold for measuring."""
+    pieces = [held_piece(table, knowledge.fits) for table in task.tables]
+    parts = sum(p.table is t and p.width < t.dim for p, t in zip(pieces, task.tables, strict=True))
+    lower = sum(p.table is not t for p, t in zip(pieces, task.tables, strict=True))
+    if not parts and not lower:
+        return []
+    return [
+        f"note: {parts + lower} tables do not fit into a device that measures: {parts} are learned "
+        f"from some of their columns, {lower} from tables with fewer rows"
+    ]
+
+
+def _compared(
+    config: ShardConfig, oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan
+) -> str:
+    """What the slowest device is expected to compute, and how that is to the best heuristic's."""
+    outlook = TaskOutlook(oracle, task)
+    ours, theirs = outlook.of(plan), {}
+    for name in HEURISTICS:
+        with suppress(PlanError):
+            theirs[name] = outlook.of(make_sharder(name, Means(seed=config.seed)).shard(task))
+    low, high = ours.interval_ms
+    line = (
+        f"expected: the slowest device computes {ours.expected_ms:.2f} ms a step (90 % interval "
+        f"{low:.2f} to {high:.2f}; all-to-all left out)"
+    )
+    if not theirs:
         return f"{line}; no heuristic finds a plan that fits"
-    less = 1 - ours / theirs
-    if sharder == best or abs(less) < _ALIKE:
+    best = min(theirs, key=lambda name: theirs[name].expected_ms)
+    than = ours.over(theirs[best])
+    if config.sharder == best or abs(1 - than.ratio) < _ALIKE:
         return f"{line}, the least of any heuristic"
-    told = f"{less:.1%} less" if less > 0 else f"{-less:.1%} more"
-    return f"{line}, {told} than by the best heuristic ({best}, {theirs:.2f} ms)"
+    less = f"{1 - than.ratio:.1%} less" if than.ratio < 1 else f"{than.ratio - 1:.1%} more"
+    return (
+        f"{line}, {less} than by the best heuristic ({best}, {theirs[best].expected_ms:.2f} ms): "
+        f"{than.low:.3f} to {than.high:.3f} of it, faster with probability {than.probability:.2f}"
+    )
 
 
 if __name__ == "__main__":

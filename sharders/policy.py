@@ -14,7 +14,6 @@ from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.sharders.local_search import LocalSearch
 from autoshard.sharders.player import Played, Player
 from autoshard.sharders.policy_files import Policy
-from autoshard.sharders.rounds import MeasurePlans, best_by_rounds
 from autoshard.workload import PlanError, Shard, ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.packing import can_be_halved, halves, pack
 
@@ -25,12 +24,12 @@ _SPLIT_TOGETHER = (2, 4, 8)  # of the costliest tables of all devices
 _SPLITS_TRIED = _SPLIT_CHOICES + len(_SPLIT_TOGETHER)
 _BALANCED = 0.97  # devices that are so even are not held up by single tables
 _SPLIT_GAIN = 0.99  # of the slowest device: a split that gains less is not worth its lookups
-VERIFY_SECONDS = 10.0  # a task: three finalists of 60 tables on two cores need less
-_SEARCHED = 3  # of the best plans: the start of the search
+_BEST = 8  # plans drawn that are held against each other in scenarios
+_SEARCHED = 3  # of them: the start of the search
 
 
 class PolicySharder:
-    """Places tables by a policy; if asked, draws more plans, splits tables, searches, measures.
+    """Places tables by a policy; if asked, draws more plans, splits tables, searches.
 
     Args:
         policy: what was trained.
@@ -38,9 +37,6 @@ class PolicySharder:
         samples: plans to be drawn from the policy beside the greedy one, fewer if the task is
             large; the one whose slowest device is expected to be the fastest counts.
         search: split tables that hold up a device, and improve the best plan by a local search.
-        verify: measures plans, which meet in rounds until one is left.
-        verify_seconds: that the rounds of a task may take.
-        best: how many plans are measured.
         seed: of what is drawn.
     """
 
@@ -50,18 +46,12 @@ class PolicySharder:
         oracle: EstimatedCosts,
         samples: int = 0,
         search: bool = False,
-        verify: MeasurePlans | None = None,
-        verify_seconds: float = VERIFY_SECONDS,
-        best: int = 3,
         seed: int = 0,
     ) -> None:
         self._policy = policy
         self._oracle = oracle
         self._samples = samples
         self._search = LocalSearch(oracle, seed=seed) if search else None
-        self._verify = verify
-        self._verify_seconds = verify_seconds
-        self._best = best
         self._player = Player(policy.network, oracle)
         self._seed = seed
 
@@ -74,17 +64,14 @@ class PolicySharder:
         memory = task.memory_bytes
         played = self._draw(whole, memory)
         greedy, played = played[:1], sorted(played, key=lambda game: game.worst_ms)
-        found: list[Placed] = [game.placed() for game in (*played[: self._best], *greedy)]
+        found: list[Placed] = [game.placed() for game in (*played[:_BEST], *greedy)]
         if not found:  # so tight that no game ended well
             found = [pack(task, split=self._search is not None)]
         if self._search is not None:
             found += self._improved(task, played, found)
         if len(found) > 1:
             found = TaskOutlook(self._oracle, task).ranked(found)
-        plans = [ShardingPlan.of_slices(task, placed) for placed in found]
-        if self._verify is None:
-            return plans[0]
-        return self._measured_best(task, list(dict.fromkeys(plans))[: self._best])
+        return ShardingPlan.of_slices(task, found[0])
 
     def _improved(
         self, task: ShardingTask, played: Sequence[Played], found: Sequence[Placed]
@@ -99,15 +86,6 @@ class PolicySharder:
             more.append(split.placed())
         starts = more[-1:] if split is not None else [*more, *found[:_SEARCHED]]
         return more + self._search.improve(task, starts)
-
-    def _measured_best(self, task: ShardingTask, plans: Sequence[ShardingPlan]) -> ShardingPlan:
-        verify = self._verify
-        assert verify is not None
-
-        def measure(numbers: Sequence[int], visits: int) -> Sequence[float]:
-            return verify(task, [plans[number] for number in numbers], visits)
-
-        return plans[best_by_rounds(len(plans), measure, self._verify_seconds)]
 
     def _draw(self, whole: list[TableSlice], memory: Ints) -> list[Played]:
         """Plans of the whole tables: as the policy thinks best, and others drawn from it."""

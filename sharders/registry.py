@@ -1,14 +1,14 @@
 """All sharders by name."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
-from autoshard.sharders.policy import VERIFY_SECONDS, PolicySharder
+from autoshard.sharders.measuring import MEASURE_SECONDS, Measurer, MeasuringSharder
+from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
-from autoshard.sharders.rounds import MeasurePlans
 from autoshard.workload import Sharder, UserError
 
 SAMPLES = 32  # plans drawn from the policy
@@ -20,9 +20,9 @@ class Means:
 
     oracle: EstimatedCosts | None = None
     policy: Policy | None = None
-    verify: MeasurePlans | None = None
+    measurer: Measurer | None = None
     verified: int = 3
-    verify_seconds: float = VERIFY_SECONDS
+    measure_seconds: float = MEASURE_SECONDS
     seed: int = 0
 
     def priced(self, name: str) -> EstimatedCosts:
@@ -37,11 +37,11 @@ class Means:
             raise UserError(f"sharder {name} needs a trained policy: name one with --policy")
         return self.policy
 
-    def measuring(self, name: str) -> MeasurePlans:
+    def measuring(self, name: str) -> Measurer:
         """What measures; UserError without."""
-        if self.verify is None:
+        if self.measurer is None:
             raise UserError(f"sharder {name} measures its best plans: no pool is there to do so")
-        return self.verify
+        return self.measurer
 
 
 def _policy(name: str, means: Means, **options: object) -> PolicySharder:
@@ -58,15 +58,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     "policy": _policy,
     "policy_best": lambda name, means: _policy(name, means, samples=SAMPLES),
     "autoshard": lambda name, means: _policy(name, means, samples=SAMPLES, search=True),
-    "autoshard_verified": lambda name, means: _policy(
-        name,
-        means,
-        samples=SAMPLES,
-        search=True,
-        verify=means.measuring(name),
-        verify_seconds=means.verify_seconds,
-        best=means.verified,
-    ),
+    "autoshard_verified": lambda name, means: make_measuring(name, means),
 }
 SHARDERS = (*HEURISTICS, *_MAKERS)
 NEED_POOL = frozenset({"autoshard_verified"})  # they measure
@@ -81,3 +73,15 @@ def make_sharder(name: str, means: Means | None = None) -> Sharder:
     if name not in _MAKERS:
         raise UserError(f"sharder {name!r} is not one of {', '.join(SHARDERS)}")
     return _MAKERS[name](name, means)
+
+
+def make_measuring(name: str, means: Means) -> Sharder:
+    """The sharder of that name in rounds of planning, measuring and learning."""
+    inner = "autoshard" if name in NEED_POOL else name
+    return MeasuringSharder(
+        means.priced(name),
+        lambda oracle: make_sharder(inner, replace(means, oracle=oracle)),
+        means.measuring(name),
+        means.measure_seconds,
+        means.verified,
+    )

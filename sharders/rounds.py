@@ -7,12 +7,7 @@ not be measured again: what is saved makes those that are close better known.
 import time
 from collections.abc import Callable, Sequence
 
-from autoshard.workload import ShardingPlan, ShardingTask
-
-# The slowest device of each plan, with at least so many visits of each shard; infinite where one
-# cannot be measured.
-MeasurePlans = Callable[[ShardingTask, Sequence[ShardingPlan], int], Sequence[float]]
-# The same of finalists, by their numbers.
+# The slowest device of finalists, by their numbers, with at least so many visits of each shard.
 MeasureFinalists = Callable[[Sequence[int], int], Sequence[float]]
 
 

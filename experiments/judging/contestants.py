@@ -10,6 +10,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.judging.contest import Contest
 from autoshard.experiments.judging.judge import Judge, Judgement, Limits
+from autoshard.experiments.judging.knowledge import Knowledge
 from autoshard.experiments.judging.outcomes import estimated, maxima_of, warm_up
 from autoshard.experiments.judging.scores import Score, bounds_ms, certain, score_all
 from autoshard.experiments.judging.shard_visits import (
@@ -19,8 +20,14 @@ from autoshard.experiments.judging.shard_visits import (
     told_as,
     verifying_seeds,
 )
-from autoshard.sharders import NEED_POOL, VERIFY_SECONDS, Means, Policy, make_sharder
-from autoshard.sharders.rounds import MeasurePlans
+from autoshard.sharders import (
+    MEASURE_SECONDS,
+    NEED_POOL,
+    Means,
+    Measurer,
+    Policy,
+    make_sharder,
+)
 from autoshard.workload import Sharder, ShardingTask
 
 
@@ -33,8 +40,8 @@ class Contestants:
         oracle: of the tasks' batch size.
         policy: of those that have one.
         seed: of those that draw.
-        verified: plans that `autoshard_verified` measures for a task.
-        verify_seconds: that it may measure for a task.
+        verified: plans that `autoshard_verified` measures for a task in the end.
+        measure_seconds: that it may take for a task.
     """
 
     names: Sequence[str]
@@ -42,9 +49,9 @@ class Contestants:
     policy: Policy
     seed: int = 0
     verified: int = 3
-    verify_seconds: float = VERIFY_SECONDS
+    measure_seconds: float = MEASURE_SECONDS
 
-    def sharders(self, verify: MeasurePlans | None = None) -> dict[str, Sharder]:
+    def sharders(self, measurer: Measurer | None = None) -> dict[str, Sharder]:
         """By name."""
         found = {}
         for name in self.names:
@@ -52,19 +59,19 @@ class Contestants:
                 # An oracle each: what one sharder has looked up would cost the next no time.
                 EstimatedCosts(self.oracle.model, self.oracle.batch_size),
                 self.policy,
-                verify,
+                measurer,
                 self.verified,
-                self.verify_seconds,
+                self.measure_seconds,
                 self.seed,
             )
             found[name] = make_sharder(name, means)
         return found
 
     def warmed_up(
-        self, first: ShardingTask, verify: MeasurePlans | None = None
+        self, first: ShardingTask, measurer: Measurer | None = None
     ) -> dict[str, Sharder]:
         """By name, ready to be timed on tasks like the first."""
-        found = self.sharders(verify)
+        found = self.sharders(measurer)
         warm_up({n: s for n, s in found.items() if n not in NEED_POOL}, first)
         return found
 
@@ -87,9 +94,10 @@ def judge_measured(
     settings = MeasureSettings(oracle.batch_size, oracle.model.provenance.operator)
     told = told_as(oracle.model, pool)
     judging = ShardVisits(pool, settings, judging_seeds(seeds), timing, told)
-    verifying = ShardVisits(pool, settings, verifying_seeds(seeds), timing, told)
-    sharders = contestants.warmed_up(contest.first, verifying.max_ms)
-    entries = contest.entries(sharders, save_tasks, lambda: verifying.seconds)
+    visits = ShardVisits(pool, settings, verifying_seeds(seeds), timing, told)
+    knowledge = Knowledge(pool, oracle.model, settings, visits, judging_seeds(seeds))
+    sharders = contestants.warmed_up(contest.first, knowledge)
+    entries = contest.entries(sharders, save_tasks, lambda: knowledge.seconds)
     return Judge(entries, judging, limits, len(pool.devices())).run(contest.begin)
 
 

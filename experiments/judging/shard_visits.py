@@ -147,6 +147,15 @@ class ShardVisits:
         spread, most = self._spread(batches), len(self._settings)
         return {digest: found.gain(spread, most) for digest, found in batches.items()}
 
+    @property
+    def now_s(self) -> float:
+        """By the clock that deadlines are told by."""
+        return self._clock()
+
+    def answers(self) -> list[Measurement]:
+        """Of each shard that could be measured and each index batch, the mean of its visits."""
+        return [answer for some in self._answers.values() for answer in some.values() if answer.ok]
+
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
         """The mean cost of each shard, and 1.96 times its relative standard error."""
         known = self.known()

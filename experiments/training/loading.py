@@ -4,13 +4,20 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from autoshard.cost_model import CostModel, EstimatedCosts, OutsideTraining
+from autoshard.cost_model import (
+    CostModel,
+    DataError,
+    EstimatedCosts,
+    OutsideTraining,
+    Selection,
+    TableFactors,
+    read_costs,
+)
 from autoshard.experiments.training.run_folder import COST_MODEL
 from autoshard.sharders import SHARDERS, find_policy, make_sharder
 from autoshard.workload import EmbeddingTable
 
 _SHIPPED = Path("cpu")
-_TOLD = 3  # strange tables that are told of one by one
 
 
 def check_sharders(names: Sequence[str]) -> None:
@@ -27,28 +34,35 @@ def model_beside(policy: Path) -> Path:
 
 
 def oracle_for(
-    model: CostModel, batch_size: int, tables: Sequence[EmbeddingTable]
+    model: CostModel,
+    batch_size: int,
+    tables: Sequence[EmbeddingTable],
+    store: Path | None = None,
 ) -> EstimatedCosts:
-    """The oracle; warns of all that the model has learned little of, and of it only once."""
-    oracle = EstimatedCosts(model, batch_size)
+    """The oracle, by what the store knows of tables; warns of what it has learned little of."""
+    factors = None
+    if store is not None and store.is_file():
+        factors = _known(model, batch_size, store)
+    oracle = EstimatedCosts(model, batch_size, factors)
     learned = model.provenance.batch_sizes
-    if batch_size not in learned:
+    if not min(learned) <= batch_size <= max(learned):
         warnings.warn(
             f"the cost model learned from batches of {', '.join(map(str, learned))} samples, not "
             f"of {batch_size}: its costs are less sure",
             stacklevel=2,
         )
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", OutsideTraining)
-        oracle.amounts([table.whole() for table in tables])
-    for told in caught[:_TOLD]:
-        warnings.warn(told.message, stacklevel=2)
-    if len(caught) > _TOLD:
-        warnings.warn(
-            f"{len(caught) - _TOLD} more tables lie outside of what the cost model learned from",
-            OutsideTraining,
-            stacklevel=2,
-        )
+    oracle.amounts([table.whole() for table in tables])
     # Other oracles over the same model, and slices of the same tables, would say it all again.
     warnings.simplefilter("ignore", OutsideTraining)
     return oracle
+
+
+def _known(model: CostModel, batch_size: int, store: Path) -> TableFactors | None:
+    """What was measured on the model's hardware, in such batches."""
+    told = model.provenance
+    asked = Selection(told.operator.weights, told.operator.optimizer, (batch_size,), told.hardware)
+    try:
+        data = read_costs([store], asked, told.quiet)
+    except DataError:
+        return None
+    return TableFactors(model.compute, batch_size).learn(data)

@@ -1,0 +1,101 @@
+"""Which shards tell most about a task, if they are measured next."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from autoshard.cost_model.oracle import EstimatedCosts
+from autoshard.cost_model.table_factors import contributions
+from autoshard.workload import EmbeddingTable, Shard, ShardingTask, TableSlice
+from autoshard.workload.packing import can_be_halved, halves
+
+Floats = npt.NDArray[np.float64]
+
+_COMPANIES = (2, 4, 8)  # tables that are measured together
+_OVERHEAD_MS = 5.0  # that a shard takes beside its own cost: to be set up, and read
+_LEAST_MS = 1e-9
+
+
+def most_telling(
+    oracle: EstimatedCosts,
+    task: ShardingTask,
+    rivals: Sequence[Shard],
+    count: int,
+    fits: Callable[[Shard], bool],
+    seed: int = 0,
+) -> list[Shard]:
+    """At most `count` shards, the most telling for its time first.
+
+    Candidates are the task's tables alone, in company of others as doubtful, and the shards of
+    plans that compete. One tells as much as it takes off the variance of what tables cost, in ms^2:
+    strange and costly ones come first, and what shards before it have told counts.
+
+    Args:
+        oracle: what is known by now.
+        task: what is to be planned.
+        rivals: shards of plans that compete for it.
+        count: shards.
+        fits: whether a device that measures has room for a shard.
+        seed: of the companies.
+    """
+    pieces = [held_piece(table, fits) for table in task.tables]
+    standing_in = [p.table for p, t in zip(pieces, task.tables, strict=True) if p.table is not t]
+    tables = [*task.tables, *standing_in]
+    beliefs = oracle.factors.about(tables)
+    covariance = np.mean([root @ root.T for root in beliefs.roots], axis=0)
+    doubts = np.sqrt(np.diag(covariance)[: len(pieces)])
+    alone = [Shard((piece,)) for piece in pieces]
+    candidates = [*alone, *_companies(pieces, doubts, seed), *rivals]
+    candidates = list({s.digest: s for s in candidates if fits(s)}.values())
+    batches = [oracle.batch_size] * len(candidates)
+    total, parts = contributions(oracle.model.compute, candidates, batches, tables).together()
+    shares = np.asarray(parts.multiply(1 / np.maximum(total, _LEAST_MS)[:, None]).toarray())
+    costs = np.zeros(len(tables))  # that depend on what is not known
+    costs[: len(pieces)] = oracle.prices([Shard((t.whole(),)) for t in task.tables]).total_ms
+    noise, pace = oracle.model.compute.prior.rest**2, total + _OVERHEAD_MS
+    told = shares @ covariance  # of each candidate with each table
+    variances = noise + (told * shares).sum(1)
+    chosen: list[int] = []
+    for _ in range(min(count, len(candidates))):
+        gains = np.square(told * costs).sum(1) / variances / pace
+        gains[chosen] = -1.0
+        best = int(gains.argmax())
+        chosen.append(best)
+        # One that is measured takes its part off all others: a step of rank one.
+        line, spread = told[best].copy(), variances[best]
+        met = told @ shares[best]
+        told = told - met[:, None] * line[None] / spread
+        variances = noise + np.maximum(0.0, (told * shares).sum(1))
+    return [candidates[number] for number in chosen]
+
+
+def held_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> TableSlice:
+    """All of the table, or the widest of its slices, halved again and again, that fits.
+
+    Where none fits, of a table like it with fewer rows: what is learned of that one is believed of
+    tables that are alike.
+    """
+    piece = table.whole()
+    while not fits(Shard((piece,))):
+        if can_be_halved(piece):
+            piece, _ = halves(piece)
+        elif piece.table.rows > 1:
+            piece = replace(piece, table=replace(piece.table, rows=piece.table.rows // 2))
+        else:
+            break
+    return piece
+
+
+def _companies(pieces: Sequence[TableSlice], doubts: Floats, seed: int) -> list[Shard]:
+    """Tables with others that are about as doubtful."""
+    rng = np.random.default_rng([seed, len(pieces)])
+    order = np.argsort(-doubts).tolist()
+    found = []
+    for size in _COMPANIES:
+        for first in range(0, len(order) - size + 1, size):
+            near = order[first : first + 2 * size]
+            some = rng.choice(len(near), size, replace=False)
+            found.append(Shard(tuple(pieces[near[n]] for n in some)))
+    return found
