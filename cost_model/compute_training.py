@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import linalg, optimize, sparse
+from scipy import optimize
 from torch import Tensor
 
 from autoshard.cost_model.compute import ComputeCostModel, FactorPrior, Uncertainty
@@ -14,12 +14,7 @@ from autoshard.cost_model.dataset import CostDataset
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.inputs import Memberships, SliceRows
 from autoshard.cost_model.network import DIRECTIONS, InputScale, ShardNetwork
-from autoshard.cost_model.table_factors import (
-    Likeness,
-    TableFactors,
-    contributions,
-    distinct_tables,
-)
+from autoshard.cost_model.table_factors import Evidence
 from autoshard.cost_model.training import (
     Curves,
     Progress,
@@ -41,7 +36,6 @@ _SCALES, _NOISES = (0.25, 4.0), (0.005, 0.5)  # within which the uncertainty is 
 
 _PRIOR_WIDTH = 1.0  # of the logarithms of the deviations of factors, where there are few shards
 _DEVIATIONS = (0.01, 0.5)  # within which these are
-_MOST_ERROR = 0.5  # of a logarithm: a cost that is farther off is a mistake
 
 
 @dataclass(frozen=True)
@@ -139,7 +133,7 @@ def prior_of(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> FactorPr
     are shared, others are what is left.
     """
     usual = FactorPrior()
-    held_out = [_HeldOut.of(model, _of_one_batch(data)) for model, data in trials]
+    held_out = [Evidence.of(model, _of_one_batch(data)) for model, data in trials]
 
     def prior(logs: Floats) -> FactorPrior:
         own, alike, rest = (float(value) for value in np.exp(logs))
@@ -152,37 +146,6 @@ def prior_of(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> FactorPr
     start = np.log([usual.own, usual.alike, usual.rest])
     found = optimize.minimize(unlikeliness, start, method="Nelder-Mead", options={"maxfev": 120})
     return prior(np.clip(found.x, *np.log(_DEVIATIONS)))
-
-
-@dataclass(frozen=True)
-class _HeldOut:
-    """Shards that a model did not learn from: its `errors` in log space, the `shares` of tables in
-    their costs [shards, tables], and how `noisy` the costs are.
-    """
-
-    errors: Floats
-    shares: Floats
-    noisy: Floats
-    likeness: Likeness
-
-    @staticmethod
-    def of(model: ComputeCostModel, data: CostDataset) -> "_HeldOut":
-        tables = distinct_tables(data)
-        total, parts = contributions(model, data.shards, data.batch_sizes, tables).together()
-        return _HeldOut(
-            np.clip(np.log(data.totals_ms / total), -_MOST_ERROR, _MOST_ERROR),
-            (sparse.diags(1 / total) @ parts).toarray(),
-            data.errors,
-            TableFactors(model, data.most_common_batch).likeness(tables),
-        )
-
-    def unlikeliness(self, prior: FactorPrior) -> float:
-        """Of the errors, where factors of tables are as believed."""
-        left = np.diag(prior.rest**2 + np.square(self.noisy))
-        covariance = self.shares @ self.likeness.covariance(prior) @ self.shares.T + left
-        factor = linalg.cho_factor(covariance)
-        fit = self.errors @ linalg.cho_solve(factor, self.errors)
-        return float(fit / 2 + np.log(np.diag(factor[0])).sum())
 
 
 def _of_one_batch(data: CostDataset) -> CostDataset:

@@ -58,7 +58,8 @@ class EstimatedCosts:
             return []
         prices = self.prices(shards)
         spreads = prices.deviation * self.model.compute.uncertainty.width_95
-        columns = (prices.forward_ms, prices.backward_ms, spreads)
+        left = torch.tensor([self.factors.left(shard) for shard in shards])
+        columns = (prices.forward_ms * left, prices.backward_ms * left, spreads)
         return [ShardCost(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
     def prices(self, shards: Sequence[Shard]) -> Prices:

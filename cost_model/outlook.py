@@ -85,7 +85,7 @@ class TaskOutlook:
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, seed: int = 0) -> None:
         self._oracle, self._task, self._seed = oracle, task, seed
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
-        self._rest = oracle.model.compute.prior.rest
+        self._rest = oracle.factors.prior.rest
 
     def expected_ms(self, placed: Placed) -> float:
         """Of the slowest device: the objective of all that plans by a cost model."""
@@ -112,7 +112,14 @@ class TaskOutlook:
 
     def _costs(self, placed: Placed) -> Floats:
         """Milliseconds of each device in each scenario."""
-        amounts = self._scenarios.amounts([piece for piece, _ in placed])
-        devices = DeviceSums(self._scenarios, amounts, len(self._task.devices))
-        devices.fill(torch.tensor([device for _, device in placed]))
-        return np.asarray(devices.prices().double().numpy())
+        pieces, homes = zip(*placed, strict=True)
+        devices = DeviceSums(
+            self._scenarios, self._scenarios.amounts(pieces), len(self._task.devices)
+        )
+        devices.fill(torch.tensor(homes))
+        costs = np.asarray(devices.prices().double().numpy())
+        if self._oracle.factors.tables:
+            shards = ShardingPlan.of_slices(self._task, placed).shards(self._task)
+            left = [1.0 if s is None else self._oracle.factors.left(s) for s in shards]
+            costs = costs * np.array(left)[:, None]
+        return costs

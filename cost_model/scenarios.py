@@ -88,7 +88,7 @@ class Scenarios:
         fusion = model.ensemble.weights_of("fusion")
         both = torch.cat([torch.arange(model.ensemble.members), self._members])
         self._fusion = {name: weight[both] for name, weight in fusion.items()}
-        self._stretch = model.uncertainty.scale - 1
+        self._stretch = model.uncertainty.scale
 
     def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
         """What each slice brings by each member and in each scenario.
@@ -112,7 +112,9 @@ class Scenarios:
         totals = fused(sums.transpose(0, 1), self._fusion).exp().sum(-1)  # [members + S, n]
         members = self._model.ensemble.members
         alone, drawn = totals[:members], totals[members:]
-        if self._stretch:  # members differ less from each other than from the truth
-            drawn = drawn * (alone / alone.mean(0))[self._members].pow(self._stretch)
+        # Members differ from each other otherwise than from the truth, but not in their mean.
+        mean = alone.mean(0)
+        stretched = (alone / mean).pow(self._stretch)
+        drawn = drawn * (stretched / stretched.mean(0) * mean / alone)[self._members]
         used = sums[:, 0, self._model.shape.count] > _HALF_A_TABLE
         return (drawn * used).T

@@ -7,8 +7,9 @@ process). A shard's cost is the start and its tables' contributions, each times 
 linear but for the logarithm, so a few steps of Gauss and Newton find the posterior.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,10 @@ Floats = npt.NDArray[np.float64]
 _STEPS = 5  # of Gauss and Newton
 _FREEDOM = 4.0  # of Student's t: a cost that is far off counts little
 _MOST_DOUBT = 1.0  # deviations of a logarithm: how far off a guess may be
+_MOST_ERROR = 1.0  # of a logarithm: a cost that is farther off is a mistake
+_MOST_EVIDENCE = 400  # shards by which the prior is judged
+_WIDER = (1.0, 2.0, 4.0, 8.0)  # times the deviations of factors that may be found
+_LOUDER = (1.0, 2.0)  # times what is left of shards
 _JITTER = 1e-9
 _ALIKE = 8.0  # inputs by whose deviations together tables are no longer alike
 _FAR = 3.0  # deviations to which inputs are compared: beyond, a table is just strange
@@ -93,15 +98,17 @@ class TableFactors:
     """What is known of tables' factors, of any tables.
 
     Args:
-        model: what the factors correct; also knows what to believe of them beforehand.
+        model: what the factors correct; also knows what to believe of them beforehand (`prior`).
         batch_size: samples of the batches that costs are told for.
     """
 
     def __init__(self, model: ComputeCostModel, batch_size: int) -> None:
         self._model = model
+        self.prior = model.prior
         self.batch_size = batch_size
         self._known: list[EmbeddingTable] = []
         self._digests: frozenset[str] = frozenset()
+        self._left: dict[str, float] = {}
         self._inputs = slice_inputs([], batch_size)
         # Of the known tables, for each direction: prior's inverse times mean, and what measuring
         # took off the prior's covariance, between inverses of the prior.
@@ -120,30 +127,42 @@ class TableFactors:
         if not ours:
             return found
         data = data.subset(ours)
+        found.prior = _fitting(self.prior, Evidence.of(self._model, _few(data)))
         found._known = distinct_tables(data)
         found._digests = frozenset(table.access_digest for table in found._known)
         found._inputs = _inputs(found._known, self.batch_size)
         said = contributions(self._model, data.shards, data.batch_sizes, found._known)
         before = found._covariance(found._known, found._inputs, found._known, found._inputs)
-        noise = np.sqrt(self._model.prior.rest**2 + np.square(data.errors))
+        noise = np.sqrt(found.prior.rest**2 + np.square(data.errors))
+        explained = np.zeros((DIRECTIONS, len(data)))
         for direction in range(DIRECTIONS):
             known = np.log(data.costs_ms[:, direction])
             start, tables = said.starts_ms[direction], said.tables_ms[direction]
-            information, moments = _fitted(start, tables, known, noise, before)
+            information, moments, factors = _fitted(start, tables, known, noise, before)
+            explained[direction] = start + tables @ np.exp(factors)
             # Posterior covariance: (K^-1 + I)^-1 = K - K (I^-1 + K)^-1 K, with I the information.
             solved = linalg.solve(np.eye(len(before)) + information @ before, information)
             found._gains.append(solved)
             found._pulls.append(moments - solved @ (before @ moments))
+        # What no factor explains is the shard's own, but for the noise of its cost.
+        left = np.log(data.totals_ms / explained.sum(0)) * np.square(found.prior.rest / noise)
+        found._left = {s.digest: float(ms) for s, ms in zip(data.shards, left, strict=True)}
         return found
 
     def knows(self, table: EmbeddingTable) -> bool:
         """True if it has been measured, whole or in part."""
         return table.access_digest in self._digests
 
+    def left(self, shard: Shard) -> float:
+        """What is known of a measured shard beyond what its tables explain: what to multiply its
+        cost by.
+        """
+        return math.exp(self._left.get(shard.digest, 0.0))
+
     def surer(self, tables: Sequence[EmbeddingTable], beliefs: Beliefs) -> Floats:
         """Of what was doubted of each of these tables, the share that is left: [tables]."""
         inputs = _inputs(tables, self.batch_size)
-        prior = self._model.prior
+        prior = self.prior
         before = np.sqrt(np.square(doubts(prior, self._excess(inputs))) + prior.own**2)
         return np.asarray(np.minimum(1.0, beliefs.deviations.mean(0) / before))
 
@@ -173,7 +192,7 @@ class TableFactors:
         their_inputs: torch.Tensor,
     ) -> Floats:
         """Of log factors, before measuring: [tables, others]."""
-        return self._likeness(tables, inputs, others, their_inputs).covariance(self._model.prior)
+        return self._likeness(tables, inputs, others, their_inputs).covariance(self.prior)
 
     def _likeness(
         self,
@@ -205,6 +224,38 @@ class TableFactors:
         if not len(inputs):
             return np.zeros(0)
         return np.asarray(self._model.excess(inputs).amax(1).double().numpy())
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Measured shards of one batch size: a model's `errors` in log space, the `shares` of tables in
+    their costs [shards, tables], how `noisy` the costs are, how tables are alike.
+    """
+
+    errors: Floats
+    shares: Floats
+    noisy: Floats
+    likeness: Likeness
+
+    @staticmethod
+    def of(model: ComputeCostModel, data: CostDataset) -> "Evidence":
+        """What the shards say of the model."""
+        tables = distinct_tables(data)
+        total, parts = contributions(model, data.shards, data.batch_sizes, tables).together()
+        return Evidence(
+            np.clip(np.log(data.totals_ms / total), -_MOST_ERROR, _MOST_ERROR),
+            (sparse.diags(1 / total) @ parts).toarray(),
+            data.errors,
+            TableFactors(model, data.most_common_batch).likeness(tables),
+        )
+
+    def unlikeliness(self, prior: FactorPrior) -> float:
+        """Of the errors, where factors of tables are as believed."""
+        left = np.diag(prior.rest**2 + np.square(self.noisy))
+        covariance = self.shares @ self.likeness.covariance(prior) @ self.shares.T + left
+        factor = linalg.cho_factor(covariance)
+        fit = self.errors @ linalg.cho_solve(factor, self.errors)
+        return float(fit / 2 + np.log(np.diag(factor[0])).sum())
 
 
 def contributions(
@@ -243,9 +294,9 @@ def contributions(
 
 def _fitted(
     start: Floats, tables: sparse.csr_matrix, known: Floats, noise: Floats, before: Floats
-) -> tuple[Floats, Floats]:
-    """Information about log factors from shards with log costs `known`, and what it pulls to:
-    `information @ factors` is `moments` where the shards alone decide.
+) -> tuple[Floats, Floats, Floats]:
+    """Information about log factors from shards with log costs `known`, what it pulls to, and what
+    they are: `information @ factors` is `moments` where the shards alone decide.
     """
     factors = np.zeros(tables.shape[1])
     trust = np.ones(len(known))
@@ -261,7 +312,25 @@ def _fitted(
         moments = weighted @ (missed + slopes @ factors)
         # (K^-1 + I)^-1 m without K's inverse, which may hardly exist: K (1 + I K)^-1 m.
         factors = before @ linalg.solve(np.eye(len(before)) + information @ before, moments)
-    return information, np.asarray(moments)
+    return information, np.asarray(moments), np.asarray(factors)
+
+
+def _fitting(prior: FactorPrior, evidence: Evidence) -> FactorPrior:
+    """The prior, as much wider as these shards show it to be too narrow.
+
+    It was found on tables like those that the model learned from; a user's may be others.
+    """
+    candidates = [
+        replace(prior, own=prior.own * wider, alike=prior.alike * wider, rest=prior.rest * louder)
+        for wider in _WIDER
+        for louder in _LOUDER
+    ]
+    return min(candidates, key=evidence.unlikeliness)
+
+
+def _few(data: CostDataset) -> CostDataset:
+    """Some of the shards, evenly spread."""
+    return data.subset(range(0, len(data), -(-len(data) // _MOST_EVIDENCE)))
 
 
 def distinct_tables(data: CostDataset) -> list[EmbeddingTable]:

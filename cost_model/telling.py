@@ -49,12 +49,14 @@ def most_telling(
     alone = [Shard((piece,)) for piece in pieces]
     candidates = [*alone, *_companies(pieces, doubts, seed), *rivals]
     candidates = list({s.digest: s for s in candidates if fits(s)}.values())
+    if not candidates:
+        return []
     batches = [oracle.batch_size] * len(candidates)
     total, parts = contributions(oracle.model.compute, candidates, batches, tables).together()
     shares = np.asarray(parts.multiply(1 / np.maximum(total, _LEAST_MS)[:, None]).toarray())
     costs = np.zeros(len(tables))  # that depend on what is not known
     costs[: len(pieces)] = oracle.prices([Shard((t.whole(),)) for t in task.tables]).total_ms
-    noise, pace = oracle.model.compute.prior.rest**2, total + _OVERHEAD_MS
+    noise, pace = oracle.factors.prior.rest**2, total + _OVERHEAD_MS
     told = shares @ covariance  # of each candidate with each table
     variances = noise + (told * shares).sum(1)
     chosen: list[int] = []

@@ -66,7 +66,7 @@ class LocalSearch:
             other.descend(self._split)
             if other.objective() < best.objective():
                 best = other
-        power = sharpness(self._oracle.model.compute.prior.rest)
+        power = sharpness(self._oracle.factors.prior.rest)
         scenarios = self._oracle.scenarios(task.tables, _SCENARIOS, self._seed)
         last = _Search(scenarios, task, power, best.placed())
         last.descend(self._split)

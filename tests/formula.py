@@ -1,6 +1,6 @@
 """Costs with a known answer: a formula that is not additive, and data that follow it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -25,12 +25,18 @@ QUIET = Level(0.8, 1.2)
 _LEAST_ERROR = 0.005
 
 
-def formula_ms(shard: Shard, batch_size: int, dearer: float = 1.0) -> tuple[float, float]:
+Dearer = Callable[[EmbeddingTable], float]  # what tables cost over what the formula says
+
+
+def formula_ms(
+    shard: Shard, batch_size: int, dearer: Dearer = lambda table: 1.0
+) -> tuple[float, float]:
     """Forward and backward: starting costs, work adds up, and tables get in each other's way."""
     work = rows = 0.0
     for piece in shard.slices:
         spectrum = spectrum_of(piece.table, batch_size)
-        work += dearer * spectrum.lookups * piece.width / 2e6 + batch_size / 4e4
+        each = spectrum.lookups * piece.width / 2e6 + batch_size / 4e4
+        work += dearer(piece.table) * each
         rows += spectrum.distinct_rows * piece.width / 1e6
     crowding = (1 + rows) ** 0.3
     return 0.2 + work * crowding, 0.1 + (1.5 * work + 0.5 * rows) * crowding
@@ -41,7 +47,7 @@ def measurement(
     batch_size: int = 1024,
     noise: float = 0.0,
     seed: int = 0,
-    dearer: float = 1.0,
+    dearer: Dearer = lambda table: 1.0,
     operator: OperatorOptions | None = None,
 ) -> Measurement:
     """As if the formula had been measured, `noise` of it at random."""

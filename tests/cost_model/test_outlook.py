@@ -1,0 +1,106 @@
+"""Plans where costs are not sure: scenarios, the expected slowest device, and comparisons."""
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+from autoshard.cost_model import EstimatedCosts, TaskOutlook
+from autoshard.cost_model.outlook import expected_max, sharpness
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Shard,
+    ShardingPlan,
+    ShardingTask,
+    TableSlice,
+    synthetic_tables,
+)
+
+KNOWN = synthetic_tables(16, seed=11, profile="small")
+STRANGE = tuple(
+    EmbeddingTable(f"s{n}", 3_000_000 + 10**6 * n, 64, 20.0, zipf_alpha=0.1) for n in range(4)
+)
+TABLES = (*KNOWN, *STRANGE)
+TASK = ShardingTask(TABLES, Device.uniform(4, 2**40), 1024)
+# A strange table each, and known ones in turn.
+PLAN = ShardingPlan.table_wise(TASK, [*(n % 4 for n in range(16)), 0, 1, 2, 3])
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*outside of what the cost model learned from")
+
+
+def costs_of(
+    oracle: EstimatedCosts, shards: list[Shard], count: int = 64
+) -> npt.NDArray[np.float32]:
+    """In each scenario: [shards, scenarios]."""
+    scenarios = oracle.scenarios(TABLES, count)
+    sums = [scenarios.amounts(shard.slices).sum(0) for shard in shards]
+    return np.asarray(scenarios.price(torch.stack(sums)).numpy())
+
+
+def test_the_mean_over_scenarios_is_the_estimate(oracle: EstimatedCosts) -> None:
+    shards = [Shard.of_tables(TABLES[n : n + 5]) for n in range(0, 20, 5)]
+    means = costs_of(oracle, shards, 256).mean(1)
+    # But for what fusion makes of more in one table and less in another.
+    assert means == pytest.approx(oracle.prices(shards).total_ms.numpy(), rel=0.08)
+
+
+def test_a_table_has_one_factor_for_all_of_its_slices(oracle: EstimatedCosts) -> None:
+    table = STRANGE[0]
+    left, right = TableSlice(table, 0, 32), TableSlice(table, 32, 32)
+    halves = costs_of(oracle, [Shard((left,)), Shard((right,)), Shard.of_tables(KNOWN[:1])])
+    assert halves[0] == pytest.approx(halves[1], rel=1e-6)
+    assert np.corrcoef(halves[0], halves[2])[0, 1] < 0.99
+
+
+def test_what_is_strange_varies_and_what_is_known_hardly(oracle: EstimatedCosts) -> None:
+    known, strange = costs_of(oracle, [Shard.of_tables(KNOWN[:4]), Shard.of_tables(STRANGE[:1])])
+    assert known.std() / known.mean() < 0.15
+    assert strange.std() / strange.mean() > 2 * known.std() / known.mean()
+
+
+def test_shared_doubt_cancels_in_a_comparison(oracle: EstimatedCosts) -> None:
+    """Two plans that differ in known tables alone: which is faster is surer than how fast."""
+    places = [*(n % 4 for n in range(16)), 0, 1, 2, 3]
+    crowded = ShardingPlan.table_wise(
+        TASK, [3 if n < 8 else place for n, place in enumerate(places)]
+    )
+    outlook = TaskOutlook(oracle, TASK)
+    even, uneven = outlook.of(PLAN), outlook.of(crowded)
+    low, high = even.interval_ms
+    than = even.over(uneven)
+    assert low < even.expected_ms < high
+    assert than.ratio < 1
+    assert than.probability > 0.9
+    assert than.high - than.low < 0.5 * (high - low) / even.expected_ms
+
+
+def test_a_plan_is_as_good_as_itself_whatever_its_devices_are_called(
+    oracle: EstimatedCosts,
+) -> None:
+    turned = ShardingPlan.table_wise(TASK, [(n + 1) % 4 for n in range(16)] + [1, 2, 3, 0])
+    outlook = TaskOutlook(oracle, TASK)
+    than = outlook.of(PLAN).over(outlook.of(turned))
+    assert (than.ratio, than.low, than.high) == pytest.approx((1, 1, 1))
+    assert than.probability == pytest.approx(0.5)
+    assert TaskOutlook(oracle, TASK).of(PLAN).expected_ms == outlook.of(PLAN).expected_ms
+
+
+def test_the_norm_is_the_expected_maximum() -> None:
+    """As drawing what is left, by the law of the largest of many, would find."""
+    costs = np.array([[10.0], [9.5], [9.9], [4.0]])
+    for rest in (0.02, 0.05, 0.1):
+        power = sharpness(rest)
+        rng = np.random.default_rng(0)
+        left = np.exp(rng.gumbel(0, 1 / power, (4, 200_000)))
+        drawn = (costs * left / left.mean()).max(0).mean()
+        assert expected_max(costs, power) == pytest.approx(drawn, rel=2e-3)
+        assert left.std() / left.mean() == pytest.approx(rest, rel=0.2)
+
+
+def test_devices_that_hold_nothing_cost_nothing(oracle: EstimatedCosts) -> None:
+    alone = ShardingPlan.table_wise(TASK, [0] * 20)
+    outlook = TaskOutlook(oracle, TASK).of(alone)
+    (cost,) = oracle.prices([Shard.of_tables(TABLES)]).total_ms.tolist()
+    assert outlook.expected_ms == pytest.approx(cost, rel=0.1)

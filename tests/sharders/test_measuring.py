@@ -1,0 +1,152 @@
+"""Rounds of planning, measuring and learning, with a machine that costs what a formula says."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from formula import formula_ms, measurement
+
+from autoshard.benchmark import Measurement
+from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableFactors
+from autoshard.cost_model.telling import held_piece, most_telling
+from autoshard.sharders import FusedGreedySharder, MeasuringSharder
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Shard,
+    Sharder,
+    ShardingPlan,
+    ShardingTask,
+    synthetic_tables,
+)
+
+KNOWN = synthetic_tables(16, seed=41, profile="small")
+STRANGE = tuple(
+    EmbeddingTable(f"s{n}", 300_000 + 200_000 * n, 128, 4.0 + 3 * n, zipf_alpha=0.2)
+    for n in range(8)
+)
+TASK = ShardingTask((*KNOWN, *STRANGE), Device.uniform(4, 2**40), 1024)
+pytestmark = pytest.mark.filterwarnings("ignore:.*outside of what the cost model learned from")
+
+
+def dearer(table: EmbeddingTable) -> float:
+    """Strange tables cost what nobody would think: a third, or three times."""
+    return (3.0 if int(table.name[1:]) % 2 else 0.33) if table.name.startswith("s") else 1.0
+
+
+def slowest_ms(plan: ShardingPlan) -> float:
+    return max(sum(formula_ms(s, 1024, dearer)) for s in plan.shards(TASK) if s is not None)
+
+
+class World:
+    """Measures a shard in half a second, of nobody's time."""
+
+    devices = 2
+
+    def __init__(self, model: CostModel) -> None:
+        self.model = model
+        self.now = 0.0
+        self.known: dict[str, Measurement] = {}
+        self.rounds: list[list[Shard]] = []
+        self.met: list[int] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def fits(self, shard: Shard) -> bool:
+        return len(shard) <= 16
+
+    def learn(self, shards: Sequence[Shard], seconds: float) -> int:
+        until, before = self.now + seconds, len(self.known)
+        self.rounds.append(list(shards))
+        for shard in shards:
+            if self.now >= until:
+                break
+            if shard.digest not in self.known:
+                self.now += 0.5 / self.devices
+                self.known[shard.digest] = measurement(shard, noise=0.01, dearer=dearer)
+        return len(self.known) - before
+
+    def informed(self, oracle: EstimatedCosts) -> EstimatedCosts:
+        if not self.known:
+            return oracle
+        factors = TableFactors(self.model.compute, 1024)
+        return EstimatedCosts(self.model, 1024, factors.learn(CostDataset.of(self.known.values())))
+
+    def max_ms(
+        self, task: ShardingTask, plans: Sequence[ShardingPlan], visits: int
+    ) -> Sequence[float]:
+        assert task == TASK
+        self.met.append(len(plans))
+        for shard in (s for plan in plans for s in plan.shards(task) if s is not None):
+            self.known[shard.digest] = measurement(shard, noise=0.01, dearer=dearer)
+        return [slowest_ms(plan) for plan in plans]
+
+
+def greedy(oracle: EstimatedCosts) -> Sharder:
+    return FusedGreedySharder(oracle)
+
+
+@pytest.fixture
+def world(model: CostModel) -> World:
+    return World(model)
+
+
+def sharder(world: World, oracle: EstimatedCosts, seconds: float = 60.0) -> MeasuringSharder:
+    return MeasuringSharder(oracle, greedy, world, seconds, clock=world.clock)
+
+
+def test_what_is_measured_makes_the_plan_better(world: World, oracle: EstimatedCosts) -> None:
+    before = slowest_ms(greedy(oracle).shard(TASK))
+    plan = sharder(world, oracle).shard(TASK)
+    plan.check(TASK)
+    assert slowest_ms(plan) < 0.85 * before
+    ideal = slowest_ms(ShardingPlan.table_wise(TASK, [0] * len(TASK.tables))) / 4
+    assert slowest_ms(plan) < 1.3 * ideal
+    assert world.met[0] >= 2  # the best few met in the end
+    promised = world.informed(oracle).plan_cost(plan, TASK).max_compute_ms
+    assert promised == pytest.approx(slowest_ms(plan), rel=0.05)
+
+
+def test_strange_tables_are_measured_first(world: World, oracle: EstimatedCosts) -> None:
+    sharder(world, oracle).shard(TASK)
+    first = [piece.table.name for shard in world.rounds[0][:4] for piece in shard.slices]
+    assert np.mean([name.startswith("s") for name in first]) > 0.7
+
+
+def test_it_ends_with_its_time_or_when_nothing_changes(
+    world: World, model: CostModel, oracle: EstimatedCosts
+) -> None:
+    sharder(world, oracle, 1e-9).shard(TASK)
+    assert not world.rounds
+    sharder(world, oracle, 12.0).shard(TASK)
+    assert world.now <= 12.0 + 1
+    patient = World(model)
+    sharder(patient, oracle, 10_000.0).shard(TASK)
+    assert patient.now < 1000
+
+
+def test_who_knows_all_measures_little(world: World, oracle: EstimatedCosts) -> None:
+    """What is in the store is not asked for again."""
+    sharder(world, oracle).shard(TASK)
+    began = world.now
+    plan = sharder(world, oracle).shard(TASK)
+    assert world.now - began < began
+    plan.check(TASK)
+
+
+def test_what_tells_most_is_asked_and_all_of_it_fits(oracle: EstimatedCosts) -> None:
+    def narrow(shard: Shard) -> bool:
+        return all(p.width <= 64 and p.table.rows <= 10**6 for p in shard.slices)
+
+    plan = greedy(oracle).shard(TASK)
+    rivals = [shard for shard in plan.shards(TASK) if shard is not None]
+    asked = most_telling(oracle, TASK, rivals, 20, narrow)
+    assert len({shard.digest for shard in asked}) == len(asked) == 20
+    assert all(map(narrow, asked))
+    wide, high = STRANGE[0], STRANGE[-1]
+    assert (held_piece(wide, narrow).table, held_piece(wide, narrow).width) == (wide, 64)
+    stand_in = held_piece(high, narrow).table
+    assert stand_in == replace(high, rows=high.rows // 2)
+    assert most_telling(oracle, TASK, rivals, 5, lambda shard: False) == []
