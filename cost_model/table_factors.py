@@ -17,9 +17,10 @@ import torch
 from scipy import linalg, sparse
 
 from autoshard.cost_model.compute import ComputeCostModel, FactorPrior
+from autoshard.cost_model.contributions import Contributions, Held
 from autoshard.cost_model.dataset import CostDataset
-from autoshard.cost_model.inputs import SliceRows, slice_inputs
-from autoshard.cost_model.network import DIRECTIONS, fused
+from autoshard.cost_model.inputs import slice_inputs
+from autoshard.cost_model.network import DIRECTIONS
 from autoshard.workload import EmbeddingTable, Shard
 
 Floats = npt.NDArray[np.float64]
@@ -62,21 +63,6 @@ def doubts(prior: FactorPrior, excess: Floats) -> Floats:
     """Deviations of log factors that alike tables share, by how far outside they lie."""
     doubt = np.minimum(prior.doubt * excess, _MOST_DOUBT)
     return np.asarray(np.sqrt(prior.alike**2 + np.square(doubt)))
-
-
-@dataclass(frozen=True)
-class Contributions:
-    """What a model says of shards: the milliseconds of each shard's start, and of each
-    table in it (sparse), forward and backward.
-    """
-
-    starts_ms: tuple[Floats, ...]
-    tables_ms: tuple[sparse.csr_matrix, ...]
-
-    def together(self) -> tuple[Floats, sparse.csr_matrix]:
-        """Forward and backward added up: of all shards' totals, and of tables in them."""
-        parts = sum(self.tables_ms[1:], self.tables_ms[0])
-        return sum(self.starts_ms) + np.asarray(parts.sum(1)).ravel(), parts
 
 
 @dataclass(frozen=True)
@@ -131,21 +117,25 @@ class TableFactors:
         found._known = distinct_tables(data)
         found._digests = frozenset(table.access_digest for table in found._known)
         found._inputs = _inputs(found._known, self.batch_size)
-        said = contributions(self._model, data.shards, data.batch_sizes, found._known)
         before = found._covariance(found._known, found._inputs, found._known, found._inputs)
         noise = np.sqrt(found.prior.rest**2 + np.square(data.errors))
-        explained = np.zeros((DIRECTIONS, len(data)))
-        for direction in range(DIRECTIONS):
-            known = np.log(data.costs_ms[:, direction])
-            start, tables = said.starts_ms[direction], said.tables_ms[direction]
-            information, moments, factors = _fitted(start, tables, known, noise, before)
-            explained[direction] = start + tables @ np.exp(factors)
-            # Posterior covariance: (K^-1 + I)^-1 = K - K (I^-1 + K)^-1 K, with I the information.
-            solved = linalg.solve(np.eye(len(before)) + information @ before, information)
-            found._gains.append(solved)
-            found._pulls.append(moments - solved @ (before @ moments))
+        held = Held(self._model, data.shards, data.batch_sizes, found._known)
+        factors, known = np.zeros((DIRECTIONS, len(before))), np.log(data.costs_ms)
+        for number in range(_STEPS):
+            said = held.contributions(factors)
+            found._pulls, found._gains = [], []
+            for direction in range(DIRECTIONS):
+                information, moments = _step(
+                    said, direction, factors[direction], known[:, direction], noise, number == 0
+                )
+                # Posterior covariance: (K^-1 + I)^-1 = K - K (I K + 1)^-1 I K, and so its mean.
+                solved = linalg.solve(np.eye(len(before)) + information @ before, information)
+                found._gains.append(solved)
+                found._pulls.append(moments - solved @ (before @ moments))
+                factors[direction] = before @ found._pulls[-1]
+        explained = held.contributions(factors).together()[0]
         # What no factor explains is the shard's own, but for the noise of its cost.
-        left = np.log(data.totals_ms / explained.sum(0)) * np.square(found.prior.rest / noise)
+        left = np.log(data.totals_ms / explained) * np.square(found.prior.rest / noise)
         found._left = {s.digest: float(ms) for s, ms in zip(data.shards, left, strict=True)}
         return found
 
@@ -241,7 +231,7 @@ class Evidence:
     def of(model: ComputeCostModel, data: CostDataset) -> "Evidence":
         """What the shards say of the model."""
         tables = distinct_tables(data)
-        total, parts = contributions(model, data.shards, data.batch_sizes, tables).together()
+        total, parts = Held(model, data.shards, data.batch_sizes, tables).contributions().together()
         return Evidence(
             np.clip(np.log(data.totals_ms / total), -_MOST_ERROR, _MOST_ERROR),
             (sparse.diags(1 / total) @ parts).toarray(),
@@ -258,61 +248,21 @@ class Evidence:
         return float(fit / 2 + np.log(np.diag(factor[0])).sum())
 
 
-def contributions(
-    model: ComputeCostModel,
-    shards: Sequence[Shard],
-    batch_sizes: Sequence[int],
-    tables: Sequence[EmbeddingTable],
-) -> Contributions:
-    """What the model says that starts and tables contribute to the shards' costs, as the mean of
-    its networks.
+def _step(
+    said: Contributions, direction: int, factors: Floats, known: Floats, noise: Floats, first: bool
+) -> tuple[Floats, Floats]:
+    """Information about log factors from shards with log costs `known`, and what it pulls to, where
+    the model is taken to be linear at `factors`: `information @ factors` is `moments` where the
+    shards alone decide.
     """
-    rows = SliceRows()
-    held = rows.of_all(shards, batch_sizes)
-    with torch.no_grad():
-        amounts = model.amounts_of(rows.inputs())
-        sums = held.sums(amounts)
-        costs = fused(sums.transpose(0, 1), model.ensemble.weights_of("fusion")).exp()
-        starts = model.ensemble.weights_of("fusion")["log_start"].exp()
-    beside = amounts[..., :DIRECTIONS].transpose(0, 1)
-    # A network's cost is the sum of the start and its tables' amounts, times what fusion makes.
-    times = costs / (sums[..., :DIRECTIONS].transpose(0, 1) + starts[:, None])
-    numbers = {table.access_digest: n for n, table in enumerate(tables)}
-    places = [numbers[piece.table.access_digest] for piece in rows.slices()]
-    lengths = np.diff(np.append(held.offsets.numpy(), len(held.rows)))
-    holders = np.repeat(np.arange(len(shards)), lengths)
-    columns = np.asarray(places)[held.rows.numpy()]
-    owner = torch.from_numpy(holders)
-    found = []
-    for direction in range(DIRECTIONS):
-        parts = (beside[:, held.rows, direction] * times[:, owner, direction]).mean(0)
-        shape = (len(shards), len(tables))
-        found.append(sparse.csr_matrix((parts.double().numpy(), (holders, columns)), shape))
-    begun = (starts[:, None] * times).mean(0).double().numpy()
-    return Contributions(tuple(begun.T), tuple(found))
-
-
-def _fitted(
-    start: Floats, tables: sparse.csr_matrix, known: Floats, noise: Floats, before: Floats
-) -> tuple[Floats, Floats, Floats]:
-    """Information about log factors from shards with log costs `known`, what it pulls to, and what
-    they are: `information @ factors` is `moments` where the shards alone decide.
-    """
-    factors = np.zeros(tables.shape[1])
+    total, parts = said.of(direction)
+    slopes = sparse.diags(1 / total) @ parts
+    missed = known - np.log(total)
     trust = np.ones(len(known))
-    for step in range(_STEPS):
-        parts = tables.multiply(np.exp(factors)[None]).tocsr()
-        total = start + np.asarray(parts.sum(1)).ravel()
-        slopes = sparse.diags(1 / total) @ parts
-        missed = known - np.log(total)
-        if step:
-            trust = (_FREEDOM + 1) / (_FREEDOM + np.square(missed / noise))
-        weighted = slopes.T @ sparse.diags(trust / np.square(noise))
-        information = (weighted @ slopes).toarray()
-        moments = weighted @ (missed + slopes @ factors)
-        # (K^-1 + I)^-1 m without K's inverse, which may hardly exist: K (1 + I K)^-1 m.
-        factors = before @ linalg.solve(np.eye(len(before)) + information @ before, moments)
-    return information, np.asarray(moments), np.asarray(factors)
+    if not first:  # a cost that is far off from all others is a mistake
+        trust = (_FREEDOM + 1) / (_FREEDOM + np.square(missed / noise))
+    weighted = slopes.T @ sparse.diags(trust / np.square(noise))
+    return (weighted @ slopes).toarray(), np.asarray(weighted @ (missed + slopes @ factors))
 
 
 def _fitting(prior: FactorPrior, evidence: Evidence) -> FactorPrior:

@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from autoshard.cost_model.contributions import Held
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.cost_model.table_factors import contributions
 from autoshard.workload import EmbeddingTable, Shard, ShardingTask, TableSlice
 from autoshard.workload.packing import can_be_halved, halves
 
@@ -52,7 +52,8 @@ def most_telling(
     if not candidates:
         return []
     batches = [oracle.batch_size] * len(candidates)
-    total, parts = contributions(oracle.model.compute, candidates, batches, tables).together()
+    held = Held(oracle.model.compute, candidates, batches, tables)
+    total, parts = held.contributions(beliefs.means).together()
     shares = np.asarray(parts.multiply(1 / np.maximum(total, _LEAST_MS)[:, None]).toarray())
     costs = np.zeros(len(tables))  # that depend on what is not known
     costs[: len(pieces)] = oracle.prices([Shard((t.whole(),)) for t in task.tables]).total_ms

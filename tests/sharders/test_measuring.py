@@ -127,15 +127,6 @@ def test_it_ends_with_its_time_or_when_nothing_changes(
     assert patient.now < 1000
 
 
-def test_who_knows_all_measures_little(world: World, oracle: EstimatedCosts) -> None:
-    """What is in the store is not asked for again."""
-    sharder(world, oracle).shard(TASK)
-    began = world.now
-    plan = sharder(world, oracle).shard(TASK)
-    assert world.now - began < began
-    plan.check(TASK)
-
-
 def test_what_tells_most_is_asked_and_all_of_it_fits(oracle: EstimatedCosts) -> None:
     def narrow(shard: Shard) -> bool:
         return all(p.width <= 64 and p.table.rows <= 10**6 for p in shard.slices)

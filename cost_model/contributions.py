@@ -1,0 +1,87 @@
+"""What a shard's cost is made of, by a model: a start, and a contribution of each table in it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy import sparse
+
+from autoshard.cost_model.compute import ComputeCostModel
+from autoshard.cost_model.inputs import SliceRows
+from autoshard.cost_model.network import DIRECTIONS, fused
+from autoshard.workload import EmbeddingTable, Shard
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Contributions:
+    """Milliseconds of each shard's start, and of each table in it, forward and backward."""
+
+    starts_ms: tuple[Floats, ...]
+    tables_ms: tuple[sparse.csr_matrix, ...]
+
+    def of(self, direction: int) -> tuple[Floats, sparse.csr_matrix]:
+        """All shards' costs in one direction, and of it those of the tables."""
+        parts = self.tables_ms[direction]
+        return self.starts_ms[direction] + np.asarray(parts.sum(1)).ravel(), parts
+
+    def together(self) -> tuple[Floats, sparse.csr_matrix]:
+        """Forward and backward added up."""
+        parts = sum(self.tables_ms[1:], self.tables_ms[0])
+        return sum(self.starts_ms) + np.asarray(parts.sum(1)).ravel(), parts
+
+
+class Held:
+    """Shards with the tables that they hold, embedded once.
+
+    Args:
+        model: what prices them.
+        shards: of the tables.
+        batch_sizes: of each shard.
+        tables: in the order in which contributions are told.
+    """
+
+    def __init__(
+        self,
+        model: ComputeCostModel,
+        shards: Sequence[Shard],
+        batch_sizes: Sequence[int],
+        tables: Sequence[EmbeddingTable],
+    ) -> None:
+        rows = SliceRows()
+        self._held = rows.of_all(shards, batch_sizes)
+        self._amounts = model.amounts_of(rows.inputs())
+        self._fusion = model.ensemble.weights_of("fusion")
+        numbers = {table.access_digest: n for n, table in enumerate(tables)}
+        self._tables = np.array(
+            [numbers[piece.table.access_digest] for piece in rows.slices()], np.int64
+        )
+        lengths = np.diff(np.append(self._held.offsets.numpy(), len(self._held.rows)))
+        self._owners = np.repeat(np.arange(len(shards)), lengths)
+        self._shape = (len(shards), len(tables))
+
+    @torch.no_grad()
+    def contributions(self, factors: Floats | None = None) -> Contributions:
+        """As the mean of the networks, where tables have log factors [directions, tables]."""
+        amounts = self._amounts
+        if factors is not None:
+            amounts = amounts.clone()
+            scale = torch.from_numpy(np.exp(factors[:, self._tables].T)).float()
+            amounts[..., :DIRECTIONS] *= scale[:, None]
+        sums = self._held.sums(amounts)
+        costs = fused(sums.transpose(0, 1), self._fusion).exp()
+        starts = self._fusion["log_start"].exp()
+        # A network's cost is the sum of the start and its tables' amounts, times what fusion makes.
+        times = costs / (sums[..., :DIRECTIONS].transpose(0, 1) + starts[:, None])
+        beside = amounts[..., :DIRECTIONS].transpose(0, 1)
+        columns = self._tables[self._held.rows.numpy()]
+        found = []
+        for direction in range(DIRECTIONS):
+            each = beside[:, self._held.rows, direction] * times[:, self._owners, direction]
+            values = each.mean(0).double().numpy()
+            found.append(sparse.csr_matrix((values, (self._owners, columns)), self._shape))
+        begun = (starts[:, None] * times).mean(0).double().numpy()
+        return Contributions(tuple(begun.T), tuple(found))
