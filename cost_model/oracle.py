@@ -57,9 +57,11 @@ class EstimatedCosts:
         if not shards:
             return []
         prices = self.prices(shards)
-        spreads = prices.deviation * self.model.compute.uncertainty.width_95
-        left = torch.tensor([self.factors.left(shard) for shard in shards])
-        columns = (prices.forward_ms * left, prices.backward_ms * left, spreads)
+        left = [self.factors.left(shard) for shard in shards]
+        times = torch.tensor([each.times for each in left])
+        doubt = torch.tensor([each.doubt for each in left])
+        spreads = prices.deviation * doubt * self.model.compute.uncertainty.width_95
+        columns = (prices.forward_ms * times, prices.backward_ms * times, spreads)
         return [ShardCost(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
     def prices(self, shards: Sequence[Shard]) -> Prices:

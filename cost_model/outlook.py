@@ -15,7 +15,8 @@ import torch
 
 from autoshard.cost_model.device_sums import DeviceSums
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
+from autoshard.cost_model.table_factors import Left
+from autoshard.workload import Shard, ShardingPlan, ShardingTask, TableSlice
 
 Floats = npt.NDArray[np.float64]
 Placed = Sequence[tuple[TableSlice, int]]  # slices and their devices
@@ -85,11 +86,11 @@ class TaskOutlook:
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, seed: int = 0) -> None:
         self._oracle, self._task, self._seed = oracle, task, seed
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
-        self._rest = oracle.factors.prior.rest
 
     def expected_ms(self, placed: Placed) -> float:
         """Of the slowest device: the objective of all that plans by a cost model."""
-        return float(expected_max(self._costs(placed), sharpness(self._rest)))
+        costs, rests = self._costs(placed, self._shards(placed))
+        return _expected(costs, rests)
 
     def ranked(self, found: Sequence[Placed]) -> list[Placed]:
         """Plans of the task, the one with the least expected slowest device first."""
@@ -100,26 +101,42 @@ class TaskOutlook:
 
         What is left is drawn by the shard: one that stands in two plans is the same in both.
         """
-        placed = plan.placed(self._task)
-        costs = self._costs(placed)
+        shards = plan.shards(self._task)
+        costs, rests = self._costs(plan.placed(self._task), shards)
         left = np.zeros_like(costs)
-        for device, shard in enumerate(plan.shards(self._task)):
+        for device, shard in enumerate(shards):
             if shard is not None:
                 rng = np.random.default_rng([self._seed, int(shard.digest[:15], 16)])
                 left[device] = rng.standard_normal(costs.shape[1])
-        drawn = costs * np.exp(self._rest * left - self._rest**2 / 2)
-        return Outlook(self.expected_ms(placed), np.asarray(drawn.max(0)))
+        drawn = costs * np.exp(rests[:, None] * left - rests[:, None] ** 2 / 2)
+        return Outlook(_expected(costs, rests), np.asarray(drawn.max(0)))
 
-    def _costs(self, placed: Placed) -> Floats:
-        """Milliseconds of each device in each scenario."""
+    def _shards(self, placed: Placed) -> Sequence[Shard | None]:
+        """Of the devices, as far as it matters: where none was measured, all are alike."""
+        if not self._oracle.factors.tables:
+            return [None] * len(self._task.devices)
+        return ShardingPlan.of_slices(self._task, placed).shards(self._task)
+
+    def _costs(self, placed: Placed, shards: Sequence[Shard | None]) -> tuple[Floats, Floats]:
+        """Milliseconds of each device in each scenario, and what is left of each, relative."""
         pieces, homes = zip(*placed, strict=True)
-        devices = DeviceSums(
-            self._scenarios, self._scenarios.amounts(pieces), len(self._task.devices)
-        )
+        amounts = self._scenarios.amounts(pieces)
+        devices = DeviceSums(self._scenarios, amounts, len(self._task.devices))
         devices.fill(torch.tensor(homes))
         costs = np.asarray(devices.prices().double().numpy())
-        if self._oracle.factors.tables:
-            shards = ShardingPlan.of_slices(self._task, placed).shards(self._task)
-            left = [1.0 if s is None else self._oracle.factors.left(s) for s in shards]
-            costs = costs * np.array(left)[:, None]
-        return costs
+        factors = self._oracle.factors
+        known = [Left() if shard is None else factors.left(shard) for shard in shards]
+        times, doubt = (
+            np.array([getattr(left, name) for left in known])[:, None]
+            for name in ("times", "doubt")
+        )
+        # Of a shard that was measured neither its tables nor the networks leave much in doubt.
+        means = np.maximum(costs.mean(1, keepdims=True), _LEAST_MS)
+        costs = means * times * (costs / means) ** doubt
+        return costs, factors.prior.rest * doubt[:, 0]
+
+
+def _expected(costs_ms: Floats, rests: Floats) -> float:
+    """Of the slowest device, where devices' costs are left with such deviations."""
+    rest = float(np.sqrt(np.mean(np.square(rests))))
+    return float(expected_max(costs_ms, sharpness(rest)))

@@ -26,7 +26,7 @@ MakeSharder = Callable[[EstimatedCosts], Sharder]
 
 _VALIDATION_SHARE = 0.15  # of a round's shards are of validation tables: they judge, not teach
 _DOUBTED_SHARE = 0.3  # of a round's shards are taken for the networks' disagreement
-_CANDIDATES = 20  # random shards looked at for each one taken
+CANDIDATES = 20  # random shards looked at for each one taken
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,14 @@ def promises(
     return [promise for promise in found if np.isfinite(promise.measured_ms).all()]
 
 
+def most_doubted(oracle: EstimatedCosts, candidates: Sequence[Shard], count: int) -> list[Shard]:
+    """Those of the shards that the networks disagree on most."""
+    if not candidates:
+        return []
+    doubts = oracle.prices(candidates).deviation.numpy()
+    return [candidates[n] for n in np.argsort(-doubts)[:count]]
+
+
 def _doubted(
     oracle: EstimatedCosts,
     tables: Sequence[EmbeddingTable],
@@ -129,9 +137,5 @@ def _doubted(
     if not count:
         return []
     most = max(1, len(tables) // 2)
-    drawn = random_shards(tables, count * _CANDIDATES, most, seed)
-    candidates = [shard for shard in drawn if shard.digest not in known]
-    if not candidates:
-        return []
-    doubts = oracle.prices(candidates).deviation.numpy()
-    return [candidates[n] for n in np.argsort(-doubts)[:count]]
+    drawn = random_shards(tables, count * CANDIDATES, most, seed)
+    return most_doubted(oracle, [shard for shard in drawn if shard.digest not in known], count)

@@ -7,7 +7,6 @@ process). A shard's cost is the start and its tables' contributions, each times 
 linear but for the logarithm, so a few steps of Gauss and Newton find the posterior.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -55,11 +54,14 @@ class Likeness:
 
     def covariance(self, prior: FactorPrior) -> Floats:
         """Of the log factors of rows and columns before any is measured."""
-        shared = doubts(prior, self.excess)[:, None] * doubts(prior, self.their_excess)[None]
+        shared = (
+            shared_doubts(prior, self.excess)[:, None]
+            * shared_doubts(prior, self.their_excess)[None]
+        )
         return np.asarray(shared * self.alike + prior.own**2 * self.same)
 
 
-def doubts(prior: FactorPrior, excess: Floats) -> Floats:
+def shared_doubts(prior: FactorPrior, excess: Floats) -> Floats:
     """Deviations of log factors that alike tables share, by how far outside they lie."""
     doubt = np.minimum(prior.doubt * excess, _MOST_DOUBT)
     return np.asarray(np.sqrt(prior.alike**2 + np.square(doubt)))
@@ -80,6 +82,19 @@ class Beliefs:
         return np.asarray(np.sqrt(np.square(self.roots).sum(-1)))
 
 
+@dataclass(frozen=True)
+class Left:
+    """What measuring a shard itself tells beyond its tables: `times` that its cost is of what they
+    explain, and the share of all `doubt` about it that is left.
+    """
+
+    times: float = 1.0
+    doubt: float = 1.0
+
+
+_NOT_MEASURED = Left()
+
+
 class TableFactors:
     """What is known of tables' factors, of any tables.
 
@@ -94,7 +109,7 @@ class TableFactors:
         self.batch_size = batch_size
         self._known: list[EmbeddingTable] = []
         self._digests: frozenset[str] = frozenset()
-        self._left: dict[str, float] = {}
+        self._left: dict[str, Left] = {}
         self._inputs = slice_inputs([], batch_size)
         # Of the known tables, for each direction: prior's inverse times mean, and what measuring
         # took off the prior's covariance, between inverses of the prior.
@@ -120,13 +135,13 @@ class TableFactors:
         before = found._covariance(found._known, found._inputs, found._known, found._inputs)
         noise = np.sqrt(found.prior.rest**2 + np.square(data.errors))
         held = Held(self._model, data.shards, data.batch_sizes, found._known)
-        factors, known = np.zeros((DIRECTIONS, len(before))), np.log(data.costs_ms)
+        factors, costs = np.zeros((DIRECTIONS, len(before))), np.log(data.costs_ms)
         for number in range(_STEPS):
             said = held.contributions(factors)
             found._pulls, found._gains = [], []
             for direction in range(DIRECTIONS):
                 information, moments = _step(
-                    said, direction, factors[direction], known[:, direction], noise, number == 0
+                    said, direction, factors[direction], costs[:, direction], noise, number == 0
                 )
                 # Posterior covariance: (K^-1 + I)^-1 = K - K (I K + 1)^-1 I K, and so its mean.
                 solved = linalg.solve(np.eye(len(before)) + information @ before, information)
@@ -135,25 +150,28 @@ class TableFactors:
                 factors[direction] = before @ found._pulls[-1]
         explained = held.contributions(factors).together()[0]
         # What no factor explains is the shard's own, but for the noise of its cost.
-        left = np.log(data.totals_ms / explained) * np.square(found.prior.rest / noise)
-        found._left = {s.digest: float(ms) for s, ms in zip(data.shards, left, strict=True)}
+        known = np.square(found.prior.rest / noise)
+        times = np.exp(np.log(data.totals_ms / explained) * known)
+        doubts = np.sqrt(1 - known)
+        found._left = {
+            shard.digest: Left(float(ms), float(doubt))
+            for shard, ms, doubt in zip(data.shards, times, doubts, strict=True)
+        }
         return found
 
     def knows(self, table: EmbeddingTable) -> bool:
         """True if it has been measured, whole or in part."""
         return table.access_digest in self._digests
 
-    def left(self, shard: Shard) -> float:
-        """What is known of a measured shard beyond what its tables explain: what to multiply its
-        cost by.
-        """
-        return math.exp(self._left.get(shard.digest, 0.0))
+    def left(self, shard: Shard) -> Left:
+        """What is known of a shard beyond what its tables explain."""
+        return self._left.get(shard.digest, _NOT_MEASURED)
 
     def surer(self, tables: Sequence[EmbeddingTable], beliefs: Beliefs) -> Floats:
         """Of what was doubted of each of these tables, the share that is left: [tables]."""
         inputs = _inputs(tables, self.batch_size)
         prior = self.prior
-        before = np.sqrt(np.square(doubts(prior, self._excess(inputs))) + prior.own**2)
+        before = np.sqrt(np.square(shared_doubts(prior, self._excess(inputs))) + prior.own**2)
         return np.asarray(np.minimum(1.0, beliefs.deviations.mean(0) / before))
 
     def about(self, tables: Sequence[EmbeddingTable]) -> Beliefs:

@@ -10,6 +10,8 @@ from typing import Any
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
 from autoshard.benchmark.hardware import AskedKind
+from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.cost_model.proposals import CANDIDATES, most_doubted
 from autoshard.experiments import tracking
 from autoshard.experiments.collecting.collection import Summary, collect, collect_exchanges
 from autoshard.experiments.console import cli
@@ -57,6 +59,9 @@ class CollectConfig:
     max_gb: float | None = None
     """Fill shards only so far that their weights, and what a batch looks up, are at most so many GB
     each (in fp32)."""
+    doubted_by: Path | None = None
+    """Of 20 times as many random shards take those that this cost model's networks disagree on
+    most: its folder, or the name of one that is shipped."""
     augment: bool = False
     """Take column slices too: halve dims at random, down to 4 (NeuroShard)."""
     seed: int = 0
@@ -140,14 +145,18 @@ def _shards(
     batch_sizes = config.batch_size or (batch_size,)
     place, several = batch_sizes.index(batch_size), len(batch_sizes)
     room = None if config.max_gb is None else Room(config.max_gb * 1e9, batch_size)
-    return random_shards(
+    count = config.num_shards // several + (place < config.num_shards % several)
+    drawn = random_shards(
         tables,
-        config.num_shards // several + (place < config.num_shards % several),
+        count if config.doubted_by is None else count * CANDIDATES,
         config.max_tables,
         config.seed * several + place,
         config.augment,
         room,
     )
+    if config.doubted_by is None:
+        return drawn
+    return most_doubted(EstimatedCosts(load_model(config.doubted_by), batch_size), drawn, count)
 
 
 def report(summary: Summary, config: CollectConfig) -> None:
