@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
+from autoshard.cost_model.scenarios import Scenarios
 from autoshard.workload import EmbeddingTable, OperatorOptions, TableSlice, UserError
 
 Ints = npt.NDArray[np.int64]
+
+_DRAWN_TOGETHER = 500
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,26 @@ class Deck:
     def learn(self, oracle: EstimatedCosts) -> None:
         """Believe another cost model from now on; called by the game."""
         self.model = oracle.model
+        self._oracle = oracle
+        self._in_scenarios: dict[int, tuple[Scenarios, Tensor]] = {}
         self.amounts: Tensor = oracle.amounts(self.pieces)
         self.described: Tensor = oracle.model.compute.described(self.amounts)
         alone = self.price(self.amounts)
         self.alone_ms: Tensor = alone.total_ms
         self.doubt: Tensor = alone.deviation
+
+    def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
+        """What prices devices in so many scenarios, and the amounts of all pieces in them."""
+        if count not in self._in_scenarios:
+            parts = []
+            # In groups, for a joint draw of all tables takes the cube of their number.
+            for first in range(0, len(self.pieces), _DRAWN_TOGETHER):
+                some = self.pieces[first : first + _DRAWN_TOGETHER]
+                tables = list({piece.table.access_digest: piece.table for piece in some}.values())
+                scenarios = self._oracle.scenarios(tables, count, seed=first)
+                parts.append(scenarios.amounts(some))
+            self._in_scenarios[count] = scenarios, torch.cat(parts)
+        return self._in_scenarios[count]
 
     def price(self, sums: Tensor) -> Prices:
         """What devices with these sums of amounts cost."""

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
+from autoshard.cost_model.outlook import expected_max, sharpness
 from autoshard.envs.game import ShardingGame
 
+_LEAST_MS = 1e-9
 _DEAD_END = 2.0  # worse than any sensible plan, yet not so much that nothing else counts
 
 
@@ -108,13 +110,38 @@ class CostSource(Protocol):
 
 
 class EstimatedRewards:
-    """Costs by the cost model: DreamShard's way."""
+    """Costs by the cost model: DreamShard's way.
+
+    Args:
+        scenarios: in which the slowest device is expected: devices' costs are then scaled so that
+            the greatest is that expectation. With 0 they are as estimated.
+    """
 
     measured = 0
 
+    def __init__(self, scenarios: int = 0) -> None:
+        self._scenarios = scenarios
+
     def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
-        """What the game has predicted on the way."""
-        return game.cost_ms[list(seats)]
+        """What the game has predicted on the way, or expects in scenarios."""
+        costs = game.cost_ms[list(seats)]
+        if not self._scenarios or not len(seats):
+            return costs
+        return (
+            costs * (self._expected_ms(game, seats) / costs.amax(1).clamp_min(_LEAST_MS))[:, None]
+        )
+
+    def _expected_ms(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+        """The slowest device of each game: [seats]."""
+        pricing, amounts = game.deck.in_scenarios(self._scenarios)
+        homes, order = game.homes[list(seats)], game.order[list(seats)]
+        rows, places = (homes >= 0).nonzero(as_tuple=True)
+        sums = torch.zeros(len(seats) * game.max_devices, *amounts.shape[1:])
+        where = rows * game.max_devices + homes[rows, places]
+        sums.index_add_(0, where, amounts[order[rows, places]])
+        costs = pricing.price(sums.view(len(seats), game.max_devices, *amounts.shape[1:]))
+        power = sharpness(game.deck.model.compute.prior.rest)
+        return torch.from_numpy(expected_max(costs.double().numpy(), power)).float()
 
 
 class MeasuredRewards:

@@ -39,17 +39,24 @@ class Proposer:
         pool: what measures.
         data: what is known so far.
         seed: of tasks and shards that are drawn.
+        tables: of which tasks are made; by default those of the dataset.
 
     Whatever measures does so within a budget; `left_out` counts what did not fit, by what it is.
     """
 
-    def __init__(self, pool: BenchmarkPool, data: CostDataset, seed: int) -> None:
+    def __init__(
+        self,
+        pool: BenchmarkPool,
+        data: CostDataset,
+        seed: int,
+        tables: Sequence[EmbeddingTable] | None = None,
+    ) -> None:
         self._pool = pool
         self._seed = seed
         self._batch_size = data.most_common_batch
         self._operator = data.operator
         self._known = {shard.digest for shard in data.shards}
-        self._tables = data.tables()
+        self._tables = data.tables() if tables is None else tables
         self.left_out: dict[str, int] = {}
 
     @staticmethod

@@ -18,6 +18,11 @@ from autoshard.experiments.console.outputs import check_folder
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.figures import report
 from autoshard.experiments.figures.collecting import collecting_figures
+from autoshard.experiments.figures.families import (
+    by_heart_figures,
+    family_figures,
+    measured_family_figures,
+)
 from autoshard.experiments.figures.figure import Group, Taken
 from autoshard.experiments.figures.measuring import measuring_figures, yardstick_figures
 from autoshard.experiments.figures.model import learning_figures, promise_figures
@@ -39,6 +44,11 @@ GROUPS: Mapping[str, Group] = {
         "Timing on one core", lambda _: [*yardstick_figures(), *flush_figures()], on_ray=False
     ),
     "cost-model": Group("The cost model", lambda _: learning_figures(), on_ray=False),
+    "families": Group(
+        "Families of tables that the shipped model has not learned from",
+        lambda _: family_figures(),
+        on_ray=False,
+    ),
     "sharders": Group(
         "Speed of sharders, and tight memory",
         lambda _: [*speed_figures(), *memory_figures()],
@@ -51,6 +61,8 @@ GROUPS: Mapping[str, Group] = {
     "promises": Group(
         "What plans promise by the calibrated cost model, and measure", promise_figures
     ),
+    "by-heart": Group("Tables learned by heart", by_heart_figures),
+    "family-plans": Group("Plans for families left out, measured", measured_family_figures),
     "plans": Group("Plans for 60 tables on 4 devices, measured", plan_figures),
     "transfer": Group("The same policy on other tasks, measured", transfer_figures),
     "training": Group("Training a policy", training_figures),

@@ -28,23 +28,24 @@ from autoshard.cost_model.training import TrainOptions, one_thread
 from autoshard.experiments.collecting.proposals import SEARCH, Proposer
 from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.workbench import cpu_pool, say
-from autoshard.workload import Shard, UserError
+from autoshard.workload import Shard, UserError, load_tables
 
 DATA = PRETRAINED / "cpu.parquet"
 OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # the same machine with other weights
-_CHECK_TASKS = 20
+# Other than the model learned from; and small, for plans of all of these are measured.
+_CHECK_TASKS, _CHECK_TABLES = 20, "synthetic:400:1:small"
 _WHOLE_SHARDS, _WHOLE_TABLES = 20_000, 20
 
 
 @cache
-def _shipped() -> CostDataset:
+def shipped_costs() -> CostDataset:
     """The measurements that the shipped model has learned from."""
     return read_costs([DATA])
 
 
 def learning_figures() -> list[Figure]:
     """Train on the shipped measurements; test on their test tables."""
-    data = _shipped()
+    data = shipped_costs()
     parts = split(data)
     compute, curves = train_compute(parts["train"], parts["validation"], TrainOptions(), seed=0)
     found = evaluate(compute, parts["train"], parts["test"])
@@ -92,7 +93,7 @@ def learning_figures() -> list[Figure]:
 
 def calibrated_here(pool: BenchmarkPool) -> CostModel:
     """The shipped model, calibrated with shards that the pool measures."""
-    data = _shipped()
+    data = shipped_costs()
     train = split(data)["train"]
     few = [
         shard
@@ -109,10 +110,10 @@ def calibrated_here(pool: BenchmarkPool) -> CostModel:
 
 def promise_figures(folder: Path) -> list[Figure]:
     """What plans promise and what they measure, by the shipped model calibrated to this machine."""
-    data = _shipped()
+    data = shipped_costs()
     with cpu_pool(folder / "plans.db") as pool:
         oracle = EstimatedCosts(calibrated_here(pool), data.most_common_batch)
-        told = Proposer(pool, data, seed=0).check(oracle, _CHECK_TASKS)
+        told = Proposer(pool, data, 0, load_tables(_CHECK_TABLES)).check(oracle, _CHECK_TASKS)
     if told is None:
         raise UserError("no plan could be measured: its promises cannot be checked")
     best = told["measured_max_ms"][SEARCH]

@@ -47,13 +47,14 @@ _TOLD = frozenset(
 )  # fmt: skip
 _REWARDS: dict[Goal, Reward] = {"maximum": Dense(), "balance": Balance()}
 _SEEDS_APART = 10_007
+_SCENARIOS = 16  # in which the slowest device is expected, for estimated rewards
 _FEWEST_TABLES = 3  # that teach, and that check and test
 
 
 def make_source(config: PPOShardConfig, store: Path, seed: int) -> CostSource:
     """Where the costs of finished games come from."""
     if config.reward == "estimated":
-        return EstimatedRewards()
+        return EstimatedRewards(_SCENARIOS)
     measured = MeasuredRewards(store, kind=config.devices)
     if config.reward == "measured":
         return measured

@@ -10,7 +10,7 @@ from plays import AMPLE, deal, game_of, greedily
 from torch import Tensor
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
-from autoshard.cost_model import CostModel
+from autoshard.cost_model import CostModel, EstimatedCosts, TaskOutlook
 from autoshard.envs import (
     Deck,
     EstimatedRewards,
@@ -21,7 +21,7 @@ from autoshard.envs import (
     ShardingGame,
     ShardingVectorEnv,
 )
-from autoshard.workload import EmbeddingTable, Shard
+from autoshard.workload import Device, EmbeddingTable, Shard, ShardingPlan, ShardingTask
 
 BATCH_SIZE = 512
 DEALS = [deal([0, 1, 2], AMPLE, AMPLE), deal([3, 4, 5], AMPLE, AMPLE, AMPLE)]
@@ -90,6 +90,24 @@ def test_estimated_costs_are_what_the_game_foretold(small_deck: Deck) -> None:
     costs = EstimatedRewards()(game, [0])
     costs[:] = 0
     assert game.cost_ms[0].sum() > 0  # what was handed out is a copy
+
+
+def test_in_scenarios_the_slowest_device_is_the_expected_one(small_deck: Deck) -> None:
+    """As a plan's outlook tells, in other scenarios."""
+    game = finished(small_deck)
+    expected = EstimatedRewards(scenarios=64)(game, [0, 1])
+    ratios = expected / game.cost_ms.clamp_min(1e-9)
+    oracle = EstimatedCosts(small_deck.model, small_deck.batch_size)
+    for seat in (0, 1):
+        deal = game.deals[seat]
+        assert deal is not None
+        tables = tuple(small_deck.pieces[n].table for n in deal.pieces)
+        task = ShardingTask(tables, Device.uniform(len(deal.memory_bytes), 2**50), BATCH_SIZE)
+        plan = ShardingPlan.table_wise(task, game.assignment(seat).tolist())
+        told = TaskOutlook(oracle, task).of(plan).expected_ms
+        assert float(expected[seat].max()) == pytest.approx(told, rel=0.03)
+        there = ratios[seat][game.cost_ms[seat] > 0]
+        assert there.tolist() == pytest.approx([float(there[0])] * len(there))  # as balanced
 
 
 def test_games_that_end_together_are_measured_in_one_call_and_only_once(

@@ -39,7 +39,7 @@ def trained(cluster: object, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short run with real measurements among the rewards, from a folder of its own."""
     folder = tmp_path_factory.mktemp("ppo")
     options = "--reward mixed --measured-share 0.9 --iterations 4 --out run --json result.json"
-    tested = TINY.replace("--test-seconds 0", "--test-seconds 15")
+    tested = TINY.replace("--test-seconds 0", "--test-seconds 6")
     done = run("ppo_shard.py", f"{tested} {options}", folder)
     (folder / "stdout").write_text(done.stdout)
     return folder

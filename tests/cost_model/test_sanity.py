@@ -1,0 +1,47 @@
+"""The shipped model, far from what it learned from: more work is never said to cost less."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.workload import EmbeddingTable, Shard
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*outside of what the cost model learned from"),
+    pytest.mark.filterwarnings("ignore:.*the cost model was trained on"),
+]
+_SLACK = 0.03  # of its own error
+
+
+@pytest.fixture(scope="module")
+def shipped() -> EstimatedCosts:
+    """In batches of 1,024."""
+    return EstimatedCosts(load_model("cpu"), 1024)
+
+
+def ms(oracle: EstimatedCosts, table: EmbeddingTable) -> float:
+    return oracle.costs([Shard.of_tables([table])])[0].total_ms
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.floats(1, 8).map(lambda power: int(10**power)),
+    dim=st.integers(1, 192).map(lambda quarter: 4 * quarter),
+    lookups=st.floats(-1, 2.5).map(lambda power: round(10**power, 3)),
+    alpha=st.floats(0, 1.6),
+)
+def test_more_rows_columns_or_lookups_never_cost_less(
+    shipped: EstimatedCosts, rows: int, dim: int, lookups: float, alpha: float
+) -> None:
+    table = EmbeddingTable("t", rows, dim, lookups, zipf_alpha=round(alpha, 3))
+    cost = ms(shipped, table)
+    assert cost > 0
+    for more in (
+        replace(table, dim=2 * dim),
+        replace(table, pooling_factor=2 * lookups),
+        replace(table, rows=4 * rows),
+    ):
+        assert ms(shipped, more) >= cost * (1 - _SLACK), more
