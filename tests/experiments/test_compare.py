@@ -123,7 +123,7 @@ def assert_adds_up(folder: Path, oracle: Any, slack: float = 1e-6) -> None:
     assert last is None
     for name, chance in zip(scores, sure, strict=False):
         if scores[name]["oom"] == 0 and scores[name]["win_rate"] == 1:
-            assert chance > 0.9
+            assert chance > 0.5
 
 
 def test_estimated_plans_add_up_and_are_said_to_be_estimated(

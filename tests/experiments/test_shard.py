@@ -1,6 +1,7 @@
 """Sharding one's own tables: the plan, what is said of it, and what is said of bad input."""
 
 import csv
+import json
 import re
 import warnings
 from dataclasses import replace
@@ -10,7 +11,7 @@ import pytest
 from commands import run
 
 from autoshard.benchmark import MeasurementStore
-from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model
 from autoshard.cost_model.checkpoint import OtherHardware
 from autoshard.experiments import shard
 from autoshard.experiments.shard import ShardConfig
@@ -62,12 +63,20 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
         assert re.search(
             rf"{device.name} .* {device.tables} .* {device.total_ms:.2f} ", done.stdout
         )
-    heuristic = re.search(r"less than by the best heuristic \((\w+), ([\d.]+) ms\)", done.stdout)
-    assert f"the slowest device computes {cost.max_compute_ms:.2f} ms a step" in done.stdout
-    assert heuristic is not None, done.stdout
-    theirs = make_sharder(heuristic[1]).shard(task)
-    priced = EstimatedCosts(load_model("cpu"), 1024).plan_cost(theirs, task).max_compute_ms
-    assert float(heuristic[2]) == pytest.approx(priced, abs=0.006)
+    outlook = TaskOutlook(EstimatedCosts(load_model("cpu"), 1024), task)
+    ours = outlook.of(plan)
+    assert f"the slowest device computes {ours.expected_ms:.2f} ms a step" in done.stdout
+    told = re.search(
+        r"90 % interval ([\d.]+) to ([\d.]+); .* less than by the best heuristic "
+        r"\((\w+), ([\d.]+) ms\): ([\d.]+) to ([\d.]+) of it, faster with probability ([\d.]+)",
+        done.stdout,
+    )
+    assert told is not None, done.stdout
+    theirs = outlook.of(make_sharder(told[3]).shard(task))
+    than = ours.over(theirs)
+    expected = [*ours.interval_ms, theirs.expected_ms, than.low, than.high, than.probability]
+    found = [float(told[number]) for number in (1, 2, 4, 5, 6, 7)]
+    assert found == pytest.approx(expected, abs=0.006)
     assert "the plan is in plan.json" in done.stdout
     assert (tmp_path / "devices.png").read_bytes().startswith(b"\x89PNG")
     assert {entry.name for entry in tmp_path.iterdir()} == {"my.csv", "plan.json", "devices.png"}
@@ -82,12 +91,12 @@ def test_any_sharder_may_decide(config: ShardConfig, capsys: pytest.CaptureFixtu
     assert "the least of any heuristic" in capsys.readouterr().out
 
 
-def test_the_best_few_are_measured(
+def test_what_tells_most_is_measured_and_the_plan_itself(
     config: ShardConfig, cluster: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = replace(
         config, tables="synthetic:8:5:small", num_devices=2, batch_size=128, verified=2,
-        sharder="autoshard_verified",
+        measure=True, seconds=8.0,
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -109,20 +118,37 @@ def test_the_best_few_are_measured(
         assert {m.settings.seed for m in mine} == {0, 2, 4}  # none that the plan was chosen by
         same = [m.told_at(level if (m.hardware, m.versions) == here else None) for m in mine]
         means.append(sum(m.total_ms for m in same) / 3)
-    assert {m.settings.seed for m in kept if m.settings.seed % 2} >= {1}
+    learned = [m for m in kept if m.settings.seed % 2]
+    assert {m.settings.seed for m in learned} >= {1}
+    assert any(len(m.shard) == 1 for m in learned)  # a table alone
+    ratio = re.search(r"which is ([\d.]+) of what was promised", said)
+    assert ratio is not None
+    assert 0.5 < float(ratio[1]) < 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        shard.main(replace(small, measure=False))  # by what the store knows
+    again = capsys.readouterr().out
+    assert "autoshard, estimated" in again
+    assert "measured" not in again
     assert min(means) - 0.01 <= told <= max(means) + 0.01
 
 
-def test_strange_tables_and_batches_are_told_of_but_not_all(config: ShardConfig) -> None:
+def test_strange_tables_and_batches_are_told_of_in_one_line(config: ShardConfig) -> None:
+    tables = config.out.parent / "strange.json"
+    wide = [
+        {"name": f"w{n}", "rows": 5000 + n, "dim": 8192, "pooling_factor": 3.0} for n in range(9)
+    ]
+    usual = [table.to_json() for table in load_tables("synthetic:20:5:small")]
+    tables.write_text(json.dumps([*usual, *wide]))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        shard.main(replace(config, tables="synthetic:40:5:full", memory_gb="99", batch_size=65_536))
+        shard.main(replace(config, tables=str(tables), memory_gb="99", batch_size=20_000))
     others = (w for w in caught if not issubclass(w.category, OtherHardware))  # true or not here
-    said = [str(warning.message) for warning in others]
-    assert said[0].startswith("the cost model learned from batches of 512, 1024 samples, not of")
-    assert all(re.match(r"table t\d\d: its \w+ lies", line) for line in said[1:4])
-    assert re.match(r"\d+ more tables lie outside", said[4])
-    assert len(said) == 5
+    batches, strange = (str(warning.message) for warning in others)
+    assert batches.startswith("the cost model learned from batches of 128, 256, ")
+    assert re.match(
+        r"\d+ of 29 tables, \d+% of the cost, lie outside of what .*; farthest is", strange
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", OtherHardware)
@@ -159,7 +185,7 @@ def test_bad_input_is_one_line_before_any_work(config: ShardConfig, tmp_path: Pa
         ({"batch_size": 0}, "--batch-size must be at least 1"),
         ({"seed": -1}, "--seed must be at least 0"),
         ({"verified": 0}, "--verified must be at least 1"),
-        ({"verify_seconds": 0.0}, "--verify-seconds must be more than 0, got 0.0"),
+        ({"seconds": 0.0}, "--seconds must be more than 0, got 0.0"),
         ({"policy": tmp_path}, "holds no policy"),
         ({"cost_model": tmp_path / "none"}, "none: holds no cost model"),
         ({"cost_model": tmp_path / "broken"}, "model.json: line 1, column 2"),

@@ -58,6 +58,8 @@ def config(folder: Path, store: Path, **changes: object) -> TrainConfig:
         json=folder / "figures.json",
         mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
     )
+    if "calibrate" in changes:  # which trains nothing
+        plain = replace(plain, hyper=TrainOptions())
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
