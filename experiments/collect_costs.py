@@ -46,7 +46,7 @@ class CollectConfig:
     """
 
     tables: str = "synthetic:200:1"
-    """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
+    """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     num_shards: int = 300
     """Different shards to measure."""
     max_tables: int = 20
@@ -89,7 +89,6 @@ class CollectConfig:
 def main(config: CollectConfig) -> None:
     """Measure, print the summary, write it, log it."""
     budget = Budget(config.seconds)
-    tables = load_tables(config.tables)
     batch_sizes = config.batch_size or (PROFILES[default_profile()].batch_size,)
     operator = OperatorOptions(config.weights, config.optimizer)
     check_file(config.json, "--json")

@@ -55,7 +55,7 @@ class CompareConfig:
     """
 
     tables: str | None = None
-    """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
+    """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     tasks: Path | None = None
     """In place of --tables: a folder of tasks as --save-tasks writes them. All are compared, and
     they say how many tables and devices they have, how much memory and which batch size."""

@@ -31,7 +31,7 @@ from autoshard.experiments.figures.workbench import cpu_pool, say
 from autoshard.workload import Shard, UserError, load_tables
 
 DATA = PRETRAINED / "cpu.parquet"
-OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # the same machine with other weights
+OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # another machine, with other weights
 # Other than the model learned from; and small, for plans of all of these are measured.
 _CHECK_TASKS, _CHECK_TABLES = 20, "synthetic:400:1:small"
 _WHOLE_SHARDS, _WHOLE_TABLES = 20_000, 20

@@ -56,7 +56,7 @@ class TuneShardConfig:
     devices: AskedKind = "auto"
     """What measures: auto takes GPUs where the cluster has any; cuda waits for GPUs to join."""
     tables: str = PPOShardConfig.tables
-    """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
+    """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     num_tables: str = PPOShardConfig.num_tables
     """Tables of a task: a number, or a range such as 20-100."""
     num_devices: str = PPOShardConfig.num_devices

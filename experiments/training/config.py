@@ -29,7 +29,7 @@ class PPOShardConfig:
     """
 
     tables: str = "synthetic:400:1"
-    """A CSV, JSON, Parquet or dlrm_datasets file, or synthetic:N[:SEED[:small|full]]."""
+    """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     num_tables: str = "60"
     """Tables of a task: a number, or a range such as 20-100."""
     num_devices: str = "4"
