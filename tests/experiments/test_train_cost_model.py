@@ -193,9 +193,9 @@ def test_bad_input_is_one_line_and_changes_nothing(
         ({"hyper": TrainOptions(weight_decay=-1.0)}, "--hyper.weight-decay must be at least 0"),
         ({"calibrate": folder / "model", "rounds": 1}, "--calibrate trains nothing: leave"),
         ({"rounds": 5, "budget_shards": 4}, "less than one a round"),
-        ({"calibrate": folder / "empty.db"}, "no cost model"),
+        ({"calibrate": folder / "empty.db", "hyper": TrainOptions()}, "no cost model"),
     ):
-        asked = replace(config(folder, store, out=new), **changes)  # type: ignore[arg-type]
+        asked = config(folder, store, **{"out": new, **changes})  # type: ignore[arg-type]
         with pytest.raises(UserError, match=says) as caught:
             train_cost_model.main(asked)
         assert "\n" not in str(caught.value)
