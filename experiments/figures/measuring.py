@@ -63,7 +63,7 @@ def _work_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure
     """How busy all devices are with shards as collect_costs.py draws them."""
     say(f"{_SHARDS} shards on all devices")
     shards = random_shards(tables, _SHARDS, _MOST_TABLES)
-    every, _ = _collected(shards, folder / "all.db", TimingOptions())
+    every = _collected(shards, folder / "all.db", TimingOptions())
     return [
         Figure(f"duty cycle over {_SHARDS} shards", "at least 0.80", every.duty_cycle),
         Figure("shards measured a second, all devices", "", every.shards_per_second),
@@ -72,30 +72,21 @@ def _work_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure
 
 
 def _gain_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
-    """What all devices gain over one, taken by turns.
-
-    A ratio over the same shards with the same number of undisturbed iterations; and once more over
-    all iterations, which leaves out how often they were repeated.
+    """What all devices gain over one, taken by turns: the same shards, with the same number of
+    undisturbed iterations.
     """
     say(f"{_GAIN_SHARDS} shards on one device and on all, by turns")
     shards = random_shards(tables, _GAIN_SHARDS, _MOST_TABLES)
     seconds: dict[int | None, float] = {1: 0.0, None: 0.0}
-    iterations: dict[int | None, int] = {1: 0, None: 0}
     for turn in range(_GAIN_TURNS):
         for most in seconds:
-            summary, tried = _collected(shards, folder / f"{turn}-{most}.db", _SAME_WORK, most)
+            summary = _collected(shards, folder / f"{turn}-{most}.db", _SAME_WORK, most)
             seconds[most] += summary.seconds
-            iterations[most] += tried
     return [
         Figure(
             "all devices over one, shards a second",
             "at least 1.8 with two",
             seconds[1] / seconds[None],
-        ),
-        Figure(
-            "all devices over one, iterations a second",
-            "",
-            iterations[None] / seconds[None] / (iterations[1] / seconds[1]),
         ),
     ]
 
@@ -144,13 +135,11 @@ def _read_speed(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
 
 def _collected(
     shards: Sequence[Shard], store: Path, timing: TimingOptions, most_devices: int | None = None
-) -> tuple[Summary, int]:
-    """The summary, and all iterations that were made, disturbed ones too."""
+) -> Summary:
+    """What came of measuring the shards on a pool of its own."""
     with cpu_pool(store, most_devices) as pool:
         devices = pool.devices()
         started = time.monotonic()
         answers = [answer for _, answer in pool.stream(shards, SETTINGS, timing)]
         seconds = time.monotonic() - started
-    timings = [answer.timing for answer in answers if answer.timing is not None]
-    tried = sum(timing.iterations for timing in timings)
-    return summarise(answers, devices, seconds, len(answers)), tried
+    return summarise(answers, devices, seconds, len(answers))

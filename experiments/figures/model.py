@@ -3,17 +3,22 @@
 import statistics
 import time
 import warnings
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
 from autoshard.cost_model import (
     CostModel,
+    DeviceSums,
     EstimatedCosts,
     OtherHardware,
     Provenance,
+    TableFactors,
     load_model,
     read_costs,
     split,
@@ -27,14 +32,16 @@ from autoshard.cost_model.evaluation import Score, evaluate, evaluations_per_sec
 from autoshard.cost_model.training import TrainOptions, one_thread
 from autoshard.experiments.collecting.proposals import SEARCH, Proposer
 from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.workbench import cpu_pool, say
-from autoshard.workload import Shard, UserError, load_tables
+from autoshard.experiments.figures.workbench import SETTINGS, cpu_pool, say
+from autoshard.workload import EmbeddingTable, Shard, UserError, load_tables, random_shards
 
 DATA = PRETRAINED / "cpu.parquet"
 OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # another machine, with other weights
 # Other than the model learned from; and small, for plans of all of these are measured.
 _CHECK_TASKS, _CHECK_TABLES = 20, "synthetic:400:1:small"
 _WHOLE_SHARDS, _WHOLE_TABLES = 20_000, 20
+_SCENARIOS, _SOME_TABLES, _DEVICES, _TIMED_SECONDS = 16, 200, 8, 0.5
+_HEART_TABLES, _HEART_SHARDS, _HEART_NOISE = 1_000, 10_000, 0.02
 
 
 @cache
@@ -149,8 +156,58 @@ def _speeds(model: CostModel, data: CostDataset) -> list[Figure]:
         whole = _WHOLE_SHARDS / (time.perf_counter() - started)
     return [
         Figure("device plus table, priced a second on a core", "at least 1,000,000", incremental),
+        Figure(
+            f"device plus table in {_SCENARIOS} scenarios, priced a second on a core",
+            "at least 100,000",
+            _in_scenarios_per_second(oracle, tables),
+        ),
+        Figure(
+            f"{_HEART_TABLES:,} tables learned by heart from {_HEART_SHARDS:,} shards",
+            "seconds",
+            _by_heart_seconds(model),
+            "s",
+        ),
         Figure(f"shards of {_WHOLE_TABLES} tables, a second on a core", "at least 20,000", whole),
     ]
+
+
+def _in_scenarios_per_second(oracle: EstimatedCosts, tables: Sequence[EmbeddingTable]) -> float:
+    """How many times a second "this device plus that table" is priced in all scenarios."""
+    some = tables[:_SOME_TABLES]
+    with one_thread():
+        scenarios = oracle.scenarios(some, _SCENARIOS)
+        amounts = scenarios.amounts([table.whole() for table in some])
+        devices = DeviceSums(scenarios, amounts, _DEVICES)
+        devices.fill(torch.arange(len(some)) % _DEVICES)
+        items = torch.arange(len(some))
+        count, started = 0, time.perf_counter()
+        while time.perf_counter() - started < _TIMED_SECONDS:
+            devices.with_each(items)
+            count += len(some) * _DEVICES
+        return count / (time.perf_counter() - started)
+
+
+def _by_heart_seconds(model: CostModel) -> float:
+    """To learn the factors of many tables, from shards whose costs are made up: that of learning
+    does not depend on them.
+    """
+    tables = load_tables(f"wide:{_HEART_TABLES}:8")
+    shards = tuple(random_shards(tables, _HEART_SHARDS, 20, seed=3))
+    prices = EstimatedCosts(model, SETTINGS.batch_size).prices(shards)
+    costs = torch.stack([prices.forward_ms, prices.backward_ms], 1).double().numpy()
+    noise = np.random.default_rng(0).normal(0, _HEART_NOISE, costs.shape)
+    data = replace(
+        shipped_costs(),
+        shards=shards,
+        batch_sizes=(SETTINGS.batch_size,) * len(shards),
+        costs_ms=costs * np.exp(noise),
+        errors=np.full(len(shards), _HEART_NOISE),
+        repeats_ms=((1.0,),) * len(shards),
+    )
+    with one_thread():
+        started = time.perf_counter()
+        TableFactors(model.compute, SETTINGS.batch_size).learn(data)
+        return time.perf_counter() - started
 
 
 def _calibration(compute: ComputeCostModel, data: CostDataset) -> list[Figure]:
