@@ -63,6 +63,7 @@ def _known(model: CostModel, batch_size: int, store: Path) -> TableFactors | Non
     asked = Selection(told.operator.weights, told.operator.optimizer, (batch_size,), told.hardware)
     try:
         data = read_costs([store], asked, told.quiet)
-    except DataError:
+    except DataError as error:  # it is of other hardware, or other batches
+        warnings.warn(f"what was measured is not used: {error}", stacklevel=3)
         return None
     return TableFactors(model.compute, batch_size).learn(data)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import run
+from formula import measurement
 
 from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model
@@ -16,7 +17,15 @@ from autoshard.cost_model.checkpoint import OtherHardware
 from autoshard.experiments import shard
 from autoshard.experiments.shard import ShardConfig
 from autoshard.sharders import Policy, make_sharder, save_policy
-from autoshard.workload import Device, PlanError, ShardingPlan, ShardingTask, UserError, load_tables
+from autoshard.workload import (
+    Device,
+    PlanError,
+    Shard,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+    load_tables,
+)
 
 GB = 2**30
 
@@ -153,6 +162,14 @@ def test_strange_tables_and_batches_are_told_of_in_one_line(config: ShardConfig)
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", OtherHardware)
         shard.main(config)  # which has nothing strange
+
+
+def test_a_store_of_other_hardware_is_left_alone_and_told_of(config: ShardConfig) -> None:
+    with MeasurementStore(config.store) as store:
+        store.put([measurement(Shard.of_tables(load_tables(config.tables)[:2]))])
+    with pytest.warns(UserWarning, match="is not used: .* holds no costs of hardware"):
+        shard.main(config)
+    ShardingPlan.load(config.out).check(task_of(config, 1, 1, 1))
 
 
 def test_tables_that_do_not_fit(config: ShardConfig) -> None:
