@@ -22,8 +22,10 @@ _HOLD = 1e-3  # of the squared distance from where a weight was
 _OPTIONS = TrainOptions(steps=200, learning_rate=0.03, weight_decay=0.0, patience=200)
 
 
-def calibrate(model: CostModel, data: CostDataset) -> CostModel:
+def calibrate(model: CostModel, data: CostDataset, acquaint: bool = True) -> CostModel:
     """The model adapted to the operator, hardware and batch of a few measured shards.
+
+    With `acquaint` tables like those are no strangers to it any more.
 
     How far to trust it is found by leaving out a fifth of them at a time. What it knew of
     all-to-alls is dropped where the hardware is another.
@@ -35,16 +37,17 @@ def calibrate(model: CostModel, data: CostDataset) -> CostModel:
     for fold in range(_FOLDS):
         kept = data.subset([n for n in numbers if n % _FOLDS != fold])
         left = data.subset([n for n in numbers if n % _FOLDS == fold])
-        trials.append((adapted(model.compute, kept), left))
-    compute = trusted(trials, adapted(model.compute, data))
+        trials.append((adapted(model.compute, kept, acquaint), left))
+    compute = trusted(trials, adapted(model.compute, data, acquaint))
     same = data.hardware == model.provenance.hardware
     return CostModel(compute, Provenance.of(data), model.communication if same else None)
 
 
-def adapted(model: ComputeCostModel, data: CostDataset) -> ComputeCostModel:
+def adapted(model: ComputeCostModel, data: CostDataset, acquaint: bool = True) -> ComputeCostModel:
     """The model with prices and fusion fitted to these shards, trusted as before."""
     examples = Examples.of(data)
-    model = model.acquainted_with(examples.inputs)
+    if acquaint:
+        model = model.acquainted_with(examples.inputs)
     before = {name: weight.clone() for name, weight in model.ensemble.weights.items()}
 
     def loss(learner: Ensemble) -> torch.Tensor:

@@ -22,7 +22,6 @@ OUTSIDE = 1.0  # deviations beyond what was learned from at which a table is tol
 _AT_ONCE = 2048  # shards priced together: more do not fit a core's own cache
 _FLOOR = 1e-9
 _HALF_A_TABLE = 0.5  # sums of nothing are not exactly 0
-_DOUBT_WEIGHT = 0.3  # relative deviation of a table's cost for each deviation that it is outside
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ class ComputeCostModel:
         # One member's doubt is as good as that of all, and cheaper.
         first = sums[:, 0]
         alone = first[:, 0] + first[:, 1]
-        doubt = _DOUBT_WEIGHT * first[:, self.shape.doubt] / alone.clamp_min(_FLOOR)
+        doubt = self.prior.doubt * first[:, self.shape.doubt] / alone.clamp_min(_FLOOR)
         unsure = self.uncertainty.scale**2 * (variance + doubt.square())
         deviation = (unsure + self.uncertainty.noise**2).sqrt()
         used = first[:, self.shape.count] > _HALF_A_TABLE

@@ -14,7 +14,7 @@ from autoshard.cost_model.dataset import CostDataset
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.inputs import Memberships, SliceRows
 from autoshard.cost_model.network import DIRECTIONS, InputScale, ShardNetwork
-from autoshard.cost_model.table_factors import Evidence
+from autoshard.cost_model.table_factors import Evidence, few
 from autoshard.cost_model.training import (
     Curves,
     Progress,
@@ -150,7 +150,7 @@ def prior_of(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> FactorPr
 
 def _of_one_batch(data: CostDataset) -> CostDataset:
     batch = data.most_common_batch
-    return data.subset([n for n, size in enumerate(data.batch_sizes) if size == batch])
+    return few(data.subset([n for n, size in enumerate(data.batch_sizes) if size == batch]))
 
 
 def _misses(model: ComputeCostModel, held_out: CostDataset) -> Floats:

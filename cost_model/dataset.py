@@ -207,6 +207,20 @@ def read_costs(
     return CostDataset.of(kept, same, where, level)
 
 
+def stored_costs(
+    store: MeasurementStore, make: tuple[str, str], operator: OperatorOptions, batch_size: int
+) -> list[Measurement]:
+    """What a store has of one kind of hardware with one set of versions, for such batches."""
+    return [
+        measurement
+        for measurement in store.measurements()
+        if measurement.ok
+        and (measurement.hardware, measurement.versions) == make
+        and measurement.settings.operator == operator
+        and measurement.settings.batch_size == batch_size
+    ]
+
+
 def split(data: CostDataset, must_be_full: bool = True) -> dict[Part, CostDataset]:
     """The dataset of each part; shards that mix tables of several parts are in none.
 

@@ -26,6 +26,8 @@ from autoshard.workload import (
     UserError,
 )
 
+_TOGETHER = 500  # tables that scenarios know of together
+
 
 class OutsideTraining(UserWarning):
     """Tables unlike any that the model learned from."""
@@ -65,7 +67,9 @@ class EstimatedCosts:
         return [ShardCost(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
     def prices(self, shards: Sequence[Shard]) -> Prices:
-        """The same as tensors, for those who price many."""
+        """The same as tensors, for those who price many; what measuring a shard itself has told,
+        beyond its tables, is left out.
+        """
         lists = [self._rows.of(shard, self.batch_size) for shard in shards]
         self._embed_new()
         return self.model.compute.price(Memberships.of(lists).sums(self._amounts))
@@ -108,8 +112,10 @@ class EstimatedCosts:
 
     def scenarios(self, tables: Sequence[EmbeddingTable], count: int, seed: int = 0) -> Scenarios:
         """So many draws of what is not known of these tables and of the model."""
-        beliefs = self.factors.about(tables)
-        return Scenarios(self.model.compute, self.amounts, tables, beliefs, count, seed)
+        # In groups, for what is known of all together takes the cube of their number.
+        groups = [tables[n : n + _TOGETHER] for n in range(0, len(tables), _TOGETHER)]
+        beliefs = [self.factors.about(some) for some in groups]
+        return Scenarios(self.model.compute, self.amounts, groups, beliefs, count, seed)
 
     def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
         """What each slice brings to its shard: [slices, members, amounts]."""
@@ -124,11 +130,10 @@ class EstimatedCosts:
         inputs, slices = self._rows.inputs(known), self._rows.slices(known)
         amounts = self.model.compute.amounts_of(inputs)
         if self.factors.tables:
-            beliefs = self.factors.about([piece.table for piece in slices])
-            means = torch.from_numpy(np.exp(beliefs.means.T)).float()
-            amounts[..., :DIRECTIONS] *= means[:, None]
-            surer = torch.from_numpy(self.factors.surer([p.table for p in slices], beliefs))
-            amounts[..., self.model.compute.shape.doubt] *= surer.float()[:, None]
+            factors, left = self.factors.estimates([piece.table for piece in slices])
+            amounts[..., :DIRECTIONS] *= torch.from_numpy(np.exp(factors.T)).float()[:, None]
+            doubt = self.model.compute.shape.doubt
+            amounts[..., doubt] *= torch.from_numpy(left).float()[:, None]
         self._tell_of_strangers(slices, inputs, amounts)
         self._amounts = torch.cat([self._amounts, amounts])
 

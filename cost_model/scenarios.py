@@ -59,8 +59,8 @@ class Scenarios:
     Args:
         model: the networks.
         embed: what slices bring by each of them.
-        tables: all that there may be slices of.
-        beliefs: what is known of these tables' factors; the mean of it is in `embed`.
+        groups: all tables that there may be slices of.
+        beliefs: what is known of the factors of each group; the mean of it is in `embed`.
         count: scenarios; an even number.
         seed: of the draws.
     """
@@ -69,20 +69,24 @@ class Scenarios:
         self,
         model: ComputeCostModel,
         embed: Embed,
-        tables: Sequence[EmbeddingTable],
-        beliefs: Beliefs,
+        groups: Sequence[Sequence[EmbeddingTable]],
+        beliefs: Sequence[Beliefs],
         count: int,
         seed: int = 0,
     ) -> None:
         rng = np.random.default_rng([seed, count])
-        half = rng.standard_normal((count // 2, len(tables)))
-        draws = np.concatenate([half, -half])  # whatever is low in one is high in another
-        factors = np.exp(np.einsum("dij,sj->sid", beliefs.roots, draws))
+        drawn = []
+        for tables, known in zip(groups, beliefs, strict=True):
+            half = rng.standard_normal((count // 2, len(tables)))
+            draws = np.concatenate([half, -half])  # whatever is low in one is high in another
+            drawn.append(np.exp(np.stack([draws @ root.T for root in known.roots], axis=-1)))
+        factors = np.concatenate(drawn, axis=1)  # [S, tables, directions]
         factors /= factors.mean(0)  # so that the mean over scenarios is the estimate
+        every = [table for tables in groups for table in tables]
         self.count = count
         self._model = model
         self._embed = embed
-        self._numbers = {table.access_digest: n for n, table in enumerate(tables)}
+        self._numbers = {table.access_digest: n for n, table in enumerate(every)}
         self._factors = torch.from_numpy(factors).float().transpose(0, 1)  # [tables, S, 2]
         self._members = torch.arange(count) % model.ensemble.members
         fusion = model.ensemble.weights_of("fusion")

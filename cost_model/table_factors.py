@@ -27,10 +27,12 @@ Floats = npt.NDArray[np.float64]
 _STEPS = 5  # of Gauss and Newton
 _FREEDOM = 4.0  # of Student's t: a cost that is far off counts little
 _MOST_DOUBT = 1.0  # deviations of a logarithm: how far off a guess may be
-_MOST_ERROR = 1.0  # of a logarithm: a cost that is farther off is a mistake
+_FAR_OFF = 3.0  # deviations
+_NORMAL_MEDIAN = 0.6745  # of the sizes of normal values, in deviations
 _MOST_EVIDENCE = 400  # shards by which the prior is judged
 _WIDER = (1.0, 2.0, 4.0, 8.0)  # times the deviations of factors that may be found
 _LOUDER = (1.0, 2.0)  # times what is left of shards
+_MOST_TABLES = 1500  # that are learned of: it takes the cube of their number
 _JITTER = 1e-9
 _ALIKE = 8.0  # inputs by whose deviations together tables are no longer alike
 _FAR = 3.0  # deviations to which inputs are compared: beyond, a table is just strange
@@ -42,7 +44,7 @@ class Likeness:
 
     Args:
         same: true where they look rows up in the same way, whatever their dim.
-        alike: 1 for the same, and less the farther apart their inputs are.
+        alike: 1 for equal inputs, and less the farther apart they are.
         excess: deviations that each lies outside of what was learned from, of rows.
         their_excess: the same of columns.
     """
@@ -121,14 +123,18 @@ class TableFactors:
         """How many have been measured."""
         return len(self._known)
 
-    def learn(self, data: CostDataset) -> "TableFactors":
-        """What is known after these measurements alone, those with our batch size."""
-        ours = [n for n, batch in enumerate(data.batch_sizes) if batch == self.batch_size]
+    def learn(self, data: CostDataset, of: Sequence[EmbeddingTable] = ()) -> "TableFactors":
+        """What is known after these measurements alone, those with our batch size.
+
+        Where they are of very many tables, those of shards with tables `of` come first, and what is
+        left out is the rest.
+        """
+        ours = _worth_knowing(data, self.batch_size, of)
         found = TableFactors(self._model, self.batch_size)
         if not ours:
             return found
         data = data.subset(ours)
-        found.prior = _fitting(self.prior, Evidence.of(self._model, _few(data)))
+        found.prior = _fitting(self.prior, Evidence.of(self._model, few(data)))
         found._known = distinct_tables(data)
         found._digests = frozenset(table.access_digest for table in found._known)
         found._inputs = _inputs(found._known, self.batch_size)
@@ -150,8 +156,9 @@ class TableFactors:
                 factors[direction] = before @ found._pulls[-1]
         explained = held.contributions(factors).together()[0]
         # What no factor explains is the shard's own, but for the noise of its cost.
-        known = np.square(found.prior.rest / noise)
-        times = np.exp(np.log(data.totals_ms / explained) * known)
+        missed = np.log(data.totals_ms / explained)
+        known = np.square(found.prior.rest / noise) * np.minimum(1.0, _trust(missed / noise))
+        times = np.exp(missed * known)
         doubts = np.sqrt(1 - known)
         found._left = {
             shard.digest: Left(float(ms), float(doubt))
@@ -167,25 +174,35 @@ class TableFactors:
         """What is known of a shard beyond what its tables explain."""
         return self._left.get(shard.digest, _NOT_MEASURED)
 
-    def surer(self, tables: Sequence[EmbeddingTable], beliefs: Beliefs) -> Floats:
-        """Of what was doubted of each of these tables, the share that is left: [tables]."""
+    def estimates(self, tables: Sequence[EmbeddingTable]) -> tuple[Floats, Floats]:
+        """Of each of these tables: its log factors [directions, tables], and of what was doubted
+        of it beforehand the share that is left [tables].
+        """
         inputs = _inputs(tables, self.batch_size)
-        prior = self.prior
-        before = np.sqrt(np.square(shared_doubts(prior, self._excess(inputs))) + prior.own**2)
-        return np.asarray(np.minimum(1.0, beliefs.deviations.mean(0) / before))
+        before = np.square(shared_doubts(self.prior, self._excess(inputs))) + self.prior.own**2
+        if not self._known:
+            return np.zeros((DIRECTIONS, len(tables))), np.ones(len(tables))
+        across = self._covariance(tables, inputs, self._known, self._inputs)
+        means = np.stack([across @ pull for pull in self._pulls])
+        told = np.mean([((across @ gain) * across).sum(1) for gain in self._gains], axis=0)
+        return means, np.asarray(np.sqrt(np.clip(1 - told / before, 0.0, 1.0)))
 
-    def about(self, tables: Sequence[EmbeddingTable]) -> Beliefs:
-        """What is known of these tables, measured or not, all together."""
+    def covariances(self, tables: Sequence[EmbeddingTable]) -> Floats:
+        """Of the log factors of these tables, measured or not: [directions, tables, tables]."""
         inputs = _inputs(tables, self.batch_size)
         prior = self._covariance(tables, inputs, tables, inputs)
         if not self._known:
-            root = _root(prior)
-            shape = (DIRECTIONS, len(tables))
-            return Beliefs(np.zeros(shape), np.stack([root] * DIRECTIONS))
+            return np.stack([prior] * DIRECTIONS)
         across = self._covariance(tables, inputs, self._known, self._inputs)
-        means = np.stack([across @ pull for pull in self._pulls])
-        roots = [_root(prior - across @ gain @ across.T) for gain in self._gains]
-        return Beliefs(means, np.stack(roots))
+        return np.stack([prior - across @ gain @ across.T for gain in self._gains])
+
+    def about(self, tables: Sequence[EmbeddingTable]) -> Beliefs:
+        """What is known of these tables all together."""
+        means, _ = self.estimates(tables)
+        covariances = self.covariances(tables)
+        if not self._known:  # both directions are alike
+            return Beliefs(means, np.stack([_root(covariances[0])] * DIRECTIONS))
+        return Beliefs(means, np.stack([_root(covariance) for covariance in covariances]))
 
     def likeness(self, tables: Sequence[EmbeddingTable]) -> Likeness:
         """Of these tables to each other."""
@@ -225,7 +242,7 @@ class TableFactors:
             for some in (tables, others)
         )
         same = own[:, None] == other[None]
-        alike = np.where(same, 1.0, np.exp(-np.maximum(apart, 0.0) / (2 * _ALIKE)))
+        alike = np.exp(-np.maximum(apart, 0.0) / (2 * _ALIKE))
         return Likeness(same, alike, self._excess(inputs), self._excess(their_inputs))
 
     def _excess(self, inputs: torch.Tensor) -> Floats:
@@ -250,8 +267,11 @@ class Evidence:
         """What the shards say of the model."""
         tables = distinct_tables(data)
         total, parts = Held(model, data.shards, data.batch_sizes, tables).contributions().together()
+        errors = np.log(data.totals_ms / total)
+        # One that is farther off than all others was disturbed: it says nothing of them.
+        most = _FAR_OFF * float(np.median(np.abs(errors))) / _NORMAL_MEDIAN
         return Evidence(
-            np.clip(np.log(data.totals_ms / total), -_MOST_ERROR, _MOST_ERROR),
+            np.clip(errors, -most, most),
             (sparse.diags(1 / total) @ parts).toarray(),
             data.errors,
             TableFactors(model, data.most_common_batch).likeness(tables),
@@ -276,11 +296,14 @@ def _step(
     total, parts = said.of(direction)
     slopes = sparse.diags(1 / total) @ parts
     missed = known - np.log(total)
-    trust = np.ones(len(known))
-    if not first:  # a cost that is far off from all others is a mistake
-        trust = (_FREEDOM + 1) / (_FREEDOM + np.square(missed / noise))
+    trust = np.ones(len(known)) if first else _trust(missed / noise)
     weighted = slopes.T @ sparse.diags(trust / np.square(noise))
     return (weighted @ slopes).toarray(), np.asarray(weighted @ (missed + slopes @ factors))
+
+
+def _trust(deviations: Floats) -> Floats:
+    """Of costs that are so far off: what they count, by Student's t."""
+    return np.asarray((_FREEDOM + 1) / (_FREEDOM + np.square(deviations)))
 
 
 def _fitting(prior: FactorPrior, evidence: Evidence) -> FactorPrior:
@@ -296,9 +319,25 @@ def _fitting(prior: FactorPrior, evidence: Evidence) -> FactorPrior:
     return min(candidates, key=evidence.unlikeliness)
 
 
-def _few(data: CostDataset) -> CostDataset:
-    """Some of the shards, evenly spread."""
-    return data.subset(range(0, len(data), -(-len(data) // _MOST_EVIDENCE)))
+def few(data: CostDataset) -> CostDataset:
+    """Some of the shards, evenly spread: enough to find a few numbers by."""
+    return data.subset(range(0, len(data), max(1, -(-len(data) // _MOST_EVIDENCE))))
+
+
+def _worth_knowing(data: CostDataset, batch_size: int, of: Sequence[EmbeddingTable]) -> list[int]:
+    """Numbers of shards of at most so many tables, those with tables `of` first."""
+    wanted = {table.access_digest for table in of}
+    digests = [{p.table.access_digest for p in shard.slices} for shard in data.shards]
+    ours = [n for n, batch in enumerate(data.batch_sizes) if batch == batch_size]
+    ours.sort(key=lambda n: digests[n].isdisjoint(wanted))
+    tables: set[str] = set()
+    kept = []
+    for number in ours:
+        if not digests[number] <= tables and len(tables | digests[number]) > _MOST_TABLES:
+            continue
+        tables |= digests[number]
+        kept.append(number)
+    return sorted(kept)
 
 
 def distinct_tables(data: CostDataset) -> list[EmbeddingTable]:
@@ -315,9 +354,8 @@ def _inputs(tables: Sequence[EmbeddingTable], batch_size: int) -> torch.Tensor:
 def _root(covariance: Floats) -> Floats:
     """A root [n, n] of a covariance, though rounding may have left it a little below nothing."""
     size = len(covariance)
-    jitter = _JITTER * max(1.0, float(np.trace(covariance)) / max(1, size))
-    while True:
-        try:
-            return np.asarray(np.linalg.cholesky(covariance + jitter * np.eye(size)))
-        except np.linalg.LinAlgError:
-            jitter *= 100
+    try:
+        return np.asarray(np.linalg.cholesky(covariance + _JITTER * np.eye(size)))
+    except np.linalg.LinAlgError:
+        values, vectors = np.linalg.eigh(covariance)
+        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))

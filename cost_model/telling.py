@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from autoshard.cost_model.contributions import Held
 from autoshard.cost_model.oracle import EstimatedCosts
@@ -15,6 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 _COMPANIES = (2, 4, 8)  # tables that are measured together
 _OVERHEAD_MS = 5.0  # that a shard takes beside its own cost: to be set up, and read
+_LIKELY = 600  # candidates that are looked at one by one
 _LEAST_MS = 1e-9
 
 
@@ -43,23 +45,30 @@ def most_telling(
     pieces = [held_piece(table, fits) for table in task.tables]
     standing_in = [p.table for p, t in zip(pieces, task.tables, strict=True) if p.table is not t]
     tables = [*task.tables, *standing_in]
-    beliefs = oracle.factors.about(tables)
-    covariance = np.mean([root @ root.T for root in beliefs.roots], axis=0)
+    covariance = np.mean(oracle.factors.covariances(tables), axis=0)
     doubts = np.sqrt(np.diag(covariance)[: len(pieces)])
     alone = [Shard((piece,)) for piece in pieces]
     candidates = [*alone, *_companies(pieces, doubts, seed), *rivals]
-    candidates = list({s.digest: s for s in candidates if fits(s)}.values())
+    # What was measured once has told what it can: the rest is its own.
+    new = {s.digest: s for s in candidates if oracle.factors.left(s).doubt == 1.0 and fits(s)}
+    candidates = list(new.values())
     if not candidates:
         return []
     batches = [oracle.batch_size] * len(candidates)
+    factors, _ = oracle.factors.estimates(tables)
     held = Held(oracle.model.compute, candidates, batches, tables)
-    total, parts = held.contributions(beliefs.means).together()
-    shares = np.asarray(parts.multiply(1 / np.maximum(total, _LEAST_MS)[:, None]).toarray())
+    total, parts = held.contributions(factors).together()
     costs = np.zeros(len(tables))  # that depend on what is not known
     costs[: len(pieces)] = oracle.prices([Shard((t.whole(),)) for t in task.tables]).total_ms
+    shares = sparse.diags(1 / np.maximum(total, _LEAST_MS)) @ parts
     noise, pace = oracle.factors.prior.rest**2, total + _OVERHEAD_MS
-    told = shares @ covariance  # of each candidate with each table
-    variances = noise + (told * shares).sum(1)
+    told = np.asarray(shares @ covariance)  # of each candidate with each table
+    variances = noise + np.asarray(shares.multiply(told).sum(1)).ravel()
+    first = np.square(told * costs).sum(1) / variances / pace
+    likely = np.argsort(-first)[: max(_LIKELY, 2 * count)]
+    candidates = [candidates[number] for number in likely]
+    shares, told = shares[likely].toarray(), told[likely]
+    variances, pace = variances[likely], pace[likely]
     chosen: list[int] = []
     for _ in range(min(count, len(candidates))):
         gains = np.square(told * costs).sum(1) / variances / pace
@@ -85,7 +94,8 @@ def held_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> TableSli
         if can_be_halved(piece):
             piece, _ = halves(piece)
         elif piece.table.rows > 1:
-            piece = replace(piece, table=replace(piece.table, rows=piece.table.rows // 2))
+            lower = replace(piece.table, rows=piece.table.rows // 2, trace=None)
+            piece = replace(piece, table=lower)
         else:
             break
     return piece

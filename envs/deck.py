@@ -14,8 +14,6 @@ from autoshard.workload import EmbeddingTable, OperatorOptions, TableSlice, User
 
 Ints = npt.NDArray[np.int64]
 
-_DRAWN_TOGETHER = 500
-
 
 @dataclass(frozen=True)
 class Deal:
@@ -65,14 +63,9 @@ class Deck:
     def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
         """What prices devices in so many scenarios, and the amounts of all pieces in them."""
         if count not in self._in_scenarios:
-            parts = []
-            # In groups, for a joint draw of all tables takes the cube of their number.
-            for first in range(0, len(self.pieces), _DRAWN_TOGETHER):
-                some = self.pieces[first : first + _DRAWN_TOGETHER]
-                tables = list({piece.table.access_digest: piece.table for piece in some}.values())
-                scenarios = self._oracle.scenarios(tables, count, seed=first)
-                parts.append(scenarios.amounts(some))
-            self._in_scenarios[count] = scenarios, torch.cat(parts)
+            tables = {piece.table.access_digest: piece.table for piece in self.pieces}
+            scenarios = self._oracle.scenarios(list(tables.values()), count)
+            self._in_scenarios[count] = scenarios, scenarios.amounts(self.pieces)
         return self._in_scenarios[count]
 
     def price(self, sums: Tensor) -> Prices:

@@ -24,6 +24,7 @@ from autoshard.workload import (
     EmbeddingTable,
     OperatorOptions,
     Shard,
+    UserError,
     documents,
     load_tables,
     random_shards,
@@ -61,7 +62,7 @@ class CollectConfig:
     each (in fp32)."""
     doubted_by: Path | None = None
     """Of 20 times as many random shards take those that this cost model's networks disagree on
-    most: its folder, or the name of one that is shipped."""
+    most, these first: its folder, or the name of one that is shipped."""
     augment: bool = False
     """Take column slices too: halve dims at random, down to 4 (NeuroShard)."""
     seed: int = 0
@@ -90,6 +91,8 @@ def main(config: CollectConfig) -> None:
     """Measure, print the summary, write it, log it."""
     budget = Budget(config.seconds)
     batch_sizes = config.batch_size or (PROFILES[default_profile()].batch_size,)
+    if len(set(batch_sizes)) < len(batch_sizes):
+        raise UserError("--batch-size names a size twice")
     operator = OperatorOptions(config.weights, config.optimizer)
     check_file(config.json, "--json")
     check_bounds(config, at_least={"seed": 0, "num_exchanges": 0}, more_than={"max_gb": 0})
@@ -121,8 +124,8 @@ def main(config: CollectConfig) -> None:
             runs.append(collect(pool, some, settings, this, storage))
         summary = Summary.together(runs)
         report(summary, config)
-        for batch_size in batch_sizes:
-            exchanges = config.num_exchanges // len(batch_sizes)
+        for place, batch_size in enumerate(batch_sizes):
+            exchanges = _share(config.num_exchanges, place, len(batch_sizes))
             collect_exchanges(pool, tables, exchanges, batch_size, config.seed, budget)
         if config.json is not None:
             documents.write(config.json, asdict(summary))
@@ -144,7 +147,7 @@ def _shards(
     batch_sizes = config.batch_size or (batch_size,)
     place, several = batch_sizes.index(batch_size), len(batch_sizes)
     room = None if config.max_gb is None else Room(config.max_gb * 1e9, batch_size)
-    count = config.num_shards // several + (place < config.num_shards % several)
+    count = _share(config.num_shards, place, several)
     drawn = random_shards(
         tables,
         count if config.doubted_by is None else count * CANDIDATES,
@@ -156,6 +159,11 @@ def _shards(
     if config.doubted_by is None:
         return drawn
     return most_doubted(EstimatedCosts(load_model(config.doubted_by), batch_size), drawn, count)
+
+
+def _share(count: int, place: int, several: int) -> int:
+    """Of so many things, those of one of several batch sizes."""
+    return count // several + (place < count % several)
 
 
 def report(summary: Summary, config: CollectConfig) -> None:

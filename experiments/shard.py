@@ -41,6 +41,7 @@ from autoshard.workload import (
 from autoshard.workload.bounds import check_bounds
 
 _GB = 2**30
+JUDGED = 1000  # from here on are the index batches by which a plan is held against its promise
 _MOST_GB = 2**32  # more than there is
 _ALIKE = 5e-4  # a relative difference that would read 0.0 %
 
@@ -88,6 +89,10 @@ class ShardConfig:
     def check(self) -> None:
         """UserError unless the options make sense."""
         check_sharders([self.sharder])
+        if self.measure and self.sharder in HEURISTICS:
+            raise UserError(
+                f"--measure teaches a cost model, which {self.sharder} does not go by: leave it out"
+            )
         counts = ("num_devices", "batch_size", "verified")
         check_bounds(
             self,
@@ -153,7 +158,8 @@ def _measured(
     MeasurementStore(config.store).close()  # one that cannot be used is told at once
     with plan_pool(config.store) as pool:
         settings = MeasureSettings(config.batch_size, task.operator)
-        knowledge = Knowledge(pool, model, settings)
+        seeds = [JUDGED + seed for seed in judging_seeds(SEEDS)]
+        knowledge = Knowledge(pool, model, settings, tables=task.tables, unseen=seeds)
         said = _standing_in(task, knowledge)
         before = knowledge.shards
         plan = make_measuring(config.sharder, replace(means, measurer=knowledge)).shard(task)
@@ -162,7 +168,7 @@ def _measured(
             f"{knowledge.shards} of such batches are known by now"
         )
         oracle = knowledge.informed(means.oracle)
-        judging = ShardVisits(pool, settings, judging_seeds(SEEDS), told=told_as(model, pool))
+        judging = ShardVisits(pool, settings, seeds, told=told_as(model, pool))
         found = judge_plan(judging, task, plan, visits=SEEDS)
     if found is None:
         return plan, oracle, [*said, "measured: a shard of the plan could not be"]

@@ -60,6 +60,7 @@ class MeasuringSharder:
         measurer: measures.
         seconds: for all of it. What is measured once in any case may take longer.
         finalists: plans that are measured at the end.
+        greedy: let what `cost_fused` plans compete.
         clock: seconds.
     """
 
@@ -70,6 +71,7 @@ class MeasuringSharder:
         measurer: Measurer,
         seconds: float = MEASURE_SECONDS,
         finalists: int = 3,
+        greedy: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._oracle = oracle
@@ -77,6 +79,7 @@ class MeasuringSharder:
         self._measurer = measurer
         self._seconds = seconds
         self._finalists = finalists
+        self._greedy = greedy
         self._clock = clock
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -98,25 +101,39 @@ class MeasuringSharder:
     ) -> tuple[list[ShardingPlan], EstimatedCosts]:
         """All plans that there were, and the oracle in the end."""
         measurer, seed = self._measurer, 0
-        oracle = measurer.informed(self._oracle)
-        plans = [self._make(oracle).shard(task)]
+        oracle, plan, planning = self._planned(task)
+        plans = [plan]
         while True:
             left = deadline - self._clock()
-            if left < _LEAST_SECONDS:
+            if left < max(_LEAST_SECONDS, planning):
                 break
             own = _shards(task, plans[-1])
-            rivals = own + [s for plan in _greedy(oracle, task) for s in _shards(task, plan)]
+            rivals = own + [s for rival in self._rivals(oracle, task) for s in _shards(task, rival)]
             count = _A_ROUND * measurer.devices
             telling = most_telling(oracle, task, rivals, count, measurer.fits, seed)
             # Strange tables first; then whether the plan keeps its promise.
             asked = telling if seed == 0 else [*filter(measurer.fits, own), *telling]
-            fresh = measurer.learn(asked, max(_LEAST_SECONDS, _ROUND_SHARE * left))
-            oracle = measurer.informed(self._oracle)
-            plans.append(self._make(oracle).shard(task))
+            seconds = min(_ROUND_SHARE * left, left - planning)
+            fresh = measurer.learn(asked, max(_LEAST_SECONDS, seconds))
+            oracle, plan, planning = self._planned(task)
+            plans.append(plan)
             if not fresh or (seed > 0 and _settled(oracle, task, plans[-2], plans[-1])):
                 break
             seed += 1
-        return [*plans, *_greedy(oracle, task)], oracle
+        return [*plans, *self._rivals(oracle, task)], oracle
+
+    def _planned(self, task: ShardingTask) -> tuple[EstimatedCosts, ShardingPlan, float]:
+        """What is known by now, the plan by it, and the seconds that it took."""
+        began = self._clock()
+        oracle = self._measurer.informed(self._oracle)
+        plan = self._make(oracle).shard(task)
+        return oracle, plan, self._clock() - began
+
+    def _rivals(self, oracle: EstimatedCosts, task: ShardingTask) -> list[ShardingPlan]:
+        """What `cost_fused` plans, if it does and may compete."""
+        with suppress(PlanError):
+            return [FusedGreedySharder(oracle).shard(task)] if self._greedy else []
+        return []
 
 
 def _settled(
@@ -127,13 +144,6 @@ def _settled(
     new, old = outlook.of(after), outlook.of(before)
     low, high = new.interval_ms
     return old.expected_ms - new.expected_ms < (high - low) / 2
-
-
-def _greedy(oracle: EstimatedCosts, task: ShardingTask) -> list[ShardingPlan]:
-    """What `cost_fused` plans, if it does."""
-    with suppress(PlanError):
-        return [FusedGreedySharder(oracle).shard(task)]
-    return []
 
 
 def _shards(task: ShardingTask, plan: ShardingPlan) -> list[Shard]:

@@ -64,7 +64,9 @@ class PolicySharder:
         memory = task.memory_bytes
         played = self._draw(whole, memory)
         greedy, played = played[:1], sorted(played, key=lambda game: game.worst_ms)
-        found: list[Placed] = [game.placed() for game in (*played[:_BEST], *greedy)]
+        best = played[:_BEST]
+        best += [game for game in greedy if not any(game is other for other in best)]
+        found: list[Placed] = [game.placed() for game in best]
         if not found:  # so tight that no game ended well
             found = [pack(task, split=self._search is not None)]
         if self._search is not None:
@@ -88,14 +90,16 @@ class PolicySharder:
         return more + self._search.improve(task, starts)
 
     def _draw(self, whole: list[TableSlice], memory: Ints) -> list[Played]:
-        """Plans of the whole tables: as the policy thinks best, and others drawn from it."""
+        """Plans of the whole tables: as the policy thinks best, then others drawn from it."""
         rng = torch.Generator().manual_seed(self._seed)
         affordable = max(1, _BUDGET // (len(whole) * len(memory)))
         games = 1 + min(self._samples, affordable)
         played = self._player.play([whole] * games, memory, rng)
-        if not played:
-            played = self._player.play([whole], memory, shielded=True)
-        return played
+        if len(played) == games:
+            return played
+        # Where some came to a dead end, the policy's own plan may be one of them.
+        greedy = self._player.play([whole], memory)
+        return (greedy or self._player.play([whole], memory, shielded=True)) + played
 
     def _split(self, start: Played, memory: Ints) -> Played | None:
         """Halve tables that hold up the slowest device and play again, as long as it helps.

@@ -62,6 +62,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
 }
 SHARDERS = (*HEURISTICS, *_MAKERS)
 NEED_POOL = frozenset({"autoshard_verified"})  # they measure
+_NEVER_WORSE = frozenset({"autoshard", "cost_fused_search", "cost_fused"})  # than cost_fused
 NEED_POLICY = frozenset({"policy", "policy_best", "autoshard", "autoshard_verified"})
 
 
@@ -84,4 +85,5 @@ def make_measuring(name: str, means: Means) -> Sharder:
         means.measuring(name),
         means.measure_seconds,
         means.verified,
+        greedy=inner in _NEVER_WORSE,
     )

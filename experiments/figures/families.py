@@ -129,7 +129,7 @@ def by_heart_figures(folder: Path) -> list[Figure]:
         task, oracle = task_of(FAMILIES[family]), EstimatedCosts(model, _BATCH_SIZE)
         with _strangers(), cpu_pool(folder / f"heart-{family}.db") as pool:
             settings = MeasureSettings(_BATCH_SIZE, task.operator)
-            knowledge = Knowledge(pool, model, settings)
+            knowledge = Knowledge(pool, model, settings, tables=task.tables)
             means = Means(oracle, load_policy("cpu"), knowledge, measure_seconds=_SECONDS)
             plan = make_measuring("autoshard", means).shard(task)
             promise = TaskOutlook(knowledge.informed(oracle), task).of(plan).expected_ms

@@ -95,7 +95,7 @@ def judge_measured(
     told = told_as(oracle.model, pool)
     judging = ShardVisits(pool, settings, judging_seeds(seeds), timing, told)
     visits = ShardVisits(pool, settings, verifying_seeds(seeds), timing, told)
-    knowledge = Knowledge(pool, oracle.model, settings, visits, judging_seeds(seeds))
+    knowledge = Knowledge(pool, oracle.model, settings, visits, unseen=judging_seeds(seeds))
     sharders = contestants.warmed_up(contest.first, knowledge)
     entries = contest.entries(sharders, save_tasks, lambda: knowledge.seconds)
     return Judge(entries, judging, limits, len(pool.devices())).run(contest.begin)

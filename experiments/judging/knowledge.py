@@ -1,12 +1,15 @@
 """What a store and a pool know of a task's tables: measured before, and measured now."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableFactors
 from autoshard.cost_model.calibration import FEWEST, calibrate
+from autoshard.cost_model.dataset import stored_costs
+from autoshard.cost_model.table_factors import few
 from autoshard.experiments.judging.shard_visits import SEEDS, ShardVisits, told_as, verifying_seeds
-from autoshard.workload import Shard, ShardingPlan, ShardingTask
+from autoshard.workload import EmbeddingTable, Shard, ShardingPlan, ShardingTask
 
 _CALIBRATED_AGAIN = 1.5  # times as many shards as the last time are worth it
 
@@ -23,6 +26,7 @@ class Knowledge:
         model: that oracles go by.
         settings: of all shards.
         visits: how the pool is asked.
+        tables: of tasks: if the store has more than can be learned, these come first.
         unseen: seeds of index batches that are not looked at: those that plans are judged by.
     """
 
@@ -32,26 +36,27 @@ class Knowledge:
         model: CostModel,
         settings: MeasureSettings,
         visits: ShardVisits | None = None,
+        tables: Sequence[EmbeddingTable] = (),
         unseen: Sequence[int] = (),
     ) -> None:
-        told = told_as(model, pool)
-        self._visits = visits or ShardVisits(pool, settings, verifying_seeds(SEEDS), told=told)
-        self._settings = settings
-        devices = pool.devices()
+        self._pool, self._told = pool, told_as(model, pool)
+        self._visits = visits or ShardVisits(
+            pool, settings, verifying_seeds(SEEDS), told=self._told
+        )
+        self._settings, self._tables, self._unseen = settings, tables, frozenset(unseen)
+        devices, self._make = pool.devices(), pool.make()
         self._room = min(device.memory_bytes for device in devices)
         self.devices = len(devices)
-        with MeasurementStore(pool.store) as store:
-            self._before = [
-                told(measurement)
-                for measurement in store.measurements()
-                if measurement.ok
-                and (measurement.hardware, measurement.versions) == pool.make()
-                and measurement.settings.operator == settings.operator
-                and measurement.settings.batch_size == settings.batch_size
-                and measurement.settings.seed not in unseen
-            ]
-        self._foreign = pool.make()[0] != model.provenance.hardware
+        self._foreign = self._make[0] != model.provenance.hardware
         self._calibrated: tuple[int, CostModel] | None = None
+
+    @cached_property
+    def _before(self) -> list[Measurement]:
+        """What the store had when it was first asked."""
+        settings = self._settings
+        with MeasurementStore(self._pool.store) as store:
+            found = stored_costs(store, self._make, settings.operator, settings.batch_size)
+        return [self._told(m) for m in found if m.settings.seed not in self._unseen]
 
     @property
     def seconds(self) -> float:
@@ -82,7 +87,7 @@ class Knowledge:
         data, model = CostDataset.of(measurements), oracle.model
         if self._foreign and len(data) >= FEWEST:
             model = self._of_this_machine(model, data)
-        factors = TableFactors(model.compute, oracle.batch_size).learn(data)
+        factors = TableFactors(model.compute, oracle.batch_size).learn(data, self._tables)
         return EstimatedCosts(model, oracle.batch_size, factors)
 
     def max_ms(
@@ -93,10 +98,12 @@ class Knowledge:
 
     def _of_this_machine(self, model: CostModel, data: CostDataset) -> CostModel:
         if self._calibrated is None or len(data) > _CALIBRATED_AGAIN * self._calibrated[0]:
-            self._calibrated = len(data), calibrate(model, data)
+            # Strange tables stay strange: what they cost is known by their factors.
+            self._calibrated = len(data), calibrate(model, few(data), acquaint=False)
         return self._calibrated[1]
 
     def _measurements(self) -> list[Measurement]:
-        """One of each shard and index batch, the latest."""
-        answers = [*self._before, *self._visits.answers()]
-        return list({(m.shard.digest, m.settings): m for m in answers}.values())
+        """Those of the store, but for what is known better by now."""
+        answers = self._visits.answers()
+        again = {(answer.shard.digest, answer.settings) for answer in answers}
+        return [m for m in self._before if (m.shard.digest, m.settings) not in again] + answers

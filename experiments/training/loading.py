@@ -4,15 +4,15 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import (
+    CostDataset,
     CostModel,
-    DataError,
     EstimatedCosts,
     OutsideTraining,
-    Selection,
     TableFactors,
-    read_costs,
 )
+from autoshard.cost_model.dataset import stored_costs
 from autoshard.experiments.training.run_folder import COST_MODEL
 from autoshard.sharders import SHARDERS, find_policy, make_sharder
 from autoshard.workload import EmbeddingTable
@@ -42,7 +42,7 @@ def oracle_for(
     """The oracle, by what the store knows of tables; warns of what it has learned little of."""
     factors = None
     if store is not None and store.is_file():
-        factors = _known(model, batch_size, store)
+        factors = _known(model, batch_size, tables, store)
     oracle = EstimatedCosts(model, batch_size, factors)
     learned = model.provenance.batch_sizes
     if not min(learned) <= batch_size <= max(learned):
@@ -57,13 +57,21 @@ def oracle_for(
     return oracle
 
 
-def _known(model: CostModel, batch_size: int, store: Path) -> TableFactors | None:
+def _known(
+    model: CostModel, batch_size: int, tables: Sequence[EmbeddingTable], path: Path
+) -> TableFactors | None:
     """What was measured on the model's hardware, in such batches."""
     told = model.provenance
-    asked = Selection(told.operator.weights, told.operator.optimizer, (batch_size,), told.hardware)
-    try:
-        data = read_costs([store], asked, told.quiet)
-    except DataError as error:  # it is of other hardware, or other batches
-        warnings.warn(f"what was measured is not used: {error}", stacklevel=3)
+    with MeasurementStore(path) as store:
+        found = stored_costs(store, (told.hardware, told.versions), told.operator, batch_size)
+        others = len(store) - len(found)
+    if not found and others:
+        warnings.warn(
+            f"{path} is not used: what it has is of other hardware or versions than the cost "
+            f"model's, of another operator, or of other batches than {batch_size}",
+            stacklevel=3,
+        )
+    if not found:
         return None
-    return TableFactors(model.compute, batch_size).learn(data)
+    data = CostDataset.of(found, level=told.quiet)
+    return TableFactors(model.compute, batch_size).learn(data, tables)

@@ -1,7 +1,7 @@
 """The shipped model, in and out of what it learned from: more work is never said to cost less.
 
-But for tables of a few rows, of which the same is true of the machine: the fewer they are, the
-more threads of work meet in each.
+But for tables of a few hundred rows, of which the same is true of the machine: the fewer they are,
+the more updates meet in each.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ def ms(oracle: EstimatedCosts, table: EmbeddingTable) -> float:
 
 @settings(max_examples=60)
 @given(
-    rows=st.floats(2, 8).map(lambda power: int(10**power)),
+    rows=st.floats(3, 8).map(lambda power: int(10**power)),
     dim=st.integers(1, 192).map(lambda quarter: 4 * quarter),
     lookups=st.floats(-1, 2.5).map(lambda power: round(10**power, 3)),
     alpha=st.floats(0, 1.6),

@@ -195,7 +195,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
         ({"rounds": 5, "budget_shards": 4}, "less than one a round"),
         ({"calibrate": folder / "empty.db", "hyper": TrainOptions()}, "no cost model"),
     ):
-        asked = config(folder, store, **{"out": new, **changes})  # type: ignore[arg-type]
+        asked = replace(config(folder, store, out=new), **changes)  # type: ignore[arg-type]
         with pytest.raises(UserError, match=says) as caught:
             train_cost_model.main(asked)
         assert "\n" not in str(caught.value)
