@@ -102,7 +102,7 @@ class MeasuringSharder:
         """All plans that there were, and the oracle in the end."""
         measurer, seed = self._measurer, 0
         oracle, plan, planning = self._planned(task)
-        plans = [plan]
+        plans = [*self._rivals(oracle, task), plan]  # what is thought now may be as good
         while True:
             left = deadline - self._clock()
             if left < max(_LEAST_SECONDS, planning):
