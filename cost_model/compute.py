@@ -155,8 +155,12 @@ class ComputeCostModel:
         doubt = self.prior.doubt * first[:, self.shape.doubt] / alone.clamp_min(_FLOOR)
         unsure = self.uncertainty.scale**2 * (variance + doubt.square())
         deviation = (unsure + self.uncertainty.noise**2).sqrt()
-        used = first[:, self.shape.count] > _HALF_A_TABLE
+        used = self.holds_any(sums)
         return forward * used, backward * used, deviation * used
+
+    def holds_any(self, sums: Tensor) -> Tensor:
+        """Whether there are tables in shards with these sums of amounts: [shards]."""
+        return sums[:, 0, self.shape.count] > _HALF_A_TABLE
 
     def predict(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Prices:
         """What shards cost, each in a batch of its size."""

@@ -27,7 +27,7 @@ Floats = npt.NDArray[np.float64]
 
 FEWEST_SHARDS = 5  # shards that a part needs, or nothing can be said of it
 # Of the sizes of normal values, in deviations: medians do not feel the few that are far off.
-_NORMAL_MEDIAN = NormalDist().inv_cdf(0.75)
+NORMAL_MEDIAN = NormalDist().inv_cdf(0.75)
 
 
 class DataError(UserError):
@@ -107,7 +107,7 @@ class CostDataset:
             return floor * float(np.sqrt(np.mean(1 / visits) / 2))
         if np.median(self.errors * np.sqrt(visits)) >= UNKNOWN:
             return None
-        return float(np.median(self.errors)) * _NORMAL_MEDIAN
+        return float(np.median(self.errors)) * NORMAL_MEDIAN
 
     @staticmethod
     def of(
@@ -256,7 +256,7 @@ def _variances(visits: Sequence[Sequence[Timing]]) -> list[Floats]:
     if len(several) < FEWEST_SHARDS:
         return by_shard
     ratios = [np.log(visits[n][0].total_ms / visits[n][1].total_ms) for n in several]
-    found = (np.median(np.abs(ratios)) / _NORMAL_MEDIAN) ** 2
+    found = (np.median(np.abs(ratios)) / NORMAL_MEDIAN) ** 2
     beyond = max(0.0, found - np.median([by_shard[n][:2].sum() for n in several])) / 2
     return [variances + beyond for variances in by_shard]
 

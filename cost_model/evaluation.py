@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from scipy import stats
+from torch import Tensor
 
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.dataset import CostDataset
+from autoshard.cost_model.device_sums import DeviceSums, Pricing
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.training import one_thread
 from autoshard.workload import Shard, TableSlice
@@ -189,13 +191,17 @@ def _believed(shards: tuple[Shard, ...], belief: Callable[[TableSlice], float]) 
 
 def evaluations_per_second(oracle: EstimatedCosts, slices: Sequence[TableSlice]) -> float:
     """How many times a second "this device plus that table" is priced on one core."""
+    return placements_per_second(oracle.model.compute, oracle.amounts(slices))
+
+
+def placements_per_second(pricing: Pricing[Any], amounts: Tensor) -> float:
+    """The same for items with such amounts, by whatever prices them."""
     with one_thread():
-        devices = oracle.devices(slices, _TIMED_DEVICES)
-        for item in range(len(slices)):
-            devices.put(item, item % _TIMED_DEVICES)
-        items = torch.arange(len(slices))
+        devices = DeviceSums(pricing, amounts, _TIMED_DEVICES)
+        items = torch.arange(len(amounts))
+        devices.fill(items % _TIMED_DEVICES)
         count, started = 0, time.perf_counter()
         while time.perf_counter() - started < _TIMED_SECONDS:
             devices.with_each(items)
-            count += len(slices) * _TIMED_DEVICES
+            count += len(items) * _TIMED_DEVICES
         return count / (time.perf_counter() - started)

@@ -18,7 +18,6 @@ from autoshard.cost_model.table_factors import Beliefs
 from autoshard.workload import EmbeddingTable, TableSlice
 
 _AT_ONCE = 512  # shards priced together: more do not fit a core's own cache
-_HALF_A_TABLE = 0.5
 
 
 Embed = Callable[[Sequence[TableSlice]], Tensor]  # amounts of slices by each member
@@ -120,5 +119,4 @@ class Scenarios:
         mean = alone.mean(0)
         stretched = (alone / mean).pow(self._stretch)
         drawn = drawn * (stretched / stretched.mean(0) * mean / alone)[self._members]
-        used = sums[:, 0, self._model.shape.count] > _HALF_A_TABLE
-        return (drawn * used).T
+        return (drawn * self._model.holds_any(sums)).T

@@ -17,7 +17,7 @@ from scipy import linalg, sparse
 
 from autoshard.cost_model.compute import ComputeCostModel, FactorPrior
 from autoshard.cost_model.contributions import Contributions, Held
-from autoshard.cost_model.dataset import CostDataset
+from autoshard.cost_model.dataset import NORMAL_MEDIAN, CostDataset
 from autoshard.cost_model.inputs import slice_inputs
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.workload import EmbeddingTable, Shard
@@ -28,7 +28,6 @@ _STEPS = 5  # of Gauss and Newton
 _FREEDOM = 4.0  # of Student's t: a cost that is far off counts little
 _MOST_DOUBT = 1.0  # deviations of a logarithm: how far off a guess may be
 _FAR_OFF = 3.0  # deviations
-_NORMAL_MEDIAN = 0.6745  # of the sizes of normal values, in deviations
 _MOST_EVIDENCE = 400  # shards by which the prior is judged
 _WIDER = (1.0, 2.0, 4.0, 8.0)  # times the deviations of factors that may be found
 _LOUDER = (1.0, 2.0)  # times what is left of shards
@@ -189,17 +188,11 @@ class TableFactors:
 
     def covariances(self, tables: Sequence[EmbeddingTable]) -> Floats:
         """Of the log factors of these tables, measured or not: [directions, tables, tables]."""
-        inputs = _inputs(tables, self.batch_size)
-        prior = self._covariance(tables, inputs, tables, inputs)
-        if not self._known:
-            return np.stack([prior] * DIRECTIONS)
-        across = self._covariance(tables, inputs, self._known, self._inputs)
-        return np.stack([prior - across @ gain @ across.T for gain in self._gains])
+        return self._together(tables)[1]
 
     def about(self, tables: Sequence[EmbeddingTable]) -> Beliefs:
         """What is known of these tables all together."""
-        means, _ = self.estimates(tables)
-        covariances = self.covariances(tables)
+        means, covariances = self._together(tables)
         if not self._known:  # both directions are alike
             return Beliefs(means, np.stack([_root(covariances[0])] * DIRECTIONS))
         return Beliefs(means, np.stack([_root(covariance) for covariance in covariances]))
@@ -208,6 +201,16 @@ class TableFactors:
         """Of these tables to each other."""
         inputs = _inputs(tables, self.batch_size)
         return self._likeness(tables, inputs, tables, inputs)
+
+    def _together(self, tables: Sequence[EmbeddingTable]) -> tuple[Floats, Floats]:
+        """Means and covariances of the log factors of these tables."""
+        inputs = _inputs(tables, self.batch_size)
+        prior = self._covariance(tables, inputs, tables, inputs)
+        if not self._known:
+            return np.zeros((DIRECTIONS, len(tables))), np.stack([prior] * DIRECTIONS)
+        across = self._covariance(tables, inputs, self._known, self._inputs)
+        means = np.stack([across @ pull for pull in self._pulls])
+        return means, np.stack([prior - across @ gain @ across.T for gain in self._gains])
 
     def _covariance(
         self,
@@ -269,7 +272,7 @@ class Evidence:
         total, parts = Held(model, data.shards, data.batch_sizes, tables).contributions().together()
         errors = np.log(data.totals_ms / total)
         # One that is farther off than all others was disturbed: it says nothing of them.
-        most = _FAR_OFF * float(np.median(np.abs(errors))) / _NORMAL_MEDIAN
+        most = _FAR_OFF * float(np.median(np.abs(errors))) / NORMAL_MEDIAN
         return Evidence(
             np.clip(errors, -most, most),
             (sparse.diags(1 / total) @ parts).toarray(),

@@ -143,19 +143,26 @@ class ShardingGame:
         # Half a table a device is no table to the cost model: then the costliest sets the pace.
         self.pace_ms[seats] = torch.where(pace > 0, pace, costliest)
         self.bound_ms[seats] = torch.maximum(pace, costliest)
-        sums = torch.zeros(len(seats) * self.max_devices, *deck.amounts.shape[1:])
-        rows, places = (homes >= 0).nonzero().unbind(1)
-        where = rows * self.max_devices + homes[rows, places]
-        sums.index_add_(0, where, deck.amounts[order[rows, places]])
-        self.sums[seats] = sums.reshape(len(seats), self.max_devices, *sums.shape[1:])
+        self.sums[seats] = self.sums_of(deck.amounts, seats)
         self.content[seats] = deck.model.compute.described(self.sums[seats])
         self.rest[seats] = work - self.content[seats].sum(1)
-        if len(rows):
+        if bool((homes >= 0).any()):
             prices = deck.price(self.sums[seats])
             self.cost_ms[seats], self.deviation[seats] = prices.total_ms, prices.deviation
         else:
             self.cost_ms[seats] = self.deviation[seats] = 0
         self._look_ahead()
+
+    def sums_of(self, amounts: Tensor, seats: Tensor) -> Tensor:
+        """Amounts of the deck's pieces [pieces, ...], added up over what each device of these games
+        holds: [seats, devices, ...].
+        """
+        order, homes = self.order[seats], self.homes[seats]
+        sums = torch.zeros(len(seats) * self.max_devices, *amounts.shape[1:])
+        rows, places = (homes >= 0).nonzero().unbind(1)
+        where = rows * self.max_devices + homes[rows, places]
+        sums.index_add_(0, where, amounts[order[rows, places]])
+        return sums.reshape(len(seats), self.max_devices, *amounts.shape[1:])
 
     def place(self, devices: Tensor, playing: Tensor | None = None) -> None:
         """Put the current table of each game that is `playing` (by default, not over) on a device.

@@ -127,19 +127,13 @@ class EstimatedRewards:
         costs = game.cost_ms[list(seats)]
         if not self._scenarios or not len(seats):
             return costs
-        return (
-            costs * (self._expected_ms(game, seats) / costs.amax(1).clamp_min(_LEAST_MS))[:, None]
-        )
+        scale = self._expected_ms(game, seats) / costs.amax(1).clamp_min(_LEAST_MS)
+        return costs * scale[:, None]
 
     def _expected_ms(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
         """The slowest device of each game: [seats]."""
         pricing, amounts = game.deck.in_scenarios(self._scenarios)
-        homes, order = game.homes[list(seats)], game.order[list(seats)]
-        rows, places = (homes >= 0).nonzero(as_tuple=True)
-        sums = torch.zeros(len(seats) * game.max_devices, *amounts.shape[1:])
-        where = rows * game.max_devices + homes[rows, places]
-        sums.index_add_(0, where, amounts[order[rows, places]])
-        costs = pricing.price(sums.view(len(seats), game.max_devices, *amounts.shape[1:]))
+        costs = pricing.price(game.sums_of(amounts, torch.tensor(seats)))
         power = sharpness(game.deck.model.compute.prior.rest)
         return torch.from_numpy(expected_max(costs.double().numpy(), power)).float()
 

@@ -97,7 +97,10 @@ def main(config: CollectConfig) -> None:
     check_file(config.json, "--json")
     check_bounds(config, at_least={"seed": 0, "num_exchanges": 0}, more_than={"max_gb": 0})
     tables = load_tables(config.tables)
-    shards = {batch: _shards(config, tables, batch) for batch in batch_sizes}
+    shards = {
+        batch: _shards(config, tables, batch, place, len(batch_sizes))
+        for place, batch in enumerate(batch_sizes)
+    }
     requested = sum(map(len, shards.values()))
     if requested < config.num_shards:
         cli.console.print(f"{config.tables} admits only {requested} different shards")
@@ -141,11 +144,13 @@ def main(config: CollectConfig) -> None:
 
 
 def _shards(
-    config: CollectConfig, tables: Sequence[EmbeddingTable], batch_size: int
+    config: CollectConfig,
+    tables: Sequence[EmbeddingTable],
+    batch_size: int,
+    place: int,
+    several: int,
 ) -> list[Shard]:
-    """Those to be measured with one of the batch sizes, others than with another."""
-    batch_sizes = config.batch_size or (batch_size,)
-    place, several = batch_sizes.index(batch_size), len(batch_sizes)
+    """Those to be measured with the batch size at one of several places, others than elsewhere."""
     room = None if config.max_gb is None else Room(config.max_gb * 1e9, batch_size)
     count = _share(config.num_shards, place, several)
     drawn = random_shards(

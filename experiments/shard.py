@@ -133,7 +133,13 @@ def main(config: ShardConfig) -> None:
         policy.check(len(devices))
     oracle = oracle_for(model, config.batch_size, tables, config.store)
     task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
-    means = Means(oracle, policy, None, config.verified, config.seconds, config.seed)
+    means = Means(
+        oracle,
+        policy,
+        verified=config.verified,
+        measure_seconds=config.seconds,
+        seed=config.seed,
+    )
     if config.measure or config.sharder in NEED_POOL:
         plan, oracle, told = _measured(config, task, means)
     else:

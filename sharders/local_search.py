@@ -8,7 +8,7 @@ import torch
 
 from autoshard.cost_model import DeviceSums, EstimatedCosts
 from autoshard.cost_model.network import DIRECTIONS
-from autoshard.cost_model.outlook import Placed, TaskOutlook, expected_max, sharpness
+from autoshard.cost_model.outlook import Placed, TaskOutlook, sharpness
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
@@ -115,7 +115,7 @@ class _Search:
 
     def objective(self) -> float:
         """What is minimised, in milliseconds: the mean over scenarios of a norm of the devices."""
-        return float(expected_max(self._costs, self._power))
+        return float(self._after(0.0))
 
     def placed(self) -> list[tuple[TableSlice, int]]:
         """Each slice and its device."""
@@ -269,7 +269,7 @@ class _Search:
         self._most = np.maximum(self._costs.max(0), _LEAST_MS)
         self._powers = (self._costs / self._most) ** self._power
 
-    def _after(self, gone: Floats, *come: Floats) -> Floats:
+    def _after(self, gone: Floats | float, *come: Floats) -> Floats:
         """The objective where powers [..., scenarios] of devices are replaced by other costs."""
         sums = self._powers.sum(0) - gone
         for costs in come:

@@ -87,8 +87,9 @@ class MeasuringSharder:
         began = self._clock()
         plans, oracle = self._learned(task, began + _LEARNING_SHARE * self._seconds)
         outlook = TaskOutlook(oracle, task)
-        known = {plan: outlook.expected_ms(plan.placed(task)) for plan in plans}
-        best = sorted(known, key=known.__getitem__)[: self._finalists]
+        different = dict.fromkeys(plans)
+        ranked = sorted(different, key=lambda plan: outlook.expected_ms(plan.placed(task)))
+        best = ranked[: self._finalists]
 
         def measure(numbers: Sequence[int], visits: int) -> Sequence[float]:
             return self._measurer.max_ms(task, [best[number] for number in numbers], visits)
@@ -102,25 +103,27 @@ class MeasuringSharder:
         """All plans that there were, and the oracle in the end."""
         measurer, seed = self._measurer, 0
         oracle, plan, planning = self._planned(task)
-        plans = [*self._rivals(oracle, task), plan]  # what is thought now may be as good
+        rivals = self._rivals(oracle, task)
+        plans = [*rivals, plan]  # what is thought now may be as good
         while True:
             left = deadline - self._clock()
             if left < max(_LEAST_SECONDS, planning):
                 break
             own = _shards(task, plans[-1])
-            rivals = own + [s for rival in self._rivals(oracle, task) for s in _shards(task, rival)]
+            theirs = [shard for rival in rivals for shard in _shards(task, rival)]
             count = _A_ROUND * measurer.devices
-            telling = most_telling(oracle, task, rivals, count, measurer.fits, seed)
+            telling = most_telling(oracle, task, own + theirs, count, measurer.fits, seed)
             # Strange tables first; then whether the plan keeps its promise.
             asked = telling if seed == 0 else [*filter(measurer.fits, own), *telling]
             seconds = min(_ROUND_SHARE * left, left - planning)
             fresh = measurer.learn(asked, max(_LEAST_SECONDS, seconds))
             oracle, plan, planning = self._planned(task)
             plans.append(plan)
+            rivals = self._rivals(oracle, task)
             if not fresh or (seed > 0 and _settled(oracle, task, plans[-2], plans[-1])):
                 break
             seed += 1
-        return [*plans, *self._rivals(oracle, task)], oracle
+        return [*plans, *rivals], oracle
 
     def _planned(self, task: ShardingTask) -> tuple[EstimatedCosts, ShardingPlan, float]:
         """What is known by now, the plan by it, and the seconds that it took."""

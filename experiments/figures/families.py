@@ -6,6 +6,7 @@ It learned from `wide` tables alone: all the others are left out, so none is tes
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from autoshard.benchmark import MeasureSettings
@@ -161,6 +162,7 @@ def _slowest_ms(visits: ShardVisits, task: ShardingTask, plan: ShardingPlan) -> 
     return found.mean_ms
 
 
+@cache
 def _shipped_model() -> CostModel:
     """The shipped model; that it is of other hardware is why these figures are taken."""
     with warnings.catch_warnings():

@@ -14,7 +14,6 @@ import torch
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
 from autoshard.cost_model import (
     CostModel,
-    DeviceSums,
     EstimatedCosts,
     OtherHardware,
     Provenance,
@@ -28,7 +27,12 @@ from autoshard.cost_model.checkpoint import PRETRAINED
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.dataset import CostDataset
-from autoshard.cost_model.evaluation import Score, evaluate, evaluations_per_second
+from autoshard.cost_model.evaluation import (
+    Score,
+    evaluate,
+    evaluations_per_second,
+    placements_per_second,
+)
 from autoshard.cost_model.training import TrainOptions, one_thread
 from autoshard.experiments.collecting.proposals import SEARCH, Proposer
 from autoshard.experiments.figures.figure import Figure
@@ -40,7 +44,7 @@ OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # another machine, with other weig
 # Other than the model learned from; and small, for plans of all of these are measured.
 _CHECK_TASKS, _CHECK_TABLES = 20, "synthetic:400:1:small"
 _WHOLE_SHARDS, _WHOLE_TABLES = 20_000, 20
-_SCENARIOS, _SOME_TABLES, _DEVICES, _TIMED_SECONDS = 16, 200, 8, 0.5
+_SCENARIOS, _SOME_TABLES = 16, 200
 _HEART_TABLES, _HEART_SHARDS, _HEART_NOISE = 1_000, 10_000, 0.02
 
 
@@ -174,17 +178,8 @@ def _speeds(model: CostModel, data: CostDataset) -> list[Figure]:
 def _in_scenarios_per_second(oracle: EstimatedCosts, tables: Sequence[EmbeddingTable]) -> float:
     """How many times a second "this device plus that table" is priced in all scenarios."""
     some = tables[:_SOME_TABLES]
-    with one_thread():
-        scenarios = oracle.scenarios(some, _SCENARIOS)
-        amounts = scenarios.amounts([table.whole() for table in some])
-        devices = DeviceSums(scenarios, amounts, _DEVICES)
-        devices.fill(torch.arange(len(some)) % _DEVICES)
-        items = torch.arange(len(some))
-        count, started = 0, time.perf_counter()
-        while time.perf_counter() - started < _TIMED_SECONDS:
-            devices.with_each(items)
-            count += len(some) * _DEVICES
-        return count / (time.perf_counter() - started)
+    scenarios = oracle.scenarios(some, _SCENARIOS)
+    return placements_per_second(scenarios, scenarios.amounts([table.whole() for table in some]))
 
 
 def _by_heart_seconds(model: CostModel) -> float:

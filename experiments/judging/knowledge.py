@@ -70,8 +70,7 @@ class Knowledge:
 
     def fits(self, shard: Shard) -> bool:
         """Whether one of the devices that measure has room for it."""
-        operator, batch = self._settings.operator, self._settings.batch_size
-        return operator.shard_bytes(shard) + operator.working_bytes(shard, batch) <= self._room
+        return self._settings.needed_bytes(shard) <= self._room
 
     def learn(self, shards: Sequence[Shard], seconds: float) -> int:
         """Measure the first of these, as far as the time goes; how many are new."""
