@@ -20,12 +20,15 @@ class EmbeddingOp:
         self.batch: IndexBatch = shard_batch(shard, settings.batch_size, settings.seed)
         self._indices = torch.from_numpy(self.batch.indices).to(device)
         self._offsets = torch.from_numpy(self.batch.offsets).to(device)
+        self._weights = None
+        if any(piece.table.weighted for piece in shard.slices):
+            self._weights = torch.ones(len(self._indices), device=device)
         self.module = build_module(shard, settings.operator, device)
         self.gradient = torch.ones(settings.batch_size, shard.total_dim, device=device)
 
     def forward(self) -> torch.Tensor:
-        """Pooled embeddings of the batch: [batch, sum of widths]."""
-        output: torch.Tensor = self.module(self._indices, self._offsets)
+        """Pooled embeddings of the batch: [batch, sum of output widths]."""
+        output: torch.Tensor = self.module(self._indices, self._offsets, self._weights)
         return output
 
 
@@ -43,6 +46,9 @@ def build_module(shard: Shard, options: OperatorOptions, device: torch.device) -
     weights = {"fp32": ops.SparseType.FP32, "fp16": ops.SparseType.FP16}
     return ops.SplitTableBatchedEmbeddingBagsCodegen(
         [(piece.table.rows, piece.width, location, compute) for piece in shard.slices],
+        feature_table_map=[
+            number for number, piece in enumerate(shard.slices) for _ in range(piece.table.features)
+        ],
         weights_precision=weights[options.weights],
         optimizer=optimizers[options.optimizer],
         learning_rate=0.01,

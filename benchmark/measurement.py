@@ -34,8 +34,7 @@ class MeasureSettings:
 
     def needed_bytes(self, shard: Shard) -> int:
         """Bytes that building and running the operator takes: what must fit before it is tried."""
-        working = self.operator.working_bytes(shard, self.batch_size)
-        return self.operator.shard_bytes(shard) + working
+        return self.operator.memory(shard.slices, self.batch_size).total
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,8 @@ class Deck:
         self.pieces = tuple(pieces)
         self.operator: OperatorOptions = oracle.model.provenance.operator
         self.batch_size = oracle.batch_size
-        sizes = [self.operator.stored_bytes(piece.table.rows, piece.width) for piece in pieces]
+        memory = self.operator.memory
+        sizes = [memory((piece,), self.batch_size).total for piece in pieces]
         self.bytes: Ints = np.array(sizes, np.int64)
         self.sizes = torch.from_numpy(self.bytes)
         self.learn(oracle)

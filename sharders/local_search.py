@@ -256,7 +256,7 @@ class _Search:
         self._home[item] = device
 
     def _bytes_of(self, piece: TableSlice) -> int:
-        return self._task.operator.stored_bytes(piece.table.rows, piece.width)
+        return self._task.piece_bytes(piece)
 
     @property
     def _slowest(self) -> int:

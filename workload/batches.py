@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.workload import traces
-from autoshard.workload.reuse import lookups_of, spectrum_of
+from autoshard.workload.reuse import spectrum_of
 from autoshard.workload.tables import EmbeddingTable, Shard, digest
 
 Indices = npt.NDArray[np.int64]
@@ -28,7 +28,8 @@ _GOLDEN = 0.6180339887498949
 class IndexBatch:
     """fbgemm's form of a batch: lookups of all tables and samples, one after the other.
 
-    Sample `b` of table `t` looks up `indices[offsets[t * batch_size + b] : offsets[... + 1]]`.
+    Sample `b` of feature `f` looks up `indices[offsets[f * batch_size + b] : offsets[... + 1]]`;
+    features are numbered through all tables.
     """
 
     indices: Indices
@@ -41,7 +42,7 @@ class IndexBatch:
 
 
 def table_lookups(table: EmbeddingTable, batch_size: int, seed: int = 0) -> tuple[Indices, Indices]:
-    """Rows looked up by a batch, and how many of them belong to each sample."""
+    """Rows looked up by a batch, and how many of them belong to each sample of each feature."""
     if table.trace is not None:
         return traces.lookups(table.trace, batch_size)
     key = (table.access_digest, batch_size, seed)
@@ -61,7 +62,7 @@ def _draw(table: EmbeddingTable, batch_size: int, seed: int) -> tuple[Indices, I
     ids = _scattered(spectrum.distinct_rows, table.rows, rng)
     indices = np.repeat(ids, np.repeat(spectrum.uses, spectrum.rows))
     rng.shuffle(indices)
-    return indices, _even_lengths(lookups_of(table, batch_size), batch_size, rng)
+    return indices, _even_lengths(len(indices), batch_size * table.features, rng)
 
 
 def shard_batch(shard: Shard, batch_size: int, seed: int = 0) -> IndexBatch:
@@ -81,8 +82,8 @@ def _scattered(count: int, rows: int, rng: np.random.Generator) -> Indices:
     return (np.arange(count, dtype=np.int64) * (stride % rows) + start) % rows
 
 
-def _even_lengths(lookups: int, batch_size: int, rng: np.random.Generator) -> Indices:
+def _even_lengths(lookups: int, samples: int, rng: np.random.Generator) -> Indices:
     """Lookups of each sample: the mean rounded down, and one more for samples drawn at random."""
-    lengths = np.full(batch_size, lookups // batch_size, dtype=np.int64)
-    lengths[rng.permutation(batch_size)[: lookups % batch_size]] += 1
+    lengths = np.full(samples, lookups // samples, dtype=np.int64)
+    lengths[rng.permutation(samples)[: lookups % samples]] += 1
     return lengths

@@ -33,7 +33,8 @@ _FLOAT_BYTES = 4
 def slice_features(slices: Sequence[TableSlice], batch_size: int) -> Floats:
     """Features of each slice in a batch of that size: [slices, features], named FEATURE_NAMES.
 
-    `looked_up_bytes` counts a row at each of its uses, `touched_bytes` once; both in fp32.
+    `looked_up_bytes` counts a row at each of its uses, `touched_bytes` once; both in fp32. Samples
+    (`log_batch_size`) count once for each feature of the table: so many outputs it has.
     """
     features = np.empty((len(slices), len(FEATURE_NAMES)))
     for row, piece in zip(features, slices, strict=True):
@@ -52,7 +53,7 @@ def slice_features(slices: Sequence[TableSlice], batch_size: int) -> Floats:
                 spectrum.lookups * row_bytes,
                 spectrum.distinct_rows * row_bytes,
                 size,
-                batch_size,
+                batch_size * table.features,
             ]
         )
     return features

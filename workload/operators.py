@@ -1,17 +1,39 @@
 """Which fused operator runs a shard, and the memory it needs."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from autoshard.workload.errors import FieldError
-from autoshard.workload.tables import Shard
+from autoshard.workload.tables import TableSlice
 
 Weights = Literal["fp32", "fp16"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd"]
 
 WEIGHT_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2}
-STATE_BYTES = 4  # optimizer state, outputs and gradients are fp32 whatever the weights are
+FLOAT_BYTES = 4  # optimizer state, outputs and gradients are fp32 whatever the weights are
 INDEX_BYTES = 8
+
+
+class MemoryParts(NamedTuple):
+    """Bytes of a device.
+
+    Args:
+        weights: of the tables.
+        optimizer: its state.
+        inputs: a batch's indices, offsets and weights of lookups.
+        outputs: a batch's pooled embeddings, and their gradients.
+    """
+
+    weights: int = 0
+    optimizer: int = 0
+    inputs: int = 0
+    outputs: int = 0
+
+    @property
+    def total(self) -> int:
+        """All parts together."""
+        return sum(self)
 
 
 @dataclass(frozen=True)
@@ -37,14 +59,18 @@ class OperatorOptions:
         """Bytes of weights and optimizer state of `rows` vectors of `width` numbers."""
         state_numbers = {"rowwise_adagrad": rows, "adagrad": rows * width, "sgd": 0}
         weights = rows * width * WEIGHT_BYTES[self.weights]
-        return weights + state_numbers[self.optimizer] * STATE_BYTES
+        return weights + state_numbers[self.optimizer] * FLOAT_BYTES
 
-    def shard_bytes(self, shard: Shard) -> int:
-        """Bytes of weights and optimizer state that the shard keeps on its device."""
-        return sum(self.stored_bytes(s.table.rows, s.width) for s in shard.slices)
-
-    def working_bytes(self, shard: Shard, batch_size: int) -> int:
-        """Bytes of the batch's indices and offsets, and of the output and its gradient."""
-        lookups = sum(round(s.table.pooling_factor * batch_size) for s in shard.slices)
-        indices = (lookups + len(shard) * batch_size + 1) * INDEX_BYTES
-        return indices + 2 * shard.total_dim * batch_size * STATE_BYTES
+    def memory(self, slices: Iterable[TableSlice], batch_size: int) -> MemoryParts:
+        """Bytes that slices take of their device, part by part."""
+        weights = optimizer = inputs = outputs = 0
+        for piece in slices:
+            table = piece.table
+            held = table.rows * piece.width * WEIGHT_BYTES[self.weights]
+            weights += held
+            optimizer += self.stored_bytes(table.rows, piece.width) - held
+            lookups, samples = round(table.pooling_factor * batch_size), batch_size * table.features
+            inputs += (lookups + samples) * INDEX_BYTES
+            inputs += lookups * FLOAT_BYTES if table.weighted else 0
+            outputs += 2 * piece.output_width * batch_size * FLOAT_BYTES
+        return MemoryParts(weights, optimizer, inputs, outputs)

@@ -36,7 +36,7 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
     rooms = [device.memory_bytes for device in task.devices]
     pieces = [table.whole() for table in task.tables]
     while True:
-        sizes = [task.operator.stored_bytes(piece.table.rows, piece.width) for piece in pieces]
+        sizes = [task.piece_bytes(piece) for piece in pieces]
         homes = first_fit_decreasing(sizes, rooms)
         if homes is not None:
             return list(zip(pieces, homes, strict=True))

@@ -7,6 +7,7 @@ from typing import Any
 
 from autoshard.workload import documents
 from autoshard.workload.errors import UserError
+from autoshard.workload.operators import MemoryParts
 from autoshard.workload.tables import Shard, TableSlice
 from autoshard.workload.tasks import ShardingTask
 
@@ -121,13 +122,15 @@ class ShardingPlan:
         return tuple(Shard(tuple(pieces)) if pieces else None for pieces in slices)
 
     def device_bytes(self, task: ShardingTask) -> tuple[int, ...]:
-        """Bytes of weights and optimizer state on each device."""
-        rows = {table.name: table.rows for table in task.tables}
-        used = [0] * self.num_devices
-        for placement in self.placements:
-            stored = task.operator.stored_bytes(rows[placement.table], placement.width)
-            used[placement.device] += stored
-        return tuple(used)
+        """Bytes that each device fills, with those that a batch needs."""
+        return tuple(parts.total for parts in self.device_memory(task))
+
+    def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
+        """Bytes that each device fills, part by part."""
+        slices: list[list[TableSlice]] = [[] for _ in range(self.num_devices)]
+        for piece, device in self.placed(task):
+            slices[device].append(piece)
+        return tuple(task.operator.memory(some, task.batch_size) for some in slices)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON document with its schema version."""

@@ -16,13 +16,14 @@ from autoshard.workload.tasks import TASK_SCHEMA
 
 SOURCES = """\
 FILE.csv, FILE.json or FILE.parquet with name, rows, dim, pooling_factor and optionally zipf_alpha
-or reuse_0..reuse_16 (and reuse_batch_size); FILE.pt or FILE.pt.gz[:DIM] in the format of
-dlrm_datasets; synthetic:N[:SEED[:small|full]], wide:N[:SEED], zipf:N[:SEED], hot:N[:SEED] or
-cold:N[:SEED]; or criteo or mlperf:dlrm-v2, both with [:1/SCALE] of their rows"""
+or reuse_0..reuse_16 (and reuse_batch_size), features, weighted; FILE.pt or FILE.pt.gz[:DIM] in
+the format of dlrm_datasets; synthetic:N[:SEED[:small|full]], wide:N[:SEED], zipf:N[:SEED],
+hot:N[:SEED] or cold:N[:SEED]; or criteo or mlperf:dlrm-v2, both with [:1/SCALE] of their rows"""
 
 _REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _REUSE = tuple(f"reuse_{number}" for number in range(NUM_REUSE_BINS))
-_WHOLE = ("rows", "dim", "reuse_batch_size")
+_WHOLE = ("rows", "dim", "reuse_batch_size", "features")
+_TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 _SYNTHETIC = re.compile(r"synthetic:(\d+)(?::(\d+))?(?::(\w+))?")
 _TRACE = re.compile(r"(.+\.pt(?:\.gz)?)(?::(\d+))?")
 
@@ -158,9 +159,11 @@ def _table(record: Mapping[str, Any]) -> EmbeddingTable:
         if _is_empty(record.get(column)):
             raise FieldError(column, "is missing: every table needs it")
     fields["name"] = str(record["name"])
-    for column in ("rows", "dim", "pooling_factor", "zipf_alpha", "reuse_batch_size"):
+    for column in (*_REQUIRED[1:], "zipf_alpha", "reuse_batch_size", "features"):
         if not _is_empty(record.get(column)):
             fields[column] = _number(column, record[column])
+    if not _is_empty(record.get("weighted")):
+        fields["weighted"] = _truth("weighted", record["weighted"])
     if record.get("reuse") is not None:
         if not isinstance(record["reuse"], list | tuple):
             raise FieldError("reuse", f"must be a list of {NUM_REUSE_BINS} numbers")
@@ -178,6 +181,13 @@ def _table(record: Mapping[str, Any]) -> EmbeddingTable:
 
 def _is_empty(value: Any) -> bool:
     return value is None or value == ""
+
+
+def _truth(column: str, value: Any) -> bool:
+    known = _TRUTHS.get(str(value).strip().lower())
+    if known is None:
+        raise FieldError(column, f"must be true or false, got {value!r}")
+    return known
 
 
 def _number(column: str, value: Any) -> float | int:

@@ -124,7 +124,7 @@ def random_exchanges(
         owners = rng.integers(0, ranks, size=size)
         dims = np.zeros(ranks, np.int64)
         for owner, number in zip(owners, rng.choice(len(tables), size, replace=False), strict=True):
-            dims[owner] += tables[number].dim
+            dims[owner] += tables[number].whole().output_width
         found.setdefault(tuple(dims.tolist()))
         if len(found) == count:
             break

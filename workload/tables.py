@@ -15,6 +15,7 @@ DIM_STEP = 4  # fbgemm's kernels read rows in vectors of four numbers
 _FLOAT_BYTES = 4
 MAX_ROWS = 2**40
 MAX_DIM = 2**15
+MAX_FEATURES = 2**12
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,9 @@ class EmbeddingTable:
         reuse_batch_size: samples in the batch that `reuse` was counted in. Smaller batches are
             derived from it; None means that `reuse` describes whatever batch is used.
         trace: recorded lookups, used in place of drawn ones.
+        features: that look rows up in the table, each with an output of its own. Lookups and reuse
+            are those of all of them together.
+        weighted: each lookup comes with a weight of its own.
     """
 
     name: str
@@ -55,6 +59,8 @@ class EmbeddingTable:
     reuse: tuple[float, ...] | None = None
     reuse_batch_size: int | None = None
     trace: Trace | None = None
+    features: int = 1
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -71,6 +77,9 @@ class EmbeddingTable:
             self._check_reuse(self.reuse)
         if self.reuse_batch_size is not None:
             _check_whole("reuse_batch_size", self.reuse_batch_size, 1, 2**31)
+        _check_whole("features", self.features, 1, MAX_FEATURES)
+        if self.features > 1 and self.trace is not None:
+            raise FieldError("features", "a table with recorded lookups has one feature")
 
     def _check_reuse(self, reuse: tuple[float, ...]) -> None:
         if self.zipf_alpha is not None:
@@ -90,7 +99,13 @@ class EmbeddingTable:
         """
         trace = None if self.trace is None else (self.trace.digest, self.trace.position)
         reuse = (self.reuse, self.reuse_batch_size, self.zipf_alpha or 0.0)
-        return digest([self.rows, self.pooling_factor, reuse, trace])
+        # What is as usual is left out: those tables keep the names that they had before.
+        unusual = [self.features, self.weighted] if self._is_unusual else []
+        return digest([self.rows, self.pooling_factor, reuse, trace, *unusual])
+
+    @property
+    def _is_unusual(self) -> bool:
+        return self.features > 1 or self.weighted
 
     def whole(self) -> "TableSlice":
         """All columns of the table."""
@@ -98,7 +113,9 @@ class EmbeddingTable:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object without the fields that are not set."""
-        return {key: value for key, value in asdict(self).items() if value is not None}
+        usual = {} if self._is_unusual else {"features": 1, "weighted": False}
+        fields = {key: value for key, value in asdict(self).items() if value is not None}
+        return {key: value for key, value in fields.items() if key not in usual}
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> "EmbeddingTable":
@@ -137,6 +154,11 @@ class TableSlice:
                 f"columns {self.start} to {self.start + self.width} exceed the {self.table.dim} "
                 f"columns of table {self.table.name}",
             )
+
+    @property
+    def output_width(self) -> int:
+        """Columns that it brings to its shard's output: its own, for each feature of its table."""
+        return self.width * self.table.features
 
     @cached_property
     def digest(self) -> str:
@@ -179,7 +201,7 @@ class Shard:
     @property
     def total_dim(self) -> int:
         """Columns of the fused operator's output."""
-        return sum(piece.width for piece in self.slices)
+        return sum(piece.output_width for piece in self.slices)
 
     @property
     def weight_bytes(self) -> int:

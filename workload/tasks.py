@@ -11,14 +11,16 @@ import numpy.typing as npt
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.operators import OperatorOptions
-from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tables import EmbeddingTable, TableSlice
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device to shard over and the bytes it may fill with weights and optimizer state."""
+    """A device to shard over and the bytes it may fill: with weights, with optimizer state, and
+    with what a batch needs.
+    """
 
     name: str
     memory_bytes: int
@@ -58,9 +60,13 @@ class ShardingTask:
         """Of each device."""
         return np.array([device.memory_bytes for device in self.devices], np.int64)
 
+    def piece_bytes(self, piece: TableSlice) -> int:
+        """Bytes of a slice on its device, with those that a batch needs for it."""
+        return self.operator.memory((piece,), self.batch_size).total
+
     def table_bytes(self, table: EmbeddingTable) -> int:
-        """Bytes of the whole table's weights and optimizer state."""
-        return self.operator.stored_bytes(table.rows, table.dim)
+        """Bytes of the whole table on one device, with those that a batch needs for it."""
+        return self.piece_bytes(table.whole())
 
     def to_json(self) -> dict[str, Any]:
         """A JSON document with its schema version."""

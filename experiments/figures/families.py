@@ -150,7 +150,7 @@ def by_heart_figures(folder: Path) -> list[Figure]:
 def task_of(source: str) -> ShardingTask:
     """The source's tables on devices with room for half as much again as they need, or more."""
     tables, operator = load_tables(source), _shipped_model().provenance.operator
-    sizes = [operator.stored_bytes(table.rows, table.dim) for table in tables]
+    sizes = [operator.memory((table.whole(),), _BATCH_SIZE).total for table in tables]
     room = int(max(sum(sizes) / _DEVICES / _FILL, 1.1 * max(sizes)))
     return ShardingTask(tables, Device.uniform(_DEVICES, room), _BATCH_SIZE, operator)
 

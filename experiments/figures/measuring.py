@@ -101,11 +101,7 @@ def _actor_memory(folder: Path) -> Figure:
     with cpu_pool(folder / "memory.db", most_devices=1) as pool:
         pool.measure(shards, SETTINGS, TimingOptions(max_iterations=9))
         (peak,) = pool.peak_bytes().values()
-    operator = SETTINGS.operator
-    largest = max(
-        operator.shard_bytes(shard) + operator.working_bytes(shard, SETTINGS.batch_size)
-        for shard in shards
-    )
+    largest = max(map(SETTINGS.needed_bytes, shards))
     return Figure(
         "actor's peak memory beyond its shard", "at most 1.07 GB", (peak - largest) / 1e9, "GB"
     )

@@ -294,10 +294,7 @@ def test_an_actor_needs_little_more_than_its_shard(
     for shard in shards:
         pool.measure([shard], SETTINGS, QUICK)
     (peak,) = pool.peak_bytes().values()
-    largest = SETTINGS.operator.shard_bytes(shards[1]) + SETTINGS.operator.working_bytes(
-        shards[1], SETTINGS.batch_size
-    )
-    assert peak < largest + 2**30
+    assert peak < SETTINGS.needed_bytes(shards[1]) + 2**30
     assert process.memory_info().rss < 2**30
 
 

@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import math
 import multiprocessing
@@ -85,6 +86,26 @@ def test_the_operator_pools_the_rows_of_its_batch(
         torch.testing.assert_close(new, old - 0.01 * uses[:, None].float(), rtol=1e-4, atol=1e-4)
 
 
+def test_each_feature_of_a_table_has_its_own_output(
+    tables: tuple[EmbeddingTable, ...], device: torch.device
+) -> None:
+    """Against plain torch: three features look rows up in one table, with weights."""
+    table = dataclasses.replace(tables[0], features=3, weighted=True)
+    op = EmbeddingOp(Shard.of_tables([table]), MeasureSettings(32), device)
+    (weights,) = op.module.split_embedding_weights()
+    weights.data.normal_()
+    indices, offsets = (
+        torch.from_numpy(a).to(device) for a in (op.batch.indices, op.batch.offsets)
+    )
+    expected = torch.nn.functional.embedding_bag(indices, weights, offsets[:-1], mode="sum")
+    assert len(offsets) == 3 * 32 + 1
+    output = op.forward()
+    for feature, found in enumerate(output.split(table.dim, dim=1)):
+        own = expected[32 * feature : 32 * (feature + 1)]
+        torch.testing.assert_close(found, own, rtol=1e-4, atol=1e-4)
+    output.backward(op.gradient)
+
+
 @pytest.mark.parametrize("weights", ["fp32", "fp16"])
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
 def test_every_operator_runs_and_keeps_the_bytes_it_says(
@@ -99,7 +120,8 @@ def test_every_operator_runs_and_keeps_the_bytes_it_says(
         for states in op.module.split_optimizer_states()
         for state in states
     )
-    assert stored == options.shard_bytes(shard(tables))
+    parts = options.memory(shard(tables).slices, SETTINGS.batch_size)
+    assert stored == parts.weights + parts.optimizer
 
 
 def test_a_table_that_is_never_looked_up_runs(device: torch.device, watch: Stopwatch) -> None:
@@ -389,7 +411,7 @@ def test_our_timing_agrees_with_fbgemm_on_its_own_requests(device: torch.device,
 def test_what_is_needed_counts_everything(tables: tuple[EmbeddingTable, ...]) -> None:
     options = OperatorOptions()
     needed = SETTINGS.needed_bytes(shard(tables))
-    assert needed == options.shard_bytes(shard(tables)) + options.working_bytes(shard(tables), 256)
+    assert needed == options.memory(shard(tables).slices, 256).total
     assert build_module(shard(tables), options, torch.device("cpu")).total_D == sum(
         table.dim for table in tables[:4]
     )

@@ -130,7 +130,7 @@ def test_other_hardware_is_told_in_one_line(tmp_path: Path, model: CostModel) ->
         load_model(tmp_path / "model", HARDWARE)
 
 
-@pytest.mark.filterwarnings("ignore::cost_model.OtherHardware")
+@pytest.mark.filterwarnings("ignore::autoshard.cost_model.OtherHardware")
 def test_a_model_is_shipped_and_prices_at_once(tables: tuple[EmbeddingTable, ...]) -> None:
     shipped = load_model("cpu")
     assert shipped.provenance.hardware.startswith("cpu")

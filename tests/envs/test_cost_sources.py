@@ -186,7 +186,7 @@ def test_mixed_measures_its_share_drawn_by_its_seed(deck: Deck) -> None:
     assert drawn[0] == drawn[1] != drawn[2]
 
 
-@pytest.mark.filterwarnings("ignore::cost_model.OutsideTraining")
+@pytest.mark.filterwarnings("ignore::autoshard.cost_model.OutsideTraining")
 def test_a_shard_that_cannot_be_measured_counts_with_its_estimate(
     model: CostModel, tables: tuple[EmbeddingTable, ...], asked: Asked, tmp_path: Path
 ) -> None:

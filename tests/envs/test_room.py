@@ -73,7 +73,7 @@ def test_a_forbidden_action_ends_the_game_and_places_nothing(deck: Deck) -> None
     assert game.stuck.tolist() == [True, True, False]
 
 
-@pytest.mark.filterwarnings("ignore::cost_model.OutsideTraining")
+@pytest.mark.filterwarnings("ignore::autoshard.cost_model.OutsideTraining")
 def test_devices_are_safe_if_the_largest_tables_to_come_still_find_room(
     model: CostModel,
 ) -> None:

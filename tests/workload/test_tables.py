@@ -10,6 +10,7 @@ from autoshard.workload import (
     Shard,
     TableSlice,
     UserError,
+    table_lookups,
 )
 from autoshard.workload.tables import NUM_REUSE_BINS
 
@@ -82,9 +83,32 @@ def test_stored_bytes_by_hand() -> None:
     assert OperatorOptions().stored_bytes(1000, 64) == 1000 * 64 * 4 + 1000 * 4
     assert OperatorOptions("fp16", "sgd").stored_bytes(1000, 64) == 1000 * 64 * 2
     assert OperatorOptions("fp16", "adagrad").stored_bytes(10, 8) == 10 * 8 * 2 + 10 * 8 * 4
-    shard = Shard.of_tables([TABLE])
-    indices = 10 * 32 + 32 + 1
-    assert OperatorOptions().working_bytes(shard, 32) == indices * 8 + 2 * 64 * 32 * 4
+
+
+def test_memory_by_hand() -> None:
+    parts = OperatorOptions().memory([TABLE.whole()], 32)
+    assert parts.weights == 1000 * 64 * 4
+    assert parts.optimizer == 1000 * 4
+    assert parts.inputs == (10 * 32 + 32) * 8
+    assert parts.outputs == 2 * 64 * 32 * 4
+    assert parts.total == sum(parts)
+    more = OperatorOptions().memory([replace(TABLE, features=3, weighted=True).whole()], 32)
+    assert more.inputs == (10 * 32 + 3 * 32) * 8 + 10 * 32 * 4
+    assert more.outputs == 3 * parts.outputs
+
+
+def test_features_and_weights_of_lookups_are_told_apart() -> None:
+    plain = TABLE.whole()
+    for unusual in (replace(TABLE, features=2), replace(TABLE, weighted=True)):
+        assert unusual.whole().digest != plain.digest
+        assert EmbeddingTable.from_json(unusual.to_json()) == unusual
+    assert "features" not in TABLE.to_json()  # names of what was measured before stay as they are
+    lookups, lengths = table_lookups(replace(TABLE, features=3), 32)
+    assert len(lookups) == sum(lengths) == 320
+    assert len(lengths) == 3 * 32
+    assert replace(TABLE, features=3).whole().output_width == 3 * TABLE.dim
+    with pytest.raises(FieldError, match="features"):
+        replace(TABLE, features=0)
 
 
 @pytest.mark.parametrize("options", [{"weights": "int8"}, {"optimizer": "adam"}])
