@@ -70,16 +70,19 @@ class ShardingPlan:
         return [(TableSlice(tables[p.table], p.start, p.width), p.device) for p in self.placements]
 
     def check(self, task: ShardingTask) -> None:
-        """PlanError unless every column is placed exactly once and fits its device's memory."""
+        """PlanError unless every column is placed exactly once, all rules are kept, and all fits
+        into the devices' memory.
+        """
         self._check_devices(task)
         self._check_columns(task)
+        self._check_rules(task)
         for number, (used, device) in enumerate(
             zip(self.device_bytes(task), task.devices, strict=True)
         ):
-            if used > device.memory_bytes:
+            if used > device.room_bytes:
                 raise PlanError(
                     f"device {number} ({device.name}) would hold {used:,} bytes, "
-                    f"{used - device.memory_bytes:,} more than its {device.memory_bytes:,}"
+                    f"{used - device.room_bytes:,} more than its {device.room_bytes:,}"
                 )
 
     def _check_devices(self, task: ShardingTask) -> None:
@@ -113,6 +116,18 @@ class ShardingPlan:
                 raise PlanError(
                     f"columns {covered} to {table.dim} of table {table.name} are nowhere"
                 )
+
+    def _check_rules(self, task: ShardingTask) -> None:
+        if not task.rules:
+            return
+        widths: dict[str, dict[int, int]] = {table.name: {} for table in task.tables}
+        for placement in self.placements:
+            held = widths[placement.table]
+            held[placement.device] = held.get(placement.device, 0) + placement.width
+        for rule in task.rules:
+            fault = rule.broken_by(widths)
+            if fault is not None:
+                raise PlanError(f"the plan breaks the constraint {rule.name!r}: {fault}")
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
         """What each device runs; None for a device without tables."""

@@ -98,9 +98,13 @@ def small_task(memory_bytes: int = 10**6) -> ShardingTask:
 
 
 def test_memory_is_counted_with_the_optimizer_and_checked() -> None:
-    task = small_task(memory_bytes=100 * 8 * 4 + 100 * 4)
+    stored = {"a": 100 * 8 * 4 + 100 * 4, "b": 50 * 16 * 4 + 50 * 4}
+    for_a_batch = {"a": 2 * 16 * 8 + 2 * 16 * 8 * 4, "b": 2 * 16 * 8 + 2 * 16 * 16 * 4}
+    needed = {name: stored[name] + for_a_batch[name] for name in stored}
+    task = small_task(memory_bytes=max(needed.values()))
     ShardingPlan.table_wise(task, [0, 1]).check(task)
-    with pytest.raises(PlanError, match="3,400 more than"):
+    assert ShardingPlan.table_wise(task, [1, 0]).device_bytes(task) == (needed["b"], needed["a"])
+    with pytest.raises(PlanError, match=f"{min(needed.values()):,} more than"):
         ShardingPlan.table_wise(task, [0, 0]).check(task)
 
 
