@@ -71,8 +71,7 @@ class ShardingPlan:
 
     def check(self, task: ShardingTask) -> None:
         """PlanError unless every column is placed exactly once and fits its device's memory."""
-        self._check_devices(task)
-        self._check_columns(task)
+        self.check_places(task)
         for number, (used, device) in enumerate(
             zip(self.device_bytes(task), task.devices, strict=True)
         ):
@@ -81,6 +80,11 @@ class ShardingPlan:
                     f"device {number} ({device.name}) would hold {used:,} bytes, "
                     f"{used - device.memory_bytes:,} more than its {device.memory_bytes:,}"
                 )
+
+    def check_places(self, task: ShardingTask) -> None:
+        """PlanError unless every column is placed exactly once, on a device of the task."""
+        self._check_devices(task)
+        self._check_columns(task)
 
     def _check_devices(self, task: ShardingTask) -> None:
         if self.num_devices != len(task.devices):

@@ -39,9 +39,8 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
 
 
 @st.composite
-def column_plans(draw: st.DrawFn) -> tuple[ShardingTask, ShardingPlan]:
-    """A task and a valid plan that cuts its tables anywhere."""
-    task = draw(tasks())
+def plans_of(draw: st.DrawFn, task: ShardingTask) -> ShardingPlan:
+    """A valid plan that cuts the task's tables anywhere."""
     placements = []
     for table in task.tables:
         steps = st.integers(0, table.dim // 4)
@@ -49,7 +48,12 @@ def column_plans(draw: st.DrawFn) -> tuple[ShardingTask, ShardingPlan]:
         for start, end in itertools.pairwise(cuts):
             device = draw(st.integers(0, len(task.devices) - 1))
             placements.append(Placement(table.name, 4 * start, 4 * (end - start), device))
-    return task, ShardingPlan(tuple(draw(st.permutations(placements))), len(task.devices))
+    return ShardingPlan(tuple(draw(st.permutations(placements))), len(task.devices))
+
+
+def column_plans() -> st.SearchStrategy[tuple[ShardingTask, ShardingPlan]]:
+    """A task and a plan of it."""
+    return tasks().flatmap(lambda task: st.tuples(st.just(task), plans_of(task)))
 
 
 @given(column_plans())
