@@ -8,6 +8,7 @@ import numpy as np
 from autoshard.workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.beliefs import BELIEFS
 from autoshard.workload.packing import does_not_fit
+from autoshard.workload.sizes import told
 
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
 
@@ -80,8 +81,8 @@ def place_in_turn(
             if sum(needs) > sum(rooms) or max(needs) > max(rooms):
                 raise does_not_fit(task, split=False)
             raise PlanError(
-                f"table {task.tables[number].name} needs {needed:,} bytes and no device has more "
-                f"than {max(free):,} left: add devices or memory"
+                f"table {task.tables[number].name} needs {told(needed)} and no device has more "
+                f"than {told(max(free))} left: add devices or memory"
             )
         burdens = burden(number)
         device = min(fitting, key=lambda d: burdens[d])

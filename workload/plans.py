@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autoshard.workload import documents
+from autoshard.workload import documents, sizes
 from autoshard.workload.errors import UserError
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.tables import Shard, TableSlice
 from autoshard.workload.tasks import ShardingTask
 
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 1)
+_NAMED = 3  # devices that an error names, beside the worst
 
 
 class PlanError(UserError):
@@ -72,14 +73,7 @@ class ShardingPlan:
     def check(self, task: ShardingTask) -> None:
         """PlanError unless every column is placed exactly once and fits its device's memory."""
         self.check_places(task)
-        for number, (used, device) in enumerate(
-            zip(self.device_bytes(task), task.devices, strict=True)
-        ):
-            if used > device.memory_bytes:
-                raise PlanError(
-                    f"device {number} ({device.name}) would hold {used:,} bytes, "
-                    f"{used - device.memory_bytes:,} more than its {device.memory_bytes:,}"
-                )
+        self._check_memory(task)
 
     def check_places(self, task: ShardingTask) -> None:
         """PlanError unless every column is placed exactly once, on a device of the task."""
@@ -117,6 +111,27 @@ class ShardingPlan:
                 raise PlanError(
                     f"columns {covered} to {table.dim} of table {table.name} are nowhere"
                 )
+
+    def _check_memory(self, task: ShardingTask) -> None:
+        """PlanError says what is missing where: the fullest device's parts, and who else lacks."""
+        held = self.device_memory(task)
+        lacking = {
+            number: parts.total - device.memory_bytes
+            for number, (parts, device) in enumerate(zip(held, task.devices, strict=True))
+            if parts.total > device.memory_bytes
+        }
+        if not lacking:
+            return
+        first, *others = sorted(lacking, key=lambda number: -lacking[number])
+        device = task.devices[first]
+        more = [f"device {number} {sizes.told(lacking[number])}" for number in others[:_NAMED]]
+        if len(others) > _NAMED:
+            more.append(f"{len(others) - _NAMED} more devices")
+        raise PlanError(
+            f"device {first} ({device.name}) would hold {sizes.told(held[first].total)} "
+            f"({held[first].told}), {sizes.told(lacking[first])} more than its "
+            f"{sizes.told(device.memory_bytes)}" + (f"; {', '.join(more)} too much" if more else "")
+        )
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
         """What each device runs; None for a device without tables."""
