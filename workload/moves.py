@@ -1,6 +1,6 @@
 """What moves between devices where one plan takes another's place."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -72,20 +72,33 @@ def traffic_of(moves: Iterable[Move], num_devices: int) -> tuple[Traffic, ...]:
     return tuple(map(Traffic, out, into))
 
 
-def renumbered(plan: ShardingPlan, near: ShardingPlan, task: ShardingTask) -> ShardingPlan:
-    """The plan with its devices numbered so that most bytes lie where the other plan has them.
+def renumbered(
+    plan: ShardingPlan,
+    near: ShardingPlan,
+    task: ShardingTask,
+    weigh: Callable[[EmbeddingTable, int], float] | None = None,
+) -> ShardingPlan:
+    """The plan with its devices numbered so that most lies where the other plan has it.
 
-    Only devices of equal memory take each other's numbers, so it costs and fits as it did.
+    Only like devices take each other's numbers, so it costs and fits as it did.
+
+    Args:
+        plan: to be numbered otherwise.
+        near: whose places count.
+        task: of both.
+        weigh: what so many columns of a table count; by default the bytes that would move.
     """
-    kept = np.zeros((plan.num_devices, plan.num_devices))
-    memory = task.memory_bytes
-    kept[memory[:, None] != memory[None]] = -np.inf
+    like = [replace(device, name="any") for device in task.devices]
+    kept = np.array([[0.0 if one == other else -np.inf for other in like] for one in like])
     before, after = _by_table(near), _by_table(plan)
     for table in task.tables:
         for start, end, there, here in _pieces(before[table.name], after[table.name]):
-            kept[here, there] += task.operator.stored_bytes(table.rows, end - start)
+            width = end - start
+            kept[here, there] += (
+                weigh(table, width) if weigh else task.operator.stored_bytes(table.rows, width)
+            )
     # Of equally good numbers its own: a plan is not renumbered for nothing.
-    kept += np.eye(len(kept)) / 2
+    kept += np.eye(len(kept)) * 1e-9 * max(1.0, kept.max())
     _, numbers = linear_sum_assignment(kept, maximize=True)
     placements = tuple(replace(p, device=int(numbers[p.device])) for p in plan.placements)
     return ShardingPlan(placements, plan.num_devices)

@@ -65,6 +65,12 @@ class ShardingPlan:
             starts[name] += width
         return ShardingPlan(tuple(placements), len(task.devices))
 
+    @staticmethod
+    def of_placed(placed: Iterable[tuple[TableSlice, int]], num_devices: int) -> "ShardingPlan":
+        """The plan that puts exactly these columns on these devices."""
+        placements = (Placement(s.table.name, s.start, s.width, int(d)) for s, d in placed)
+        return ShardingPlan(tuple(placements), num_devices)
+
     def placed(self, task: ShardingTask) -> list[tuple[TableSlice, int]]:
         """Each slice and its device."""
         tables = {table.name: table for table in task.tables}
