@@ -3,7 +3,8 @@
 May import `benchmark` and `workload`. Hands out the model (`CostModel`, of `ComputeCostModel` and
 `CommCostModel`), the oracle over it (`EstimatedCosts`, with `DeviceSums` for those who fill
 devices one table at a time), what was measured of tables (`TableFactors`), what a plan is worth
-where costs are not sure (`TaskOutlook`), what it learns from (`CostDataset`), its training,
+where costs are not sure (`TaskOutlook`), why it takes as long as it does (`slowest_by_phase`), what
+it learns from (`CostDataset`), its training,
 calibration and checkpoints.
 """
 
@@ -12,6 +13,7 @@ from autoshard.cost_model.communication import CommCostModel, ExchangeCosts
 from autoshard.cost_model.compute import ComputeCostModel, Prices, Uncertainty
 from autoshard.cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
 from autoshard.cost_model.device_sums import DeviceSums
+from autoshard.cost_model.explanation import PhaseCost, SliceCost, slowest_by_phase
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.oracle import EstimatedCosts, OutsideTraining
 from autoshard.cost_model.outlook import Outlook, TaskOutlook
@@ -30,14 +32,17 @@ __all__ = [
     "OtherHardware",
     "Outlook",
     "OutsideTraining",
+    "PhaseCost",
     "Prices",
     "Provenance",
     "Selection",
+    "SliceCost",
     "TableFactors",
     "TaskOutlook",
     "Uncertainty",
     "load_model",
     "read_costs",
     "save_model",
+    "slowest_by_phase",
     "split",
 ]

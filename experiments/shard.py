@@ -1,16 +1,21 @@
 #!/usr/bin/env python
 """Shard your own tables: a plan of who holds what, and what it will cost."""
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autoshard.benchmark import MeasurementStore, MeasureSettings
-from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model
+from autoshard.cost_model import EstimatedCosts, Outlook, TaskOutlook, load_model
 from autoshard.cost_model.telling import held_piece
 from autoshard.cost_model.training import one_thread
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.devices import read_devices
 from autoshard.experiments.console.outputs import PICTURES, check_file
+from autoshard.experiments.explaining.explain import explanation
+from autoshard.experiments.explaining.layout import show
+from autoshard.experiments.explaining.memory import memory_parts
+from autoshard.experiments.explaining.plan_files import read_plan
+from autoshard.experiments.explaining.rival import Rival, best_heuristic
 from autoshard.experiments.judging.judge import judge_plan
 from autoshard.experiments.judging.knowledge import Knowledge
 from autoshard.experiments.judging.shard_visits import (
@@ -32,7 +37,6 @@ from autoshard.sharders import (
 )
 from autoshard.workload import (
     Device,
-    PlanError,
     ShardingPlan,
     ShardingTask,
     UserError,
@@ -40,9 +44,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.bounds import check_bounds
 
-_GB = 2**30
 JUDGED = 1000  # from here on are the index batches by which a plan is held against its promise
-_MOST_GB = 2**32  # more than there is
 _ALIKE = 5e-4  # a relative difference that would read 0.0 %
 
 
@@ -63,6 +65,11 @@ class ShardConfig:
     all, or one for each with commas between them."""
     sharder: str = "autoshard"
     """Who decides: autoshard, policy, cost, size_lookup, ...; a wrong name lists them all."""
+    plan: Path | None = None
+    """File of a plan that is priced as it is, in place of making one; nothing is written."""
+    explain: bool = False
+    """Say which device is slowest in which phase and why, what would help next, and how the plan
+    differs from the best heuristic's."""
     out: Path = Path("plan.json")
     """File for the plan."""
     picture: Path | None = None
@@ -93,6 +100,8 @@ class ShardConfig:
             raise UserError(
                 f"--measure teaches a cost model, which {self.sharder} does not go by: leave it out"
             )
+        if self.plan is not None and self.measure:
+            raise UserError("--plan is priced as it is and --measure makes another: leave one out")
         counts = ("num_devices", "batch_size", "verified")
         check_bounds(
             self,
@@ -104,22 +113,7 @@ class ShardConfig:
 
     def devices(self) -> tuple[Device, ...]:
         """The devices with their memory; UserError unless it is one number, or one for each."""
-        try:
-            numbers = [float(part) for part in self.memory_gb.split(",")]
-        except ValueError:
-            numbers = []
-        if not numbers or not all(0 < number < _MOST_GB for number in numbers):
-            raise UserError(
-                f"--memory-gb must be a number more than 0, or one for each device as in 16,16,32, "
-                f"got {self.memory_gb!r}"
-            )
-        if len(numbers) not in (1, self.num_devices):
-            raise UserError(
-                f"--memory-gb names {len(numbers)} devices and --num-devices {self.num_devices}: "
-                "give one number for all, or one for each"
-            )
-        each = numbers * (self.num_devices // len(numbers))
-        return tuple(Device(f"device{n}", int(number * _GB)) for n, number in enumerate(each))
+        return read_devices(self.memory_gb, self.num_devices, "--num-devices")
 
 
 @one_thread()  # of several, each waits for the others: networks this small gain nothing
@@ -129,7 +123,7 @@ def main(config: ShardConfig) -> None:
     devices, tables = config.devices(), load_tables(config.tables)
     policy = load_policy(config.policy)
     model = load_model(config.cost_model or model_beside(config.policy))
-    if config.sharder in NEED_POLICY:
+    if config.sharder in NEED_POLICY and config.plan is None:
         policy.check(len(devices))
     oracle = oracle_for(model, config.batch_size, tables, config.store)
     task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
@@ -140,19 +134,28 @@ def main(config: ShardConfig) -> None:
         measure_seconds=config.seconds,
         seed=config.seed,
     )
-    if config.measure or config.sharder in NEED_POOL:
+    told: list[str] = []
+    if config.plan is not None:
+        plan = read_plan(config.plan, task)
+    elif config.measure or config.sharder in NEED_POOL:
         plan, oracle, told = _measured(config, task, means)
     else:
-        plan, told = make_sharder(config.sharder, means).shard(task), []
+        plan = make_sharder(config.sharder, means).shard(task)
     plan.check(task)
-    cost = oracle.plan_cost(plan, task)
-    cli.console.print(cost.table(f"{config.sharder}, estimated"))
-    for line in (_compared(config, oracle, task, plan), *told):
+    name = config.sharder if config.plan is None else config.plan.name
+    outlook, cost = TaskOutlook(oracle, task), oracle.plan_cost(plan, task)
+    rival = best_heuristic(task, outlook, config.seed)
+    cli.console.print(cost.table(f"{name}, estimated"))
+    show(memory_parts(plan, task))
+    for line in (_compared(name, outlook.of(plan), rival), *told):
         cli.console.print(line, soft_wrap=True)
+    if config.explain:
+        show(explanation(oracle, task, plan, rival))
     if config.picture is not None:
-        cost.picture(config.picture, config.sharder)
-    plan.save(config.out)
-    cli.console.print(f"the plan is in {config.out}", soft_wrap=True)
+        cost.picture(config.picture, name)
+    if config.plan is None:
+        plan.save(config.out)
+        cli.console.print(f"the plan is in {config.out}", soft_wrap=True)
 
 
 def _measured(
@@ -199,30 +202,23 @@ def _standing_in(task: ShardingTask, knowledge: Knowledge) -> list[str]:
     ]
 
 
-def _compared(
-    config: ShardConfig, oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan
-) -> str:
+def _compared(name: str, ours: Outlook, rival: Rival | None) -> str:
     """What the slowest device is expected to compute, and how that is to the best heuristic's."""
-    outlook = TaskOutlook(oracle, task)
-    ours, theirs = outlook.of(plan), {}
-    for name in HEURISTICS:
-        with suppress(PlanError):
-            theirs[name] = outlook.of(make_sharder(name, Means(seed=config.seed)).shard(task))
     low, high = ours.interval_ms
     line = (
         f"expected: the slowest device computes {ours.expected_ms:.2f} ms a step (90 % interval "
         f"{low:.2f} to {high:.2f}; all-to-all left out)"
     )
-    if not theirs:
+    if rival is None:
         return f"{line}; no heuristic finds a plan that fits"
-    best = min(theirs, key=lambda name: theirs[name].expected_ms)
-    than = ours.over(theirs[best])
-    if config.sharder == best or abs(1 - than.ratio) < _ALIKE:
+    than = ours.over(rival.outlook)
+    if name == rival.name or abs(1 - than.ratio) < _ALIKE:
         return f"{line}, the least of any heuristic"
     less = f"{1 - than.ratio:.1%} less" if than.ratio < 1 else f"{than.ratio - 1:.1%} more"
     return (
-        f"{line}, {less} than by the best heuristic ({best}, {theirs[best].expected_ms:.2f} ms): "
-        f"{than.low:.3f} to {than.high:.3f} of it, faster with probability {than.probability:.2f}"
+        f"{line}, {less} than by the best heuristic ({rival.name}, {rival.outlook.expected_ms:.2f} "
+        f"ms): {than.low:.3f} to {than.high:.3f} of it, faster with probability "
+        f"{than.probability:.2f}"
     )
 
 

@@ -3,8 +3,9 @@
 May import `envs`, `cost_model`, `benchmark` and `workload`. Hands out every sharder by name
 (`make_sharder`, with the `Means` that it needs): the published heuristics, greedy placement by
 learned costs, `PolicySharder`, a trained policy alone or with sampling, splits and local search,
-and `MeasuringSharder`, which measures and learns while it plans. Policies are kept in folders
-(`load_policy`, `save_policy`).
+and `MeasuringSharder`, which measures and learns while it plans. `next_steps` says what one more
+move, swap or split would bring to a plan. Policies are kept in folders (`load_policy`,
+`save_policy`).
 """
 
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
@@ -28,6 +29,7 @@ from autoshard.sharders.registry import (
     make_sharder,
 )
 from autoshard.sharders.rounds import best_by_rounds
+from autoshard.sharders.steps import Step, next_steps
 
 __all__ = [
     "HEURISTICS",
@@ -47,10 +49,12 @@ __all__ = [
     "Policy",
     "PolicyError",
     "PolicySharder",
+    "Step",
     "best_by_rounds",
     "find_policy",
     "load_policy",
     "make_measuring",
     "make_sharder",
+    "next_steps",
     "save_policy",
 ]

@@ -8,6 +8,7 @@ import numpy as np
 from autoshard.workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.beliefs import BELIEFS
 from autoshard.workload.packing import does_not_fit
+from autoshard.workload.sizes import told
 from autoshard.workload.terms import Bundle, Terms
 
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
@@ -114,6 +115,6 @@ def _dead_end(task: ShardingTask, bundle: Bundle, needed: int, most: int) -> Pla
     if task.rules or sum(needs) > rooms.sum() or max(needs) > rooms.max():
         return does_not_fit(task, split=False)
     return PlanError(
-        f"table {bundle.name} needs {needed:,} bytes and no device has more than {most:,} left: "
+        f"table {bundle.name} needs {told(needed)} and no device has more than {told(most)} left: "
         "add devices or memory"
     )

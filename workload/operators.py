@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, get_args
 
+from autoshard.workload import sizes
 from autoshard.workload.errors import FieldError
 from autoshard.workload.tables import TableSlice
 
@@ -34,6 +35,12 @@ class MemoryParts(NamedTuple):
     def total(self) -> int:
         """All parts together."""
         return sum(self)
+
+    @property
+    def told(self) -> str:
+        """Each part that there is, the largest first: `weights 1.500 GiB, outputs 96 bytes`."""
+        parts = sorted(self._asdict().items(), key=lambda part: -part[1])
+        return ", ".join(f"{name} {sizes.told(size)}" for name, size in parts if size)
 
 
 @dataclass(frozen=True)

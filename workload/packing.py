@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 
 from autoshard.workload.feasibility import Undecided, any_plan, contradiction
+from autoshard.workload.operators import MemoryParts
 from autoshard.workload.plans import PlanError
-from autoshard.workload.tables import TableSlice, can_be_halved, halves
+from autoshard.workload.sizes import told
+from autoshard.workload.tables import EmbeddingTable, TableSlice, can_be_halved, halves
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.terms import Terms, Truths
 
@@ -92,52 +94,63 @@ def _pack_by_rules(task: ShardingTask, split: bool) -> list[tuple[TableSlice, in
     return list(placed)
 
 
+def _contradicting(task: ShardingTask, split: bool) -> PlanError | None:
+    """Which rules cannot be kept; None if it is the memory alone that is missing."""
+    try:
+        found = contradiction(task, split)
+    except Undecided as undecided:
+        return PlanError(f"{undecided}: loosen the constraints, or add memory")
+    if found is None:
+        return PlanError(
+            "placing tables one by one came to an end, but there are plans that keep all "
+            "constraints: use a sharder that searches, such as autoshard"
+        )
+    if not found.rules:
+        return None
+    rules = " and ".join(repr(rule) for rule in found.rules)
+    one = len(found.rules) == 1
+    return PlanError(
+        f"the constraint{'' if one else 's'} {rules} cannot be kept{'' if one else ' together'}"
+        f"{' within the memory of the devices' if found.memory else ''}"
+        f"{'' if split else ', with whole tables'}: drop or loosen one"
+    )
+
+
 def does_not_fit(task: ShardingTask, split: bool) -> PlanError:
-    """Why there is no plan: how much memory is missing, or which rules cannot be kept together."""
-    if task.rules:
-        try:
-            found = contradiction(task, split)
-        except Undecided as undecided:
-            return PlanError(f"{undecided}: loosen the constraints, or add memory")
-        if found is None:
-            return PlanError(
-                "placing tables one by one came to an end, but there are plans that keep all "
-                "constraints: use a sharder that searches, such as autoshard"
-            )
-        if found.rules:
-            rules = " and ".join(repr(rule) for rule in found.rules)
-            memory = " within the devices' memory" if found.memory else ""
-            whole = "" if split else ", with whole tables"
-            kept = "the constraint" if len(found.rules) == 1 else "the constraints"
-            together = "" if len(found.rules) == 1 else " together"
-            return PlanError(
-                f"{kept} {rules} cannot be kept{together}{memory}{whole}: drop or loosen one"
-            )
+    """Why there is no plan: how much memory is missing of what, or which rules cannot be kept."""
+    if task.rules and (why := _contradicting(task, split)) is not None:
+        return why
     rooms = task.room_bytes.tolist()
     by_size = sorted(task.tables, key=lambda table: -task.table_bytes(table))
-    total, largest = sum(map(task.table_bytes, task.tables)), max(rooms)
-    named = [f"{table.name} ({_gb(task.table_bytes(table))})" for table in by_size[:_NAMED]]
+    parts = _parts(task, task.tables)
+    total, largest = parts.total, max(rooms)
+    named = [f"{table.name} ({told(task.table_bytes(table))})" for table in by_size[:_NAMED]]
+    stored = total - parts.inputs - parts.outputs
+    # What a batch needs grows with it, and what is stored does not.
+    mend = "add devices or memory" + (", or make batches smaller" if stored <= sum(rooms) else "")
     if total > sum(rooms):
         return PlanError(
-            f"the tables need {_gb(total)} and the {len(rooms)} devices have {_gb(sum(rooms))}: "
-            f"{_gb(total - sum(rooms))} of memory are missing; the largest tables are "
-            f"{', '.join(named)}: add devices or memory"
+            f"the tables need {told(total)} ({parts.told}) and the {len(rooms)} devices have "
+            f"{told(sum(rooms))}: {told(total - sum(rooms))} of memory are missing; the largest "
+            f"tables are {', '.join(named)}: {mend}"
         )
     too_large = [name for name, t in zip(named, by_size, strict=False)
                  if task.table_bytes(t) > largest]  # fmt: skip
     if too_large and not split:
         over = task.table_bytes(by_size[0]) - largest
         return PlanError(
-            f"whole tables larger than the largest device ({_gb(largest)}): "
-            f"{', '.join(too_large)}: {_gb(over)} of memory are missing on one device: add memory, "
+            f"whole tables larger than the largest device ({told(largest)}): "
+            f"{', '.join(too_large)}: {told(over)} of memory are missing on one device, where "
+            f"{by_size[0].name} needs {_parts(task, by_size[:1]).told}: add memory, "
             "or use a sharder that splits tables, such as autoshard"
         )
     return PlanError(
-        f"no way is found to pack tables of {_gb(total)} into {len(rooms)} devices of together "
-        f"{_gb(sum(rooms))}: they fit only in sum; the largest tables are {', '.join(named)}: add "
-        "devices or memory"
+        f"no way is found to pack tables of {told(total)} ({parts.told}) into {len(rooms)} devices "
+        f"of together {told(sum(rooms))}: they fit only in sum; the largest tables are "
+        f"{', '.join(named)}: {mend}"
     )
 
 
-def _gb(size: int) -> str:
-    return f"{size / 2**30:,.3f} GiB"
+def _parts(task: ShardingTask, tables: Sequence[EmbeddingTable]) -> MemoryParts:
+    """Of whole tables together."""
+    return task.operator.memory([table.whole() for table in tables], task.batch_size)

@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autoshard.workload import documents
+from autoshard.workload import documents, sizes
 from autoshard.workload.errors import UserError
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.tables import Shard, TableSlice
 from autoshard.workload.tasks import ShardingTask
 
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 1)
+_NAMED = 3  # devices that an error names, beside the worst
 
 
 class PlanError(UserError):
@@ -64,6 +65,12 @@ class ShardingPlan:
             starts[name] += width
         return ShardingPlan(tuple(placements), len(task.devices))
 
+    @staticmethod
+    def of_placed(placed: Iterable[tuple[TableSlice, int]], num_devices: int) -> "ShardingPlan":
+        """The plan that puts exactly these columns on these devices."""
+        placements = (Placement(s.table.name, s.start, s.width, int(d)) for s, d in placed)
+        return ShardingPlan(tuple(placements), num_devices)
+
     def placed(self, task: ShardingTask) -> list[tuple[TableSlice, int]]:
         """Each slice and its device."""
         tables = {table.name: table for table in task.tables}
@@ -73,17 +80,14 @@ class ShardingPlan:
         """PlanError unless every column is placed exactly once, all rules are kept, and all fits
         into the devices' memory.
         """
+        self.check_places(task)
+        self._check_rules(task)
+        self._check_memory(task)
+
+    def check_places(self, task: ShardingTask) -> None:
+        """PlanError unless every column is placed exactly once, on a device of the task."""
         self._check_devices(task)
         self._check_columns(task)
-        self._check_rules(task)
-        for number, (used, device) in enumerate(
-            zip(self.device_bytes(task), task.devices, strict=True)
-        ):
-            if used > device.room_bytes:
-                raise PlanError(
-                    f"device {number} ({device.name}) would hold {used:,} bytes, "
-                    f"{used - device.room_bytes:,} more than its {device.room_bytes:,}"
-                )
 
     def _check_devices(self, task: ShardingTask) -> None:
         if self.num_devices != len(task.devices):
@@ -128,6 +132,27 @@ class ShardingPlan:
             fault = rule.broken_by(widths)
             if fault is not None:
                 raise PlanError(f"the plan breaks the constraint {rule.name!r}: {fault}")
+
+    def _check_memory(self, task: ShardingTask) -> None:
+        """PlanError says what is missing where: the fullest device's parts, and who else lacks."""
+        held = self.device_memory(task)
+        lacking = {
+            number: parts.total - device.room_bytes
+            for number, (parts, device) in enumerate(zip(held, task.devices, strict=True))
+            if parts.total > device.room_bytes
+        }
+        if not lacking:
+            return
+        first, *others = sorted(lacking, key=lambda number: -lacking[number])
+        device = task.devices[first]
+        more = [f"device {number} {sizes.told(lacking[number])}" for number in others[:_NAMED]]
+        if len(others) > _NAMED:
+            more.append(f"{len(others) - _NAMED} more devices")
+        raise PlanError(
+            f"device {first} ({device.name}) would hold {sizes.told(held[first].total)} "
+            f"({held[first].told}), {sizes.told(lacking[first])} more than its "
+            f"{sizes.told(device.room_bytes)}" + (f"; {', '.join(more)} too much" if more else "")
+        )
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
         """What each device runs; None for a device without tables."""

@@ -83,6 +83,10 @@ class ShardingTask:
         """What may be filled of each device."""
         return np.array([device.room_bytes for device in self.devices], np.int64)
 
+    def rules_of_device(self, number: int) -> tuple[Rule, ...]:
+        """The rules that name this device."""
+        return tuple(rule for rule in self.rules if rule.of_devices and number in rule.numbers)
+
     def piece_bytes(self, piece: TableSlice) -> int:
         """Bytes of a slice on its device, with those that a batch needs for it."""
         return self.operator.memory((piece,), self.batch_size).total

@@ -177,7 +177,7 @@ def test_what_no_device_can_hold_names_its_constraint_and_memory(
     names = tuple(table.name for table in tables[:6])
     rules = (Rule("together", names, name="all: together"), Rule("whole", names[:1]))
     task = task_of(tables[:6], 3, rules, int(0.6 * sum(sizes)))
-    with pytest.raises(PlanError, match=r"'all: together' cannot be kept within the devices' mem"):
+    with pytest.raises(PlanError, match=r"'all: together' cannot be kept within the memory of"):
         pack(task, split=True)
 
 

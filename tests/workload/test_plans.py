@@ -17,6 +17,8 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.operators import MemoryParts
+from autoshard.workload.packing import pack
 
 
 @st.composite
@@ -39,9 +41,8 @@ def tasks(draw: st.DrawFn) -> ShardingTask:
 
 
 @st.composite
-def column_plans(draw: st.DrawFn) -> tuple[ShardingTask, ShardingPlan]:
-    """A task and a valid plan that cuts its tables anywhere."""
-    task = draw(tasks())
+def plans_of(draw: st.DrawFn, task: ShardingTask) -> ShardingPlan:
+    """A valid plan that cuts the task's tables anywhere."""
     placements = []
     for table in task.tables:
         steps = st.integers(0, table.dim // 4)
@@ -49,7 +50,12 @@ def column_plans(draw: st.DrawFn) -> tuple[ShardingTask, ShardingPlan]:
         for start, end in itertools.pairwise(cuts):
             device = draw(st.integers(0, len(task.devices) - 1))
             placements.append(Placement(table.name, 4 * start, 4 * (end - start), device))
-    return task, ShardingPlan(tuple(draw(st.permutations(placements))), len(task.devices))
+    return ShardingPlan(tuple(draw(st.permutations(placements))), len(task.devices))
+
+
+def column_plans() -> st.SearchStrategy[tuple[ShardingTask, ShardingPlan]]:
+    """A task and a plan of it."""
+    return tasks().flatmap(lambda task: st.tuples(st.just(task), plans_of(task)))
 
 
 @given(column_plans())
@@ -97,15 +103,40 @@ def small_task(memory_bytes: int = 10**6) -> ShardingTask:
     return ShardingTask(tables, Device.uniform(2, memory_bytes), 16)
 
 
-def test_memory_is_counted_with_the_optimizer_and_checked() -> None:
-    stored = {"a": 100 * 8 * 4 + 100 * 4, "b": 50 * 16 * 4 + 50 * 4}
-    for_a_batch = {"a": 2 * 16 * 8 + 2 * 16 * 8 * 4, "b": 2 * 16 * 8 + 2 * 16 * 16 * 4}
-    needed = {name: stored[name] + for_a_batch[name] for name in stored}
-    task = small_task(memory_bytes=max(needed.values()))
-    ShardingPlan.table_wise(task, [0, 1]).check(task)
-    assert ShardingPlan.table_wise(task, [1, 0]).device_bytes(task) == (needed["b"], needed["a"])
-    with pytest.raises(PlanError, match=f"{min(needed.values()):,} more than"):
+def test_memory_is_counted_part_by_part_and_checked() -> None:
+    # Rows of a: 8 numbers and one of the optimizer; of a batch: 16 lookups and 16 offsets of eight
+    # bytes, 16 outputs of 8 numbers and as many gradients.
+    a = MemoryParts(100 * 8 * 4, 100 * 4, 32 * 8, 2 * 16 * 8 * 4)
+    b = MemoryParts(50 * 16 * 4, 50 * 4, 32 * 8, 2 * 16 * 16 * 4)
+    task = small_task(memory_bytes=b.total)
+    assert b.total > a.total
+    apart = ShardingPlan.table_wise(task, [0, 1])
+    apart.check(task)
+    assert apart.device_memory(task) == (a, b)
+    with pytest.raises(PlanError) as caught:
         ShardingPlan.table_wise(task, [0, 0]).check(task)
+    assert str(caught.value) == (
+        "device 0 (device0) would hold 10,584 bytes (weights 6,400 bytes, outputs 3,072 bytes, "
+        "optimizer 600 bytes, inputs 512 bytes), 4,880 bytes more than its 5,704 bytes"
+    )
+    with pytest.raises(PlanError, match="; device 0 880 bytes too much"):
+        apart.check(replace(task, devices=Device.uniform(2, 4000)))
+
+
+def test_what_is_missing_is_told_by_parts() -> None:
+    with pytest.raises(PlanError) as caught:
+        pack(small_task(memory_bytes=5000), split=True)
+    assert str(caught.value) == (
+        "the tables need 10,584 bytes (weights 6,400 bytes, outputs 3,072 bytes, optimizer 600 "
+        "bytes, inputs 512 bytes) and the 2 devices have 10,000 bytes: 584 bytes of memory are "
+        "missing; the largest tables are b (5,704 bytes), a (4,880 bytes): add devices or memory, "
+        "or make batches smaller"
+    )
+    for memory, mend in ((3400, "add devices or memory"), (3600, "or make batches smaller")):
+        with pytest.raises(PlanError, match=f"{mend}$"):
+            pack(small_task(memory_bytes=memory), split=True)
+    with pytest.raises(PlanError, match="b needs weights 3,200 bytes, outputs 2,048 bytes, input"):
+        pack(small_task(memory_bytes=5700), split=False)
 
 
 def test_a_plan_for_other_devices_is_refused() -> None:

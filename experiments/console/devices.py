@@ -1,0 +1,29 @@
+"""Devices on the command line: `--memory-gb 32`, `--memory-gb 16,16,32`."""
+
+from autoshard.workload import Device, UserError
+
+_GB = 2**30
+_MOST_GB = 2**32  # more than there is
+
+
+def read_devices(memory_gb: str, count: int, told: str) -> tuple[Device, ...]:
+    """Of one memory for all, or of one for each.
+
+    UserError unless there are 1 or `count` numbers; `told` says where that count is from.
+    """
+    try:
+        numbers = [float(part) for part in memory_gb.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or not all(0 < number < _MOST_GB for number in numbers):
+        raise UserError(
+            f"--memory-gb must be a number more than 0, or one for each device as in 16,16,32, "
+            f"got {memory_gb!r}"
+        )
+    if len(numbers) not in (1, count):
+        raise UserError(
+            f"--memory-gb names {len(numbers)} devices and {told} {count}: give one number for "
+            "all, or one for each"
+        )
+    each = numbers * (count // len(numbers))
+    return tuple(Device(f"device{n}", int(number * _GB)) for n, number in enumerate(each))

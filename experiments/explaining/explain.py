@@ -1,0 +1,128 @@
+"""Why a plan takes as long as it does, what would help next, and how a heuristic's differs."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from autoshard.benchmark import PlanCost
+from autoshard.cost_model import EstimatedCosts, TaskOutlook, slowest_by_phase
+from autoshard.experiments.explaining.layout import Part, columns_told, report
+from autoshard.experiments.explaining.rival import Rival
+from autoshard.sharders import Step, next_steps
+from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
+from autoshard.workload.moves import moves_between, renumbered
+
+_DEAREST = 3  # slices that are named of each phase's slowest device
+_STEPS = 5
+_ELSEWHERE = 5  # tables that are named as lying elsewhere
+
+
+def explanation(
+    oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, rival: Rival | None
+) -> Iterator[Part]:
+    """All of it, part by part as it is found."""
+    yield from phases(oracle, task, plan)
+    yield from steps(oracle, task, plan)
+    if rival is not None:
+        yield from differences(oracle, task, plan, rival)
+
+
+def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Iterator[Part]:
+    """The slowest device of each phase, and its dearest slices."""
+    yield (
+        "\nthe slowest device of each phase, and its dearest tables: what it would take less "
+        "without each (such shares need not add up to 100%)"
+    )
+    shown = report(("phase, device", "columns", "ms", "share", "mean device"), texts=2)
+    for phase in slowest_by_phase(oracle, plan, task):
+        name = f"{phase.phase}: {task.devices[phase.device].name}"
+        shown.add_row(name, "", f"{phase.ms:.2f}", "", f"{phase.mean_ms:.2f}", style="bold")
+        for each in phase.slices[:_DEAREST]:
+            piece = each.piece
+            told = columns_told(piece.table, piece.start, piece.width)
+            shown.add_row(f"  {piece.table.name}", told, f"{each.ms:.2f}", f"{each.share:.1%}", "")
+        left = len(phase.slices) - _DEAREST
+        if left > 0:
+            shown.add_row(f"  and {left} more", "", "", "", "")
+    yield shown
+
+
+def steps(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Iterator[Part]:
+    """The best next steps from a plan, a line each."""
+    found = next_steps(oracle, task, plan, _STEPS)
+    if not found:
+        yield (
+            "\nnext steps: no single move, swap or split makes the slowest device faster, by the "
+            "cost model"
+        )
+        return
+    now_ms = TaskOutlook(oracle, task).expected_ms(plan.placed(task))
+    yield f"\nnext steps, each alone: the slowest device computes, in place of {now_ms:.2f} ms,"
+    for step in found:
+        gain = step.expected_ms / now_ms - 1
+        yield f"  {step.expected_ms:.2f} ms ({gain:+.1%}): {_told(step, task)}"
+
+
+def _told(step: Step, task: ShardingTask) -> str:
+    """In words: who goes where."""
+    names = [device.name for device in task.devices]
+    slices = [
+        (f"{p.table.name} ({columns_told(p.table, p.start, p.width)} columns)", names[s], names[t])
+        for p, s, t in step.moved
+    ]
+    (piece, source, target), *others = slices
+    if step.kind == "swap":
+        return f"swap {piece} of {source} for {others[0][0]} of {target}"
+    verb = "split off" if step.kind == "split" else "move"
+    return f"{verb} {piece} from {source} to {target}"
+
+
+def differences(
+    oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, rival: Rival
+) -> Iterator[Part]:
+    """How a plan differs from a heuristic's: in costs, and which tables lie elsewhere.
+
+    Like devices are taken for each other where that leaves less to differ.
+    """
+    name = rival.name
+    whole = [table.whole() for table in task.tables]
+    alone = oracle.model.compute.described(oracle.amounts(whole))[:, :2].sum(-1).tolist()
+    ms = {table.name: cost for table, cost in zip(task.tables, alone, strict=True)}
+    other = renumbered(rival.plan, plan, task, lambda t, width: ms[t.name] * width / t.dim)
+    yield f"\nbeside the best heuristic's plan, {name} (like devices are taken for each other):"
+    yield _evenness(oracle.plan_cost(plan, task), oracle.plan_cost(other, task), name)
+    tables = {table.name: table for table in task.tables}
+    elsewhere: dict[str, int] = defaultdict(int)
+    for move in moves_between(other, plan, task):
+        elsewhere[move.table] += move.width
+    dear = {n: ms[n] * width / tables[n].dim for n, width in elsewhere.items()}
+    share = sum(dear.values()) / sum(alone)
+    yield f"  {len(dear)} of {len(ms)} tables, {share:.0%} of the cost, lie elsewhere"
+    if not dear:
+        return
+    shown = report(("  table", "here", "there", "columns elsewhere", "ms"), texts=3)
+    for each in sorted(dear, key=lambda n: -dear[n])[:_ELSEWHERE]:
+        here, there = (_homes(some, tables[each], task) for some in (plan, other))
+        shown.add_row(f"  {each}", here, there, str(elsewhere[each]), f"{dear[each]:.2f}")
+    if len(dear) > _ELSEWHERE:
+        shown.add_row(f"  and {len(dear) - _ELSEWHERE} more", "", "", "", "")
+    yield shown
+
+
+def _homes(plan: ShardingPlan, table: EmbeddingTable, task: ShardingTask) -> str:
+    """`device3`, or `device0 (32), device1 (32)` where it is split."""
+    mine = [p for p in plan.placements if p.table == table.name]
+    if len(mine) == 1:
+        return task.devices[mine[0].device].name
+    return ", ".join(f"{task.devices[p.device].name} ({p.width})" for p in mine)
+
+
+def _evenness(ours: PlanCost, theirs: PlanCost, name: str) -> str:
+    """Whether the gain is from evener devices or from tables that run well together."""
+    (balance, total), (other_balance, other_total) = (
+        (sum(computed) / len(computed) / max(computed), sum(computed))
+        for computed in ([device.compute_ms for device in cost.devices] for cost in (ours, theirs))
+    )
+    return (
+        f"  devices compute {total:.2f} ms in all, mean over slowest {balance:.3f}; by {name} "
+        f"{other_total:.2f} ms and {other_balance:.3f}"
+    )
