@@ -13,7 +13,7 @@ from autoshard.cost_model import EstimatedCosts, Prices, TaskOutlook
 from autoshard.cost_model.outlook import expected_max, sharpness
 from autoshard.cost_model.training import one_thread
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask, TableSlice
-from autoshard.workload.packing import can_be_halved, halves
+from autoshard.workload.tables import can_be_halved, halves
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -109,7 +109,7 @@ class _Around:
         placed = plan.placed(task)
         self._oracle = oracle
         self._task = task
-        self._free = np.subtract([d.memory_bytes for d in task.devices], plan.device_bytes(task))
+        self._free = task.room_bytes - np.array(plan.device_bytes(task))
         self._pieces = [piece for piece, _ in placed]
         self._homes = np.array([home for _, home in placed])
         self._devices = oracle.devices(self._pieces, len(task.devices))
