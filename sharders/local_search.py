@@ -34,11 +34,12 @@ class LocalSearch:
     """Improves plans, table by table: first what they cost in the mean, then in scenarios.
 
     A search finds the mistakes of its model, so it is kicked away from its optimum only a few
-    times. Scenarios tell which plans stand or fall with what is not known.
+    times, by turns with random moves and with a split. Scenarios tell which plans stand or fall
+    with what is not known.
 
     Args:
         oracle: prices devices.
-        kicks: restarts from a random change of the best plan so far.
+        kicks: restarts from a change of the best plan so far.
         split: allow tables to be split by columns.
         seed: of the kicks, and of scenarios.
         near: a plan to stay near; by default none.
@@ -68,9 +69,11 @@ class LocalSearch:
         best = min(searches, key=_Search.objective)
         best.descend(self._split)
         rng = np.random.default_rng(self._seed)
-        for _ in range(self._kicks):
+        for number in range(self._kicks):
             other = _Search(mean, task, _SOFT, best.placed(), self._near)
-            other.kick(rng)
+            # By turns: what holds a device up is halved, though it helps only after other moves.
+            if not (self._split and number % 2 and other.halve(number // 2)):
+                other.kick(rng)
             other.descend(self._split)
             if other.objective() < best.objective():
                 best = other
@@ -152,6 +155,28 @@ class _Search:
                 self._leave(item)
                 self._enter(item, int(rng.choice(fitting)))
         self._price_anew()
+
+    def halve(self, rank: int) -> bool:
+        """Halve the costliest slice of the slowest device but so many, and put one half where that
+        is slowest least; False if there is none, or no room.
+        """
+        slowest = self._slowest
+        mine = self._at.to_halve(np.flatnonzero(self._at.homes == slowest).tolist())
+        if rank >= len(mine):
+            return False
+        item = sorted(mine, key=lambda number: -self._weight[number])[rank]
+        pair = self._at.items[item].halves()
+        stays, goes = (self._add([half]) for half in pair)
+        admitted = self._at.admitted(np.array([goes]))[0]
+        admitted[slowest] = False
+        if not admitted.any():
+            return False
+        device = int(np.where(admitted, self._costs.mean(1), np.inf).argmin())
+        self._leave(item)
+        self._enter(stays, slowest)
+        self._enter(goes, device)
+        self._price_anew()
+        return True
 
     def _move(self) -> bool:
         """Give the slice of the slowest device away that gains most elsewhere."""
