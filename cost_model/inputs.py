@@ -1,6 +1,6 @@
 """Shards as arrays: the inputs of each distinct slice, and which shard holds which of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from autoshard.cost_model.network import INPUTS
 from autoshard.workload import FEATURE_NAMES, Shard, TableSlice, slice_features
+from autoshard.workload.terms import Bundle, Piece
 
 _COLUMNS = [FEATURE_NAMES.index(name) for name in INPUTS]
 
@@ -42,6 +43,18 @@ class Memberships:
         flat = amounts.reshape(len(amounts), -1)
         sums = functional.embedding_bag(self.rows, flat, self.offsets, mode="sum")
         return sums.reshape(-1, *amounts.shape[1:])
+
+
+def bundle_amounts(
+    amounts: Callable[[Sequence[TableSlice]], Tensor], pieces: Sequence[Piece]
+) -> Tensor:
+    """Amounts of slices or bundles [pieces, ...]: of a bundle those of its slices, added up."""
+    bundles = [Bundle.of(piece) for piece in pieces]
+    found = amounts([piece for bundle in bundles for piece in bundle.slices])
+    if len(found) == len(bundles):
+        return found
+    ends = np.cumsum([len(bundle.slices) for bundle in bundles])
+    return Memberships.of(np.split(np.arange(len(found)), ends[:-1])).sums(found)
 
 
 class SliceRows:

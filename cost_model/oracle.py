@@ -11,7 +11,7 @@ from autoshard.benchmark import PlanCost, price_plan
 from autoshard.cost_model.communication import ExchangeCosts
 from autoshard.cost_model.compute import OUTSIDE, Prices
 from autoshard.cost_model.device_sums import DeviceSums
-from autoshard.cost_model.inputs import Memberships, SliceRows
+from autoshard.cost_model.inputs import Memberships, SliceRows, bundle_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Scenarios
@@ -25,6 +25,7 @@ from autoshard.workload import (
     TableSlice,
     UserError,
 )
+from autoshard.workload.terms import Piece
 
 _TOGETHER = 500  # tables that scenarios know of together
 
@@ -102,9 +103,9 @@ class EstimatedCosts:
             if asked != known:
                 raise UserError(f"the task's {what} is {asked}, the oracle's is {known}")
 
-    def devices(self, slices: Sequence[TableSlice], count: int) -> DeviceSums[Prices]:
-        """`count` empty devices for these slices, to be priced while they are filled."""
-        return DeviceSums(self.model.compute, self.amounts(slices), count)
+    def devices(self, pieces: Sequence[Piece], count: int) -> DeviceSums[Prices]:
+        """`count` empty devices for these pieces, to be priced while they are filled."""
+        return DeviceSums(self.model.compute, bundle_amounts(self.amounts, pieces), count)
 
     def expectation(self) -> Expectation:
         """What is priced in the mean, for those who price scenarios as well."""

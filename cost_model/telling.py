@@ -10,7 +10,7 @@ from scipy import sparse
 from autoshard.cost_model.contributions import Held
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.workload import EmbeddingTable, Shard, ShardingTask, TableSlice
-from autoshard.workload.packing import can_be_halved, halves
+from autoshard.workload.tables import can_be_halved, halves
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,22 +9,53 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
+from autoshard.cost_model.inputs import bundle_amounts
 from autoshard.cost_model.scenarios import Scenarios
-from autoshard.workload import EmbeddingTable, OperatorOptions, TableSlice, UserError
+from autoshard.workload import EmbeddingTable, OperatorOptions, ShardingTask, UserError
+from autoshard.workload.terms import Bundle, Piece, Terms, Truths
 
 Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
+class Demands:
+    """A task's rules as numbers, for each piece of a deal.
+
+    Args:
+        lawful: whether it may lie on each device: [pieces, devices].
+        groups: whether it is one of each group of which no two may share a device:
+            [pieces, groups].
+        kin: equal for slices of one table, which may.
+        freedom: pieces with less of it come first.
+    """
+
+    lawful: Truths
+    groups: Truths
+    kin: Ints
+    freedom: Ints
+
+    @staticmethod
+    def of(task: ShardingTask, bundles: Sequence[Bundle]) -> "Demands | None":
+        """What a task demands of these; None if it has no rules."""
+        if not task.rules:
+            return None
+        terms = Terms(task)
+        return Demands(
+            terms.lawful(bundles), terms.groups(bundles), terms.kin(bundles), terms.freedom(bundles)
+        )
+
+
+@dataclass(frozen=True)
 class Deal:
-    """A task as numbers: which pieces of the deck, and the memory of each device."""
+    """A task as numbers: which pieces of the deck, the memory of each device, and the rules."""
 
     pieces: Ints
     memory_bytes: Ints
+    demands: Demands | None = None
 
 
 class Deck:
-    """Tables, or column slices of them, with their amounts, costs and sizes, looked up once.
+    """Tables, column slices or bundles of them, with amounts, costs and sizes, looked up once.
 
     A deck serves one game: when that learns another cost model, the deck does.
 
@@ -33,14 +64,15 @@ class Deck:
         pieces: what may be dealt.
     """
 
-    def __init__(self, oracle: EstimatedCosts, pieces: Sequence[TableSlice]) -> None:
+    def __init__(self, oracle: EstimatedCosts, pieces: Sequence[Piece]) -> None:
         if not pieces:
             raise UserError("a game needs at least one table")
         self.pieces = tuple(pieces)
+        self.bundles = tuple(Bundle.of(piece) for piece in pieces)
         self.operator: OperatorOptions = oracle.model.provenance.operator
         self.batch_size = oracle.batch_size
         memory = self.operator.memory
-        sizes = [memory((piece,), self.batch_size).total for piece in pieces]
+        sizes = [memory(piece.slices, self.batch_size).total for piece in self.bundles]
         self.bytes: Ints = np.array(sizes, np.int64)
         self.sizes = torch.from_numpy(self.bytes)
         self.learn(oracle)
@@ -55,7 +87,7 @@ class Deck:
         self.model = oracle.model
         self._oracle = oracle
         self._in_scenarios: dict[int, tuple[Scenarios, Tensor]] = {}
-        self.amounts: Tensor = oracle.amounts(self.pieces)
+        self.amounts: Tensor = bundle_amounts(oracle.amounts, self.bundles)
         self.described: Tensor = oracle.model.compute.described(self.amounts)
         alone = self.price(self.amounts)
         self.alone_ms: Tensor = alone.total_ms
@@ -64,9 +96,11 @@ class Deck:
     def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
         """What prices devices in so many scenarios, and the amounts of all pieces in them."""
         if count not in self._in_scenarios:
-            tables = {piece.table.access_digest: piece.table for piece in self.pieces}
+            slices = [piece for bundle in self.bundles for piece in bundle.slices]
+            tables = {piece.table.access_digest: piece.table for piece in slices}
             scenarios = self._oracle.scenarios(list(tables.values()), count)
-            self._in_scenarios[count] = scenarios, scenarios.amounts(self.pieces)
+            amounts = bundle_amounts(scenarios.amounts, self.bundles)
+            self._in_scenarios[count] = scenarios, amounts
         return self._in_scenarios[count]
 
     def price(self, sums: Tensor) -> Prices:

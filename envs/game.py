@@ -14,6 +14,7 @@ from torch import Tensor
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import Memberships
 from autoshard.envs.deck import Deal, Deck, Ints
+from autoshard.envs.ruling import Ruling
 from autoshard.workload import Shard, UserError
 
 _ABSENT = -1  # memory of a device that a game does not have
@@ -76,6 +77,7 @@ class ShardingGame:
         self._places = torch.arange(max_tables)
         self._itself = torch.eye(max_devices)
         self._pairs = torch.zeros(0, 2, dtype=torch.int64)
+        self._ruled: dict[int, Ruling] = {}
 
     @property
     def over(self) -> Tensor:
@@ -94,8 +96,9 @@ class ShardingGame:
                     f"a game of {tables} tables on {devices} devices is larger than the "
                     f"{self.max_tables} tables and {self.max_devices} devices it was made for"
                 )
-            costs = self.deck.alone_ms[deal.pieces].numpy()
-            order[row, :tables] = deal.pieces[np.argsort(-costs, kind="stable")]
+            ranked = self._ranked(deal)
+            order[row, :tables] = deal.pieces[ranked]
+            self._demand(seat, deal, ranked)
             count[row] = tables
             capacity[row, :devices] = deal.memory_bytes
             self.deals[seat] = deal
@@ -113,6 +116,19 @@ class ShardingGame:
         self.stuck[new] = False
         self.free[new] = self.capacity[new]
         self._reckon(new)
+
+    def _ranked(self, deal: Deal) -> Ints:
+        """Places in the deal: the costliest first; before them what rules leave little room."""
+        costs = -self.deck.alone_ms[deal.pieces].numpy()
+        if deal.demands is None:
+            return np.argsort(costs, kind="stable")
+        return np.lexsort((costs, deal.demands.freedom))
+
+    def _demand(self, seat: int, deal: Deal, ranked: Ints) -> None:
+        """Hold this game to its rules, or to none. Nothing is kept where no game has any."""
+        self._ruled.pop(seat, None)
+        if deal.demands is not None:
+            self._ruled[seat] = Ruling(deal.demands, ranked)
 
     def learn(self, oracle: EstimatedCosts) -> None:
         """Believe another cost model from now on, also of what is placed."""
@@ -202,6 +218,9 @@ class ShardingGame:
             self.joined_ms[seats, devices] = joined.total_ms
             self.joined_deviation[seats, devices] = joined.deviation
         self.allowed = self.exists & (self.free >= self.deck.sizes[table][:, None])
+        for seat, ruling in self._ruled.items():
+            admitted = ruling.admitted(int(next_place[seat]), self.homes[seat])
+            self.allowed[seat, : len(admitted)] &= admitted
         self.stuck |= (self.placed < self.count) & ~self.allowed.any(1)
         self.safe = self.allowed & self._room_is_left(table)
 
@@ -248,6 +267,8 @@ class ShardingGame:
         homes = self.assignment(seat)
         held = [deal.pieces[homes == device] for device in range(len(deal.memory_bytes))]
         return [
-            Shard(tuple(self.deck.pieces[number] for number in numbers)) if len(numbers) else None
+            Shard(tuple(piece for number in numbers for piece in self.deck.bundles[number].slices))
+            if len(numbers)
+            else None
             for numbers in held
         ]

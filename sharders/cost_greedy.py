@@ -2,8 +2,9 @@
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.training import one_thread
-from autoshard.sharders.heuristics import greedy_plan, place_in_turn
+from autoshard.sharders.heuristics import greedy_plan, place_in_turn, sum_of
 from autoshard.workload import Shard, ShardingPlan, ShardingTask
+from autoshard.workload.terms import Terms
 
 
 class AloneGreedySharder:
@@ -17,7 +18,10 @@ class AloneGreedySharder:
         """A valid plan; PlanError names the table that no device has room for."""
         self._oracle.check(task)
         alone = self._oracle.prices([Shard((table.whole(),)) for table in task.tables])
-        return greedy_plan(task, alone.total_ms.tolist())
+        names = [table.name for table in task.tables]
+        costs = dict(zip(names, alone.total_ms.tolist(), strict=True))
+        bundles = Terms(task).bundles()
+        return greedy_plan(task, bundles, [sum_of(bundle, costs) for bundle in bundles])
 
 
 class FusedGreedySharder:
@@ -30,10 +34,11 @@ class FusedGreedySharder:
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError names the table that no device has room for."""
         self._oracle.check(task)
-        slices = [table.whole() for table in task.tables]
-        devices = self._oracle.devices(slices, len(task.devices))
+        bundles = Terms(task).bundles()
+        devices = self._oracle.devices(bundles, len(task.devices))
         return place_in_turn(
             task,
+            bundles,
             devices.alone().total_ms.tolist(),
             lambda number: devices.with_each([number]).total_ms[:, 0].tolist(),
             devices.put,

@@ -1,6 +1,6 @@
 """The published heuristics: one greedy loop, and what each of them believes a table costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -9,6 +9,7 @@ from autoshard.workload import EmbeddingTable, PlanError, ShardingPlan, Sharding
 from autoshard.workload.beliefs import BELIEFS
 from autoshard.workload.packing import does_not_fit
 from autoshard.workload.sizes import told
+from autoshard.workload.terms import Bundle, Terms
 
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
 
@@ -40,53 +41,80 @@ class GreedySharder:
         self._seed = seed
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError names the table that no device has room for."""
+        """A valid plan; PlanError names what no device has room for, or may take."""
         rng = np.random.default_rng(self._seed)
-        costs = [self._cost(table, rng) for table in task.tables]
-        return greedy_plan(task, costs)
+        costs = {table.name: self._cost(table, rng) for table in task.tables}
+        bundles = Terms(task).bundles()
+        return greedy_plan(task, bundles, [sum_of(bundle, costs) for bundle in bundles])
 
 
-def greedy_plan(task: ShardingTask, costs: Sequence[float]) -> ShardingPlan:
-    """Balances the sums of the tables' costs over the devices."""
+def sum_of(bundle: Bundle, costs: Mapping[str, float]) -> float:
+    """Of its tables' costs."""
+    return sum(costs[piece.table.name] for piece in bundle.slices)
+
+
+def greedy_plan(
+    task: ShardingTask, bundles: Sequence[Bundle], costs: Sequence[float]
+) -> ShardingPlan:
+    """Balances the sums of the costs of what is placed over the devices."""
     load = [0.0] * len(task.devices)
 
     def placed(number: int, device: int) -> None:
         load[device] += costs[number]
 
-    return place_in_turn(task, costs, lambda _number: load, placed)
+    return place_in_turn(task, bundles, costs, lambda _number: load, placed)
 
 
 def place_in_turn(
     task: ShardingTask,
+    bundles: Sequence[Bundle],
     costs: Sequence[float],
     burden: Callable[[int], Sequence[float]],
     placed: Callable[[int, int], None],
 ) -> ShardingPlan:
-    """The greedy loop: the costliest table first, each on the device with the least burden.
+    """The greedy loop: the costliest first, each on the device with the least burden. What rules
+    leave few devices for comes before the others.
 
     Args:
         task: what is to be sharded.
-        costs: of each table; they give the order.
-        burden: each device's, for the table of that number.
-        placed: hears of each table and its device.
+        bundles: its tables, as `Terms.bundles` has them.
+        costs: of each bundle; they give the order.
+        burden: each device's, for the bundle of that number.
+        placed: hears of each bundle and its device.
     """
-    free = [device.memory_bytes for device in task.devices]
-    chosen = [0] * len(task.tables)
-    for number in sorted(range(len(costs)), key=lambda n: -costs[n]):
-        needed = task.table_bytes(task.tables[number])
-        fitting = [device for device, room in enumerate(free) if room >= needed]
+    terms, free = Terms(task), task.room_bytes.tolist()
+    lawful, freedom = terms.lawful(bundles), terms.freedom(bundles)
+    conflicts = terms.conflicts(bundles) if terms.keeps_apart else None
+    chosen = np.full(len(bundles), -1)
+    for number in sorted(range(len(bundles)), key=lambda n: (freedom[n], -costs[n])):
+        needed = sum(map(task.piece_bytes, bundles[number].slices))
+        barred = set() if conflicts is None else set(chosen[conflicts[number]].tolist())
+        fitting = [
+            device
+            for device, room in enumerate(free)
+            if room >= needed and lawful[number, device] and device not in barred
+        ]
         if not fitting:
-            rooms = [device.memory_bytes for device in task.devices]
-            needs = [task.table_bytes(table) for table in task.tables]
-            if sum(needs) > sum(rooms) or max(needs) > max(rooms):
-                raise does_not_fit(task, split=False)
-            raise PlanError(
-                f"table {task.tables[number].name} needs {told(needed)} and no device has more "
-                f"than {told(max(free))} left: add devices or memory"
-            )
+            raise _dead_end(task, bundles[number], needed, max(free))
         burdens = burden(number)
         device = min(fitting, key=lambda d: burdens[d])
         chosen[number] = device
         free[device] -= needed
         placed(number, device)
-    return ShardingPlan.table_wise(task, chosen)
+    homes = {
+        piece.table.name: home
+        for bundle, home in zip(bundles, chosen.tolist(), strict=True)
+        for piece in bundle.slices
+    }
+    return ShardingPlan.table_wise(task, [homes[table.name] for table in task.tables])
+
+
+def _dead_end(task: ShardingTask, bundle: Bundle, needed: int, most: int) -> PlanError:
+    needs = [task.table_bytes(table) for table in task.tables]
+    rooms = task.room_bytes
+    if task.rules or sum(needs) > rooms.sum() or max(needs) > rooms.max():
+        return does_not_fit(task, split=False)
+    return PlanError(
+        f"table {bundle.name} needs {told(needed)} and no device has more than {told(most)} left: "
+        "add devices or memory"
+    )

@@ -1,5 +1,6 @@
 """Local search over a cost model: moves, swaps and splits of tables until none helps any more."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -7,13 +8,14 @@ import numpy.typing as npt
 import torch
 
 from autoshard.cost_model import DeviceSums, EstimatedCosts
+from autoshard.cost_model.inputs import bundle_amounts
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.cost_model.outlook import Placed, TaskOutlook, sharpness
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask, TableSlice
-from autoshard.workload.packing import can_be_halved, halves
+from autoshard.workload.terms import Bundle, Terms, Truths
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -102,12 +104,16 @@ class _Search:
         self._pricing = pricing
         self._task = task
         self._power = power
-        self._slices = [piece for piece, _ in placed]
-        self._home = np.array([device for _, device in placed], np.int64)
-        amounts = pricing.amounts(self._slices)
+        self._terms = Terms(task)
+        together = self._terms.gathered(placed)
+        self._items = [bundle for bundle, _ in together]
+        self._home = np.array([device for _, device in together], np.int64)
+        amounts = bundle_amounts(pricing.amounts, self._items)
         self._devices = DeviceSums(pricing, amounts, len(task.devices))
-        self._bytes = np.array([self._bytes_of(piece) for piece in self._slices], np.int64)
-        self._free = task.memory_bytes
+        self._bytes = np.array([self._bytes_of(item) for item in self._items], np.int64)
+        self._lawful = self._terms.lawful(self._items)
+        self._conflicts = self._conflicts_of(self._items)
+        self._free = task.room_bytes
         np.subtract.at(self._free, self._home, self._bytes)
         self._devices.fill(torch.from_numpy(self._home))
         self._weight = self._weights(0)
@@ -121,8 +127,9 @@ class _Search:
         """Each slice and its device."""
         return [
             (piece, int(device))
-            for piece, device in zip(self._slices, self._home, strict=True)
+            for item, device in zip(self._items, self._home, strict=True)
             if device != _GONE
+            for piece in item.slices
         ]
 
     def descend(self, split: bool) -> None:
@@ -134,7 +141,7 @@ class _Search:
     def kick(self, rng: np.random.Generator) -> None:
         """Move three slices to random devices with room for them."""
         for item in rng.permutation(np.flatnonzero(self._home != _GONE))[:3].tolist():
-            fitting = np.flatnonzero(self._free >= self._bytes[item])
+            fitting = np.flatnonzero(self._admitted(np.array([item]))[0])
             if len(fitting):
                 self._leave(item)
                 self._enter(item, int(rng.choice(fitting)))
@@ -151,7 +158,7 @@ class _Search:
         joined = _floats(self._devices.with_each(numbers)).swapaxes(0, 1)
         after = self._after(self._powers[slowest] + self._powers, left[:, None], joined)
         after[:, slowest] = np.inf
-        after[self._bytes[items][:, None] > self._free[None]] = np.inf
+        after[~self._admitted(items)] = np.inf
         place, device = np.unravel_index(np.argmin(after), after.shape)
         return self._take_step(after[place, device], [(int(items[place]), int(device))])
 
@@ -182,6 +189,8 @@ class _Search:
         worse = np.maximum(costs[slowest] - gain, costs[homes][None] + gain)
         grown = self._bytes[others][None] - self._bytes[mine][:, None]
         worse[(grown > self._free[slowest]) | (-grown > self._free[homes][None])] = np.inf
+        if self._task.rules:
+            worse[~self._may_swap(slowest, mine, others)] = np.inf
         flat = worse.ravel()
         count = min(_SWAPS, len(flat))
         chosen = np.sort(np.argpartition(flat, count - 1)[:count])
@@ -202,14 +211,17 @@ class _Search:
     def _divide(self) -> bool:
         """Halve one slice of the slowest device and give one half away."""
         slowest = self._slowest
+        slices = Counter(
+            item.name for item, home in zip(self._items, self._home, strict=True) if home != _GONE
+        )
         wide = [
-            item
-            for item in np.flatnonzero(self._home == slowest).tolist()
-            if can_be_halved(self._slices[item])
+            number
+            for number in np.flatnonzero(self._home == slowest).tolist()
+            if self._terms.may_halve(item := self._items[number], slices[item.name])
         ]
         if not wide or len(self._free) == 1:
             return False
-        pairs = [halves(self._slices[item]) for item in wide]
+        pairs = [self._items[item].halves() for item in wide]
         first = self._add([stays for stays, _ in pairs])
         second = self._add([goes for _, goes in pairs])
         staying = torch.arange(first, first + len(pairs))
@@ -219,7 +231,7 @@ class _Search:
         joined = _floats(self._devices.with_each(going)).swapaxes(0, 1)
         after = self._after(self._powers[slowest] + self._powers, kept[:, None], joined)
         after[:, slowest] = np.inf
-        after[self._bytes[second:, None] > self._free[None]] = np.inf
+        after[~self._admitted(going.numpy())] = np.inf
         place, device = np.unravel_index(np.argmin(after), after.shape)
         if after[place, device] > self.objective() * (1 - _LEAST_SPLIT_GAIN):
             return False
@@ -229,13 +241,41 @@ class _Search:
         self._price_anew()
         return True
 
-    def _add(self, pieces: list[TableSlice]) -> int:
-        """Make slices items that are on no device yet; returns the number of the first."""
-        first = self._devices.extend(self._pricing.amounts(pieces))
-        self._slices += pieces
-        self._home = np.concatenate([self._home, np.full(len(pieces), _GONE)])
-        sizes = np.array([self._bytes_of(piece) for piece in pieces], np.int64)
+    def _admitted(self, items: Whole) -> Truths:
+        """Whether memory and rules admit each item on each device: [items, devices]."""
+        found = self._lawful[items] & (self._bytes[items][:, None] <= self._free[None])
+        if self._conflicts is not None:
+            found &= self._rivals(items) == 0
+        return found
+
+    def _rivals(self, items: Whole) -> Whole:
+        """How many items are on each device that each of these may not share it with."""
+        assert self._conflicts is not None
+        there = self._home[:, None] == np.arange(len(self._free))
+        return np.asarray(self._conflicts[items].astype(np.int64) @ there.astype(np.int64))
+
+    def _may_swap(self, here: int, mine: Whole, others: Whole) -> Truths:
+        """Whether rules admit that each of mine and each of others change places."""
+        homes = self._home[others]
+        found = self._lawful[mine][:, homes] & self._lawful[others][:, here]
+        if self._conflicts is not None:
+            each_other = self._conflicts[np.ix_(mine, others)]
+            found &= self._rivals(mine)[:, homes] == each_other
+            found &= self._rivals(others)[:, here] == each_other
+        return found
+
+    def _conflicts_of(self, items: Sequence[Bundle]) -> Truths | None:
+        return self._terms.conflicts(items) if self._terms.keeps_apart else None
+
+    def _add(self, items: list[Bundle]) -> int:
+        """Make items that are on no device yet; returns the number of the first."""
+        first = self._devices.extend(bundle_amounts(self._pricing.amounts, items))
+        self._items += items
+        self._home = np.concatenate([self._home, np.full(len(items), _GONE)])
+        sizes = np.array([self._bytes_of(item) for item in items], np.int64)
         self._bytes = np.concatenate([self._bytes, sizes])
+        self._lawful = np.concatenate([self._lawful, self._terms.lawful(items)])
+        self._conflicts = self._conflicts_of(self._items)
         self._weight = np.concatenate([self._weight, self._weights(first)])
         return first
 
@@ -255,8 +295,8 @@ class _Search:
         self._free[device] -= self._bytes[item]
         self._home[item] = device
 
-    def _bytes_of(self, piece: TableSlice) -> int:
-        return self._task.piece_bytes(piece)
+    def _bytes_of(self, item: Bundle) -> int:
+        return sum(map(self._task.piece_bytes, item.slices))
 
     @property
     def _slowest(self) -> int:

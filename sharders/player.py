@@ -8,17 +8,18 @@ import torch
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import Deal, Deck, Layout, ShardingGame
-from autoshard.envs.deck import Ints
+from autoshard.envs.deck import Demands, Ints
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.sharders.shield import Shield
-from autoshard.workload import TableSlice
+from autoshard.workload import ShardingTask, TableSlice
+from autoshard.workload.terms import Bundle
 
 
 @dataclass(frozen=True)
 class Played:
     """A finished game: the pieces, the device of each, and the devices' estimated costs."""
 
-    pieces: tuple[TableSlice, ...]
+    pieces: tuple[Bundle, ...]
     homes: Ints
     costs_ms: tuple[float, ...]
 
@@ -33,8 +34,9 @@ class Played:
         return sum(self.costs_ms) / len(self.costs_ms) / self.worst_ms
 
     def placed(self) -> list[tuple[TableSlice, int]]:
-        """Each piece and its device."""
-        return list(zip(self.pieces, self.homes.tolist(), strict=True))
+        """Each slice and its device."""
+        homes = zip(self.pieces, self.homes.tolist(), strict=True)
+        return [(piece, home) for bundle, home in homes for piece in bundle.slices]
 
 
 class Player:
@@ -52,39 +54,44 @@ class Player:
     @torch.inference_mode()
     def play(
         self,
-        pieces: Sequence[Sequence[TableSlice]],
-        memory_bytes: Ints,
+        pieces: Sequence[Sequence[Bundle]],
+        task: ShardingTask,
         rng: torch.Generator | None = None,
         shielded: bool = False,
     ) -> list[Played]:
-        """Place each list of pieces on the devices; games that end at a dead end are left out.
+        """Place each list of pieces on the task's devices; games that end at a dead end are left
+        out.
 
         The first game is played greedily; with `rng` the others are drawn from the policy.
-        `shielded` games end well wherever first fit decreasing packs the tables; they take longer.
+        `shielded` games end well wherever first fit decreasing packs the tables; they take longer,
+        and know of no rules.
         """
         # By identity: comparing slices takes longer than playing.
         known = {id(piece): piece for some in pieces for piece in some}
         numbers = {key: number for number, key in enumerate(known)}
         deck = Deck(self._oracle, list(known.values()))
+        rooms, devices = task.room_bytes, len(task.devices)
+        demands = {id(some): Demands.of(task, some) for some in pieces}  # of many games often one
         deals = [
-            Deal(np.array([numbers[id(piece)] for piece in some]), memory_bytes) for some in pieces
+            Deal(np.array([numbers[id(piece)] for piece in some]), rooms, demands[id(some)])
+            for some in pieces
         ]
         most = max(len(deal.pieces) for deal in deals)
-        game = ShardingGame(deck, len(deals), most, len(memory_bytes))
+        game = ShardingGame(deck, len(deals), most, devices)
         game.deal(range(len(deals)), deals)
-        layout = Layout(len(memory_bytes))
+        layout = Layout(devices)
         shields = [Shield(game, seat) for seat in range(game.seats)] if shielded else []
         while not bool(game.over.all()):
             logits, _ = self._network(layout.split(layout.observe(game)))
-            devices = logits.argmax(1)
+            chosen = logits.argmax(1)
             if rng is not None:
                 noise = torch.empty_like(logits).exponential_(generator=rng)
-                devices[1:] = (logits - noise.log()).argmax(1)[1:]  # Gumbel's way to draw
+                chosen[1:] = (logits - noise.log()).argmax(1)[1:]  # Gumbel's way to draw
             for seat, shield in enumerate(shields):
                 if shield.holds:
                     preferred = logits[seat].argsort(descending=True).tolist()
-                    devices[seat] = shield.choose(preferred)
-            game.place(devices)
+                    chosen[seat] = shield.choose(preferred)
+            game.place(chosen)
         return [
             Played(tuple(some), game.assignment(seat), tuple(game.cost_ms[seat].tolist()))
             for seat, some in enumerate(pieces)

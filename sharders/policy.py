@@ -1,5 +1,6 @@
 """`PolicySharder`: a trained policy as a sharder, alone or with all that improves its plans."""
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -9,13 +10,13 @@ import torch
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.outlook import Placed, TaskOutlook
 from autoshard.cost_model.training import one_thread
-from autoshard.envs.deck import Ints
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.sharders.local_search import LocalSearch
 from autoshard.sharders.player import Played, Player
 from autoshard.sharders.policy_files import Policy
-from autoshard.workload import PlanError, Shard, ShardingPlan, ShardingTask, TableSlice
-from autoshard.workload.packing import can_be_halved, halves, pack
+from autoshard.workload import PlanError, Shard, ShardingPlan, ShardingTask
+from autoshard.workload.packing import pack
+from autoshard.workload.terms import Bundle, Terms
 
 _BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
 _MOST_SPLITS = 8  # rounds of splitting
@@ -60,9 +61,7 @@ class PolicySharder:
         """A valid plan; PlanError says what is missing where none is found."""
         self._oracle.check(task)
         self._policy.check(len(task.devices))
-        whole = [table.whole() for table in task.tables]
-        memory = task.memory_bytes
-        played = self._draw(whole, memory)
+        played = self._draw(task, Terms(task).bundles())
         greedy, played = played[:1], sorted(played, key=lambda game: game.worst_ms)
         best = played[:_BEST]
         best += [game for game in greedy if not any(game is other for other in best)]
@@ -83,51 +82,60 @@ class PolicySharder:
         more: list[Placed] = []
         with suppress(PlanError):  # without a plan it adds none
             more.append(FusedGreedySharder(self._oracle).shard(task).placed(task))
-        split = self._split(played[0], task.memory_bytes) if played else None
+        split = self._split(task, played[0]) if played else None
         if split is not None:
             more.append(split.placed())
         starts = more[-1:] if split is not None else [*more, *found[:_SEARCHED]]
         return more + self._search.improve(task, starts)
 
-    def _draw(self, whole: list[TableSlice], memory: Ints) -> list[Played]:
+    def _draw(self, task: ShardingTask, whole: list[Bundle]) -> list[Played]:
         """Plans of the whole tables: as the policy thinks best, then others drawn from it."""
         rng = torch.Generator().manual_seed(self._seed)
-        affordable = max(1, _BUDGET // (len(whole) * len(memory)))
+        affordable = max(1, _BUDGET // (len(whole) * len(task.devices)))
         games = 1 + min(self._samples, affordable)
-        played = self._player.play([whole] * games, memory, rng)
+        played = self._player.play([whole] * games, task, rng)
         if len(played) == games:
             return played
         # Where some came to a dead end, the policy's own plan may be one of them.
-        greedy = self._player.play([whole], memory)
-        return (greedy or self._player.play([whole], memory, shielded=True)) + played
+        greedy = self._player.play([whole], task)
+        if not greedy and not task.rules:
+            greedy = self._player.play([whole], task, shielded=True)
+        return greedy + played
 
-    def _split(self, start: Played, memory: Ints) -> Played | None:
+    def _split(self, task: ShardingTask, start: Played) -> Played | None:
         """Halve tables that hold up the slowest device and play again, as long as it helps.
 
         In tasks so large that this would take seconds splitting is left to the search.
         """
         best, improved = start, None
-        if len(start.pieces) * len(memory) * _SPLITS_TRIED > _BUDGET:
+        if len(start.pieces) * len(task.devices) * _SPLITS_TRIED > _BUDGET:
             return None
+        terms = Terms(task)
         for _ in range(_MOST_SPLITS):
-            candidates = [] if best.balance > _BALANCED else self._candidates(best)
-            played = self._player.play(candidates, memory) if candidates else []
+            candidates = [] if best.balance > _BALANCED else self._candidates(best, terms)
+            played = self._player.play(candidates, task) if candidates else []
             found = min(played, key=lambda game: game.worst_ms, default=best)
             if found.worst_ms > _SPLIT_GAIN * best.worst_ms:
                 break
             best = improved = found
         return improved
 
-    def _candidates(self, played: Played) -> list[list[TableSlice]]:
+    def _candidates(self, played: Played, terms: Terms) -> list[list[Bundle]]:
         """The pieces with other ones split: of the slowest device one, of all the costliest few."""
-        alone = self._oracle.prices([Shard((piece,)) for piece in played.pieces]).total_ms.numpy()
-        order = [n for n in np.argsort(-alone).tolist() if can_be_halved(played.pieces[n])]
+        alone = self._oracle.prices([Shard(piece.slices) for piece in played.pieces])
+        slices = Counter(piece.name for piece in played.pieces)
+        order = [
+            number
+            for number in np.argsort(-alone.total_ms.numpy()).tolist()
+            if terms.may_halve(piece := played.pieces[number], slices[piece.name])
+        ]
         slowest = played.costs_ms.index(played.worst_ms)
         choices = [(n,) for n in order if played.homes[n] == slowest][:_SPLIT_CHOICES]
         choices += [tuple(order[:count]) for count in _SPLIT_TOGETHER if count <= len(order)]
-        return [_with_halves(played.pieces, set(choice)) for choice in choices]
+        found = [_with_halves(played.pieces, set(choice)) for choice in choices]
+        return [pieces for pieces in found if not terms.too_many(pieces)]
 
 
-def _with_halves(pieces: Sequence[TableSlice], chosen: set[int]) -> list[TableSlice]:
+def _with_halves(pieces: Sequence[Bundle], chosen: set[int]) -> list[Bundle]:
     kept = [piece for number, piece in enumerate(pieces) if number not in chosen]
-    return kept + [half for number in chosen for half in halves(pieces[number])]
+    return kept + [half for number in chosen for half in pieces[number].halves()]

@@ -2,17 +2,19 @@
 
 Hands out the words of the platform (`EmbeddingTable`, `TableSlice`, `Shard`, `Device`,
 `ShardingTask`, `ShardingPlan`, `OperatorOptions`), the protocols of its two trades (`CostOracle`,
-`Sharder`), readers of table lists (`load_tables`), the index batches that a table's description
-stands for, and the features that models see of it.
+`Sharder`), readers of table lists (`load_tables`), what plans must obey (`Constraints`, `Rule`),
+the index batches that a table's description stands for, and the features that models see of it.
 """
 
 from autoshard.workload.batches import IndexBatch, shard_batch, table_lookups
+from autoshard.workload.constraints import Constraints
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.features import FEATURE_NAMES, slice_features
 from autoshard.workload.operators import OperatorOptions
 from autoshard.workload.plans import Placement, PlanError, ShardingPlan
 from autoshard.workload.protocols import CostOracle, ShardCost, Sharder
 from autoshard.workload.readers import load_tables
+from autoshard.workload.rules import Rule
 from autoshard.workload.sampling import random_exchanges, random_shards, random_tasks
 from autoshard.workload.synthetic import synthetic_tables
 from autoshard.workload.tables import EmbeddingTable, Shard, TableSlice, Trace
@@ -20,6 +22,7 @@ from autoshard.workload.tasks import Device, ShardingTask
 
 __all__ = [
     "FEATURE_NAMES",
+    "Constraints",
     "CostOracle",
     "Device",
     "EmbeddingTable",
@@ -28,6 +31,7 @@ __all__ = [
     "OperatorOptions",
     "Placement",
     "PlanError",
+    "Rule",
     "Shard",
     "ShardCost",
     "Sharder",

@@ -88,7 +88,10 @@ def renumbered(
         task: of both.
         weigh: what so many columns of a table count; by default the bytes that would move.
     """
-    like = [replace(device, name="any") for device in task.devices]
+    like = [
+        (replace(device, name="any"), task.rules_of_device(number))
+        for number, device in enumerate(task.devices)
+    ]
     kept = np.array([[0.0 if one == other else -np.inf for other in like] for one in like])
     before, after = _by_table(near), _by_table(plan)
     for table in task.tables:

@@ -2,26 +2,47 @@
 
 from collections.abc import Sequence
 
+from autoshard.workload.feasibility import Undecided, any_plan, contradiction
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.plans import PlanError
 from autoshard.workload.sizes import told
-from autoshard.workload.tables import DIM_STEP, EmbeddingTable, TableSlice
+from autoshard.workload.tables import EmbeddingTable, TableSlice, can_be_halved, halves
 from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.terms import Terms, Truths
 
 _NAMED = 3  # tables that an error names
 
 
-def first_fit_decreasing(sizes: Sequence[int], rooms: Sequence[int]) -> list[int] | None:
+def first_fit_decreasing(
+    sizes: Sequence[int],
+    rooms: Sequence[int],
+    lawful: Truths | None = None,
+    conflicts: Truths | None = None,
+) -> list[int] | None:
     """The room of each size: the largest first, each where it fits first; None if one does not.
 
     The largest rooms are tried first.
+
+    Args:
+        sizes: what is to be packed.
+        rooms: where.
+        lawful: whether each may go into each room: [sizes, rooms].
+        conflicts: which two may not share a room: [sizes, sizes].
     """
     free = list(rooms)
     order = sorted(range(len(free)), key=lambda room: -free[room])
-    homes = [0] * len(sizes)
+    homes = [-1] * len(sizes)
+
+    def admits(room: int, number: int) -> bool:
+        if free[room] < sizes[number] or not (lawful is None or lawful[number, room]):
+            return False
+        return conflicts is None or not any(
+            homes[other] == room for other in conflicts[number].nonzero()[0]
+        )
+
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
         for room in order:
-            if free[room] >= sizes[number]:
+            if admits(room, number):
                 free[room] -= sizes[number]
                 homes[number] = room
                 break
@@ -33,37 +54,73 @@ def first_fit_decreasing(sizes: Sequence[int], rooms: Sequence[int]) -> list[int
 def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
     """Any valid plan, as slices and their devices: tables whole if that packs, else split.
 
-    PlanError says which tables are too large, or how much memory is missing.
+    PlanError says which tables are too large, how much memory is missing, or which rules cannot be
+    kept together.
     """
-    rooms = [device.memory_bytes for device in task.devices]
+    if task.rules:
+        return _pack_by_rules(task, split)
+    rooms = task.room_bytes.tolist()
     pieces = [table.whole() for table in task.tables]
     while True:
         sizes = [task.piece_bytes(piece) for piece in pieces]
         homes = first_fit_decreasing(sizes, rooms)
         if homes is not None:
             return list(zip(pieces, homes, strict=True))
-        wide = [n for n, piece in enumerate(pieces) if piece.width >= 2 * DIM_STEP]
+        wide = [n for n, piece in enumerate(pieces) if can_be_halved(piece)]
         if not split or not wide or sum(sizes) > sum(rooms):
             raise does_not_fit(task, split)
         largest = max(wide, key=lambda n: sizes[n])
         pieces[largest : largest + 1] = halves(pieces[largest])
 
 
-def can_be_halved(piece: TableSlice) -> bool:
-    """True if both halves would be wide enough."""
-    return piece.width >= 2 * DIM_STEP
+def _pack_by_rules(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
+    terms, rooms = Terms(task), task.room_bytes.tolist()
+    bundles = terms.bundles()
+    sizes = [sum(map(task.piece_bytes, bundle.slices)) for bundle in bundles]
+    conflicts = terms.conflicts(bundles) if terms.keeps_apart else None
+    homes = first_fit_decreasing(sizes, rooms, terms.lawful(bundles), conflicts)
+    if homes is not None:
+        return [
+            (piece, home)
+            for bundle, home in zip(bundles, homes, strict=True)
+            for piece in bundle.slices
+        ]
+    try:
+        placed = any_plan(task, split)
+    except Undecided as undecided:
+        raise PlanError(f"{undecided}: loosen the constraints, or add memory") from None
+    if placed is None:
+        raise does_not_fit(task, split)
+    return list(placed)
 
 
-def halves(piece: TableSlice) -> tuple[TableSlice, TableSlice]:
-    """A slice that can be halved as two, of nearly equal width."""
-    width = piece.width // (2 * DIM_STEP) * DIM_STEP
-    first = TableSlice(piece.table, piece.start, width)
-    return first, TableSlice(piece.table, piece.start + width, piece.width - width)
+def _contradicting(task: ShardingTask, split: bool) -> PlanError | None:
+    """Which rules cannot be kept; None if it is the memory alone that is missing."""
+    try:
+        found = contradiction(task, split)
+    except Undecided as undecided:
+        return PlanError(f"{undecided}: loosen the constraints, or add memory")
+    if found is None:
+        return PlanError(
+            "placing tables one by one came to an end, but there are plans that keep all "
+            "constraints: use a sharder that searches, such as autoshard"
+        )
+    if not found.rules:
+        return None
+    rules = " and ".join(repr(rule) for rule in found.rules)
+    one = len(found.rules) == 1
+    return PlanError(
+        f"the constraint{'' if one else 's'} {rules} cannot be kept{'' if one else ' together'}"
+        f"{' within the memory of the devices' if found.memory else ''}"
+        f"{'' if split else ', with whole tables'}: drop or loosen one"
+    )
 
 
 def does_not_fit(task: ShardingTask, split: bool) -> PlanError:
-    """Why the tables do not fit into the devices' memory, and how much is missing of what."""
-    rooms = [device.memory_bytes for device in task.devices]
+    """Why there is no plan: how much memory is missing of what, or which rules cannot be kept."""
+    if task.rules and (why := _contradicting(task, split)) is not None:
+        return why
+    rooms = task.room_bytes.tolist()
     by_size = sorted(task.tables, key=lambda table: -task.table_bytes(table))
     parts = _parts(task, task.tables)
     total, largest = parts.total, max(rooms)

@@ -77,8 +77,11 @@ class ShardingPlan:
         return [(TableSlice(tables[p.table], p.start, p.width), p.device) for p in self.placements]
 
     def check(self, task: ShardingTask) -> None:
-        """PlanError unless every column is placed exactly once and fits its device's memory."""
+        """PlanError unless every column is placed exactly once, all rules are kept, and all fits
+        into the devices' memory.
+        """
         self.check_places(task)
+        self._check_rules(task)
         self._check_memory(task)
 
     def check_places(self, task: ShardingTask) -> None:
@@ -118,13 +121,25 @@ class ShardingPlan:
                     f"columns {covered} to {table.dim} of table {table.name} are nowhere"
                 )
 
+    def _check_rules(self, task: ShardingTask) -> None:
+        if not task.rules:
+            return
+        widths: dict[str, dict[int, int]] = {table.name: {} for table in task.tables}
+        for placement in self.placements:
+            held = widths[placement.table]
+            held[placement.device] = held.get(placement.device, 0) + placement.width
+        for rule in task.rules:
+            fault = rule.broken_by(widths)
+            if fault is not None:
+                raise PlanError(f"the plan breaks the constraint {rule.name!r}: {fault}")
+
     def _check_memory(self, task: ShardingTask) -> None:
         """PlanError says what is missing where: the fullest device's parts, and who else lacks."""
         held = self.device_memory(task)
         lacking = {
-            number: parts.total - device.memory_bytes
+            number: parts.total - device.room_bytes
             for number, (parts, device) in enumerate(zip(held, task.devices, strict=True))
-            if parts.total > device.memory_bytes
+            if parts.total > device.room_bytes
         }
         if not lacking:
             return
@@ -136,7 +151,7 @@ class ShardingPlan:
         raise PlanError(
             f"device {first} ({device.name}) would hold {sizes.told(held[first].total)} "
             f"({held[first].told}), {sizes.told(lacking[first])} more than its "
-            f"{sizes.told(device.memory_bytes)}" + (f"; {', '.join(more)} too much" if more else "")
+            f"{sizes.told(device.room_bytes)}" + (f"; {', '.join(more)} too much" if more else "")
         )
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:

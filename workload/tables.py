@@ -217,6 +217,18 @@ class Shard:
         return len(self.slices)
 
 
+def can_be_halved(piece: TableSlice) -> bool:
+    """True if both halves would be wide enough."""
+    return piece.width >= 2 * DIM_STEP
+
+
+def halves(piece: TableSlice) -> tuple[TableSlice, TableSlice]:
+    """A slice that can be halved as two, of nearly equal width."""
+    width = piece.width // (2 * DIM_STEP) * DIM_STEP
+    first = TableSlice(piece.table, piece.start, width)
+    return first, TableSlice(piece.table, piece.start + width, piece.width - width)
+
+
 def digest(value: Any) -> str:
     """A short, stable name of a JSON value."""
     text = json.dumps(value, separators=(",", ":"), sort_keys=True)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.operators import OperatorOptions
+from autoshard.workload.rules import Rule
 from autoshard.workload.tables import EmbeddingTable, TableSlice
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
@@ -18,16 +19,28 @@ TASK_SCHEMA = documents.Schema("autoshard.task", 1)
 
 @dataclass(frozen=True)
 class Device:
-    """A device to shard over and the bytes it may fill: with weights, with optimizer state, and
-    with what a batch needs.
+    """A device to shard over and its bytes, some of which may be kept for others. The rest may be
+    filled: with weights, with optimizer state, and with what a batch needs.
     """
 
     name: str
     memory_bytes: int
+    reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0:
             raise FieldError("memory_bytes", f"must be positive, got {self.memory_bytes}")
+        if not 0 <= self.reserved_bytes < self.memory_bytes:
+            raise FieldError(
+                "reserved_bytes",
+                f"must lie between 0 and the {self.memory_bytes} that there are, "
+                f"got {self.reserved_bytes}",
+            )
+
+    @property
+    def room_bytes(self) -> int:
+        """What may be filled."""
+        return self.memory_bytes - self.reserved_bytes
 
     @staticmethod
     def uniform(count: int, memory_bytes: int) -> tuple["Device", ...]:
@@ -39,12 +52,15 @@ class Device:
 
 @dataclass(frozen=True)
 class ShardingTask:
-    """Tables with unique names, the devices to spread them over, and the samples of a batch."""
+    """Tables with unique names, the devices to spread them over, the samples of a batch over all
+    devices, and the rules that plans must keep.
+    """
 
     tables: tuple[EmbeddingTable, ...]
     devices: tuple[Device, ...]
     batch_size: int
     operator: OperatorOptions = field(default_factory=OperatorOptions)
+    rules: tuple[Rule, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -54,11 +70,22 @@ class ShardingTask:
         if self.batch_size < 1:
             raise FieldError("batch_size", f"must be at least 1, got {self.batch_size}")
         check_unique_names(self.tables)
+        names = {table.name for table in self.tables} if self.rules else set()
+        for rule in self.rules:
+            for table in rule.tables:
+                if table not in names:
+                    raise FieldError("rules", f"{rule.name}: {table} is no table of the task")
+            if rule.of_devices and max(rule.numbers) >= len(self.devices):
+                raise FieldError("rules", f"{rule.name}: there are {len(self.devices)} devices")
 
     @property
-    def memory_bytes(self) -> npt.NDArray[np.int64]:
-        """Of each device."""
-        return np.array([device.memory_bytes for device in self.devices], np.int64)
+    def room_bytes(self) -> npt.NDArray[np.int64]:
+        """What may be filled of each device."""
+        return np.array([device.room_bytes for device in self.devices], np.int64)
+
+    def rules_of_device(self, number: int) -> tuple[Rule, ...]:
+        """The rules that name this device."""
+        return tuple(rule for rule in self.rules if rule.of_devices and number in rule.numbers)
 
     def piece_bytes(self, piece: TableSlice) -> int:
         """Bytes of a slice on its device, with those that a batch needs for it."""
@@ -76,6 +103,7 @@ class ShardingTask:
                 "operator": self.operator.to_json(),
                 "devices": [vars(device) for device in self.devices],
                 "tables": [table.to_json() for table in self.tables],
+                "rules": [rule.to_json() for rule in self.rules],
             }
         )
 
@@ -89,6 +117,7 @@ class ShardingTask:
                 devices=tuple(Device(**device) for device in document["devices"]),
                 batch_size=document["batch_size"],
                 operator=OperatorOptions(**document["operator"]),
+                rules=tuple(Rule.from_json(rule) for rule in document.get("rules", ())),
             )
 
     def save(self, path: Path | str) -> None:

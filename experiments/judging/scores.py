@@ -138,7 +138,7 @@ def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[flo
     for task in tasks:
         deck = Deck(oracle, [table.whole() for table in task.tables])
         game = ShardingGame(deck, 1, len(task.tables), len(task.devices))
-        game.deal([0], [Deal(np.arange(len(task.tables)), task.memory_bytes)])
+        game.deal([0], [Deal(np.arange(len(task.tables)), task.room_bytes)])
         found.append(float(game.bound_ms[0]))
     return found
 

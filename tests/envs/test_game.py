@@ -169,7 +169,7 @@ def test_a_deck_holds_column_slices_too(
     halves = [TableSlice(wide, 0, 8), TableSlice(wide, 8, wide.dim - 8)]
     deck = Deck(EstimatedCosts(model, 1024), [*halves, many_tables[0].whole()])
     assert deck.bytes[:2].tolist() == [
-        model.provenance.operator.stored_bytes(wide.rows, piece.width) for piece in halves
+        model.provenance.operator.memory([piece], 1024).total for piece in halves
     ]
     game = game_of(deck, deal([0, 1, 2], AMPLE, AMPLE))
     while not game.over.all():

@@ -1,7 +1,5 @@
 """What a player sees, and what makes no difference to it."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -12,22 +10,17 @@ from torch import Tensor
 
 from autoshard.cost_model import CostModel
 from autoshard.envs import Deal, Deck, Layout, ShardingGame
-from autoshard.workload import EmbeddingTable, OperatorOptions
+from autoshard.workload import EmbeddingTable
 
 PER_DEVICE = ("devices", "exists", "allowed")
 
 
 @pytest.fixture(scope="module")
 def decks_of_bytes(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> tuple[Deck, Deck]:
-    """The same tables, stored without and with as many numbers of the optimizer's state."""
-    lean, full = (
-        replace(model.provenance, operator=OperatorOptions(optimizer=optimizer))
-        for optimizer in ("sgd", "adagrad")
-    )
-    return (
-        Deck.of_tables(replace(model, provenance=lean), many_tables, 1024),
-        Deck.of_tables(replace(model, provenance=full), many_tables, 1024),
-    )
+    """The same tables, and the same with twice the bytes."""
+    lean, full = (Deck.of_tables(model, many_tables, 1024) for _ in range(2))
+    full.bytes, full.sizes = 2 * full.bytes, 2 * full.sizes
+    return lean, full
 
 
 def seen_of(game: ShardingGame) -> dict[str, Tensor]:

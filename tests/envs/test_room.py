@@ -79,7 +79,7 @@ def test_devices_are_safe_if_the_largest_tables_to_come_still_find_room(
 ) -> None:
     """Three tables of 1, 2 and 4 units; the costliest is the smallest."""
     tables = [
-        EmbeddingTable(f"t{units}", units * 10_000, 16, pooling)
+        EmbeddingTable(f"t{units}", units * 10_000_000, 16, pooling)
         for units, pooling in ((1, 80.0), (2, 20.0), (4, 2.0))
     ]
     deck = Deck.of_tables(model, tables, 1024)

@@ -60,9 +60,10 @@ def test_plans_are_valid_and_repeat(
 
 
 def test_devices_without_room_are_passed_over() -> None:
-    largest = max(table.rows * (table.dim + 1) * 4 for table in TABLES)
+    loose = ShardingTask(TABLES, Device.uniform(1, 10**9), 64)
+    largest = max(map(loose.table_bytes, TABLES))
     for name in HEURISTICS:
-        devices_of(name, memory_bytes=largest + 50_000)
+        devices_of(name, memory_bytes=int(1.5 * largest))
     with pytest.raises(PlanError, match=r"missing; the largest tables are b \("):
         devices_of("size", memory_bytes=100_000)
 

@@ -36,6 +36,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.packing import first_fit_decreasing, pack
+from autoshard.workload.terms import Bundle
 
 Tables = tuple[EmbeddingTable, ...]
 LEARNED = ("policy", "policy_best", "autoshard", "cost_fused_search")
@@ -255,11 +256,12 @@ def test_games_of_different_pieces_are_played_together(
     policy: Policy, oracle: EstimatedCosts, tables: Tables
 ) -> None:
     lists = [[table.whole() for table in tables[:size]] for size in (3, 9, 6)]
-    memory = np.array([2**40, 2**40])
+    bundles = [[Bundle.of(piece) for piece in pieces] for pieces in lists]
+    task = task_of(tables, 2)
     player = Player(policy.network, oracle)
-    together = player.play(lists, memory)
-    for pieces, played in zip(lists, together, strict=True):
-        (alone,) = player.play([pieces], memory)
+    together = player.play(bundles, task)
+    for pieces, played in zip(bundles, together, strict=True):
+        (alone,) = player.play([pieces], task)
         assert alone.pieces == played.pieces
         # Which of two equal devices comes first is a matter of the last bit.
         assert sorted(alone.costs_ms) == pytest.approx(sorted(played.costs_ms), rel=1e-4)

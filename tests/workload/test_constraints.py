@@ -1,0 +1,136 @@
+"""Files of constraints: what they say, and what is said of those that are off."""
+
+from pathlib import Path
+
+import pytest
+
+from autoshard.workload import (
+    Constraints,
+    Device,
+    EmbeddingTable,
+    FieldError,
+    PlanError,
+    Rule,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+)
+
+TABLES = tuple(EmbeddingTable(name, 1000, 32, 2.0) for name in ("ads_a", "ads_b", "user", "item"))
+TASK = ShardingTask(TABLES, Device.uniform(3, 2**30), 64)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_a_file_says_what_is_demanded(tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "constraints.yaml",
+        """
+groups:
+  ads: ["ads_*"]
+tables:
+  ads: {together: true, not_on: device2}
+  user: {pinned: 1}
+  "*": {most_slices: 2, least_width: 16, whole: false}
+  item: {on: [0, device2]}
+devices:
+  all: {reserve: 10%}
+  2: {reserve: 0.5 GB}
+""",
+    )
+    task = Constraints.read(file).applied(TASK)
+    everyone = tuple(table.name for table in TABLES)
+    assert task.rules == (
+        Rule("together", ("ads_a", "ads_b"), (), "ads: together"),
+        Rule("not_on", ("ads_a", "ads_b"), (2,), "ads: not_on device2"),
+        Rule("on", ("user",), (1,), "user: pinned 1"),
+        Rule("most_slices", everyone, (2,), "*: most_slices 2"),
+        Rule("least_width", everyone, (16,), "*: least_width 16"),
+        Rule("on", ("item",), (0, 2), "item: on 0, device2"),
+    )
+    assert [device.reserved_bytes for device in task.devices] == [2**30 // 10] * 2 + [2**29]
+    assert ShardingTask.from_json(task.to_json()) == task
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tables: {nobody: {whole: true}}", "'nobody' is no table of this task, nor a group"),
+        ("groups: {g: [x*]}\ntables: {g: {whole: true}}", r"groups, g: 'x\*' is no table"),
+        ("tables: {user: {hole: true}}", "tables, user: hole: is not one of together, apart"),
+        ("tables: {user: {whole: 3}}", "tables, user: whole: must be true or false, got 3"),
+        ("tables: {user: {together: true}}", "together: needs two tables or more, got user"),
+        ("tables: {user: {on: [7]}}", "7 is no device of this task: they are numbered 0 to 2"),
+        ("tables: {user: {on: []}}", "on: needs devices"),
+        ("tables: {user: {pinned: [0, 1]}}", "pinned: names one device, got 0, 1"),
+        ("tables: {user: {most_slices: 0}}", "most_slices: must be a whole number from 1 up"),
+        ("tables: {user: {most_slices: two}}", "most_slices: must be a whole number, got 'two'"),
+        ("tables: {user: {least_width: 6}}", "least_width: must be a multiple of 4, got 6"),
+        ("tables: {user: whole}", "tables, user: needs demands"),
+        ("tables: [user]", "tables: needs a name and a colon"),
+        ("table: {user: {whole: true}}", "table: is not one of the sections groups, tables"),
+        ("groups: {g: user}", "groups, g: needs a list of tables"),
+        ("devices: {all: {reserve: lots}}", "reserve: must be a share as in 10%"),
+        ("devices: {all: {reserve: 100%}}", "100% leaves nothing of 1.000 GiB"),
+        ("devices: {all: {keep: 10%}}", "is not reserve"),
+        ("devices: {gpu9: {reserve: 10%}}", "'gpu9' is no device of this task"),
+        ("- user", "constraints have sections: groups, tables, devices"),
+        ("tables: {user: {whole: true}\n", "line 2"),
+        ("tables: {user: {whole: true}, user: {on: 0}}", "'user' occurs twice"),
+    ],
+)
+def test_what_is_off_is_told_in_one_line(tmp_path: Path, text: str, says: str) -> None:
+    file = write(tmp_path / "constraints.yaml", text)
+    with pytest.raises(UserError, match=says) as raised:
+        Constraints.read(file).applied(TASK)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none.yaml: cannot be read"):
+        Constraints.read(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("rule", "devices", "says"),
+    [
+        (Rule("together", ("ads_a", "ads_b")), [0, 1, 0, 0], "ads_a is on device 0, ads_b on dev"),
+        (Rule("apart", ("ads_a", "user")), [0, 1, 0, 0], "ads_a and user are both on device 0"),
+        (Rule("on", ("item",), (1, 2)), [0, 0, 0, 0], "item is on device 0"),
+        (Rule("not_on", ("item",), (0,)), [0, 0, 0, 0], "item is on device 0"),
+    ],
+)
+def test_a_plan_that_breaks_a_rule_is_refused(rule: Rule, devices: list[int], says: str) -> None:
+    task = ShardingTask(TABLES, TASK.devices, 64, rules=(rule,))
+    with pytest.raises(PlanError, match=f"breaks the constraint '.*': {says}"):
+        ShardingPlan.table_wise(task, devices).check(task)
+
+
+@pytest.mark.parametrize(
+    ("rule", "says"),
+    [
+        (Rule("whole", ("user",)), "user is split over 2 devices"),
+        (Rule("most_slices", ("user",), (1,)), "user is split over 2 devices"),
+        (Rule("least_width", ("user",), (24,)), "user has 12 columns on a device"),
+    ],
+)
+def test_slices_are_held_to_their_rules(rule: Rule, says: str) -> None:
+    task = ShardingTask(TABLES, TASK.devices, 64, rules=(rule,))
+    user = TABLES[2].whole()
+    placed = [(table.whole(), 0) for table in TABLES if table.name != "user"]
+    first, second = (type(user)(user.table, start, width) for start, width in ((0, 20), (20, 12)))
+    plan = ShardingPlan.of_slices(task, [*placed, (first, 0), (second, 1)])
+    with pytest.raises(PlanError, match=says):
+        plan.check(task)
+    # Two slices on one device are one.
+    ShardingPlan.of_slices(task, [*placed, (first, 1), (second, 1)]).check(task)
+
+
+def test_rules_are_of_the_tasks_tables_and_devices() -> None:
+    with pytest.raises(FieldError, match="other is no table of the task"):
+        ShardingTask(TABLES, TASK.devices, 64, rules=(Rule("whole", ("other",)),))
+    with pytest.raises(FieldError, match="there are 3 devices"):
+        ShardingTask(TABLES, TASK.devices, 64, rules=(Rule("on", ("user",), (3,)),))

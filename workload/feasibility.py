@@ -1,0 +1,214 @@
+"""Is there a plan at all? An exact answer, where rules and tight memory leave no easy one.
+
+A mixed-integer program (HiGHS, by way of SciPy) over columns of tables on devices. Nothing is
+optimised: it finds some plan, or proves that there is none.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from scipy import optimize, sparse
+
+from autoshard.workload.errors import UserError
+from autoshard.workload.rules import Rule
+from autoshard.workload.tables import DIM_STEP, EmbeddingTable, TableSlice
+from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.terms import Bundle, Terms
+
+_SECONDS = 20.0  # of search, for one question of a user
+_INFEASIBLE = 2  # scipy.optimize.milp's
+_TIGHTER = 2e-6  # the solver's own tolerance, of a device's memory
+
+Placed = Sequence[tuple[TableSlice, int]]
+
+
+class Undecided(UserError):  # noqa: N818 - neither yes nor no
+    """The time for the search was over."""
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """What cannot be kept together: without any one of these there is a plan.
+
+    Args:
+        rules: their names.
+        memory: whether the devices' memory is part of it.
+    """
+
+    rules: tuple[str, ...]
+    memory: bool
+
+
+@lru_cache(maxsize=8)
+def any_plan(task: ShardingTask, split: bool) -> Placed | None:
+    """Some valid plan, as slices and their devices; None if there is none.
+
+    `split`: tables may be split by columns. Undecided if that takes too long.
+    """
+    return _any_plan(task, split, time.monotonic() + _SECONDS)
+
+
+@lru_cache(maxsize=8)
+def contradiction(task: ShardingTask, split: bool) -> Contradiction | None:
+    """Why there is no plan: a set of rules of which none can be left out; None if there is one."""
+    deadline = time.monotonic() + _SECONDS
+    if _any_plan(task, split, deadline) is not None:
+        return None
+    unlimited = _without_memory(task)
+    memory = _any_plan(unlimited, split, deadline) is not None
+    task = task if memory else unlimited
+    kept: list[Rule] = list(task.rules)
+    for rule in task.rules:
+        others = [other for other in kept if other is not rule]
+        if _any_plan(replace(task, rules=tuple(others)), split, deadline) is None:
+            kept = others
+    return Contradiction(tuple(rule.name for rule in kept), memory)
+
+
+def _without_memory(task: ShardingTask) -> ShardingTask:
+    """The same with all that it needs on each device."""
+    needed = 2 * sum(map(task.table_bytes, task.tables)) * len(task.devices)
+    devices = tuple(
+        replace(device, memory_bytes=device.memory_bytes + needed) for device in task.devices
+    )
+    return replace(task, devices=devices)
+
+
+def _any_plan(task: ShardingTask, split: bool, deadline: float) -> Placed | None:
+    """Of whole tables if there is one: that is found sooner."""
+    found = _Program(task, split=False).solved(deadline)
+    if found is None and split:
+        found = _Program(task, split=True).solved(deadline)
+    return found
+
+
+class _Program:
+    """For each table and device whether the table has columns there, and how many (in steps).
+
+    Variables lie table by table: first whether (binary), then how many (whole).
+    """
+
+    def __init__(self, task: ShardingTask, split: bool) -> None:
+        self._task = task
+        self._split = split
+        self._terms = Terms(task)
+        self._tables, self._devices = len(task.tables), len(task.devices)
+        self._steps = np.array([table.dim // DIM_STEP for table in task.tables], np.float64)
+        limits = [self._terms.limits(table.name) for table in task.tables]
+        self._most = np.array([most if split else 1 for most, _ in limits], np.float64)
+        self._least = np.array([-(-least // DIM_STEP) for _, least in limits], np.float64)
+
+    def solved(self, deadline: float) -> Placed | None:
+        """A plan, or None if there is none; Undecided at the deadline."""
+        for tighter in (0.0, _TIGHTER):
+            left = deadline - time.monotonic()
+            found = self._solve(tighter, left) if left > 0 else None
+            if found is None or (found.x is None and found.status != _INFEASIBLE):
+                raise Undecided(
+                    f"within {_SECONDS:.0f} s neither a plan is found that keeps all constraints, "
+                    "nor that there is none"
+                )
+            if found.x is None:
+                return None
+            placed = self._placed(np.rint(found.x))
+            if self._fits(placed):
+                return placed
+        return None
+
+    def _solve(self, tighter: float, seconds: float) -> optimize.OptimizeResult:
+        count = self._tables * self._devices
+        lawful = self._lawful()
+        most = np.concatenate([lawful.ravel(), (lawful * self._steps[:, None]).ravel()])
+        return optimize.milp(
+            np.zeros(2 * count),
+            integrality=np.ones(2 * count),
+            bounds=optimize.Bounds(0, most),
+            constraints=[*self._columns(), *self._together(), *self._memory(tighter)],
+            options={"time_limit": seconds},
+        )
+
+    def _lawful(self) -> npt.NDArray[np.float64]:
+        # Rules over several tables have rows of their own: here each is looked at alone.
+        alone = [table.whole() for table in self._task.tables]
+        return self._terms.lawful([Bundle.of(piece) for piece in alone]).astype(float)
+
+    def _columns(self) -> list[optimize.LinearConstraint]:
+        """All columns are somewhere, on as many devices and as wide as the rules say."""
+        each = sparse.identity(self._tables * self._devices, format="csr")
+        of_table = sparse.kron(
+            sparse.identity(self._tables), np.ones((1, self._devices)), format="csr"
+        )
+        nothing = sparse.csr_matrix(of_table.shape)
+        steps = np.repeat(self._steps, self._devices)
+        # What is not split is as wide as its table, however wide slices have to be.
+        least = np.repeat(np.minimum(np.maximum(self._least, 1), self._steps), self._devices)
+        return [
+            optimize.LinearConstraint(sparse.hstack([nothing, of_table]), self._steps, self._steps),
+            optimize.LinearConstraint(sparse.hstack([of_table, nothing]), 1, self._most),
+            optimize.LinearConstraint(
+                sparse.hstack([sparse.diags(steps), -each]), 0, np.inf
+            ),  # columns only where it is
+            optimize.LinearConstraint(sparse.hstack([-sparse.diags(least), each]), 0, np.inf),
+        ]
+
+    def _together(self) -> list[optimize.LinearConstraint]:
+        """Rules over several tables."""
+        numbers = {table.name: number for number, table in enumerate(self._task.tables)}
+        rows: list[tuple[dict[int, float], float, float]] = []
+        for rule in self._task.rules:
+            members = [numbers[name] for name in rule.tables]
+            for device in range(self._devices):
+                places = [member * self._devices + device for member in members]
+                if rule.kind == "together":
+                    rows += [({places[0]: 1.0, other: -1.0}, 0.0, 0.0) for other in places[1:]]
+                elif rule.kind == "apart":
+                    rows.append((dict.fromkeys(places, 1.0), 0.0, 1.0))
+        if not rows:
+            return []
+        matrix = sparse.lil_matrix((len(rows), 2 * self._tables * self._devices))
+        for number, (entries, _, _) in enumerate(rows):
+            for place, value in entries.items():
+                matrix[number, place] = value
+        low, high = ([row[side] for row in rows] for side in (1, 2))
+        return [optimize.LinearConstraint(matrix.tocsr(), low, high)]
+
+    def _memory(self, tighter: float) -> list[optimize.LinearConstraint]:
+        """Bytes grow evenly with columns, from those that a table takes wherever it is."""
+        rooms = self._task.room_bytes.astype(float)
+        sizes = np.array([self._bytes(table) for table in self._task.tables])
+        per_step = (sizes[:, 1] - sizes[:, 0]) / np.maximum(self._steps - 1, 1)
+        fixed = sizes[:, 0] - per_step
+        scale = 1 / rooms.max()
+        on_device = sparse.identity(self._devices)
+        parts = [
+            sparse.hstack([on_device * value * scale for value in values])
+            for values in (fixed, per_step)
+        ]
+        most = rooms * scale * (1 - tighter)
+        return [optimize.LinearConstraint(sparse.hstack(parts, format="csr"), 0, most)]
+
+    def _bytes(self, table: EmbeddingTable) -> tuple[float, float]:
+        """Of its narrowest slice, and whole."""
+        narrow = TableSlice(table, 0, DIM_STEP)
+        return float(self._task.piece_bytes(narrow)), float(self._task.table_bytes(table))
+
+    def _placed(self, solution: npt.NDArray[np.float64]) -> Placed:
+        steps = solution[self._tables * self._devices :].reshape(self._tables, self._devices)
+        placed = []
+        for table, on_devices in zip(self._task.tables, steps.astype(int).tolist(), strict=True):
+            start = 0
+            for device, count in enumerate(on_devices):
+                if count:
+                    placed.append((TableSlice(table, start, count * DIM_STEP), device))
+                    start += count * DIM_STEP
+        return placed
+
+    def _fits(self, placed: Placed) -> bool:
+        free = self._task.room_bytes.copy()
+        for piece, device in placed:
+            free[device] -= self._task.piece_bytes(piece)
+        return bool((free >= 0).all())

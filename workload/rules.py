@@ -1,0 +1,117 @@
+"""What a user demands of every plan: rules over tables, and whether a plan keeps them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from autoshard.workload.errors import FieldError
+from autoshard.workload.tables import DIM_STEP
+
+Kind = Literal["together", "apart", "on", "not_on", "whole", "most_slices", "least_width"]
+
+_OF_SEVERAL = ("together", "apart")  # all tables of the rule at once; the others hold for each
+_OF_DEVICES = ("on", "not_on")
+_WITHOUT_NUMBERS = ("together", "apart", "whole")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One demand.
+
+    Args:
+        kind: `together`: whole, and on one device; `apart`: no two of them on one device; `on`,
+            `not_on`: of these devices; `whole`: never split; `most_slices`: on at most so many
+            devices; `least_width`: at least so many columns on each of them.
+        tables: names.
+        numbers: of devices, or the one number that the kind needs; else none.
+        name: what messages call it.
+    """
+
+    kind: Kind
+    tables: tuple[str, ...]
+    numbers: tuple[int, ...] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise FieldError("kind", f"must be one of {', '.join(get_args(Kind))}")
+        if not self.tables:
+            raise FieldError(self.kind, "needs at least one table")
+        if self.kind in _OF_SEVERAL and len(set(self.tables)) < 2:
+            raise FieldError(self.kind, f"needs two tables or more, got {self.tables[0]} alone")
+        if self.kind in _WITHOUT_NUMBERS:
+            if self.numbers:
+                raise FieldError(self.kind, "takes no number")
+        elif self.kind in _OF_DEVICES:
+            if not self.numbers or min(self.numbers) < 0:
+                raise FieldError(self.kind, "needs devices")
+        elif len(self.numbers) != 1 or self.numbers[0] < 1:
+            raise FieldError(self.kind, f"must be a whole number from 1 up, got {self.numbers}")
+        if self.kind == "least_width" and self.numbers[0] % DIM_STEP:
+            raise FieldError(self.kind, f"must be a multiple of {DIM_STEP}, got {self.numbers[0]}")
+        if not self.name:
+            told = " ".join(map(str, (self.kind, *self.numbers)))
+            object.__setattr__(self, "name", f"{', '.join(self.tables)}: {told}")
+
+    @property
+    def of_devices(self) -> bool:
+        """Whether its numbers are devices."""
+        return self.kind in _OF_DEVICES
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {**vars(self), "tables": list(self.tables), "numbers": list(self.numbers)}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> "Rule":
+        """The rule that `to_json` wrote."""
+        fields = {**record, "tables": tuple(record["tables"]), "numbers": tuple(record["numbers"])}
+        return Rule(**fields)
+
+    def broken_by(self, widths: Mapping[str, Mapping[int, int]]) -> str | None:
+        """What breaks it in a plan that has so many columns of a table on a device; None: nothing.
+
+        Args:
+            widths: of each table, by device.
+        """
+        if self.kind == "together":
+            return _not_together(self.tables, widths)
+        if self.kind == "apart":
+            return _not_apart(self.tables, widths)
+        for table in self.tables:
+            fault = self._broken_by_one(widths[table])
+            if fault is not None:
+                return f"{table} {fault}"
+        return None
+
+    def _broken_by_one(self, widths: Mapping[int, int]) -> str | None:
+        if self.kind in _OF_DEVICES:
+            wrong = [d for d in widths if (d in self.numbers) != (self.kind == "on")]
+            return f"is on device {wrong[0]}" if wrong else None
+        if self.kind == "least_width":
+            least = min(widths.values())
+            narrow = least < self.numbers[0] and len(widths) > 1
+            return f"has {least} columns on a device" if narrow else None
+        most = 1 if self.kind == "whole" else self.numbers[0]
+        return f"is split over {len(widths)} devices" if len(widths) > most else None
+
+
+def _not_together(tables: Sequence[str], widths: Mapping[str, Mapping[int, int]]) -> str | None:
+    devices = {table: sorted(widths[table]) for table in tables}
+    first = devices[tables[0]]
+    for table, found in devices.items():
+        if len(found) > 1:
+            return f"{table} is split over {len(found)} devices"
+        if found != first:
+            return f"{tables[0]} is on device {first[0]}, {table} on device {found[0]}"
+    return None
+
+
+def _not_apart(tables: Sequence[str], widths: Mapping[str, Mapping[int, int]]) -> str | None:
+    owners: dict[int, str] = {}
+    for table in tables:
+        for device in widths[table]:
+            if device in owners and owners[device] != table:
+                return f"{owners[device]} and {table} are both on device {device}"
+            owners[device] = table
+    return None
