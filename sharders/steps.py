@@ -109,7 +109,7 @@ class _Around:
         placed = plan.placed(task)
         self._oracle = oracle
         self._task = task
-        self._free = np.subtract([d.memory_bytes for d in task.devices], plan.device_bytes(task))
+        self._free = task.room_bytes - np.array(plan.device_bytes(task))
         self._pieces = [piece for piece, _ in placed]
         self._homes = np.array([home for _, home in placed])
         self._devices = oracle.devices(self._pieces, len(task.devices))

@@ -15,6 +15,8 @@ from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model, slowest_by_phase
 from autoshard.cost_model.checkpoint import OtherHardware
 from autoshard.experiments import shard
+from autoshard.experiments.explaining.layout import show
+from autoshard.experiments.explaining.memory import memory_parts
 from autoshard.experiments.shard import JUDGED, ShardConfig
 from autoshard.sharders import Policy, make_sharder, next_steps, save_policy
 from autoshard.workload import (
@@ -111,6 +113,13 @@ def test_memory_is_told_part_by_part(
         sizes = [*mine, device.memory_bytes - mine.total, device.memory_bytes]
         row = [device.name, *(f"{size / 1e6:,.1f}" for size in sizes)]
         assert [*row, f"{mine.total / device.memory_bytes:.1%}"] in told
+    kept = replace(task, devices=tuple(replace(d, reserved_bytes=GB // 8) for d in task.devices))
+    show(memory_parts(ShardingPlan.load(config.out), kept))
+    _, head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    column = head.index("reserve")
+    assert [row[column] for row in rows] == [f"{GB / 8 / 1e6:,.1f}"] * 3
+    for row, device, mine in zip(rows, task.devices, parts, strict=True):
+        assert row[column + 1] == f"{(device.memory_bytes - GB / 8 - mine.total) / 1e6:,.1f}"
 
 
 def test_a_plan_is_explained(config: ShardConfig, capsys: pytest.CaptureFixture[str]) -> None:
