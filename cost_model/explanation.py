@@ -103,12 +103,12 @@ class _Parts:
         """What each slice of a device brings to it: [slices, phases]."""
         numbers = torch.from_numpy(np.flatnonzero(self._homes == device))
         computing = _both(self._devices.without(numbers, torch.full_like(numbers, device)))
-        exchanges = []
-        for piece in self.held(device):
+        exchanges = np.zeros((len(numbers), 2))  # a device without any may still wait for others
+        for number, piece in enumerate(self.held(device)):
             fewer = self._dims.copy()
             fewer[device] -= piece.output_width
-            exchanges.append(self._exchange(fewer)[device])
-        return self.all_ms[device] - np.concatenate([computing, np.stack(exchanges)], 1)
+            exchanges[number] = self._exchange(fewer)[device]
+        return np.asarray(self.all_ms[device] - np.concatenate([computing, exchanges], 1))
 
     def _exchange(self, dims: npt.NDArray[np.int64]) -> Floats:
         """All-to-alls of devices with so many columns [devices, 2]; 0 where they are not known."""

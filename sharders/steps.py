@@ -13,7 +13,7 @@ from autoshard.cost_model import EstimatedCosts, Prices, TaskOutlook
 from autoshard.cost_model.outlook import expected_max, sharpness
 from autoshard.cost_model.training import one_thread
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask, TableSlice
-from autoshard.workload.packing import can_be_halved, halves
+from autoshard.workload.tables import can_be_halved, halves
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
