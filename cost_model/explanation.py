@@ -15,7 +15,6 @@ from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
 Floats = npt.NDArray[np.float64]
 
 ALL_PHASES = "all phases"
-_DIRECTIONS = 2  # of computing, and of the all-to-all
 
 
 @dataclass(frozen=True)
@@ -44,6 +43,11 @@ class PhaseCost:
     mean_ms: float
     slices: tuple[SliceCost, ...]
 
+    @property
+    def is_exchange(self) -> bool:
+        """Whether it is an all-to-all, for which columns count and not what is looked up."""
+        return self.phase in PHASES[2:]
+
 
 def slowest_by_phase(
     oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask
@@ -55,66 +59,66 @@ def slowest_by_phase(
     """
     oracle.check(task)
     plan.check_places(task)
-    placed = sorted(plan.placed(task), key=lambda one: one[1])
-    pieces = [piece for piece, _ in placed]
-    homes = np.array([device for _, device in placed])
-    costs = _computing(oracle, pieces, homes, plan.num_devices)
-    exchanges = _exchanging(oracle, pieces, homes, plan.num_devices)
-    of_devices, without = (np.concatenate(both, 1) for both in zip(costs, exchanges, strict=True))
-    brought = of_devices[homes] - without  # [slices, phases]
-    told = [(ALL_PHASES, of_devices.sum(1), brought.sum(1))]
-    told += [(name, of_devices[:, n], brought[:, n]) for n, name in enumerate(PHASES)]
-    return tuple(_phase(*each, pieces, homes) for each in told if each[1].any())
+    parts = _Parts(oracle, plan.placed(task), plan.num_devices)
+    phases = {ALL_PHASES: parts.all_ms.sum(1)}
+    phases |= {name: parts.all_ms[:, number] for number, name in enumerate(PHASES)}
+    found = []
+    for name, devices_ms in phases.items():
+        if not devices_ms.any():
+            continue
+        slowest = int(devices_ms.argmax())
+        ms = float(devices_ms[slowest])
+        brought = parts.brought_ms(slowest)
+        each = brought.sum(1) if name == ALL_PHASES else brought[:, PHASES.index(name)]
+        slices = [
+            SliceCost(piece, float(its), float(its) / ms)
+            for piece, its in zip(parts.held(slowest), each, strict=True)
+        ]
+        slices.sort(key=lambda one: -one.ms)
+        found.append(PhaseCost(name, slowest, ms, float(devices_ms.mean()), tuple(slices)))
+    return tuple(found)
 
 
-def _phase(
-    name: str, devices_ms: Floats, brought_ms: Floats, pieces: Sequence[TableSlice], homes: Floats
-) -> PhaseCost:
-    slowest = int(devices_ms.argmax())
-    ms = float(devices_ms[slowest])
-    mine = np.flatnonzero(homes == slowest)
-    dearest = mine[np.argsort(-brought_ms[mine], kind="stable")]
-    slices = tuple(SliceCost(pieces[n], float(brought_ms[n]), float(brought_ms[n]) / ms)
-                   for n in dearest)  # fmt: skip
-    return PhaseCost(name, slowest, ms, float(devices_ms.mean()), slices)
+class _Parts:
+    """What devices take in each phase, and their slices bring."""
 
+    def __init__(
+        self, oracle: EstimatedCosts, placed: Sequence[tuple[TableSlice, int]], count: int
+    ) -> None:
+        self._oracle = oracle
+        self._pieces = [piece for piece, _ in placed]
+        self._homes = np.array([home for _, home in placed])
+        self._devices = oracle.devices(self._pieces, count)
+        self._devices.fill(torch.from_numpy(self._homes))
+        widths = [piece.output_width for piece in self._pieces]
+        self._dims = np.bincount(self._homes, widths, count).astype(int)
+        exchanges = self._exchange(self._dims)
+        self.all_ms = np.concatenate([_both(self._devices.prices()), exchanges], 1)
 
-def _computing(
-    oracle: EstimatedCosts, pieces: Sequence[TableSlice], homes: Floats, count: int
-) -> tuple[Floats, Floats]:
-    """Forward and backward of devices, and of each slice's device without it: [..., 2]."""
-    devices, numbers = oracle.devices(pieces, count), torch.arange(len(pieces))
-    there = torch.from_numpy(homes)
-    devices.fill(there)
-    return _both(devices.prices()), _both(devices.without(numbers, there))
+    def held(self, device: int) -> list[TableSlice]:
+        """The slices of a device."""
+        return [self._pieces[number] for number in np.flatnonzero(self._homes == device)]
+
+    def brought_ms(self, device: int) -> Floats:
+        """What each slice of a device brings to it: [slices, phases]."""
+        numbers = torch.from_numpy(np.flatnonzero(self._homes == device))
+        computing = _both(self._devices.without(numbers, torch.full_like(numbers, device)))
+        exchanges = np.zeros((len(numbers), 2))  # a device without any may still wait for others
+        for number, piece in enumerate(self.held(device)):
+            fewer = self._dims.copy()
+            fewer[device] -= piece.output_width
+            exchanges[number] = self._exchange(fewer)[device]
+        return np.asarray(self.all_ms[device] - np.concatenate([computing, exchanges], 1))
+
+    def _exchange(self, dims: npt.NDArray[np.int64]) -> Floats:
+        """All-to-alls of devices with so many columns [devices, 2]; 0 where they are not known."""
+        found = self._oracle.exchange(dims.tolist())
+        if found is None:
+            return np.zeros((len(dims), 2))
+        return np.array([found.forward_ms, found.backward_ms]).T
 
 
 def _both(prices: Prices) -> Floats:
+    """Forward and backward."""
     ms = torch.stack([prices.forward_ms, prices.backward_ms], -1)
     return np.asarray(ms.double().numpy())
-
-
-def _exchanging(
-    oracle: EstimatedCosts, pieces: Sequence[TableSlice], homes: Floats, count: int
-) -> tuple[Floats, Floats]:
-    """The same of the all-to-alls; nothing where they are not known."""
-    widths = np.array([piece.output_width for piece in pieces])
-    dims = np.bincount(homes, widths, count).astype(int)
-    if oracle.exchange(dims.tolist()) is None:
-        return np.zeros((count, _DIRECTIONS)), np.zeros((len(pieces), _DIRECTIONS))
-    known: dict[tuple[int, int], Floats] = {}  # by device, and columns that it has less
-    without = []
-    for home, width in zip(homes.tolist(), widths.tolist(), strict=True):
-        if (home, width) not in known:
-            fewer = dims.copy()
-            fewer[home] -= width
-            known[home, width] = _exchange(oracle, fewer)[home]
-        without.append(known[home, width])
-    return _exchange(oracle, dims), np.stack(without)
-
-
-def _exchange(oracle: EstimatedCosts, dims: npt.NDArray[np.int64]) -> Floats:
-    """Milliseconds [devices, 2] of devices with so many columns."""
-    found = oracle.exchange(dims.tolist())
-    assert found is not None
-    return np.array([found.forward_ms, found.backward_ms]).T

@@ -90,9 +90,7 @@ def main(config: DiffConfig) -> None:
     devices, tables = config.devices(), load_tables(config.tables)
     model = load_model(config.cost_model)
     task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
-    old, new = read_plan(config.old, task), read_plan(config.new, task)
-    with documents.naming(config.new):
-        new.check(task)
+    old, new = read_plan(config.old, task, fitting=False), read_plan(config.new, task, fitting=True)
     near = renumbered(new, old, task)
     moved, least = (moved_bytes(moves_between(old, plan, task)) for plan in (new, near))
     outlook = TaskOutlook(oracle_for(model, config.batch_size, tables, config.store), task)

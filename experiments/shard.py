@@ -136,7 +136,7 @@ def main(config: ShardConfig) -> None:
     )
     told: list[str] = []
     if config.plan is not None:
-        plan = read_plan(config.plan, task)
+        plan = read_plan(config.plan, task, fitting=True)
     elif config.measure or config.sharder in NEED_POOL:
         plan, oracle, told = _measured(config, task, means)
     else:

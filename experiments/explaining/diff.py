@@ -106,7 +106,7 @@ class PlanDiff:
             ends = names[move.source], names[move.target]
             shown.add_row(move.table, columns, *ends, f"{move.bytes / _MB:,.1f}")
         if left := largest[_NAMED:]:
-            told = f"and {len(left)} more moves"
+            told = f"and {len(left)} more"
             shown.add_row(told, "", "", "", f"{moved_bytes(left) / _MB:,.1f}")
         moved = {move.table for move in self.moves}
         yield (
@@ -138,7 +138,7 @@ class PlanDiff:
         )
         if self.steps is None:
             return f"{line}; it does not pay: the new plan is not expected to be faster"
-        return f"{line}; it has paid for itself after {self.steps:,} steps"
+        return f"{line}; it has paid for itself after {self.steps:,} step{'s' * (self.steps > 1)}"
 
 
 def _told(outlook: Outlook) -> str:

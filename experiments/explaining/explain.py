@@ -12,6 +12,7 @@ from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between, renumbered
 
 _DEAREST = 3  # slices that are named of each phase's slowest device
+_LEAST_MS = 0.005  # of a slice that is named: less reads 0.00
 _STEPS = 5
 _ELSEWHERE = 5  # tables that are named as lying elsewhere
 
@@ -33,15 +34,17 @@ def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> It
         "without each (such shares need not add up to 100%)"
     )
     shown = report(("phase, device", "columns", "ms", "share", "mean device"), texts=2)
+    dims = [0 if shard is None else shard.total_dim for shard in plan.shards(task)]
     for phase in slowest_by_phase(oracle, plan, task):
+        sent = f"{dims[phase.device]:,} of {sum(dims):,} sent" if phase.is_exchange else ""
         name = f"{phase.phase}: {task.devices[phase.device].name}"
-        shown.add_row(name, "", f"{phase.ms:.2f}", "", f"{phase.mean_ms:.2f}", style="bold")
-        for each in phase.slices[:_DEAREST]:
+        shown.add_row(name, sent, f"{phase.ms:.2f}", "", f"{phase.mean_ms:.2f}", style="bold")
+        dearest = [each for each in phase.slices if each.ms >= _LEAST_MS]
+        for each in dearest[:_DEAREST]:
             piece = each.piece
             told = columns_told(piece.table, piece.start, piece.width)
             shown.add_row(f"  {piece.table.name}", told, f"{each.ms:.2f}", f"{each.share:.1%}", "")
-        left = len(phase.slices) - _DEAREST
-        if left > 0:
+        if dearest and (left := len(phase.slices) - len(dearest[:_DEAREST])):
             shown.add_row(f"  and {left} more", "", "", "", "")
     yield shown
 

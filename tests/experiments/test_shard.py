@@ -12,11 +12,13 @@ from commands import run
 from formula import measurement
 
 from autoshard.benchmark import MeasurementStore
-from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model
+from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model, slowest_by_phase
 from autoshard.cost_model.checkpoint import OtherHardware
 from autoshard.experiments import shard
+from autoshard.experiments.explaining.layout import show
+from autoshard.experiments.explaining.memory import memory_parts
 from autoshard.experiments.shard import JUDGED, ShardConfig
-from autoshard.sharders import Policy, make_sharder, save_policy
+from autoshard.sharders import Policy, make_sharder, next_steps, save_policy
 from autoshard.workload import (
     Device,
     PlanError,
@@ -59,12 +61,12 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
         rows.writerows([f"mine{n}", 20_000 + 1000 * n, 16 * (1 + n % 4), 1 + n] for n in range(12))
     done = run(
         "shard.py",
-        "--tables my.csv --num-devices 3 --memory-gb 0.02,0.02,0.05 --picture devices.png",
+        "--tables my.csv --num-devices 3 --memory-gb 0.025,0.025,0.05 --picture devices.png",
         tmp_path,
         RAY_ADDRESS="127.0.0.1:1",  # where nothing answers: a command that tried would say so
     )
     config = ShardConfig(str(tmp_path / "my.csv"), 3, "")
-    task = task_of(config, 0.02, 0.02, 0.05)
+    task = task_of(config, 0.025, 0.025, 0.05)
     plan = ShardingPlan.load(tmp_path / "plan.json")
     plan.check(task)
     cost = EstimatedCosts(load_model("cpu"), 1024).plan_cost(plan, task)
@@ -98,6 +100,89 @@ def test_any_sharder_may_decide(config: ShardConfig, capsys: pytest.CaptureFixtu
         assert f"{sharder}, estimated" in capsys.readouterr().out
     shard.main(replace(config, num_devices=1))
     assert "the least of any heuristic" in capsys.readouterr().out
+
+
+def test_memory_is_told_part_by_part(
+    config: ShardConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard.main(replace(config, memory_gb="1,1,2"))
+    task = task_of(config, 1, 1, 2)
+    told = [line.split() for line in capsys.readouterr().out.splitlines()]
+    parts = ShardingPlan.load(config.out).device_memory(task)
+    for device, mine in zip(task.devices, parts, strict=True):
+        sizes = [*mine, device.memory_bytes - mine.total, device.memory_bytes]
+        row = [device.name, *(f"{size / 1e6:,.1f}" for size in sizes)]
+        assert [*row, f"{mine.total / device.memory_bytes:.1%}"] in told
+    kept = replace(task, devices=tuple(replace(d, reserved_bytes=GB // 8) for d in task.devices))
+    show(memory_parts(ShardingPlan.load(config.out), kept))
+    _, head, *rows = (line.split() for line in capsys.readouterr().out.splitlines())
+    column = head.index("reserve")
+    assert [row[column] for row in rows] == [f"{GB / 8 / 1e6:,.1f}"] * 3
+    for row, device, mine in zip(rows, task.devices, parts, strict=True):
+        assert row[column + 1] == f"{(device.memory_bytes - GB / 8 - mine.total) / 1e6:,.1f}"
+
+
+def test_a_plan_is_explained(config: ShardConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    shard.main(replace(config, sharder="dim", explain=True))
+    made = capsys.readouterr().out
+    task, oracle = task_of(config, 1, 1, 1), EstimatedCosts(load_model("cpu"), 1024)
+    plan = ShardingPlan.load(config.out)
+    for phase in slowest_by_phase(oracle, plan, task):
+        assert re.search(rf"{phase.phase}: device{phase.device} +{phase.ms:.2f} ", made)
+        dearest = phase.slices[0]
+        assert re.search(
+            rf"{dearest.piece.table.name} +all {dearest.piece.width} +{dearest.ms:.2f} +"
+            rf"{dearest.share:.1%}", made
+        )  # fmt: skip
+    now = TaskOutlook(oracle, task).expected_ms(plan.placed(task))
+    assert f"in place of {now:.2f} ms" in made
+    for step in next_steps(oracle, task, plan):
+        assert f"  {step.expected_ms:.2f} ms ({step.expected_ms / now - 1:+.1%}): " in made
+    assert re.search(r"beside the best heuristic's plan, \w+ ", made)
+    shares = re.search(r"(\d+) of 24 tables, (\d+)% of the cost, lie elsewhere", made)
+    assert shares is not None
+    assert 0 < int(shares[1]) <= 24
+    assert 0 < int(shares[2]) <= 100
+    named = re.findall(r"^   (\w+) +device\d+ +device\d+ +\d+ +([\d.]+)$", made, re.MULTILINE)
+    costs = [float(ms) for _, ms in named]
+    assert costs
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_a_plan_file_is_priced_in_place_of_making_one(
+    config: ShardConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard.main(replace(config, explain=True))
+    made = capsys.readouterr().out
+    kept = config.out.with_name("kept.json")
+    config.out.rename(kept)
+    given = replace(config, plan=kept, explain=True)
+    shard.main(given)
+    read = capsys.readouterr().out
+    assert "kept.json, estimated" in read
+    assert made.splitlines()[1:-1] == read.splitlines()[1:]  # but who made it, and where it is
+    assert not config.out.exists()
+    plan = ShardingPlan.load(kept)
+    other = kept.with_name("other.json")
+    for changed, says in (
+        (replace(plan, placements=plan.placements[1:]), "are nowhere"),
+        (replace(plan, num_devices=4), "the plan is for 4 devices, the task has 3"),
+    ):
+        changed.save(other)
+        with pytest.raises(UserError, match=f"{other.name}: .*{says}"):
+            shard.main(replace(given, plan=other))
+    with pytest.raises(UserError, match=r"kept.json: device . .* would hold .*weights .* more th"):
+        shard.main(replace(given, memory_gb="0.001"))
+
+
+def test_the_best_heuristic_s_plan_does_not_differ_from_itself(
+    config: ShardConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard.main(config)
+    best = re.search(r"best heuristic \((\w+),", capsys.readouterr().out)
+    assert best is not None
+    shard.main(replace(config, sharder=best[1], explain=True))
+    assert "  0 of 24 tables, 0% of the cost, lie elsewhere" in capsys.readouterr().out
 
 
 def test_what_tells_most_is_measured_and_the_plan_itself(
@@ -215,6 +300,9 @@ def test_bad_input_is_one_line_before_any_work(config: ShardConfig, tmp_path: Pa
         ({"out": Path("/proc/none/plan.json")}, "plan.json: cannot be written"),
         ({"picture": tmp_path / "plan.txt"}, "name a file that ends in .png or .svg for --picture"),
         ({"sharder": "autoshard_verified", "store": tmp_path}, "is a folder"),
+        ({"plan": tmp_path / "none.json"}, "none.json: cannot be read"),
+        ({"plan": tmp_path / "a_file"}, "a_file: line 1, column 1"),
+        ({"plan": tmp_path / "a_file", "measure": True}, "leave one out"),
         ({"sharder": "dim", "measure": True}, "--measure teaches a cost model, which dim does not"),
     ):
         with pytest.raises(UserError, match=re.escape(says)) as caught:

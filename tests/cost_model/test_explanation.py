@@ -1,0 +1,91 @@
+"""Why a plan takes as long as it does."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from autoshard.benchmark.plan_cost import PHASES
+from autoshard.cost_model import EstimatedCosts, slowest_by_phase
+from autoshard.cost_model.explanation import ALL_PHASES
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Shard,
+    ShardCost,
+    ShardingPlan,
+    ShardingTask,
+    TableSlice,
+)
+
+
+@pytest.fixture
+def case(tables: tuple[EmbeddingTable, ...]) -> tuple[ShardingTask, ShardingPlan]:
+    """A dozen tables, one of them split; a device without any."""
+    task = ShardingTask(tables[:12], Device.uniform(4, 2**40), 1024)
+    wide = next(table for table in task.tables if table.dim >= 64)
+    placed = [(table.whole(), n % 3) for n, table in enumerate(task.tables) if table != wide]
+    pieces = [(TableSlice(wide, 0, 32), 0), (TableSlice(wide, 32, wide.dim - 32), 1)]
+    return task, ShardingPlan.of_placed([*placed, *pieces], 4)
+
+
+def phases_of(
+    oracle: EstimatedCosts, held: Sequence[Sequence[TableSlice]], device: int
+) -> list[float]:
+    """What a device takes in each phase, where devices hold these slices."""
+    cost = ShardCost(0.0, 0.0)
+    if held[device]:
+        (cost,) = oracle.costs([Shard(tuple(held[device]))])
+    found = oracle.exchange([sum(piece.output_width for piece in mine) for mine in held])
+    assert found is not None
+    return [cost.forward_ms, cost.backward_ms, found.forward_ms[device], found.backward_ms[device]]
+
+
+def test_phases_are_those_of_the_plan_s_cost(
+    oracle: EstimatedCosts, case: tuple[ShardingTask, ShardingPlan]
+) -> None:
+    task, plan = case
+    cost = oracle.plan_cost(plan, task)
+    found = slowest_by_phase(oracle, plan, task)
+    assert [phase.phase for phase in found] == [ALL_PHASES, *PHASES]
+    columns = [
+        [d.total_ms for d in cost.devices],
+        *zip(*(d.phases_ms for d in cost.devices), strict=True),
+    ]
+    for phase, ms in zip(found, columns, strict=True):
+        assert phase.device == int(np.argmax(ms))
+        assert phase.ms == pytest.approx(max(ms), rel=1e-4)
+        assert phase.mean_ms == pytest.approx(np.mean(ms), rel=1e-4)
+
+
+def test_a_slice_costs_what_its_device_takes_less_without_it(
+    oracle: EstimatedCosts, case: tuple[ShardingTask, ShardingPlan]
+) -> None:
+    task, plan = case
+    held = [[s for s, home in plan.placed(task) if home == device] for device in range(4)]
+    for phase in slowest_by_phase(oracle, plan, task):
+        counted = range(4) if phase.phase == ALL_PHASES else [PHASES.index(phase.phase)]
+        assert {one.piece for one in phase.slices} == set(held[phase.device])
+        told = [one.ms for one in phase.slices]
+        assert told == sorted(told, reverse=True)
+        before = phases_of(oracle, held, phase.device)
+        for one in phase.slices:
+            without = [list(mine) for mine in held]
+            without[phase.device].remove(one.piece)
+            after = phases_of(oracle, without, phase.device)
+            less = sum(before[n] - after[n] for n in counted)
+            assert one.ms == pytest.approx(less, abs=1e-3)
+            assert one.share == pytest.approx(one.ms / phase.ms)
+
+
+def test_all_to_alls_that_nobody_knows_are_left_out(
+    oracle: EstimatedCosts, case: tuple[ShardingTask, ShardingPlan]
+) -> None:
+    task, plan = case
+    silent = EstimatedCosts(replace(oracle.model, communication=None), 1024)
+    found = slowest_by_phase(silent, plan, task)
+    assert [phase.phase for phase in found] == [ALL_PHASES, *PHASES[:2]]
+    alone = replace(task, devices=task.devices[:1])
+    plan = ShardingPlan.table_wise(alone, [0] * len(task.tables))
+    assert len(slowest_by_phase(oracle, plan, alone)) == 3
