@@ -31,11 +31,13 @@ from autoshard.sharders import (
     NEED_POLICY,
     NEED_POOL,
     Means,
+    NearSharder,
     load_policy,
     make_measuring,
     make_sharder,
 )
 from autoshard.workload import (
+    Constraints,
     Device,
     ShardingPlan,
     ShardingTask,
@@ -43,8 +45,13 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
+from autoshard.workload.documents import naming
+from autoshard.workload.moves import moved_bytes, moves_between
+from autoshard.workload.sizes import told
 
 JUDGED = 1000  # from here on are the index batches by which a plan is held against its promise
+_DEFAULT = "autoshard"
+_GB = 2**30
 _ALIKE = 5e-4  # a relative difference that would read 0.0 %
 
 
@@ -61,15 +68,22 @@ class ShardConfig:
     num_devices: int
     """Devices to shard over."""
     memory_gb: str
-    """GB (of 2^30 bytes) that weights and optimizer state may take of a device: one number for
-    all, or one for each with commas between them."""
-    sharder: str = "autoshard"
+    """GB (of 2^30 bytes) of a device, to be filled with weights, optimizer state and what a batch
+    needs: one number for all, or one for each with commas between them."""
+    constraints: Path | None = None
+    """YAML file of what plans must obey: tables together, apart, on certain devices, whole, ...,
+    and memory that is kept free."""
+    sharder: str = _DEFAULT
     """Who decides: autoshard, policy, cost, size_lookup, ...; a wrong name lists them all."""
     plan: Path | None = None
     """File of a plan that is priced as it is, in place of making one; nothing is written."""
     explain: bool = False
     """Say which device is slowest in which phase and why, what would help next, and how the plan
     differs from the best heuristic's."""
+    keep_near: Path | None = None
+    """File of a plan that is in use: it is improved, step by step, in place of making a new one."""
+    most_moved_gb: float | None = None
+    """With --keep-near: GB of weights and optimizer state that may move to other devices."""
     out: Path = Path("plan.json")
     """File for the plan."""
     picture: Path | None = None
@@ -102,14 +116,25 @@ class ShardConfig:
             )
         if self.plan is not None and self.measure:
             raise UserError("--plan is priced as it is and --measure makes another: leave one out")
+        self._check_near()
         counts = ("num_devices", "batch_size", "verified")
+        near = {} if self.most_moved_gb is None else {"most_moved_gb": 0}
         check_bounds(
             self,
-            at_least={**dict.fromkeys(counts, 1), "seed": 0},
+            at_least={**dict.fromkeys(counts, 1), "seed": 0, **near},
             more_than={"seconds": 0},
         )
         check_file(self.out, "--out")
         check_file(self.picture, "--picture", PICTURES)
+
+    def _check_near(self) -> None:
+        if (self.keep_near is None) != (self.most_moved_gb is None):
+            raise UserError("--keep-near and --most-moved-gb go together: give both, or none")
+        if self.keep_near is not None and (self.measure or self.plan or self.sharder != _DEFAULT):
+            raise UserError(
+                "--keep-near improves a plan by the cost model: leave out --sharder, --measure and "
+                "--plan"
+            )
 
     def devices(self) -> tuple[Device, ...]:
         """The devices with their memory; UserError unless it is one number, or one for each."""
@@ -127,6 +152,10 @@ def main(config: ShardConfig) -> None:
         policy.check(len(devices))
     oracle = oracle_for(model, config.batch_size, tables, config.store)
     task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
+    if config.constraints is not None:
+        constraints = Constraints.read(config.constraints)
+        with naming(config.constraints):
+            task = constraints.applied(task)
     means = Means(
         oracle,
         policy,
@@ -134,20 +163,24 @@ def main(config: ShardConfig) -> None:
         measure_seconds=config.seconds,
         seed=config.seed,
     )
-    told: list[str] = []
+    said: list[str] = []
     if config.plan is not None:
         plan = read_plan(config.plan, task, fitting=True)
+    elif config.keep_near is not None:
+        plan, said = _near(config, task, oracle)
     elif config.measure or config.sharder in NEED_POOL:
-        plan, oracle, told = _measured(config, task, means)
+        plan, oracle, said = _measured(config, task, means)
     else:
         plan = make_sharder(config.sharder, means).shard(task)
     plan.check(task)
-    name = config.sharder if config.plan is None else config.plan.name
+    given = config.plan or config.keep_near
+    name = config.sharder if given is None else given.name
     outlook, cost = TaskOutlook(oracle, task), oracle.plan_cost(plan, task)
     rival = best_heuristic(task, outlook, config.seed)
-    cli.console.print(cost.table(f"{name}, estimated"))
+    what = f"near {name}" if config.keep_near else name
+    cli.console.print(cost.table(f"{what}, estimated"))
     show(memory_parts(plan, task))
-    for line in (_compared(name, outlook.of(plan), rival), *told):
+    for line in (_compared(name, outlook.of(plan), rival), *said):
         cli.console.print(line, soft_wrap=True)
     if config.explain:
         show(explanation(oracle, task, plan, rival))
@@ -156,6 +189,25 @@ def main(config: ShardConfig) -> None:
     if config.plan is None:
         plan.save(config.out)
         cli.console.print(f"the plan is in {config.out}", soft_wrap=True)
+
+
+def _near(
+    config: ShardConfig, task: ShardingTask, oracle: EstimatedCosts
+) -> tuple[ShardingPlan, list[str]]:
+    """A plan near to the one in use, and what moves."""
+    assert config.keep_near is not None
+    assert config.most_moved_gb is not None
+    old = read_plan(config.keep_near, task, fitting=True)
+    most = int(config.most_moved_gb * _GB)
+    plan = NearSharder(oracle, old, most, config.seed).shard(task)
+    moves = moves_between(old, plan, task)
+    outlook = TaskOutlook(oracle, task)
+    than = outlook.of(plan).over(outlook.of(old))
+    return plan, [
+        f"near {config.keep_near}: {len(moves)} moves, {told(moved_bytes(moves))} in all of "
+        f"{told(most)} that may; the slowest device computes {than.ratio:.3f} of what it does now "
+        f"({than.low:.3f} to {than.high:.3f})"
+    ]
 
 
 def _measured(

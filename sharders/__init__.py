@@ -12,6 +12,7 @@ from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharde
 from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
 from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
 from autoshard.sharders.measuring import MEASURE_SECONDS, Measurer, MeasuringSharder
+from autoshard.sharders.near import NearSharder
 from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import (
     Policy,
@@ -46,6 +47,7 @@ __all__ = [
     "Means",
     "Measurer",
     "MeasuringSharder",
+    "NearSharder",
     "Policy",
     "PolicyError",
     "PolicySharder",

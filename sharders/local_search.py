@@ -1,6 +1,5 @@
 """Local search over a cost model: moves, swaps and splits of tables until none helps any more."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,9 +12,10 @@ from autoshard.cost_model.network import DIRECTIONS
 from autoshard.cost_model.outlook import Placed, TaskOutlook, sharpness
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.training import one_thread
+from autoshard.sharders.admission import GONE, Admission, Near
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask, TableSlice
-from autoshard.workload.terms import Bundle, Terms, Truths
+from autoshard.workload.terms import Bundle, Terms
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -28,29 +28,36 @@ _LEAST_GAIN = 1e-5  # relative: smaller ones are not worth a step
 _LEAST_SPLIT_GAIN = 0.01  # relative, of the norm: a split costs lookups on two devices
 _SWAPS = 256  # that are priced at a step: those that should even out most
 _LEAST_MS = 1e-12
-_GONE = -1  # the device of items that are on none: split, or only looked at
 
 
 class LocalSearch:
     """Improves plans, table by table: first what they cost in the mean, then in scenarios.
 
     A search finds the mistakes of its model, so it is kicked away from its optimum only a few
-    times. Scenarios tell which plans stand or fall with what is not known.
+    times, by turns with random moves and with a split. Scenarios tell which plans stand or fall
+    with what is not known.
 
     Args:
         oracle: prices devices.
-        kicks: restarts from a random change of the best plan so far.
+        kicks: restarts from a change of the best plan so far.
         split: allow tables to be split by columns.
         seed: of the kicks, and of scenarios.
+        near: a plan to stay near; by default none.
     """
 
     def __init__(
-        self, oracle: EstimatedCosts, kicks: int = 8, split: bool = True, seed: int = 0
+        self,
+        oracle: EstimatedCosts,
+        kicks: int = 8,
+        split: bool = True,
+        seed: int = 0,
+        near: Near | None = None,
     ) -> None:
         self._oracle = oracle
         self._kicks = kicks
         self._split = split
         self._seed = seed
+        self._near = near
 
     @one_thread()
     def improve(self, task: ShardingTask, starts: Sequence[Placed]) -> list[Placed]:
@@ -58,19 +65,21 @@ class LocalSearch:
         by the scenarios that it went by.
         """
         mean = self._oracle.expectation()
-        searches = [_Search(mean, task, _SOFT, start) for start in starts]
+        searches = [_Search(mean, task, _SOFT, start, self._near) for start in starts]
         best = min(searches, key=_Search.objective)
         best.descend(self._split)
         rng = np.random.default_rng(self._seed)
-        for _ in range(self._kicks):
-            other = _Search(mean, task, _SOFT, best.placed())
-            other.kick(rng)
+        for number in range(self._kicks):
+            other = _Search(mean, task, _SOFT, best.placed(), self._near)
+            # By turns: what holds a device up is halved, though it helps only after other moves.
+            if not (self._split and number % 2 and other.halve(number // 2)):
+                other.kick(rng)
             other.descend(self._split)
             if other.objective() < best.objective():
                 best = other
         power = sharpness(self._oracle.factors.prior.rest)
         scenarios = self._oracle.scenarios(task.tables, _SCENARIOS, self._seed)
-        last = _Search(scenarios, task, power, best.placed())
+        last = _Search(scenarios, task, power, best.placed(), self._near)
         last.descend(self._split)
         return [best.placed(), last.placed()]
 
@@ -100,22 +109,22 @@ class LocalSearchSharder:
 class _Search:
     """A plan that is being improved. Only the width of a slice matters until it is written down."""
 
-    def __init__(self, pricing: Pricing, task: ShardingTask, power: float, placed: Placed) -> None:
+    def __init__(
+        self,
+        pricing: Pricing,
+        task: ShardingTask,
+        power: float,
+        placed: Placed,
+        near: Near | None,
+    ) -> None:
         self._pricing = pricing
-        self._task = task
         self._power = power
-        self._terms = Terms(task)
-        together = self._terms.gathered(placed)
-        self._items = [bundle for bundle, _ in together]
-        self._home = np.array([device for _, device in together], np.int64)
-        amounts = bundle_amounts(pricing.amounts, self._items)
+        gathered = Terms(task).gathered(placed)
+        items, homes = [i for i, _ in gathered], np.array([d for _, d in gathered], np.int64)
+        self._at = Admission(task, items, homes, near)
+        amounts = bundle_amounts(pricing.amounts, items)
         self._devices = DeviceSums(pricing, amounts, len(task.devices))
-        self._bytes = np.array([self._bytes_of(item) for item in self._items], np.int64)
-        self._lawful = self._terms.lawful(self._items)
-        self._conflicts = self._conflicts_of(self._items)
-        self._free = task.room_bytes
-        np.subtract.at(self._free, self._home, self._bytes)
-        self._devices.fill(torch.from_numpy(self._home))
+        self._devices.fill(torch.from_numpy(homes))
         self._weight = self._weights(0)
         self._price_anew()
 
@@ -127,30 +136,52 @@ class _Search:
         """Each slice and its device."""
         return [
             (piece, int(device))
-            for item, device in zip(self._items, self._home, strict=True)
-            if device != _GONE
+            for item, device in zip(self._at.items, self._at.homes, strict=True)
+            if device != GONE
             for piece in item.slices
         ]
 
     def descend(self, split: bool) -> None:
         """The best move as long as one helps; else the best swap, else the best split."""
-        for _ in range(20 * len(self._home)):
+        for _ in range(20 * len(self._at.homes)):
             if not (self._move() or self._swap() or (split and self._divide())):
                 return
 
     def kick(self, rng: np.random.Generator) -> None:
         """Move three slices to random devices with room for them."""
-        for item in rng.permutation(np.flatnonzero(self._home != _GONE))[:3].tolist():
-            fitting = np.flatnonzero(self._admitted(np.array([item]))[0])
+        for item in rng.permutation(np.flatnonzero(self._at.homes != GONE))[:3].tolist():
+            fitting = np.flatnonzero(self._at.admitted(np.array([item]))[0])
             if len(fitting):
                 self._leave(item)
                 self._enter(item, int(rng.choice(fitting)))
         self._price_anew()
 
+    def halve(self, rank: int) -> bool:
+        """Halve the costliest slice of the slowest device but so many, and put one half where that
+        is slowest least; False if there is none, or no room.
+        """
+        slowest = self._slowest
+        mine = self._at.to_halve(np.flatnonzero(self._at.homes == slowest).tolist())
+        if rank >= len(mine):
+            return False
+        item = sorted(mine, key=lambda number: -self._weight[number])[rank]
+        pair = self._at.items[item].halves()
+        stays, goes = (self._add([half]) for half in pair)
+        admitted = self._at.admitted(np.array([goes]))[0]
+        admitted[slowest] = False
+        if not admitted.any():
+            return False
+        device = int(np.where(admitted, self._costs.mean(1), np.inf).argmin())
+        self._leave(item)
+        self._enter(stays, slowest)
+        self._enter(goes, device)
+        self._price_anew()
+        return True
+
     def _move(self) -> bool:
         """Give the slice of the slowest device away that gains most elsewhere."""
         slowest = self._slowest
-        items = np.flatnonzero(self._home == slowest)
+        items = np.flatnonzero(self._at.homes == slowest)
         if not len(items):
             return False
         numbers = torch.from_numpy(items)
@@ -158,21 +189,21 @@ class _Search:
         joined = _floats(self._devices.with_each(numbers)).swapaxes(0, 1)
         after = self._after(self._powers[slowest] + self._powers, left[:, None], joined)
         after[:, slowest] = np.inf
-        after[~self._admitted(items)] = np.inf
+        after[~self._at.admitted(items)] = np.inf
         place, device = np.unravel_index(np.argmin(after), after.shape)
         return self._take_step(after[place, device], [(int(items[place]), int(device))])
 
     def _swap(self) -> bool:
         """Swap a slice of the slowest device for one of another."""
         slowest = self._slowest
-        mine = np.flatnonzero(self._home == slowest)
-        others = np.flatnonzero((self._home != slowest) & (self._home != _GONE))
+        mine = np.flatnonzero(self._at.homes == slowest)
+        others = np.flatnonzero((self._at.homes != slowest) & (self._at.homes != GONE))
         if not len(mine) or not len(others):
             return False
         out, into = self._promising(slowest, mine, others)
         if not len(out):
             return False
-        homes = self._home[into]
+        homes = self._at.homes[into]
         first, second = torch.from_numpy(out), torch.from_numpy(into)
         here, there = torch.full_like(first, slowest), torch.from_numpy(homes)
         after_here = _floats(self._devices.exchanged(first, here, second))
@@ -185,12 +216,9 @@ class _Search:
     def _promising(self, slowest: int, mine: Whole, others: Whole) -> tuple[Whole, Whole]:
         """Pairs to swap that memory admits and that should even out most, if costs added up."""
         gain = self._weight[mine][:, None] - self._weight[others][None]
-        homes, costs = self._home[others], self._costs.mean(1)
+        homes, costs = self._at.homes[others], self._costs.mean(1)
         worse = np.maximum(costs[slowest] - gain, costs[homes][None] + gain)
-        grown = self._bytes[others][None] - self._bytes[mine][:, None]
-        worse[(grown > self._free[slowest]) | (-grown > self._free[homes][None])] = np.inf
-        if self._task.rules:
-            worse[~self._may_swap(slowest, mine, others)] = np.inf
+        worse[~self._at.may_swap(slowest, mine, others)] = np.inf
         flat = worse.ravel()
         count = min(_SWAPS, len(flat))
         chosen = np.sort(np.argpartition(flat, count - 1)[:count])
@@ -211,17 +239,10 @@ class _Search:
     def _divide(self) -> bool:
         """Halve one slice of the slowest device and give one half away."""
         slowest = self._slowest
-        slices = Counter(
-            item.name for item, home in zip(self._items, self._home, strict=True) if home != _GONE
-        )
-        wide = [
-            number
-            for number in np.flatnonzero(self._home == slowest).tolist()
-            if self._terms.may_halve(item := self._items[number], slices[item.name])
-        ]
-        if not wide or len(self._free) == 1:
+        wide = self._at.to_halve(np.flatnonzero(self._at.homes == slowest).tolist())
+        if not wide or len(self._costs) == 1:
             return False
-        pairs = [self._items[item].halves() for item in wide]
+        pairs = [self._at.items[item].halves() for item in wide]
         first = self._add([stays for stays, _ in pairs])
         second = self._add([goes for _, goes in pairs])
         staying = torch.arange(first, first + len(pairs))
@@ -231,7 +252,7 @@ class _Search:
         joined = _floats(self._devices.with_each(going)).swapaxes(0, 1)
         after = self._after(self._powers[slowest] + self._powers, kept[:, None], joined)
         after[:, slowest] = np.inf
-        after[~self._admitted(going.numpy())] = np.inf
+        after[~self._at.admitted(going.numpy())] = np.inf
         place, device = np.unravel_index(np.argmin(after), after.shape)
         if after[place, device] > self.objective() * (1 - _LEAST_SPLIT_GAIN):
             return False
@@ -241,41 +262,10 @@ class _Search:
         self._price_anew()
         return True
 
-    def _admitted(self, items: Whole) -> Truths:
-        """Whether memory and rules admit each item on each device: [items, devices]."""
-        found = self._lawful[items] & (self._bytes[items][:, None] <= self._free[None])
-        if self._conflicts is not None:
-            found &= self._rivals(items) == 0
-        return found
-
-    def _rivals(self, items: Whole) -> Whole:
-        """How many items are on each device that each of these may not share it with."""
-        assert self._conflicts is not None
-        there = self._home[:, None] == np.arange(len(self._free))
-        return np.asarray(self._conflicts[items].astype(np.int64) @ there.astype(np.int64))
-
-    def _may_swap(self, here: int, mine: Whole, others: Whole) -> Truths:
-        """Whether rules admit that each of mine and each of others change places."""
-        homes = self._home[others]
-        found = self._lawful[mine][:, homes] & self._lawful[others][:, here]
-        if self._conflicts is not None:
-            each_other = self._conflicts[np.ix_(mine, others)]
-            found &= self._rivals(mine)[:, homes] == each_other
-            found &= self._rivals(others)[:, here] == each_other
-        return found
-
-    def _conflicts_of(self, items: Sequence[Bundle]) -> Truths | None:
-        return self._terms.conflicts(items) if self._terms.keeps_apart else None
-
     def _add(self, items: list[Bundle]) -> int:
         """Make items that are on no device yet; returns the number of the first."""
         first = self._devices.extend(bundle_amounts(self._pricing.amounts, items))
-        self._items += items
-        self._home = np.concatenate([self._home, np.full(len(items), _GONE)])
-        sizes = np.array([self._bytes_of(item) for item in items], np.int64)
-        self._bytes = np.concatenate([self._bytes, sizes])
-        self._lawful = np.concatenate([self._lawful, self._terms.lawful(items)])
-        self._conflicts = self._conflicts_of(self._items)
+        self._at.extend(items)
         self._weight = np.concatenate([self._weight, self._weights(first)])
         return first
 
@@ -285,18 +275,11 @@ class _Search:
         return np.asarray(amounts[..., :DIRECTIONS].mean(1).sum(-1).double().numpy())
 
     def _leave(self, item: int) -> None:
-        device = int(self._home[item])
-        self._devices.take(item, device)
-        self._free[device] += self._bytes[item]
-        self._home[item] = _GONE
+        self._devices.take(item, self._at.leave(item))
 
     def _enter(self, item: int, device: int) -> None:
         self._devices.put(item, device)
-        self._free[device] -= self._bytes[item]
-        self._home[item] = device
-
-    def _bytes_of(self, item: Bundle) -> int:
-        return sum(map(self._task.piece_bytes, item.slices))
+        self._at.enter(item, device)
 
     @property
     def _slowest(self) -> int:

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -44,11 +44,6 @@ class _Loader(yaml.SafeLoader):
     last would be kept, and nobody would notice.
     """
 
-    yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, form) for tag, form in some if tag != _TRUTH]
-        for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
@@ -58,6 +53,10 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, form) for tag, form in some if tag != _TRUTH]
+    for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(_TRUTH, re.compile("true|false"), list("tf"))
 
 

@@ -1,7 +1,7 @@
 """Which device holds which columns of which table, and whether that is valid."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +67,18 @@ class ShardingPlan:
 
     @staticmethod
     def of_placed(placed: Iterable[tuple[TableSlice, int]], num_devices: int) -> "ShardingPlan":
-        """The plan that puts exactly these columns on these devices."""
-        placements = (Placement(s.table.name, s.start, s.width, int(d)) for s, d in placed)
-        return ShardingPlan(tuple(placements), num_devices)
+        """The plan that puts exactly these columns on these devices. Neighbours on one device
+        become one slice.
+        """
+        each = (Placement(s.table.name, s.start, s.width, int(d)) for s, d in placed)
+        found: list[Placement] = []
+        for one in sorted(each):
+            last = found[-1] if found else None
+            if last and replace(last, start=last.start + last.width, width=one.width) == one:
+                found[-1] = replace(last, width=last.width + one.width)
+            else:
+                found.append(one)
+        return ShardingPlan(tuple(found), num_devices)
 
     def placed(self, task: ShardingTask) -> list[tuple[TableSlice, int]]:
         """Each slice and its device."""
