@@ -114,8 +114,8 @@ class ShardConfig:
             raise UserError(
                 f"--measure teaches a cost model, which {self.sharder} does not go by: leave it out"
             )
-        if self.plan is not None and self.measure:
-            raise UserError("--plan is priced as it is and --measure makes another: leave one out")
+        if self.plan is not None and (self.measure or self.sharder != _DEFAULT):
+            raise UserError("--plan is priced as it is: leave out --sharder and --measure")
         self._check_near()
         counts = ("num_devices", "batch_size", "verified")
         near = {} if self.most_moved_gb is None else {"most_moved_gb": 0}

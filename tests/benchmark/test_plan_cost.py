@@ -42,7 +42,7 @@ def test_a_plan_is_priced_by_hand() -> None:
     assert cost.max_compute_ms == 60
     assert cost.mean_ms == pytest.approx(79 / 3)
     assert cost.balance == pytest.approx(79 / 3 / 65)
-    assert cost.devices[0].memory_bytes == 100 * 4 * 4 + 100 * 4
+    assert cost.devices[0].memory_bytes == plan.device_bytes(TASK)[0]
 
 
 def test_a_plan_that_does_not_fit_is_not_priced() -> None:

@@ -28,6 +28,7 @@ from autoshard.workload import (
     UserError,
     load_tables,
 )
+from autoshard.workload.moves import moved_bytes, moves_between
 
 GB = 2**30
 
@@ -305,7 +306,7 @@ def test_bad_input_is_one_line_before_any_work(config: ShardConfig, tmp_path: Pa
         ({"sharder": "autoshard_verified", "store": tmp_path}, "is a folder"),
         ({"plan": tmp_path / "none.json"}, "none.json: cannot be read"),
         ({"plan": tmp_path / "a_file"}, "a_file: line 1, column 1"),
-        ({"plan": tmp_path / "a_file", "measure": True}, "leave one out"),
+        ({"plan": tmp_path / "a_file", "measure": True}, "leave out --sharder and --measure"),
         ({"sharder": "dim", "measure": True}, "--measure teaches a cost model, which dim does not"),
     ):
         with pytest.raises(UserError, match=re.escape(says)) as caught:
@@ -320,3 +321,50 @@ def test_bad_input_is_one_line_before_any_work(config: ShardConfig, tmp_path: Pa
     )
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
     assert "memory are missing" in line
+
+
+def test_a_plan_obeys_a_file_of_constraints(
+    config: ShardConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "constraints.yaml"
+    file.write_text(
+        "groups: {pair: [t03, t07]}\n"
+        "tables: {pair: {together: true, on: [2]}, 't1*': {not_on: device1}}\n"
+        "devices: {all: {reserve: 0.9 GB}}\n"
+    )
+    shard.main(replace(config, constraints=file))
+    plan = ShardingPlan.load(config.out)
+    homes = {placement.table: placement.device for placement in plan.placements}
+    assert homes["t03"] == homes["t07"] == 2
+    assert all(p.device != 1 for p in plan.placements if p.table.startswith("t1"))
+    task = task_of(config, 1, 1, 1)
+    assert max(plan.device_bytes(task)) <= 0.1 * GB + 1
+    assert "reserve" in capsys.readouterr().out
+    file.write_text("tables: {t03: {pinned: 1, not_on: 1}}\n")
+    for sharder in ("autoshard", "policy", "size"):
+        with pytest.raises(UserError, match="'t03: pinned 1' and 't03: not_on 1' cannot be kept"):
+            shard.main(replace(config, constraints=file, sharder=sharder))
+    file.write_text("tables: {t99: {whole: true}}\n")
+    with pytest.raises(UserError, match=r"constraints.yaml: tables: 't99' is no table"):
+        shard.main(replace(config, constraints=file))
+
+
+def test_a_plan_in_use_is_improved_within_what_may_move(
+    config: ShardConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard.main(replace(config, sharder="dim"))
+    old = (tmp_path / "plan.json").rename(tmp_path / "old.json")
+    shard.main(replace(config, keep_near=old, most_moved_gb=0.01))
+    task = task_of(config, 1, 1, 1)
+    before, after = ShardingPlan.load(old), ShardingPlan.load(config.out)
+    moves = moves_between(before, after, task)
+    assert 0 < moved_bytes(moves) <= 0.01 * GB
+    assert f"near {old}: {len(moves)} moves" in " ".join(capsys.readouterr().out.split())
+    for wrong, says in (
+        ({"keep_near": old}, "go together"),
+        ({"keep_near": old, "most_moved_gb": -1.0}, "most_moved_gb|most-moved-gb"),
+        ({"keep_near": old, "most_moved_gb": 1.0, "sharder": "dim"}, "leave out --sharder"),
+        ({"keep_near": tmp_path / "none", "most_moved_gb": 1.0}, "cannot be read"),
+    ):
+        with pytest.raises(UserError, match=says):
+            shard.main(replace(config, **wrong))
