@@ -10,6 +10,7 @@ import psutil
 import pytest
 import ray
 import torch
+from commands import actors
 
 from autoshard.benchmark import (
     BenchmarkPool,
@@ -30,13 +31,9 @@ QUICK = TimingOptions(precision=0.2, max_iterations=9)
 MakePool = Callable[..., BenchmarkPool]
 
 
-def actors() -> list[psutil.Process]:
+def processes() -> list[psutil.Process]:
     """The processes of the pool's devices."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [""])[0].startswith("ray::DeviceProcess")
-    ]
+    return actors("DeviceProcess")
 
 
 def test_every_shard_is_answered_and_the_second_time_from_the_store(
@@ -95,7 +92,7 @@ def test_cores_are_found_pinned_and_never_shared(make_pool: MakePool) -> None:
     assert len(devices) == len(physical_cores())
     assert len({device.name for device in devices}) == len(devices)
     pinned = []
-    for process in actors():
+    for process in processes():
         threads = [psutil.Process(thread.id) for thread in process.threads()]
         pinned.append({tuple(thread.cpu_affinity() or ()) for thread in threads[:1]})
     assert sorted(pinned, key=str) == [{(core,)} for core in physical_cores()]
@@ -139,7 +136,7 @@ def test_a_shard_that_does_not_fit_is_refused_and_the_pool_goes_on(
 ) -> None:
     pool = make_pool()
     pool.devices()
-    before = {process.pid for process in actors()}
+    before = {process.pid for process in processes()}
     huge = EmbeddingTable("huge", 2**36, 128, 4.0)
     shards = [Shard.of_tables([huge]), Shard.of_tables(tables[:2])]
     refused, fine = pool.measure(shards, SETTINGS, QUICK)
@@ -147,7 +144,7 @@ def test_a_shard_that_does_not_fit_is_refused_and_the_pool_goes_on(
     assert "needs" in refused.reason
     with pytest.raises(MeasurementError, match="needs"):
         MeasuredCosts(pool, SETTINGS).costs(shards)
-    assert {process.pid for process in actors()} == before
+    assert {process.pid for process in processes()} == before
     assert pool.measure(shards[:1], SETTINGS, QUICK)[0].reused
     assert not pool.measure(shards[:1], SETTINGS, QUICK, retry_failed=True)[0].reused
 
@@ -165,7 +162,7 @@ def test_an_operator_that_hangs_is_recorded_and_its_actor_replaced(
 ) -> None:
     pool = fresh_pool(time_limit_s=6.0)
     count = len(pool.devices())
-    before = {process.pid for process in actors()}
+    before = {process.pid for process in processes()}
     endless = Shard.of_tables([EmbeddingTable(f"t{n}", 10**6, 128, 200.0) for n in range(8)])
     # A batch that takes minutes: nothing tells it from an operator that never comes back.
     hung = pool.measure([endless], MeasureSettings(65_536), QUICK)[0]
@@ -173,7 +170,7 @@ def test_an_operator_that_hangs_is_recorded_and_its_actor_replaced(
     fine = pool.measure(random_shards(tables, 8, 3), SETTINGS, QUICK)
     assert all(answer.ok for answer in fine)
     wait_for(lambda: len(pool.devices()) == count)
-    assert len({process.pid for process in actors()} - before) == 1
+    assert len({process.pid for process in processes()} - before) == 1
     assert any("no answer" in notice for notice in pool.notices())
 
 
@@ -186,14 +183,14 @@ def test_an_operator_that_fails_is_recorded_and_its_actor_replaced(
     wild = replace(load_tables(str(tmp_path / "t.pt"))[0], rows=10)
     pool = fresh_pool()
     count = len(pool.devices())
-    before = {process.pid for process in actors()}
+    before = {process.pid for process in processes()}
     shards = [Shard.of_tables([wild]), *random_shards(tables, 10, 3)]
     failed, *others = pool.measure(shards, SETTINGS, QUICK)
     assert failed.status == "failed"
     assert failed.reason.startswith("RuntimeError: ")
     assert all(answer.ok for answer in others)
     wait_for(lambda: len(pool.devices()) == count)
-    assert len({process.pid for process in actors()} - before) == 1
+    assert len({process.pid for process in processes()} - before) == 1
 
 
 def test_a_shard_that_actors_die_on_is_blamed_in_the_end(fresh_pool: MakePool) -> None:
@@ -203,7 +200,7 @@ def test_a_shard_that_actors_die_on_is_blamed_in_the_end(fresh_pool: MakePool) -
     with ThreadPoolExecutor() as threads:
         asked = threads.submit(pool.measure, [endless], MeasureSettings(65_536), QUICK)
         while not asked.done():
-            for process in actors():
+            for process in processes():
                 if process.cpu_times().user > 4 or process.memory_info().rss > 2**30:
                     process.send_signal(signal.SIGKILL)
             time.sleep(0.1)
@@ -219,7 +216,7 @@ def test_the_pool_and_its_actors_run_at_usual_priority(fresh_pool: MakePool) -> 
     """Beside a busy loop Ray's low one would leave them 3 % of a core."""
     pool = fresh_pool()
     pool.devices()
-    pids = [ray.get(pool._actor.process_id.remote()), *(process.pid for process in actors())]
+    pids = [ray.get(pool._actor.process_id.remote()), *(process.pid for process in processes())]
     for pid in pids:
         threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
         assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {0}
@@ -230,7 +227,7 @@ def test_killed_actors_lose_nothing(
 ) -> None:
     pool = fresh_pool()
     pool.devices()
-    victims = actors()
+    victims = processes()
     answers = []
     for place, (_, answer) in enumerate(pool.stream(random_shards(tables, 40, 8), SETTINGS)):
         answers.append(answer)
@@ -286,7 +283,7 @@ def test_an_actor_needs_little_more_than_its_shard(
     """At most the shard's own bytes and 1 GB, also after larger and smaller ones."""
     pool = fresh_pool(most_devices=1)
     pool.devices()
-    (process,) = actors()
+    (process,) = processes()
     shards = [
         Shard.of_tables([EmbeddingTable(f"t{n}", rows, 64, 8.0) for n in range(8)])
         for rows in (100, 400_000, 100, 20_000)
