@@ -20,6 +20,7 @@ from autoshard.workload.reuse import (
     UPPER,
     bin_of,
     histogram,
+    kept_at_most,
     lookups_of,
     mean_uses,
     spectrum_of,
