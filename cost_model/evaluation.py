@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import stats
 from torch import Tensor
 
 from autoshard.cost_model.compute import ComputeCostModel
@@ -38,6 +37,8 @@ class Score:
     @staticmethod
     def of(predicted: Floats, measured: Floats) -> "Score":
         """The score of totals in milliseconds."""
+        from scipy import stats  # slow to load, and only needed here
+
         errors = np.abs(predicted / measured - 1)
         tau = stats.kendalltau(predicted, measured).statistic
         return Score(float(np.median(errors)), float(errors.mean()), float(tau))

@@ -157,10 +157,21 @@ class Watched:
             cls.running.pop().kill()
 
 
-def kill_actors(name: str, most: int | None = None) -> int:
-    """Kill actors of that class with -9; those of this cluster, as no other runs beside tests."""
-    found = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
-    victims = [p for p in found if p.info["cmdline"][0].startswith(f"ray::{name}")][:most]
+def actors(name: str) -> list[psutil.Process]:
+    """Processes of actors of that class in the cluster that these tests have started."""
+    found = [child for child in psutil.Process().children(recursive=True) if child.is_running()]
+    return [process for process in found if _title(process).startswith(f"ray::{name}")]
+
+
+def _title(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.Error):
+        return (process.cmdline() or [""])[0]
+    return ""
+
+
+def kill_actors(name: str) -> int:
+    """Kill actors of that class with -9."""
+    victims = actors(name)
     for victim in victims:
         victim.send_signal(signal.SIGKILL)
     return len(victims)

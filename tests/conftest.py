@@ -12,6 +12,7 @@ from formula import formula_data, formula_exchanges, formula_model
 from hypothesis import settings
 
 from autoshard.benchmark import BenchmarkPool
+from autoshard.benchmark.pool import end_pool
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, split
 from autoshard.workload import EmbeddingTable, synthetic_tables
 from autoshard.workload.parts import Part
@@ -68,10 +69,10 @@ def make_pool(cluster: object, tmp_path: Path) -> Callable[..., BenchmarkPool]:
 
 @pytest.fixture
 def fresh_pool(make_pool: Callable[..., BenchmarkPool]) -> Iterator[Callable[..., BenchmarkPool]]:
-    """A pool that is started for this test and ended after it."""
-    make_pool().shutdown()
+    """A pool that is started for this test and ended after it, for options of its own."""
+    end_pool()
     yield make_pool
-    make_pool().shutdown()
+    end_pool()
 
 
 @pytest.fixture(scope="session")

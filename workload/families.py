@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import qmc
 
 from autoshard.workload.errors import UserError
 from autoshard.workload.reuse import UPPER, Floats
@@ -86,6 +85,8 @@ class Range:
 
     def tables(self, count: int, seed: int) -> tuple[EmbeddingTable, ...]:
         """`count` tables, spread over all of the box however few they are (a Latin hypercube)."""
+        from scipy.stats import qmc  # slow to load, and only needed here
+
         draws = qmc.LatinHypercube(6, rng=np.random.default_rng([count, seed])).random(count)
         width = len(str(count - 1))
         return tuple(self._table(f"t{n:0{width}d}", draw) for n, draw in enumerate(draws))

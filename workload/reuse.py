@@ -25,6 +25,7 @@ _GROUPS_PER_BIN = 64  # rows of a bin that get one common number of uses, at mos
 _EXACT_RANKS = 256  # the most popular rows, each a class of its own in a Zipf law
 _RANK_CLASSES = 512  # classes of near equal popularity for all the others
 _MIN_POPULATION = 1e-12
+_SURE = 40.0  # minus the logarithm of a probability that is as good as none
 
 
 @dataclass(frozen=True)
@@ -131,13 +132,26 @@ def _middle_rank(edges: Floats) -> Floats:
 
 def _thinned_population(spectrum: Spectrum, kept: float) -> Floats:
     """Expected distinct rows in each bin when each lookup is kept with probability `kept`."""
-    uses = spectrum.uses.astype(float)[:, None]
-    at_most = np.where(
-        uses <= UPPER[None, :-1], 1.0, special.bdtr(UPPER[None, :-1], np.maximum(uses, 1), kept)
-    )
+    different, groups = np.unique(spectrum.uses, return_inverse=True)
+    rows = np.bincount(groups, weights=spectrum.rows)
+    uses = different.astype(float)[:, None]
+    at_most = kept_at_most(UPPER[None, :-1], uses, kept)
     below = np.concatenate([(1 - kept) ** uses, at_most], axis=1)
     above = np.concatenate([at_most, np.ones((len(uses), 1))], axis=1)
-    return np.asarray(spectrum.rows @ np.maximum(above - below, 0.0), dtype=np.float64)
+    return np.asarray(rows @ np.maximum(above - below, 0.0), dtype=np.float64)
+
+
+def kept_at_most(most: Floats, uses: Floats, kept: float) -> Floats:
+    """The probability that of so many uses at most `most` are kept.
+
+    By far most are 0 or 1 as far as anybody can tell, by Chernoff's bound; what is exact is dear.
+    """
+    most, uses = np.broadcast_arrays(most, uses)
+    mean = kept * uses
+    unsure = (uses > most) & (mean - most + most * np.log(most / mean) < _SURE)
+    found = np.where((uses <= most) | (most > mean), 1.0, 0.0)
+    found[unsure] = special.bdtr(most[unsure], uses[unsure], kept)
+    return found
 
 
 def _whole_rows(population: Floats, limit: int) -> Whole:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy import stats
+from scipy import special
 
 from autoshard.benchmark.statistics import pooled_variance
 
@@ -279,7 +279,7 @@ class Ratio:
             return 0.5
         if not self.error:
             return 0.5 * (1 + float(np.sign(1 - self.value)))
-        return float(stats.t.cdf((1 - self.value) / self.error, self.count - 1))
+        return float(special.stdtr(self.count - 1, (1 - self.value) / self.error))
 
     def gain_of_a_task(self) -> float:
         """Share of the interval's square that one more task takes away."""
@@ -296,4 +296,4 @@ class Ratio:
 
 def _quantile(count: int) -> float:
     """Half the width of the 95 % interval in standard errors, by so many tasks."""
-    return float(stats.t.ppf(0.5 + _LEVEL / 2, count - 1)) if count > 1 else math.inf
+    return float(special.stdtrit(count - 1, 0.5 + _LEVEL / 2)) if count > 1 else math.inf

@@ -3,6 +3,7 @@ import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import psutil
 import pytest
 import ray
 import torch
+from commands import actors, kill_actors
 
 from autoshard.benchmark import (
     BenchmarkPool,
@@ -30,13 +32,9 @@ QUICK = TimingOptions(precision=0.2, max_iterations=9)
 MakePool = Callable[..., BenchmarkPool]
 
 
-def actors() -> list[psutil.Process]:
+def processes() -> list[psutil.Process]:
     """The processes of the pool's devices."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [""])[0].startswith("ray::DeviceProcess")
-    ]
+    return actors("DeviceProcess")
 
 
 def test_every_shard_is_answered_and_the_second_time_from_the_store(
@@ -95,7 +93,7 @@ def test_cores_are_found_pinned_and_never_shared(make_pool: MakePool) -> None:
     assert len(devices) == len(physical_cores())
     assert len({device.name for device in devices}) == len(devices)
     pinned = []
-    for process in actors():
+    for process in processes():
         threads = [psutil.Process(thread.id) for thread in process.threads()]
         pinned.append({tuple(thread.cpu_affinity() or ()) for thread in threads[:1]})
     assert sorted(pinned, key=str) == [{(core,)} for core in physical_cores()]
@@ -117,7 +115,7 @@ def test_two_clients_at_once_measure_a_shard_once(
     pools = [make_pool(name) for name in ("one.db", "two.db")]
     pools[0].devices()
     with ThreadPoolExecutor() as threads:
-        first, second = threads.map(lambda pool: pool.measure(shards, SETTINGS), pools)
+        first, second = threads.map(lambda pool: pool.measure(shards, SETTINGS, QUICK), pools)
     assert [a.measured_at for a in first] == [a.measured_at for a in second]
     for pool in pools:
         with MeasurementStore(pool.store) as store:
@@ -139,7 +137,7 @@ def test_a_shard_that_does_not_fit_is_refused_and_the_pool_goes_on(
 ) -> None:
     pool = make_pool()
     pool.devices()
-    before = {process.pid for process in actors()}
+    before = {process.pid for process in processes()}
     huge = EmbeddingTable("huge", 2**36, 128, 4.0)
     shards = [Shard.of_tables([huge]), Shard.of_tables(tables[:2])]
     refused, fine = pool.measure(shards, SETTINGS, QUICK)
@@ -147,7 +145,7 @@ def test_a_shard_that_does_not_fit_is_refused_and_the_pool_goes_on(
     assert "needs" in refused.reason
     with pytest.raises(MeasurementError, match="needs"):
         MeasuredCosts(pool, SETTINGS).costs(shards)
-    assert {process.pid for process in actors()} == before
+    assert {process.pid for process in processes()} == before
     assert pool.measure(shards[:1], SETTINGS, QUICK)[0].reused
     assert not pool.measure(shards[:1], SETTINGS, QUICK, retry_failed=True)[0].reused
 
@@ -161,52 +159,51 @@ def test_a_shard_whose_recording_is_not_here_fails_with_its_reason(make_pool: Ma
 
 
 def test_an_operator_that_hangs_is_recorded_and_its_actor_replaced(
-    fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...]
+    fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
     pool = fresh_pool(time_limit_s=6.0)
     count = len(pool.devices())
-    before = {process.pid for process in actors()}
-    endless = Shard.of_tables([EmbeddingTable(f"t{n}", 10**6, 128, 200.0) for n in range(8)])
-    # A batch that takes minutes: nothing tells it from an operator that never comes back.
-    hung = pool.measure([endless], MeasureSettings(65_536), QUICK)[0]
+    before = {process.pid for process in processes()}
+    with Endless(tmp_path) as endless:
+        (hung,) = pool.measure([endless.shard], SETTINGS, QUICK)
     assert (hung.status, hung.reason) == ("failed", "no answer within 6 s")
     fine = pool.measure(random_shards(tables, 8, 3), SETTINGS, QUICK)
     assert all(answer.ok for answer in fine)
     wait_for(lambda: len(pool.devices()) == count)
-    assert len({process.pid for process in actors()} - before) == 1
+    assert len({process.pid for process in processes()} - before) == 1
     assert any("no answer" in notice for notice in pool.notices())
 
 
 def test_an_operator_that_fails_is_recorded_and_its_actor_replaced(
-    fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
+    make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
     """fbgemm raises when a recording looks up rows beyond its table."""
     rows = torch.full((512,), 2**38)
     torch.save((rows, torch.arange(513), torch.ones(1, 512, dtype=torch.int64)), tmp_path / "t.pt")
     wild = replace(load_tables(str(tmp_path / "t.pt"))[0], rows=10)
-    pool = fresh_pool()
+    pool = make_pool()
     count = len(pool.devices())
-    before = {process.pid for process in actors()}
+    before = {process.pid for process in processes()}
     shards = [Shard.of_tables([wild]), *random_shards(tables, 10, 3)]
     failed, *others = pool.measure(shards, SETTINGS, QUICK)
     assert failed.status == "failed"
     assert failed.reason.startswith("RuntimeError: ")
     assert all(answer.ok for answer in others)
     wait_for(lambda: len(pool.devices()) == count)
-    assert len({process.pid for process in actors()} - before) == 1
+    assert len({process.pid for process in processes()} - before) == 1
 
 
-def test_a_shard_that_actors_die_on_is_blamed_in_the_end(fresh_pool: MakePool) -> None:
-    pool = fresh_pool()
+def test_a_shard_that_actors_die_on_is_blamed_in_the_end(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    pool = make_pool()
     pool.devices()
-    endless = Shard.of_tables([EmbeddingTable(f"t{n}", 10**6, 128, 200.0) for n in range(8)])
-    with ThreadPoolExecutor() as threads:
-        asked = threads.submit(pool.measure, [endless], MeasureSettings(65_536), QUICK)
-        while not asked.done():
-            for process in actors():
-                if process.cpu_times().user > 4 or process.memory_info().rss > 2**30:
-                    process.send_signal(signal.SIGKILL)
-            time.sleep(0.1)
+    with Endless(tmp_path) as endless, ThreadPoolExecutor() as threads:
+        asked = threads.submit(pool.measure, [endless.shard], SETTINGS, QUICK)
+        for _ in range(3):
+            process = endless.measuring()
+            process.send_signal(signal.SIGKILL)
+            process.wait()
     (blamed,) = asked.result()
     assert (blamed.status, blamed.reason) == (
         "failed",
@@ -215,52 +212,54 @@ def test_a_shard_that_actors_die_on_is_blamed_in_the_end(fresh_pool: MakePool) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may take back what Ray has given away")
-def test_the_pool_and_its_actors_run_at_usual_priority(fresh_pool: MakePool) -> None:
+def test_the_pool_and_its_actors_run_at_usual_priority(make_pool: MakePool) -> None:
     """Beside a busy loop Ray's low one would leave them 3 % of a core."""
-    pool = fresh_pool()
+    pool = make_pool()
     pool.devices()
-    pids = [ray.get(pool._actor.process_id.remote()), *(process.pid for process in actors())]
+    pids = [ray.get(pool._actor.process_id.remote()), *(process.pid for process in processes())]
     for pid in pids:
         threads = [int(thread.name) for thread in Path(f"/proc/{pid}/task").iterdir()]
         assert {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads} == {0}
 
 
 def test_killed_actors_lose_nothing(
-    fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
+    make_pool: MakePool, tables: tuple[EmbeddingTable, ...]
 ) -> None:
-    pool = fresh_pool()
+    pool = make_pool()
     pool.devices()
-    victims = actors()
+    shards = random_shards(tables, 60, 8, seed=11)
     answers = []
-    for place, (_, answer) in enumerate(pool.stream(random_shards(tables, 40, 8), SETTINGS)):
+    for place, (_, answer) in enumerate(pool.stream(shards, SETTINGS, QUICK)):
         answers.append(answer)
         if place == 5:
-            for process in victims:
-                process.send_signal(signal.SIGKILL)
-    assert len(answers) == 40
+            assert kill_actors("DeviceProcess") == len(physical_cores())
+            assert ray.get(pool._actor.backlog.remote()) > 0
+    assert len(answers) == 60
     assert all(answer.ok for answer in answers)
 
 
 def test_a_killed_coordinator_loses_nothing(
-    fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
+    make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
-    pool = fresh_pool()
+    pool = make_pool()
+    shards = random_shards(tables, 60, 8, seed=12)
     answers = {}
-    for place, (index, answer) in enumerate(pool.stream(random_shards(tables, 30, 8), SETTINGS)):
+    for place, (index, answer) in enumerate(pool.stream(shards, SETTINGS, QUICK)):
         answers[index] = answer
         if place == 5:
+            assert ray.get(pool._actor.backlog.remote()) > 0
             os.kill(ray.get(pool._actor.process_id.remote()), signal.SIGKILL)
-    assert sorted(answers) == list(range(30))
+    assert sorted(answers) == list(range(60))
     pool.close()
     with MeasurementStore(tmp_path / "costs.db") as store:
-        assert len(store) == 30
+        assert len(store) == 60
 
 
 def test_a_request_that_is_dropped_is_forgotten(
     make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
     pool = make_pool()
-    stream = pool.stream(random_shards(tables, 200, 8, seed=9), SETTINGS)
+    stream = pool.stream(random_shards(tables, 200, 8, seed=9), SETTINGS, QUICK)
     next(stream)
     stream.close()
     wait_for(lambda: ray.get(pool._actor.backlog.remote()) == 0)  # what was being measured is kept
@@ -286,7 +285,7 @@ def test_an_actor_needs_little_more_than_its_shard(
     """At most the shard's own bytes and 1 GB, also after larger and smaller ones."""
     pool = fresh_pool(most_devices=1)
     pool.devices()
-    (process,) = actors()
+    (process,) = processes()
     shards = [
         Shard.of_tables([EmbeddingTable(f"t{n}", rows, 64, 8.0) for n in range(8)])
         for rows in (100, 400_000, 100, 20_000)
@@ -296,6 +295,35 @@ def test_an_actor_needs_little_more_than_its_shard(
     (peak,) = pool.peak_bytes().values()
     assert peak < SETTINGS.needed_bytes(shards[1]) + 2**30
     assert process.memory_info().rss < 2**30
+
+
+class Endless:
+    """A shard that is measured for ever: its recording is a pipe that nothing comes out of."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "recording.pt"
+        os.mkfifo(self._path)
+        trace = Trace(str(self._path), 0, 4096, "0" * 24)
+        self.shard = Shard.of_tables([EmbeddingTable("endless", 100, 8, 2.0, trace=trace)])
+
+    def __enter__(self) -> "Endless":
+        self._end = os.open(self._path, os.O_RDWR)  # or readers would wait for it to be opened
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._end)
+
+    def measuring(self) -> psutil.Process:
+        """The process that measures it, as soon as there is one."""
+        found: list[psutil.Process] = []
+        wait_for(lambda: bool(found.extend(filter(self._reads, processes())) or found))
+        return found[0]
+
+    def _reads(self, process: psutil.Process) -> bool:
+        with suppress(OSError):  # it may just have ended, or a file been closed
+            files = Path(f"/proc/{process.pid}/fd").iterdir()
+            return any(file.readlink() == self._path for file in files)
+        return False
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import special
 
 from autoshard.workload import (
     EmbeddingTable,
@@ -15,7 +16,15 @@ from autoshard.workload import (
     table_lookups,
 )
 from autoshard.workload.features import FEATURE_NAMES
-from autoshard.workload.reuse import bin_of, histogram, lookups_of, mean_uses, spectrum_of
+from autoshard.workload.reuse import (
+    UPPER,
+    bin_of,
+    histogram,
+    kept_at_most,
+    lookups_of,
+    mean_uses,
+    spectrum_of,
+)
 from autoshard.workload.tables import NUM_REUSE_BINS
 
 
@@ -139,3 +148,11 @@ def test_features_are_the_published_ones_and_ours() -> None:
     assert np.expm1(named["log_touched_bytes"]) == pytest.approx(spectrum.distinct_rows * 128)
     assert np.expm1(named["log_looked_up_bytes"]) == pytest.approx(1024 * 128)
     assert len(FEATURE_NAMES) == 29
+
+
+@pytest.mark.parametrize("kept", [1e-4, 0.01, 0.3, 0.5, 0.99])
+def test_what_is_left_of_many_uses_is_binomial(kept: float) -> None:
+    """Although most of it is not computed."""
+    uses = np.unique(np.geomspace(1, 2**17, 500).astype(np.int64)).astype(float)[:, None]
+    exact = np.where(uses <= UPPER, 1.0, special.bdtr(UPPER[None], uses, kept))
+    assert kept_at_most(UPPER[None], uses, kept) == pytest.approx(exact, abs=1e-15)
