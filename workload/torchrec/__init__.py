@@ -1,8 +1,12 @@
 """TorchRec, both ways: a model's tables come in, a plan to train by goes out.
 
-Hands out `to_torchrec` (our plan as one for `DistributedModelParallel(plan=)`) and `from_torchrec`
-(a running plan as ours). This is the one door to torchrec: it is imported when one of them is
-asked for, and without it one line says what to install.
+Hands out `tables_of` (a model's tables, with lookups counted from a few batches), `to_torchrec`
+(our plan as one for `DistributedModelParallel(plan=)`), `from_torchrec` (a running plan as ours),
+`load_state` (weights into what is sharded), `planner` (our plans inside TorchRec's planner) and
+`plan_of_torchrec` (its own plan of a task).
+
+This is the one door to torchrec: it is imported when one of them is asked for, and without it one
+line says what to install.
 """
 
 import importlib
@@ -11,11 +15,31 @@ from typing import TYPE_CHECKING, Any
 from autoshard.workload.errors import UserError
 
 if TYPE_CHECKING:
+    from autoshard.workload.torchrec.models import ModelTables, tables_of
+    from autoshard.workload.torchrec.own_planner import plan_of_torchrec
+    from autoshard.workload.torchrec.planning import planner
     from autoshard.workload.torchrec.plans import from_torchrec, to_torchrec
+    from autoshard.workload.torchrec.states import load_state
 
-__all__ = ["from_torchrec", "to_torchrec"]
+__all__ = [
+    "ModelTables",
+    "from_torchrec",
+    "load_state",
+    "plan_of_torchrec",
+    "planner",
+    "tables_of",
+    "to_torchrec",
+]
 
-_ROOMS = {"to_torchrec": "plans", "from_torchrec": "plans"}
+_ROOMS = {
+    "ModelTables": "models",
+    "from_torchrec": "plans",
+    "load_state": "states",
+    "plan_of_torchrec": "own_planner",
+    "planner": "planning",
+    "tables_of": "models",
+    "to_torchrec": "plans",
+}
 
 
 def __getattr__(name: str) -> Any:

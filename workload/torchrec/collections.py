@@ -5,11 +5,25 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torchrec.distributed.types import ShardedModule
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
-from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+)
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
 
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.tables import EmbeddingTable
+
+# Others with tables, which a DistributedModelParallel shards by rules of their own.
+_OTHERS = (
+    EmbeddingBagCollectionInterface,
+    FeatureProcessedEmbeddingBagCollection,
+    BaseManagedCollisionEmbeddingCollection,
+)
 
 
 @dataclass(frozen=True)
@@ -28,8 +42,14 @@ class BagTable:
 
     @property
     def name(self) -> str:
-        """`path.table`, or `table` where the model is the collection itself."""
-        return f"{self.path}.{self.config.name}" if self.path else str(self.config.name)
+        """As `name_of` says."""
+        return name_of(self.path, self.config.name)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The parameter, which knows its optimizer."""
+        weight: nn.Parameter = self.collection.embedding_bags[self.config.name].weight
+        return weight
 
     def described(self, pooling_factor: float = 1.0, **use: Any) -> EmbeddingTable:
         """The table in our words, with its mean lookups a sample; UserError if it is not for us.
@@ -50,15 +70,36 @@ class BagTable:
             raise UserError(f"table {self.name}: {error}") from error
 
 
+def name_of(path: str, table: str) -> str:
+    """`path.table`, or `table` where the model is the collection itself."""
+    return f"{path}.{table}" if path else table
+
+
 def bag_tables(model: nn.Module) -> Mapping[str, BagTable]:
-    """The tables of all collections by name, in the order in which they stand in the model."""
+    """The tables of all collections by name, in the order in which they stand in the model.
+
+    UserError names a module whose tables cannot be planned for.
+    """
     tables: dict[str, BagTable] = {}
     for path, module in model.named_modules():
-        if not isinstance(module, EmbeddingBagCollection):
-            continue
-        for config in module.embedding_bag_configs():
-            table = BagTable(path, config, module)
-            tables[table.name] = table
+        check_module(path, module)
+        if isinstance(module, EmbeddingBagCollection):
+            for config in module.embedding_bag_configs():
+                tables[name_of(path, config.name)] = BagTable(path, config, module)
     if not tables:
         raise UserError(f"{type(model).__name__} has no EmbeddingBagCollection: nothing to shard")
     return tables
+
+
+def check_module(path: str, module: nn.Module) -> None:
+    """UserError if the module has tables that cannot be planned for."""
+    what = f"module {path or 'given'} is a {type(module).__name__}"
+    if isinstance(module, ShardedModule):
+        raise UserError(f"{what}, which is sharded: give the model as it was before")
+    if isinstance(module, EmbeddingCollectionInterface):
+        raise UserError(
+            f"{what}: its lookups are not pooled, and plans here are for EmbeddingBagCollections: "
+            "give the part of the model without it, and shard it apart"
+        )
+    if isinstance(module, _OTHERS) and not isinstance(module, EmbeddingBagCollection):
+        raise UserError(f"{what}: plans here are for EmbeddingBagCollections only")
