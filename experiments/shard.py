@@ -5,11 +5,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import tyro
+
 from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model
 from autoshard.cost_model.telling import held_piece
 from autoshard.cost_model.training import one_thread
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.imports import model_tables
 from autoshard.experiments.console.outputs import PICTURES, check_file
 from autoshard.experiments.judging.judge import judge_plan
 from autoshard.experiments.judging.knowledge import Knowledge
@@ -22,6 +25,7 @@ from autoshard.experiments.judging.shard_visits import (
 )
 from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
 from autoshard.sharders import (
+    BY_NO_MODEL,
     HEURISTICS,
     NEED_POLICY,
     NEED_POOL,
@@ -32,6 +36,8 @@ from autoshard.sharders import (
 )
 from autoshard.workload import (
     Device,
+    EmbeddingTable,
+    OperatorOptions,
     PlanError,
     ShardingPlan,
     ShardingTask,
@@ -54,13 +60,19 @@ class ShardConfig:
     it measures what tells most about the tables, and learns from it.
     """
 
-    tables: str
+    tables: str | None = None
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
-    num_devices: int
+    num_devices: int = tyro.MISSING
     """Devices to shard over."""
-    memory_gb: str
+    memory_gb: str = tyro.MISSING
     """GB (of 2^30 bytes) that weights and optimizer state may take of a device: one number for
     all, or one for each with commas between them."""
+    model: str | None = None
+    """In place of --tables: MODULE:NAME of a TorchRec model, or of a function that makes it. The
+    module is imported from here, or from where Python finds it."""
+    batches: str | None = None
+    """With --model: MODULE:NAME of batches of one rank, or of a function that makes them. Lookups
+    are counted in a few."""
     sharder: str = "autoshard"
     """Who decides: autoshard, policy, cost, size_lookup, ...; a wrong name lists them all."""
     out: Path = Path("plan.json")
@@ -68,7 +80,7 @@ class ShardConfig:
     picture: Path | None = None
     """PNG or SVG of what each device costs."""
     batch_size: int = 1024
-    """Samples of a batch."""
+    """Samples of a batch, of all ranks together."""
     policy: Path = Path("cpu")
     """Folder of a policy, as ppo_shard.py makes it, or the name of one that is shipped."""
     cost_model: Path | None = None
@@ -89,7 +101,11 @@ class ShardConfig:
     def check(self) -> None:
         """UserError unless the options make sense."""
         check_sharders([self.sharder])
-        if self.measure and self.sharder in HEURISTICS:
+        if (self.tables is None) == (self.model is None):
+            raise UserError("name a file of tables with --tables, or a TorchRec model with --model")
+        if self.batches is not None and self.model is None:
+            raise UserError("--batches are those of a model: name it with --model")
+        if self.measure and self.sharder in BY_NO_MODEL:
             raise UserError(
                 f"--measure teaches a cost model, which {self.sharder} does not go by: leave it out"
             )
@@ -101,6 +117,20 @@ class ShardConfig:
         )
         check_file(self.out, "--out")
         check_file(self.picture, "--picture", PICTURES)
+
+    def workload(self, known: OperatorOptions) -> tuple[EmbeddingTable, ...]:
+        """The tables; UserError if a model's store other than the cost model knows."""
+        if self.model is None:
+            assert self.tables is not None
+            return load_tables(self.tables)
+        found = model_tables(self.model, self.batches, self.num_devices)
+        if found.operator != known:
+            raise UserError(
+                f"--model {self.model}: its tables are {found.operator}, and the cost model knows "
+                f"those that are {known}: name another with --cost-model, which learned from "
+                "collect_costs.py with their --weights and --optimizer"
+            )
+        return found.tables
 
     def devices(self) -> tuple[Device, ...]:
         """The devices with their memory; UserError unless it is one number, or one for each."""
@@ -126,9 +156,9 @@ class ShardConfig:
 def main(config: ShardConfig) -> None:
     """Plan, say what the plan costs beside the best heuristic's, write it."""
     config.check()
-    devices, tables = config.devices(), load_tables(config.tables)
-    policy = load_policy(config.policy)
+    devices, policy = config.devices(), load_policy(config.policy)
     model = load_model(config.cost_model or model_beside(config.policy))
+    tables = config.workload(model.provenance.operator)
     if config.sharder in NEED_POLICY:
         policy.check(len(devices))
     oracle = oracle_for(model, config.batch_size, tables, config.store)

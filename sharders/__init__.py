@@ -3,8 +3,8 @@
 May import `envs`, `cost_model`, `benchmark` and `workload`. Hands out every sharder by name
 (`make_sharder`, with the `Means` that it needs): the published heuristics, greedy placement by
 learned costs, `PolicySharder`, a trained policy alone or with sampling, splits and local search,
-and `MeasuringSharder`, which measures and learns while it plans. Policies are kept in folders
-(`load_policy`, `save_policy`).
+`MeasuringSharder`, which measures and learns while it plans, and `TorchRecSharder`, TorchRec's own
+planner to be compared with. Policies are kept in folders (`load_policy`, `save_policy`).
 """
 
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
@@ -20,6 +20,7 @@ from autoshard.sharders.policy_files import (
     save_policy,
 )
 from autoshard.sharders.registry import (
+    BY_NO_MODEL,
     NEED_POLICY,
     NEED_POOL,
     SHARDERS,
@@ -28,8 +29,10 @@ from autoshard.sharders.registry import (
     make_sharder,
 )
 from autoshard.sharders.rounds import best_by_rounds
+from autoshard.sharders.torchrec_planner import TorchRecSharder
 
 __all__ = [
+    "BY_NO_MODEL",
     "HEURISTICS",
     "MEASURE_SECONDS",
     "NEED_POLICY",
@@ -47,6 +50,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "PolicySharder",
+    "TorchRecSharder",
     "best_by_rounds",
     "find_policy",
     "load_policy",

@@ -115,14 +115,19 @@ def _operator(
     first, options = "", OperatorOptions()
     for name, table in tables.items():
         own = OperatorOptions(_weights(table), _optimizer(table, fused_params))
-        if table.config.pooling not in (PoolingType.SUM, PoolingType.MEAN):
-            raise UserError(f"table {name} pools by {table.config.pooling}: SUM or MEAN is needed")
+        if table.config.pooling is not PoolingType.SUM:
+            # A mean is not the same: fbgemm's operator took 1.4 times as long forward and 1.2 times
+            # backward (medians of 12 shards on a CPU, where a second sum took 1.07 and 1.02).
+            raise UserError(
+                f"table {name} pools by {table.config.pooling.name}: costs are known of sums, and "
+                "those of means differ"
+            )
         if not first:
             first, options = name, own
         elif own != options:
             raise UserError(
-                f"tables {first} and {name} differ: {options.weights} with {options.optimizer} and "
-                f"{own.weights} with {own.optimizer}: costs are known where all are alike"
+                f"tables {first} and {name} differ, {options} and {own}: costs are known where all "
+                "are alike"
             )
     return options
 
