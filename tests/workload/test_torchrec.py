@@ -41,7 +41,12 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
 
-from autoshard.workload.torchrec import from_torchrec, tables_of, to_torchrec
+from autoshard.workload.torchrec import (
+    from_torchrec,
+    tables_of,
+    to_torchrec,
+    with_even_columns,
+)
 
 META = torch.device("meta")
 REUSE = 17
@@ -333,6 +338,28 @@ def test_a_plan_goes_out_and_comes_back(plan: ShardingPlan) -> None:
     assert len(held(back)) == len(back.placements)  # one slice a table and rank
     if len(held(plan)) == len(plan.placements):
         assert back.placements == tuple(sorted(plan.placements))
+
+
+@given(plans())
+def test_columns_can_be_dealt_out_evenly(plan: ShardingPlan) -> None:
+    even = with_even_columns(plan)
+    even.check(TASK)
+    for table in TASK.tables:
+        before = {piece.device for piece in plan.placements if piece.table == table.name}
+        pieces = [piece for piece in even.placements if piece.table == table.name]
+        assert len({piece.width for piece in pieces}) == 1
+        assert {piece.device for piece in pieces} <= before
+        if table.dim // 4 % len(before) == 0:
+            assert {piece.device for piece in pieces} == before
+
+
+def test_a_table_stays_where_most_of_it_is_if_not_all_ranks_can_hold_as_much() -> None:
+    # Five steps of four columns are for one rank or five.
+    tables = tables_of(alone(bag("a", 20)), [features(a=[[1], [2]])]).tables
+    uneven = ShardingPlan((Placement("a", 0, 8, 0), Placement("a", 8, 12, 1)), 2)
+    even = with_even_columns(uneven)
+    even.check_columns(tables)
+    assert even.placements == (Placement("a", 0, 20, 1),)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,8 @@
 
 Hands out `tables_of` (a model's tables, with lookups counted from a few batches), `to_torchrec`
 (our plan as one for `DistributedModelParallel(plan=)`), `from_torchrec` (a running plan as ours),
-`load_state` (weights into what is sharded), `planner` (our plans inside TorchRec's planner) and
-`plan_of_torchrec` (its own plan of a task).
+`load_state` (weights into what is sharded), `with_even_columns` (for those who load them by
+TorchRec), `planner` (our plans inside TorchRec's planner) and `plan_of_torchrec` (its own plan).
 
 This is the one door to torchrec: it is imported when one of them is asked for, and without it one
 line says what to install.
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from autoshard.workload.torchrec.models import ModelTables, tables_of
     from autoshard.workload.torchrec.own_planner import plan_of_torchrec
     from autoshard.workload.torchrec.planning import planner
-    from autoshard.workload.torchrec.plans import from_torchrec, to_torchrec
+    from autoshard.workload.torchrec.plans import (
+        from_torchrec,
+        to_torchrec,
+        with_even_columns,
+    )
     from autoshard.workload.torchrec.states import load_state
 
 __all__ = [
@@ -29,6 +33,7 @@ __all__ = [
     "planner",
     "tables_of",
     "to_torchrec",
+    "with_even_columns",
 ]
 
 _ROOMS = {
@@ -39,6 +44,7 @@ _ROOMS = {
     "planner": "planning",
     "tables_of": "models",
     "to_torchrec": "plans",
+    "with_even_columns": "plans",
 }
 
 

@@ -11,6 +11,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 
 from autoshard.workload.plans import Placement, PlanError, ShardingPlan
+from autoshard.workload.tables import DIM_STEP
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.torchrec.collections import BagTable, bag_tables, name_of
 
@@ -31,6 +32,9 @@ def to_torchrec(
 
     A rank holds one slice of a table at most there, so several are merged into one, and the
     table's columns are dealt out anew. Memory is not looked at: `plan.check(task)` does.
+
+    Row-wise Adagrad keeps a number for each row of a slice, so a table that is split trains a
+    little differently from one that is not. SGD and Adagrad do not.
 
     Args:
         plan: for the tables of `model`, named as `tables_of` names them.
@@ -101,6 +105,27 @@ def sharding_types(
     """
     split = {tables[name].path for name, some in pieces.items() if len(some) > 1}
     return {name: _SPLIT if table.path in split else _WHOLE for name, table in tables.items()}
+
+
+def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
+    """The plan with equally wide slices of each table, for those who load states by TorchRec.
+
+    Its `load_state_dict` of a sharded state fails where slices differ in width (`load_state` does
+    not). A table stays on as many of its ranks as its columns can be dealt out to evenly, those
+    that hold most of it. So memory and costs shift: check and price the plan that comes back.
+    """
+    pieces: dict[str, list[Placement]] = {}
+    for piece in sorted(plan.placements):
+        pieces.setdefault(piece.table, []).append(piece)
+    even = []
+    for name, some in pieces.items():
+        merged = sorted(_merged(some), key=lambda piece: (-piece.width, piece.start))
+        steps = sum(piece.width for piece in merged) // DIM_STEP
+        count = max(n for n in range(1, len(merged) + 1) if steps % n == 0)
+        kept = sorted(merged[:count], key=lambda piece: piece.start)
+        width = steps // count * DIM_STEP
+        even += [Placement(name, n * width, width, p.device) for n, p in enumerate(kept)]
+    return ShardingPlan(tuple(sorted(even)), plan.num_devices)
 
 
 def _sharding(
