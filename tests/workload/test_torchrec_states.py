@@ -14,7 +14,7 @@ from torch import distributed, nn
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
 from torchrec.distributed import DistributedModelParallel
 from autoshard.workload import Placement, ShardingPlan, UserError
-from autoshard.workload.torchrec import load_state, to_torchrec
+from autoshard.workload.torchrec import load_state, to_torchrec, with_even_columns
 
 distributed.init_process_group("gloo")
 rank = distributed.get_rank()
@@ -28,9 +28,10 @@ def model(seed):
     bags = EmbeddingBagCollection(tables=tables, device=torch.device("cpu"))
     return nn.ModuleDict({"bags": bags, "dense": nn.Linear(3, 3)})
 
-def sharded(*b):
+def sharded(*b, even=False):
     pieces = (Placement("bags.b", *each) for each in b)
     plan = ShardingPlan((Placement("bags.a", 0, 8, 1), *pieces, Placement("bags.c", 0, 16, 0)), 2)
+    plan = with_even_columns(plan) if even else plan
     return DistributedModelParallel(
         model(1), device=torch.device("cpu"), plan=to_torchrec(plan, model(1), device_type="cpu")
     )
@@ -57,6 +58,10 @@ check(uneven, whole)
 again = sharded((0, 20, 0), (20, 4, 1))
 load_state(again, uneven.state_dict())
 check(again, whole)
+evens = [sharded((0, 20, 0), (20, 4, 1), even=True) for _ in range(2)]
+load_state(evens[0], whole.state_dict())
+evens[1].load_state_dict(evens[0].state_dict())  # TorchRec's own
+check(evens[1], whole)
 state = whole.state_dict()
 weight = "bags.embedding_bags.b.weight"
 print(refused(uneven, {**state, weight: state[weight][:, :8]}))
@@ -68,7 +73,7 @@ distributed.destroy_process_group()
 """
 
 
-def test_weights_go_into_uneven_slices_from_a_whole_state_and_from_a_sharded_one(
+def test_weights_go_into_slices_of_any_width_and_by_torchrec_itself_into_even_ones(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
