@@ -10,7 +10,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Which build of fbgemm: that for NVIDIA GPUs where there is one.
 EXTRA  ?= $(if $(wildcard /dev/nvidia[0-9]*),gpu,cpu)
-READY  := $(VENV)/.ready-$(EXTRA)
+# make setup TORCHREC=1: TorchRec as well. By its metadata it would put fbgemm's CUDA build over the
+# CPU one, so pip takes it without what it asks for; that is in the extra.
+ifneq ($(filter-out 0,$(TORCHREC)),)
+EXTRAS := $(EXTRA),dev,torchrec
+ALONE  := torchrec==1.8.0
+else
+EXTRAS := $(EXTRA),dev
+endif
+READY  := $(VENV)/.ready-$(EXTRA)$(if $(ALONE),-torchrec)
 
 # Whose runs make mlflow shows, and where.
 STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
@@ -22,7 +30,8 @@ setup: $(READY)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -e '.[$(EXTRA),dev]'
+	$(BIN)/pip install --quiet -e '.[$(EXTRAS)]'
+	$(if $(ALONE),$(BIN)/pip install --quiet --no-deps $(ALONE))
 	mkdir -p $(VENV)/names # where mypy finds this folder under the name that it is installed by
 	ln -sfn ../.. $(VENV)/names/autoshard
 	touch $@

@@ -9,11 +9,17 @@ FEWEST_FOR_INTERVAL = 9  # from here on the extremes may be left out of a 95 % i
 UNKNOWN = 1.0  # the error of a cost of which nothing is known: as large as itself
 
 
-def median_spread(values: Sequence[float]) -> float:
-    """Relative half width of the 95 % interval of the median, from order statistics."""
+def median_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the median, from order statistics; of few values it is narrower."""
     ordered = sorted(values)
     cut = _interval_cut(len(ordered))
-    return (ordered[-1 - cut] - ordered[cut]) / 2 / median(ordered)
+    return ordered[cut], ordered[-1 - cut]
+
+
+def median_spread(values: Sequence[float]) -> float:
+    """Relative half width of the 95 % interval of the median."""
+    low, high = median_interval(values)
+    return (high - low) / 2 / median(values)
 
 
 def standard_error(spread: float, count: int) -> float:

@@ -1,44 +1,38 @@
 #!/usr/bin/env python
 """Shard your own tables: a plan of who holds what, and what it will cost."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from autoshard.benchmark import MeasurementStore, MeasureSettings
-from autoshard.cost_model import EstimatedCosts, Outlook, TaskOutlook, load_model
-from autoshard.cost_model.telling import held_piece
+import tyro
+
+from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model
 from autoshard.cost_model.training import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.devices import read_devices
+from autoshard.experiments.console.imports import model_tables
 from autoshard.experiments.console.outputs import PICTURES, check_file
 from autoshard.experiments.explaining.explain import explanation
 from autoshard.experiments.explaining.layout import show
 from autoshard.experiments.explaining.memory import memory_parts
 from autoshard.experiments.explaining.plan_files import read_plan
-from autoshard.experiments.explaining.rival import Rival, best_heuristic
-from autoshard.experiments.judging.judge import judge_plan
-from autoshard.experiments.judging.knowledge import Knowledge
-from autoshard.experiments.judging.shard_visits import (
-    SEEDS,
-    ShardVisits,
-    judging_seeds,
-    plan_pool,
-    told_as,
-)
+from autoshard.experiments.explaining.rival import beside, best_heuristic
+from autoshard.experiments.judging.measured_plan import measured_plan
 from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
 from autoshard.sharders import (
-    HEURISTICS,
+    BY_NO_MODEL,
     NEED_POLICY,
     NEED_POOL,
     Means,
     NearSharder,
     load_policy,
-    make_measuring,
     make_sharder,
 )
 from autoshard.workload import (
     Constraints,
     Device,
+    EmbeddingTable,
+    OperatorOptions,
     ShardingPlan,
     ShardingTask,
     UserError,
@@ -49,10 +43,8 @@ from autoshard.workload.documents import naming
 from autoshard.workload.moves import moved_bytes, moves_between
 from autoshard.workload.sizes import told
 
-JUDGED = 1000  # from here on are the index batches by which a plan is held against its promise
 _DEFAULT = "autoshard"
 _GB = 2**30
-_ALIKE = 5e-4  # a relative difference that would read 0.0 %
 
 
 @dataclass(frozen=True)
@@ -63,13 +55,19 @@ class ShardConfig:
     it measures what tells most about the tables, and learns from it.
     """
 
-    tables: str
+    tables: str | None = None
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
-    num_devices: int
+    num_devices: int = tyro.MISSING
     """Devices to shard over."""
-    memory_gb: str
+    memory_gb: str = tyro.MISSING
     """GB (of 2^30 bytes) of a device, to be filled with weights, optimizer state and what a batch
     needs: one number for all, or one for each with commas between them."""
+    model: str | None = None
+    """In place of --tables: MODULE:NAME of a TorchRec model, or of a function that makes it. The
+    module is imported from here, or from where Python finds it."""
+    batches: str | None = None
+    """With --model: MODULE:NAME of batches of one rank, or of a function that makes them. Lookups
+    are counted in a few."""
     constraints: Path | None = None
     """YAML file of what plans must obey: tables together, apart, on certain devices, whole, ...,
     and memory that is kept free."""
@@ -89,7 +87,7 @@ class ShardConfig:
     picture: Path | None = None
     """PNG or SVG of what each device costs."""
     batch_size: int = 1024
-    """Samples of a batch."""
+    """Samples of a batch, of all ranks together."""
     policy: Path = Path("cpu")
     """Folder of a policy, as ppo_shard.py makes it, or the name of one that is shipped."""
     cost_model: Path | None = None
@@ -110,7 +108,11 @@ class ShardConfig:
     def check(self) -> None:
         """UserError unless the options make sense."""
         check_sharders([self.sharder])
-        if self.measure and self.sharder in HEURISTICS:
+        if (self.tables is None) == (self.model is None):
+            raise UserError("name a file of tables with --tables, or a TorchRec model with --model")
+        if self.batches is not None and self.model is None:
+            raise UserError("--batches are those of a model: name it with --model")
+        if self.measure and self.sharder in BY_NO_MODEL:
             raise UserError(
                 f"--measure teaches a cost model, which {self.sharder} does not go by: leave it out"
             )
@@ -136,6 +138,20 @@ class ShardConfig:
                 "--plan"
             )
 
+    def workload(self, known: OperatorOptions) -> tuple[EmbeddingTable, ...]:
+        """The tables; UserError if a model's store other than the cost model knows."""
+        if self.model is None:
+            assert self.tables is not None
+            return load_tables(self.tables)
+        found = model_tables(self.model, self.batches, self.num_devices)
+        if found.operator != known:
+            raise UserError(
+                f"--model {self.model}: its tables are {found.operator}, and the cost model knows "
+                f"those that are {known}: name another with --cost-model, which learned from "
+                "collect_costs.py with their --weights and --optimizer"
+            )
+        return found.tables
+
     def devices(self) -> tuple[Device, ...]:
         """The devices with their memory; UserError unless it is one number, or one for each."""
         return read_devices(self.memory_gb, self.num_devices, "--num-devices")
@@ -145,9 +161,9 @@ class ShardConfig:
 def main(config: ShardConfig) -> None:
     """Plan, say what the plan costs beside the best heuristic's, write it."""
     config.check()
-    devices, tables = config.devices(), load_tables(config.tables)
-    policy = load_policy(config.policy)
+    devices, policy = config.devices(), load_policy(config.policy)
     model = load_model(config.cost_model or model_beside(config.policy))
+    tables = config.workload(model.provenance.operator)
     if config.sharder in NEED_POLICY and config.plan is None:
         policy.check(len(devices))
     oracle = oracle_for(model, config.batch_size, tables, config.store)
@@ -169,7 +185,7 @@ def main(config: ShardConfig) -> None:
     elif config.keep_near is not None:
         plan, said = _near(config, task, oracle)
     elif config.measure or config.sharder in NEED_POOL:
-        plan, oracle, said = _measured(config, task, means)
+        plan, oracle, said = measured_plan(config.sharder, task, means, config.store)
     else:
         plan = make_sharder(config.sharder, means).shard(task)
     plan.check(task)
@@ -180,7 +196,7 @@ def main(config: ShardConfig) -> None:
     what = f"near {name}" if config.keep_near else name
     cli.console.print(cost.table(f"{what}, estimated"))
     show(memory_parts(plan, task))
-    for line in (_compared(name, outlook.of(plan), rival), *said):
+    for line in (beside(name, outlook.of(plan), rival), *said):
         cli.console.print(line, soft_wrap=True)
     if config.explain:
         show(explanation(oracle, task, plan, rival))
@@ -208,70 +224,6 @@ def _near(
         f"{told(most)} that may; the slowest device computes {than.ratio:.3f} of what it does now "
         f"({than.low:.3f} to {than.high:.3f})"
     ]
-
-
-def _measured(
-    config: ShardConfig, task: ShardingTask, means: Means
-) -> tuple[ShardingPlan, EstimatedCosts, list[str]]:
-    """A plan that was measured while it was made, what is known by then, and what is said of it."""
-    assert means.oracle is not None
-    model = means.oracle.model
-    MeasurementStore(config.store).close()  # one that cannot be used is told at once
-    with plan_pool(config.store) as pool:
-        settings = MeasureSettings(config.batch_size, task.operator)
-        seeds = [JUDGED + seed for seed in judging_seeds(SEEDS)]
-        knowledge = Knowledge(pool, model, settings, tables=task.tables, unseen=seeds)
-        said = _standing_in(task, knowledge)
-        before = knowledge.shards
-        plan = make_measuring(config.sharder, replace(means, measurer=knowledge)).shard(task)
-        said.append(
-            f"measured: {knowledge.shards - before} shards in {knowledge.seconds:.0f} s; "
-            f"{knowledge.shards} of such batches are known by now"
-        )
-        oracle = knowledge.informed(means.oracle)
-        judging = ShardVisits(pool, settings, seeds, told=told_as(model, pool))
-        found = judge_plan(judging, task, plan, visits=SEEDS)
-    if found is None:
-        return plan, oracle, [*said, "measured: a shard of the plan could not be"]
-    (low, high), promise = found.interval_ms, TaskOutlook(oracle, task).of(plan)
-    said.append(
-        f"measured: {found.mean_ms:.2f} ms (95 % interval {low:.2f} to {high:.2f} ms), which is "
-        f"{found.mean_ms / promise.expected_ms:.3f} of what was promised"
-    )
-    return plan, oracle, said
-
-
-def _standing_in(task: ShardingTask, knowledge: Knowledge) -> list[str]:
-    """What is said of tables that no device can hold for measuring."""
-    pieces = [held_piece(table, knowledge.fits) for table in task.tables]
-    parts = sum(p.table is t and p.width < t.dim for p, t in zip(pieces, task.tables, strict=True))
-    lower = sum(p.table is not t for p, t in zip(pieces, task.tables, strict=True))
-    if not parts and not lower:
-        return []
-    return [
-        f"note: {parts + lower} tables do not fit into a device that measures: {parts} are learned "
-        f"from some of their columns, {lower} from tables with fewer rows"
-    ]
-
-
-def _compared(name: str, ours: Outlook, rival: Rival | None) -> str:
-    """What the slowest device is expected to compute, and how that is to the best heuristic's."""
-    low, high = ours.interval_ms
-    line = (
-        f"expected: the slowest device computes {ours.expected_ms:.2f} ms a step (90 % interval "
-        f"{low:.2f} to {high:.2f}; all-to-all left out)"
-    )
-    if rival is None:
-        return f"{line}; no heuristic finds a plan that fits"
-    than = ours.over(rival.outlook)
-    if name == rival.name or abs(1 - than.ratio) < _ALIKE:
-        return f"{line}, the least of any heuristic"
-    less = f"{1 - than.ratio:.1%} less" if than.ratio < 1 else f"{than.ratio - 1:.1%} more"
-    return (
-        f"{line}, {less} than by the best heuristic ({rival.name}, {rival.outlook.expected_ms:.2f} "
-        f"ms): {than.low:.3f} to {than.high:.3f} of it, faster with probability "
-        f"{than.probability:.2f}"
-    )
 
 
 if __name__ == "__main__":

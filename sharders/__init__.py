@@ -3,8 +3,9 @@
 May import `envs`, `cost_model`, `benchmark` and `workload`. Hands out every sharder by name
 (`make_sharder`, with the `Means` that it needs): the published heuristics, greedy placement by
 learned costs, `PolicySharder`, a trained policy alone or with sampling, splits and local search,
-and `MeasuringSharder`, which measures and learns while it plans. `next_steps` says what one more
-move, swap or split would bring to a plan. Policies are kept in folders (`load_policy`,
+`MeasuringSharder`, which measures and learns while it plans, `NearSharder`, which improves a plan
+in use, and `TorchRecSharder`, TorchRec's own planner to be compared with. `next_steps` says what
+one more move, swap or split would bring to a plan. Policies are kept in folders (`load_policy`,
 `save_policy`).
 """
 
@@ -22,6 +23,7 @@ from autoshard.sharders.policy_files import (
     save_policy,
 )
 from autoshard.sharders.registry import (
+    BY_NO_MODEL,
     NEED_POLICY,
     NEED_POOL,
     SHARDERS,
@@ -31,8 +33,10 @@ from autoshard.sharders.registry import (
 )
 from autoshard.sharders.rounds import best_by_rounds
 from autoshard.sharders.steps import Step, next_steps
+from autoshard.sharders.torchrec_planner import TorchRecSharder
 
 __all__ = [
+    "BY_NO_MODEL",
     "HEURISTICS",
     "MEASURE_SECONDS",
     "NEED_POLICY",
@@ -52,6 +56,7 @@ __all__ = [
     "PolicyError",
     "PolicySharder",
     "Step",
+    "TorchRecSharder",
     "best_by_rounds",
     "find_policy",
     "load_policy",

@@ -9,6 +9,7 @@ from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
 from autoshard.sharders.measuring import MEASURE_SECONDS, Measurer, MeasuringSharder
 from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
+from autoshard.sharders.torchrec_planner import TorchRecSharder
 from autoshard.workload import Sharder, UserError
 
 SAMPLES = 32  # plans drawn from the policy
@@ -59,8 +60,11 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     "policy_best": lambda name, means: _policy(name, means, samples=SAMPLES),
     "autoshard": lambda name, means: _policy(name, means, samples=SAMPLES, search=True),
     "autoshard_verified": lambda name, means: make_measuring(name, means),
+    "torchrec": lambda _name, _means: TorchRecSharder(column_wise=False),
+    "torchrec_columns": lambda _name, _means: TorchRecSharder(column_wise=True),
 }
 SHARDERS = (*HEURISTICS, *_MAKERS)
+BY_NO_MODEL = frozenset({*HEURISTICS, "torchrec", "torchrec_columns"})  # they ask no cost model
 NEED_POOL = frozenset({"autoshard_verified"})  # they measure
 _NEVER_WORSE = frozenset({"autoshard", "cost_fused_search", "cost_fused"})  # than cost_fused
 NEED_POLICY = frozenset({"policy", "policy_best", "autoshard", "autoshard_verified"})

@@ -58,6 +58,9 @@ class OperatorOptions:
             if value not in known:
                 raise FieldError(field, f"must be one of {', '.join(known)}, got {value!r}")
 
+    def __str__(self) -> str:
+        return f"{self.weights} with {self.optimizer}"
+
     def to_json(self) -> dict[str, str]:
         """The options by name."""
         return asdict(self)

@@ -8,7 +8,7 @@ from typing import Any
 from autoshard.workload import documents, sizes
 from autoshard.workload.errors import UserError
 from autoshard.workload.operators import MemoryParts
-from autoshard.workload.tables import Shard, TableSlice
+from autoshard.workload.tables import EmbeddingTable, Shard, TableSlice
 from autoshard.workload.tasks import ShardingTask
 
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 1)
@@ -96,7 +96,7 @@ class ShardingPlan:
     def check_places(self, task: ShardingTask) -> None:
         """PlanError unless every column is placed exactly once, on a device of the task."""
         self._check_devices(task)
-        self._check_columns(task)
+        self.check_columns(task.tables)
 
     def _check_devices(self, task: ShardingTask) -> None:
         if self.num_devices != len(task.devices):
@@ -110,13 +110,17 @@ class ShardingPlan:
                     f"devices are numbered 0 to {self.num_devices - 1}"
                 )
 
-    def _check_columns(self, task: ShardingTask) -> None:
-        pieces: dict[str, list[Placement]] = {table.name: [] for table in task.tables}
+    def check_columns(self, tables: Sequence[EmbeddingTable]) -> None:
+        """PlanError unless every column of these tables, and of no others, is placed once."""
+        pieces: dict[str, list[Placement]] = {table.name: [] for table in tables}
         for placement in self.placements:
             if placement.table not in pieces:
-                raise PlanError(f"table {placement.table} is not in the task")
+                raise PlanError(
+                    f"table {placement.table} of the plan is not among the {len(tables)} tables "
+                    f"that are sharded, of which {tables[0].name} is the first"
+                )
             pieces[placement.table].append(placement)
-        for table in task.tables:
+        for table in tables:
             covered = 0
             for placement in sorted(pieces[table.name]):
                 if placement.start != covered:

@@ -146,7 +146,8 @@ class TableSlice:
         if self.start % DIM_STEP or self.width % DIM_STEP or self.width <= 0 or self.start < 0:
             raise FieldError(
                 "slice",
-                f"start and width must be multiples of {DIM_STEP}, got {self.start}, {self.width}",
+                f"start and width must be multiples of {DIM_STEP}, got {self.start}, {self.width} "
+                f"of table {self.table.name}",
             )
         if self.start + self.width > self.table.dim:
             raise FieldError(

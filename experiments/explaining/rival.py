@@ -7,6 +7,8 @@ from autoshard.cost_model import Outlook, TaskOutlook
 from autoshard.sharders import HEURISTICS, Means, make_sharder
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 
+_ALIKE = 5e-4  # a relative difference that would read 0.0 %
+
 
 @dataclass(frozen=True)
 class Rival:
@@ -25,3 +27,23 @@ def best_heuristic(task: ShardingTask, outlook: TaskOutlook, seed: int) -> Rival
             plan = make_sharder(name, Means(seed=seed)).shard(task)
             found.append(Rival(name, plan, outlook.of(plan)))
     return min(found, key=lambda rival: rival.outlook.expected_ms, default=None)
+
+
+def beside(name: str, ours: Outlook, rival: Rival | None) -> str:
+    """What the slowest device is expected to compute, and how that is to the best heuristic's."""
+    low, high = ours.interval_ms
+    line = (
+        f"expected: the slowest device computes {ours.expected_ms:.2f} ms a step (90 % interval "
+        f"{low:.2f} to {high:.2f}; all-to-all left out)"
+    )
+    if rival is None:
+        return f"{line}; no heuristic finds a plan that fits"
+    than = ours.over(rival.outlook)
+    if name == rival.name or abs(1 - than.ratio) < _ALIKE:
+        return f"{line}, the least of any heuristic"
+    less = f"{1 - than.ratio:.1%} less" if than.ratio < 1 else f"{than.ratio - 1:.1%} more"
+    return (
+        f"{line}, {less} than by the best heuristic ({rival.name}, {rival.outlook.expected_ms:.2f} "
+        f"ms): {than.low:.3f} to {than.high:.3f} of it, faster with probability "
+        f"{than.probability:.2f}"
+    )

@@ -33,6 +33,11 @@ def shell_lines(text: str) -> list[str]:
     ]
 
 
+def python_blocks(text: str) -> list[str]:
+    """What blocks of Python hold."""
+    return [body for language, body in _BLOCK.findall(text) if language == "python"]
+
+
 def code_spans(text: str) -> list[str]:
     """What stands between backticks in prose, which may go over the end of a line."""
     spans = re.findall(r"(`+)(.+?)\1", prose(text), re.DOTALL)

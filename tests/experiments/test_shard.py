@@ -17,7 +17,8 @@ from autoshard.cost_model.checkpoint import OtherHardware
 from autoshard.experiments import shard
 from autoshard.experiments.explaining.layout import show
 from autoshard.experiments.explaining.memory import memory_parts
-from autoshard.experiments.shard import JUDGED, ShardConfig
+from autoshard.experiments.judging.measured_plan import JUDGED
+from autoshard.experiments.shard import ShardConfig
 from autoshard.sharders import Policy, make_sharder, next_steps, save_policy
 from autoshard.workload import (
     Device,

@@ -1,0 +1,194 @@
+"""The model that rehearsals train, in the manner of DLRM, and the batches that it is fed.
+
+Next to all of its work is that of the embedding bags: what is dense is there because training has
+it, and as small as it may be, so that plans are what makes steps differ.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+
+from autoshard.workload import (
+    EmbeddingTable,
+    OperatorOptions,
+    Placement,
+    ShardingPlan,
+    table_lookups,
+)
+from autoshard.workload.operators import Weights
+from autoshard.workload.tables import DIM_STEP, MAX_DIM
+
+_DENSE_FEATURES = 13  # as Criteo has
+_NARROW = 8  # outputs of the dense layers but the last
+_WEIGHTS_SPREAD = 0.2
+_PLAIN, _WEIGHTED = "bags", "weighted_bags"  # what TorchRec holds in one collection is of one sort
+_TYPES: Mapping[Weights, DataType] = {"fp32": DataType.FP32, "fp16": DataType.FP16}
+
+
+class RehearsedModel(nn.Module):
+    """Pooled embeddings of all tables and a few dense features, mixed by three small layers.
+
+    Args:
+        tables: all of them; what they are called in the model is for `in_model` to say.
+        operator: whose type of weights the tables have.
+        device: where the tables lie: TorchRec shards those on "meta".
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingTable],
+        operator: OperatorOptions,
+        device: torch.device | str = "meta",
+    ) -> None:
+        super().__init__()
+        self.bottom = nn.Linear(_DENSE_FEATURES, _NARROW)
+        self.interaction = nn.Linear(sum(t.dim * t.features for t in tables), _NARROW)
+        self.top = nn.Linear(2 * _NARROW, 1)
+        self.in_order = _InOrder([key for n, t in enumerate(tables) for key in _features(n, t)])
+        self._collections = list(_collections(tables))
+        for name, some in _collections(tables).items():
+            configs = [
+                EmbeddingBagConfig(
+                    name=f"t{number}",
+                    num_embeddings=table.rows,
+                    embedding_dim=table.dim,
+                    feature_names=_features(number, table),
+                    data_type=_TYPES[operator.weights],
+                )
+                for number, table in some.items()
+            ]
+            weighted, where = name == _WEIGHTED, torch.device(device)
+            bags = EmbeddingBagCollection(tables=configs, is_weighted=weighted, device=where)
+            self.add_module(name, bags)
+
+    def forward(
+        self, dense: torch.Tensor, lookups: Mapping[str, KeyedJaggedTensor]
+    ) -> torch.Tensor:
+        """A logit for each sample."""
+        below = self.bottom(dense).relu()
+        pooled = [getattr(self, name)(lookups[name]) for name in self._collections]
+        mixed = self.interaction(self.in_order([some.values() for some in pooled], pooled)).relu()
+        logits: torch.Tensor = self.top(torch.cat([below, mixed], dim=1)).squeeze(1)
+        return logits
+
+
+class _InOrder(nn.Module):
+    """Puts pooled embeddings of features side by side, always in the same order: in TorchRec's own
+    they stand as its plan has grouped them.
+    """
+
+    def __init__(self, keys: Sequence[str]) -> None:
+        super().__init__()
+        self._keys = keys
+
+    def forward(
+        self, values: Sequence[torch.Tensor], pooled: Sequence[KeyedTensor]
+    ) -> torch.Tensor:
+        """Columns of all features. `values` are those of `pooled`, once they have come."""
+        found: dict[str, torch.Tensor] = {}
+        for columns, some in zip(values, pooled, strict=True):
+            found.update(zip(some.keys(), columns.split(some.length_per_key(), dim=1), strict=True))
+        return torch.cat([found[key] for key in self._keys], dim=1)
+
+
+def in_model(tables: Sequence[EmbeddingTable]) -> dict[str, str]:
+    """What each table is called in the model: TorchRec's modules cannot bear any name."""
+    return {
+        table.name: f"{name}.t{number}"
+        for name, some in _collections(tables).items()
+        for number, table in some.items()
+    }
+
+
+def plan_in_model(plan: ShardingPlan, tables: Sequence[EmbeddingTable]) -> ShardingPlan:
+    """The same plan with the names that the tables have in the model."""
+    names = in_model(tables)
+    placements = (Placement(names[p.table], p.start, p.width, p.device) for p in plan.placements)
+    return ShardingPlan(tuple(placements), plan.num_devices)
+
+
+def fill(part: torch.Tensor, number: int, rows: int, first_row: int, start: int) -> None:
+    """Write into a part of table `number` what training begins with: the same wherever it lies.
+
+    `rows` are those of the whole table; the part begins at that row and column.
+    """
+    for column in range(0, part.shape[1], DIM_STEP):
+        drawn = torch.Generator().manual_seed(number * MAX_DIM + start + column)
+        block = torch.rand(rows, DIM_STEP, generator=drawn).sub_(0.5).mul_(_WEIGHTS_SPREAD)
+        part[:, column : column + DIM_STEP] = block[first_row : first_row + len(part)]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One rank's samples of a batch.
+
+    Args:
+        dense: features, [samples, 13].
+        labels: 0 or 1 for each sample.
+        lookups: keys, rows, lengths of bags and weights of lookups of each collection.
+    """
+
+    dense: torch.Tensor
+    labels: torch.Tensor
+    lookups: Mapping[str, tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor | None]]
+
+    def sparse(self) -> dict[str, KeyedJaggedTensor]:
+        """As the model takes it; new ones each time, for TorchRec notes in them what it found."""
+        return {
+            name: KeyedJaggedTensor(keys=keys, values=rows, lengths=lengths, weights=weights)
+            for name, (keys, rows, lengths, weights) in self.lookups.items()
+        }
+
+
+def draw_batch(
+    tables: Sequence[EmbeddingTable],
+    batch_size: int,
+    seed: int,
+    samples: slice,
+    device: torch.device | str = "cpu",
+) -> Batch:
+    """Some samples of the batch of that seed, in which tables are looked up as they tell.
+
+    `batch_size` is that of the whole batch, of which ranks take samples of their own.
+    """
+    rng = np.random.default_rng(seed)
+    dense = torch.from_numpy(rng.standard_normal((batch_size, _DENSE_FEATURES), np.float32))
+    labels = torch.from_numpy(rng.integers(2, size=batch_size).astype(np.float32))
+    lookups = {}
+    for name, some in _collections(tables).items():
+        keys = [key for number, table in some.items() for key in _features(number, table)]
+        bags = [bag for table in some.values() for bag in _bags(table, batch_size, seed, samples)]
+        rows, lengths, weights = (torch.cat(parts).to(device) for parts in zip(*bags, strict=True))
+        lookups[name] = (keys, rows, lengths, weights if name == _WEIGHTED else None)
+    return Batch(dense[samples].to(device), labels[samples].to(device), lookups)
+
+
+def _bags(
+    table: EmbeddingTable, batch_size: int, seed: int, samples: slice
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Rows, lengths and weights of each feature's bags of those samples."""
+    rows, lengths = (torch.from_numpy(part) for part in table_lookups(table, batch_size, seed))
+    weights = torch.rand(len(rows), generator=torch.Generator().manual_seed(seed))
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    for feature in range(table.features):
+        first, last = (feature * batch_size + end for end in (samples.start, samples.stop))
+        some = slice(int(ends[first]), int(ends[last]))
+        yield rows[some], lengths[first:last], weights[some]
+
+
+def _collections(tables: Sequence[EmbeddingTable]) -> dict[str, dict[int, EmbeddingTable]]:
+    """The tables of each collection with their numbers; no collection is empty."""
+    found: dict[str, dict[int, EmbeddingTable]] = {}
+    for number, table in enumerate(tables):
+        found.setdefault(_WEIGHTED if table.weighted else _PLAIN, {})[number] = table
+    return found
+
+
+def _features(number: int, table: EmbeddingTable) -> list[str]:
+    return [f"t{number}_{feature}" for feature in range(table.features)]

@@ -1,0 +1,131 @@
+"""Which phase of a step a rank is in, told by hooks on the sharded model.
+
+A step is one sequence of phases on a rank: each lasts until the next begins, so they add up to the
+step, and a look at the clock now and then is all that timing adds to it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
+
+from autoshard.benchmark import fbgemm
+from autoshard.experiments.rehearsal.times import PHASES
+
+_INPUT, _FORWARD, _FORWARD_EXCHANGE, _DENSE, _BACKWARD_EXCHANGE, _BACKWARD, _REDUCE = range(
+    len(PHASES)
+)
+
+
+class Clock(Protocol):
+    """What time it is on a device, once it has come to there."""
+
+    def mark(self) -> Any:
+        """Now; what it is, `between` knows."""
+        ...
+
+    def between(self, marks: list[Any]) -> list[float]:
+        """Milliseconds from each mark to the next."""
+        ...
+
+
+class CoreClock:
+    """Of a rank that computes on a core."""
+
+    def mark(self) -> int:
+        """Nanoseconds."""
+        return time.perf_counter_ns()
+
+    def between(self, marks: list[int]) -> list[float]:
+        """Milliseconds from each mark to the next."""
+        return [(after - before) / 1e6 for before, after in zip(marks, marks[1:], strict=False)]
+
+
+class GpuClock:
+    """Of a rank that computes on a GPU: when the GPU has come to the mark, not who asked it to."""
+
+    def mark(self) -> torch.cuda.Event:
+        """An event in the current stream."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, marks: list[torch.cuda.Event]) -> list[float]:
+        """Milliseconds from each mark to the next; waits for the last."""
+        marks[-1].synchronize()
+        pairs = zip(marks, marks[1:], strict=False)
+        return [before.elapsed_time(after) for before, after in pairs]
+
+
+class Phases:
+    """Times the phases of steps.
+
+    Args:
+        model: sharded, with layers `bottom` and `in_order` as those of `RehearsedModel`.
+        clock: of its device.
+    """
+
+    def __init__(self, model: nn.Module, clock: Clock) -> None:
+        self._clock = clock
+        self._marks: list[Any] = []
+        self._begun: list[int] = []  # the phase that begins at each mark
+        ops = fbgemm.training_ops()
+        operators = (
+            ops.SplitTableBatchedEmbeddingBagsCodegen,
+            ops.DenseTableBatchedEmbeddingBagsCodegen,
+        )
+        for module in model.modules():
+            if isinstance(module, ShardedEmbeddingBagCollection):
+                module.register_forward_pre_hook(self._beginning(_INPUT))
+                for lookup in module._lookups:
+                    lookup.register_forward_pre_hook(self._beginning(_FORWARD))
+                    lookup.register_forward_hook(self._beginning(_FORWARD_EXCHANGE))
+                    for part in lookup.modules():
+                        if isinstance(part, operators):
+                            part.register_forward_hook(self._watch_operator)
+        model.get_submodule("in_order").register_forward_pre_hook(self._watch_pooled)
+        model.get_submodule("bottom").register_forward_hook(self._watch_bottom)
+
+    def start(self) -> None:
+        """A step begins."""
+        self._marks, self._begun = [], []
+        self._begin(_DENSE)
+
+    def stop(self) -> tuple[float, ...]:
+        """Milliseconds of each phase of the step that ends now."""
+        self._begin(_DENSE)
+        found = [0.0] * len(PHASES)
+        for phase, milliseconds in zip(self._begun, self._clock.between(self._marks), strict=False):
+            found[phase] += milliseconds
+        return tuple(found)
+
+    def reduced(self) -> None:
+        """The backward pass is over, and what is dense has the same gradients on all ranks."""
+        self._begin(_DENSE)
+
+    def _begin(self, phase: int) -> None:
+        self._marks.append(self._clock.mark())
+        self._begun.append(phase)
+
+    def _beginning(self, phase: int) -> Callable[..., None]:
+        return lambda *_: self._begin(phase)
+
+    def _watch_operator(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
+        """When the backward pass of a fused operator, which updates its weights, runs."""
+        node = output.grad_fn
+        if node is not None:
+            node.register_prehook(self._beginning(_BACKWARD))
+            node.register_hook(self._beginning(_BACKWARD_EXCHANGE))
+
+    def _watch_pooled(self, _: nn.Module, inputs: tuple[list[torch.Tensor], Any]) -> None:
+        """When all embeddings have come, and when all their gradients are to leave."""
+        self._begin(_DENSE)
+        for values in inputs[0]:
+            values.register_hook(self._beginning(_BACKWARD_EXCHANGE))
+
+    def _watch_bottom(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
+        """What is first in the forward pass comes last in the backward pass, and ends it."""
+        output.register_hook(self._beginning(_REDUCE))

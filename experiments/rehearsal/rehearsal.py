@@ -1,0 +1,232 @@
+"""Rehearsals on the ranks of a cluster: one process each, started by Ray and watched."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from autoshard.benchmark.core_lock import DeviceBusy
+from autoshard.benchmark.devices import first_line
+from autoshard.benchmark.hardware import AskedKind, Kind, this_machine
+from autoshard.benchmark.places import (
+    Place,
+    best_kind,
+    core_places,
+    gpu_places,
+    nodes_that_measure,
+)
+from autoshard.experiments.rehearsal.rank import RehearsalRank
+from autoshard.experiments.rehearsal.times import RankTimes, Rehearsal
+from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError
+
+WARM_UP = 5  # steps, in which caches fill and libraries settle
+_UNKNOWN_BYTES = 2**50  # of a GPU, which says itself what does not fit
+_LAST_WORDS_S = 5.0  # in which the others tell why, once one has lost them
+
+
+class RankFault(UserError):
+    """A rank failed or was lost, and with it the rehearsal."""
+
+
+class Stage:
+    """Ranks that are up, each a process of its own, to train one model after another or in turns.
+
+    Args:
+        ranks: how many.
+        kind: of devices: "auto" is GPUs where the cluster has any, cores elsewhere.
+    """
+
+    def __init__(self, ranks: int, kind: AskedKind = "auto") -> None:
+        from autoshard.workload.torchrec import to_torchrec  # noqa: F401 - says if it is missing
+
+        self.places, self.kind = _places(ranks, kind)
+        self._tasks: dict[str, tuple[ShardingTask, ShardingPlan | None]] = {}
+        self._actors: list[Any] = []
+        try:
+            for rank, place in enumerate(self.places):
+                self._actors.append(self._start(rank, place))
+            host, port = self._ask([self._actors[0].open_meeting_point.remote()])[0]
+            self._all("join", host, port)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def ranks_per_core(self) -> float:
+        """More than one where cores are fewer than ranks: steps are slower than they would be."""
+        return len(self.places) / len({place.unit for place in self.places})
+
+    def devices(self) -> tuple[Device, ...]:
+        """The ranks as devices, with the memory that each has."""
+        cores = [place.unit for place in self.places]
+        return tuple(
+            Device(place.name, place.memory_bytes // cores.count(place.unit) or _UNKNOWN_BYTES)
+            for place in self.places
+        )
+
+    def prepare(self, name: str, task: ShardingTask, plan: ShardingPlan | None) -> None:
+        """Make the model of a task by a plan; without one, TorchRec's planner decides.
+
+        PlanError if it does not fit the task, or the memory that ranks have.
+        """
+        ranks = len(self.places)
+        if task.batch_size % ranks:
+            raise UserError(
+                f"a batch of {task.batch_size} samples cannot be split evenly among {ranks} ranks: "
+                f"take {task.batch_size // ranks * ranks or ranks}"
+            )
+        here = replace(task, devices=self.devices())
+        if plan is not None:
+            plan.check(here)
+            self._all("prepare", name, here, plan)
+        else:
+            from autoshard.experiments.rehearsal.native import native_plan
+
+            self._all("prepare", name, here, native_plan(here, self.kind))
+        self._tasks[name] = (here, plan)
+
+    def train(self, name: str, steps: int, warm_up: int = WARM_UP) -> Rehearsal:
+        """So many steps of a model that is prepared, after a few that do not count."""
+        runs = self._all("train", name, steps + warm_up)
+        peaks = self._all("peak_bytes")
+        task, plan = self._tasks[name]
+        tables: list[int | None] = [None] * len(runs)
+        planned: list[int | None] = [None] * len(runs)
+        if plan is not None:
+            planned = list(plan.device_bytes(task))
+            held = [{p.table for p in plan.placements if p.device == r} for r in range(len(runs))]
+            tables = [len(some) for some in held]
+        return Rehearsal(
+            tuple(
+                RankTimes(place.name, *told, peak, tuple(run[warm_up:]))
+                for place, *told, peak, run in zip(
+                    self.places, tables, planned, peaks, runs, strict=True
+                )
+            )
+        )
+
+    def parts(self, name: str) -> list[Any]:
+        """What each rank holds of the tables of a model."""
+        return self._all("parts", name)
+
+    def forget(self, name: str) -> None:
+        """Drop a model."""
+        self._all("forget", name)
+        del self._tasks[name]
+
+    def close(self) -> None:
+        """End all ranks."""
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors = []
+
+    def _start(self, rank: int, place: Place) -> Any:
+        actor: Any = ray.remote(num_cpus=0, num_gpus=0 if place.gpu is None else 1)(RehearsalRank)
+        there = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+        first = place.unit not in [other.unit for other in self.places[:rank]]
+        return actor.options(scheduling_strategy=there).remote(
+            rank, len(self.places), place.core, first
+        )
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        """What each rank answers."""
+        return self._ask([getattr(actor, method).remote(*arguments) for actor in self._actors])
+
+    def _ask(self, asked: Sequence[Any]) -> list[Any]:
+        """The answers; if a rank cannot give one, all are ended, for the others wait for it."""
+        waiting = list(asked)
+        while waiting:
+            done, waiting = ray.wait(waiting)
+            if (error := _error(done[0])) is not None:
+                faults = {asked.index(done[0]): error}
+                if not isinstance(error, RayActorError):  # it may have lost one that was killed
+                    done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=_LAST_WORDS_S)
+                    others = {asked.index(each): _error(each) for each in done}
+                    faults |= {rank: fault for rank, fault in others.items() if fault is not None}
+                self.close()
+                raise self._told(faults) from None
+        answers: list[Any] = ray.get(list(asked))
+        return answers
+
+    def _told(self, faults: Mapping[int, RayError]) -> UserError:
+        """What is said of the rank that failed first: those that died, then those that tell why."""
+        rank = min(faults, key=lambda rank: _order(faults[rank]))
+        error, who = faults[rank], f"rank {rank} ({self.places[rank].name})"
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, UserError):
+            return cause
+        if isinstance(cause, DeviceBusy):
+            return RankFault(f"{who}: {cause}: let it end, then try again")
+        if isinstance(error, RayActorError):
+            return RankFault(
+                f"{who} died, killed or out of memory, and the others were ended: "
+                f"{first_line(error)}"
+            )
+        if "memory" in str(cause).lower():
+            return RankFault(
+                f"{who} is out of memory: take a smaller batch, or a plan for more ranks "
+                f"({first_line(error)})"
+            )
+        return RankFault(f"{who} failed: {first_line(error)}")
+
+
+@contextmanager
+def stage(ranks: int, kind: AskedKind = "auto") -> Iterator[Stage]:
+    """So many ranks, which end with the block."""
+    found = Stage(ranks, kind)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def rehearse(
+    plan: ShardingPlan | None, task: ShardingTask, steps: int, kind: AskedKind = "auto"
+) -> Rehearsal:
+    """Train by a plan, or by TorchRec's own, on ranks that are started for it."""
+    with stage(len(task.devices), kind) as found:
+        found.prepare("", task, plan)
+        return found.train("", steps)
+
+
+def _places(ranks: int, asked: AskedKind) -> tuple[list[Place], Kind]:
+    """Where each rank sits. Of cores, some take several ranks where these are too few."""
+    nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]
+    probe = ray.remote(num_cpus=0)(this_machine)
+    asking = [
+        probe.options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
+        ).remote(node_id)
+        for node_id in nodes
+    ]
+    reports = ray.get(asking)
+    kind = best_kind(nodes.values()) if asked == "auto" else asked
+    if kind == "cpu":
+        cores = core_places(reports, ())
+        return [cores[rank % len(cores)] for rank in range(ranks)], kind
+    gpus = gpu_places(reports, nodes, ())
+    if len(gpus) < ranks:
+        raise UserError(
+            f"{ranks} ranks need a GPU each, and the cluster has {len(gpus)}: take a plan for as "
+            "many devices, or --devices cpu"
+        )
+    return gpus[:ranks], kind
+
+
+def _error(answer: Any) -> RayError | None:
+    try:
+        ray.get(answer)
+    except RayError as error:
+        return error
+    return None
+
+
+def _order(error: RayError) -> int:
+    """Who has died has not lost others; nor has who says what a user can mend."""
+    if isinstance(error, RayActorError):
+        return 0
+    return 1 if isinstance(getattr(error, "cause", None), UserError | DeviceBusy) else 2

@@ -1,0 +1,139 @@
+"""Training on one rank: the model sharded by a plan, a handful of batches, steps that are timed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.remote_device import _remote_device
+from torchrec.distributed.embeddingbag import (
+    EmbeddingBagCollectionSharder,
+    ShardedEmbeddingBagCollection,
+)
+from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.types import ShardingPlan as TorchRecPlan
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+from autoshard.experiments.rehearsal.model import (
+    RehearsedModel,
+    draw_batch,
+    fill,
+    in_model,
+    plan_in_model,
+)
+from autoshard.experiments.rehearsal.phases import CoreClock, GpuClock, Phases
+from autoshard.experiments.rehearsal.times import Step
+from autoshard.workload import ShardingPlan, ShardingTask
+from autoshard.workload.torchrec import to_torchrec
+
+LEARNING_RATE = 0.1
+BATCHES = 8  # that steps cycle through: what one leaves in the cache is little use to the next
+_OPTIMIZERS = {
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+    "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    "sgd": EmbOptimType.EXACT_SGD,
+}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a table on a rank, with its first row and column."""
+
+    table: str
+    row: int
+    column: int
+    weights: torch.Tensor
+
+
+class Training:
+    """The model of a task, sharded by a plan; all ranks make theirs at the same time.
+
+    Args:
+        task: whose batch is that of all ranks together.
+        plan: ours, or what a planner of TorchRec's made for `RehearsedModel`.
+        device: of this rank.
+    """
+
+    def __init__(
+        self, task: ShardingTask, plan: ShardingPlan | TorchRecPlan, device: torch.device
+    ) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        self._device = device
+        self._task = task
+        torch.manual_seed(0)  # of the dense layers: the same on all ranks
+        model = RehearsedModel(task.tables, task.operator)
+        if isinstance(plan, ShardingPlan):
+            plan = to_torchrec(plan_in_model(plan, task.tables), model, ranks, device.type)
+        self.model = DistributedModelParallel(
+            model,
+            device=device,
+            plan=_seated(plan, device),
+            sharders=[_sharder(task)],
+        )
+        numbers = {table.name: number for number, table in enumerate(task.tables)}
+        for part in self.parts():
+            number = numbers[part.table]
+            fill(part.weights, number, task.tables[number].rows, part.row, part.column)
+        dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
+        self._optimizer = torch.optim.SGD(dense.values(), lr=LEARNING_RATE)
+        self._loss = nn.BCEWithLogitsLoss()
+        share = task.batch_size // ranks
+        samples = slice(rank * share, (rank + 1) * share)
+        self._batches = [
+            draw_batch(task.tables, task.batch_size, seed, samples, device)
+            for seed in range(BATCHES)
+        ]
+        self._steps = 0
+        clock = GpuClock() if device.type == "cuda" else CoreClock()
+        self._phases = Phases(self.model.module, clock)
+
+    def run(self, steps: int) -> list[Step]:
+        """So many steps more. All ranks begin each at the same time."""
+        return [self._step() for _ in range(steps)]
+
+    def parts(self) -> Iterator[Part]:
+        """All that this rank holds of tables."""
+        names = {name: table for table, name in in_model(self._task.tables).items()}
+        for path, module in self.model.module.named_children():
+            if not isinstance(module, ShardedEmbeddingBagCollection):
+                continue
+            for key, held in module.state_dict().items():
+                table = names[f"{path}.{key.split('.')[1]}"]
+                if isinstance(held, ShardedTensor):
+                    for shard in held.local_shards():
+                        row, column = shard.metadata.shard_offsets
+                        yield Part(table, row, column, shard.tensor)
+                else:
+                    yield Part(table, 0, 0, held)
+
+    def _step(self) -> Step:
+        batch = self._batches[self._steps % len(self._batches)]
+        self._steps += 1
+        sparse = batch.sparse()
+        self._optimizer.zero_grad()
+        dist.barrier()
+        self._phases.start()
+        loss = self._loss(self.model(batch.dense, sparse), batch.labels)
+        loss.backward()
+        self._phases.reduced()
+        self._optimizer.step()
+        return Step(self._phases.stop(), loss.item())
+
+
+def _seated(plan: TorchRecPlan, device: torch.device) -> TorchRecPlan:
+    """The plan with the device that each rank sees, which on GPUs is its only one."""
+    for module in plan.plan.values():
+        for sharding in module.values():
+            for shard in getattr(sharding.sharding_spec, "shards", ()):
+                shard.placement = _remote_device(f"rank:{shard.placement.rank()}/{device}")
+    return plan
+
+
+def _sharder(task: ShardingTask) -> EmbeddingBagCollectionSharder:
+    optimizer = _OPTIMIZERS[task.operator.optimizer]
+    return EmbeddingBagCollectionSharder(
+        fused_params={"optimizer": optimizer, "learning_rate": LEARNING_RATE}
+    )

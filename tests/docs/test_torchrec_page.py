@@ -1,0 +1,51 @@
+"""docs/torchrec.md takes a user from a model to a training: what it says is done here."""
+
+import math
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import run
+from pages import python_blocks, shell_lines, text_of
+from ranks import run_ranks
+
+from autoshard.workload import ShardingPlan
+
+pytest.importorskip("torchrec")
+
+PAGE = text_of("docs/torchrec.md")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the user of the page works."""
+    blocks = zip(("my_model", "in_python", "train", "back"), python_blocks(PAGE), strict=True)
+    for name, code in blocks:
+        (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("my_model", None)
+
+
+def test_the_page_leads_from_a_model_to_a_training_and_back(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (line,) = [line for line in shell_lines(PAGE) if "shard.py" in line]
+    run("shard.py", shlex.join(shlex.split(line)[2:]), folder)
+    by_command = ShardingPlan.load("plan.json")
+    runpy.run_path("in_python.py")
+    assert ShardingPlan.load("plan.json") == by_command
+
+    first, second = run_ranks(folder / "train.py", 2)
+    losses = [float(line.split()[1]) for line in first.splitlines()]
+    assert len(set(losses)) == 10
+    assert all(map(math.isfinite, losses))
+    assert second == ""
+
+    capsys.readouterr()
+    runpy.run_path("back.py")
+    assert float(capsys.readouterr().out) > 0

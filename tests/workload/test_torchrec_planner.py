@@ -1,0 +1,215 @@
+"""Our plans inside TorchRec's planner, and TorchRec's own plans."""
+
+import logging
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+
+from autoshard.sharders import Means, make_sharder
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    OperatorOptions,
+    Placement,
+    PlanError,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+    synthetic_tables,
+)
+
+pytest.importorskip("torchrec")
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+)
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import PlannerError
+from torchrec.distributed.sharding_plan import get_default_sharders
+from torchrec.optim import RowWiseAdagrad
+
+from autoshard.workload.torchrec import from_torchrec, plan_of_torchrec, planner, to_torchrec
+
+SHARDERS: Any = [EmbeddingBagCollectionSharder()]
+PLAN = ShardingPlan(
+    (
+        Placement("bags.a", 0, 16, 1),
+        Placement("bags.b", 0, 20, 1),
+        Placement("bags.b", 20, 4, 0),
+        Placement("bags.c", 0, 8, 0),
+    ),
+    2,
+)
+KNOWN = {
+    "a": ParameterConstraints(pooling_factors=[2.0]),
+    "b": ParameterConstraints(pooling_factors=[1.0, 3.0]),
+    "c": ParameterConstraints(pooling_factors=[5.0]),
+}
+
+
+def model(prepared: bool = True) -> nn.Module:
+    features = {"a": ["a"], "b": ["b", "d"], "c": ["c"]}
+    tables = [
+        EmbeddingBagConfig(
+            name=name, num_embeddings=100_000, embedding_dim=dim, feature_names=features[name]
+        )
+        for name, dim in (("a", 16), ("b", 24), ("c", 8))
+    ]
+    made = nn.ModuleDict({"bags": EmbeddingBagCollection(tables, device=torch.device("meta"))})
+    if prepared:
+        _apply_optimizer_in_backward(RowWiseAdagrad, made.parameters(), {"lr": 0.1})
+    return made
+
+
+def topology(mega_bytes: int = 1024, ranks: int = 2, device: str = "cpu") -> Topology:
+    bytes_each = mega_bytes * 2**20
+    return Topology(ranks, device, hbm_cap=bytes_each, ddr_cap=bytes_each, created_by_factory=True)
+
+
+def unreserved() -> FixedPercentageStorageReservation:
+    return FixedPercentageStorageReservation(0.0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_torchrec_s_planner_gives_our_plan(device: str) -> None:
+    made = planner(PLAN, topology(device=device), 64).plan(model(), get_default_sharders())
+    assert made.plan == to_torchrec(PLAN, model(), device_type=device).plan
+
+
+def test_its_report_is_of_our_plan(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="torchrec.distributed.planner.stats"):
+        planner(PLAN, topology(), 64).plan(model(), SHARDERS)
+    assert re.search(r"bags\.b +CW +fused .* 24 \(20\) +100000 +0-1 ", caplog.text)
+
+
+def test_its_count_of_storage_decides() -> None:
+    """Rank 1 holds 36 columns of 100,000 numbers: 13.7 MiB, and a state for each row of a slice."""
+    ours = planner(PLAN, topology(14), 64, storage_reservation=unreserved())
+    with pytest.raises(PlannerError, match=r"rank 1 has .* left, and columns .* of table bags\."):
+        ours.plan(model(), SHARDERS)
+    ours = planner(PLAN, topology(16), 64, storage_reservation=unreserved())
+    assert from_torchrec(ours.plan(model(), SHARDERS), task_of()).placements == PLAN.placements
+
+
+def task_of() -> ShardingTask:
+    """What a sharder is told of the model above."""
+    tables = (
+        EmbeddingTable("bags.a", 100_000, 16, 2.0),
+        EmbeddingTable("bags.b", 100_000, 24, 4.0, features=2),
+        EmbeddingTable("bags.c", 100_000, 8, 5.0),
+    )
+    devices = tuple(Device(f"rank{n}", 2**30) for n in range(2))
+    return ShardingTask(tables, devices, 128, OperatorOptions("fp32", "rowwise_adagrad"))
+
+
+class Asked:
+    """A sharder that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.tasks: list[ShardingTask] = []
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        self.tasks.append(task)
+        return make_sharder("size_lookup", Means()).shard(task)
+
+
+def test_a_sharder_plans_within_what_is_not_reserved() -> None:
+    tables = {each.name: {each} for each in task_of().tables}
+    asked = Asked()
+    ours = planner(asked, topology(), 64, KNOWN, storage_reservation=unreserved())
+    made = from_torchrec(ours.plan(model(), SHARDERS), task_of())
+    (task,) = asked.tasks
+    assert {each.name: {each} for each in task.tables} == tables
+    assert (task.batch_size, task.operator) == (128, task_of().operator)
+    assert [device.memory_bytes for device in task.devices] == [2**30, 2**30]
+    assert made.placements == tuple(sorted(asked.shard(task).placements))
+    half = FixedPercentageStorageReservation(0.5)
+    planner(asked, topology(device="cuda"), 64, KNOWN, storage_reservation=half).plan(
+        model(), SHARDERS
+    )
+    assert asked.tasks[-1].memory_bytes.tolist() == [2**29, 2**29]
+
+
+def test_the_optimizer_may_be_the_sharder_s() -> None:
+    asked = Asked()
+    adagrad = EmbeddingBagCollectionSharder({"optimizer": EmbOptimType.EXACT_ADAGRAD})
+    planner(asked, topology(), 64, KNOWN).plan(model(prepared=False), [adagrad])
+    assert asked.tasks[0].operator.optimizer == "adagrad"
+
+
+def test_what_our_plan_does_not_fit_is_said_in_a_line() -> None:
+    with pytest.raises(PlanError, match=r"columns 0 to 16 of table bags.a are nowhere"):
+        planner(ShardingPlan(PLAN.placements[1:], 2), topology(), 64).plan(model(), SHARDERS)
+    with pytest.raises(PlanError, match=r"is on rank 1, and 1 ranks train"):
+        planner(PLAN, topology(ranks=1), 64).plan(model(), SHARDERS)
+    rows = EmbeddingConfig(name="h", num_embeddings=9, embedding_dim=8, feature_names=["h"])
+    both = nn.ModuleDict(
+        {**model(), "history": EmbeddingCollection([rows], device=torch.device("meta"))}
+    )
+    with pytest.raises(UserError, match="module history is a EmbeddingCollection"):
+        planner(PLAN, topology(), 64).plan(both, get_default_sharders())
+
+
+# Its own plans.
+
+
+def own_task(*memory: int, optimizer: Any = "rowwise_adagrad") -> ShardingTask:
+    tables = synthetic_tables(5, seed=3, profile="small")
+    weighted = EmbeddingTable("weighted.one", 5000, 12, 4.0, features=2, weighted=True)
+    devices = tuple(Device(f"device{n}", size) for n, size in enumerate(memory))
+    return ShardingTask((*tables, weighted), devices, 256, OperatorOptions("fp32", optimizer))
+
+
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
+def test_torchrec_plans_whole_tables(optimizer: str) -> None:
+    task = own_task(2**30, 2**30, optimizer=optimizer)
+    plan = plan_of_torchrec(task, column_wise=False)
+    plan.check(task)
+    assert {(p.start, p.width) for p in plan.placements} == {(0, t.dim) for t in task.tables}
+
+
+def test_torchrec_splits_a_table_that_is_too_large_for_a_device() -> None:
+    large = EmbeddingTable("large", 100_000, 128, 30.0)
+    task = ShardingTask((large,), Device.uniform(2, 30 * 2**20), 256)
+    with pytest.raises(PlanError, match="TorchRec's planner finds no plan that fits"):
+        plan_of_torchrec(task, column_wise=False)
+    plan = plan_of_torchrec(task, column_wise=True)
+    plan.check(task)
+    assert [(p.start, p.width, p.device) for p in plan.placements] in (
+        [(0, 64, 0), (64, 64, 1)],
+        [(0, 64, 1), (64, 64, 0)],
+    )
+
+
+def test_torchrec_knows_devices_of_different_memory() -> None:
+    task = own_task(2**30, 2**22)
+    plan = plan_of_torchrec(task, column_wise=False)
+    plan.check(task)
+    assert plan.device_bytes(task)[1] <= 2**22
+
+
+def test_torchrec_knows_how_often_tables_are_looked_up() -> None:
+    """Of four equal tables the two that are looked up most are kept apart."""
+    tables = tuple(
+        EmbeddingTable(name, 1000, 32, lookups)
+        for name, lookups in (("a", 50.0), ("b", 50.0), ("c", 1.0), ("d", 1.0))
+    )
+    task = ShardingTask(tables, Device.uniform(2, 2**30), 512)
+    a, b = (p.device for p in plan_of_torchrec(task, column_wise=False).placements[:2])
+    assert a != b
+
+
+@pytest.mark.parametrize("name", ["torchrec", "torchrec_columns"])
+def test_it_is_a_sharder_by_name(name: str) -> None:
+    task = own_task(2**30, 2**30)
+    plan = make_sharder(name).shard(task)
+    assert plan == plan_of_torchrec(task, column_wise=name == "torchrec_columns")

@@ -1,0 +1,105 @@
+"""The tables of a model's EmbeddingBagCollections, and what they are called."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from torchrec.distributed.types import ShardedModule
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import (
+    EmbeddingBagCollection,
+    EmbeddingBagCollectionInterface,
+    EmbeddingCollectionInterface,
+)
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
+from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingCollection
+
+from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.tables import EmbeddingTable
+
+# Others with tables, which a DistributedModelParallel shards by rules of their own.
+_OTHERS = (
+    EmbeddingBagCollectionInterface,
+    FeatureProcessedEmbeddingBagCollection,
+    BaseManagedCollisionEmbeddingCollection,
+)
+
+
+@dataclass(frozen=True)
+class BagTable:
+    """A table of an EmbeddingBagCollection.
+
+    Args:
+        path: of the collection in its model, with dots; empty where the model is the collection.
+        config: TorchRec's own description.
+        collection: that it belongs to.
+    """
+
+    path: str
+    config: EmbeddingBagConfig
+    collection: EmbeddingBagCollection
+
+    @property
+    def name(self) -> str:
+        """As `name_of` says."""
+        return name_of(self.path, self.config.name)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """The parameter, which knows its optimizer."""
+        weight: nn.Parameter = self.collection.embedding_bags[self.config.name].weight
+        return weight
+
+    def described(self, pooling_factor: float = 1.0, **use: Any) -> EmbeddingTable:
+        """The table in our words, with its mean lookups a sample; UserError if it is not for us.
+
+        `use`: what else is known of its lookups, by the names that EmbeddingTable has for it.
+        """
+        try:
+            return EmbeddingTable(
+                self.name,
+                self.config.num_embeddings,
+                self.config.embedding_dim,
+                pooling_factor,
+                features=len(self.config.feature_names),
+                weighted=bool(self.collection.is_weighted()),
+                **use,
+            )
+        except FieldError as error:
+            raise UserError(f"table {self.name}: {error}") from error
+
+
+def name_of(path: str, table: str) -> str:
+    """`path.table`, or `table` where the model is the collection itself."""
+    return f"{path}.{table}" if path else table
+
+
+def bag_tables(model: nn.Module) -> Mapping[str, BagTable]:
+    """The tables of all collections by name, in the order in which they stand in the model.
+
+    UserError names a module whose tables cannot be planned for.
+    """
+    tables: dict[str, BagTable] = {}
+    for path, module in model.named_modules():
+        check_module(path, module)
+        if isinstance(module, EmbeddingBagCollection):
+            for config in module.embedding_bag_configs():
+                tables[name_of(path, config.name)] = BagTable(path, config, module)
+    if not tables:
+        raise UserError(f"{type(model).__name__} has no EmbeddingBagCollection: nothing to shard")
+    return tables
+
+
+def check_module(path: str, module: nn.Module) -> None:
+    """UserError if the module has tables that cannot be planned for."""
+    what = f"module {path or 'given'} is a {type(module).__name__}"
+    if isinstance(module, ShardedModule):
+        raise UserError(f"{what}, which is sharded: give the model as it was before")
+    if isinstance(module, EmbeddingCollectionInterface):
+        raise UserError(
+            f"{what}: its lookups are not pooled, and plans here are for EmbeddingBagCollections: "
+            "give the part of the model without it, and shard it apart"
+        )
+    if isinstance(module, _OTHERS) and not isinstance(module, EmbeddingBagCollection):
+        raise UserError(f"{what}: plans here are for EmbeddingBagCollections only")

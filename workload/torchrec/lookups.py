@@ -1,0 +1,109 @@
+"""How a model's tables are looked up, counted from a few of its batches."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from autoshard.workload.errors import UserError
+from autoshard.workload.reuse import histogram
+from autoshard.workload.torchrec.collections import BagTable
+
+GLOBAL_BATCHES = 4  # that are counted at most: reuse hardly differs from one to the next
+
+Whole = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """The batches of all ranks in one step: rows that each feature looks up, and samples."""
+
+    rows: Mapping[str, Whole]
+    samples: int
+
+
+def counted(
+    tables: Iterable[BagTable], batches: Iterable[Any], world_size: int
+) -> dict[str, dict[str, Any]]:
+    """What batches tell of each table's lookups, as fields of EmbeddingTable.
+
+    A shard sees the samples of all ranks, so `world_size` batches in a row are joined before rows
+    are counted. A few are read, and no more of `batches` than those.
+    """
+    steps = list(islice(_joined(batches, world_size), GLOBAL_BATCHES))
+    if not steps:
+        raise UserError(
+            f"batches: a step of {world_size} ranks takes {world_size} batches with samples: "
+            "give at least as many"
+        )
+    return {table.name: _use_of(table, steps) for table in tables}
+
+
+def _joined(batches: Iterable[Any], world_size: int) -> Iterator[_Joined]:
+    several = iter(batches)
+    while True:
+        parts = [_features(batch) for batch in islice(several, world_size)]
+        samples = sum(part.stride() for part in parts)
+        if len(parts) < world_size or not samples:
+            return
+        looked_up = [_rows(part) for part in parts]
+        common = set.intersection(*(set(one) for one in looked_up))
+        yield _Joined(
+            {key: np.concatenate([one[key] for one in looked_up]) for key in common}, samples
+        )
+
+
+def _features(batch: Any) -> KeyedJaggedTensor:
+    features = getattr(batch, "sparse_features", batch)
+    if not isinstance(features, KeyedJaggedTensor):
+        raise UserError(
+            f"batches: an item is a {type(batch).__name__}: give KeyedJaggedTensors, or objects "
+            "whose sparse_features is one"
+        )
+    if features.variable_stride_per_key():
+        raise UserError("batches: features differ in their number of samples: give plain batches")
+    return features
+
+
+def _rows(features: KeyedJaggedTensor) -> dict[str, Whole]:
+    """The rows that each feature looks up."""
+    rows = features.values().cpu().numpy().astype(np.int64)
+    ends = features.offset_per_key()
+    return {key: rows[ends[n] : ends[n + 1]] for n, key in enumerate(features.keys())}
+
+
+def _use_of(table: BagTable, steps: Sequence[_Joined]) -> dict[str, Any]:
+    uses, lookups, samples = [], 0, 0
+    for step in steps:
+        missing = [key for key in table.config.feature_names if key not in step.rows]
+        if missing:
+            raise UserError(
+                f"table {table.name}: its feature {missing[0]} is not in the batches, which have "
+                f"{', '.join(sorted(step.rows)[:4])}{', ...' if len(step.rows) > 4 else ''}"
+            )
+        rows = np.concatenate([step.rows[key] for key in table.config.feature_names])
+        _check_rows(table, rows)
+        uses.append(np.unique(rows, return_counts=True)[1].astype(np.int64))
+        lookups += len(rows)
+        samples += step.samples
+    if not lookups:
+        return {"pooling_factor": 0.0}
+    return {
+        "pooling_factor": lookups / samples,
+        "reuse": tuple(histogram(np.concatenate(uses)).tolist()),
+        "reuse_batch_size": round(samples / len(steps)),
+    }
+
+
+def _check_rows(table: BagTable, rows: Whole) -> None:
+    if len(rows) and not 0 <= rows.min() <= rows.max() < table.config.num_embeddings:
+        off = rows.min() if rows.min() < 0 else rows.max()
+        raise UserError(
+            f"table {table.name}: the batches look up row {off} of "
+            f"{', '.join(table.config.feature_names[:4])}, and it has "
+            f"{table.config.num_embeddings} rows"
+        )

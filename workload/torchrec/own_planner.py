@@ -1,0 +1,119 @@
+"""The plan that TorchRec's own planner makes of a task, to be compared with."""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.distributed.optim import _apply_optimizer_in_backward
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.planner.types import (
+    CustomTopologyData,
+    ParameterConstraints,
+    PlannerError,
+    Topology,
+)
+from torchrec.distributed.types import ShardingType
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
+
+from autoshard.workload.plans import PlanError, ShardingPlan
+from autoshard.workload.tables import DIM_STEP, EmbeddingTable
+from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.torchrec.plans import FUSED, placements_of
+
+_OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad, "rowwise_adagrad": RowWiseAdagrad}
+_WEIGHTS = {"fp32": DataType.FP32, "fp16": DataType.FP16}
+_WIDEST = 128  # of a slice, where TorchRec is told nothing
+
+
+def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
+    """TorchRec's own plan of whole tables and, with `column_wise`, of tables split evenly.
+
+    It knows the tables' true pooling factors, and each device's memory as its storage; nothing is
+    reserved besides. Each table has one width that it may be split by, the widest there is below
+    its own and up to 128. PlanError where it finds no plan, or one that does not fit by our count.
+    """
+    named = {f"t{number}": table for number, table in enumerate(task.tables)}
+    model = _model(task, named)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    made = EmbeddingShardingPlanner(
+        topology=_topology(task, device),
+        batch_size=math.ceil(task.batch_size / len(task.devices)),
+        constraints={name: _constraints(t, column_wise) for name, t in named.items()},
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+        debug=False,
+    )
+    try:
+        plan = made.plan(model, [EmbeddingBagCollectionSharder()])
+    except PlannerError as error:
+        reason = error.error_type.value.replace("_", " ")
+        raise PlanError(f"TorchRec's planner finds no plan that fits: {reason}") from error
+    placements = [
+        placement
+        for module in plan.plan.values()
+        for name, sharding in module.items()
+        for placement in placements_of(named[name].name, sharding)
+    ]
+    ours = ShardingPlan(tuple(sorted(placements)), len(task.devices))
+    ours.check(task)
+    return ours
+
+
+def _model(task: ShardingTask, tables: dict[str, EmbeddingTable]) -> nn.Module:
+    """Collections on device meta, one of weighted and one of other tables."""
+    collections = {
+        str(weighted): EmbeddingBagCollection(
+            tables=[
+                EmbeddingBagConfig(
+                    name=name,
+                    num_embeddings=table.rows,
+                    embedding_dim=table.dim,
+                    feature_names=[f"{name}_{number}" for number in range(table.features)],
+                    data_type=_WEIGHTS[task.operator.weights],
+                )
+                for name, table in tables.items()
+                if table.weighted == weighted
+            ],
+            is_weighted=weighted,
+            device=torch.device("meta"),
+        )
+        for weighted in {table.weighted for table in tables.values()}
+    }
+    model = nn.ModuleDict(collections)
+    optimizer = _OPTIMIZERS[task.operator.optimizer]
+    _apply_optimizer_in_backward(optimizer, model.parameters(), {"lr": 0.01})
+    return model
+
+
+def _topology(task: ShardingTask, device: str) -> Topology:
+    memory = {"hbm_cap" if device == "cuda" else "ddr_cap": task.room_bytes.tolist()}
+    ranks = len(task.devices)
+    return Topology(
+        world_size=ranks,
+        compute_device=device,
+        custom_topology_data=CustomTopologyData(memory, ranks),
+        created_by_factory=True,  # else it warns that a job would fail
+    )
+
+
+def _constraints(table: EmbeddingTable, column_wise: bool) -> ParameterConstraints:
+    width = max(_even_widths(table.dim), default=None) if column_wise else None
+    types = [ShardingType.TABLE_WISE.value]
+    return ParameterConstraints(
+        sharding_types=types if width is None else [*types, ShardingType.COLUMN_WISE.value],
+        compute_kernels=[FUSED],
+        min_partition=width,
+        pooling_factors=[table.pooling_factor / table.features] * table.features,
+        is_weighted=table.weighted,
+    )
+
+
+def _even_widths(dim: int) -> Iterator[int]:
+    """Of slices that a table of `dim` columns can be split into evenly."""
+    for width in range(DIM_STEP, min(dim // 2, _WIDEST) + 1, DIM_STEP):
+        if dim % width == 0:
+            yield width

@@ -1,0 +1,172 @@
+"""Our plans inside TorchRec's own planner, so that its checks of storage and its report apply."""
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from torchrec.distributed.planner.enumerators import get_partition_by_type
+from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
+from torchrec.distributed.planner.types import (
+    Enumerator,
+    ParameterConstraints,
+    Partitioner,
+    PlannerError,
+    PlannerErrorType,
+    Proposer,
+    Shard,
+    ShardingOption,
+    Topology,
+)
+from torchrec.distributed.planner.utils import storage_repr_in_gb
+
+from autoshard.workload.errors import UserError
+from autoshard.workload.plans import Placement, ShardingPlan
+from autoshard.workload.protocols import Sharder
+from autoshard.workload.tasks import Device, ShardingTask
+from autoshard.workload.torchrec.collections import BagTable, check_module, name_of
+from autoshard.workload.torchrec.models import described
+from autoshard.workload.torchrec.plans import FUSED, pieces_of, sharding_types
+
+
+def planner(
+    decider: ShardingPlan | Sharder,
+    topology: Topology,
+    batch_size: int,
+    constraints: Mapping[str, ParameterConstraints] | None = None,
+    batches: Iterable[Any] | None = None,
+    **options: Any,
+) -> EmbeddingShardingPlanner:
+    """TorchRec's planner, whose `plan(module, sharders)` gives our plan, checked and reported.
+
+    Its estimate of storage is what counts: a plan for which a rank has too little ends in its
+    PlannerError, which says so. What it reserves for dense parts is kept free for a sharder, too.
+
+    Args:
+        decider: a plan for the tables of the model, or who makes one.
+        topology: ranks and their storage.
+        batch_size: samples of one rank, as TorchRec counts them.
+        constraints: pooling factors of tables; a sharder and the planner's estimates go by them.
+        batches: of one rank, for a sharder: lookups are counted in them.
+        options: others of EmbeddingShardingPlanner, such as storage_reservation or debug.
+    """
+    seat = _Seat(decider, topology, batch_size, constraints, batches)
+    return EmbeddingShardingPlanner(
+        topology=topology,
+        batch_size=batch_size,
+        proposer=seat,
+        partitioner=seat,
+        constraints=dict(constraints) if constraints else None,
+        **options,
+    )
+
+
+class _Seat(Proposer, Partitioner):  # type: ignore[misc]
+    """Proposes once, whatever the tables may be, and partitions by our plan."""
+
+    def __init__(
+        self,
+        decider: ShardingPlan | Sharder,
+        topology: Topology,
+        batch_size: int,
+        constraints: Mapping[str, ParameterConstraints] | None,
+        batches: Iterable[Any] | None,
+    ) -> None:
+        self._decider = decider
+        self._topology = topology
+        self._batch_size = batch_size
+        self._constraints = constraints
+        self._batches = batches
+        self._tables: dict[str, BagTable] = {}
+        self._options: list[ShardingOption] = []
+        self._proposed = False
+        self._enumerator: Any = None
+        self._fused_params: Mapping[str, Any] | None = None
+
+    def load(
+        self, search_space: Sequence[ShardingOption], enumerator: Enumerator | None = None
+    ) -> None:
+        """Take one way for each table, any: ours is put in its place."""
+        self._enumerator = enumerator
+        options: dict[str, ShardingOption] = {}
+        self._tables = {}
+        for option in search_space:
+            path, collection = option.module
+            check_module(path, collection)
+            name = name_of(path, option.name)
+            configs = {config.name: config for config in collection.embedding_bag_configs()}
+            self._tables[name] = BagTable(path, configs[option.name], collection)
+            options.setdefault(name, option)
+        self._options, self._proposed = list(options.values()), False
+        sharders = getattr(enumerator, "sharder_map", {}).values()
+        given = [sharder.fused_params for sharder in sharders if sharder.fused_params]
+        self._fused_params = given[0] if given else None
+
+    def propose(self) -> list[ShardingOption] | None:
+        """A way for each table, once."""
+        proposal = None if self._proposed else self._options
+        self._proposed = True
+        return proposal
+
+    def feedback(self, *_args: Any, **_kwargs: Any) -> None:
+        """There is nothing to learn from: the plan stands."""
+
+    def partition(
+        self, proposal: Sequence[ShardingOption], storage_constraint: Topology
+    ) -> list[ShardingOption]:
+        """Our plan in TorchRec's terms; PlannerError where a rank has too little storage."""
+        plan = self._plan(storage_constraint)
+        pieces = pieces_of(plan, self._tables, self._topology.world_size)
+        types = sharding_types(pieces, self._tables)
+        made = []
+        for option in proposal:
+            name = name_of(option.path, option.name)
+            made.append(_placed(option, types[name], pieces[name]))
+        self._enumerator.populate_estimates(made)
+        _take_storage(made, copy.deepcopy(storage_constraint))
+        return made
+
+    def _plan(self, storage: Topology) -> ShardingPlan:
+        if isinstance(self._decider, ShardingPlan):
+            return self._decider
+        ranks = storage.world_size
+        found = described(self._tables, self._batches, ranks, self._constraints, self._fused_params)
+        free = "ddr" if storage.compute_device == "cpu" else "hbm"
+        devices = []
+        for rank, device in enumerate(storage.devices):
+            room = int(getattr(device.storage, free))
+            if room <= 0:
+                raise UserError(f"rank {rank}: nothing of its {free} is left for tables")
+            devices.append(Device(f"rank{rank}", room))
+        batch = self._batch_size * ranks
+        return self._decider.shard(
+            ShardingTask(found.tables, tuple(devices), batch, found.operator)
+        )
+
+
+def _placed(option: ShardingOption, kind: str, pieces: Sequence[Placement]) -> ShardingOption:
+    """A copy of the option that is sharded and placed like the pieces."""
+    made = copy.deepcopy(option)
+    made.sharding_type = kind
+    made.partition_by = get_partition_by_type(kind)
+    made.compute_kernel = FUSED
+    rows = option.tensor.shape[0]
+    made.shards = [
+        Shard(size=[rows, piece.width], offset=[0, piece.start], rank=piece.device)
+        for piece in pieces
+    ]
+    return made
+
+
+def _take_storage(options: Sequence[ShardingOption], free: Topology) -> None:
+    for option in options:
+        for shard in option.shards:
+            device = free.devices[shard.rank]
+            if not shard.storage.fits_in(device.storage):
+                raise PlannerError(
+                    f"rank {shard.rank} has {storage_repr_in_gb(device.storage)} left, and columns "
+                    f"{shard.offset[1]} to {shard.offset[1] + shard.size[1]} of table "
+                    f"{name_of(option.path, option.name)} take {storage_repr_in_gb(shard.storage)}",
+                    PlannerErrorType.PARTITION,
+                )
+            device.storage -= shard.storage
+            device.perf += shard.perf
