@@ -1,11 +1,13 @@
 """What one more step would bring to a plan."""
 
+from dataclasses import replace
+
 import pytest
 from test_by_cost import task_of
 
 from autoshard.cost_model import EstimatedCosts, TaskOutlook
 from autoshard.sharders import make_sharder, next_steps
-from autoshard.workload import EmbeddingTable, ShardingPlan
+from autoshard.workload import Device, EmbeddingTable, ShardingPlan
 from autoshard.workload.moves import moves_between
 
 Tables = tuple[EmbeddingTable, ...]
@@ -45,7 +47,7 @@ def test_no_move_is_better_than_the_best_that_is_told(
             devices = [0, 0, 0, 0, 0, 1]
             devices[number] = device
             moved = ShardingPlan.table_wise(task, devices)
-            assert best <= outlook.expected_ms(moved.placed(task)) + 1e-9
+            assert best <= outlook.expected_ms(moved.placed(task)) * (1 + 1e-6)
 
 
 def test_steps_lead_to_a_plan_without_any(oracle: EstimatedCosts, tables: Tables) -> None:
@@ -64,11 +66,11 @@ def test_steps_lead_to_a_plan_without_any(oracle: EstimatedCosts, tables: Tables
 def test_steps_keep_to_the_memory_there_is(oracle: EstimatedCosts, tables: Tables) -> None:
     loose = task_of(tables[:30], 4)
     plan = make_sharder("dim").shard(loose)
-    exact = task_of(tables[:30], 4, max(plan.device_bytes(loose)))
+    full = tuple(Device(f"d{n}", int(1.1 * size)) for n, size in enumerate(plan.device_bytes(loose)))
+    exact = replace(loose, devices=full)
     steps = next_steps(oracle, exact, plan, 20)
     assert steps
     for step in steps:
         step.plan.check(exact)
-    most = exact.devices[0].memory_bytes
     wished = next_steps(oracle, loose, plan, 20)
-    assert any(max(step.plan.device_bytes(loose)) > most for step in wished)
+    assert any((step.plan.device_bytes(loose) > exact.room_bytes).any() for step in wished)
