@@ -10,6 +10,7 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.rehearsal.rehearsal import stage
+from autoshard.sharders import SHARDERS, make_sharder
 from autoshard.workload import (
     Device,
     OperatorOptions,
@@ -22,8 +23,6 @@ from autoshard.workload import (
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer
 
-# TorchRec's planners whose plans are like ours, and whether they split tables.
-_BY_COLUMNS = {"torchrec_table_wise": False, "torchrec_columns": True}
 _ANY_BYTES = 2**50  # what devices really have is for those to say that train
 
 
@@ -40,9 +39,9 @@ class TrainTorchRecConfig:
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     plan: Path | None = None
     """A plan for these tables, as shard.py writes it. It has a rank for each device."""
-    planner: Literal["torchrec", "torchrec_table_wise", "torchrec_columns"] | None = None
-    """In place of --plan: let TorchRec's own planner decide, with all that it knows, with whole
-    tables, or with tables and their columns."""
+    planner: Literal["torchrec_default", "torchrec", "torchrec_columns"] | None = None
+    """In place of --plan: let TorchRec's own planner decide, over all ways that it knows (by rows
+    and copies, too), over whole tables, or over tables and their columns."""
     num_devices: int | None = None
     """Devices that --planner plans for."""
     devices: AskedKind = "auto"
@@ -87,11 +86,8 @@ def main(config: TrainTorchRecConfig) -> None:
                 "as they would, but steps take longer than with a core for each",
                 soft_wrap=True,
             )
-        if config.planner in _BY_COLUMNS:
-            from autoshard.workload.torchrec import plan_of_torchrec
-
-            here = replace(task, devices=found.devices())
-            plan = plan_of_torchrec(here, column_wise=_BY_COLUMNS[config.planner])
+        if config.planner in SHARDERS:
+            plan = make_sharder(config.planner).shard(replace(task, devices=found.devices()))
         found.prepare("", task, plan)
         where = ", ".join(place.name for place in found.places)
         cli.console.print(f"training {len(tables)} tables on {where}", soft_wrap=True)

@@ -6,6 +6,7 @@ step, and a look at the clock now and then is all that timing adds to it.
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -41,23 +42,22 @@ class CoreClock:
 
     def between(self, marks: list[int]) -> list[float]:
         """Milliseconds from each mark to the next."""
-        return [(after - before) / 1e6 for before, after in zip(marks, marks[1:], strict=False)]
+        return [(after - before) / 1e6 for before, after in pairwise(marks)]
 
 
 class GpuClock:
     """Of a rank that computes on a GPU: when the GPU has come to the mark, not who asked it to."""
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> Any:
         """An event in the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def between(self, marks: list[torch.cuda.Event]) -> list[float]:
+    def between(self, marks: list[Any]) -> list[float]:
         """Milliseconds from each mark to the next; waits for the last."""
         marks[-1].synchronize()
-        pairs = zip(marks, marks[1:], strict=False)
-        return [before.elapsed_time(after) for before, after in pairs]
+        return [before.elapsed_time(after) for before, after in pairwise(marks)]
 
 
 class Phases:
@@ -120,12 +120,12 @@ class Phases:
             node.register_prehook(self._beginning(_BACKWARD))
             node.register_hook(self._beginning(_BACKWARD_EXCHANGE))
 
-    def _watch_pooled(self, _: nn.Module, inputs: tuple[list[torch.Tensor], Any]) -> None:
+    def _watch_pooled(self, _: nn.Module, inputs: tuple[list[Any], Any]) -> None:
         """When all embeddings have come, and when all their gradients are to leave."""
         self._begin(_DENSE)
         for values in inputs[0]:
             values.register_hook(self._beginning(_BACKWARD_EXCHANGE))
 
-    def _watch_bottom(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
+    def _watch_bottom(self, _: nn.Module, __: Any, output: Any) -> None:
         """What is first in the forward pass comes last in the backward pass, and ends it."""
         output.register_hook(self._beginning(_REDUCE))

@@ -121,14 +121,15 @@ class Rehearsal:
             title=f"{title}: {self.median_ms:.2f} ms a step (median of {len(self.step_ms)}; "
             f"95 % interval {low:.2f} to {high:.2f})",
             title_justify="left",
-            caption="medians in ms; bold: the rank whose operators take longest. Others wait for "
-            "it in the all-to-alls and the all-reduce of what is dense",
+            caption="medians in ms; bold: the rank whose operators take longest, for which others "
+            "wait in the all-to-alls and the all-reduce of what is dense; MB: of tables and a "
+            "batch, by the plan; peak MB: of the process",
             caption_justify="left",
             box=None,
             padding=(0, 0, 0, 1),
         )
         report.add_column("rank", no_wrap=True)
-        for column in ("tables", "plan MB", "peak MB", *_COLUMNS, "step"):
+        for column in ("tables", "MB", "peak MB", *_COLUMNS, "step"):
             report.add_column(column, justify="right", no_wrap=True)
         hosts = {rank.name.partition("@")[2] for rank in self.ranks}
         for number, rank in enumerate(self.ranks):
@@ -139,8 +140,8 @@ class Rehearsal:
                 "-" if rank.tables is None else str(rank.tables),
                 "-" if planned is None else f"{planned:,.0f}",
                 f"{rank.peak_bytes / 1e6:,.0f}",
-                *(f"{value:.2f}" for value in rank.phases_ms),
-                f"{rank.total_ms:.2f}",
+                *(f"{value:.1f}" for value in rank.phases_ms),
+                f"{rank.total_ms:.1f}",
                 style="bold" if number == self.slowest else "",
             )
         return report

@@ -1,6 +1,5 @@
 """Several plans for a task, trained by turns: what slows the machine for a while hits all alike."""
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 
