@@ -23,6 +23,7 @@ from autoshard.workload import (
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer
 
+_MUCH = 0.05  # of a core's time: more than that is told
 _ANY_BYTES = 2**50  # what devices really have is for those to say that train
 
 
@@ -93,6 +94,12 @@ def main(config: TrainTorchRecConfig) -> None:
         cli.console.print(f"training {len(tables)} tables on {where}", soft_wrap=True)
         rehearsal = found.train("", config.steps)
     cli.console.print(rehearsal.table(str(config.plan or config.planner)))
+    if rehearsal.disturbed > _MUCH and found.ranks_per_core == 1:
+        cli.console.print(
+            f"note: others took {rehearsal.disturbed:.0%} of the ranks' cores meanwhile: steps "
+            "take longer than they would",
+            soft_wrap=True,
+        )
     losses = rehearsal.losses
     cli.console.print(f"loss: {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last")
     if config.json is not None:

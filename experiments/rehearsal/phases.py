@@ -28,21 +28,21 @@ class Clock(Protocol):
         """Now; what it is, `between` knows."""
         ...
 
-    def between(self, marks: list[Any]) -> list[float]:
-        """Milliseconds from each mark to the next."""
+    def between(self, marks: list[Any]) -> list[tuple[float, float]]:
+        """Milliseconds from each mark to the next, and how many of them the device had for us."""
         ...
 
 
 class CoreClock:
     """Of a rank that computes on a core."""
 
-    def mark(self) -> int:
-        """Nanoseconds."""
-        return time.perf_counter_ns()
+    def mark(self) -> tuple[int, int]:
+        """Nanoseconds, and those that this thread has had of its core."""
+        return time.perf_counter_ns(), time.thread_time_ns()
 
-    def between(self, marks: list[int]) -> list[float]:
-        """Milliseconds from each mark to the next."""
-        return [(after - before) / 1e6 for before, after in pairwise(marks)]
+    def between(self, marks: list[tuple[int, int]]) -> list[tuple[float, float]]:
+        """Milliseconds from each mark to the next, and how many of them this thread computed."""
+        return [((b - a) / 1e6, (d - c) / 1e6) for (a, c), (b, d) in pairwise(marks)]
 
 
 class GpuClock:
@@ -54,10 +54,11 @@ class GpuClock:
         event.record()
         return event
 
-    def between(self, marks: list[Any]) -> list[float]:
-        """Milliseconds from each mark to the next; waits for the last."""
+    def between(self, marks: list[Any]) -> list[tuple[float, float]]:
+        """Milliseconds from each mark to the next; waits for the last. A GPU is ours alone."""
         marks[-1].synchronize()
-        return [before.elapsed_time(after) for before, after in pairwise(marks)]
+        found = [before.elapsed_time(after) for before, after in pairwise(marks)]
+        return [(milliseconds, milliseconds) for milliseconds in found]
 
 
 class Phases:
@@ -94,13 +95,19 @@ class Phases:
         self._marks, self._begun = [], []
         self._begin(_DENSE)
 
-    def stop(self) -> tuple[float, ...]:
-        """Milliseconds of each phase of the step that ends now."""
+    def stop(self) -> tuple[tuple[float, ...], float]:
+        """Milliseconds of each phase of the step that ends now, and the share that others took of
+        those in which its operators ran.
+        """
         self._begin(_DENSE)
-        found = [0.0] * len(PHASES)
-        for phase, milliseconds in zip(self._begun, self._clock.between(self._marks), strict=False):
+        found, ours = [0.0] * len(PHASES), [0.0] * len(PHASES)
+        passed = self._clock.between(self._marks)
+        for phase, (milliseconds, had) in zip(self._begun, passed, strict=False):
             found[phase] += milliseconds
-        return tuple(found)
+            ours[phase] += had
+        ran = found[_FORWARD] + found[_BACKWARD]
+        had = ours[_FORWARD] + ours[_BACKWARD]
+        return tuple(found), max(0.0, 1 - had / ran) if ran else 0.0
 
     def reduced(self) -> None:
         """The backward pass is over, and what is dense has the same gradients on all ranks."""

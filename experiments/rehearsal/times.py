@@ -32,10 +32,12 @@ class Step:
     Args:
         phases_ms: milliseconds of each of PHASES.
         loss: mean of the rank's samples, before the step.
+        disturbed: share of its operators' time in which others had the core.
     """
 
     phases_ms: tuple[float, ...]
     loss: float
+    disturbed: float = 0.0
 
     @property
     def total_ms(self) -> float:
@@ -110,6 +112,11 @@ class Rehearsal:
         return [statistics.fmean(step.loss for step in some) for some in every]
 
     @property
+    def disturbed(self) -> float:
+        """The share of their cores that others took of ranks, mean of all steps."""
+        return statistics.fmean(step.disturbed for rank in self.ranks for step in rank.steps)
+
+    @property
     def slowest(self) -> int:
         """The rank whose operators take longest: what all others wait for."""
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].compute_ms)
@@ -154,6 +161,7 @@ class Rehearsal:
                 "interval_ms": list(self.interval_ms),
                 "slowest_rank": self.slowest,
                 "losses": self.losses,
+                "disturbed": self.disturbed,
                 "phases": list(PHASES),
                 "ranks": [asdict(rank) for rank in self.ranks],
             }
