@@ -6,16 +6,19 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import tyro
 
 from autoshard.benchmark import MeasurementStore
+from autoshard.benchmark.hardware import cpu_fingerprint
 from autoshard.cost_model import CostModel, EstimatedCosts, load_model
 from autoshard.cost_model.training import one_thread
 from autoshard.envs import Deck, RandomDeals
 from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file, check_folder
+from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.judging.contest import (
     Contest,
     check_task_folder,
@@ -30,6 +33,9 @@ from autoshard.experiments.judging.contestants import (
 )
 from autoshard.experiments.judging.judge import Judgement, Limits
 from autoshard.experiments.judging.score_report import (
+    SLOWEST,
+    STEP,
+    Subject,
     best_sharder,
     score_picture,
     score_table,
@@ -37,6 +43,7 @@ from autoshard.experiments.judging.score_report import (
 )
 from autoshard.experiments.judging.scores import Score
 from autoshard.experiments.judging.shard_visits import SEEDS, plan_pool
+from autoshard.experiments.judging.trained import judge_trained
 from autoshard.experiments.tracking.data_sources import short_name, tables_source
 from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
 from autoshard.experiments.training.policy_check import deal_tasks
@@ -88,6 +95,9 @@ class CompareConfig:
     backward. All-to-alls are left out, estimated or measured: on a CPU ranks share cores, so
     they would say more about this machine than about the plans. Without it, plans are priced with
     the cost model that some of the sharders go by themselves."""
+    judge: Literal["costs", "training"] = "costs"
+    """costs: what the slowest device computes. training: what a step takes when TorchRec trains a
+    small model by each plan, as train_torchrec.py does, all in turns for --seconds."""
     precision: float = 0.01
     """Measure until the 95 % interval of each sharder's ratio to the best heuristic is within plus
     and minus this: more visits of shards that matter, other index batches, more tasks."""
@@ -130,6 +140,8 @@ class CompareConfig:
             more_than=dict.fromkeys(("precision", "seconds", "verify_seconds", "memory_fill"), 0),
             up_to={"memory_fill": 1},
         )
+        if self.judge == "training" and self.measure:
+            raise UserError("--measure measures costs: leave it out, or --judge training")
         for name in NEED_POOL.intersection(self.names):
             if not self.measure:
                 raise UserError(
@@ -139,6 +151,13 @@ class CompareConfig:
         check_folder(self.out, "--out")
         check_folder(self.save_tasks, "--save-tasks")
         check_task_folder(self.save_tasks)
+
+    @property
+    def told_as(self) -> tuple[str, Subject]:
+        """How costs are known, and what they are of."""
+        if self.judge == "training":
+            return "with TorchRec", STEP
+        return "measured" if self.measure else "estimated, not measured", SLOWEST
 
     def deals(self) -> RandomDeals:
         """Who deals."""
@@ -165,16 +184,7 @@ def main(config: CompareConfig) -> None:
         run = stack.enter_context(
             tracking.tracked_run("compare", _run_name(config), asdict(config), config.mlflow_uri)
         )
-        if config.measure:
-            pool = stack.enter_context(plan_pool(config.store))
-            hardware = pool.devices()[0].hardware
-            limits = Limits(config.precision, config.seconds)
-            found = judge_measured(
-                contest, contestants, pool, limits, config.seeds, save_tasks=config.save_tasks
-            )
-        else:
-            hardware = model.provenance.hardware
-            found = judge_estimated(contest, contestants, config.save_tasks)
+        found, hardware = _judged(config, contest, contestants, stack)
         scores, best = scores_of(found, oracle, config.measure)
         figures = {
             "sharders": {name: asdict(score) for name, score in scores.items()},
@@ -183,6 +193,7 @@ def main(config: CompareConfig) -> None:
             "devices": contest.most_devices,
             "tables": max(len(task.tables) for task in found.tasks),
             "measured": config.measure,
+            "trained": config.judge == "training",
             "batch_size": oracle.batch_size,
             "memory_fill": config.memory_fill if config.tasks is None else None,
             "seconds": found.seconds,
@@ -193,8 +204,8 @@ def main(config: CompareConfig) -> None:
             "cost_model": str(cost_model),
             "hardware": hardware,
         }
-        what = "measured" if config.measure else "estimated, not measured"
-        cli.console.print(score_table(scores, best, what))
+        what, subject = config.told_as
+        cli.console.print(score_table(scores, best, what, subject))
         if found.ended:
             cli.console.print(_told(found), soft_wrap=True)
         folder = config.out or Path(stack.enter_context(TemporaryDirectory()))
@@ -210,10 +221,30 @@ def main(config: CompareConfig) -> None:
         run.metrics(_metrics(scores))
         run.tags({"hardware": hardware, "num_devices": contest.most_devices})
         run.data(tables_source(str(config.tables or config.tasks), contest.tables))
-        run.note(verdict(scores, best, what))
+        run.note(verdict(scores, best, what, subject))
         if config.json is not None:
             documents.write(config.json, figures)
-    cli.console.print(verdict(scores, best, what), soft_wrap=True)
+    cli.console.print(verdict(scores, best, what, subject), soft_wrap=True)
+
+
+def _judged(
+    config: CompareConfig, contest: Contest, contestants: Contestants, stack: ExitStack
+) -> tuple[Judgement, str]:
+    """What the judge finds, and on which hardware."""
+    if config.judge == "training":
+        stack.enter_context(ray_cluster())
+        found = judge_trained(contest, contestants, config.seconds, config.save_tasks)
+        return found, cpu_fingerprint()
+    if not config.measure:
+        found = judge_estimated(contest, contestants, config.save_tasks)
+        return found, contestants.oracle.model.provenance.hardware
+    pool = stack.enter_context(plan_pool(config.store))
+    hardware = pool.devices()[0].hardware
+    limits = Limits(config.precision, config.seconds)
+    found = judge_measured(
+        contest, contestants, pool, limits, config.seeds, save_tasks=config.save_tasks
+    )
+    return found, hardware
 
 
 def _contest(
@@ -258,6 +289,8 @@ def _told(found: Judgement) -> str:
 
 def _run_name(config: CompareConfig) -> str:
     what = "measure" if config.measure else "estimate"
+    if config.judge == "training":
+        what = "train"
     if config.tasks is not None:
         return f"{what} {config.tasks.name}"
     assert config.tables is not None

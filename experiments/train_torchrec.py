@@ -10,6 +10,7 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.rehearsal.rehearsal import stage
+from autoshard.sharders import SHARDERS, make_sharder
 from autoshard.workload import (
     Device,
     OperatorOptions,
@@ -22,8 +23,7 @@ from autoshard.workload import (
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer
 
-# TorchRec's planners whose plans are like ours, and whether they split tables.
-_BY_COLUMNS = {"torchrec_table_wise": False, "torchrec_columns": True}
+_MUCH = 0.05  # of a core's time: more than that is told
 _ANY_BYTES = 2**50  # what devices really have is for those to say that train
 
 
@@ -40,9 +40,9 @@ class TrainTorchRecConfig:
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     plan: Path | None = None
     """A plan for these tables, as shard.py writes it. It has a rank for each device."""
-    planner: Literal["torchrec", "torchrec_table_wise", "torchrec_columns"] | None = None
-    """In place of --plan: let TorchRec's own planner decide, with all that it knows, with whole
-    tables, or with tables and their columns."""
+    planner: Literal["torchrec_default", "torchrec", "torchrec_columns"] | None = None
+    """In place of --plan: let TorchRec's own planner decide, over all ways that it knows (by rows
+    and copies, too), over whole tables, or over tables and their columns."""
     num_devices: int | None = None
     """Devices that --planner plans for."""
     devices: AskedKind = "auto"
@@ -87,16 +87,19 @@ def main(config: TrainTorchRecConfig) -> None:
                 "as they would, but steps take longer than with a core for each",
                 soft_wrap=True,
             )
-        if config.planner in _BY_COLUMNS:
-            from autoshard.workload.torchrec import plan_of_torchrec
-
-            here = replace(task, devices=found.devices())
-            plan = plan_of_torchrec(here, column_wise=_BY_COLUMNS[config.planner])
+        if config.planner in SHARDERS:
+            plan = make_sharder(config.planner).shard(replace(task, devices=found.devices()))
         found.prepare("", task, plan)
         where = ", ".join(place.name for place in found.places)
         cli.console.print(f"training {len(tables)} tables on {where}", soft_wrap=True)
         rehearsal = found.train("", config.steps)
     cli.console.print(rehearsal.table(str(config.plan or config.planner)))
+    if rehearsal.disturbed > _MUCH and found.ranks_per_core == 1:
+        cli.console.print(
+            f"note: others took {rehearsal.disturbed:.0%} of the ranks' cores meanwhile: steps "
+            "take longer than they would",
+            soft_wrap=True,
+        )
     losses = rehearsal.losses
     cli.console.print(f"loss: {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last")
     if config.json is not None:

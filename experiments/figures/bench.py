@@ -35,6 +35,7 @@ from autoshard.experiments.figures.policy import (
     transfer_figures,
 )
 from autoshard.experiments.figures.pool import scale_figures
+from autoshard.experiments.figures.rehearsal import rehearsal_figures
 from autoshard.experiments.figures.sweep import sweep_figures
 from autoshard.workload import UserError
 
@@ -65,6 +66,7 @@ GROUPS: Mapping[str, Group] = {
     "family-plans": Group("Plans for families left out, measured", measured_family_figures),
     "plans": Group("Plans for 60 tables on 4 devices, measured", plan_figures),
     "transfer": Group("The same policy on other tasks, measured", transfer_figures),
+    "training-torchrec": Group("Training by plans, with TorchRec", rehearsal_figures),
     "training": Group("Training a policy", training_figures),
     "sweep": Group("Sweeps", sweep_figures),
 }

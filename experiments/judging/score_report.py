@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.table import Table
 
@@ -10,14 +11,33 @@ from autoshard.sharders import HEURISTICS
 from autoshard.workload import UserError
 
 _NOTHING = "-"
-_RARE = {"oom": "0", "promise": _NOTHING, "meas. s": _NOTHING}  # columns that may say nothing
+_RARE = {
+    "bal.": _NOTHING,
+    "oom": "0",
+    "promise": _NOTHING,
+    "meas. s": _NOTHING,
+}  # columns that may say nothing
 _SURE = 0.975  # of a probability: what lies beyond a 95 % interval
 
 
-def score_table(scores: Mapping[str, Score], best: str | None, what: str) -> Table:
+class Subject(NamedTuple):
+    """What is compared: as a column, a title, and the beginning of a sentence say it."""
+
+    column: str
+    title: str
+    sentence: str
+
+
+SLOWEST = Subject("max ms", "the slowest device's computation", "the slowest device computes")
+STEP = Subject("step ms", "a step of training", "a step of training takes")
+
+
+def score_table(
+    scores: Mapping[str, Score], best: str | None, what: str, subject: Subject = SLOWEST
+) -> Table:
     """A row a sharder, for rich's console. `what`: the costs that count."""
     report = Table(
-        title=f"the slowest device's computation, mean of tasks, {what}",
+        title=f"{subject.title}, mean of tasks, {what}",
         title_justify="left",
         caption=f"ratio: to {best or 'the best heuristic (none is compared)'}, with the half width "
         "of its 95 % interval; better, next: probabilities to be better than it, and than the next "
@@ -28,7 +48,7 @@ def score_table(scores: Mapping[str, Score], best: str | None, what: str) -> Tab
         box=None,
         padding=(0, 0, 0, 1),
     )
-    rows = [_row(name, score, best) for name, score in scores.items()]
+    rows = [_row(name, score, best, subject) for name, score in scores.items()]
     told = [
         column
         for column in rows[0]
@@ -42,10 +62,10 @@ def score_table(scores: Mapping[str, Score], best: str | None, what: str) -> Tab
     return report
 
 
-def _row(name: str, score: Score, best: str | None) -> dict[str, str]:
+def _row(name: str, score: Score, best: str | None, subject: Subject) -> dict[str, str]:
     return {
         "sharder": name,
-        "max ms": _told(score.max_ms_mean, ".2f"),
+        subject.column: _told(score.max_ms_mean, ".2f"),
         "bal.": _told(score.balance_mean, ".3f"),
         "oom": str(score.oom),
         "ratio": _told(score.ratio, ".3f") + ("" if name == best else _plus_minus(score)),
@@ -87,7 +107,9 @@ def best_sharder(scores: Mapping[str, Score]) -> str | None:
     return max(planned, key=lambda name: scores[name].improvement or 0.0, default=None)
 
 
-def verdict(scores: Mapping[str, Score], best: str | None, what: str) -> str:
+def verdict(
+    scores: Mapping[str, Score], best: str | None, what: str, subject: Subject = SLOWEST
+) -> str:
     """By how much the best sharder's plans beat those of the best heuristic, if that is known."""
     first = best_sharder(scores)
     if first is None:
@@ -108,7 +130,7 @@ def verdict(scores: Mapping[str, Score], best: str | None, what: str) -> str:
             f"{score.ratio:.3f}, 95 % interval {score.ratio_low:.3f} to {score.ratio_high:.3f})"
         )
     return (
-        f"the slowest device computes {score.improvement:.1%} less by {first} than by {best}, the "
+        f"{subject.sentence} {score.improvement:.1%} less by {first} than by {best}, the "
         f"best heuristic ({what}; 95 % interval {1 - score.ratio_high:.1%} to "
         f"{1 - score.ratio_low:.1%}){_tied(scores, first)}"
     )

@@ -93,7 +93,8 @@ class _InOrder(nn.Module):
         """Columns of all features. `values` are those of `pooled`, once they have come."""
         found: dict[str, torch.Tensor] = {}
         for columns, some in zip(values, pooled, strict=True):
-            found.update(zip(some.keys(), columns.split(some.length_per_key(), dim=1), strict=True))
+            parts = torch.split(columns, some.length_per_key(), dim=1)
+            found.update(zip(some.keys(), parts, strict=True))
         return torch.cat([found[key] for key in self._keys], dim=1)
 
 

@@ -6,6 +6,7 @@ step, and a look at the clock now and then is all that timing adds to it.
 
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
@@ -27,37 +28,37 @@ class Clock(Protocol):
         """Now; what it is, `between` knows."""
         ...
 
-    def between(self, marks: list[Any]) -> list[float]:
-        """Milliseconds from each mark to the next."""
+    def between(self, marks: list[Any]) -> list[tuple[float, float]]:
+        """Milliseconds from each mark to the next, and how many of them the device had for us."""
         ...
 
 
 class CoreClock:
     """Of a rank that computes on a core."""
 
-    def mark(self) -> int:
-        """Nanoseconds."""
-        return time.perf_counter_ns()
+    def mark(self) -> tuple[int, int]:
+        """Nanoseconds, and those that this thread has had of its core."""
+        return time.perf_counter_ns(), time.thread_time_ns()
 
-    def between(self, marks: list[int]) -> list[float]:
-        """Milliseconds from each mark to the next."""
-        return [(after - before) / 1e6 for before, after in zip(marks, marks[1:], strict=False)]
+    def between(self, marks: list[tuple[int, int]]) -> list[tuple[float, float]]:
+        """Milliseconds from each mark to the next, and how many of them this thread computed."""
+        return [((b - a) / 1e6, (d - c) / 1e6) for (a, c), (b, d) in pairwise(marks)]
 
 
 class GpuClock:
     """Of a rank that computes on a GPU: when the GPU has come to the mark, not who asked it to."""
 
-    def mark(self) -> torch.cuda.Event:
+    def mark(self) -> Any:
         """An event in the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def between(self, marks: list[torch.cuda.Event]) -> list[float]:
-        """Milliseconds from each mark to the next; waits for the last."""
+    def between(self, marks: list[Any]) -> list[tuple[float, float]]:
+        """Milliseconds from each mark to the next; waits for the last. A GPU is ours alone."""
         marks[-1].synchronize()
-        pairs = zip(marks, marks[1:], strict=False)
-        return [before.elapsed_time(after) for before, after in pairs]
+        found = [before.elapsed_time(after) for before, after in pairwise(marks)]
+        return [(milliseconds, milliseconds) for milliseconds in found]
 
 
 class Phases:
@@ -94,13 +95,19 @@ class Phases:
         self._marks, self._begun = [], []
         self._begin(_DENSE)
 
-    def stop(self) -> tuple[float, ...]:
-        """Milliseconds of each phase of the step that ends now."""
+    def stop(self) -> tuple[tuple[float, ...], float]:
+        """Milliseconds of each phase of the step that ends now, and the share that others took of
+        those in which its operators ran.
+        """
         self._begin(_DENSE)
-        found = [0.0] * len(PHASES)
-        for phase, milliseconds in zip(self._begun, self._clock.between(self._marks), strict=False):
+        found, ours = [0.0] * len(PHASES), [0.0] * len(PHASES)
+        passed = self._clock.between(self._marks)
+        for phase, (milliseconds, had) in zip(self._begun, passed, strict=False):
             found[phase] += milliseconds
-        return tuple(found)
+            ours[phase] += had
+        ran = found[_FORWARD] + found[_BACKWARD]
+        had = ours[_FORWARD] + ours[_BACKWARD]
+        return tuple(found), max(0.0, 1 - had / ran) if ran else 0.0
 
     def reduced(self) -> None:
         """The backward pass is over, and what is dense has the same gradients on all ranks."""
@@ -120,12 +127,12 @@ class Phases:
             node.register_prehook(self._beginning(_BACKWARD))
             node.register_hook(self._beginning(_BACKWARD_EXCHANGE))
 
-    def _watch_pooled(self, _: nn.Module, inputs: tuple[list[torch.Tensor], Any]) -> None:
+    def _watch_pooled(self, _: nn.Module, inputs: tuple[list[Any], Any]) -> None:
         """When all embeddings have come, and when all their gradients are to leave."""
         self._begin(_DENSE)
         for values in inputs[0]:
             values.register_hook(self._beginning(_BACKWARD_EXCHANGE))
 
-    def _watch_bottom(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
+    def _watch_bottom(self, _: nn.Module, __: Any, output: Any) -> None:
         """What is first in the forward pass comes last in the backward pass, and ends it."""
         output.register_hook(self._beginning(_REDUCE))

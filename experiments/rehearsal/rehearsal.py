@@ -28,7 +28,7 @@ _UNKNOWN_BYTES = 2**50  # of a GPU, which says itself what does not fit
 _LAST_WORDS_S = 5.0  # in which the others tell why, once one has lost them
 
 
-class RankFault(UserError):
+class RankError(UserError):
     """A rank failed or was lost, and with it the rehearsal."""
 
 
@@ -100,12 +100,11 @@ class Stage:
             planned = list(plan.device_bytes(task))
             held = [{p.table for p in plan.placements if p.device == r} for r in range(len(runs))]
             tables = [len(some) for some in held]
+        every = zip(self.places, tables, planned, peaks, runs, strict=True)
         return Rehearsal(
             tuple(
-                RankTimes(place.name, *told, peak, tuple(run[warm_up:]))
-                for place, *told, peak, run in zip(
-                    self.places, tables, planned, peaks, runs, strict=True
-                )
+                RankTimes(place.name, count, size, peak, tuple(run[warm_up:]))
+                for place, count, size, peak, run in every
             )
         )
 
@@ -160,18 +159,18 @@ class Stage:
         if isinstance(cause, UserError):
             return cause
         if isinstance(cause, DeviceBusy):
-            return RankFault(f"{who}: {cause}: let it end, then try again")
+            return RankError(f"{who}: {cause}: let it end, then try again")
         if isinstance(error, RayActorError):
-            return RankFault(
+            return RankError(
                 f"{who} died, killed or out of memory, and the others were ended: "
                 f"{first_line(error)}"
             )
         if "memory" in str(cause).lower():
-            return RankFault(
+            return RankError(
                 f"{who} is out of memory: take a smaller batch, or a plan for more ranks "
                 f"({first_line(error)})"
             )
-        return RankFault(f"{who} failed: {first_line(error)}")
+        return RankError(f"{who} failed: {first_line(error)}")
 
 
 @contextmanager

@@ -32,10 +32,12 @@ class Step:
     Args:
         phases_ms: milliseconds of each of PHASES.
         loss: mean of the rank's samples, before the step.
+        disturbed: share of its operators' time in which others had the core.
     """
 
     phases_ms: tuple[float, ...]
     loss: float
+    disturbed: float = 0.0
 
     @property
     def total_ms(self) -> float:
@@ -110,6 +112,11 @@ class Rehearsal:
         return [statistics.fmean(step.loss for step in some) for some in every]
 
     @property
+    def disturbed(self) -> float:
+        """The share of their cores that others took of ranks, mean of all steps."""
+        return statistics.fmean(step.disturbed for rank in self.ranks for step in rank.steps)
+
+    @property
     def slowest(self) -> int:
         """The rank whose operators take longest: what all others wait for."""
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].compute_ms)
@@ -121,14 +128,15 @@ class Rehearsal:
             title=f"{title}: {self.median_ms:.2f} ms a step (median of {len(self.step_ms)}; "
             f"95 % interval {low:.2f} to {high:.2f})",
             title_justify="left",
-            caption="medians in ms; bold: the rank whose operators take longest. Others wait for "
-            "it in the all-to-alls and the all-reduce of what is dense",
+            caption="medians in ms; bold: the rank whose operators take longest, for which others "
+            "wait in the all-to-alls and the all-reduce of what is dense; MB: of tables and a "
+            "batch, by the plan; peak MB: of the process",
             caption_justify="left",
             box=None,
             padding=(0, 0, 0, 1),
         )
         report.add_column("rank", no_wrap=True)
-        for column in ("tables", "plan MB", "peak MB", *_COLUMNS, "step"):
+        for column in ("tables", "MB", "peak MB", *_COLUMNS, "step"):
             report.add_column(column, justify="right", no_wrap=True)
         hosts = {rank.name.partition("@")[2] for rank in self.ranks}
         for number, rank in enumerate(self.ranks):
@@ -139,8 +147,8 @@ class Rehearsal:
                 "-" if rank.tables is None else str(rank.tables),
                 "-" if planned is None else f"{planned:,.0f}",
                 f"{rank.peak_bytes / 1e6:,.0f}",
-                *(f"{value:.2f}" for value in rank.phases_ms),
-                f"{rank.total_ms:.2f}",
+                *(f"{value:.1f}" for value in rank.phases_ms),
+                f"{rank.total_ms:.1f}",
                 style="bold" if number == self.slowest else "",
             )
         return report
@@ -153,6 +161,7 @@ class Rehearsal:
                 "interval_ms": list(self.interval_ms),
                 "slowest_rank": self.slowest,
                 "losses": self.losses,
+                "disturbed": self.disturbed,
                 "phases": list(PHASES),
                 "ranks": [asdict(rank) for rank in self.ranks],
             }

@@ -120,7 +120,8 @@ class Training:
         loss.backward()
         self._phases.reduced()
         self._optimizer.step()
-        return Step(self._phases.stop(), loss.item())
+        phases_ms, disturbed = self._phases.stop()
+        return Step(phases_ms, loss.item(), disturbed)
 
 
 def _seated(plan: TorchRecPlan, device: torch.device) -> TorchRecPlan:

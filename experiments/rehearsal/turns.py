@@ -1,12 +1,10 @@
 """Several plans for a task, trained by turns: what slows the machine for a while hits all alike."""
 
 import time
-from collections.abc import Callable, Mapping
-
-import numpy as np
-import numpy.typing as npt
+from collections.abc import Mapping
 
 from autoshard.experiments.rehearsal.rehearsal import Stage
+from autoshard.experiments.rehearsal.times import Rehearsal
 from autoshard.workload import ShardingPlan, ShardingTask
 
 _STEPS = 10  # of a turn
@@ -19,35 +17,32 @@ def in_turns(
     task: ShardingTask,
     plans: Mapping[str, ShardingPlan | None],
     seconds: float,
-    step: Callable[[], None] = lambda: None,
-) -> dict[str, npt.NDArray[np.float64]]:
-    """Milliseconds of a step by each plan, in each round.
+) -> dict[str, list[Rehearsal]]:
+    """A few steps by each plan, in each round.
 
     Args:
         stage: ranks that are up.
         task: of all plans.
         plans: by name; None where TorchRec's planner decides.
         seconds: after which no round is begun, but for the first few.
-        step: called after each round.
     """
     together = _fit_together(stage, task, plans)
     prepared: set[str] = set()
-    found: dict[str, list[float]] = {name: [] for name in plans}
+    found: dict[str, list[Rehearsal]] = {name: [] for name in plans}
     names, began = list(plans), time.monotonic()
-    while len(found[names[-1]]) < _FEWEST_ROUNDS or time.monotonic() < began + seconds:
+    while names and (len(found[names[-1]]) < _FEWEST_ROUNDS or time.monotonic() < began + seconds):
         for name in names:
             if name not in prepared:
                 stage.prepare(name, task, plans[name])
                 prepared.add(name)
-            found[name].append(stage.train(name, _STEPS, _WARM_UP).median_ms)
+            found[name].append(stage.train(name, _STEPS, _WARM_UP))
             if not together:
                 stage.forget(name)
                 prepared.remove(name)
         names = [*names[1:], names[0]]
-        step()
     for name in prepared:
         stage.forget(name)
-    return {name: np.array(some) for name, some in found.items()}
+    return found
 
 
 def _fit_together(

@@ -245,6 +245,30 @@ def scored(
     return score_all(outcomes, certain(outcomes), bounds_ms, promised)
 
 
+def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> None:
+    """A plan that two have made is trained once, so they are told apart by nothing."""
+    folder, _ = measured_run
+    done = run(
+        "compare.py",
+        "--tasks out/tasks --plans same=out/plans/size --sharders size,cost --judge training "
+        f"--seconds 1 --policy {folder.parent / 'policy'} --json trained.json",
+        folder,
+    )
+    figures = json.loads((folder / "trained.json").read_text())
+    assert (figures["trained"], figures["measured"], figures["tasks"]) == (True, False, 2)
+    scores = figures["sharders"]
+    assert set(scores) == {"size", "cost", "same"}
+    assert scores["same"]["max_ms"] == scores["size"]["max_ms"]
+    assert scores["same"]["ratio"] == 1
+    for score in scores.values():
+        assert all(ms > 0 for ms in score["max_ms"])
+        assert score["promise"] is None  # a cost model does not speak of steps
+    low, high = scores["cost"]["ratio_low"], scores["cost"]["ratio_high"]
+    assert low < scores["cost"]["ratio"] < high
+    assert "a step of training, mean of tasks, with TorchRec" in " ".join(done.stdout.split())
+    assert "step ms" in done.stdout
+
+
 def test_scores_by_hand() -> None:
     scores, best = scored(
         {
@@ -457,6 +481,7 @@ def test_bad_input_is_one_line_before_any_work(
         ({"sharders": "size,best"}, "sharder 'best' is not one of round_robin, random"),
         ({"sharders": ""}, "sharder '' is not one of"),
         ({"sharders": "autoshard_verified"}, "measures its best plans: add --measure"),
+        ({"judge": "training", "measure": True}, "--measure measures costs: leave it out"),
         ({"tables": "none.csv"}, "none.csv: does not exist"),
         ({"num_devices": 0}, "--num-devices must be at least 1, got 0"),
         ({"num_devices": 4}, "the policy serves up to 3 devices, 4 are asked for"),

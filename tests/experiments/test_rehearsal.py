@@ -167,7 +167,7 @@ def test_a_step_lasts_until_the_last_rank_is_through() -> None:
 
 def test_what_does_not_fit_is_told_before_training(stages: dict[int, Stage]) -> None:
     plan = plan_of(*PLANS["even on 2"])
-    with pytest.raises(UserError, match="batch of 33 samples cannot be split evenly .* take 32"):
+    with pytest.raises(UserError, match=r"batch of 33 samples cannot be split evenly .* take 32"):
         stages[2].prepare("odd", task_of(2, batch_size=33), plan)
     with pytest.raises(PlanError, match="the plan is for 2 devices, the task has 4"):
         stages[4].prepare("few", task_of(4), plan)

@@ -398,5 +398,7 @@ def test_what_runs_in_another_kernel_or_is_of_another_model_does_not_come_back()
     out.plan["item"]["clicks"].compute_kernel = "fused_uvm"
     with pytest.raises(PlanError, match=r"table item.clicks runs in kernel fused_uvm"):
         from_torchrec(out, TASK)
+    with pytest.raises(PlanError, match=r"table item.clicks is on rank 1, and the task has 1 dev"):
+        from_torchrec(to_torchrec(ShardingPlan(WHOLE, 4), MODEL), task_of(MODEL, ranks=1))
     with pytest.raises(PlanError, match=r"table item.clicks of the plan is not among"):
         from_torchrec(to_torchrec(ShardingPlan(WHOLE, 4), MODEL), task_of(alone(bag("clicks"))))

