@@ -20,7 +20,10 @@ from torch.nn import functional
 from autoshard.workload import FEATURE_NAMES
 
 # The published raw sizes say nothing that their logarithms do not.
-INPUTS = tuple(name for name in FEATURE_NAMES if name.startswith(("reuse_", "log_")))
+_RAW = ("dim", "rows", "pooling_factor", "size_gb")
+INPUTS = tuple(name for name in FEATURE_NAMES if name not in _RAW)
+# Inputs that early models know nothing of; all tables that these learned from had 0.
+LATER_INPUTS = ("log_features", "weighted")
 DIRECTIONS = 2  # forward and backward
 
 # Work of a table, as products of powers of its extensive inputs.
@@ -69,6 +72,11 @@ class NetworkShape:
         return self.count + 1
 
 
+# Deviations of inputs are at least these. One that hardly varies counts little; how few of the
+# tables are unusual is no unit for how unusual they are.
+LEAST_DEVIATIONS = torch.tensor([0.5 if name in LATER_INPUTS else 0.05 for name in INPUTS])
+
+
 class InputScale(NamedTuple):
     """Of each input over the tables learned from: mean, deviation, lowest and highest."""
 
@@ -78,9 +86,9 @@ class InputScale(NamedTuple):
     high: Tensor
 
     @staticmethod
-    def of(inputs: Tensor, least_deviation: float = 0.05) -> "InputScale":
-        """The scale of inputs [tables, inputs]; an input that hardly varies counts little."""
-        deviation = inputs.std(0, correction=0).clamp_min(least_deviation)
+    def of(inputs: Tensor) -> "InputScale":
+        """The scale of inputs [tables, inputs]."""
+        deviation = inputs.std(0, correction=0).maximum(LEAST_DEVIATIONS)
         return InputScale(inputs.mean(0), deviation, inputs.amin(0), inputs.amax(0))
 
     def excess(self, inputs: Tensor) -> Tensor:
