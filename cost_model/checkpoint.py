@@ -32,7 +32,7 @@ MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
 PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
 _OTHERS = "its {} are not those of this autoshard: train it again"
-_INPUT_WEIGHTS = "compute.table.curved.0.weight"
+_INPUT_WEIGHTS, _PRICES = "compute.table.curved.0.weight", "compute.table.log_prices"
 
 
 class OtherHardware(UserWarning):
@@ -175,6 +175,8 @@ def _with_later_inputs(seen: list[str], tensors: Mapping[str, Tensor]) -> dict[s
     """The tensors of a model that has seen only these inputs, as if it had seen the later ones: all
     its tables had 0 there, and so it goes by them in nothing but its doubt.
     """
+    if seen == [*network.INPUTS]:
+        return dict(tensors)
     known = [name for name in network.INPUTS if name in seen or name not in network.LATER_INPUTS]
     if seen != known:
         raise CheckpointError(_OTHERS.format("inputs"))
@@ -188,6 +190,10 @@ def _with_later_inputs(seen: list[str], tensors: Mapping[str, Tensor]) -> dict[s
                 usual = network.LEAST_DEVIATIONS
             found[name] = usual.repeat(*tensor.shape[:-1], 1)
             found[name][..., places] = tensor
+    prices = tensors.get(_PRICES)
+    if prices is not None:
+        unpriced = torch.full_like(prices, network.LEAST_LOG_PRICE)
+        found[_PRICES] = torch.cat([prices, prices, unpriced], dim=-1)  # by network.KINDS
     return found
 
 
