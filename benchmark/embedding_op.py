@@ -12,8 +12,30 @@ from autoshard.workload import IndexBatch, OperatorOptions, Shard, shard_batch
 class EmbeddingOp:
     """The operator of a shard on a device, and the batch and gradient that it runs on.
 
-    Weights start at zero and take whatever the timed updates make of them: kernels take the same
-    time for any finite numbers.
+    A fused operator has weights of all its lookups or of none. So where tables with weights and
+    tables without meet in a shard, each kind has an operator of its own, as in TorchRec, where they
+    are in different modules.
+    """
+
+    def __init__(self, shard: Shard, settings: MeasureSettings, device: torch.device) -> None:
+        kinds = [
+            tuple(piece for piece in shard.slices if piece.table.weighted == weighted)
+            for weighted in (False, True)
+        ]
+        self.parts = [FusedPart(Shard.in_order(kind), settings, device) for kind in kinds if kind]
+        self.gradient = torch.ones(settings.batch_size, shard.total_dim, device=device)
+
+    def forward(self) -> torch.Tensor:
+        """Pooled embeddings of the batch: [batch, sum of output widths]."""
+        outputs = [part.forward() for part in self.parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+
+
+class FusedPart:
+    """The slices of a shard that run in one fused operator: all with weights, or all without.
+
+    Weights of tables start at zero and take whatever the timed updates make of them: kernels take
+    the same time for any finite numbers.
     """
 
     def __init__(self, shard: Shard, settings: MeasureSettings, device: torch.device) -> None:
@@ -21,10 +43,9 @@ class EmbeddingOp:
         self._indices = torch.from_numpy(self.batch.indices).to(device)
         self._offsets = torch.from_numpy(self.batch.offsets).to(device)
         self._weights = None
-        if any(piece.table.weighted for piece in shard.slices):
+        if shard.slices[0].table.weighted:
             self._weights = torch.ones(len(self._indices), device=device)
         self.module = build_module(shard, settings.operator, device)
-        self.gradient = torch.ones(settings.batch_size, shard.total_dim, device=device)
 
     def forward(self) -> torch.Tensor:
         """Pooled embeddings of the batch: [batch, sum of output widths]."""

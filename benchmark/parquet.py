@@ -33,8 +33,8 @@ from autoshard.workload import (
     UserError,
 )
 
-PARQUET_SCHEMA = "autoshard.measurements/3"
-_READABLE = ("autoshard.measurements/1", "autoshard.measurements/2", PARQUET_SCHEMA)
+PARQUET_SCHEMA = "autoshard.measurements/4"
+_READABLE = (*(f"autoshard.measurements/{version}" for version in (1, 2, 3)), PARQUET_SCHEMA)
 
 _TRACE = pa.struct(
     [("path", pa.string()), ("position", pa.int64()), ("batch_size", pa.int64()),
@@ -44,6 +44,7 @@ _SLICE = pa.struct(
     [("name", pa.string()), ("rows", pa.int64()), ("dim", pa.int64()),
      ("pooling_factor", pa.float64()), ("zipf_alpha", pa.float64()),
      ("reuse", pa.list_(pa.float64())), ("reuse_batch_size", pa.int64()), ("trace", _TRACE),
+     ("features", pa.int64()), ("weighted", pa.bool_()),
      ("start", pa.int64()), ("width", pa.int64())]
 )  # fmt: skip
 _TIMED = (
@@ -170,8 +171,12 @@ def _slice_record(piece: TableSlice) -> dict[str, Any]:
 
 
 def _slice(record: dict[str, Any]) -> TableSlice:
-    fields = {name: value for name, value in record.items() if name not in ("start", "width")}
-    if fields["trace"] is not None:
+    fields = {
+        name: value
+        for name, value in record.items()
+        if name not in ("start", "width") and value is not None
+    }
+    if "trace" in fields:
         fields["trace"] = vars(Trace(**fields["trace"]))
     return TableSlice(EmbeddingTable.from_json(fields), record["start"], record["width"])
 

@@ -31,6 +31,8 @@ from autoshard.workload import OperatorOptions, UserError, documents
 MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
 PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
+_OTHERS = "its {} are not those of this autoshard: train it again"
+_INPUT_WEIGHTS, _PRICES = "compute.table.curved.0.weight", "compute.table.log_prices"
 
 
 class OtherHardware(UserWarning):
@@ -144,13 +146,13 @@ def _description(model: CostModel) -> dict[str, Any]:
 
 
 def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostModel:
+    tensors = _with_later_inputs(document["inputs"], tensors)
     for name, known in (
-        ("inputs", network.INPUTS),
         ("terms", network.TERMS),
         ("rank_inputs", communication.INPUTS),
     ):
         if document[name] != list(known):
-            raise CheckpointError(f"its {name} are not those of this autoshard: train it again")
+            raise CheckpointError(_OTHERS.format(name))
     shape = NetworkShape(**document["shape"])
     scale = InputScale(*(tensors[f"scale.{name}"] for name in InputScale._fields))
     example = ShardNetwork(shape, scale)
@@ -167,6 +169,32 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
     told["quiet"] = _level(told)
     exchanges = _communication(tensors, document["devices_that_communicate"])
     return CostModel(compute, Provenance(**told), exchanges)
+
+
+def _with_later_inputs(seen: list[str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a model that has seen only these inputs, as if it had seen the later ones: all
+    its tables had 0 there, and so it goes by them in nothing but its doubt.
+    """
+    if seen == [*network.INPUTS]:
+        return dict(tensors)
+    known = [name for name in network.INPUTS if name in seen or name not in network.LATER_INPUTS]
+    if seen != known:
+        raise CheckpointError(_OTHERS.format("inputs"))
+    places = [network.INPUTS.index(name) for name in seen]
+    found = dict(tensors)
+    for name, tensor in tensors.items():
+        by_input = name.startswith("scale.") or name == _INPUT_WEIGHTS
+        if by_input and tensor.shape[-1:] == (len(seen),):  # others are damaged, and told of later
+            usual = tensor.new_zeros(len(network.INPUTS))
+            if name == "scale.deviation":
+                usual = network.LEAST_DEVIATIONS
+            found[name] = usual.repeat(*tensor.shape[:-1], 1)
+            found[name][..., places] = tensor
+    prices = tensors.get(_PRICES)
+    if prices is not None:
+        unpriced = torch.full_like(prices, network.LEAST_LOG_PRICE)
+        found[_PRICES] = torch.cat([prices, prices, unpriced], dim=-1)  # by network.KINDS
+    return found
 
 
 def _level(told: dict[str, Any]) -> Level | None:

@@ -13,7 +13,13 @@ from autoshard.cost_model.compute import ComputeCostModel, FactorPrior, Uncertai
 from autoshard.cost_model.dataset import CostDataset
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.inputs import Memberships, SliceRows
-from autoshard.cost_model.network import DIRECTIONS, InputScale, ShardNetwork
+from autoshard.cost_model.network import (
+    DIRECTIONS,
+    KINDS,
+    LEAST_LOG_PRICE,
+    InputScale,
+    ShardNetwork,
+)
 from autoshard.cost_model.table_factors import Evidence, few
 from autoshard.cost_model.training import (
     Curves,
@@ -27,7 +33,6 @@ from autoshard.cost_model.training import (
 
 Floats = npt.NDArray[np.float64]
 
-_LEAST_LOG_PRICE = -12.0
 # Relative deviation of what a good model says from the truth (1.9 % in the median on the shipped
 # data): a cost that is known better than that teaches no more, and is given no more weight. With
 # 0 to 0.04 models came out alike; without weights they are far worse where some costs are loud.
@@ -169,7 +174,7 @@ def _conformal(widths: Floats, share: float) -> float:
 
 def _with_prices(ensemble: Ensemble, examples: Examples, scale: InputScale) -> Ensemble:
     """Start where prices of work alone explain the costs best; networks then learn the rest."""
-    work = examples.memberships.sums(scale.work(examples.inputs)).numpy()
+    work = examples.memberships.sums(scale.priced_work(examples.inputs)).numpy()
     terms = np.concatenate([np.ones((len(work), 1)), work], axis=1).astype(np.float64)
     log_costs = examples.log_costs.numpy()
     fitted = np.stack([_log_prices(terms, log_costs[:, n]) for n in range(DIRECTIONS)])
@@ -178,6 +183,17 @@ def _with_prices(ensemble: Ensemble, examples: Examples, scale: InputScale) -> E
     weights["table.log_prices"] = prices.expand(ensemble.members, -1, -1).clone()
     weights["fusion.log_start"] = start[:, 0].expand(ensemble.members, -1).clone()
     return ensemble.with_weights(weights)
+
+
+def _with_unseen(log_prices: Floats, terms: Floats) -> Floats:
+    """Prices of kinds of work that there is nothing of: several features cost what one does, and
+    weights nothing.
+    """
+    one, several, weights = log_prices[1:].reshape(len(KINDS), -1)
+    seen = terms[:, 1:].any(axis=0).reshape(len(KINDS), -1).any(axis=1)
+    several = several if seen[KINDS.index("several")] else one
+    weights = weights if seen[KINDS.index("weights")] else np.full_like(one, LEAST_LOG_PRICE)
+    return np.concatenate([log_prices[:1], one, several, weights])
 
 
 def _log_prices(terms: Floats, log_costs: Floats) -> Floats:
@@ -190,8 +206,8 @@ def _log_prices(terms: Floats, log_costs: Floats) -> Floats:
         parts = terms * np.exp(log_prices)
         return np.asarray(parts / parts.sum(axis=1, keepdims=True))
 
-    lowest = np.full(terms.shape[1], _LEAST_LOG_PRICE)
+    lowest = np.full(terms.shape[1], LEAST_LOG_PRICE)
     found = optimize.least_squares(
         errors, lowest / 4, slopes, (lowest, -lowest), loss="soft_l1", f_scale=0.1
     )
-    return np.asarray(found.x)
+    return _with_unseen(np.asarray(found.x), terms)

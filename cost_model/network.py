@@ -20,7 +20,10 @@ from torch.nn import functional
 from autoshard.workload import FEATURE_NAMES
 
 # The published raw sizes say nothing that their logarithms do not.
-INPUTS = tuple(name for name in FEATURE_NAMES if name.startswith(("reuse_", "log_")))
+_RAW = ("dim", "rows", "pooling_factor", "size_gb")
+INPUTS = tuple(name for name in FEATURE_NAMES if name not in _RAW)
+# Inputs that early models know nothing of; all tables that these learned from had 0.
+LATER_INPUTS = ("log_features", "weighted")
 DIRECTIONS = 2  # forward and backward
 
 # Work of a table, as products of powers of its extensive inputs.
@@ -35,6 +38,11 @@ TERMS: dict[str, dict[str, float]] = {
     "sorting": {"log_lookups": 1.1},  # n log n, near enough over what batches hold
     "scattering": {"log_distinct_rows": 0.5, "log_rows": 0.5},
 }
+# Work is priced apart where one feature looks rows up in a table, where several do (fbgemm's CPU
+# kernels then go another way), and, beside either, for weights of lookups.
+KINDS = ("one", "several", "weights")
+_LOG_FEATURES, _WEIGHTED = (INPUTS.index(name) for name in LATER_INPUTS)
+LEAST_LOG_PRICE = -12.0
 _REACH = 1.0  # deviations beyond what was learned from up to which a curve is followed
 _LEAST_UNIT = 0.25  # a reuse bin that was always empty is no reason to doubt a table
 _FLOOR = 1e-9
@@ -69,6 +77,11 @@ class NetworkShape:
         return self.count + 1
 
 
+# Deviations of inputs are at least these. One that hardly varies counts little; how few of the
+# tables are unusual is no unit for how unusual they are.
+LEAST_DEVIATIONS = torch.tensor([0.5 if name in LATER_INPUTS else 0.05 for name in INPUTS])
+
+
 class InputScale(NamedTuple):
     """Of each input over the tables learned from: mean, deviation, lowest and highest."""
 
@@ -78,9 +91,9 @@ class InputScale(NamedTuple):
     high: Tensor
 
     @staticmethod
-    def of(inputs: Tensor, least_deviation: float = 0.05) -> "InputScale":
-        """The scale of inputs [tables, inputs]; an input that hardly varies counts little."""
-        deviation = inputs.std(0, correction=0).clamp_min(least_deviation)
+    def of(inputs: Tensor) -> "InputScale":
+        """The scale of inputs [tables, inputs]."""
+        deviation = inputs.std(0, correction=0).maximum(LEAST_DEVIATIONS)
         return InputScale(inputs.mean(0), deviation, inputs.amin(0), inputs.amax(0))
 
     def excess(self, inputs: Tensor) -> Tensor:
@@ -92,6 +105,12 @@ class InputScale(NamedTuple):
         """Terms of work [tables, terms], each about 1 for a typical table."""
         return ((inputs - self.mean) @ _EXPONENTS.T).exp()
 
+    def priced_work(self, inputs: Tensor) -> Tensor:
+        """The same apart by kind, which is what has prices: [tables, kinds x terms]."""
+        several = inputs[..., _LOG_FEATURES] > 0
+        kinds = torch.stack([~several, several, inputs[..., _WEIGHTED] > 0], dim=-1)
+        return (kinds[..., None] * self.work(inputs)[..., None, :]).flatten(-2)
+
 
 _EXPONENTS = torch.tensor([[powers.get(name, 0.0) for name in INPUTS] for powers in TERMS.values()])
 
@@ -102,7 +121,7 @@ class TableNetwork(nn.Module):
     def __init__(self, shape: NetworkShape, scale: InputScale) -> None:
         super().__init__()
         self.scale = scale
-        self.log_prices = nn.Parameter(torch.full((DIRECTIONS, len(TERMS)), -3.0))
+        self.log_prices = nn.Parameter(torch.full((DIRECTIONS, len(KINDS) * len(TERMS)), -3.0))
         self.curved = nn.Sequential(
             nn.Linear(len(INPUTS), shape.hidden),
             nn.SiLU(),
@@ -118,7 +137,8 @@ class TableNetwork(nn.Module):
         low, high = scale.low - _REACH * scale.deviation, scale.high + _REACH * scale.deviation
         curved = self.curved((inputs.clamp(low, high) - scale.mean) / scale.deviation)
         work = scale.work(inputs)
-        beside = functional.linear(work, self.log_prices.exp()) * curved[..., :DIRECTIONS].exp()
+        priced = functional.linear(scale.priced_work(inputs), self.log_prices.exp())
+        beside = priced * curved[..., :DIRECTIONS].exp()
         learned = functional.softplus(curved[..., DIRECTIONS:])
         count = torch.ones_like(work[..., :1])
         doubt = beside.sum(-1, keepdim=True) * scale.excess(inputs).amax(-1, keepdim=True)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import nn
 
-from autoshard.cost_model.network import INPUTS, TERMS
+from autoshard.cost_model.network import TERMS
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import UserError, documents
 
@@ -57,7 +57,6 @@ def save_policy(policy: Policy, folder: Path | str) -> None:
     body = {
         "shape": asdict(policy.network.shape),
         "max_devices": policy.max_devices,
-        "inputs": [*INPUTS],
         "terms": [*TERMS],
         "trained": dict(policy.trained),
     }
@@ -78,7 +77,7 @@ def load_policy(policy: Path | str) -> Policy:
         document = documents.read(where / _DOCUMENT)
         POLICY_SCHEMA.check(document)
         with documents.fields_of("policy"):
-            if document["terms"] != [*TERMS] or document["inputs"] != [*INPUTS]:
+            if document["terms"] != [*TERMS]:
                 raise PolicyError("it looks at other features than this autoshard: train it again")
             network = PolicyNetwork(PolicyShape(**document["shape"]))
             _fill(network, where / _WEIGHTS)

@@ -31,15 +31,19 @@ Dearer = Callable[[EmbeddingTable], float]  # what tables cost over what the for
 def formula_ms(
     shard: Shard, batch_size: int, dearer: Dearer = lambda table: 1.0
 ) -> tuple[float, float]:
-    """Forward and backward: starting costs, work adds up, and tables get in each other's way."""
-    work = rows = 0.0
+    """Forward and backward: starting costs, work adds up, and tables get in each other's way.
+
+    Each feature has an output; weights have gradients of their own.
+    """
+    work = rows = weights = 0.0
     for piece in shard.slices:
         spectrum = spectrum_of(piece.table, batch_size)
-        each = spectrum.lookups * piece.width / 2e6 + batch_size / 4e4
+        each = spectrum.lookups * piece.width / 2e6 + batch_size * piece.table.features / 4e4
         work += dearer(piece.table) * each
         rows += spectrum.distinct_rows * piece.width / 1e6
+        weights += each if piece.table.weighted else 0.0
     crowding = (1 + rows) ** 0.3
-    return 0.2 + work * crowding, 0.1 + (1.5 * work + 0.5 * rows) * crowding
+    return 0.2 + work * crowding, 0.1 + (1.5 * work + 0.5 * rows + weights) * crowding
 
 
 def measurement(

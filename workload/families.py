@@ -9,7 +9,7 @@ for machines with less memory than the workload was made for.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,7 +74,8 @@ class Range:
     """Tables drawn evenly over a box, all but `zipf_alpha` by their logarithms.
 
     A share `published` of them is used as the published histogram says, bent a little, the others
-    by a Zipf law.
+    by a Zipf law. `features` is the most that a table has, drawn by its logarithm; a share
+    `weighted` of the tables is looked up with weights.
     """
 
     rows: tuple[float, float]
@@ -82,6 +83,8 @@ class Range:
     lookups: tuple[float, float]
     zipf_alpha: tuple[float, float]
     published: float = 0.0
+    features: int = 1
+    weighted: float = 0.0
 
     def tables(self, count: int, seed: int) -> tuple[EmbeddingTable, ...]:
         """`count` tables, spread over all of the box however few they are (a Latin hypercube)."""
@@ -89,7 +92,19 @@ class Range:
 
         draws = qmc.LatinHypercube(6, rng=np.random.default_rng([count, seed])).random(count)
         width = len(str(count - 1))
-        return tuple(self._table(f"t{n:0{width}d}", draw) for n, draw in enumerate(draws))
+        tables = (self._table(f"t{n:0{width}d}", draw) for n, draw in enumerate(draws))
+        if self.features == 1 and not self.weighted:
+            return tuple(tables)
+        # Draws of their own: other than in these two, tables are as without.
+        uses = qmc.LatinHypercube(2, rng=np.random.default_rng([count, seed, 1])).random(count)
+        return tuple(
+            replace(
+                table,
+                features=int((self.features + 1) ** features),
+                weighted=bool(weighted < self.weighted),
+            )
+            for table, (features, weighted) in zip(tables, uses, strict=True)
+        )
 
     def _table(self, name: str, draw: Floats) -> EmbeddingTable:
         rows, dim, lookups = (
@@ -112,8 +127,10 @@ class Range:
         )
 
 
+_WIDE = Range((10, 1e7), (4, 512), (0.1, 200), (0, 1.6), published=0.4)
 RANGES: Mapping[str, Range] = {
-    "wide": Range((10, 1e7), (4, 512), (0.1, 200), (0, 1.6), published=0.4),
+    "wide": _WIDE,
+    "features": replace(_WIDE, features=8, weighted=1 / 3),
     "zipf": Range((1e3, 2e6), (8, 256), (1, 60), (0.4, 1.5)),
     "hot": Range((50, 2e4), (4, 32), (5, 100), (0.9, 1.6)),
     "cold": Range((2e5, 5e6), (32, 128), (0.5, 8), (0, 0.3)),

@@ -24,6 +24,8 @@ OWN_FEATURES = (
     "log_touched_bytes",
     "log_size_bytes",
     "log_batch_size",
+    "log_features",
+    "weighted",
 )
 FEATURE_NAMES = PUBLISHED_FEATURES + OWN_FEATURES
 
@@ -34,7 +36,8 @@ def slice_features(slices: Sequence[TableSlice], batch_size: int) -> Floats:
     """Features of each slice in a batch of that size: [slices, features], named FEATURE_NAMES.
 
     `looked_up_bytes` counts a row at each of its uses, `touched_bytes` once; both in fp32. Samples
-    (`log_batch_size`) count once for each feature of the table: so many outputs it has.
+    (`log_batch_size`) count once for each feature of the table: so many outputs it has. A table
+    with one feature and without weights has 0 as its `log_features` and `weighted`.
     """
     features = np.empty((len(slices), len(FEATURE_NAMES)))
     for row, piece in zip(features, slices, strict=True):
@@ -44,7 +47,7 @@ def slice_features(slices: Sequence[TableSlice], batch_size: int) -> Floats:
         row[:4] = width, table.rows, table.pooling_factor, size / 1e9
         row[4:21] = spectrum.bins()
         row_bytes = width * _FLOAT_BYTES
-        row[21:] = np.log1p(
+        row[21:-2] = np.log1p(
             [
                 width,
                 table.rows,
@@ -56,4 +59,5 @@ def slice_features(slices: Sequence[TableSlice], batch_size: int) -> Floats:
                 batch_size * table.features,
             ]
         )
+        row[-2:] = np.log(table.features), table.weighted
     return features

@@ -39,7 +39,7 @@ from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.workbench import SETTINGS, cpu_pool, say
 from autoshard.workload import EmbeddingTable, Shard, UserError, load_tables, random_shards
 
-DATA = PRETRAINED / "cpu.parquet"
+DATA = (PRETRAINED / "cpu.parquet", PRETRAINED / "cpu-features.parquet")
 OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # another machine, with other weights
 # Other than the model learned from; and small, for plans of all of these are measured.
 _CHECK_TASKS, _CHECK_TABLES = 20, "synthetic:400:1:small"
@@ -51,7 +51,7 @@ _HEART_TABLES, _HEART_SHARDS, _HEART_NOISE = 1_000, 10_000, 0.02
 @cache
 def shipped_costs() -> CostDataset:
     """The measurements that the shipped model has learned from."""
-    return read_costs([DATA])
+    return read_costs(DATA)
 
 
 def learning_figures() -> list[Figure]:
@@ -63,6 +63,10 @@ def learning_figures() -> list[Figure]:
     many = found.sizes >= 8
     additive = np.median(np.abs(found.additive_ms[many] / found.measured_ms[many] - 1))
     own = np.median(np.abs(found.predicted_ms[many] / found.measured_ms[many] - 1))
+    unusual = parts["test"].subset(
+        [n for n, s in enumerate(parts["test"].shards) if _is_unusual(s)]
+    )
+    featured = evaluate(compute, parts["train"], unusual)
     return [
         Figure("training the cost model", "at most 60 s", curves.seconds, "s"),
         Figure("Kendall tau, tables unseen in training", "at least 0.96", found.score.kendall_tau),
@@ -97,9 +101,21 @@ def learning_figures() -> list[Figure]:
             float(additive),
         ),
         Figure("share of shards within their 90 % interval", "0.85 to 0.95", found.coverage_90),
+        Figure("median error, tables with features and weights", "", featured.score.median_error),
+        Figure("Kendall tau, tables with features and weights", "", featured.score.kendall_tau),
+        Figure(
+            "share of shards with features and weights within their 90 % interval",
+            "0.85 to 0.95",
+            featured.coverage_90,
+        ),
         *_speeds(CostModel(compute, Provenance.of(data)), parts["test"]),
         *_calibration(compute, data),
     ]
+
+
+def _is_unusual(shard: Shard) -> bool:
+    """Whether it holds a table of several features, or one with weights of lookups."""
+    return any(piece.table.features > 1 or piece.table.weighted for piece in shard.slices)
 
 
 def calibrated_here(pool: BenchmarkPool) -> CostModel:

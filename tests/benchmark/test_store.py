@@ -127,7 +127,8 @@ def test_exchanges_come_back(tmp_path: Path) -> None:
 
 
 def test_parquet_carries_everything(tmp_path: Path, tables: tuple[EmbeddingTable, ...]) -> None:
-    kept = some(tables)
+    shared = [replace(tables[n], features=n + 1, weighted=n > 1) for n in range(4)]
+    kept = [*some(tables), measurement(Shard.of_tables(shared))]
     with MeasurementStore(tmp_path / "a.db") as store:
         store.put(kept)
         store.put_exchange(EXCHANGE)

@@ -60,28 +60,29 @@ def test_the_operator_pools_the_rows_of_its_batch(
     """Against plain torch: forward sums the looked-up rows, backward updates exactly those."""
     pieces = (tables[0].whole(), TableSlice(tables[1], 0, 8), TableSlice(tables[1], 8, 8))
     op = EmbeddingOp(Shard(pieces), MeasureSettings(32, OperatorOptions("fp32", "sgd")), device)
+    (part,) = op.parts
     torch.manual_seed(0)
-    weights = op.module.split_embedding_weights()
+    weights = part.module.split_embedding_weights()
     for weight in weights:
         weight.data.normal_()
     before = [weight.clone() for weight in weights]
     output = op.forward()
     columns = 0
     for number, table in enumerate(before):
-        first, last = (int(op.batch.offsets[32 * place]) for place in (number, number + 1))
-        own = torch.from_numpy(op.batch.indices[first:last]).to(device)
-        starts = torch.from_numpy(op.batch.offsets[32 * number : 32 * number + 32] - first)
+        first, last = (int(part.batch.offsets[32 * place]) for place in (number, number + 1))
+        own = torch.from_numpy(part.batch.indices[first:last]).to(device)
+        starts = torch.from_numpy(part.batch.offsets[32 * number : 32 * number + 32] - first)
         expected = torch.nn.functional.embedding_bag(own, table, starts.to(device), mode="sum")
         found = output[:, columns : columns + table.shape[1]]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         columns += table.shape[1]
     output.backward(op.gradient)
     for number, (old, new) in enumerate(
-        zip(before, op.module.split_embedding_weights(), strict=True)
+        zip(before, part.module.split_embedding_weights(), strict=True)
     ):
-        first, last = (int(op.batch.offsets[32 * place]) for place in (number, number + 1))
+        first, last = (int(part.batch.offsets[32 * place]) for place in (number, number + 1))
         uses = torch.bincount(
-            torch.from_numpy(op.batch.indices[first:last]), minlength=len(old)
+            torch.from_numpy(part.batch.indices[first:last]), minlength=len(old)
         ).to(device)
         torch.testing.assert_close(new, old - 0.01 * uses[:, None].float(), rtol=1e-4, atol=1e-4)
 
@@ -92,10 +93,11 @@ def test_each_feature_of_a_table_has_its_own_output(
     """Against plain torch: three features look rows up in one table, with weights."""
     table = dataclasses.replace(tables[0], features=3, weighted=True)
     op = EmbeddingOp(Shard.of_tables([table]), MeasureSettings(32), device)
-    (weights,) = op.module.split_embedding_weights()
+    (part,) = op.parts
+    (weights,) = part.module.split_embedding_weights()
     weights.data.normal_()
     indices, offsets = (
-        torch.from_numpy(a).to(device) for a in (op.batch.indices, op.batch.offsets)
+        torch.from_numpy(a).to(device) for a in (part.batch.indices, part.batch.offsets)
     )
     expected = torch.nn.functional.embedding_bag(indices, weights, offsets[:-1], mode="sum")
     assert len(offsets) == 3 * 32 + 1
@@ -106,6 +108,26 @@ def test_each_feature_of_a_table_has_its_own_output(
     output.backward(op.gradient)
 
 
+def test_tables_with_weights_run_in_an_operator_of_their_own(
+    tables: tuple[EmbeddingTable, ...], device: torch.device
+) -> None:
+    """One with weights beside two without: each kind looks up and learns what it does alone."""
+    plain = [dataclasses.replace(table, features=2) for table in tables[:2]]
+    weighted = dataclasses.replace(tables[2], weighted=True)
+    op = EmbeddingOp(Shard.of_tables([*plain, weighted]), SETTINGS, device)
+    assert op.forward().shape == op.gradient.shape
+    alone = [EmbeddingOp(Shard.of_tables(some), SETTINGS, device) for some in (plain, [weighted])]
+    for part, other in zip(op.parts, alone, strict=True):
+        (whole,) = other.parts
+        assert part.batch.indices.tolist() == whole.batch.indices.tolist()
+        assert part.batch.offsets.tolist() == whole.batch.offsets.tolist()
+    before = [[w.clone() for w in part.module.split_embedding_weights()] for part in op.parts]
+    op.forward().backward(op.gradient)
+    for part, old in zip(op.parts, before, strict=True):
+        for weight, was in zip(part.module.split_embedding_weights(), old, strict=True):
+            assert not torch.equal(weight, was)
+
+
 @pytest.mark.parametrize("weights", ["fp32", "fp16"])
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
 def test_every_operator_runs_and_keeps_the_bytes_it_says(
@@ -114,10 +136,11 @@ def test_every_operator_runs_and_keeps_the_bytes_it_says(
     options = OperatorOptions(weights, optimizer)  # type: ignore[arg-type]
     op = EmbeddingOp(shard(tables), MeasureSettings(64, options), device)
     op.forward().backward(op.gradient)
-    stored = sum(w.numel() * w.element_size() for w in op.module.split_embedding_weights())
+    (part,) = op.parts
+    stored = sum(w.numel() * w.element_size() for w in part.module.split_embedding_weights())
     stored += sum(
         state.numel() * state.element_size()
-        for states in op.module.split_optimizer_states()
+        for states in part.module.split_optimizer_states()
         for state in states
     )
     parts = options.memory(shard(tables).slices, SETTINGS.batch_size)

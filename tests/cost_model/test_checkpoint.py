@@ -9,10 +9,19 @@ from pathlib import Path
 import pytest
 import torch
 from formula import HARDWARE
+from safetensors.torch import load_file, save_file
 
-from autoshard.cost_model import CostModel, EstimatedCosts, OtherHardware, read_costs, split
+from autoshard.cost_model import (
+    CostModel,
+    EstimatedCosts,
+    OtherHardware,
+    OutsideTraining,
+    read_costs,
+    split,
+)
 from autoshard.cost_model.checkpoint import PRETRAINED, CheckpointError, load_model, save_model
 from autoshard.cost_model.evaluation import evaluate
+from autoshard.cost_model.network import INPUTS, LATER_INPUTS
 from autoshard.workload import EmbeddingTable, Shard, random_shards
 
 
@@ -103,6 +112,41 @@ def test_what_is_no_model_is_told_in_one_line(
     assert "\n" not in str(caught.value)
 
 
+def without_later_inputs(folder: Path) -> None:
+    """Make of the model there one from before these inputs were known."""
+    kept = [n for n, name in enumerate(INPUTS) if name not in LATER_INPUTS]
+    _edit(lambda d: d.update(inputs=[INPUTS[n] for n in kept]))(folder)
+    path = folder / "model.safetensors"
+    tensors = {
+        name: tensor[..., kept].contiguous() if tensor.shape[-1:] == (len(INPUTS),) else tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, path)
+
+
+def test_an_early_model_doubts_what_it_knows_nothing_of(
+    tmp_path: Path, model: CostModel, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    save_model(model, tmp_path / "model")
+    without_later_inputs(tmp_path / "model")
+    early = EstimatedCosts(load_model(tmp_path / "model", HARDWARE), 1024)
+    shards = random_shards(tables, 30, 8, augment=True)
+    for one, other in zip(
+        early.costs(shards), EstimatedCosts(model, 1024).costs(shards), strict=True
+    ):
+        assert one.total_ms == pytest.approx(other.total_ms, rel=1e-5)
+        assert one.spread == pytest.approx(other.spread, rel=1e-3)
+    (usual,) = early.costs([Shard.of_tables(tables[:1])])
+    for name, change in (("log_features", {"features": 4}), ("weighted", {"weighted": True})):
+        strange = replace(tables[0], **change)  # type: ignore[arg-type]
+        with pytest.warns(OutsideTraining, match=f"its {name} by"):
+            (cost,) = early.costs([Shard.of_tables([strange])])
+        assert cost.spread > 3 * usual.spread
+    save_model(early.model, tmp_path / "again")
+    again = load_model(tmp_path / "again", HARDWARE)
+    assert EstimatedCosts(again, 1024).costs(shards) == early.costs(shards)
+
+
 def test_a_write_that_fails_leaves_the_old_model(
     tmp_path: Path, model: CostModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,5 +188,10 @@ def test_a_model_is_shipped_and_prices_at_once(tables: tuple[EmbeddingTable, ...
     found = evaluate(shipped.compute, split(data)["train"], split(data)["test"])
     assert found.score.median_error < 0.05
     assert found.score.kendall_tau > 0.95
+    shared = split(read_costs([PRETRAINED / "cpu-features.parquet"], level=data.quiet))
+    assert {m.table.features for s in shared["test"].shards for m in s.slices} == {*range(1, 9)}
+    found = evaluate(shipped.compute, split(data)["train"], shared["test"])
+    assert found.score.median_error < 0.13
+    assert found.score.kendall_tau > 0.88
     with pytest.raises(CheckpointError, match="these are shipped: cpu"):
         load_model("no-such-model")

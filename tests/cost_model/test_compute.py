@@ -9,7 +9,14 @@ from formula import formula_data, formula_ms, measurement
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.cost_model import CostDataset, CostModel, DeviceSums, EstimatedCosts, OutsideTraining
+from autoshard.cost_model import (
+    CostDataset,
+    CostModel,
+    DeviceSums,
+    EstimatedCosts,
+    OutsideTraining,
+    split,
+)
 from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.evaluation import Score, evaluate, net_of_noise
 from autoshard.cost_model.training import TrainOptions
@@ -104,6 +111,28 @@ def test_forward_and_backward_are_told_apart(
     for column, predicted in enumerate((prices.forward_ms, prices.backward_ms)):
         score = Score.of(predicted.double().numpy(), data.costs_ms[:, column])
         assert score.median_error < 0.06
+
+
+def test_features_and_weights_are_learned(many_tables: tuple[EmbeddingTable, ...]) -> None:
+    """Tables that differ in nothing else, some of which it has never seen."""
+    mixed = [
+        replace(table, features=(1, 1, 2, 5)[n % 4], weighted=n % 3 == 0)
+        for n, table in enumerate(many_tables)
+    ]
+    parts = split(formula_data(mixed, 600, seed=3))
+    taught, _ = train_compute(
+        parts["train"], parts["validation"], TrainOptions(members=3, steps=300), seed=0
+    )
+    for change in ({"features": 4}, {"weighted": True}):
+        shards = [
+            [Shard.of_tables([replace(table, **each)]) for table in TABLES]  # type: ignore[arg-type]
+            for each in ({}, change)
+        ]
+        usual, changed = (taught.predict(some, [1024] * len(some)).total_ms for some in shards)
+        before, after = (np.array([sum(formula_ms(s, 1024)) for s in some]) for some in shards)
+        missed = (changed / usual).double().numpy() / (after / before) - 1
+        assert float((changed > usual).float().mean()) > 0.95
+        assert np.median(np.abs(missed)) < 0.05, change
 
 
 def test_one_model_spans_batch_sizes(model: CostModel) -> None:

@@ -1,5 +1,6 @@
 """Calibration, communication, plans, and what is worth measuring."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,14 @@ import pytest
 from formula import QUIET, formula_exchanges, measurement
 
 from autoshard.benchmark import Level
-from autoshard.cost_model import CommCostModel, CostDataset, CostModel, DataError, EstimatedCosts
+from autoshard.cost_model import (
+    CommCostModel,
+    CostDataset,
+    CostModel,
+    DataError,
+    EstimatedCosts,
+    OutsideTraining,
+)
 from autoshard.cost_model.calibration import calibrate
 from autoshard.cost_model.communication import communication_error, train_communication
 from autoshard.cost_model.evaluation import Score, evaluations_per_second
@@ -116,6 +124,25 @@ def test_whole_plans_are_priced(
     assert oracle.costs([]) == []
     with pytest.raises(UserError, match="at least 1"):
         EstimatedCosts(model, 0)
+
+
+def test_features_of_a_table_widen_its_all_to_alls(
+    oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    """Each feature's output is sent, whatever the table's own columns are."""
+    spent = []
+    for features in (1, 4):
+        shared = [replace(table, features=features) for table in tables[:6]]
+        task = ShardingTask(tuple(shared), Device.uniform(2, 2**40), 1024)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", OutsideTraining)  # it learned of plain tables alone
+            cost = oracle.plan_cost(ShardingPlan.table_wise(task, [0, 1] * 3), task)
+        spent.append([device.forward_exchange_ms for device in cost.devices])
+        columns = [sum(features * t.dim for t in tables[n:6:2]) for n in range(2)]
+        told = oracle.exchange(columns)
+        assert told is not None
+        assert spent[-1] == pytest.approx(told.forward_ms)
+    assert min(spent[1]) > max(spent[0])
 
 
 def test_what_is_worth_measuring_is_new_and_never_of_test_tables(

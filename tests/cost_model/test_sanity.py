@@ -4,6 +4,7 @@ But for tables of a few hundred rows, of which the same is true of the machine: 
 the more updates meet in each.
 """
 
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -49,3 +50,29 @@ def test_more_rows_columns_or_lookups_never_cost_less(
         replace(table, rows=4 * rows),
     ):
         assert ms(shipped, more) >= cost * (1 - _SLACK), more
+
+
+@settings(max_examples=60)
+@given(
+    rows=st.floats(3, 6).map(lambda power: int(10**power)),
+    dim=st.integers(2, 64).map(lambda quarter: 4 * quarter),
+    lookups=st.floats(0, 2).map(lambda power: round(10**power, 3)),
+    alpha=st.floats(0, 1.4),
+    features=st.integers(1, 8),
+)
+def test_weights_of_lookups_never_come_for_less(
+    shipped: EstimatedCosts, rows: int, dim: int, lookups: float, alpha: float, features: int
+) -> None:
+    table = EmbeddingTable("t", rows, dim, lookups, zipf_alpha=round(alpha, 3), features=features)
+    assert ms(shipped, replace(table, weighted=True)) >= ms(shipped, table) * (1 - _SLACK)
+
+
+def test_tables_of_several_features_are_known(shipped: EstimatedCosts) -> None:
+    """As it was measured: going back through many rows is far quicker where features share them."""
+    one = EmbeddingTable("t", 100_000, 64, 16.0, zipf_alpha=1.0)
+    several = [replace(one, features=features) for features in (2, 4, 8)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        costs = shipped.costs([Shard.of_tables([table]) for table in (one, *several)])
+    assert max(cost.backward_ms for cost in costs[1:]) < 0.7 * costs[0].backward_ms
+    assert costs[3].total_ms > costs[1].total_ms  # each feature has an output

@@ -66,7 +66,9 @@ def test_steps_lead_to_a_plan_without_any(oracle: EstimatedCosts, tables: Tables
 def test_steps_keep_to_the_memory_there_is(oracle: EstimatedCosts, tables: Tables) -> None:
     loose = task_of(tables[:30], 4)
     plan = make_sharder("dim").shard(loose)
-    full = tuple(Device(f"d{n}", int(1.1 * size)) for n, size in enumerate(plan.device_bytes(loose)))
+    full = tuple(
+        Device(f"d{n}", int(1.1 * size)) for n, size in enumerate(plan.device_bytes(loose))
+    )
     exact = replace(loose, devices=full)
     steps = next_steps(oracle, exact, plan, 20)
     assert steps

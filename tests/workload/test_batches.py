@@ -147,7 +147,22 @@ def test_features_are_the_published_ones_and_ours() -> None:
     assert np.expm1(named["log_distinct_rows"]) == pytest.approx(spectrum.distinct_rows)
     assert np.expm1(named["log_touched_bytes"]) == pytest.approx(spectrum.distinct_rows * 128)
     assert np.expm1(named["log_looked_up_bytes"]) == pytest.approx(1024 * 128)
-    assert len(FEATURE_NAMES) == 29
+    assert np.expm1(named["log_batch_size"]) == pytest.approx(256)
+    assert named["log_features"] == named["weighted"] == 0
+    assert len(FEATURE_NAMES) == 31
+
+
+def test_features_of_a_table_are_told_apart_from_samples() -> None:
+    """Four features have four outputs a sample; lookups are those of all of them together."""
+    table = EmbeddingTable("t", 1000, 64, 4.0)
+    more = replace(table, features=4, weighted=True)
+    rows = slice_features([table.whole(), more.whole()], 256)
+    one, four = (dict(zip(FEATURE_NAMES, row, strict=True)) for row in rows)
+    changed = {name for name in FEATURE_NAMES if one[name] != four[name]}
+    assert changed == {"log_batch_size", "log_features", "weighted"}
+    assert np.expm1(four["log_batch_size"]) == pytest.approx(4 * 256)
+    assert np.exp(four["log_features"]) == pytest.approx(4)
+    assert four["weighted"] == 1
 
 
 @pytest.mark.parametrize("kept", [1e-4, 0.01, 0.3, 0.5, 0.99])

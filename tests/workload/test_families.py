@@ -1,6 +1,7 @@
 """Tables by the name of their family: as published, or spread over a range by design."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +56,19 @@ def test_a_range_is_covered_however_few_the_tables() -> None:
     assert all(table.rows * table.dim * 4 <= 2**32 + 4096 for table in tables)
 
 
-@pytest.mark.parametrize("source", ["wide:30:1", "zipf:30:1", "hot:30", "cold:30:2", "criteo:1/8"])
+def test_tables_with_features_are_wide_ones_otherwise() -> None:
+    tables = load_tables("features:60:3")
+    plain = tuple(replace(table, features=1, weighted=False) for table in tables)
+    assert plain == load_tables("wide:60:3")
+    assert {table.features for table in tables} == set(range(1, 9))
+    few = [table.features <= 2 for table in tables]
+    assert 0.4 < np.mean(few) < 0.6  # by their logarithms
+    assert sum(table.weighted for table in tables) == 20
+
+
+@pytest.mark.parametrize(
+    "source", ["wide:30:1", "features:30:1", "zipf:30:1", "hot:30", "cold:30:2", "criteo:1/8"]
+)
 def test_they_have_features_in_any_batch(source: str) -> None:
     pieces = [table.whole() for table in load_tables(source)]
     for batch in (128, 16_384):
@@ -72,6 +85,7 @@ def test_they_have_features_in_any_batch(source: str) -> None:
         ("mlperf:dlrm-v2:1/0", "write mlperf:dlrm-v2 or mlperf:dlrm-v2:1/64"),
         ("wide", "write wide:N"),
         ("wide:x", "write wide:N"),
+        ("features:some", "write features:N"),
         ("zipf:3:1:2", "write zipf:N"),
         ("hot:0", "at least 1 table"),
         ("mlperf", "tables are read from|does not exist"),
