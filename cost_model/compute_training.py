@@ -190,9 +190,9 @@ def _with_unseen(log_prices: Floats, terms: Floats) -> Floats:
     weights nothing.
     """
     one, several, weights = log_prices[1:].reshape(len(KINDS), -1)
-    seen = terms[:, 1:].any(axis=0).reshape(len(KINDS), -1).any(axis=1)
-    several = several if seen[KINDS.index("several")] else one
-    weights = weights if seen[KINDS.index("weights")] else np.full_like(one, LEAST_LOG_PRICE)
+    _, any_several, any_weights = terms[:, 1:].reshape(len(terms), len(KINDS), -1).sum((0, 2)) > 0
+    several = several if any_several else one
+    weights = weights if any_weights else np.full_like(one, LEAST_LOG_PRICE)
     return np.concatenate([log_prices[:1], one, several, weights])
 
 

@@ -21,7 +21,7 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.checkpoint import PRETRAINED, CheckpointError, load_model, save_model
 from autoshard.cost_model.evaluation import evaluate
-from autoshard.cost_model.network import INPUTS, LATER_INPUTS
+from autoshard.cost_model.network import INPUTS, LATER_INPUTS, TERMS
 from autoshard.workload import EmbeddingTable, Shard, random_shards
 
 
@@ -121,6 +121,8 @@ def without_later_inputs(folder: Path) -> None:
         name: tensor[..., kept].contiguous() if tensor.shape[-1:] == (len(INPUTS),) else tensor
         for name, tensor in load_file(path).items()
     }
+    prices = "compute.table.log_prices"
+    tensors[prices] = tensors[prices][..., : len(TERMS)].contiguous()
     save_file(tensors, path)
 
 
@@ -137,9 +139,12 @@ def test_an_early_model_doubts_what_it_knows_nothing_of(
         assert one.total_ms == pytest.approx(other.total_ms, rel=1e-5)
         assert one.spread == pytest.approx(other.spread, rel=1e-3)
     (usual,) = early.costs([Shard.of_tables(tables[:1])])
-    for name, change in (("log_features", {"features": 4}), ("weighted", {"weighted": True})):
+    for name, change in (
+        ("log_features|log_batch_size", {"features": 4}),
+        ("weighted", {"weighted": True}),
+    ):
         strange = replace(tables[0], **change)  # type: ignore[arg-type]
-        with pytest.warns(OutsideTraining, match=f"its {name} by"):
+        with pytest.warns(OutsideTraining, match=f"its ({name}) by"):
             (cost,) = early.costs([Shard.of_tables([strange])])
         assert cost.spread > 3 * usual.spread
     save_model(early.model, tmp_path / "again")

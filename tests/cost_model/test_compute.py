@@ -62,7 +62,7 @@ def test_the_error_net_of_noise_is_the_model_s_own(
     own, found = (evaluate(model.compute, formula_parts["train"], data) for data in (true, noisy))
     assert found.noise == pytest.approx(0.67 * 0.05 / visits**0.5, rel=0.25)
     assert found.net_error is not None
-    assert abs(found.net_error - own.score.median_error) < 0.5 * found.noise
+    assert abs(found.net_error - own.score.median_error) < 0.75 * found.noise
     assert found.net_error < found.score.median_error
     told = found.to_json()
     assert (told["noise_mape"], told["test_mape_net"]) == (found.noise, found.net_error)

@@ -55,8 +55,8 @@ def test_more_rows_columns_or_lookups_never_cost_less(
 @settings(max_examples=60)
 @given(
     rows=st.floats(3, 6).map(lambda power: int(10**power)),
-    dim=st.integers(2, 64).map(lambda quarter: 4 * quarter),
-    lookups=st.floats(0, 2).map(lambda power: round(10**power, 3)),
+    dim=st.integers(4, 64).map(lambda quarter: 4 * quarter),
+    lookups=st.floats(0.7, 2).map(lambda power: round(10**power, 3)),
     alpha=st.floats(0, 1.4),
     features=st.integers(1, 8),
 )
