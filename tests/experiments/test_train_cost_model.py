@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from commands import empty_mlflow
 from formula import formula_exchanges, measurement
 
 from autoshard.benchmark import MeasurementStore, export_parquet
@@ -38,7 +39,7 @@ def store(folder: Path, cluster: object) -> Path:
             num_exchanges=2,
             batch_size=(128,),
             store=path,
-            mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
+            mlflow_uri=empty_mlflow(folder / "mlflow.db"),
         )
     )
     with MeasurementStore(path) as kept:  # learning of all-to-alls takes more: by a formula
