@@ -35,8 +35,14 @@ def environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
 
 
+def empty_mlflow(path: Path) -> str:
+    """The address of a store of MLflow's without runs, in a file that is put there."""
+    shutil.copy(_mlflow_tables(), path)
+    return f"sqlite:///{path}"
+
+
 @cache
-def empty_mlflow() -> Path:
+def _mlflow_tables() -> Path:
     """A file with MLflow's tables, which take it seconds to make."""
     path = Path(tempfile.mkdtemp(prefix="autoshard-mlflow-")) / "mlflow.db"
     atexit.register(shutil.rmtree, path.parent)
@@ -48,7 +54,7 @@ def spare_mlflow_its_tables(script: str, arguments: str, folder: Path) -> None:
     """Where a command would make MLflow's file in that folder, put one there."""
     here = script in LOGGING and "--mlflow-uri" not in arguments
     if here and not (folder / "mlflow.db").exists():
-        shutil.copy(empty_mlflow(), folder / "mlflow.db")
+        empty_mlflow(folder / "mlflow.db")
 
 
 def run(

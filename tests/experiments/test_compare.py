@@ -11,7 +11,7 @@ from typing import Any
 
 import mlflow
 import pytest
-from commands import Watched, run
+from commands import Watched, empty_mlflow, run
 
 from autoshard.benchmark import DeviceCost, MeasurementStore, PlanCost, price_plan
 from autoshard.cost_model import EstimatedCosts, load_model, save_model
@@ -457,7 +457,7 @@ def test_too_few_unseen_tables_are_told_of(
             num_devices=2,
             sharders="cost,cost",
             policy=policy,
-            mlflow_uri=f"sqlite:///{tmp_path}/mlflow.db",
+            mlflow_uri=empty_mlflow(tmp_path / "mlflow.db"),
         )
     )
     said = capsys.readouterr().out

@@ -8,7 +8,7 @@ from typing import Any
 
 import mlflow
 import pytest
-from commands import Watched, kill_actors, run
+from commands import Watched, empty_mlflow, kill_actors, run
 
 from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import load_model
@@ -159,6 +159,7 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
         f"{TINY} --reward estimated --iterations 400 --out run --mlflow-uri sqlite:///m.db "
         "--storage shared"
     )
+    empty_mlflow(tmp_path / "m.db")
     training = Watched("ppo_shard.py", options, tmp_path)
     training.wait_for(r"\n +3/400")
     training.kill()
@@ -258,7 +259,7 @@ def test_env_runners_that_would_never_start_are_refused(cluster: object, tmp_pat
         reward="estimated",
         num_env_runners=99,
         out=tmp_path / "run",
-        mlflow_uri=f"sqlite:///{tmp_path}/m.db",
+        mlflow_uri=empty_mlflow(tmp_path / "m.db"),
     )
     with pytest.raises(UserError, match="--num-env-runners 99 is more than the 2 CPUs"):
         main(config)

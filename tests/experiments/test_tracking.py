@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import empty_mlflow
 from mlflow import MlflowClient
 
 from autoshard.experiments import tracking
@@ -15,7 +16,7 @@ from autoshard.workload import EmbeddingTable, UserError
 
 @pytest.fixture(scope="module")
 def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/runs.db"
+    return empty_mlflow(tmp_path_factory.mktemp("mlflow") / "runs.db")
 
 
 def found(uri: str, filters: str) -> list[Any]:

@@ -148,7 +148,7 @@ def test_population_based_training_measures_on_the_one_pool(
 def test_cost_models_are_swept_too(cluster: object, tmp_path: Path) -> None:
     with MeasurementStore(tmp_path / "all.db") as shipped:
         import_parquet(shipped, SHIPPED)
-        some, exchanges = shipped.measurements()[:600], shipped.exchanges()
+        some, exchanges = shipped.measurements()[:400], shipped.exchanges()
     with MeasurementStore(tmp_path / "costs.db") as store:
         store.put(some)
         for exchange in exchanges:
