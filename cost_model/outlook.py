@@ -92,9 +92,13 @@ class TaskOutlook:
         costs, rests = self._costs(placed, self._shards(placed))
         return _expected(costs, rests)
 
-    def ranked(self, found: Sequence[Placed]) -> list[Placed]:
-        """Plans of the task, the one with the least expected slowest device first."""
-        return sorted(found, key=lambda placed: self.expected_ms(placed))
+    def best_plan(self, found: Sequence[Placed]) -> ShardingPlan:
+        """Of the plans that these slices are, the one with the least expected slowest device.
+
+        Slices of a table that meet on a device are one in a plan, which changes what they cost.
+        """
+        plans = (ShardingPlan.of_slices(self._task, placed) for placed in found)
+        return min(plans, key=lambda plan: self.expected_ms(plan.placed(self._task)))
 
     def of(self, plan: ShardingPlan) -> Outlook:
         """All that is told of a plan.

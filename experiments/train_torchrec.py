@@ -10,6 +10,7 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.rehearsal.rehearsal import stage
+from autoshard.experiments.rehearsal.times import MUCH
 from autoshard.sharders import SHARDERS, make_sharder
 from autoshard.workload import (
     Device,
@@ -23,7 +24,6 @@ from autoshard.workload import (
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer
 
-_MUCH = 0.05  # of a core's time: more than that is told
 _ANY_BYTES = 2**50  # what devices really have is for those to say that train
 
 
@@ -94,7 +94,7 @@ def main(config: TrainTorchRecConfig) -> None:
         cli.console.print(f"training {len(tables)} tables on {where}", soft_wrap=True)
         rehearsal = found.train("", config.steps)
     cli.console.print(rehearsal.table(str(config.plan or config.planner)))
-    if rehearsal.disturbed > _MUCH and found.ranks_per_core == 1:
+    if rehearsal.disturbed > MUCH and found.ranks_per_core == 1:
         cli.console.print(
             f"note: others took {rehearsal.disturbed:.0%} of the ranks' cores meanwhile: steps "
             "take longer than they would",

@@ -91,4 +91,4 @@ class LocalSearchSharder:
         if not plans:
             raise faults[0]
         found: list[Placed] = [*plans, *self._search.improve(task, plans)]
-        return ShardingPlan.of_slices(task, TaskOutlook(self._oracle, task).ranked(found)[0])
+        return TaskOutlook(self._oracle, task).best_plan(found)

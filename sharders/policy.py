@@ -70,9 +70,9 @@ class PolicySharder:
             found = [pack(task, split=self._search is not None)]
         if self._search is not None:
             found += self._improved(task, played, found)
-        if len(found) > 1:
-            found = TaskOutlook(self._oracle, task).ranked(found)
-        return ShardingPlan.of_slices(task, found[0])
+        if len(found) == 1:
+            return ShardingPlan.of_slices(task, found[0])
+        return TaskOutlook(self._oracle, task).best_plan(found)
 
     def _improved(
         self, task: ShardingTask, played: Sequence[Played], found: Sequence[Placed]

@@ -12,6 +12,7 @@ from autoshard.experiments.judging.contestants import Contestants
 from autoshard.experiments.judging.judge import Judgement
 from autoshard.experiments.judging.statistics import SCENARIOS, Floats
 from autoshard.experiments.rehearsal.rehearsal import stage
+from autoshard.experiments.rehearsal.times import MUCH
 from autoshard.experiments.rehearsal.turns import in_turns
 from autoshard.workload import UserError
 
@@ -33,7 +34,7 @@ def judge_trained(
             "all, so compare tasks of one number of devices at a time"
         )
     slowest: dict[str, list[Floats]] = {name: [] for name in made[0].outcomes}
-    rng, rounds = np.random.default_rng(0), 0
+    rng, rounds, taken = np.random.default_rng(0), 0, list[float]()
     training = time.monotonic()
     with stage(ranks.pop()) as found, following(len(made), "tasks trained") as step:
         for number, entry in enumerate(made):
@@ -41,9 +42,10 @@ def judge_trained(
             plans = {n: o.plan for n, o in entry.outcomes.items() if o.plan is not None}
             different = {plan: name for name, plan in plans.items()}
             names = {name: different[plan] for name, plan in plans.items()}
-            some = {name: plan for plan, name in different.items()}
-            rehearsed = in_turns(found, entry.task, some, left / (len(made) - number))
+            trained = {name: plan for plan, name in different.items()}
+            rehearsed = in_turns(found, entry.task, trained, left / (len(made) - number))
             times = {n: np.array([each.median_ms for each in r]) for n, r in rehearsed.items()}
+            taken += [each.disturbed for some in rehearsed.values() for each in some]
             count = len(next(iter(times.values()), ()))
             rounds += count * len(times)
             # The same rounds for all plans: what slows a round tells nothing of a plan.
@@ -56,6 +58,11 @@ def judge_trained(
                     else np.full(SCENARIOS, np.nan)
                 )
             step()
+    ended = "all tasks were trained"
+    if found.ranks_per_core > 1:
+        ended += f"; {found.ranks_per_core:g} ranks shared a core, so steps took longer"
+    elif taken and (share := float(np.mean(taken))) > MUCH:
+        ended += f"; others took {share:.0%} of the ranks' cores, so steps took longer"
     return Judgement(
         [entry.task for entry in made],
         {name: [entry.outcomes[name] for entry in made] for name in slowest},
@@ -63,5 +70,5 @@ def judge_trained(
         time.monotonic() - began,
         time.monotonic() - training,
         rounds,
-        "all tasks were trained",
+        ended,
     )

@@ -22,6 +22,7 @@ PHASES = (
 )
 _COLUMNS = ("input", "fwd", "a2a fwd", "dense", "a2a bwd", "bwd", "all-red.")
 _COMPUTE = tuple(PHASES.index(phase) for phase in ("forward", "backward"))
+MUCH = 0.05  # of ranks' cores, that others take: more than that is told
 REHEARSAL_SCHEMA = documents.Schema("autoshard.rehearsal", 1)
 
 

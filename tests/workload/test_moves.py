@@ -123,7 +123,11 @@ def test_plans_of_other_tasks_are_told_in_one_line() -> None:
     plan = plan_of(("a", 0, 16, 0), ("b", 0, 8, 1))
     for old, new, says in (
         (plan_of(("a", 0, 16, 0)), plan, "the old plan is not of this task: columns 0 to 8 of tab"),
-        (plan, plan_of(("c", 0, 16, 0)), "the new plan is not of this task: table c is not in the"),
+        (
+            plan,
+            plan_of(("c", 0, 16, 0)),
+            "the new plan is not of this task: table c of the plan is n",
+        ),
         (plan, replace(plan, num_devices=2), "the plan is for 2 devices, the task has 3"),
     ):
         with pytest.raises(PlanError, match=says):
