@@ -126,7 +126,7 @@ def test_plans_of_other_tasks_are_told_in_one_line() -> None:
         (
             plan,
             plan_of(("c", 0, 16, 0)),
-            "the new plan is not of this task: table c of the plan is n",
+            "the new plan is not of this task: table c of the pl",
         ),
         (plan, replace(plan, num_devices=2), "the plan is for 2 devices, the task has 3"),
     ):
