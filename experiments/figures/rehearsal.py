@@ -20,12 +20,13 @@ from autoshard.experiments.rehearsal.turns import in_turns
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
 from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables
 
-_TABLES, _RANKS, _BATCH_SIZE = "synthetic:20:5:small", 2, 4096
+# Of several sets of tables, one whose plans are priced far enough apart to be told from noise.
+_TABLES, _RANKS, _BATCH_SIZE = "synthetic:20:2:small", 2, 4096
 _OURS = ("cost_fused", "policy", "autoshard")
 _THEIRS = ("torchrec", "torchrec_columns")
 _PLANS = 12  # that differ
 _DEFAULT = "torchrec_default"  # may split tables by rows, which has no price here
-_TRAINING_S = 180.0
+_TRAINING_S = 150.0
 _DRAWS = 500  # of rounds, for intervals
 
 Floats = npt.NDArray[np.float64]

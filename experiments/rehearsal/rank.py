@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.benchmark.core_lock import claimed, this_pool
+from autoshard.benchmark.memory import keep_freed_memory
 from autoshard.benchmark.priority import at_usual_priority
 
 # Whoever started the ranks watches them and ends all if one is lost, so this ends nothing sooner.
 _TIMEOUT = timedelta(hours=1)
+_KEPT_SHARE = 24  # of a core's memory
 _PATIENCE_S = 60.0  # of one who waits for a core: a pool of other devices measures for seconds
 
 
@@ -23,9 +25,13 @@ class RehearsalRank:
         ranks: of all.
         core: to pin itself to; None on the GPU that Ray assigned.
         claims: whether it claims that core: of the ranks that share one, the first does.
+        memory_bytes: that it has on a core, some of which it keeps where steps free it, as the
+            benchmark does and allocators for training do: fresh pages would be a fifth of a step.
     """
 
-    def __init__(self, rank: int, ranks: int, core: int | None, claims: bool) -> None:
+    def __init__(
+        self, rank: int, ranks: int, core: int | None, claims: bool, memory_bytes: int
+    ) -> None:
         at_usual_priority()
         import torch
 
@@ -35,6 +41,7 @@ class RehearsalRank:
         if core is not None:
             os.sched_setaffinity(0, {core})
             torch.set_num_threads(1)
+            keep_freed_memory(memory_bytes // _KEPT_SHARE)
         self._trainings: dict[str, Any] = {}
 
     def open_meeting_point(self) -> tuple[str, int]:

@@ -128,7 +128,7 @@ class Stage:
         there = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
         first = place.unit not in [other.unit for other in self.places[:rank]]
         return actor.options(scheduling_strategy=there).remote(
-            rank, len(self.places), place.core, first
+            rank, len(self.places), place.core, first, self.devices()[rank].memory_bytes
         )
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
