@@ -190,8 +190,11 @@ def _with_unseen(log_prices: Floats, terms: Floats) -> Floats:
     weights nothing.
     """
     one, several, weights = log_prices[1:].reshape(len(KINDS), -1)
-    _, any_several, any_weights = terms[:, 1:].reshape(len(terms), len(KINDS), -1).sum((0, 2)) > 0
+    any_one, any_several, any_weights = (
+        terms[:, 1:].reshape(len(terms), len(KINDS), -1).sum((0, 2)) > 0
+    )
     several = several if any_several else one
+    one = one if any_one else several
     weights = weights if any_weights else np.full_like(one, LEAST_LOG_PRICE)
     return np.concatenate([log_prices[:1], one, several, weights])
 

@@ -23,15 +23,12 @@ class Demands:
 
     Args:
         lawful: whether it may lie on each device: [pieces, devices].
-        groups: whether it is one of each group of which no two may share a device:
-            [pieces, groups].
-        kin: equal for slices of one table, which may.
+        conflicts: which two may not share a device: [pieces, pieces]; None if all may.
         freedom: pieces with less of it come first.
     """
 
     lawful: Truths
-    groups: Truths
-    kin: Ints
+    conflicts: Truths | None
     freedom: Ints
 
     @staticmethod
@@ -40,9 +37,8 @@ class Demands:
         if not task.rules:
             return None
         terms = Terms(task)
-        return Demands(
-            terms.lawful(bundles), terms.groups(bundles), terms.kin(bundles), terms.freedom(bundles)
-        )
+        conflicts = terms.conflicts(bundles) if terms.keeps_apart else None
+        return Demands(terms.lawful(bundles), conflicts, terms.freedom(bundles))
 
 
 @dataclass(frozen=True)

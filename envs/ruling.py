@@ -15,10 +15,7 @@ class Ruling:
     """
 
     def __init__(self, demands: Demands, order: Ints) -> None:
-        self._lawful = torch.from_numpy(demands.lawful[order])
-        groups, kin = demands.groups[order], demands.kin[order]
-        shared = groups.astype(float) @ groups.T.astype(float) > 0
-        self._conflicts = torch.from_numpy(shared & (kin[:, None] != kin[None]))
+        self._demands, self._order = demands, torch.from_numpy(order)
 
     def admitted(self, place: int, homes: Tensor) -> Tensor:
         """The devices that the piece at this place may lie on: [devices], true or false.
@@ -27,7 +24,10 @@ class Ruling:
             place: in the order.
             homes: the device of each piece in the order, -1 for those that are still to come.
         """
-        lawful = self._lawful[place].clone()
-        others = homes[: len(self._conflicts)][self._conflicts[place]]
-        lawful[others[others >= 0]] = False
+        piece = int(self._order[place])
+        lawful = torch.from_numpy(self._demands.lawful[piece].copy())
+        if self._demands.conflicts is not None:
+            conflicting = torch.from_numpy(self._demands.conflicts[piece])[self._order]
+            others = homes[: len(self._order)][conflicting]
+            lawful[others[others >= 0]] = False
         return lawful

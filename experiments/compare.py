@@ -185,7 +185,7 @@ def main(config: CompareConfig) -> None:
             tracking.tracked_run("compare", _run_name(config), asdict(config), config.mlflow_uri)
         )
         found, hardware = _judged(config, contest, contestants, stack)
-        scores, best = scores_of(found, oracle, config.measure)
+        scores, best = scores_of(found, oracle, config.measure, config.judge == "training")
         figures = {
             "sharders": {name: asdict(score) for name, score in scores.items()},
             "best_heuristic": best,
@@ -212,7 +212,7 @@ def main(config: CompareConfig) -> None:
         plans = {name: [o.plan for o in some] for name, some in found.outcomes.items()}
         files = [
             *write_results(folder, found.tasks, plans),
-            *_pictures(folder, found, scores, what),
+            *_pictures(folder, found, scores, what, subject),
         ]
         for path in files:
             run.artifact(path, path.parent.relative_to(folder).as_posix())
@@ -265,12 +265,14 @@ def _contest(
     return Contest.drawn(tasks, config.num_tasks, tables, config.num_devices), oracle
 
 
-def _pictures(folder: Path, found: Judgement, scores: Mapping[str, Score], what: str) -> list[Path]:
+def _pictures(
+    folder: Path, found: Judgement, scores: Mapping[str, Score], what: str, subject: Subject
+) -> list[Path]:
     """All sharders' maxima, and a plan of the best one."""
     pictures = folder / "pictures"
     pictures.mkdir(parents=True, exist_ok=True)
     files = [pictures / "max_ms.png"]
-    score_picture(scores, what, files[0])
+    score_picture(scores, what, files[0], subject)
     best = best_sharder(scores)
     cost = next((o.cost for o in found.outcomes.get(best or "", ()) if o.cost is not None), None)
     if cost is not None:

@@ -19,6 +19,7 @@ from autoshard.experiments.explaining.layout import show
 from autoshard.experiments.explaining.plan_files import read_plan
 from autoshard.experiments.training.loading import oracle_for
 from autoshard.workload import (
+    Constraints,
     Device,
     ShardingPlan,
     ShardingTask,
@@ -55,7 +56,10 @@ class DiffConfig:
     """GB (of 10^9 bytes) a second that a device can send, and take at the same time."""
     renumber: Path | None = None
     """File for the new plan with its devices numbered so that least moves, which is then compared.
-    Only devices of equal memory take each other's numbers: it costs and fits as it did."""
+    Only like devices take each other's numbers, so --memory-gb has to say what they are: it costs
+    and fits as it did."""
+    constraints: Path | None = None
+    """YAML file of what the new plan must obey, as shard.py takes it."""
     cost_model: Path = Path("cpu")
     """Folder of a cost model, or the name of one that is shipped."""
     store: Path = Path("costs.db")
@@ -67,6 +71,8 @@ class DiffConfig:
         """UserError unless the options make sense."""
         check_bounds(self, at_least={"batch_size": 1}, more_than={"link_gb_s": 0})
         check_file(self.renumber, "--renumber")
+        if self.renumber is not None and self.memory_gb is None:
+            raise UserError("--renumber needs --memory-gb: only like devices may change numbers")
         check_file(self.json, "--json")
 
     def devices(self) -> tuple[Device, ...]:
@@ -90,6 +96,10 @@ def main(config: DiffConfig) -> None:
     devices, tables = config.devices(), load_tables(config.tables)
     model = load_model(config.cost_model)
     task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
+    if config.constraints is not None:
+        constraints = Constraints.read(config.constraints)
+        with documents.naming(config.constraints):
+            task = constraints.applied(task)
     old, new = read_plan(config.old, task, fitting=False), read_plan(config.new, task, fitting=True)
     near = renumbered(new, old, task)
     moved, least = (moved_bytes(moves_between(old, plan, task)) for plan in (new, near))
@@ -100,7 +110,7 @@ def main(config: DiffConfig) -> None:
     if config.renumber is not None:
         near.save(config.renumber)
         show([f"the new plan, renumbered to move less, is in {config.renumber}"])
-    elif least < moved * _LESS:
+    elif config.memory_gb is not None and least < moved * _LESS:
         show(
             [
                 f"note: with its devices numbered otherwise the new plan would move "

@@ -84,6 +84,8 @@ class ShardConfig:
     """With --keep-near: GB of weights and optimizer state that may move to other devices."""
     out: Path = Path("plan.json")
     """File for the plan."""
+    save_task: Path | None = None
+    """File for the task as JSON: others take it as --tables, also that of a --model."""
     picture: Path | None = None
     """PNG or SVG of what each device costs."""
     batch_size: int = 1024
@@ -127,6 +129,7 @@ class ShardConfig:
             more_than={"seconds": 0},
         )
         check_file(self.out, "--out")
+        check_file(self.save_task, "--save-task")
         check_file(self.picture, "--picture", PICTURES)
 
     def _check_near(self) -> None:
@@ -150,6 +153,13 @@ class ShardConfig:
                 f"those that are {known}: name another with --cost-model, which learned from "
                 "collect_costs.py with their --weights and --optimizer"
             )
+        counted = {t.reuse_batch_size for t in found.tables if t.reuse_batch_size is not None}
+        if counted and counted != {self.batch_size}:
+            cli.console.print(
+                f"note: the batches of {self.num_devices} ranks have {max(counted)} samples "
+                f"together, and --batch-size is {self.batch_size}: lookups are scaled to that",
+                soft_wrap=True,
+            )
         return found.tables
 
     def devices(self) -> tuple[Device, ...]:
@@ -172,6 +182,8 @@ def main(config: ShardConfig) -> None:
         constraints = Constraints.read(config.constraints)
         with naming(config.constraints):
             task = constraints.applied(task)
+    if config.save_task is not None:
+        task.save(config.save_task)
     means = Means(
         oracle,
         policy,

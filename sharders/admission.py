@@ -64,12 +64,15 @@ class Admission:
 
     def extend(self, items: Sequence[Bundle]) -> None:
         """Look at more items, which are on no device yet."""
+        if self._conflicts is not None:
+            more = self._terms.conflicts(items, [*self.items, *items])
+            above = np.concatenate([self._conflicts, more[:, : len(self.items)].T], axis=1)
+            self._conflicts = np.concatenate([above, more])
         self.items += items
         self.homes = np.concatenate([self.homes, np.full(len(items), GONE)])
         self.bytes = np.concatenate([self.bytes, self._bytes_of(items)])
         self._lawful = np.concatenate([self._lawful, self._terms.lawful(items)])
         self._moving = np.concatenate([self._moving, self._moving_of(items)])
-        self._conflicts = self._conflicts_of(self.items)
 
     def leave(self, item: int) -> int:
         """Take an item off its device; returns that one."""
@@ -87,7 +90,7 @@ class Admission:
         """Whether each item may go to each device: [items, devices]."""
         found = self._lawful[items] & (self.bytes[items][:, None] <= self.free[None])
         if self._conflicts is not None:
-            found &= self._rivals(items) == 0
+            found &= self._rivals(items, np.arange(len(self.free))) == 0
         if self._near is not None:
             moved = self._moved_without(items)[:, None] + self._moving[items]
             found &= moved <= self._near.most_bytes
@@ -104,8 +107,8 @@ class Admission:
             found &= self._lawful[mine][:, homes] & self._lawful[others][:, here]
         if self._conflicts is not None:
             each_other = self._conflicts[np.ix_(mine, others)]
-            found &= self._rivals(mine)[:, homes] == each_other
-            found &= self._rivals(others)[:, here] == each_other
+            found &= self._rivals(mine, np.arange(len(self.free)))[:, homes] == each_other
+            found &= self._rivals(others, np.array([here]))[:, 0] == each_other
         if self._near is not None:
             others_stay = self._moving[others, homes]
             moved = self._moved_without(mine)[:, None] - others_stay + self._moving[others, here]
@@ -125,11 +128,14 @@ class Admission:
     def _conflicts_of(self, items: Sequence[Bundle]) -> Truths | None:
         return self._terms.conflicts(items) if self._terms.keeps_apart else None
 
-    def _rivals(self, items: Whole) -> Whole:
-        """How many items are on each device that each of these may not share it with."""
+    def _rivals(self, items: Whole, devices: Whole) -> Whole:
+        """How many items are on each of the devices that each of these may not share it with:
+        [items, devices].
+        """
         assert self._conflicts is not None
-        there = self.homes[:, None] == np.arange(len(self.free))
-        return np.asarray(self._conflicts[items].astype(np.int64) @ there.astype(np.int64))
+        present = np.flatnonzero(np.isin(self.homes, devices))
+        there = (self.homes[present][:, None] == devices).astype(np.float32)
+        return np.asarray(self._conflicts[np.ix_(items, present)].astype(np.float32) @ there)
 
     def _moving_of(self, items: Sequence[Bundle]) -> Whole:
         """Bytes that each item moves by going to each device: [items, devices]."""

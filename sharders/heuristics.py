@@ -28,6 +28,26 @@ HEURISTICS: dict[str, TableCost] = {
 USUAL_HEURISTICS = tuple(BELIEFS)  # those that somebody would use
 
 
+class DeadEnd(PlanError):  # noqa: N818 - what happened, as in the game
+    """No device has room for a table, or may take it. Why is found out when somebody asks: with
+    rules that takes time, and often another sharder finds a plan.
+    """
+
+    def __init__(self, task: ShardingTask, table: str, needed: int, most: int) -> None:
+        super().__init__(task, table, needed, most)
+        self._task, self._table, self._needed, self._most = task, table, needed, most
+
+    def __str__(self) -> str:
+        task, rooms = self._task, self._task.room_bytes
+        needs = [task.table_bytes(table) for table in task.tables]
+        if task.rules or sum(needs) > rooms.sum() or max(needs) > rooms.max():
+            return str(does_not_fit(task, split=False))
+        return (
+            f"table {self._table} needs {told(self._needed)} and no device has more than "
+            f"{told(self._most)} left: add devices or memory"
+        )
+
+
 class GreedySharder:
     """Places whole tables, the costliest first, each on the device with the least so far.
 
@@ -95,7 +115,7 @@ def place_in_turn(
             if room >= needed and lawful[number, device] and device not in barred
         ]
         if not fitting:
-            raise _dead_end(task, bundles[number], needed, max(free))
+            raise DeadEnd(task, bundles[number].name, needed, max(free))
         burdens = burden(number)
         device = min(fitting, key=lambda d: burdens[d])
         chosen[number] = device
@@ -107,14 +127,3 @@ def place_in_turn(
         for piece in bundle.slices
     }
     return ShardingPlan.table_wise(task, [homes[table.name] for table in task.tables])
-
-
-def _dead_end(task: ShardingTask, bundle: Bundle, needed: int, most: int) -> PlanError:
-    needs = [task.table_bytes(table) for table in task.tables]
-    rooms = task.room_bytes
-    if task.rules or sum(needs) > rooms.sum() or max(needs) > rooms.max():
-        return does_not_fit(task, split=False)
-    return PlanError(
-        f"table {bundle.name} needs {told(needed)} and no device has more than {told(most)} left: "
-        "add devices or memory"
-    )

@@ -34,7 +34,7 @@ class NearSharder:
             raise PlanError(f"the plan to stay near to is no plan for this task: {fault}") from None
         outlook = TaskOutlook(self._oracle, task)
         found = [
-            ShardingPlan.of_placed(placed, self._plan.num_devices)
+            ShardingPlan.in_place(task, placed)
             for placed in self._search.improve(task, [self._plan.placed(task)])
         ]
         near = [

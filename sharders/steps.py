@@ -43,8 +43,9 @@ def next_steps(
 
     What is placed at once of the slowest device goes elsewhere, is swapped for another's, or is
     halved and one half goes: of each the best step of a kind. None where the plan is as good as
-    such steps make it, by the cost model.
+    such steps make it, by the cost model. PlanError if it is not valid.
     """
+    plan.check(task)
     if len(task.devices) == 1:
         return []
     outlook = TaskOutlook(oracle, task)
@@ -55,7 +56,7 @@ def next_steps(
         item = change.leave[0]
         if (kind, item) in found:  # to elsewhere: the best place is enough
             continue
-        after = _plan_of(search.placed(change), task)
+        after = ShardingPlan.in_place(task, search.placed(change))
         try:
             after.check(task)
         except PlanError:  # two slices that became one may break what each alone keeps
@@ -88,12 +89,3 @@ def _moved(old: ShardingPlan, new: ShardingPlan, task: ShardingTask, slowest: in
     tables = {table.name: table for table in task.tables}
     moves = sorted(moves_between(old, new, task), key=lambda move: move.source != slowest)
     return tuple((TableSlice(tables[m.table], m.start, m.width), m.source, m.target) for m in moves)
-
-
-def _plan_of(placed: list[tuple[TableSlice, int]], task: ShardingTask) -> ShardingPlan:
-    """The plan of these slices, with their columns where they are if that goes."""
-    plan = ShardingPlan.of_placed(placed, len(task.devices))
-    homes = {(placement.table, placement.device) for placement in plan.placements}
-    if len(homes) < len(plan.placements):  # a device holds one slice of a table at most
-        return ShardingPlan.of_slices(task, placed)
-    return plan

@@ -47,6 +47,8 @@ class _Loader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise UserError(f"line {key.start_mark.line + 1}: a name is missing before a colon")
             if key.value in seen:
                 raise UserError(f"line {key.start_mark.line + 1}: {key.value!r} occurs twice")
             seen.add(key.value)
@@ -57,7 +59,7 @@ _Loader.yaml_implicit_resolvers = {
     first: [(tag, form) for tag, form in some if tag != _TRUTH]
     for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(_TRUTH, re.compile("true|false"), list("tf"))
+_Loader.add_implicit_resolver(_TRUTH, re.compile("(?i:true|false)"), list("tfTF"))
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,8 @@ class Constraints:
 
     def _devices(self, task: ShardingTask) -> Iterator[Device]:
         reserved = [device.reserved_bytes for device in task.devices]
-        for name, demands in self.devices.items():
+        # What is said of one device counts more than what is said of all.
+        for name, demands in sorted(self.devices.items(), key=lambda entry: entry[0] != _ALL):
             for demand, value in demands.items():
                 where = f"devices, {name}, {demand}"
                 if demand != "reserve":

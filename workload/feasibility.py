@@ -5,9 +5,11 @@ optimised: it finds some plan, or proves that there is none.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +22,12 @@ from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.terms import Bundle, Terms
 
 _SECONDS = 20.0  # of search, for one question of a user
+_WHOLE_SHARE = 0.5  # of the time is for whole tables, where they may be split
 _INFEASIBLE = 2  # scipy.optimize.milp's
 _TIGHTER = 2e-6  # the solver's own tolerance, of a device's memory
 
 Placed = Sequence[tuple[TableSlice, int]]
+Answer = TypeVar("Answer")
 
 
 class Undecided(UserError):  # noqa: N818 - neither yes nor no
@@ -43,18 +47,53 @@ class Contradiction:
     memory: bool
 
 
-@lru_cache(maxsize=8)
 def any_plan(task: ShardingTask, split: bool) -> Placed | None:
     """Some valid plan, as slices and their devices; None if there is none.
 
     `split`: tables may be split by columns. Undecided if that takes too long.
     """
+    return _answer(_any_plan_in_time, task, split)
+
+
+def contradiction(task: ShardingTask, split: bool) -> Contradiction | None:
+    """Why there is no plan: a set of rules of which none can be left out; None if there is one.
+
+    Undecided if that takes too long.
+    """
+    return _answer(_contradiction, task, split)
+
+
+def _answer(
+    question: Callable[[ShardingTask, bool], Answer | Undecided], task: ShardingTask, split: bool
+) -> Answer:
+    found = question(task, split)
+    if isinstance(found, Undecided):
+        raise found
+    return found
+
+
+def _remembered(
+    ask: Callable[[ShardingTask, bool], Answer],
+) -> Callable[[ShardingTask, bool], Answer | Undecided]:
+    """That took long is remembered as well: several sharders ask the same."""
+
+    @lru_cache(maxsize=8)
+    def asked(task: ShardingTask, split: bool) -> Answer | Undecided:
+        try:
+            return ask(task, split)
+        except Undecided as undecided:
+            return undecided
+
+    return asked
+
+
+@_remembered
+def _any_plan_in_time(task: ShardingTask, split: bool) -> Placed | None:
     return _any_plan(task, split, time.monotonic() + _SECONDS)
 
 
-@lru_cache(maxsize=8)
-def contradiction(task: ShardingTask, split: bool) -> Contradiction | None:
-    """Why there is no plan: a set of rules of which none can be left out; None if there is one."""
+@_remembered
+def _contradiction(task: ShardingTask, split: bool) -> Contradiction | None:
     deadline = time.monotonic() + _SECONDS
     if _any_plan(task, split, deadline) is not None:
         return None
@@ -112,11 +151,15 @@ def _without_memory(task: ShardingTask) -> ShardingTask | None:
 
 
 def _any_plan(task: ShardingTask, split: bool, deadline: float) -> Placed | None:
-    """Of whole tables if there is one: that is found sooner."""
-    found = _Program(task, split=False).solved(deadline)
-    if found is None and split:
-        found = _Program(task, split=True).solved(deadline)
-    return found
+    """Of whole tables if there is one: that is found sooner, mostly."""
+    if not split:
+        return _Program(task, split=False).solved(deadline)
+    with suppress(Undecided):  # where whole tables hardly fit, columns may fit at once
+        now = time.monotonic()
+        found = _Program(task, split=False).solved(now + _WHOLE_SHARE * (deadline - now))
+        if found is not None:
+            return found
+    return _Program(task, split=True).solved(deadline)
 
 
 class _Program:
@@ -141,16 +184,18 @@ class _Program:
             left = deadline - time.monotonic()
             found = self._solve(tighter, left) if left > 0 else None
             if found is None or (found.x is None and found.status != _INFEASIBLE):
-                raise Undecided(
-                    f"within {_SECONDS:.0f} s neither a plan is found that keeps all constraints, "
-                    "nor that there is none"
-                )
+                break
             if found.x is None:
+                if tighter:  # what fits to the last bytes only is not found, nor excluded
+                    break
                 return None
             placed = self._placed(np.rint(found.x))
             if self._fits(placed):
                 return placed
-        return None
+        raise Undecided(
+            f"within {_SECONDS:.0f} s neither a plan is found that keeps all constraints, nor that "
+            "there is none"
+        )
 
     def _solve(self, tighter: float, seconds: float) -> optimize.OptimizeResult:
         count = self._tables * self._devices

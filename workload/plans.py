@@ -80,6 +80,16 @@ class ShardingPlan:
                 found.append(one)
         return ShardingPlan(tuple(found), num_devices)
 
+    @staticmethod
+    def in_place(task: ShardingTask, placed: Iterable[tuple[TableSlice, int]]) -> "ShardingPlan":
+        """The plan that puts these columns on these devices, if each then holds one slice of a
+        table at most; else `of_slices`, which deals columns out anew.
+        """
+        placed = list(placed)
+        plan = ShardingPlan.of_placed(placed, len(task.devices))
+        homes = {(placement.table, placement.device) for placement in plan.placements}
+        return plan if len(homes) == len(plan.placements) else ShardingPlan.of_slices(task, placed)
+
     def placed(self, task: ShardingTask) -> list[tuple[TableSlice, int]]:
         """Each slice and its device."""
         tables = {table.name: table for table in task.tables}

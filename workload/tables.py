@@ -78,6 +78,8 @@ class EmbeddingTable:
         if self.reuse_batch_size is not None:
             _check_whole("reuse_batch_size", self.reuse_batch_size, 1, 2**31)
         _check_whole("features", self.features, 1, MAX_FEATURES)
+        if not isinstance(self.weighted, bool):
+            raise FieldError("weighted", f"must be true or false, got {self.weighted!r}")
         if self.features > 1 and self.trace is not None:
             raise FieldError("features", "a table with recorded lookups has one feature")
 

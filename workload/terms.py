@@ -134,10 +134,14 @@ class Terms:
         numbers = {table.name: number for number, table in enumerate(self._task.tables)}
         return np.array([numbers[bundle.name] for bundle in bundles], np.int64)
 
-    def conflicts(self, bundles: Sequence[Bundle]) -> Truths:
-        """Which two may not lie on one device: [bundles, bundles]."""
-        groups, kin = self.groups(bundles).astype(np.float32), self.kin(bundles)
-        return np.asarray((groups @ groups.T > 0) & (kin[:, None] != kin[None]))
+    def conflicts(
+        self, bundles: Sequence[Bundle], others: Sequence[Bundle] | None = None
+    ) -> Truths:
+        """Which may not lie on one device with which, by default of the same: [bundles, others]."""
+        others = bundles if others is None else others
+        ours, theirs = (self.groups(some).astype(np.float32) for some in (bundles, others))
+        different = self.kin(bundles)[:, None] != self.kin(others)[None]
+        return np.asarray((ours @ theirs.T > 0) & different)
 
     def freedom(self, bundles: Sequence[Bundle]) -> Whole:
         """On how many devices each may lie, and one less for each that it is to lie apart from.

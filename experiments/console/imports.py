@@ -3,7 +3,7 @@
 import importlib
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,17 @@ def model_tables(model: str, batches: str | None, world_size: int) -> "ModelTabl
     return tables_of(found, None if batches is None else _batches(batches), world_size)
 
 
-def _batches(name: str) -> Iterable[Any]:
+def _batches(name: str) -> Iterator[Any]:
+    """The batches, read as they are asked for: what fails meanwhile is the user's."""
+    try:
+        yield from _source(name)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"--batches {name}: it fails: {_said(error)}") from error
+
+
+def _source(name: str) -> Iterable[Any]:
     found = _named("--batches", name)
     if not isinstance(found, Iterable):
         found = _made("--batches", name, found)

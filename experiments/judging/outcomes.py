@@ -45,7 +45,7 @@ Outcomes = Mapping[str, Sequence[Outcome]]  # of each sharder for each task
 
 def warm_up(sharders: Mapping[str, Sharder], task: ShardingTask) -> None:
     """Shard a few of the task's tables: what a first call takes longer is not the sharder's."""
-    few = replace(task, tables=task.tables[:_WARM_UP_TABLES])
+    few = replace(task, tables=task.tables[:_WARM_UP_TABLES], rules=())
     plan_task(sharders, few)
 
 

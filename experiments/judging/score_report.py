@@ -77,7 +77,9 @@ def _row(name: str, score: Score, best: str | None, subject: Subject) -> dict[st
     }
 
 
-def score_picture(scores: Mapping[str, Score], what: str, path: Path) -> None:
+def score_picture(
+    scores: Mapping[str, Score], what: str, path: Path, subject: Subject = SLOWEST
+) -> None:
     """A PNG or SVG: a bar a sharder, its mean maximum, and a dot for each task."""
     from matplotlib.figure import Figure
 
@@ -93,7 +95,7 @@ def score_picture(scores: Mapping[str, Score], what: str, path: Path) -> None:
         dots = [ms for ms in score.max_ms if ms is not None]
         axes.scatter([place] * len(dots), dots, s=10, color="black", zorder=2)
     axes.set_xticks(list(places), list(scores), rotation=30, ha="right")
-    axes.set_ylabel("ms of the slowest device")
+    axes.set_ylabel(f"ms of {subject.title}")
     axes.set_title(f"{what} (dots: tasks, gray: heuristics)", fontsize="medium")
     try:
         figure.savefig(path)

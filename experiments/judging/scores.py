@@ -122,7 +122,7 @@ def score_all(
             better_than_heuristic=None if ratio is None or name == best else ratio.below_one,
             better_than_next=None if against is None else against.below_one,
             promise=_value(relative(promised_ms.get(name, [None] * len(ours)), ours)),
-            gap=_less_one(_value(relative(ours, bounds_ms))),
+            gap=_less_one(_value(relative(ours, bounds_ms))) if bounds_ms else None,
         )
     return scores, best
 

@@ -183,15 +183,6 @@ def stage(ranks: int, kind: AskedKind = "auto") -> Iterator[Stage]:
         found.close()
 
 
-def rehearse(
-    plan: ShardingPlan | None, task: ShardingTask, steps: int, kind: AskedKind = "auto"
-) -> Rehearsal:
-    """Train by a plan, or by TorchRec's own, on ranks that are started for it."""
-    with stage(len(task.devices), kind) as found:
-        found.prepare("", task, plan)
-        return found.train("", steps)
-
-
 def _places(ranks: int, asked: AskedKind) -> tuple[list[Place], Kind]:
     """Where each rank sits. Of cores, some take several ranks where these are too few."""
     nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]

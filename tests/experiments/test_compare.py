@@ -247,6 +247,7 @@ def scored(
 
 def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> None:
     """A plan that two have made is trained once, so they are told apart by nothing."""
+    pytest.importorskip("torchrec")
     folder, _ = measured_run
     done = run(
         "compare.py",

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+pytest.importorskip("torchrec")
+
 from autoshard.experiments.rehearsal.model import RehearsedModel, draw_batch, fill, in_model
 from autoshard.experiments.rehearsal.rehearsal import Stage, stage
 from autoshard.experiments.rehearsal.times import PHASES, RankTimes, Rehearsal, Step

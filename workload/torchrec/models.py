@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
+from torchrec.distributed.planner.constants import POOLING_FACTOR
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
 from torchrec.modules.embedding_configs import DataType, PoolingType
@@ -84,7 +85,9 @@ def _use(
     known = {
         name: {"pooling_factor": _pooling(table, constraints[table.config.name])}
         for name, table in tables.items()
-        if constraints and table.config.name in constraints
+        if constraints
+        and table.config.name in constraints
+        and constraints[table.config.name].pooling_factors != [POOLING_FACTOR]  # nothing said
     }
     unknown = len(tables) - len(known)
     if unknown:

@@ -59,7 +59,10 @@ def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
         for placement in placements_of(named[name].name, sharding)
     ]
     ours = ShardingPlan(tuple(sorted(placements)), len(task.devices))
-    ours.check(task)
+    try:
+        ours.check(task)
+    except PlanError as fault:
+        raise PlanError(f"TorchRec's planner knows no constraints of ours: {fault}") from None
     return ours
 
 

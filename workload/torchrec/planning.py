@@ -20,6 +20,7 @@ from torchrec.distributed.planner.types import (
 from torchrec.distributed.planner.utils import sharder_name, storage_repr_in_gb
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
+from autoshard.workload.constraints import Constraints
 from autoshard.workload.errors import UserError
 from autoshard.workload.plans import Placement, ShardingPlan
 from autoshard.workload.protocols import Sharder
@@ -35,6 +36,7 @@ def planner(
     batch_size: int,
     constraints: Mapping[str, ParameterConstraints] | None = None,
     batches: Iterable[Any] | None = None,
+    rules: Constraints | None = None,
     **options: Any,
 ) -> EmbeddingShardingPlanner:
     """TorchRec's planner, whose `plan(module, sharders)` gives our plan, checked and reported.
@@ -48,9 +50,16 @@ def planner(
         batch_size: samples of one rank, as TorchRec counts them.
         constraints: pooling factors of tables; a sharder and the planner's estimates go by them.
         batches: of one rank, for a sharder: lookups are counted in them.
+        rules: our constraints, which a sharder obeys. Of TorchRec's only pooling factors are.
         options: others of EmbeddingShardingPlanner, such as storage_reservation or debug.
     """
-    seat = _Seat(decider, topology, batch_size, constraints, batches)
+    for name, given in (constraints or {}).items():
+        if given.sharding_types or given.compute_kernels or given.min_partition:
+            raise UserError(
+                f"constraints of {name}: which way a table is sharded, in which kernel and how "
+                "narrow is for our plan to say: give `rules` in place of these"
+            )
+    seat = _Seat(decider, topology, batch_size, constraints, batches, rules)
     return EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,
@@ -71,7 +80,9 @@ class _Seat(Proposer, Partitioner):  # type: ignore[misc]
         batch_size: int,
         constraints: Mapping[str, ParameterConstraints] | None,
         batches: Iterable[Any] | None,
+        rules: Constraints | None,
     ) -> None:
+        self._rules = rules
         self._decider = decider
         self._topology = topology
         self._batch_size = batch_size
@@ -139,9 +150,8 @@ class _Seat(Proposer, Partitioner):  # type: ignore[misc]
                 raise UserError(f"rank {rank}: nothing of its {free} is left for tables")
             devices.append(Device(f"rank{rank}", room))
         batch = self._batch_size * ranks
-        return self._decider.shard(
-            ShardingTask(found.tables, tuple(devices), batch, found.operator)
-        )
+        task = ShardingTask(found.tables, tuple(devices), batch, found.operator)
+        return self._decider.shard(task if self._rules is None else self._rules.applied(task))
 
 
 def _placed(option: ShardingOption, kind: str, pieces: Sequence[Placement]) -> ShardingOption:

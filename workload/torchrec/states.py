@@ -38,19 +38,18 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _load_table(name: str, target: ShardedTensor, source: Any) -> None:
-    theirs = {}
+    theirs: Any = None  # by first row and column, of a state that is sharded
     if isinstance(source, ShardedTensor):
         theirs = {tuple(s.metadata.shard_offsets): s.tensor for s in source.local_shards()}
+        if theirs.keys() != {tuple(s.metadata.shard_offsets) for s in target.local_shards()}:
+            raise UserError(f"weight {name}: the state is sharded by another plan")
     elif tuple(source.shape) != tuple(target.metadata().size):
         raise _misshapen(name, target.metadata().size, source.shape)
     for shard in target.local_shards():
         (row, column), (rows, width) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-        if not theirs:
-            _copy(name, shard.tensor, source[row : row + rows, column : column + width])
-        elif (row, column) in theirs:
-            _copy(name, shard.tensor, theirs[row, column])
-        else:
-            raise UserError(f"weight {name}: the state is sharded by another plan")
+        whole = theirs is None
+        part = source[row : row + rows, column : column + width] if whole else theirs[row, column]
+        _copy(name, shard.tensor, part)
 
 
 def _copy(name: str, target: torch.Tensor, source: torch.Tensor) -> None:
