@@ -175,9 +175,9 @@ def _title(process: psutil.Process) -> str:
     return ""
 
 
-def kill_actors(name: str) -> int:
-    """Kill actors of that class with -9."""
-    victims = actors(name)
+def kill_actors(name: str, most: int | None = None) -> int:
+    """Kill actors of that class with -9: all, or so many at most."""
+    victims = actors(name)[:most]
     for victim in victims:
         victim.send_signal(signal.SIGKILL)
     return len(victims)

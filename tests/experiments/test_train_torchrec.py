@@ -6,9 +6,8 @@ import signal
 import time
 from pathlib import Path
 
-import psutil
 import pytest
-from commands import PATIENCE, Watched, kill_actors, run
+from commands import PATIENCE, Watched, actors, kill_actors, run
 
 from autoshard.experiments.train_torchrec import TrainTorchRecConfig, main
 from autoshard.sharders import make_sharder
@@ -24,11 +23,6 @@ def plan(tmp_path: Path) -> Path:
     task = ShardingTask(load_tables(TABLES), Device.uniform(2, 2**32), 64)
     make_sharder("dim").shard(task).save(tmp_path / "plan.json")
     return tmp_path / "plan.json"
-
-
-def ranks_that_run() -> list[psutil.Process]:
-    found = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"]]
-    return [p for p in found if p.info["cmdline"][0].startswith("ray::RehearsalRank")]
 
 
 def test_what_a_step_takes_phase_by_phase(plan: Path, cluster: object) -> None:
@@ -54,7 +48,7 @@ def test_what_a_step_takes_phase_by_phase(plan: Path, cluster: object) -> None:
         assert len(rank["steps"]) == 12
         assert re.search(rf"^ {number} cpu\d+ +{tables[number]} ", done.stdout, re.MULTILINE)
     assert f"loss: {document['losses'][0]:.4f} in the first step" in done.stdout
-    assert not ranks_that_run()
+    assert not actors("RehearsalRank")
 
 
 def test_a_rank_that_dies_ends_all_in_one_line(plan: Path, cluster: object) -> None:
@@ -86,7 +80,7 @@ def test_ctrl_c_ends_the_ranks(plan: Path, cluster: object) -> None:
 
 def none_are_left() -> None:
     deadline = time.monotonic() + PATIENCE
-    while ranks_that_run():
+    while actors("RehearsalRank"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
 
