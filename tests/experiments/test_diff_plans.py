@@ -130,12 +130,20 @@ def test_devices_are_renumbered_where_asked(
     old, _ = plans(config)
     turned = [replace(p, device=(p.device + 1) % 3) for p in old.placements]
     ShardingPlan(tuple(turned), 3).save(config.new)
+    with pytest.raises(UserError, match="--renumber needs --memory-gb"):
+        diff_plans.main(replace(config, renumber=config.old.with_name("near.json")))
+    config = replace(config, memory_gb="1")
     diff_plans.main(config)
     assert re.search(r"note: .* would move 0.0 MB in place of [\d.]+", capsys.readouterr().out)
     near = config.old.with_name("near.json")
     diff_plans.main(replace(config, renumber=near))
     assert "nothing moves" in capsys.readouterr().out
     assert ShardingPlan.load(near) == old
+    rules = config.old.with_name("constraints.yaml")
+    first = old.placements[0]
+    rules.write_text(f"tables: {{{first.table}: {{not_on: {first.device}}}}}")
+    diff_plans.main(replace(config, renumber=near, constraints=rules))
+    assert ShardingPlan.load(near) != old  # the devices are not alike any more
 
 
 def test_bad_input_is_one_line(config: DiffConfig, tmp_path: Path) -> None:

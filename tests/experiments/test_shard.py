@@ -333,8 +333,10 @@ def test_a_plan_obeys_a_file_of_constraints(
         "tables: {pair: {together: true, on: [2]}, 't1*': {not_on: device1}}\n"
         "devices: {all: {reserve: 0.9 GB}}\n"
     )
-    shard.main(replace(config, constraints=file))
+    shard.main(replace(config, constraints=file, save_task=tmp_path / "task.json"))
     plan = ShardingPlan.load(config.out)
+    plan.check(ShardingTask.load(tmp_path / "task.json"))
+    assert load_tables(str(tmp_path / "task.json")) == load_tables(config.tables)
     homes = {placement.table: placement.device for placement in plan.placements}
     assert homes["t03"] == homes["t07"] == 2
     assert all(p.device != 1 for p in plan.placements if p.table.startswith("t1"))

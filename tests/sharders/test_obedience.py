@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.experiments.judging.outcomes import plan_task, warm_up
 from autoshard.sharders import NEED_POOL, SHARDERS, LocalSearch, Means, Policy, make_sharder
 from autoshard.workload import (
     Constraints,
@@ -223,3 +224,15 @@ def test_reserved_memory_is_left_free(means: Means, tables: tuple[EmbeddingTable
         used = np.array(plan.device_bytes(bound))
         assert (used <= bound.room_bytes).all()
     assert ShardingTask.from_json(bound.to_json()) == bound
+
+
+def test_tasks_with_rules_are_compared_like_others(
+    means: Means, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    rules = (Rule("together", tuple(table.name for table in tables[8:10])),)
+    task = task_of(tables[:10], 2, rules)
+    sharders = {name: make_sharder(name, means) for name in ("dim", "autoshard")}
+    warm_up(sharders, task)  # with a few of the tables
+    for found in plan_task(sharders, task).values():
+        assert found.plan is not None
+        found.plan.check(task)

@@ -80,6 +80,7 @@ devices:
         ("- user", "constraints have sections: groups, tables, devices"),
         ("tables: {user: {whole: true}\n", "line 2"),
         ("tables: {user: {whole: true}, user: {on: 0}}", "'user' occurs twice"),
+        ("tables: {{user}: {whole: true}}", "line 1: a name is missing before a colon"),
     ],
 )
 def test_what_is_off_is_told_in_one_line(tmp_path: Path, text: str, says: str) -> None:
@@ -87,6 +88,15 @@ def test_what_is_off_is_told_in_one_line(tmp_path: Path, text: str, says: str) -
     with pytest.raises(UserError, match=says) as raised:
         Constraints.read(file).applied(TASK)
     assert "\n" not in str(raised.value)
+
+
+def test_what_is_said_of_one_device_counts_more_than_what_is_said_of_all() -> None:
+    for order in (("1", "all"), ("all", "1")):
+        reserves = {"1": {"reserve": "0.5 GB"}, "all": {"reserve": "10%"}}
+        task = Constraints.of({"devices": {name: reserves[name] for name in order}}).applied(TASK)
+        assert [device.reserved_bytes for device in task.devices] == [
+            2**30 // 10, 2**29, 2**30 // 10
+        ]  # fmt: skip
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
