@@ -48,7 +48,7 @@ def test_what_a_step_takes_phase_by_phase(plan: Path, cluster: object) -> None:
         assert len(rank["steps"]) == 12
         assert re.search(rf"^ {number} cpu\d+ +{tables[number]} ", done.stdout, re.MULTILINE)
     assert f"loss: {document['losses'][0]:.4f} in the first step" in done.stdout
-    assert not actors("RehearsalRank")
+    none_are_left()
 
 
 def test_a_rank_that_dies_ends_all_in_one_line(plan: Path, cluster: object) -> None:

@@ -60,7 +60,8 @@ def test_steps_lead_to_a_plan_without_any(oracle: EstimatedCosts, tables: Tables
         plan.check(task)
     assert len(taken) > 1
     assert taken == sorted(taken, reverse=True)
-    assert next_steps(oracle, task_of(tables[:8], 1), ShardingPlan.table_wise(task, [0] * 8)) == []
+    alone = task_of(tables[:8], 1)
+    assert next_steps(oracle, alone, ShardingPlan.table_wise(alone, [0] * 8)) == []
 
 
 def test_steps_keep_to_the_memory_there_is(oracle: EstimatedCosts, tables: Tables) -> None:
