@@ -37,8 +37,7 @@ class Demands:
         if not task.rules:
             return None
         terms = Terms(task)
-        conflicts = terms.conflicts(bundles) if terms.keeps_apart else None
-        return Demands(terms.lawful(bundles), conflicts, terms.freedom(bundles))
+        return Demands(terms.lawful(bundles), terms.conflicts(bundles), terms.freedom(bundles))
 
 
 @dataclass(frozen=True)

@@ -97,9 +97,7 @@ def main(config: DiffConfig) -> None:
     model = load_model(config.cost_model)
     task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
     if config.constraints is not None:
-        constraints = Constraints.read(config.constraints)
-        with documents.naming(config.constraints):
-            task = constraints.applied(task)
+        task = Constraints.of_file(config.constraints, task)
     old, new = read_plan(config.old, task, fitting=False), read_plan(config.new, task, fitting=True)
     near = renumbered(new, old, task)
     moved, least = (moved_bytes(moves_between(old, plan, task)) for plan in (new, near))

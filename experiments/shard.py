@@ -39,7 +39,6 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.documents import naming
 from autoshard.workload.moves import moved_bytes, moves_between
 from autoshard.workload.sizes import told
 
@@ -179,9 +178,7 @@ def main(config: ShardConfig) -> None:
     oracle = oracle_for(model, config.batch_size, tables, config.store)
     task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
     if config.constraints is not None:
-        constraints = Constraints.read(config.constraints)
-        with naming(config.constraints):
-            task = constraints.applied(task)
+        task = Constraints.of_file(config.constraints, task)
     if config.save_task is not None:
         task.save(config.save_task)
     means = Means(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from autoshard.workload import Placement, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.terms import Bundle, Terms, Truths
 
 Whole = npt.NDArray[np.int64]
@@ -24,9 +24,7 @@ class Near:
 
     def __init__(self, plan: ShardingPlan, most_bytes: int) -> None:
         self.most_bytes = most_bytes
-        self._placements: dict[str, list[Placement]] = {}
-        for placement in plan.placements:
-            self._placements.setdefault(placement.table, []).append(placement)
+        self._placements = plan.by_table()
 
     def home(self, piece: TableSlice) -> int:
         """The device that has a slice of one of the plan's slices."""
@@ -57,7 +55,7 @@ class Admission:
         self.homes = homes
         self.bytes = self._bytes_of(items)
         self._lawful = self._terms.lawful(items)
-        self._conflicts = self._conflicts_of(items)
+        self._conflicts = self._terms.conflicts(items)
         self._moving = self._moving_of(items)
         self.free = task.room_bytes
         np.subtract.at(self.free, homes, self.bytes)
@@ -66,6 +64,7 @@ class Admission:
         """Look at more items, which are on no device yet."""
         if self._conflicts is not None:
             more = self._terms.conflicts(items, [*self.items, *items])
+            assert more is not None
             above = np.concatenate([self._conflicts, more[:, : len(self.items)].T], axis=1)
             self._conflicts = np.concatenate([above, more])
         self.items += items
@@ -122,11 +121,7 @@ class Admission:
         return [n for n in items if self._terms.may_halve(item := self.items[n], slices[item.name])]
 
     def _bytes_of(self, items: Sequence[Bundle]) -> Whole:
-        sizes = [sum(map(self._task.piece_bytes, item.slices)) for item in items]
-        return np.array(sizes, np.int64)
-
-    def _conflicts_of(self, items: Sequence[Bundle]) -> Truths | None:
-        return self._terms.conflicts(items) if self._terms.keeps_apart else None
+        return np.array([self._task.bytes_of(item.slices) for item in items], np.int64)
 
     def _rivals(self, items: Whole, devices: Whole) -> Whole:
         """How many items are on each of the devices that each of these may not share it with:

@@ -104,10 +104,10 @@ def place_in_turn(
     """
     terms, free = Terms(task), task.room_bytes.tolist()
     lawful, freedom = terms.lawful(bundles), terms.freedom(bundles)
-    conflicts = terms.conflicts(bundles) if terms.keeps_apart else None
+    conflicts = terms.conflicts(bundles)
     chosen = np.full(len(bundles), -1)
     for number in sorted(range(len(bundles)), key=lambda n: (freedom[n], -costs[n])):
-        needed = sum(map(task.piece_bytes, bundles[number].slices))
+        needed = task.bytes_of(bundles[number].slices)
         barred = set() if conflicts is None else set(chosen[conflicts[number]].tolist())
         fitting = [
             device

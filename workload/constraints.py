@@ -117,6 +117,13 @@ class Constraints:
                 raise UserError(f"{where}{told}") from error
             return Constraints.of(document or {})
 
+    @staticmethod
+    def of_file(path: Path | str, task: ShardingTask) -> ShardingTask:
+        """The task under the constraints of a file; UserError names it."""
+        constraints = Constraints.read(path)
+        with documents.naming(path):
+            return constraints.applied(task)
+
     def applied(self, task: ShardingTask) -> ShardingTask:
         """The task under these constraints; UserError for what is not there."""
         rules = [

@@ -51,7 +51,7 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
             plan.check_places(task)
         except PlanError as fault:
             raise PlanError(f"the {name} plan is not of this task: {fault}") from fault
-    before, after = _by_table(old), _by_table(new)
+    before, after = old.by_table(), new.by_table()
     return tuple(
         move for table in task.tables
         for move in _of_table(table, before[table.name], after[table.name], task)
@@ -93,7 +93,7 @@ def renumbered(
         for number, device in enumerate(task.devices)
     ]
     kept = np.array([[0.0 if one == other else -np.inf for other in like] for one in like])
-    before, after = _by_table(near), _by_table(plan)
+    before, after = near.by_table(), plan.by_table()
     for table in task.tables:
         for start, end, there, here in _pieces(before[table.name], after[table.name]):
             width = end - start
@@ -105,14 +105,6 @@ def renumbered(
     _, numbers = linear_sum_assignment(kept, maximize=True)
     placements = tuple(replace(p, device=int(numbers[p.device])) for p in plan.placements)
     return ShardingPlan(placements, plan.num_devices)
-
-
-def _by_table(plan: ShardingPlan) -> dict[str, list[Placement]]:
-    """Placements of each table, by their columns."""
-    found: dict[str, list[Placement]] = {}
-    for placement in sorted(plan.placements):
-        found.setdefault(placement.table, []).append(placement)
-    return found
 
 
 def _of_table(

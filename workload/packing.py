@@ -76,9 +76,8 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
 def _pack_by_rules(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
     terms, rooms = Terms(task), task.room_bytes.tolist()
     bundles = terms.bundles()
-    sizes = [sum(map(task.piece_bytes, bundle.slices)) for bundle in bundles]
-    conflicts = terms.conflicts(bundles) if terms.keeps_apart else None
-    homes = first_fit_decreasing(sizes, rooms, terms.lawful(bundles), conflicts)
+    sizes = [task.bytes_of(bundle.slices) for bundle in bundles]
+    homes = first_fit_decreasing(sizes, rooms, terms.lawful(bundles), terms.conflicts(bundles))
     if homes is not None:
         return [
             (piece, home)

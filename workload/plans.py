@@ -90,6 +90,13 @@ class ShardingPlan:
         homes = {(placement.table, placement.device) for placement in plan.placements}
         return plan if len(homes) == len(plan.placements) else ShardingPlan.of_slices(task, placed)
 
+    def by_table(self) -> dict[str, list[Placement]]:
+        """Placements of each table, in the order of their columns."""
+        found: dict[str, list[Placement]] = {}
+        for placement in sorted(self.placements):
+            found.setdefault(placement.table, []).append(placement)
+        return found
+
     def placed(self, task: ShardingTask) -> list[tuple[TableSlice, int]]:
         """Each slice and its device."""
         tables = {table.name: table for table in task.tables}

@@ -1,6 +1,6 @@
 """What is to be sharded: tables, devices, the batch and the operator."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,11 @@ class ShardingTask:
 
     def piece_bytes(self, piece: TableSlice) -> int:
         """Bytes of a slice on its device, with those that a batch needs for it."""
-        return self.operator.memory((piece,), self.batch_size).total
+        return self.bytes_of((piece,))
+
+    def bytes_of(self, slices: Iterable[TableSlice]) -> int:
+        """Bytes of slices on one device, with those that a batch needs for them."""
+        return self.operator.memory(slices, self.batch_size).total
 
     def table_bytes(self, table: EmbeddingTable) -> int:
         """Bytes of the whole table on one device, with those that a batch needs for it."""

@@ -69,11 +69,6 @@ class Terms:
                     barred = named if rule.kind == "not_on" else ~named
                     self._barred[table] = self._barred.get(table, False) | barred
 
-    @property
-    def keeps_apart(self) -> bool:
-        """Whether there are tables that may not lie on one device."""
-        return bool(self._apart)
-
     def bundles(self) -> list[Bundle]:
         """All tables of the task, whole, in its order; those that go together are one."""
         leader = {table.name: table.name for table in self._task.tables}
@@ -136,8 +131,12 @@ class Terms:
 
     def conflicts(
         self, bundles: Sequence[Bundle], others: Sequence[Bundle] | None = None
-    ) -> Truths:
-        """Which may not lie on one device with which, by default of the same: [bundles, others]."""
+    ) -> Truths | None:
+        """Which may not lie on one device with which, by default of the same: [bundles, others];
+        None where no rule keeps tables apart.
+        """
+        if not self._apart:
+            return None
         others = bundles if others is None else others
         ours, theirs = (self.groups(some).astype(np.float32) for some in (bundles, others))
         different = self.kin(bundles)[:, None] != self.kin(others)[None]
@@ -149,8 +148,9 @@ class Terms:
         Those with little come first where tables are placed one by one.
         """
         counts = self.lawful(bundles).sum(1)
-        if self.keeps_apart:
-            counts = counts - self.conflicts(bundles).sum(1)
+        conflicts = self.conflicts(bundles)
+        if conflicts is not None:
+            counts = counts - conflicts.sum(1)
         return np.asarray(counts, np.int64)
 
     def may_halve(self, bundle: Bundle, slices: int = 1) -> bool:

@@ -51,13 +51,19 @@ def test_what_a_step_takes_phase_by_phase(plan: Path, cluster: object) -> None:
     none_are_left()
 
 
-def test_a_rank_that_dies_ends_all_in_one_line(plan: Path, cluster: object) -> None:
+def endless_training(plan: Path) -> Watched:
+    """One that is under way."""
     command = Watched(
         "train_torchrec.py",
         f"--tables {TABLES} --plan {plan} --batch-size 64 --steps 10000000 --devices cpu",
         plan.parent,
     )
     command.wait_for("training 6 tables on")
+    return command
+
+
+def test_a_rank_that_dies_ends_all_in_one_line(plan: Path, cluster: object) -> None:
+    command = endless_training(plan)
     assert kill_actors("RehearsalRank", most=1) == 1
     said = command.end(code=2)
     assert re.search(r"^rank \d \(cpu\d+@.*\) died, killed or out of memory, and the others were "
@@ -67,12 +73,7 @@ def test_a_rank_that_dies_ends_all_in_one_line(plan: Path, cluster: object) -> N
 
 
 def test_ctrl_c_ends_the_ranks(plan: Path, cluster: object) -> None:
-    command = Watched(
-        "train_torchrec.py",
-        f"--tables {TABLES} --plan {plan} --batch-size 64 --steps 10000000 --devices cpu",
-        plan.parent,
-    )
-    command.wait_for("training 6 tables on")
+    command = endless_training(plan)
     command.process.send_signal(signal.SIGINT)
     assert "interrupted" in command.end(code=130)
     none_are_left()

@@ -114,11 +114,8 @@ def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
     not). A table stays on as many of its ranks as its columns can be dealt out to evenly, those
     that hold most of it. So memory and costs shift: check and price the plan that comes back.
     """
-    pieces: dict[str, list[Placement]] = {}
-    for piece in sorted(plan.placements):
-        pieces.setdefault(piece.table, []).append(piece)
     even = []
-    for name, some in pieces.items():
+    for name, some in plan.by_table().items():
         merged = sorted(_merged(some), key=lambda piece: (-piece.width, piece.start))
         steps = sum(piece.width for piece in merged) // DIM_STEP
         count = max(n for n in range(1, len(merged) + 1) if steps % n == 0)
