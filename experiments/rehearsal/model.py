@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
@@ -21,14 +21,13 @@ from autoshard.workload import (
     ShardingPlan,
     table_lookups,
 )
-from autoshard.workload.operators import Weights
 from autoshard.workload.tables import DIM_STEP, MAX_DIM
+from autoshard.workload.torchrec.names import DATA_TYPES
 
 _DENSE_FEATURES = 13  # as Criteo has
 _NARROW = 8  # outputs of the dense layers but the last
 _WEIGHTS_SPREAD = 0.2
 _PLAIN, _WEIGHTED = "bags", "weighted_bags"  # what TorchRec holds in one collection is of one sort
-_TYPES: Mapping[Weights, DataType] = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 
 
 class RehearsedModel(nn.Module):
@@ -59,7 +58,7 @@ class RehearsedModel(nn.Module):
                     num_embeddings=table.rows,
                     embedding_dim=table.dim,
                     feature_names=_features(number, table),
-                    data_type=_TYPES[operator.weights],
+                    data_type=DATA_TYPES[operator.weights],
                 )
                 for number, table in some.items()
             ]

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.remote_device import _remote_device
@@ -28,14 +27,10 @@ from autoshard.experiments.rehearsal.phases import CoreClock, GpuClock, Phases
 from autoshard.experiments.rehearsal.times import Step
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.torchrec import to_torchrec
+from autoshard.workload.torchrec.names import FUSED_OPTIMIZERS
 
 LEARNING_RATE = 0.1
 BATCHES = 8  # that steps cycle through: what one leaves in the cache is little use to the next
-_OPTIMIZERS = {
-    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
-    "adagrad": EmbOptimType.EXACT_ADAGRAD,
-    "sgd": EmbOptimType.EXACT_SGD,
-}
 
 
 @dataclass(frozen=True)
@@ -134,7 +129,7 @@ def _seated(plan: TorchRecPlan, device: torch.device) -> TorchRecPlan:
 
 
 def _sharder(task: ShardingTask) -> EmbeddingBagCollectionSharder:
-    optimizer = _OPTIMIZERS[task.operator.optimizer]
+    optimizer = FUSED_OPTIMIZERS[task.operator.optimizer]
     return EmbeddingBagCollectionSharder(
         fused_params={"optimizer": optimizer, "learning_rate": LEARNING_RATE}
     )

@@ -9,20 +9,17 @@ from torch import nn
 from torchrec.distributed.planner.constants import POOLING_FACTOR
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.utils import optimizer_type_to_emb_opt_type
-from torchrec.modules.embedding_configs import DataType, PoolingType
+from torchrec.modules.embedding_configs import PoolingType
 
 from autoshard.workload.errors import UserError
 from autoshard.workload.operators import OperatorOptions, Optimizer, Weights
 from autoshard.workload.tables import EmbeddingTable
 from autoshard.workload.torchrec.bags import BagTable, bag_tables
 from autoshard.workload.torchrec.lookups import counted
+from autoshard.workload.torchrec.names import DATA_TYPES, FUSED_OPTIMIZERS
 
-_OPTIMIZERS: dict[EmbOptimType, Optimizer] = {
-    EmbOptimType.EXACT_SGD: "sgd",
-    EmbOptimType.EXACT_ADAGRAD: "adagrad",
-    EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
-}
-_WEIGHTS: dict[DataType, Weights] = {DataType.FP32: "fp32", DataType.FP16: "fp16"}
+_OPTIMIZERS = {theirs: ours for ours, theirs in FUSED_OPTIMIZERS.items()}
+_WEIGHTS = {theirs: ours for ours, theirs in DATA_TYPES.items()}
 
 
 class ModelTables(NamedTuple):

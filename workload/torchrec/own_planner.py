@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -10,23 +11,21 @@ from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
 from torchrec.distributed.planner.types import (
-    CustomTopologyData,
     ParameterConstraints,
     PlannerError,
-    Topology,
 )
 from torchrec.distributed.types import ShardingType
-from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 
 from autoshard.workload.plans import PlanError, ShardingPlan
 from autoshard.workload.tables import DIM_STEP, EmbeddingTable
 from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.torchrec.names import DATA_TYPES, lookups_of, topology_of
 from autoshard.workload.torchrec.plans import FUSED, placements_of
 
 _OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad, "rowwise_adagrad": RowWiseAdagrad}
-_WEIGHTS = {"fp32": DataType.FP32, "fp16": DataType.FP16}
 _WIDEST = 128  # of a slice, where TorchRec is told nothing
 
 
@@ -41,7 +40,7 @@ def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
     model = _model(task, named)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     made = EmbeddingShardingPlanner(
-        topology=_topology(task, device),
+        topology=topology_of(task, device),
         batch_size=math.ceil(task.batch_size / len(task.devices)),
         constraints={name: _constraints(t, column_wise) for name, t in named.items()},
         storage_reservation=FixedPercentageStorageReservation(0.0),
@@ -76,7 +75,7 @@ def _model(task: ShardingTask, tables: dict[str, EmbeddingTable]) -> nn.Module:
                     num_embeddings=table.rows,
                     embedding_dim=table.dim,
                     feature_names=[f"{name}_{number}" for number in range(table.features)],
-                    data_type=_WEIGHTS[task.operator.weights],
+                    data_type=DATA_TYPES[task.operator.weights],
                 )
                 for name, table in tables.items()
                 if table.weighted == weighted
@@ -92,26 +91,14 @@ def _model(task: ShardingTask, tables: dict[str, EmbeddingTable]) -> nn.Module:
     return model
 
 
-def _topology(task: ShardingTask, device: str) -> Topology:
-    memory = {"hbm_cap" if device == "cuda" else "ddr_cap": task.room_bytes.tolist()}
-    ranks = len(task.devices)
-    return Topology(
-        world_size=ranks,
-        compute_device=device,
-        custom_topology_data=CustomTopologyData(memory, ranks),
-        created_by_factory=True,  # else it warns that a job would fail
-    )
-
-
 def _constraints(table: EmbeddingTable, column_wise: bool) -> ParameterConstraints:
     width = max(_even_widths(table.dim), default=None) if column_wise else None
     types = [ShardingType.TABLE_WISE.value]
-    return ParameterConstraints(
+    return replace(
+        lookups_of(table),
         sharding_types=types if width is None else [*types, ShardingType.COLUMN_WISE.value],
         compute_kernels=[FUSED],
         min_partition=width,
-        pooling_factors=[table.pooling_factor / table.features] * table.features,
-        is_weighted=table.weighted,
     )
 
 

@@ -1,0 +1,38 @@
+"""What TorchRec and fbgemm call what our operators store, and the devices that a task has."""
+
+from collections.abc import Mapping
+
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from torchrec.distributed.planner.types import CustomTopologyData, ParameterConstraints, Topology
+from torchrec.modules.embedding_configs import DataType
+
+from autoshard.workload.operators import Optimizer, Weights
+from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tasks import ShardingTask
+
+DATA_TYPES: Mapping[Weights, DataType] = {"fp32": DataType.FP32, "fp16": DataType.FP16}
+FUSED_OPTIMIZERS: Mapping[Optimizer, EmbOptimType] = {
+    "sgd": EmbOptimType.EXACT_SGD,
+    "adagrad": EmbOptimType.EXACT_ADAGRAD,
+    "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+}
+
+
+def topology_of(task: ShardingTask, device: str) -> Topology:
+    """The task's devices as ranks, with their room as storage; `device` is cuda or cpu."""
+    memory = {"hbm_cap" if device == "cuda" else "ddr_cap": task.room_bytes.tolist()}
+    ranks = len(task.devices)
+    return Topology(
+        world_size=ranks,
+        compute_device=device,
+        custom_topology_data=CustomTopologyData(memory, ranks),
+        created_by_factory=True,  # else it warns that a job would fail
+    )
+
+
+def lookups_of(table: EmbeddingTable) -> ParameterConstraints:
+    """What its planner is told of a table's lookups, of each feature an even share."""
+    return ParameterConstraints(
+        pooling_factors=[table.pooling_factor / table.features] * table.features,
+        is_weighted=table.weighted,
+    )
