@@ -10,6 +10,7 @@ from autoshard.workload.batches import IndexBatch, shard_batch, table_lookups
 from autoshard.workload.constraints import Constraints
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.features import FEATURE_NAMES, slice_features
+from autoshard.workload.objective import Link, Objective
 from autoshard.workload.operators import OperatorOptions
 from autoshard.workload.plans import Placement, PlanError, ShardingPlan
 from autoshard.workload.protocols import CostOracle, ShardCost, Sharder
@@ -28,6 +29,8 @@ __all__ = [
     "EmbeddingTable",
     "FieldError",
     "IndexBatch",
+    "Link",
+    "Objective",
     "OperatorOptions",
     "Placement",
     "PlanError",

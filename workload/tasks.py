@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.objective import Objective
 from autoshard.workload.operators import OperatorOptions
 from autoshard.workload.rules import Rule
 from autoshard.workload.tables import EmbeddingTable, TableSlice
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
+_UNTOLD = Objective().to_json()  # of tasks that were written before there was a choice
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Device:
 @dataclass(frozen=True)
 class ShardingTask:
     """Tables with unique names, the devices to spread them over, the samples of a batch over all
-    devices, and the rules that plans must keep.
+    devices, the rules that plans must keep, and what a plan is to have little of.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -61,6 +63,7 @@ class ShardingTask:
     batch_size: int
     operator: OperatorOptions = field(default_factory=OperatorOptions)
     rules: tuple[Rule, ...] = ()
+    objective: Objective = field(default_factory=Objective)
 
     def __post_init__(self) -> None:
         if not self.tables:
@@ -108,6 +111,7 @@ class ShardingTask:
                 "devices": [vars(device) for device in self.devices],
                 "tables": [table.to_json() for table in self.tables],
                 "rules": [rule.to_json() for rule in self.rules],
+                "objective": self.objective.to_json(),
             }
         )
 
@@ -122,6 +126,7 @@ class ShardingTask:
                 batch_size=document["batch_size"],
                 operator=OperatorOptions(**document["operator"]),
                 rules=tuple(Rule.from_json(rule) for rule in document.get("rules", ())),
+                objective=Objective.from_json(document.get("objective", _UNTOLD)),
             )
 
     def save(self, path: Path | str) -> None:
