@@ -38,6 +38,10 @@ class Memberships:
         offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
         return Memberships(torch.from_numpy(flat), torch.from_numpy(offsets))
 
+    def highest(self, values: Tensor) -> Tensor:
+        """The highest of values [rows] over each shard: [shards]."""
+        return functional.embedding_bag(self.rows, values[:, None], self.offsets, mode="max")[:, 0]
+
     def sums(self, amounts: Tensor) -> Tensor:
         """Add up amounts [rows, ...] over each shard: [shards, ...]."""
         flat = amounts.reshape(len(amounts), -1)

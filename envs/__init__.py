@@ -3,7 +3,7 @@
 May import `cost_model`, `benchmark` and `workload`. Hands out the game (`ShardingGame`, on a `Deck`
 of tables), its two faces for Gymnasium (`ShardingEnv`, registered as `Sharding-v0`, and
 `ShardingVectorEnv`), what deals tasks (`RandomDeals`), what a game is worth (`Balance`,
-`NegativeMaximum`, `Dense`) and where costs come from (`EstimatedRewards`, `MeasuredRewards`,
+`NegativeStep`, `Dense`) and where costs come from (`EstimatedRewards`, `MeasuredRewards`,
 `MixedRewards`).
 """
 
@@ -17,12 +17,13 @@ from autoshard.envs.generators import Generator, RandomDeals
 from autoshard.envs.observation import Layout
 from autoshard.envs.rewards import (
     Balance,
+    Costs,
     CostSource,
     Dense,
     EstimatedRewards,
     MeasuredRewards,
     MixedRewards,
-    NegativeMaximum,
+    NegativeStep,
     Reward,
 )
 from autoshard.envs.single import ShardingEnv, default_deck
@@ -31,6 +32,7 @@ from autoshard.envs.vector import ShardingVectorEnv
 __all__ = [
     "Balance",
     "CostSource",
+    "Costs",
     "Deal",
     "Deck",
     "Dense",
@@ -39,7 +41,7 @@ __all__ = [
     "Layout",
     "MeasuredRewards",
     "MixedRewards",
-    "NegativeMaximum",
+    "NegativeStep",
     "RandomDeals",
     "Reward",
     "ShardingEnv",

@@ -1,7 +1,7 @@
 """`Deck`: the tables that tasks are dealt from, and what the game knows of each. `Deal`: a task."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,12 @@ from torch import Tensor
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
 from autoshard.cost_model.inputs import bundle_amounts
 from autoshard.cost_model.scenarios import Scenarios
-from autoshard.workload import EmbeddingTable, OperatorOptions, ShardingTask, UserError
+from autoshard.workload import EmbeddingTable, Objective, OperatorOptions, ShardingTask, UserError
 from autoshard.workload.terms import Bundle, Piece, Terms, Truths
 
 Ints = npt.NDArray[np.int64]
+
+WHOLE = -1  # in place of the halves of what cannot be halved
 
 
 @dataclass(frozen=True)
@@ -25,11 +27,15 @@ class Demands:
         lawful: whether it may lie on each device: [pieces, devices].
         conflicts: which two may not share a device: [pieces, pieces]; None if all may.
         freedom: pieces with less of it come first.
+        most_slices: of each, 1 where it must stay whole.
+        least_width: columns that a slice of it must have.
     """
 
     lawful: Truths
     conflicts: Truths | None
     freedom: Ints
+    most_slices: Ints
+    least_width: Ints
 
     @staticmethod
     def of(task: ShardingTask, bundles: Sequence[Bundle]) -> "Demands | None":
@@ -37,16 +43,30 @@ class Demands:
         if not task.rules:
             return None
         terms = Terms(task)
-        return Demands(terms.lawful(bundles), terms.conflicts(bundles), terms.freedom(bundles))
+        limits = [terms.limits(bundle.name) for bundle in bundles]
+        most = [
+            limit if terms.may_halve(bundle) else 1
+            for bundle, (limit, _) in zip(bundles, limits, strict=True)
+        ]
+        return Demands(
+            terms.lawful(bundles),
+            terms.conflicts(bundles),
+            terms.freedom(bundles),
+            np.array(most, np.int64),
+            np.array([least for _, least in limits], np.int64),
+        )
 
 
 @dataclass(frozen=True)
 class Deal:
-    """A task as numbers: which pieces of the deck, the memory of each device, and the rules."""
+    """A task as numbers: which pieces of the deck, the memory of each device, the rules, and what
+    the plan is to have little of.
+    """
 
     pieces: Ints
     memory_bytes: Ints
     demands: Demands | None = None
+    objective: Objective = field(default_factory=Objective)
 
 
 class Deck:
@@ -57,25 +77,37 @@ class Deck:
     Args:
         oracle: what tables and devices cost.
         pieces: what may be dealt.
+        split: know the halves of each as well, their halves, and so on. Halves are numbered after
+            the pieces; those of equal width of one table are one, wherever they begin.
     """
 
-    def __init__(self, oracle: EstimatedCosts, pieces: Sequence[Piece]) -> None:
+    def __init__(
+        self, oracle: EstimatedCosts, pieces: Sequence[Piece], split: bool = False
+    ) -> None:
         if not pieces:
             raise UserError("a game needs at least one table")
         self.pieces = tuple(pieces)
-        self.bundles = tuple(Bundle.of(piece) for piece in pieces)
+        bundles = [Bundle.of(piece) for piece in pieces]
+        self.halves = torch.from_numpy(_halved(bundles) if split else _whole(bundles))
+        self.bundles = tuple(bundles)
         self.operator: OperatorOptions = oracle.model.provenance.operator
         self.batch_size = oracle.batch_size
         memory = self.operator.memory
         sizes = [memory(piece.slices, self.batch_size).total for piece in self.bundles]
         self.bytes: Ints = np.array(sizes, np.int64)
         self.sizes = torch.from_numpy(self.bytes)
+        slices = [bundle.slices for bundle in bundles]
+        self.columns = torch.tensor([float(sum(s.output_width for s in some)) for some in slices])
+        self.widths = torch.tensor([sum(s.width for s in some) for some in slices])
         self.learn(oracle)
 
     @staticmethod
-    def of_tables(model: CostModel, tables: Sequence[EmbeddingTable], batch_size: int) -> "Deck":
+    def of_tables(
+        model: CostModel, tables: Sequence[EmbeddingTable], batch_size: int, split: bool = False
+    ) -> "Deck":
         """A deck of whole tables."""
-        return Deck(EstimatedCosts(model, batch_size), [table.whole() for table in tables])
+        oracle = EstimatedCosts(model, batch_size)
+        return Deck(oracle, [table.whole() for table in tables], split)
 
     def learn(self, oracle: EstimatedCosts) -> None:
         """Believe another cost model from now on; called by the game."""
@@ -87,6 +119,7 @@ class Deck:
         alone = self.price(self.amounts)
         self.alone_ms: Tensor = alone.total_ms
         self.doubt: Tensor = alone.deviation
+        self.least_ms = self._least()
 
     def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
         """What prices devices in so many scenarios, and the amounts of all pieces in them."""
@@ -101,3 +134,37 @@ class Deck:
     def price(self, sums: Tensor) -> Prices:
         """What devices with these sums of amounts cost."""
         return self.model.compute.price(sums)
+
+    def _least(self) -> Tensor:
+        """Of each piece, what a slice of it costs alone that is halved as far as it goes: some
+        device costs no less.
+        """
+        narrowest = torch.arange(len(self.bundles))
+        while bool((further := self.halves[narrowest, 1] != WHOLE).any()):  # the wider of the two
+            narrowest = torch.where(further, self.halves[narrowest, 1], narrowest)
+        return self.alone_ms[narrowest]
+
+
+def _whole(bundles: Sequence[Bundle]) -> Ints:
+    return np.full((len(bundles), 2), WHOLE, np.int64)
+
+
+def _halved(bundles: list[Bundle]) -> Ints:
+    """Adds all halves to the bundles; the numbers of the two of each: [bundles, 2]."""
+    found: list[tuple[int, int]] = []
+    known: list[dict[int, int]] = [{} for _ in bundles]  # by width, of each that is dealt
+    origin = list(range(len(bundles)))
+    for number, bundle in enumerate(bundles):  # grows as it goes
+        if not bundle.can_be_halved:
+            found.append((WHOLE, WHOLE))
+            continue
+        pair = []
+        for half in bundle.halves():
+            width = half.slices[0].width
+            if width not in known[origin[number]]:
+                known[origin[number]][width] = len(bundles)
+                bundles.append(half)
+                origin.append(origin[number])
+            pair.append(known[origin[number]][width])
+        found.append((pair[0], pair[1]))
+    return np.array(found, np.int64)

@@ -1,4 +1,5 @@
-"""The game: tables are placed one by one, the costliest first. Many games are played at once.
+"""The game: tables are placed one by one, the costliest first, or halved before. Many games are
+played at once.
 
 Every face of the game (Gymnasium's single and vector environments, the policy at work) plays this
 one. Games of different sizes stand side by side in arrays as wide as the largest; what a smaller
@@ -13,41 +14,52 @@ from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import Memberships
-from autoshard.envs.deck import Deal, Deck, Ints
+from autoshard.envs.deck import WHOLE, Deal, Deck, Ints
+from autoshard.envs.foresight import room_is_left
 from autoshard.envs.ruling import Ruling
-from autoshard.workload import Shard, UserError
+from autoshard.envs.stakes import WAITS, Stakes
+from autoshard.workload import Shard, TableSlice, UserError
+from autoshard.workload.plans import dealt_out
 
 _ABSENT = -1  # memory of a device that a game does not have
-_AMPLE = 2**62  # bytes: more than any device has
-_FORESEEN = 4  # of the largest tables to come that `safe` looks for room for
+_WORTH = 0.02  # of the pace: what costs less alone evens nothing out that counts
+_ANY = 2**30  # slices, where no rule says how many
+_STRICT = 1e6  # ms: what rules leave little room for comes first, whatever it costs
 
 
 class ShardingGame:
     """`seats` games side by side, each with its own task.
 
-    Devices that a game does not have, and those without memory for its next table, are not
-    `allowed`. Devices are `safe` for it if after that the largest tables to come still find room.
-    A game is `over` when all its tables are placed, or when its next one fits nowhere (or was put
-    where it may not be): then it is `stuck`.
+    Devices that a game does not have, and those without memory for its next piece, are not
+    `allowed`. Devices are `safe` for it if after that the largest pieces to come still find room.
+    A game is `over` when all its pieces are placed, or when its next one fits nowhere and cannot
+    be halved (or was put where it may not be): then it is `stuck`.
 
     Args:
         deck: the tables of all deals.
         seats: games played at once.
         max_tables: of any deal.
         max_devices: of any deal.
+        halvings: that a game may make: a piece becomes two by columns, which come back into the
+            order by what they cost.
     """
 
-    def __init__(self, deck: Deck, seats: int, max_tables: int, max_devices: int) -> None:
+    def __init__(
+        self, deck: Deck, seats: int, max_tables: int, max_devices: int, halvings: int = 0
+    ) -> None:
         self.deck = deck
         self.seats, self.max_tables, self.max_devices = seats, max_tables, max_devices
+        self.max_pieces = max_tables + halvings
+        self.halve_action = max_devices  # in place of a device
         self.deals: list[Deal | None] = [None] * seats
         amounts, described = deck.amounts.shape[1:], deck.described.shape[1]
-        by_device = (seats, max_devices)
-        self.order = torch.zeros(seats, max_tables, dtype=torch.int64)
-        self.homes = torch.full((seats, max_tables), -1, dtype=torch.int64)
+        by_device, by_piece = (seats, max_devices), (seats, self.max_pieces)
+        self.order = torch.zeros(by_piece, dtype=torch.int64)
+        self.homes = torch.full(by_piece, -1, dtype=torch.int64)
+        self.origin = torch.zeros(by_piece, dtype=torch.int64)  # in the deal
         self.count = torch.zeros(seats, dtype=torch.int64)
         self.placed = torch.zeros(seats, dtype=torch.int64)
-        self.current = torch.zeros(seats, dtype=torch.int64)  # the table to be placed next
+        self.current = torch.zeros(seats, dtype=torch.int64)  # the piece to be placed next
         self.stuck = torch.zeros(seats, dtype=torch.bool)
         self.exists = torch.zeros(by_device, dtype=torch.bool)
         self.capacity = torch.zeros(by_device, dtype=torch.int64)
@@ -55,27 +67,36 @@ class ShardingGame:
         self.devices = torch.ones(seats, dtype=torch.int64)
         self.room = torch.ones(by_device)  # the capacity again, to divide by
         self.mean_room = torch.ones(seats)
+        self.stakes = Stakes(seats)
         self.sums = torch.zeros(*by_device, *amounts)
         self.content = torch.zeros(*by_device, described)
-        self.cost_ms = torch.zeros(by_device)
-        self.deviation = torch.zeros(by_device)
-        self.joined_ms = torch.zeros(by_device)
-        self.joined_deviation = torch.zeros(by_device)
+        self.columns = torch.zeros(by_device)
+        # What each device spends before each wait, and in all; the same with the current piece.
+        self.waits_ms, self.joined_waits_ms = (torch.zeros(*by_device, WAITS) for _ in range(2))
+        self.cost_ms, self.joined_ms = (torch.zeros(by_device) for _ in range(2))
+        self.deviation, self.joined_deviation = (torch.zeros(by_device) for _ in range(2))
         self.allowed = torch.zeros(by_device, dtype=torch.bool)
         self.safe = torch.zeros(by_device, dtype=torch.bool)
-        # Bytes of the tables in their order, and of the largest one that comes after each.
-        self._sizes = torch.zeros(seats, max_tables, dtype=torch.float64)
-        self._largest_after = torch.zeros(seats, max_tables, dtype=torch.float64)
+        self.halvable = torch.zeros(seats, dtype=torch.bool)
+        self.slices = torch.ones(seats, max_tables, dtype=torch.int64)  # of each table
+        self._most_slices, self._least_width = (
+            torch.zeros(seats, max_tables, dtype=torch.int64) for _ in range(2)
+        )
+        # Of pieces in their order: what they are ordered by, bytes, the largest that comes after.
+        self._keys = torch.full(by_piece, torch.inf, dtype=torch.float64)
+        self._sizes, self._largest_after = (
+            torch.zeros(by_piece, dtype=torch.float64) for _ in range(2)
+        )
         self.rest = torch.zeros(seats, described)
         self.rest_ms = torch.zeros(seats)
-        self.all_ms = torch.ones(seats)
+        self.all_ms = torch.ones(seats)  # of the tables, each alone
+        self.added_ms = torch.zeros(seats)  # by halvings
         self.rest_bytes = torch.zeros(seats, dtype=torch.int64)
         self.even = torch.ones(seats, described)
         self.pace_ms = torch.ones(seats)
         self.bound_ms = torch.ones(seats)
         self._everyone = torch.arange(seats)
-        self._places = torch.arange(max_tables)
-        self._itself = torch.eye(max_devices)
+        self._places = torch.arange(self.max_pieces)
         self._pairs = torch.zeros(0, 2, dtype=torch.int64)
         self._ruled: dict[int, Ruling] = {}
 
@@ -84,51 +105,69 @@ class ShardingGame:
         """Whether each game has ended: [seats]."""
         return self.stuck | (self.placed == self.count)
 
+    @property
+    def plan_ms(self) -> Tensor:
+        """What a step takes by each game's objective, as far as its plan goes: [seats]."""
+        return self.waits_ms.amax(1).sum(1)
+
     def deal(self, seats: Sequence[int], deals: Sequence[Deal]) -> None:
         """Start new games on these seats."""
-        order = np.zeros((len(deals), self.max_tables), np.int64)
-        count = np.zeros(len(deals), np.int64)
-        capacity = np.full((len(deals), self.max_devices), _ABSENT, np.int64)
-        for row, (seat, deal) in enumerate(zip(seats, deals, strict=True)):
+        for deal in deals:
             tables, devices = len(deal.pieces), len(deal.memory_bytes)
             if tables > self.max_tables or devices > self.max_devices:
                 raise UserError(
                     f"a game of {tables} tables on {devices} devices is larger than the "
                     f"{self.max_tables} tables and {self.max_devices} devices it was made for"
                 )
-            ranked = self._ranked(deal)
-            order[row, :tables] = deal.pieces[ranked]
-            self._demand(seat, deal, ranked)
-            count[row] = tables
-            capacity[row, :devices] = deal.memory_bytes
-            self.deals[seat] = deal
         new = torch.tensor(seats, dtype=torch.int64)
-        self.order[new] = torch.from_numpy(order)
-        self.count[new] = torch.from_numpy(count)
+        for seat, deal in zip(seats, deals, strict=True):
+            self.deals[seat] = deal
+        self._seat_devices(new, deals)
+        self._line_up(new, deals)
+        self.homes[new] = -1
+        self.placed[new] = 0
+        self.added_ms[new] = 0
+        self.stuck[new] = False
+        self._reckon(new)
+
+    def _seat_devices(self, new: Tensor, deals: Sequence[Deal]) -> None:
+        capacity = np.full((len(deals), self.max_devices), _ABSENT, np.int64)
+        for row, deal in enumerate(deals):
+            capacity[row, : len(deal.memory_bytes)] = deal.memory_bytes
         self.capacity[new] = torch.from_numpy(capacity)
+        self.free[new] = self.capacity[new]
         self.exists[new] = self.capacity[new] != _ABSENT
         self.devices[new] = self.exists[new].sum(1)
         self.room[new] = self.capacity[new].float().clamp_min(1)
         self.mean_room[new] = (self.room[new] * self.exists[new]).sum(1) / self.devices[new]
         self._pairs = self.exists.nonzero()
-        self.homes[new] = -1
-        self.placed[new] = 0
-        self.stuck[new] = False
-        self.free[new] = self.capacity[new]
-        self._reckon(new)
+        self.stakes.deal(new, list(deals), self.deck)
 
-    def _ranked(self, deal: Deal) -> Ints:
-        """Places in the deal: the costliest first; before them what rules leave little room."""
-        costs = -self.deck.alone_ms[deal.pieces].numpy()
-        if deal.demands is None:
-            return np.argsort(costs, kind="stable")
-        return np.lexsort((costs, deal.demands.freedom))
-
-    def _demand(self, seat: int, deal: Deal, ranked: Ints) -> None:
-        """Hold this game to its rules, or to none. Nothing is kept where no game has any."""
-        self._ruled.pop(seat, None)
-        if deal.demands is not None:
-            self._ruled[seat] = Ruling(deal.demands, ranked)
+    def _line_up(self, new: Tensor, deals: Sequence[Deal]) -> None:
+        """The costliest first; before them what rules leave little room."""
+        rows, width = len(deals), self.max_pieces
+        order, origin = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
+        keys = np.full((rows, width), np.inf)
+        most = np.full((rows, self.max_tables), _ANY)
+        least = np.zeros((rows, self.max_tables), np.int64)
+        alone = self.deck.alone_ms.numpy()
+        for row, (seat, deal) in enumerate(zip(new.tolist(), deals, strict=True)):
+            key = -alone[deal.pieces].astype(np.float64)
+            self._ruled.pop(seat, None)  # nothing is kept where no game has rules
+            if deal.demands is not None:
+                key += _STRICT * deal.demands.freedom
+                self._ruled[seat] = Ruling(deal.demands)
+                most[row, : len(key)] = deal.demands.most_slices
+                least[row, : len(key)] = deal.demands.least_width
+            ranked, tables = np.argsort(key, kind="stable"), len(key)
+            order[row, :tables], origin[row, :tables] = deal.pieces[ranked], ranked
+            keys[row, :tables] = key[ranked]
+        self.count[new] = torch.tensor([len(deal.pieces) for deal in deals])
+        self.order[new], self.origin[new] = torch.from_numpy(order), torch.from_numpy(origin)
+        self._keys[new] = torch.from_numpy(keys)
+        self._most_slices[new] = torch.minimum(torch.from_numpy(most), self.devices[new][:, None])
+        self._least_width[new] = torch.from_numpy(least)
+        self.slices[new] = 1
 
     def learn(self, oracle: EstimatedCosts) -> None:
         """Believe another cost model from now on, also of what is placed."""
@@ -139,34 +178,34 @@ class ShardingGame:
         self._reckon(torch.tensor(dealt, dtype=torch.int64))
 
     def _reckon(self, seats: Tensor) -> None:
-        """Sums and costs of these games, from which table is where."""
+        """Sums and costs of these games, from which piece is where."""
         deck, order, homes = self.deck, self.order[seats], self.homes[seats]
         inside = self._places < self.count[seats][:, None]
         coming = inside & (homes < 0)
         alone, sizes = deck.alone_ms[order] * inside, deck.sizes[order] * inside
         self._sizes[seats] = sizes.double()
-        coming_sizes = sizes.double().roll(-1, 1)
-        coming_sizes[:, -1] = 0
-        self._largest_after[seats] = coming_sizes.flip(1).cummax(1).values.flip(1)
-        self.all_ms[seats] = alone.sum(1)
+        self._look_far(seats)
         self.rest_ms[seats] = (alone * coming).sum(1)
         self.rest_bytes[seats] = (sizes * coming).sum(1)
-        lists = [deal.pieces for deal in (self.deals[seat] for seat in seats.tolist()) if deal]
-        totals, devices = Memberships.of(lists).sums(deck.amounts), self.devices[seats]
-        work = deck.model.compute.described(totals)
+        dealt = [deal for deal in (self.deals[seat] for seat in seats.tolist()) if deal]
+        lists = [deal.pieces for deal in dealt]
+        tables, devices = Memberships.of(lists), self.devices[seats]
+        totals, work = tables.sums(deck.amounts), tables.sums(deck.described)
+        self.all_ms[seats] = tables.sums(deck.alone_ms[:, None])[:, 0]
+        self.added_ms[seats] = alone.sum(1) - self.all_ms[seats]
         self.even[seats] = (work / devices[:, None]).clamp_min(1e-9)
-        pace, costliest = deck.price(totals / devices[:, None, None]).total_ms, alone.amax(1)
+        pace = deck.price(totals / devices[:, None, None]).total_ms
+        least, costliest = (tables.highest(some) for some in (deck.least_ms, deck.alone_ms))
+        exchange = self.stakes.exchange_ms((self.stakes.columns[seats] / devices)[:, None], seats)
         # Half a table a device is no table to the cost model: then the costliest sets the pace.
-        self.pace_ms[seats] = torch.where(pace > 0, pace, costliest)
-        self.bound_ms[seats] = torch.maximum(pace, costliest)
+        self.pace_ms[seats] = torch.where(pace > 0, pace, costliest) + exchange[:, 0]
+        least = costliest if self.max_pieces == self.max_tables else least
+        self.bound_ms[seats] = torch.maximum(pace, least) + exchange[:, 0]
         self.sums[seats] = self.sums_of(deck.amounts, seats)
         self.content[seats] = deck.model.compute.described(self.sums[seats])
-        self.rest[seats] = work - self.content[seats].sum(1)
-        if bool((homes >= 0).any()):
-            prices = deck.price(self.sums[seats])
-            self.cost_ms[seats], self.deviation[seats] = prices.total_ms, prices.deviation
-        else:
-            self.cost_ms[seats] = self.deviation[seats] = 0
+        self.columns[seats] = self.sums_of(deck.columns[:, None], seats)[..., 0]
+        self.rest[seats] = deck.described[order].mul(coming[..., None]).sum(1)
+        self._price(seats)
         self._look_ahead()
 
     def sums_of(self, amounts: Tensor, seats: Tensor) -> Tensor:
@@ -180,95 +219,177 @@ class ShardingGame:
         sums.index_add_(0, where, amounts[order[rows, places]])
         return sums.reshape(len(seats), self.max_devices, *amounts.shape[1:])
 
-    def place(self, devices: Tensor, playing: Tensor | None = None) -> None:
-        """Put the current table of each game that is `playing` (by default, not over) on a device.
+    def _price(self, seats: Tensor) -> None:
+        """What the devices of these games cost, from their sums."""
+        forward, backward, deviation = (torch.zeros(self.exists.shape) for _ in range(3))
+        if bool((self.homes[seats] >= 0).any()):
+            prices = self.deck.price(self.sums)
+            forward, backward = prices.forward_ms, prices.backward_ms
+            deviation = prices.deviation
+        waits = self.waits_of(forward, backward)
+        self.waits_ms[seats], self.deviation[seats] = waits[seats], deviation[seats]
+        self.cost_ms[seats] = waits[seats].sum(2)
 
-        `devices` are numbers, one a seat.
+    def waits_of(self, forward_ms: Tensor, backward_ms: Tensor) -> Tensor:
+        """What devices spend before each wait where they compute so long: [seats, devices, WAITS].
+
+        Args:
+            forward_ms: of all seats' devices.
+            backward_ms: the same.
+        """
+        exchange = self.stakes.exchange_ms(self.columns) * self.exists
+        return self.stakes.waits_ms(forward_ms, backward_ms, exchange)
+
+    def place(self, actions: Tensor, playing: Tensor | None = None) -> None:
+        """Put the current piece of each game that is `playing` (by default, not over) on a device,
+        by its number, or halve it (`halve_action`).
         """
         playing = ~self.over if playing is None else playing
-        lawful = playing & self.allowed.gather(1, devices[:, None])[:, 0]
-        self.stuck |= playing & ~lawful
+        halving = playing & (actions == self.halve_action)
+        devices = actions.clamp_max(self.max_devices - 1)
+        lawful = playing & self.allowed.gather(1, devices[:, None])[:, 0] & ~halving
+        cut = halving & self.halvable
+        self.stuck |= playing & ~lawful & ~cut
         seats = lawful.nonzero()[:, 0]
-        homes, table = devices[seats], self.current[seats]
+        homes, piece = devices[seats], self.current[seats]
         where = seats * self.max_devices + homes
-        described, sizes = self.deck.described[table], self.deck.sizes[table]
+        described, sizes = self.deck.described[piece], self.deck.sizes[piece]
         self.homes[seats, self.placed[seats]] = homes
-        self.sums.flatten(0, 1).index_add_(0, where, self.deck.amounts[table])
+        self.sums.flatten(0, 1).index_add_(0, where, self.deck.amounts[piece])
         self.content.flatten(0, 1).index_add_(0, where, described)
+        self.columns.view(-1)[where] += self.deck.columns[piece]
+        self.waits_ms.flatten(0, 1)[where] = self.joined_waits_ms.flatten(0, 1)[where]
         self.cost_ms.view(-1)[where] = self.joined_ms.view(-1)[where]
         self.deviation.view(-1)[where] = self.joined_deviation.view(-1)[where]
         self.free.view(-1).index_add_(0, where, sizes, alpha=-1)
         self.rest.index_add_(0, seats, described, alpha=-1)
-        self.rest_ms.index_add_(0, seats, self.deck.alone_ms[table], alpha=-1)
+        self.rest_ms.index_add_(0, seats, self.deck.alone_ms[piece], alpha=-1)
         self.rest_bytes.index_add_(0, seats, sizes, alpha=-1)
         self.placed += lawful
+        if bool(cut.any()):
+            self._halve(cut.nonzero()[:, 0])
         self._look_ahead()
 
+    def _halve(self, seats: Tensor) -> None:
+        """The current pieces of these games become two, which find their places in the order."""
+        deck, piece, place = self.deck, self.current[seats], self.placed[seats]
+        first, second = deck.halves[piece].unbind(1)
+        alone, described, sizes = deck.alone_ms, deck.described, deck.sizes
+        added = alone[first] + alone[second] - alone[piece]
+        self.rest[seats] += described[first] + described[second] - described[piece]
+        self.rest_ms[seats] += added
+        self.added_ms[seats] += added
+        self.rest_bytes[seats] += sizes[first] + sizes[second] - sizes[piece]
+        end = self.count[seats]
+        origin, key = self.origin[seats, place], self._keys[seats, place]
+        strict = key + alone[piece]  # what the rules say, without what it costs
+        for half, where in ((first, place), (second, end)):
+            self.order[seats, where], self.origin[seats, where] = half, origin
+            self._keys[seats, where] = strict - alone[half]
+            self._sizes[seats, where] = sizes[half].double()
+        self.count[seats] += 1
+        self.slices[seats, origin] += 1
+        keys = self._keys[seats]
+        stays = self._places < place[:, None]
+        ranked = keys.masked_fill(stays, -torch.inf).argsort(dim=1, stable=True)
+        self._keys[seats] = keys.gather(1, ranked)
+        for some in (self.order, self.origin, self._sizes):
+            some[seats] = some[seats].gather(1, ranked)
+        self._look_far(seats)
+
+    def _look_far(self, seats: Tensor) -> None:
+        """The largest piece that comes after each."""
+        coming = self._sizes[seats].roll(-1, 1)
+        coming[:, -1] = 0
+        self._largest_after[seats] = coming.flip(1).cummax(1).values.flip(1)
+
     def _look_ahead(self) -> None:
-        """What each device would cost with the current table, and whether it has room for it."""
+        """What each device would cost with the current piece, whether it has room for it, and
+        whether it may be halved.
+        """
         next_place = torch.minimum(self.placed, self.count - 1).clamp_min_(0)
-        table = self.current = self.order.gather(1, next_place[:, None])[:, 0]
-        amounts = self.deck.amounts[table]
+        piece = self.current = self.order.gather(1, next_place[:, None])[:, 0]
+        amounts = self.deck.amounts[piece]
         if len(self._pairs) == self.exists.numel():
             joined = self.deck.price(self.sums + amounts[:, None])
-            self.joined_ms, self.joined_deviation = joined.total_ms, joined.deviation
+            forward, backward, deviation = joined.forward_ms, joined.backward_ms, joined.deviation
         else:  # what does not exist is not priced
             seats, devices = self._pairs.unbind(1)
             joined = self.deck.price(self.sums[seats, devices] + amounts[seats])
-            self.joined_ms[seats, devices] = joined.total_ms
-            self.joined_deviation[seats, devices] = joined.deviation
-        self.allowed = self.exists & (self.free >= self.deck.sizes[table][:, None])
+            forward, backward, deviation = (torch.zeros(self.exists.shape) for _ in range(3))
+            forward[seats, devices] = joined.forward_ms
+            backward[seats, devices] = joined.backward_ms
+            deviation[seats, devices] = joined.deviation
+        columns = self.columns + self.deck.columns[piece][:, None]
+        exchange = self.stakes.exchange_ms(columns) * self.exists
+        self.joined_waits_ms = self.stakes.waits_ms(forward, backward, exchange)
+        self.joined_ms, self.joined_deviation = self.joined_waits_ms.sum(2), deviation
+        self.allowed = self.exists & (self.free >= self.deck.sizes[piece][:, None])
         for seat, ruling in self._ruled.items():
-            admitted = ruling.admitted(int(next_place[seat]), self.homes[seat])
+            place, homes, origin = int(next_place[seat]), self.homes[seat], self.origin[seat]
+            admitted = ruling.admitted(int(origin[place]), homes, origin)
             self.allowed[seat, : len(admitted)] &= admitted
-        self.stuck |= (self.placed < self.count) & ~self.allowed.any(1)
-        self.safe = self.allowed & self._room_is_left(table)
+        self.safe = self.allowed & self._room_is_left(piece)
+        self.halvable = self._may_halve(piece, next_place)
+        fits_nowhere = ~self.allowed.any(1) & ~self.halvable
+        self.stuck |= (self.placed < self.count) & fits_nowhere
 
-    def _room_is_left(self, table: Tensor) -> Tensor:
-        """Whether the largest tables to come fit in if the current one goes there, each where it
-        fits most tightly: [seats, devices].
+    def _may_halve(self, piece: Tensor, place: Tensor) -> Tensor:
+        """Whether the current piece may be halved: where it can be, the rules and the game have
+        room for one more, and it is costly enough or lies badly whole: [seats].
         """
-        size = self.deck.sizes[table].double()
-        least = self.free.masked_fill(~self.exists, _AMPLE).amin(1)
-        largest = self._largest_after[self._everyone, self.placed.clamp_max(self.max_tables - 1)]
-        fits = torch.ones_like(self.allowed)
-        tight = (least < size + _FORESEEN * largest).nonzero()[:, 0]
-        if not len(tight):
-            return fits
-        to_come = self._sizes[tight] * (self._places > self.placed[tight, None])
-        foreseen = to_come.topk(min(_FORESEEN, self.max_tables), dim=1).values
-        free = torch.where(self.exists, self.free, -1)[tight].double()
-        after = free[:, None] - self._itself * size[tight, None, None]
-        found = torch.ones_like(fits[tight])
-        for needed in foreseen[:, :, None, None].unbind(1):
-            tightest, where = after.masked_fill(after < needed, torch.inf).min(2, keepdim=True)
-            found &= tightest[..., 0].isfinite()
-            after = after.scatter_add(2, where, -needed.expand_as(where))
-        fits[tight] = found
-        return fits
+        halves = self.deck.halves[piece]
+        origin = self.origin.gather(1, place[:, None])
+        slices, most, least = (
+            some.gather(1, origin)[:, 0]
+            for some in (self.slices, self._most_slices, self._least_width)
+        )
+        possible = (halves[:, 0] != WHOLE) & (self.count < self.max_pieces) & (slices < most)
+        worth = (self.deck.alone_ms[piece] >= _WORTH * self.pace_ms) | ~self.safe.any(1)
+        return possible & worth & (self.deck.widths[halves[:, 0]] >= least)
+
+    def _room_is_left(self, piece: Tensor) -> Tensor:
+        """Whether the largest pieces to come fit in if the current one goes there."""
+        largest = self._largest_after[self._everyone, self.placed.clamp_max(self.max_pieces - 1)]
+        to_come = (self._sizes, self._places > self.placed[:, None])
+        size = self.deck.sizes[piece].double()
+        return room_is_left(self.free, self.exists, size, largest, *to_come)
 
     def left_share(self) -> Tensor:
-        """Share of each game's tables that are not placed: [seats]."""
+        """Share of each game's pieces that are not placed: [seats]."""
         return 1 - self.placed / self.count
 
     def assignment(self, seat: int) -> Ints:
-        """The device of each piece of the deal, in the deal's order; -1 where it has none."""
+        """The device of each piece of the deal that is placed whole, in the deal's order; else
+        -1.
+        """
         deal = self.deals[seat]
         assert deal is not None
-        count = len(deal.pieces)
-        homes = np.full(len(self.deck.pieces), -1, np.int64)
-        homes[self.order[seat, :count].numpy()] = self.homes[seat, :count].numpy()
-        return homes[deal.pieces]
+        homes = np.full(len(deal.pieces), -1, np.int64)
+        count = int(self.count[seat])
+        origin = self.origin[seat, :count].numpy()
+        whole = (self.slices[seat].numpy()[origin] == 1).nonzero()[0]
+        homes[origin[whole]] = self.homes[seat, :count].numpy()[whole]
+        return homes
+
+    def placed_slices(self, seat: int) -> list[tuple[TableSlice, int]]:
+        """Each slice that lies on a device, and which. Slices of equal width of one table are told
+        alike, wherever they begin.
+        """
+        count = int(self.count[seat])
+        order, homes = self.order[seat, :count].tolist(), self.homes[seat, :count].tolist()
+        return [
+            (piece, home)
+            for number, home in zip(order, homes, strict=True)
+            if home >= 0
+            for piece in self.deck.bundles[number].slices
+        ]
 
     def shards(self, seat: int) -> list[Shard | None]:
         """What each device of a game holds; None for an empty one."""
         deal = self.deals[seat]
         assert deal is not None
-        homes = self.assignment(seat)
-        held = [deal.pieces[homes == device] for device in range(len(deal.memory_bytes))]
-        return [
-            Shard(tuple(piece for number in numbers for piece in self.deck.bundles[number].slices))
-            if len(numbers)
-            else None
-            for numbers in held
-        ]
+        held: list[list[TableSlice]] = [[] for _ in deal.memory_bytes]
+        for piece, device in dealt_out(self.placed_slices(seat)):
+            held[device].append(piece)
+        return [Shard(tuple(slices)) if slices else None for slices in held]

@@ -15,24 +15,36 @@ from torch import Tensor
 
 from autoshard.cost_model.network import DIRECTIONS, TERMS
 from autoshard.envs.game import ShardingGame
+from autoshard.envs.stakes import WAITS
 
 Floats = npt.NDArray[np.float32]
 Array = TypeVar("Array", Tensor, Floats)
 
 DESCRIBED = DIRECTIONS + len(TERMS) + 1  # amounts of a table that have a name
 TABLE = DESCRIBED + 3  # cost alone, its uncertainty, size
-DEVICE = DESCRIBED + 8  # cost, also with the table, uncertainty of both; memory: see `Layout`
+# Of a device beside what it holds. Costs are over the pace, memory over what there is.
+DEVICE_PARTS = (
+    "cost", "deviation", "joined", "joined_deviation", "used", "left_after", "room", "safe",
+    *(f"wait_{number}" for number in range(WAITS)),
+    *(f"joined_wait_{number}" for number in range(WAITS)),
+    "plan_after",
+)  # fmt: skip
+DEVICE = DESCRIBED + len(DEVICE_PARTS)
 REST = DESCRIBED + 2  # cost alone, share of the memory that is left
-PROGRESS = 3  # share of tables placed, number of tables and of devices
+HALVING = 5  # whether it may be, what it adds, a half's cost and width, what was added so far
+STAKES = 2 + WAITS  # of the objective: what waits are apart, counted; the plan so far, by wait
+PROGRESS = 3  # share of pieces placed, number of pieces and of devices
 _TABLES, _DEVICES = 5.0, 3.0  # logarithms of about 150 tables and 20 devices: large tasks
+_COLUMNS = 6.0  # and of 64 columns, to base 2
 
 
 class Layout:
     """Where each part of an observation lies. Arrays are [..., size].
 
-    Parts: `table` [TABLE], the one being placed; `devices` [max_devices, DEVICE]; `exists` and
-    `allowed` [max_devices], 0 or 1; `rest` [REST], all that is still to be placed; `progress`
-    [PROGRESS].
+    Parts: `table` [TABLE], the piece being placed; `devices` [max_devices, DEVICE]; `exists` and
+    `allowed` [max_devices], 0 or 1; `halving` [HALVING], whether the piece may be halved and what
+    comes of it; `rest` [REST], all that is still to be placed; `stakes` [STAKES], what the plan is
+    to have little of; `progress` [PROGRESS].
     """
 
     def __init__(self, max_devices: int) -> None:
@@ -42,7 +54,9 @@ class Layout:
             "devices": (max_devices, DEVICE),
             "exists": (max_devices,),
             "allowed": (max_devices,),
+            "halving": (HALVING,),
             "rest": (REST,),
+            "stakes": (STAKES,),
             "progress": (PROGRESS,),
         }
 
@@ -66,7 +80,8 @@ class Layout:
         pace, even, room = game.pace_ms[:, None], game.even, game.room
         free, size = game.free.float(), deck.sizes[table].float()[:, None]
         left = (free * game.exists).sum(1).clamp_min(1)
-        devices = game.devices.float()
+        devices, slowest = game.devices.float(), game.waits_ms.amax(1)
+        after = torch.maximum(game.joined_waits_ms, slowest[:, None]).sum(2)
         pieces = [
             torch.cat(
                 [
@@ -93,6 +108,9 @@ class Layout:
                         ],
                         dim=2,
                     ),
+                    game.waits_ms / pace[..., None],
+                    game.joined_waits_ms / pace[..., None],
+                    (after / pace)[..., None],
                 ],
                 dim=2,
             )
@@ -100,8 +118,11 @@ class Layout:
             .flatten(1),
             game.exists.float(),
             game.allowed.float(),
+            self._halving(game, pace[:, 0]),
             game.rest / (even * devices[:, None]),
             torch.stack([game.rest_ms / game.all_ms, game.rest_bytes / left], dim=1),
+            torch.stack([game.stakes.apart, game.stakes.counted], dim=1),
+            slowest / pace,
             torch.stack(
                 [
                     1 - game.left_share(),
@@ -112,3 +133,20 @@ class Layout:
             ),
         ]
         return torch.cat(pieces, dim=1)
+
+    def _halving(self, game: ShardingGame, pace: Tensor) -> Tensor:
+        """What halving the current piece is about: [seats, HALVING]."""
+        deck, piece = game.deck, game.current
+        first, second = deck.halves[piece].clamp_min(0).unbind(1)
+        halves = deck.alone_ms[first] + deck.alone_ms[second]
+        may = game.halvable.float()
+        return torch.stack(
+            [
+                may,
+                may * (halves - deck.alone_ms[piece]) / pace,
+                may * deck.alone_ms[second] / pace,
+                may * deck.widths[second].log2() / _COLUMNS,
+                game.added_ms / game.all_ms,
+            ],
+            dim=1,
+        )

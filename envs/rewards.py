@@ -1,4 +1,4 @@
-"""What a game is worth: objects that turn the devices' costs into a reward, and where costs come
+"""What a game is worth: objects that turn what its plan costs into a reward, and where costs come
 from: `EstimatedRewards`, `MeasuredRewards`, `MixedRewards`.
 """
 
@@ -19,15 +19,25 @@ _LEAST_MS = 1e-9
 _DEAD_END = 2.0  # worse than any sensible plan, yet not so much that nothing else counts
 
 
+@dataclass(frozen=True)
+class Costs:
+    """What finished games cost: a step by each one's objective [games], and each device in all of
+    its phases [games, devices], 0 for those that do not exist.
+    """
+
+    plan_ms: Tensor
+    devices_ms: Tensor
+
+
 class Reward(Protocol):
     """What games are worth. An episode's rewards add up to `complete`, or to `dead_end`."""
 
-    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:
-        """Paid for a step that changed the predicted maximum, over the bound: [games]."""
+    def along(self, before: Tensor, after: Tensor) -> Tensor:
+        """Paid for a step that changed what the plan so far costs, over the bound: [games]."""
         ...
 
-    def complete(self, costs_ms: Tensor, exists: Tensor, bound_ms: Tensor) -> Tensor:
-        """Of games whose devices cost [games, devices]; `exists` tells which are devices."""
+    def complete(self, costs: Costs, exists: Tensor, bound_ms: Tensor) -> Tensor:
+        """Of games that ended well; `exists` tells which are devices."""
         ...
 
     def dead_end(self, left_share: Tensor) -> Tensor:
@@ -39,19 +49,19 @@ class Reward(Protocol):
 class Balance:
     """The least over the greatest cost of a device, as in AutoShard: 0 to 1."""
 
-    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:  # noqa: ARG002
+    def along(self, before: Tensor, after: Tensor) -> Tensor:  # noqa: ARG002
         """Nothing."""
-        return torch.zeros_like(worst_after)
+        return torch.zeros_like(after)
 
     def complete(
         self,
-        costs_ms: Tensor,
+        costs: Costs,
         exists: Tensor,
         bound_ms: Tensor,  # noqa: ARG002
     ) -> Tensor:
         """The balance."""
-        least = costs_ms.masked_fill(~exists, torch.inf).amin(1)
-        return least / costs_ms.masked_fill(~exists, 0.0).amax(1).clamp_min(1e-9)
+        least = costs.devices_ms.masked_fill(~exists, torch.inf).amin(1)
+        return least / costs.devices_ms.amax(1).clamp_min(_LEAST_MS)
 
     def dead_end(self, left_share: Tensor) -> Tensor:
         """Less than the worst balance."""
@@ -59,16 +69,21 @@ class Balance:
 
 
 @dataclass(frozen=True)
-class NegativeMaximum:
-    """Minus the slowest device's cost over what it could be at best (`bound_ms`): -1 is ideal."""
+class NegativeStep:
+    """Minus what a step takes over what it could at best (`bound_ms`): -1 is ideal."""
 
-    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:  # noqa: ARG002
+    def along(self, before: Tensor, after: Tensor) -> Tensor:  # noqa: ARG002
         """Nothing."""
-        return torch.zeros_like(worst_after)
+        return torch.zeros_like(after)
 
-    def complete(self, costs_ms: Tensor, exists: Tensor, bound_ms: Tensor) -> Tensor:
-        """Minus the relative maximum."""
-        return -costs_ms.masked_fill(~exists, 0.0).amax(1) / bound_ms
+    def complete(
+        self,
+        costs: Costs,
+        exists: Tensor,  # noqa: ARG002
+        bound_ms: Tensor,
+    ) -> Tensor:
+        """Minus what the step takes, relative."""
+        return -costs.plan_ms / bound_ms
 
     def dead_end(self, left_share: Tensor) -> Tensor:
         """As if one device did the work of two, and up to four."""
@@ -77,19 +92,19 @@ class NegativeMaximum:
 
 @dataclass(frozen=True)
 class Dense:
-    """Another reward, part of which is paid on the way: each step pays how far it raised the
-    predicted maximum. The end pays the rest, so episodes are worth what they were.
+    """Another reward, part of which is paid on the way: each action pays how far it raised what a
+    step is predicted to take. The end pays the rest, so episodes are worth what they were.
     """
 
-    total: Reward = field(default_factory=NegativeMaximum)
+    total: Reward = field(default_factory=NegativeStep)
 
-    def along(self, worst_before: Tensor, worst_after: Tensor) -> Tensor:
+    def along(self, before: Tensor, after: Tensor) -> Tensor:
         """Minus the rise."""
-        return worst_before - worst_after
+        return before - after
 
-    def complete(self, costs_ms: Tensor, exists: Tensor, bound_ms: Tensor) -> Tensor:
+    def complete(self, costs: Costs, exists: Tensor, bound_ms: Tensor) -> Tensor:
         """That of the other reward."""
-        return self.total.complete(costs_ms, exists, bound_ms)
+        return self.total.complete(costs, exists, bound_ms)
 
     def dead_end(self, left_share: Tensor) -> Tensor:
         """That of the other reward."""
@@ -97,15 +112,15 @@ class Dense:
 
 
 class CostSource(Protocol):
-    """Says what the devices of finished games cost."""
+    """Says what finished games cost."""
 
     @property
     def measured(self) -> int:
         """Shards asked of a pool so far."""
         ...
 
-    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
-        """Milliseconds [seats, devices]; 0 for devices that are empty or do not exist."""
+    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
+        """Of games on these seats that ended well."""
         ...
 
 
@@ -113,8 +128,8 @@ class EstimatedRewards:
     """Costs by the cost model: DreamShard's way.
 
     Args:
-        scenarios: in which the slowest device is expected: devices' costs are then scaled so that
-            the greatest is that expectation. With 0 they are as estimated.
+        scenarios: in which a step is expected: costs are then scaled so that it takes that long.
+            With 0 they are as estimated.
     """
 
     measured = 0
@@ -122,13 +137,14 @@ class EstimatedRewards:
     def __init__(self, scenarios: int = 0) -> None:
         self._scenarios = scenarios
 
-    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
         """What the game has predicted on the way, or expects in scenarios."""
-        costs = game.cost_ms[list(seats)]
+        chosen = list(seats)
+        costs = Costs(game.plan_ms[chosen], game.cost_ms[chosen])
         if not self._scenarios or not len(seats):
             return costs
-        scale = self._expected_ms(game, seats) / costs.amax(1).clamp_min(_LEAST_MS)
-        return costs * scale[:, None]
+        scale = self._expected_ms(game, seats) / costs.plan_ms.clamp_min(_LEAST_MS)
+        return Costs(costs.plan_ms * scale, costs.devices_ms * scale[:, None])
 
     def _expected_ms(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
         """The slowest device of each game: [seats]."""
@@ -141,7 +157,7 @@ class EstimatedRewards:
 class MeasuredRewards:
     """Costs by the cluster's benchmark pool. All seats are measured in one call.
 
-    A shard that cannot be measured counts with its estimate.
+    A shard that cannot be measured counts with its estimate; all-to-alls go by the objective.
 
     Args:
         store: where measurements are kept.
@@ -153,24 +169,27 @@ class MeasuredRewards:
         self.measured = 0
         self._pool: BenchmarkPool | None = None  # found where the games are played
 
-    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
         """Measured, told at the level of quiet that the cost model knows."""
-        costs = game.cost_ms[list(seats)].clone()
+        prices = game.deck.price(game.sums)
+        forward, backward = prices.forward_ms, prices.backward_ms
         places, shards = [], []
-        for row, seat in enumerate(seats):
+        for seat in seats:
             for device, shard in enumerate(game.shards(seat)):
                 if shard is not None:
-                    places.append((row, device))
+                    places.append((seat, device))
                     shards.append(shard)
         deck = game.deck
         level = deck.model.provenance.quiet
         self._pool = self._pool or BenchmarkPool(self._store, kind=self._kind)
         answers = self._pool.measure(shards, MeasureSettings(deck.batch_size, deck.operator))
-        for (row, device), answer in zip(places, answers, strict=True):
+        for where, answer in zip(places, answers, strict=True):
             if answer.ok:
-                costs[row, device] = answer.told_at(level).total_ms
+                cost = answer.told_at(level).cost()
+                forward[where], backward[where] = cost.forward_ms, cost.backward_ms
         self.measured += len(shards)
-        return costs
+        waits = game.waits_of(forward, backward)[list(seats)]
+        return Costs(waits.amax(1).sum(1), waits.sum(2))
 
 
 class MixedRewards:
@@ -188,10 +207,11 @@ class MixedRewards:
         """Shards asked of the pool."""
         return self._measured.measured
 
-    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
         """Measured for some of the seats, estimated for the others."""
         costs = EstimatedRewards()(game, seats)
         chosen = np.flatnonzero(self._rng.random(len(seats)) < self._share).tolist()
         if chosen:
-            costs[chosen] = self._measured(game, [seats[row] for row in chosen])
+            told = self._measured(game, [seats[row] for row in chosen])
+            costs.plan_ms[chosen], costs.devices_ms[chosen] = told.plan_ms, told.devices_ms
         return costs

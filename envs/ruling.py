@@ -1,33 +1,33 @@
-"""The rules of one game, in the order in which it places its pieces."""
+"""The rules of one game: where a piece may go, beside those that are placed."""
 
 import torch
 from torch import Tensor
 
-from autoshard.envs.deck import Demands, Ints
+from autoshard.envs.deck import Demands
 
 
 class Ruling:
-    """Says where a piece may go, beside those that are placed.
+    """Says where a piece may go.
 
     Args:
         demands: of a deal.
-        order: places of its pieces, in the order of the game.
     """
 
-    def __init__(self, demands: Demands, order: Ints) -> None:
-        self._demands, self._order = demands, torch.from_numpy(order)
+    def __init__(self, demands: Demands) -> None:
+        self._lawful = torch.from_numpy(demands.lawful)
+        conflicts = demands.conflicts
+        self._conflicts = None if conflicts is None else torch.from_numpy(conflicts)
 
-    def admitted(self, place: int, homes: Tensor) -> Tensor:
-        """The devices that the piece at this place may lie on: [devices], true or false.
+    def admitted(self, table: int, homes: Tensor, tables: Tensor) -> Tensor:
+        """The devices that a piece of this table may lie on: [devices], true or false.
 
         Args:
-            place: in the order.
-            homes: the device of each piece in the order, -1 for those that are still to come.
+            table: its number in the deal.
+            homes: the device of each piece, -1 for those that are still to come.
+            tables: which table each is of.
         """
-        piece = int(self._order[place])
-        lawful = torch.from_numpy(self._demands.lawful[piece].copy())
-        if self._demands.conflicts is not None:
-            conflicting = torch.from_numpy(self._demands.conflicts[piece])[self._order]
-            others = homes[: len(self._order)][conflicting]
-            lawful[others[others >= 0]] = False
+        lawful = self._lawful[table].clone()
+        if self._conflicts is not None:
+            others = homes[self._conflicts[table][tables] & (homes >= 0)]
+            lawful[others] = False
         return lawful

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from autoshard.cost_model import load_model
 from autoshard.envs.deck import Deal, Deck
@@ -20,29 +21,31 @@ from autoshard.workload.parts import tables_by_part
 def default_deck() -> Deck:
     """Synthetic tables that the shipped cost model may learn from."""
     tables = load_tables("synthetic:200:1:small")
-    return Deck.of_tables(load_model("cpu"), tables_by_part(tables)["train"], batch_size=1024)
+    return Deck.of_tables(load_model("cpu"), tables_by_part(tables)["train"], 1024, split=True)
 
 
 class ShardingEnv(gym.Env[Floats, np.int64]):
-    """Place embedding tables on devices, one by one, so that the slowest device is fast.
+    """Place embedding tables on devices, one by one or in halves, so that a step is fast.
 
     ## Description
-    A task is a set of tables, devices with their memory, and a batch size. Tables come in
-    descending order of what they are predicted to cost alone; each is placed whole on a device.
-    What a device costs is not the sum of its tables' costs.
+    A task is a set of tables, devices with their memory, a batch size, and what a plan is to have
+    little of. Tables come in descending order of what they are predicted to cost alone; each is
+    placed on a device, or halved by its columns: then both halves come back into the order. What a
+    device costs is not the sum of its tables' costs.
 
     ## Action Space
-    `Discrete(max_devices)`: the device of the current table. `info["action_mask"]`, also the part
-    `allowed` of the observation, tells which devices exist and have memory for it.
+    `Discrete(max_devices + 1)`: the device of the current piece, or, as the last one, to halve it.
+    `info["action_mask"]` tells which devices exist and have memory for it, and whether it may be
+    halved; so do the parts `allowed` and `halving` of the observation.
 
     ## Observation Space
     `Box((size,), float32)`, named parts in one vector: `env.layout.split(observation)` gives
-    `table`, `devices`, `exists`, `allowed`, `rest` and `progress` (see
+    `table`, `devices`, `exists`, `allowed`, `halving`, `rest`, `stakes` and `progress` (see
     `envs.observation.Layout`). Everything is relative to the task's own scale.
 
     ## Reward
-    By default `Dense(NegativeMaximum())`: in sum minus the slowest device's cost over what it
-    could be at best; a step pays how far it raised the predicted maximum. Costs come from the
+    By default `Dense(NegativeStep())`: in sum minus what a step takes over what it could at best
+    (the deal's `objective`); an action pays how far it raised that. Costs come from the
     cost model (`EstimatedRewards`), the benchmark pool (`MeasuredRewards`) or both
     (`MixedRewards`).
 
@@ -51,16 +54,16 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     plays a given one.
 
     ## Episode End
-    When all tables are placed, or at a dead end: no device has memory for the current table, or
-    it was placed where the mask forbids. A dead end costs more than any sensible plan, and the
-    more the more tables are left.
+    When all pieces are placed, or at a dead end: no device has memory for the current one, which
+    cannot be halved, or it was placed where the mask forbids. A dead end costs more than any
+    sensible plan, and the more the more pieces are left.
 
     ## Information
-    `action_mask`; at the end `max_ms`, `bound_ms` and `dead_end`.
+    `action_mask`; at the end `plan_ms`, `bound_ms` and `dead_end`.
 
     ## Arguments
     `deck` (tables and cost model; by default synthetic ones and the shipped model), `generator`,
-    `reward`, `source`, `max_devices`, `render_mode` (`ansi` or `rgb_array`).
+    `reward`, `source`, `max_devices`, `halvings`, `render_mode` (`ansi` or `rgb_array`).
 
     ## References
     AutoShard (KDD 2022), DreamShard (NeurIPS 2022).
@@ -81,10 +84,11 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
         reward: Reward | None = None,
         source: CostSource | None = None,
         max_devices: int | None = None,
+        halvings: int | None = None,
         render_mode: str | None = None,
     ) -> None:
         deck = deck or default_deck()
-        self._seats = ShardingVectorEnv(deck, 1, generator, reward, source, max_devices)
+        self._seats = ShardingVectorEnv(deck, 1, generator, reward, source, max_devices, halvings)
         self.layout = self._seats.layout
         self.observation_space = self._seats.single_observation_space
         self.action_space = self._seats.single_action_space
@@ -102,7 +106,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
         return observations[0], self._info({})
 
     def step(self, action: np.int64) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
-        """Place the current table."""
+        """Place or halve the current piece."""
         observations, rewards, ended, _, infos = self._seats.step(np.array([action]))
         return observations[0], float(rewards[0]), bool(ended[0]), False, self._info(infos)
 
@@ -116,4 +120,6 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
 
     def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
         told = {name: value[0] for name, value in infos.items() if not name.startswith("_")}
-        return {**told, "action_mask": self._seats.game.allowed[0].numpy().astype(np.int8)}
+        game = self._seats.game
+        mask = torch.cat([game.allowed[0], game.halvable[:1]])
+        return {**told, "action_mask": mask.numpy().astype(np.int8)}

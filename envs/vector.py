@@ -35,6 +35,8 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         reward: what a game is worth.
         source: what the devices of a finished game cost.
         max_devices: width of observation and action; by default that of the generator.
+        halvings: that a game may make; by default as many as it has tables at most, 0 for games of
+            whole tables, where the action is there and never allowed.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}  # noqa: RUF012
@@ -47,6 +49,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         reward: Reward | None = None,
         source: CostSource | None = None,
         max_devices: int | None = None,
+        halvings: int | None = None,
     ) -> None:
         self.generator = generator or RandomDeals()
         self.reward = reward or Dense()
@@ -54,14 +57,19 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         self.num_envs = num_envs
         devices = max_devices or self.generator.most_devices
         self.layout = Layout(devices)
-        self.game = ShardingGame(deck, num_envs, self.generator.most_tables, devices)
+        tables = self.generator.most_tables
+        halvings = tables if halvings is None else halvings
+        self.game = ShardingGame(deck, num_envs, tables, devices, halvings)
         box = gym.spaces.Box(-1.0, _MOST, (self.layout.size,), np.float32)
-        self.single_observation_space, self.single_action_space = box, gym.spaces.Discrete(devices)
+        self.single_observation_space, self.single_action_space = (
+            box,
+            gym.spaces.Discrete(devices + 1),
+        )
         self.observation_space = gym.vector.utils.batch_space(box, num_envs)
         self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
         self._ended = torch.zeros(num_envs, dtype=torch.bool)
         self._paid = torch.zeros(num_envs)
-        self._tally = {"games": 0, "dead_ends": 0, "relative_max": 0.0}
+        self._tally = {"games": 0, "dead_ends": 0, "halvings": 0, "relative_max": 0.0}
         self._asked = 0
 
     @one_thread()
@@ -80,7 +88,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_], Info]:
-        """Place a table on every seat whose game goes on."""
+        """Place or halve a piece on every seat whose game goes on."""
         game, playing = self.game, ~self._ended
         before = self._worst()
         game.place(torch.as_tensor(actions, dtype=torch.int64), playing)
@@ -101,7 +109,8 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         self.game.learn(EstimatedCosts(model, self.game.deck.batch_size))
 
     def tally(self) -> dict[str, float]:
-        """Games ended, dead ends among them and the others' mean maximum over the bound.
+        """Games ended, dead ends and halvings in them, and what a step of the others takes over the
+        bound, in the mean.
 
         Since this was asked last. `asked`: shards that the source asked a pool for.
         """
@@ -119,27 +128,29 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         self._paid[seats] = 0
 
     def _worst(self) -> torch.Tensor:
-        return self.game.cost_ms.amax(1) / self.game.bound_ms
+        return self.game.plan_ms / self.game.bound_ms
 
     def _settle(self, over: torch.Tensor, info: Info) -> torch.Tensor:
         """What the games that are over are worth: [over]."""
         game = self.game
         worth = self.reward.dead_end(game.left_share()[over])
         complete = (over & ~game.stuck).nonzero()[:, 0]
-        costs = torch.zeros(self.num_envs, game.max_devices)
+        plan_ms = torch.zeros(self.num_envs)
         if len(complete):
-            costs[complete] = self.source(game, complete.tolist())
-            rows = (costs[complete], game.exists[complete], game.bound_ms[complete])
-            worth[~game.stuck[over]] = self.reward.complete(*rows)
-        relative = costs.amax(1) / game.bound_ms
+            costs = self.source(game, complete.tolist())
+            plan_ms[complete] = costs.plan_ms
+            told = (costs, game.exists[complete], game.bound_ms[complete])
+            worth[~game.stuck[over]] = self.reward.complete(*told)
+        relative = plan_ms / game.bound_ms
         self._tally["games"] += int(over.sum())
         self._tally["dead_ends"] += int((over & game.stuck).sum())
+        self._tally["halvings"] += int((game.slices - 1)[over].sum())
         self._tally["relative_max"] += float(relative[complete].sum())
         info.update(
-            max_ms=costs.amax(1).numpy(),
+            plan_ms=plan_ms.numpy(),
             bound_ms=game.bound_ms.numpy().copy(),
             dead_end=(over & game.stuck).numpy(),
-            _max_ms=over.numpy().copy(),
+            _plan_ms=over.numpy().copy(),
             _bound_ms=over.numpy().copy(),
             _dead_end=over.numpy().copy(),
         )

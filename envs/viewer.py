@@ -11,9 +11,9 @@ _WIDTH = 40  # characters of the longest bar
 
 
 def as_text(game: ShardingGame, seat: int = 0) -> str:
-    """A line a device: cost as a bar, tables, memory."""
+    """A line a device: cost as a bar, pieces, memory."""
     placed, count = int(game.placed[seat]), int(game.count[seat])
-    lines = [f"{placed} of {count} tables placed; ideal {game.bound_ms[seat]:.2f} ms"]
+    lines = [f"{placed} of {count} pieces placed; ideal {game.bound_ms[seat]:.2f} ms"]
     homes = game.homes[seat, :placed]
     longest = max(float(game.cost_ms[seat].max()), float(game.bound_ms[seat]))
     for device in game.exists[seat].nonzero()[:, 0].tolist():
@@ -22,10 +22,10 @@ def as_text(game: ShardingGame, seat: int = 0) -> str:
         used = 1 - float(game.free[seat, device]) / float(game.capacity[seat, device])
         lines.append(
             f"device{device:<3} {bar:<{_WIDTH}} {cost:6.2f} ms {int((homes == device).sum()):4} "
-            f"tables {used:4.0%} memory"
+            f"pieces {used:4.0%} memory"
         )
     if game.stuck[seat]:
-        lines.append("dead end: no device has room for the next table")
+        lines.append("dead end: no device has room for the next piece")
     return "\n".join(lines) + "\n"
 
 
@@ -45,7 +45,7 @@ def as_picture(game: ShardingGame, seat: int = 0) -> npt.NDArray[np.uint8]:
     memory.set_xlim(0, 1)
     memory.set_xlabel("memory used")
     costs.invert_yaxis()
-    figure.suptitle(f"{int(game.placed[seat])} of {int(game.count[seat])} tables placed")
+    figure.suptitle(f"{int(game.placed[seat])} of {int(game.count[seat])} pieces placed")
     pixels = io.BytesIO()
     figure.savefig(pixels, format="raw")
     height, width = (round(size * figure.dpi) for size in figure.get_size_inches()[::-1])

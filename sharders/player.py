@@ -1,6 +1,5 @@
 """Playing the game with a policy: many plans of one task at once."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,35 +7,21 @@ import torch
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import Deal, Deck, Layout, ShardingGame
-from autoshard.envs.deck import Demands, Ints
+from autoshard.envs.deck import Demands
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.sharders.shield import Shield
 from autoshard.workload import ShardingTask, TableSlice
-from autoshard.workload.terms import Bundle
+from autoshard.workload.terms import Terms
 
 
 @dataclass(frozen=True)
 class Played:
-    """A finished game: the pieces, the device of each, and the devices' estimated costs."""
+    """A finished game: slices and their devices, and what a step of that plan is estimated to
+    take.
+    """
 
-    pieces: tuple[Bundle, ...]
-    homes: Ints
-    costs_ms: tuple[float, ...]
-
-    @property
-    def worst_ms(self) -> float:
-        """Of the slowest device."""
-        return max(self.costs_ms)
-
-    @property
-    def balance(self) -> float:
-        """Mean over maximum."""
-        return sum(self.costs_ms) / len(self.costs_ms) / self.worst_ms
-
-    def placed(self) -> list[tuple[TableSlice, int]]:
-        """Each slice and its device."""
-        homes = zip(self.pieces, self.homes.tolist(), strict=True)
-        return [(piece, home) for bundle, home in homes for piece in bundle.slices]
+    placed: tuple[tuple[TableSlice, int], ...]
+    plan_ms: float
 
 
 class Player:
@@ -54,31 +39,25 @@ class Player:
     @torch.inference_mode()
     def play(
         self,
-        pieces: Sequence[Sequence[Bundle]],
         task: ShardingTask,
+        games: int = 1,
+        split: bool = True,
         rng: torch.Generator | None = None,
         shielded: bool = False,
     ) -> list[Played]:
-        """Place each list of pieces on the task's devices; games that end at a dead end are left
-        out.
+        """Plans of a task; games that end at a dead end are left out.
 
         The first game is played greedily; with `rng` the others are drawn from the policy.
-        `shielded` games end well wherever first fit decreasing packs the tables; they take longer,
-        and know of no rules.
+        `split` games may halve tables. `shielded` games are of whole tables and end well wherever
+        first fit decreasing packs them; they take longer, and know of no rules.
         """
-        # By identity: comparing slices takes longer than playing.
-        known = {id(piece): piece for some in pieces for piece in some}
-        numbers = {key: number for number, key in enumerate(known)}
-        deck = Deck(self._oracle, list(known.values()))
-        rooms, devices = task.room_bytes, len(task.devices)
-        demands = {id(some): Demands.of(task, some) for some in pieces}  # of many games often one
-        deals = [
-            Deal(np.array([numbers[id(piece)] for piece in some]), rooms, demands[id(some)])
-            for some in pieces
-        ]
-        most = max(len(deal.pieces) for deal in deals)
-        game = ShardingGame(deck, len(deals), most, devices)
-        game.deal(range(len(deals)), deals)
+        bundles = Terms(task).bundles()
+        split = split and not shielded and len(task.devices) > 1
+        deck = Deck(self._oracle, bundles, split)
+        tables, devices = len(bundles), len(task.devices)
+        deal = Deal(np.arange(tables), task.room_bytes, Demands.of(task, bundles), task.objective)
+        game = ShardingGame(deck, games, tables, devices, tables if split else 0)
+        game.deal(range(games), [deal] * games)
         layout = Layout(devices)
         shields = [Shield(game, seat) for seat in range(game.seats)] if shielded else []
         while not bool(game.over.all()):
@@ -89,11 +68,12 @@ class Player:
                 chosen[1:] = (logits - noise.log()).argmax(1)[1:]  # Gumbel's way to draw
             for seat, shield in enumerate(shields):
                 if shield.holds:
-                    preferred = logits[seat].argsort(descending=True).tolist()
+                    preferred = logits[seat, :devices].argsort(descending=True).tolist()
                     chosen[seat] = shield.choose(preferred)
             game.place(chosen)
+        plan_ms = game.plan_ms.tolist()
         return [
-            Played(tuple(some), game.assignment(seat), tuple(game.cost_ms[seat].tolist()))
-            for seat, some in enumerate(pieces)
+            Played(tuple(game.placed_slices(seat)), plan_ms[seat])
+            for seat in range(games)
             if not game.stuck[seat]
         ]

@@ -19,7 +19,7 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
         """Build the network for the spaces of the environment."""
         assert isinstance(self.action_space, Discrete)
         assert isinstance(self.model_config, dict)
-        self.layout = Layout(int(self.action_space.n))
+        self.layout = Layout(int(self.action_space.n) - 1)  # the last action is to halve
         self.network = PolicyNetwork(PolicyShape(**self.model_config["shape"]))
 
     def _forward(self, batch: dict[str, Any], **_options: Any) -> dict[str, Tensor]:

@@ -1,8 +1,9 @@
-"""The policy as a network: scores each device for the table that is being placed.
+"""The policy as a network: scores each device for the piece that is being placed, and halving it.
 
 One scorer serves all devices, so it works for any number of tables and of devices, and naming
-devices otherwise changes nothing. It starts as the greedy that puts each table where device and
-table together cost least (NeuroShard's inner loop), and learns by how much to deviate from it.
+devices otherwise changes nothing. It starts as the greedy that puts each piece where device and
+piece together cost least (NeuroShard's inner loop), and halves what even there would be slower than
+the plan has to be; it learns by how much to deviate from that.
 """
 
 from dataclasses import dataclass
@@ -11,11 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from autoshard.envs.observation import DESCRIBED, DEVICE, PROGRESS, REST, TABLE
+from autoshard.envs.observation import (
+    DESCRIBED,
+    DEVICE,
+    DEVICE_PARTS,
+    HALVING,
+    PROGRESS,
+    REST,
+    STAKES,
+    TABLE,
+)
 
-_FORBIDDEN = -1e9  # the logit of a device that may not be chosen
-_JOINED = DESCRIBED + 2  # in a device's part: its cost with the table
-_SAFE = DESCRIBED + 7  # and whether room is left for the largest tables to come
+_FORBIDDEN = -1e9  # the logit of what may not be chosen
+_FAR = 1e6  # times the pace: more than any device costs
+_COST, _JOINED, _SAFE, _AFTER = (
+    DESCRIBED + DEVICE_PARTS.index(name) for name in ("cost", "joined", "safe", "plan_after")
+)
+_CHOICES = (_JOINED, _AFTER)
+_MAY, _ADDS, _ADDED = 0, 1, 4  # of the part about halving
+_DULL = 1e-6  # a sharpness as good as none
+_EVEN_OUT = 0.5  # of what a piece takes beyond the even share goes elsewhere with one half
 
 
 @dataclass(frozen=True)
@@ -26,7 +42,7 @@ class PolicyShape:
         hidden: numbers that a device, and the state of the game, are known by.
         encoded: numbers that a set of tables is known by.
         sharpness: how strictly the policy starts out as the greedy: the log odds against a device
-            that would cost the task's pace more.
+            that would cost the task's pace more. With 0 it starts from nothing.
     """
 
     hidden: int = 64
@@ -43,28 +59,33 @@ class PolicyNetwork(nn.Module):
         hidden, encoded = shape.hidden, shape.encoded
         self.encoder = nn.Linear(DESCRIBED, encoded)
         self.device = nn.Linear(encoded + DEVICE - DESCRIBED, hidden)
-        rest = TABLE + REST - 2 * DESCRIBED + PROGRESS
+        rest = TABLE + REST - 2 * DESCRIBED + HALVING + STAKES + PROGRESS
         self.state = nn.Linear(2 * encoded + rest, hidden)
         self.context = nn.Linear(2 * hidden, hidden)
         self.mixer = nn.Linear(hidden, hidden)
         self.score = nn.Linear(hidden, 1)
+        self.halving = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         self.value = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        self.log_sharpness = nn.Parameter(torch.tensor(shape.sharpness).log())
+        self.log_sharpness = nn.Parameter(torch.tensor(max(shape.sharpness, _DULL)).log())
+        self.after_sharpness = nn.Parameter(torch.zeros(()))
         with torch.no_grad():
-            for last in (self.score, self.value[-1]):
+            for last in (self.score, self.halving[-1], self.value[-1]):
                 assert isinstance(last, nn.Linear)
                 last.weight.mul_(0.01)
                 last.bias.zero_()
 
     def forward(self, parts: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Logits [games, devices] and what is known of each game [games, hidden]."""
+        """Logits [games, devices + 1], the last one of halving, and what is known of each game
+        [games, hidden].
+        """
         table, rest, devices = parts["table"], parts["rest"], parts["devices"]
         exists, allowed = parts["exists"] > 0, parts["allowed"] > 0
         safe = allowed & (devices[..., _SAFE] > 0)
         # Where there is a choice that leaves room for the largest tables to come, others are none.
         allowed = torch.where(safe.any(1, keepdim=True), safe, allowed)
         sets = [self._encode(table), self._encode(rest)]
-        numbers = [table[:, DESCRIBED:], rest[:, DESCRIBED:], parts["progress"]]
+        numbers = [table[:, DESCRIBED:], rest[:, DESCRIBED:]]
+        numbers += [parts[name] for name in ("halving", "stakes", "progress")]
         state = self.state(torch.cat([*sets, *numbers], dim=1))
         own = torch.cat([self._encode(devices), devices[..., DESCRIBED:]], dim=2)
         each = functional.relu(self.device(own) + state[:, None])
@@ -73,10 +94,27 @@ class PolicyNetwork(nn.Module):
         most = each.masked_fill(~present, 0.0).amax(1)
         known = functional.relu(self.context(torch.cat([mean, most], dim=1)) + state)
         score = self.score(functional.relu(self.mixer(each) + known[:, None])).squeeze(-1)
-        joined = devices[..., _JOINED]
-        best = joined.masked_fill(~allowed, torch.inf).amin(1, keepdim=True)
-        greedy = -self.log_sharpness.exp() * (joined - best.clamp_max(1e6))
-        return (greedy + score).masked_fill(~allowed, _FORBIDDEN), known
+        joined, after = (self._over_least(devices[..., part], allowed) for part in _CHOICES)
+        greedy = -self.log_sharpness.exp() * joined - self.after_sharpness * after
+        halve = self.halving(known).squeeze(-1) + self._relief(parts, allowed)
+        may = parts["halving"][:, _MAY] > 0
+        logits = (greedy + score).masked_fill(~allowed, _FORBIDDEN)
+        return torch.cat([logits, halve.masked_fill(~may, _FORBIDDEN)[:, None]], dim=1), known
+
+    @staticmethod
+    def _over_least(costs: Tensor, allowed: Tensor) -> Tensor:
+        """By how much each device costs more than the least of those that are allowed."""
+        return costs - costs.masked_fill(~allowed, torch.inf).amin(1, keepdim=True).clamp_max(_FAR)
+
+    def _relief(self, parts: dict[str, Tensor], allowed: Tensor) -> Tensor:
+        """What halving is worth to the greedy: of what the piece takes, at best, beyond the even
+        share or the slowest device, that part which goes elsewhere, less what two halves cost more.
+        """
+        devices, halving = parts["devices"], parts["halving"]
+        best = devices[..., _JOINED].masked_fill(~allowed, torch.inf).amin(1).clamp_max(_FAR)
+        level = torch.maximum(1 + halving[:, _ADDED], devices[..., _COST].amax(1))
+        adds = halving[:, _ADDS] / parts["exists"].sum(1).clamp_min(1)
+        return self.log_sharpness.exp() * (_EVEN_OUT * (best - level) - adds)
 
     def values(self, known: Tensor) -> Tensor:
         """What the rest of each game is worth: [games]."""

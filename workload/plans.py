@@ -29,6 +29,23 @@ class Placement:
     device: int
 
 
+def dealt_out(placed: Iterable[tuple[TableSlice, int]]) -> list[tuple[TableSlice, int]]:
+    """The same columns of each table on each device, in one slice there, and told apart: dealt out
+    anew from the table's first one on, by the numbers of devices.
+    """
+    widths: dict[tuple[str, int], int] = {}
+    tables: dict[str, EmbeddingTable] = {}
+    for piece, device in placed:
+        key = (piece.table.name, int(device))
+        widths[key] = widths.get(key, 0) + piece.width
+        tables[piece.table.name] = piece.table
+    starts, found = dict.fromkeys(tables, 0), []
+    for (name, device), width in sorted(widths.items()):
+        found.append((TableSlice(tables[name], starts[name], width), device))
+        starts[name] += width
+    return found
+
+
 @dataclass(frozen=True)
 class ShardingPlan:
     """Column slices of tables and their devices. A table-wise plan has one slice a table."""
@@ -54,15 +71,10 @@ class ShardingPlan:
         Which columns they are does not matter for what they cost: they are dealt out anew, so
         that a device holds one slice of a table at most.
         """
-        widths: dict[tuple[str, int], int] = {}
-        for piece, device in placed:
-            key = (piece.table.name, int(device))
-            widths[key] = widths.get(key, 0) + piece.width
-        starts = {table.name: 0 for table in task.tables}
-        placements = []
-        for (name, device), width in sorted(widths.items()):
-            placements.append(Placement(name, starts[name], width, device))
-            starts[name] += width
+        placements = (
+            Placement(piece.table.name, piece.start, piece.width, device)
+            for piece, device in dealt_out(placed)
+        )
         return ShardingPlan(tuple(placements), len(task.devices))
 
     @staticmethod

@@ -30,6 +30,11 @@ class Bundle:
         """Of its first table: different for bundles of different tables."""
         return self.slices[0].table.name
 
+    @property
+    def can_be_halved(self) -> bool:
+        """True if it is one slice, and wide enough."""
+        return len(self.slices) == 1 and can_be_halved(self.slices[0])
+
     def halves(self) -> tuple["Bundle", "Bundle"]:
         """Of a bundle of one slice that may be halved: two, of nearly equal width."""
         (piece,) = self.slices
@@ -155,10 +160,10 @@ class Terms:
 
     def may_halve(self, bundle: Bundle, slices: int = 1) -> bool:
         """Whether a slice may become two, where there are so many of its table already."""
-        (piece, *others), name = bundle.slices, bundle.name
-        if others or name in self._whole or not can_be_halved(piece):
+        name = bundle.name
+        if name in self._whole or not bundle.can_be_halved:
             return False
-        narrow = min(half.width for half in halves(piece))
+        narrow = min(half.width for half in halves(bundle.slices[0]))
         enough = narrow >= self._least_width.get(name, 0)
         return enough and slices < self._most_slices.get(name, slices + 1)
 

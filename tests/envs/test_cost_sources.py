@@ -16,7 +16,7 @@ from autoshard.envs import (
     EstimatedRewards,
     MeasuredRewards,
     MixedRewards,
-    NegativeMaximum,
+    NegativeStep,
     RandomDeals,
     ShardingGame,
     ShardingVectorEnv,
@@ -75,7 +75,7 @@ def finished(deck: Deck) -> ShardingGame:
 def played(deck: Deck, source: object) -> tuple[np.ndarray, ShardingVectorEnv]:
     """The last rewards of the two games, and the environment they were played in."""
     generator = RandomDeals((3, 3), (3, 3))
-    env = ShardingVectorEnv(deck, 2, generator, NegativeMaximum(), source)  # type: ignore[arg-type]
+    env = ShardingVectorEnv(deck, 2, generator, NegativeStep(), source)  # type: ignore[arg-type]
     env.reset(seed=0, options={"deals": DEALS})
     for devices in MOVES:
         _, rewards, ended, _, _ = env.step(devices)

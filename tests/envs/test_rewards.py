@@ -15,14 +15,14 @@ from autoshard.envs import (
     CostSource,
     Deck,
     Dense,
-    NegativeMaximum,
+    NegativeStep,
     RandomDeals,
     Reward,
     ShardingGame,
     ShardingVectorEnv,
 )
 
-REWARDS: tuple[Reward, ...] = (Balance(), NegativeMaximum(), Dense(), Dense(Balance()))
+REWARDS: tuple[Reward, ...] = (Balance(), NegativeStep(), Dense(), Dense(Balance()))
 LARGEST = RandomDeals((9, 9), (4, 4))
 
 
@@ -46,8 +46,8 @@ def test_rewards_of_costs_by_hand() -> None:
     bound = torch.tensor([2.0, 4.0, 4.0, 3.0])
     worth = {type(reward): reward.complete(costs, exists, bound).tolist() for reward in REWARDS[:3]}
     assert worth[Balance] == pytest.approx([0.5, 0.8, 0.8, 0.0])
-    assert worth[NegativeMaximum] == pytest.approx([-2.0, -1.25, -1.25, -2.0])
-    assert worth[Dense] == worth[NegativeMaximum]
+    assert worth[NegativeStep] == pytest.approx([-2.0, -1.25, -1.25, -2.0])
+    assert worth[Dense] == worth[NegativeStep]
     assert Dense(Balance()).complete(costs, exists, bound).tolist() == worth[Balance]
 
 
@@ -55,7 +55,7 @@ def test_rewards_on_the_way_by_hand() -> None:
     before, after = torch.tensor([0.0, 0.5, 0.75]), torch.tensor([0.5, 0.5, 1.5])
     assert Dense().along(before, after).tolist() == [-0.5, 0.0, -0.75]
     assert Balance().along(before, after).tolist() == [0.0] * 3
-    assert NegativeMaximum().along(before, after).tolist() == [0.0] * 3
+    assert NegativeStep().along(before, after).tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("reward", REWARDS)
@@ -77,7 +77,7 @@ def test_a_dead_end_is_worse_than_any_sensible_play(deck: Deck, numbers: list[in
 
 
 def worth_of_dead_end(left_share: float) -> float:
-    return float(NegativeMaximum().dead_end(torch.tensor([left_share])))
+    return float(NegativeStep().dead_end(torch.tensor([left_share])))
 
 
 def play(env: ShardingVectorEnv, deals: list, seed: int) -> tuple[np.ndarray, list, dict]:
@@ -103,20 +103,20 @@ def test_what_is_paid_on_the_way_adds_up_to_what_the_end_is_worth(
     deals = [sketch.on(deck) for sketch in dealt]
     source: CostSource | None = Told(3.0, 7.0, 5.0, 1.0) if measured else None
     sums = {}
-    for reward in (NegativeMaximum(), Dense(), Balance(), Dense(Balance())):
+    for reward in (NegativeStep(), Dense(), Balance(), Dense(Balance())):
         env = ShardingVectorEnv(deck, len(deals), LARGEST, reward, source)
         sums[reward], steps, told = play(env, deals, seed)
         if not isinstance(reward, Dense):
             assert (np.count_nonzero(steps, axis=0) <= 1).all()
-    np.testing.assert_allclose(sums[Dense()], sums[NegativeMaximum()], rtol=1e-4)
+    np.testing.assert_allclose(sums[Dense()], sums[NegativeStep()], rtol=1e-4)
     np.testing.assert_allclose(sums[Dense(Balance())], sums[Balance()], rtol=1e-4, atol=1e-5)
     for seat, end in told.items():
         if end["dead_end"]:
-            assert sums[NegativeMaximum()][seat] <= worth_of_dead_end(0.0)
+            assert sums[NegativeStep()][seat] <= worth_of_dead_end(0.0)
             assert end["max_ms"] == 0
         else:
             worth = -end["max_ms"] / end["bound_ms"]
-            assert sums[NegativeMaximum()][seat] == pytest.approx(worth, rel=1e-5)
+            assert sums[NegativeStep()][seat] == pytest.approx(worth, rel=1e-5)
             if measured:
                 slowest = max((3.0, 7.0, 5.0, 1.0)[: len(deals[seat].memory_bytes)])
                 assert end["max_ms"] == slowest

@@ -12,7 +12,7 @@ from commands import Watched, empty_mlflow, kill_actors, run
 
 from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import load_model
-from autoshard.envs import EstimatedRewards, NegativeMaximum, RandomDeals
+from autoshard.envs import EstimatedRewards, NegativeStep, RandomDeals
 from autoshard.experiments.ppo_shard import MAY_CHANGE, main
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.ppo import Hyperparameters, Setting, Trainer
@@ -108,7 +108,7 @@ def test_ppo_learns_from_scratch_what_balances(
     shape = replace(PolicyShape(), sharpness=0.01)
     hyper = replace(Hyperparameters(), learning_rate=3e-3, minibatch=256, epochs=4, shape=shape)
     deals = RandomDeals((10, 10), (3, 3), (0.1, 0.1))
-    setting = Setting(model, many_tables, 1024, deals, NegativeMaximum(), EstimatedRewards)
+    setting = Setting(model, many_tables, 1024, deals, NegativeStep(), EstimatedRewards)
     trainer = Trainer(setting, hyper, games=64, num_env_runners=0, seed=0)
     maxima = [trainer.iterate()["relative_max"] for _ in range(25)]
     trainer.stop()
@@ -121,7 +121,7 @@ def test_what_goes_on_from_a_checkpoint_has_its_own_learning_rate(
 ) -> None:
     """Population based training goes on from another trial's checkpoint with other rates."""
     deals = RandomDeals((4, 4), (2, 2), (0.1, 0.1))
-    setting = Setting(model, many_tables, 1024, deals, NegativeMaximum(), EstimatedRewards)
+    setting = Setting(model, many_tables, 1024, deals, NegativeStep(), EstimatedRewards)
     trainers = [
         Trainer(setting, Hyperparameters(learning_rate=rate), games=8, num_env_runners=0, seed=0)
         for rate in (1e-3, 5e-4)
