@@ -16,7 +16,7 @@ from autoshard.cost_model.network import TERMS
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import UserError, documents
 
-POLICY_SCHEMA = documents.Schema("autoshard.policy", 1)
+POLICY_SCHEMA = documents.Schema("autoshard.policy", 2)  # 1: of games without halvings
 PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "policy.safetensors", "policy.json"
 
@@ -37,7 +37,8 @@ class Policy:
     def untrained(max_devices: int = 2**20) -> "Policy":
         """The greedy by the cost of device plus table, from which training starts."""
         network = PolicyNetwork(PolicyShape())
-        nn.init.zeros_(network.score.weight)
+        for last in (network.score, network.halving[-1]):
+            nn.init.zeros_(last.weight)
         return Policy(network, max_devices)
 
     def check(self, devices: int) -> None:
