@@ -27,7 +27,7 @@ DEVICE_PARTS = (
     "cost", "deviation", "joined", "joined_deviation", "used", "left_after", "room", "safe",
     *(f"wait_{number}" for number in range(WAITS)),
     *(f"joined_wait_{number}" for number in range(WAITS)),
-    "plan_after",
+    "plan_after", "soft_after",
 )  # fmt: skip
 DEVICE = DESCRIBED + len(DEVICE_PARTS)
 REST = DESCRIBED + 2  # cost alone, share of the memory that is left
@@ -36,6 +36,8 @@ STAKES = 2 + WAITS  # of the objective: what waits are apart, counted; the plan 
 PROGRESS = 3  # share of pieces placed, number of pieces and of devices
 _TABLES, _DEVICES = 5.0, 3.0  # logarithms of about 150 tables and 20 devices: large tasks
 _COLUMNS = 6.0  # and of 64 columns, to base 2
+_LEAST = 1e-24  # of a sum of such powers
+_SOFT = 12.0  # power of the norm of devices that is followed: their maximum sees only one of them
 
 
 class Layout:
@@ -110,7 +112,7 @@ class Layout:
                     ),
                     game.waits_ms / pace[..., None],
                     game.joined_waits_ms / pace[..., None],
-                    (after / pace)[..., None],
+                    torch.stack([after / pace, self._soft_after(game, pace)], dim=2),
                 ],
                 dim=2,
             )
@@ -133,6 +135,18 @@ class Layout:
             ),
         ]
         return torch.cat(pieces, dim=1)
+
+    @staticmethod
+    def _soft_after(game: ShardingGame, pace: Tensor) -> Tensor:
+        """A norm of what devices spend before each wait, in sum over the waits, where the current
+        piece goes to each device: [seats, devices]. It also falls where devices even out that are
+        not the slowest.
+        """
+        now, then = (
+            (some / pace[..., None]) ** _SOFT for some in (game.waits_ms, game.joined_waits_ms)
+        )
+        norms = (now.sum(1, keepdim=True) - now + then).clamp_min(_LEAST) ** (1 / _SOFT)
+        return norms.sum(2)
 
     def _halving(self, game: ShardingGame, pace: Tensor) -> Tensor:
         """What halving the current piece is about: [seats, HALVING]."""

@@ -37,6 +37,10 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         max_devices: width of observation and action; by default that of the generator.
         halvings: that a game may make; by default as many as it has tables at most, 0 for games of
             whole tables, where the action is there and never allowed.
+        rivals: so many seats side by side are dealt the same task. With more than one, games are
+            played in rounds: whoever is through waits for the others, what it does then is ignored,
+            and all end together. Infos of the end tell `task` and `actions`: which one it was, and
+            how many actions counted.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}  # noqa: RUF012
@@ -50,6 +54,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         source: CostSource | None = None,
         max_devices: int | None = None,
         halvings: int | None = None,
+        rivals: int = 1,
     ) -> None:
         self.generator = generator or RandomDeals()
         self.reward = reward or Dense()
@@ -67,8 +72,12 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         )
         self.observation_space = gym.vector.utils.batch_space(box, num_envs)
         self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+        self._rivals = rivals
         self._ended = torch.zeros(num_envs, dtype=torch.bool)
+        self._waits = torch.zeros(num_envs, dtype=torch.bool)
         self._paid = torch.zeros(num_envs)
+        self._played = torch.zeros(num_envs, dtype=torch.int64)
+        self._tasks = np.zeros(num_envs, np.int64)
         self._tally = {"games": 0, "dead_ends": 0, "halvings": 0, "relative_max": 0.0}
         self._asked = 0
 
@@ -89,19 +98,26 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_], Info]:
         """Place or halve a piece on every seat whose game goes on."""
-        game, playing = self.game, ~self._ended
+        game, playing = self.game, ~(self._ended | self._waits)
         before = self._worst()
         game.place(torch.as_tensor(actions, dtype=torch.int64), playing)
         rewards = torch.where(playing, self.reward.along(before, self._worst()), 0.0)
         self._paid += rewards
+        self._played += playing
         over = game.over & playing
         info: Info = {}
         if over.any():
             rewards[over] += self._settle(over, info) - self._paid[over]
         if self._ended.any():
             self._start(self._ended.nonzero()[:, 0].tolist())
+        if self._rivals > 1:
+            self._waits |= over
+            over = self._waits.all().repeat(self.num_envs)
         self._ended = over
         ended = over.numpy().copy()
+        if self._rivals > 1 and over.any():
+            info |= {"task": self._tasks.copy(), "actions": self._played.numpy().copy()}
+            info |= {"_task": ended, "_actions": ended}
         return self._observe(), rewards.numpy(), ended, np.zeros_like(ended), info
 
     def learn(self, model: CostModel) -> None:
@@ -122,10 +138,16 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         return {**told, "asked": asked}
 
     def _start(self, seats: list[int], deals: Sequence[Deal] | None = None) -> None:
+        drawn = -(-len(seats) // self._rivals)
+        tasks = self.np_random.integers(2**62, size=drawn)
         if deals is None:
-            deals = [self.generator(self.game.deck, self.np_random) for _ in seats]
+            each = [self.generator(self.game.deck, self.np_random) for _ in range(drawn)]
+            deals = [deal for deal in each for _ in range(self._rivals)][: len(seats)]
         self.game.deal(seats, deals)
+        self._tasks[seats] = np.repeat(tasks, self._rivals)[: len(seats)]
         self._paid[seats] = 0
+        self._played[seats] = 0
+        self._waits[seats] = False
 
     def _worst(self) -> torch.Tensor:
         return self.game.plan_ms / self.game.bound_ms

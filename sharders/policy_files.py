@@ -10,7 +10,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import nn
 
 from autoshard.cost_model.network import TERMS
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
@@ -35,11 +34,8 @@ class Policy:
 
     @staticmethod
     def untrained(max_devices: int = 2**20) -> "Policy":
-        """The greedy by the cost of device plus table, from which training starts."""
-        network = PolicyNetwork(PolicyShape())
-        for last in (network.score, network.halving[-1]):
-            nn.init.zeros_(last.weight)
-        return Policy(network, max_devices)
+        """The greedy from which training starts."""
+        return Policy(PolicyNetwork(PolicyShape()).as_greedy(), max_devices)
 
     def check(self, devices: int) -> None:
         """PolicyError unless it serves so many devices."""

@@ -1,9 +1,9 @@
 """The policy as a network: scores each device for the piece that is being placed, and halving it.
 
 One scorer serves all devices, so it works for any number of tables and of devices, and naming
-devices otherwise changes nothing. It starts as the greedy that puts each piece where device and
-piece together cost least (NeuroShard's inner loop), and halves what even there would be slower than
-the plan has to be; it learns by how much to deviate from that.
+devices otherwise changes nothing. It starts as a greedy that puts each piece where the plan becomes
+slower least, by a soft maximum of the devices, and halves what would be slower there than the plan
+has to be; it learns by how much to deviate from that.
 """
 
 from dataclasses import dataclass
@@ -25,13 +25,16 @@ from autoshard.envs.observation import (
 
 _FORBIDDEN = -1e9  # the logit of what may not be chosen
 _FAR = 1e6  # times the pace: more than any device costs
-_COST, _JOINED, _SAFE, _AFTER = (
-    DESCRIBED + DEVICE_PARTS.index(name) for name in ("cost", "joined", "safe", "plan_after")
+_COST, _JOINED, _SAFE, _SOFT_AFTER = (
+    DESCRIBED + DEVICE_PARTS.index(name) for name in ("cost", "joined", "safe", "soft_after")
 )
-_CHOICES = (_JOINED, _AFTER)
 _MAY, _ADDS, _ADDED = 0, 1, 4  # of the part about halving
 _DULL = 1e-6  # a sharpness as good as none
-_EVEN_OUT = 0.5  # of what a piece takes beyond the even share goes elsewhere with one half
+# What it begins with, tried on two families of tables and three objectives: how much the device
+# itself counts beside the plan, and how much of what a piece takes beyond the even share goes
+# elsewhere with one half.
+_ITSELF = 0.02
+_ELSEWHERE = 0.4
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,20 @@ class PolicyNetwork(nn.Module):
         self.halving = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         self.value = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         self.log_sharpness = nn.Parameter(torch.tensor(max(shape.sharpness, _DULL)).log())
-        self.after_sharpness = nn.Parameter(torch.zeros(()))
+        self.itself = nn.Parameter(torch.tensor(_ITSELF))
+        self.elsewhere = nn.Parameter(torch.tensor(_ELSEWHERE))
         with torch.no_grad():
             for last in (self.score, self.halving[-1], self.value[-1]):
                 assert isinstance(last, nn.Linear)
                 last.weight.mul_(0.01)
                 last.bias.zero_()
+
+    def as_greedy(self) -> "PolicyNetwork":
+        """Without the small deviations that it starts to learn from."""
+        for last in (self.score, self.halving[-1]):
+            assert isinstance(last, nn.Linear)
+            nn.init.zeros_(last.weight)
+        return self
 
     def forward(self, parts: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Logits [games, devices + 1], the last one of halving, and what is known of each game
@@ -94,8 +105,8 @@ class PolicyNetwork(nn.Module):
         most = each.masked_fill(~present, 0.0).amax(1)
         known = functional.relu(self.context(torch.cat([mean, most], dim=1)) + state)
         score = self.score(functional.relu(self.mixer(each) + known[:, None])).squeeze(-1)
-        joined, after = (self._over_least(devices[..., part], allowed) for part in _CHOICES)
-        greedy = -self.log_sharpness.exp() * joined - self.after_sharpness * after
+        burden = devices[..., _SOFT_AFTER] + self.itself * devices[..., _JOINED]
+        greedy = -self.log_sharpness.exp() * self._over_least(burden, allowed)
         halve = self.halving(known).squeeze(-1) + self._relief(parts, allowed)
         may = parts["halving"][:, _MAY] > 0
         logits = (greedy + score).masked_fill(~allowed, _FORBIDDEN)
@@ -114,7 +125,7 @@ class PolicyNetwork(nn.Module):
         best = devices[..., _JOINED].masked_fill(~allowed, torch.inf).amin(1).clamp_max(_FAR)
         level = torch.maximum(1 + halving[:, _ADDED], devices[..., _COST].amax(1))
         adds = halving[:, _ADDS] / parts["exists"].sum(1).clamp_min(1)
-        return self.log_sharpness.exp() * (_EVEN_OUT * (best - level) - adds)
+        return self.log_sharpness.exp() * (self.elsewhere * (best - level) - adds)
 
     def values(self, known: Tensor) -> Tensor:
         """What the rest of each game is worth: [games]."""

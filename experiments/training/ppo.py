@@ -22,6 +22,7 @@ from autoshard.cost_model import CostModel
 from autoshard.cost_model.training import one_thread
 from autoshard.envs import CostSource, Deck, Generator, Reward, ShardingVectorEnv
 from autoshard.experiments.console import cli
+from autoshard.experiments.training.rivals import RivalLearner
 from autoshard.sharders.policy_connectors import ActionsAsBatch, ObservationsAsBatch
 from autoshard.sharders.policy_module import PolicyModule
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
@@ -83,11 +84,14 @@ class Setting:
     generator: Generator
     reward: Reward
     source: Callable[[], CostSource]
+    rivals: int = 1
 
     def make(self, num_envs: int) -> ShardingVectorEnv:
         """The environment."""
-        deck = Deck.of_tables(self.model, self.tables, self.batch_size)
-        return ShardingVectorEnv(deck, num_envs, self.generator, self.reward, self.source())
+        deck = Deck.of_tables(self.model, self.tables, self.batch_size, split=True)
+        return ShardingVectorEnv(
+            deck, num_envs, self.generator, self.reward, self.source(), rivals=self.rivals
+        )
 
 
 class LostRunners(RLlibCallback):
@@ -127,7 +131,7 @@ class Trainer:
         # (ray-project/ray#53727), and a lost env runner would not come back.
         self._setting = ray.put(setting)
         register_env(_ENVIRONMENT, partial(_make, self._setting))
-        config = ppo_config(setting.generator, hyperparameters, games, num_env_runners, seed)
+        config = ppo_config(setting, hyperparameters, games, num_env_runners, seed)
         self.algorithm: Algorithm = config.build_algo()
         self._learning_rate = hyperparameters.learning_rate
         self._steps = 0
@@ -247,12 +251,14 @@ def _learn(runner: Any, model: CostModel) -> None:
 
 
 def ppo_config(
-    generator: Generator, hyper: Hyperparameters, games: int, num_env_runners: int, seed: int
+    setting: Setting, hyper: Hyperparameters, games: int, num_env_runners: int, seed: int
 ) -> PPOConfig:
     """RLlib's configuration. Env runners and learner are on CPUs; GPUs are left to the pool."""
     seats = max(1, games // max(1, num_env_runners))
     # A game takes a step for each table, and one to be dealt.
-    batch = (generator.most_tables + 1) * seats * max(1, num_env_runners)
+    batch = (setting.generator.most_tables + 1) * seats * max(1, num_env_runners)
+    rounds = setting.rivals > 1
+    told: dict[str, Any] = {"learner_class": RivalLearner, "use_critic": False} if rounds else {}
     return (
         PPOConfig()  # type: ignore[no-untyped-call]
         .environment(_ENVIRONMENT, disable_env_checking=True)
@@ -262,7 +268,7 @@ def ppo_config(
             num_cpus_per_env_runner=CPUS_PER_ENV_RUNNER,  # type: ignore[arg-type]
             gym_env_vectorize_mode="vector_entry_point",
             rollout_fragment_length="auto",
-            batch_mode="truncate_episodes",
+            batch_mode="complete_episodes" if rounds else "truncate_episodes",
             add_default_connectors_to_env_to_module_pipeline=False,
             add_default_connectors_to_module_to_env_pipeline=False,
             env_to_module_connector=_to_module,
@@ -281,6 +287,7 @@ def ppo_config(
             vf_loss_coeff=1.0,
             use_kl_loss=False,
             grad_clip=1.0,
+            **told,
         )
         .rl_module(
             rl_module_spec=RLModuleSpec(
