@@ -158,6 +158,17 @@ class ComputeCostModel:
         used = self.holds_any(sums)
         return forward * used, backward * used, deviation * used
 
+    @torch.no_grad()
+    def means(self, sums: Tensor) -> Tensor:
+        """The milliseconds of `price` alone, forward and backward [..., 2], in half the time."""
+        flat = sums.reshape(-1, *sums.shape[-2:])
+        parts = []
+        for part in torch.split(flat, _AT_ONCE):
+            costs = fused(part.transpose(0, 1), self._fusion).exp().mean(0)
+            parts.append(costs * self.holds_any(part)[:, None])
+        found = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return found.reshape(*sums.shape[:-2], DIRECTIONS)
+
     def holds_any(self, sums: Tensor) -> Tensor:
         """Whether there are tables in shards with these sums of amounts: [shards]."""
         return sums[:, 0, self.shape.count] > _HALF_A_TABLE

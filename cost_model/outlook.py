@@ -1,8 +1,11 @@
-"""What a plan is worth where costs are not sure: the expected slowest device, and how sure it is.
+"""What a plan is worth where costs are not sure: how long a step is expected to take, and how sure
+that is.
 
-What is left for each shard, when all is known of its tables, need not be drawn to find the
+A step takes what its waits take, each as long as its slowest device, by the task's objective. What
+is left for each shard, when all is known of its tables, need not be drawn to find the
 expectation. With deviations distributed as the largest of many (Frechet's law, for a few percent
-near the normal one) the expected maximum over devices is exactly a norm of their costs.
+near the normal one) the expected maximum over devices is exactly a norm of their costs; waits add
+up, and all-to-alls are the same in all scenarios.
 """
 
 import math
@@ -14,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from autoshard.cost_model.device_sums import DeviceSums
+from autoshard.cost_model.device_waits import Waits
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.table_factors import Left
 from autoshard.workload import Shard, ShardingPlan, ShardingTask, TableSlice
@@ -35,7 +39,7 @@ def sharpness(rest: float) -> float:
 
 
 def expected_max(costs_ms: Floats, power: float) -> Floats:
-    """Of devices' costs [..., devices, scenarios], the expected maximum [...]."""
+    """What a wait takes [...]: the expected maximum of costs [..., devices, scenarios]."""
     most = np.maximum(costs_ms.max(-2, keepdims=True), 1e-12)
     norms = most[..., 0, :] * np.power(costs_ms / most, power).sum(-2) ** (1 / power)
     return np.asarray(norms.mean(-1))
@@ -43,20 +47,20 @@ def expected_max(costs_ms: Floats, power: float) -> Floats:
 
 @dataclass(frozen=True)
 class Outlook:
-    """A plan's slowest device: expected, and in each scenario with what is left drawn as well."""
+    """What a step takes: expected, and in each scenario with what is left drawn as well."""
 
     expected_ms: float
-    maxima_ms: Floats
+    drawn_ms: Floats
 
     @property
     def interval_ms(self) -> tuple[float, float]:
         """That it lies in with 90 %."""
-        low, high = np.quantile(self.maxima_ms, [_LOW, _HIGH])
+        low, high = np.quantile(self.drawn_ms, [_LOW, _HIGH])
         return float(low), float(high)
 
     def over(self, other: "Outlook") -> "Comparison":
-        """This plan's slowest device over the other's, of the same task and scenarios."""
-        ratios = self.maxima_ms / other.maxima_ms
+        """This plan's step over the other's, of the same task and scenarios."""
+        ratios = self.drawn_ms / other.drawn_ms
         low, high = np.quantile(ratios, [_LOW, _HIGH])
         better = float((ratios < 1).mean() + (ratios == 1).mean() / 2)
         return Comparison(self.expected_ms / other.expected_ms, float(low), float(high), better)
@@ -64,7 +68,7 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Of two plans: the ratio of their expected slowest devices, its 90 % interval, and the
+    """Of two plans: the ratio of what steps are expected to take, its 90 % interval, and the
     probability that the first is faster.
     """
 
@@ -85,15 +89,16 @@ class TaskOutlook:
 
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, seed: int = 0) -> None:
         self._oracle, self._task, self._seed = oracle, task, seed
+        self._waits = Waits(task)
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
 
     def expected_ms(self, placed: Placed) -> float:
-        """Of the slowest device: the objective of all that plans by a cost model."""
+        """Of a step: what all that plans by a cost model has little of."""
         costs, rests = self._costs(placed, self._shards(placed))
-        return _expected(costs, rests)
+        return self._expected(costs, rests, placed)
 
     def best_plan(self, found: Sequence[Placed]) -> ShardingPlan:
-        """Of the plans that these slices are, the one with the least expected slowest device.
+        """Of the plans that these slices are, the one by which a step is expected to take least.
 
         Slices of a table that meet on a device are one in a plan, which changes what they cost.
         """
@@ -105,15 +110,16 @@ class TaskOutlook:
 
         What is left is drawn by the shard: one that stands in two plans is the same in both.
         """
-        shards = plan.shards(self._task)
-        costs, rests = self._costs(plan.placed(self._task), shards)
-        left = np.zeros_like(costs)
+        shards, placed = plan.shards(self._task), plan.placed(self._task)
+        costs, rests = self._costs(placed, shards)
+        left = np.zeros((len(costs), 1, costs.shape[-1]))
         for device, shard in enumerate(shards):
             if shard is not None:
                 rng = np.random.default_rng([self._seed, int(shard.digest[:15], 16)])
-                left[device] = rng.standard_normal(costs.shape[1])
-        drawn = costs * np.exp(rests[:, None] * left - rests[:, None] ** 2 / 2)
-        return Outlook(_expected(costs, rests), np.asarray(drawn.max(0)))
+                left[device] = rng.standard_normal(left.shape[1:])
+        doubt = rests[:, None, None]
+        drawn = (costs * np.exp(doubt * left - doubt**2 / 2)).max(0).sum(0)
+        return Outlook(self._expected(costs, rests, placed), drawn + self._exchange_ms(placed))
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:
         """Of the devices, as far as it matters: where none was measured, all are alike."""
@@ -122,25 +128,34 @@ class TaskOutlook:
         return ShardingPlan.of_slices(self._task, placed).shards(self._task)
 
     def _costs(self, placed: Placed, shards: Sequence[Shard | None]) -> tuple[Floats, Floats]:
-        """Milliseconds of each device in each scenario, and what is left of each, relative."""
+        """Milliseconds of each device before each wait of the computation in each scenario
+        [devices, waits, scenarios], and what is left of each, relative.
+        """
         pieces, homes = zip(*placed, strict=True)
         amounts = self._scenarios.amounts(pieces)
         devices = DeviceSums(self._scenarios, amounts, len(self._task.devices))
         devices.fill(torch.tensor(homes))
-        costs = np.asarray(devices.prices().double().numpy())
+        costs = self._waits.computing(devices.prices())
         factors = self._oracle.factors
         known = [Left() if shard is None else factors.left(shard) for shard in shards]
         times, doubt = (
-            np.array([getattr(left, name) for left in known])[:, None]
+            np.array([getattr(left, name) for left in known])[:, None, None]
             for name in ("times", "doubt")
         )
         # Of a shard that was measured neither its tables nor the networks leave much in doubt.
-        means = np.maximum(costs.mean(1, keepdims=True), _LEAST_MS)
+        means = np.maximum(costs.mean(2, keepdims=True), _LEAST_MS)
         costs = means * times * (costs / means) ** doubt
-        return costs, factors.prior.rest * doubt[:, 0]
+        return costs, factors.prior.rest * doubt[:, 0, 0]
 
+    def _expected(self, costs_ms: Floats, rests: Floats, placed: Placed) -> float:
+        """Of a step, where devices' costs are left with such deviations."""
+        rest = float(np.sqrt(np.mean(np.square(rests))))
+        waits = expected_max(costs_ms.swapaxes(0, 1), sharpness(rest))
+        return float(waits.sum()) + self._exchange_ms(placed)
 
-def _expected(costs_ms: Floats, rests: Floats) -> float:
-    """Of the slowest device, where devices' costs are left with such deviations."""
-    rest = float(np.sqrt(np.mean(np.square(rests))))
-    return float(expected_max(costs_ms, sharpness(rest)))
+    def _exchange_ms(self, placed: Placed) -> float:
+        """All all-to-alls that count."""
+        columns = np.zeros(len(self._task.devices))
+        for piece, home in placed:
+            columns[home] += piece.output_width
+        return self._waits.exchange_ms(columns)

@@ -31,7 +31,7 @@ class Pricing(Protocol):
         ...
 
     def price(self, sums: Tensor) -> Tensor:
-        """Milliseconds of shards with such sums: [..., scenarios]."""
+        """Milliseconds of shards with such sums, forward and backward: [..., scenarios, 2]."""
         ...
 
 
@@ -48,8 +48,8 @@ class Expectation:
         self.amounts = embed
 
     def price(self, sums: Tensor) -> Tensor:
-        """Milliseconds [..., 1]."""
-        return self._model.price(sums).total_ms[..., None]
+        """Milliseconds, forward and backward: [..., 1, 2]."""
+        return self._model.means(sums)[..., None, :]
 
 
 class Scenarios:
@@ -106,17 +106,19 @@ class Scenarios:
 
     @torch.no_grad()
     def price(self, sums: Tensor) -> Tensor:
-        """Milliseconds of shards with such sums in each scenario: [..., scenarios]."""
+        """Milliseconds of shards with such sums in each scenario, forward and backward:
+        [..., scenarios, 2].
+        """
         flat = sums.reshape(-1, *sums.shape[-2:])
         parts = [self._price(part) for part in torch.split(flat, _AT_ONCE)]
-        return torch.cat(parts).reshape(*sums.shape[:-2], self.count)
+        return torch.cat(parts).reshape(*sums.shape[:-2], self.count, DIRECTIONS)
 
     def _price(self, sums: Tensor) -> Tensor:
-        totals = fused(sums.transpose(0, 1), self._fusion).exp().sum(-1)  # [members + S, n]
+        costs = fused(sums.transpose(0, 1), self._fusion).exp()  # [members + S, n, 2]
         members = self._model.ensemble.members
-        alone, drawn = totals[:members], totals[members:]
+        alone, drawn = costs[:members].sum(-1), costs[members:]
         # Members differ from each other otherwise than from the truth, but not in their mean.
         mean = alone.mean(0)
         stretched = (alone / mean).pow(self._stretch)
-        drawn = drawn * (stretched / stretched.mean(0) * mean / alone)[self._members]
-        return (drawn * self._model.holds_any(sums)).T
+        factors = stretched / stretched.mean(0) * mean / alone * self._model.holds_any(sums)
+        return (drawn * factors[self._members][..., None]).transpose(0, 1)

@@ -149,7 +149,7 @@ class EstimatedRewards:
     def _expected_ms(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
         """The slowest device of each game: [seats]."""
         pricing, amounts = game.deck.in_scenarios(self._scenarios)
-        costs = pricing.price(game.sums_of(amounts, torch.tensor(seats)))
+        costs = pricing.price(game.sums_of(amounts, torch.tensor(seats))).sum(-1)
         power = sharpness(game.deck.model.compute.prior.rest)
         return torch.from_numpy(expected_max(costs.double().numpy(), power)).float()
 

@@ -1,10 +1,18 @@
-"""Greedy placement by learned costs: of tables alone, or of each device together with the table."""
+"""Greedy placement by learned costs: of tables alone, or of each device together with the table.
+
+Costs are all that counts of a device's step: forward, backward, and what its columns take to be
+sent in both all-to-alls.
+"""
+
+from collections.abc import Sequence
+
+import torch
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.heuristics import greedy_plan, place_in_turn, sum_of
 from autoshard.workload import Shard, ShardingPlan, ShardingTask
-from autoshard.workload.terms import Terms
+from autoshard.workload.terms import Bundle, Terms
 
 
 class AloneGreedySharder:
@@ -21,7 +29,9 @@ class AloneGreedySharder:
         names = [table.name for table in task.tables]
         costs = dict(zip(names, alone.total_ms.tolist(), strict=True))
         bundles = Terms(task).bundles()
-        return greedy_plan(task, bundles, [sum_of(bundle, costs) for bundle in bundles])
+        sent = _sent_ms(task, bundles)
+        each = [sum_of(bundle, costs) + ms for bundle, ms in zip(bundles, sent, strict=True)]
+        return greedy_plan(task, bundles, each)
 
 
 class FusedGreedySharder:
@@ -36,10 +46,22 @@ class FusedGreedySharder:
         self._oracle.check(task)
         bundles = Terms(task).bundles()
         devices = self._oracle.devices(bundles, len(task.devices))
-        return place_in_turn(
-            task,
-            bundles,
-            devices.alone().total_ms.tolist(),
-            lambda number: devices.with_each([number]).total_ms[:, 0].tolist(),
-            devices.put,
-        )
+        sent, sending = torch.tensor(_sent_ms(task, bundles)), torch.zeros(len(task.devices))
+
+        def burden(number: int) -> list[float]:
+            computing = devices.with_each([number]).total_ms[:, 0]
+            return (computing + sending + sent[number]).tolist()
+
+        def placed(number: int, device: int) -> None:
+            devices.put(number, device)
+            sending[device] += sent[number]
+
+        alone = (devices.alone().total_ms + sent).tolist()
+        return place_in_turn(task, bundles, alone, burden, placed)
+
+
+def _sent_ms(task: ShardingTask, bundles: Sequence[Bundle]) -> list[float]:
+    """Milliseconds that the columns of each bundle are sent for in the all-to-alls that count."""
+    objective, ranks = task.objective, len(task.devices)
+    each = objective.exchanges(ranks) * objective.column_ms(task.batch_size, ranks)
+    return [each * sum(piece.output_width for piece in bundle.slices) for bundle in bundles]

@@ -1,15 +1,16 @@
-"""A plan that is being improved, step by step: moves, swaps and splits, priced at once."""
+"""A plan that is being improved, step by step: moves, swaps and splits, priced at once.
+
+What is minimised is what a step takes, by the task's objective: the sum of its waits, each a norm
+of what the devices spend before it. Costs are [devices, waits, scenarios].
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from autoshard.cost_model import DeviceSums
-from autoshard.cost_model.inputs import bundle_amounts
-from autoshard.cost_model.network import DIRECTIONS
+from autoshard.cost_model.device_waits import DeviceWaits
 from autoshard.cost_model.outlook import Placed
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.sharders.admission import GONE, Admission, Near
@@ -53,7 +54,7 @@ class PlanSearch:
     Args:
         pricing: what devices cost, in one scenario or several.
         task: of the plan.
-        power: of the norm of the devices' costs that is minimised.
+        power: of the norms of the devices' costs that are minimised.
         placed: the plan to begin with.
         near: a plan to stay near, if any.
     """
@@ -66,19 +67,17 @@ class PlanSearch:
         placed: Placed,
         near: Near | None = None,
     ) -> None:
-        self._pricing = pricing
         self._power = power
         gathered = Terms(task).gathered(placed)
         items, homes = [i for i, _ in gathered], np.array([d for _, d in gathered], np.int64)
         self._at = Admission(task, items, homes, near)
-        amounts = bundle_amounts(pricing.amounts, items)
-        self._devices = DeviceSums(pricing, amounts, len(task.devices))
-        self._devices.fill(torch.from_numpy(homes))
-        self._weight = self._weights(0)
+        self._devices = DeviceWaits(pricing, task, items)
+        self._devices.fill(homes)
+        self._weight = self._devices.beside()  # [items, waits]
         self._price_anew()
 
     def objective(self) -> float:
-        """What is minimised, in milliseconds: the mean over scenarios of a norm of the devices."""
+        """What is minimised, in milliseconds: the waits' norms in sum, in the mean of scenarios."""
         return float(self._after(0.0))
 
     def placed(self, change: Change | None = None) -> list[tuple[TableSlice, int]]:
@@ -131,35 +130,34 @@ class PlanSearch:
                 self._apply(Change((item,), ((item, int(rng.choice(fitting))),)))
 
     def halve(self, rank: int) -> bool:
-        """Halve the costliest slice of the slowest device but so many, and put one half where that
-        is slowest least; False if there is none, or no room.
+        """Halve the costliest slice but so many of the device that holds up the longest wait, and
+        put one half where that wait is shortest; False if there is none, or no room.
         """
-        slowest = self.slowest
+        slowest, wait = self.slowest[0], self._longest[0]
         mine = self._at.to_halve(np.flatnonzero(self._at.homes == slowest).tolist())
         if rank >= len(mine):
             return False
-        item = sorted(mine, key=lambda number: -self._weight[number])[rank]
+        item = sorted(mine, key=lambda number: -self._weight[number, wait])[rank]
         pair = self._at.items[item].halves()
         stays, goes = (self._add([half]) for half in pair)
         admitted = self._at.admitted(np.array([goes]))[0]
         admitted[slowest] = False
         if not admitted.any():
             return False
-        device = int(np.where(admitted, self._costs.mean(1), np.inf).argmin())
+        device = int(np.where(admitted, self._means[:, wait], np.inf).argmin())
         self._apply(Change((item,), ((stays, slowest), (goes, device))))
         return True
 
     def moves(self) -> Choices:
-        """Give a slice of the slowest device away."""
-        slowest = self.slowest
-        items = np.flatnonzero(self._at.homes == slowest)
+        """Give a slice of a device that holds up a wait away."""
+        items = np.flatnonzero(np.isin(self._at.homes, self.slowest))
         if not len(items):
             return _NONE
-        numbers = torch.from_numpy(items)
-        left = _floats(self._devices.without(numbers, torch.full_like(numbers, slowest)))
-        joined = _floats(self._devices.with_each(numbers)).swapaxes(0, 1)
-        after = self._after(self._powers[slowest] + self._powers, left[:, None], joined)
-        after[:, slowest] = np.inf
+        homes = self._at.homes[items]
+        left, joined = self._devices.without(items, homes), self._devices.with_each(items)
+        gone = self._powers[homes][:, None] + self._powers
+        after = self._after(gone, left[:, None], joined)
+        after[np.arange(len(items)), homes] = np.inf
         after[~self._at.admitted(items)] = np.inf
 
         def change(number: int) -> Change:
@@ -169,95 +167,108 @@ class PlanSearch:
         return Choices(after.ravel(), change)
 
     def swaps(self) -> Choices:
-        """Swap a slice of the slowest device for one of another: the most promising pairs."""
-        slowest = self.slowest
-        mine = np.flatnonzero(self._at.homes == slowest)
-        others = np.flatnonzero((self._at.homes != slowest) & (self._at.homes != GONE))
-        if not len(mine) or not len(others):
-            return _NONE
-        out, into = self._promising(slowest, mine, others)
+        """Swap a slice of a device that holds up a wait for one of another: the most promising."""
+        out, into = self._promising()
         if not len(out):
             return _NONE
-        homes = self._at.homes[into]
-        first, second = torch.from_numpy(out), torch.from_numpy(into)
-        here, there = torch.full_like(first, slowest), torch.from_numpy(homes)
-        after_here = _floats(self._devices.exchanged(first, here, second))
-        after_there = _floats(self._devices.exchanged(second, there, first))
-        after = self._after(self._powers[slowest] + self._powers[homes], after_here, after_there)
+        here, there = self._at.homes[out], self._at.homes[into]
+        after_here = self._devices.exchanged(out, here, into)
+        after_there = self._devices.exchanged(into, there, out)
+        after = self._after(self._powers[here] + self._powers[there], after_here, after_there)
 
         def change(number: int) -> Change:
-            gone, come, home = int(out[number]), int(into[number]), int(homes[number])
-            return Change((gone, come), ((gone, home), (come, slowest)))
+            gone, come = int(out[number]), int(into[number])
+            return Change((gone, come), ((gone, int(there[number])), (come, int(here[number]))))
 
         return Choices(after, change)
 
-    def _promising(self, slowest: int, mine: Whole, others: Whole) -> tuple[Whole, Whole]:
+    def _promising(self) -> tuple[Whole, Whole]:
         """Pairs to swap that memory admits and that should even out most, if costs added up."""
+        places = np.flatnonzero(self._at.homes != GONE)
+        pairs, worths = [], []
+        for device in self.slowest:
+            here = self._at.homes[places] == device
+            mine, others = places[here], places[~here]
+            worths.append(self._evened(device, mine, others).ravel())
+            pairs.append(np.stack(np.meshgrid(mine, others, indexing="ij")).reshape(2, -1))
+        worth = np.concatenate(worths)
+        if not len(worth):
+            return worth.astype(np.int64), worth.astype(np.int64)
+        count = min(_SWAPS, len(worth))
+        chosen = np.sort(np.argpartition(worth, count - 1)[:count])
+        out, into = np.concatenate(pairs, 1)[:, chosen[worth[chosen] < np.inf]]
+        return out, into
+
+    def _evened(self, device: int, mine: Whole, others: Whole) -> Floats:
+        """What the waits would take if each of mine, all of them on this device, changed places
+        with each of the others, and costs added up: [mine, others].
+
+        Of each wait the two devices count, and those that hold it up in any case.
+        """
         gain = self._weight[mine][:, None] - self._weight[others][None]
-        homes, costs = self._at.homes[others], self._costs.mean(1)
-        worse = np.maximum(costs[slowest] - gain, costs[homes][None] + gain)
-        worse[~self._at.may_swap(slowest, mine, others)] = np.inf
-        flat = worse.ravel()
-        count = min(_SWAPS, len(flat))
-        chosen = np.sort(np.argpartition(flat, count - 1)[:count])
-        chosen = chosen[flat[chosen] < np.inf]
-        return mine[chosen // len(others)], others[chosen % len(others)]
+        homes = self._at.homes[others]
+        worse = np.maximum(self._means[device] - gain, self._means[homes][None] + gain)
+        leader = self._means.argmax(0)
+        both = (leader == device) | (leader == homes[:, None])
+        worse = np.maximum(worse, np.where(both, 0.0, self._means.max(0)))
+        found = self._devices.waits.together(worse)
+        found[~self._at.may_swap(device, mine, others)] = np.inf
+        return found
 
     def splits(self) -> Choices:
-        """Halve a slice of the slowest device and give one half away."""
-        slowest = self.slowest
-        wide = self._at.to_halve(np.flatnonzero(self._at.homes == slowest).tolist())
+        """Halve a slice of a device that holds up a wait and give one half away."""
+        wide = self._at.to_halve(np.flatnonzero(np.isin(self._at.homes, self.slowest)).tolist())
         if not wide or len(self._costs) == 1:
             return _NONE
+        homes = self._at.homes[wide]
         pairs = [self._at.items[item].halves() for item in wide]
         first = self._add([stays for stays, _ in pairs])
         second = self._add([goes for _, goes in pairs])
-        staying = torch.arange(first, first + len(pairs))
-        going = torch.arange(second, second + len(pairs))
-        here = torch.full_like(staying, slowest)
-        kept = _floats(self._devices.exchanged(torch.tensor(wide), here, staying))
-        joined = _floats(self._devices.with_each(going)).swapaxes(0, 1)
-        after = self._after(self._powers[slowest] + self._powers, kept[:, None], joined)
-        after[:, slowest] = np.inf
-        after[~self._at.admitted(going.numpy())] = np.inf
+        staying = np.arange(first, first + len(pairs))
+        going = np.arange(second, second + len(pairs))
+        kept = self._devices.exchanged(np.array(wide), homes, staying)
+        joined = self._devices.with_each(going)
+        gone = self._powers[homes][:, None] + self._powers
+        after = self._after(gone, kept[:, None], joined)
+        after[np.arange(len(wide)), homes] = np.inf
+        after[~self._at.admitted(going)] = np.inf
 
         def change(number: int) -> Change:
             place, device = divmod(number, len(self._costs))
-            return Change((wide[place],), ((first + place, slowest), (second + place, device)))
+            stays = (first + place, int(homes[place]))
+            return Change((wide[place],), (stays, (second + place, device)))
 
         return Choices(after.ravel(), change)
 
     def _add(self, items: list[Bundle]) -> int:
         """Make items that are on no device yet; returns the number of the first."""
-        first = self._devices.extend(bundle_amounts(self._pricing.amounts, items))
+        first = self._devices.extend(items)
         self._at.extend(items)
-        self._weight = np.concatenate([self._weight, self._weights(first)])
+        self._weight = np.concatenate([self._weight, self._devices.beside(first)])
         return first
 
-    def _weights(self, first: int) -> Floats:
-        """Milliseconds beside others of the items from number `first` on: forward and backward."""
-        amounts = self._devices.amounts[first:]
-        return np.asarray(amounts[..., :DIRECTIONS].mean(1).sum(-1).double().numpy())
-
     @property
-    def slowest(self) -> int:
-        """The device that is slowest in the mean over scenarios."""
-        return int(self._costs.mean(1).argmax())
+    def slowest(self) -> list[int]:
+        """The devices that hold up a wait, in the mean over scenarios: that of the longest wait
+        first.
+        """
+        leaders = self._means.argmax(0)[self._longest]
+        return list(dict.fromkeys(leaders.tolist()))
 
     def _price_anew(self) -> None:
-        """Costs [devices, scenarios], and their powers over what is slowest in each scenario."""
-        self._costs = _floats(self._devices.prices())
+        """Costs, and their powers over what is slowest in each scenario."""
+        self._costs = self._devices.costs()
+        self._means = self._costs.mean(2)  # [devices, waits]
+        self._longest = np.argsort(-self._means.max(0) * self._devices.waits.times, kind="stable")
         self._most = np.maximum(self._costs.max(0), _LEAST_MS)
         self._powers = (self._costs / self._most) ** self._power
 
     def _after(self, gone: Floats | float, *come: Floats) -> Floats:
-        """The objective where powers [..., scenarios] of devices are replaced by other costs."""
+        """The objective where powers [..., waits, scenarios] of devices are replaced by other
+        costs.
+        """
         sums = self._powers.sum(0) - gone
         for costs in come:
             sums = sums + (costs / self._most) ** self._power
         norms = self._most * np.maximum(sums, _LEAST_MS) ** (1 / self._power)
-        return np.asarray(norms.mean(-1))
-
-
-def _floats(prices: torch.Tensor) -> Floats:
-    return np.asarray(prices.double().numpy())
+        return self._devices.waits.together(norms.mean(-1))

@@ -1,6 +1,6 @@
-"""What one more step would bring to a plan: a move, a swap or a split of what is slowest."""
+"""What one more step would bring to a plan: a move, a swap or a split where a wait is held up."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
@@ -24,7 +24,7 @@ _LEAST_GAIN = 1e-3  # relative: smaller ones are not worth a step
 
 @dataclass(frozen=True)
 class Step:
-    """One change of a plan, and what the slowest device is expected to compute after it.
+    """One change of a plan, and what a step of training is expected to take after it.
 
     `moved`: columns, the device that they leave, and the one they go to.
     """
@@ -41,9 +41,9 @@ def next_steps(
 ) -> list[Step]:
     """At most `count` valid plans that are one step from this one and better, the best first.
 
-    What is placed at once of the slowest device goes elsewhere, is swapped for another's, or is
-    halved and one half goes: of each the best step of a kind. None where the plan is as good as
-    such steps make it, by the cost model. PlanError if it is not valid.
+    What is placed at once of a device that holds up a wait goes elsewhere, is swapped for
+    another's, or is halved and one half goes: of each the best step of a kind. None where the plan
+    is as good as such steps make it, by the cost model. PlanError if it is not valid.
     """
     plan.check(task)
     if len(task.devices) == 1:
@@ -84,8 +84,10 @@ def _candidates(search: PlanSearch) -> Iterator[tuple[Kind, Change]]:
         yield kind, kinds[kind].change(number)
 
 
-def _moved(old: ShardingPlan, new: ShardingPlan, task: ShardingTask, slowest: int) -> Moved:
-    """What moves, that of the slowest device first."""
+def _moved(
+    old: ShardingPlan, new: ShardingPlan, task: ShardingTask, slowest: Sequence[int]
+) -> Moved:
+    """What moves, that of devices that hold up a wait first."""
     tables = {table.name: table for table in task.tables}
-    moves = sorted(moves_between(old, new, task), key=lambda move: move.source != slowest)
+    moves = sorted(moves_between(old, new, task), key=lambda move: move.source not in slowest)
     return tuple((TableSlice(tables[m.table], m.start, m.width), m.source, m.target) for m in moves)

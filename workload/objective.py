@@ -24,6 +24,7 @@ ObjectiveName = Literal["step", "pipelined", "compute"]
 
 PHASES = ("forward", "backward", "forward all-to-all", "backward all-to-all")
 _FORWARD, _BACKWARD, _FORWARD_EXCHANGE, _BACKWARD_EXCHANGE = range(len(PHASES))
+_EXCHANGES = (_FORWARD_EXCHANGE, _BACKWARD_EXCHANGE)
 # Which phases a device goes through without waiting for the others.
 _WAITS: Mapping[ObjectiveName, tuple[tuple[int, ...], ...]] = {
     "step": ((_FORWARD,), (_BACKWARD,), (_FORWARD_EXCHANGE,), (_BACKWARD_EXCHANGE,)),
@@ -130,11 +131,14 @@ class Objective:
         """Whether all-to-alls are part of it."""
         return self.link is not None and self.name != "compute"
 
+    def exchanges(self, ranks: int) -> int:
+        """How many all-to-alls of so many devices are part of it."""
+        return len(_EXCHANGES) if self.counts_exchanges and ranks > 1 else 0
+
     @property
     def waits(self) -> tuple[tuple[int, ...], ...]:
         """Phases, by their numbers in PHASES, that a device goes through before it waits."""
-        exchanges = (_FORWARD_EXCHANGE, _BACKWARD_EXCHANGE)
-        known = [w for w in _WAITS[self.name] if self.counts_exchanges or w[0] not in exchanges]
+        known = [w for w in _WAITS[self.name] if self.counts_exchanges or w[0] not in _EXCHANGES]
         return tuple(known)
 
     @property
@@ -147,11 +151,21 @@ class Objective:
         compute so many columns. Nothing where it is not counted.
         """
         ranks = columns.shape[-1]
-        if self.link is None or not self.counts_exchanges or ranks == 1:
+        if self.link is None or not self.exchanges(ranks):
             return np.zeros_like(columns, dtype=float)
         slope, latency = self.link.slope_ms(batch_size, ranks), self.link.latency_ms
         columns = np.asarray(columns, dtype=float)
         return exchange_ms(columns, columns.sum(-1, keepdims=True), ranks, slope, latency)
+
+    def column_ms(self, batch_size: int, ranks: int) -> float:
+        """Milliseconds that a device sends each of its columns for, in one all-to-all.
+
+        An all-to-all takes as long, beside its latency, as the device with the most columns sends:
+        nobody receives for longer, for all others together have no more than each as many.
+        """
+        if self.link is None or not self.exchanges(ranks):
+            return 0.0
+        return (ranks - 1) * self.link.slope_ms(batch_size, ranks)
 
     def phases_ms(self, forward: Floats, backward: Floats, exchange: Floats) -> Floats:
         """All phases of devices, [..., PHASES], where either all-to-all takes `exchange`."""

@@ -1,15 +1,19 @@
-"""Plans where costs are not sure: scenarios, the expected slowest device, and comparisons."""
+"""Plans where costs are not sure: scenarios, what a step is expected to take, and comparisons."""
+
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from autoshard.cost_model import EstimatedCosts, TaskOutlook
-from autoshard.cost_model.outlook import expected_max, sharpness
+from autoshard.cost_model import EstimatedCosts, Outlook, TaskOutlook
+from autoshard.cost_model.outlook import SCENARIOS, expected_max, sharpness
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    Link,
+    Objective,
     Shard,
     ShardingPlan,
     ShardingTask,
@@ -33,7 +37,14 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*outside of what the cost model
 def costs_of(
     oracle: EstimatedCosts, shards: list[Shard], count: int = 64
 ) -> npt.NDArray[np.float32]:
-    """In each scenario: [shards, scenarios]."""
+    """Forward and backward together in each scenario: [shards, scenarios]."""
+    return directions_of(oracle, shards, count).sum(-1)
+
+
+def directions_of(
+    oracle: EstimatedCosts, shards: list[Shard], count: int = 64
+) -> npt.NDArray[np.float32]:
+    """Forward and backward in each scenario: [shards, scenarios, 2]."""
     scenarios = oracle.scenarios(TABLES, count)
     sums = [scenarios.amounts(shard.slices).sum(0) for shard in shards]
     return np.asarray(scenarios.price(torch.stack(sums)).numpy())
@@ -42,8 +53,16 @@ def costs_of(
 def test_the_mean_over_scenarios_is_the_estimate(oracle: EstimatedCosts) -> None:
     shards = [Shard.of_tables(TABLES[n : n + 5]) for n in range(0, 20, 5)]
     means = costs_of(oracle, shards, 256).mean(1)
+    prices = oracle.prices(shards)
     # But for what fusion makes of more in one table and less in another.
-    assert means == pytest.approx(oracle.prices(shards).total_ms.numpy(), rel=0.08)
+    assert means == pytest.approx(prices.total_ms.numpy(), rel=0.08)
+    each = directions_of(oracle, shards, 256).mean(1)
+    assert each[:, 0] == pytest.approx(prices.forward_ms.numpy(), rel=0.08)
+    assert each[:, 1] == pytest.approx(prices.backward_ms.numpy(), rel=0.08)
+    (expected,) = oracle.expectation().price(
+        torch.stack([oracle.amounts(shards[0].slices).sum(0)])
+    ).tolist()  # fmt: skip
+    assert expected == [pytest.approx([float(prices.forward_ms[0]), float(prices.backward_ms[0])])]
 
 
 def test_a_table_has_one_factor_for_all_of_its_slices(oracle: EstimatedCosts) -> None:
@@ -104,3 +123,25 @@ def test_devices_that_hold_nothing_cost_nothing(oracle: EstimatedCosts) -> None:
     outlook = TaskOutlook(oracle, TASK).of(alone)
     (cost,) = oracle.prices([Shard.of_tables(TABLES)]).total_ms.tolist()
     assert outlook.expected_ms == pytest.approx(cost, rel=0.1)
+
+
+def test_waits_add_up_and_the_all_to_alls_come_on_top(oracle: EstimatedCosts) -> None:
+    def told(objective: Objective) -> Outlook:
+        return TaskOutlook(oracle, replace(TASK, objective=objective)).of(PLAN)
+
+    link = Link(1e9, 1e-4)
+    together, apart = told(Objective("compute")), told(Objective("step"))
+    shards = [shard for shard in PLAN.shards(TASK) if shard is not None]
+    costs = directions_of(oracle, shards, SCENARIOS).astype(float)
+    power = sharpness(oracle.factors.prior.rest)
+    waits = [float(expected_max(costs[..., direction], power)) for direction in (0, 1)]
+    assert apart.expected_ms == pytest.approx(sum(waits))
+    assert together.expected_ms == pytest.approx(float(expected_max(costs.sum(-1), power)))
+    assert (apart.drawn_ms >= together.drawn_ms * (1 - 1e-9)).all()
+    columns = np.array([s.total_dim if s else 0 for s in PLAN.shards(TASK)], float)
+    exchanges = 2 * Objective("step", link).exchange_ms(columns, 1024).max()
+    for name, without in (("pipelined", together), ("step", apart)):
+        found = told(Objective(name, link))  # type: ignore[arg-type]
+        assert found.expected_ms == pytest.approx(without.expected_ms + exchanges)
+        assert found.drawn_ms == pytest.approx(without.drawn_ms + exchanges)
+    assert told(Objective("compute", link)).expected_ms == together.expected_ms

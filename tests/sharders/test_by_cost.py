@@ -1,5 +1,7 @@
 """Sharders that go by a cost model, on one that knows a formula."""
 
+from dataclasses import replace
+
 import pytest
 
 from autoshard.cost_model import EstimatedCosts
@@ -9,7 +11,15 @@ from autoshard.sharders import (
     LocalSearchSharder,
     make_sharder,
 )
-from autoshard.workload import Device, EmbeddingTable, PlanError, Sharder, ShardingTask
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Link,
+    Objective,
+    PlanError,
+    Sharder,
+    ShardingTask,
+)
 
 BY_COST = (AloneGreedySharder, FusedGreedySharder, LocalSearchSharder)
 
@@ -62,3 +72,21 @@ def test_a_table_too_costly_for_one_device_is_split(
     assert len([p for p in whole.placements if p.table == "giant"]) == 1
     costs = [oracle.plan_cost(plan, task).max_compute_ms for plan in (split, whole)]
     assert costs[0] < 0.8 * costs[1]
+
+
+@pytest.mark.parametrize("make", [AloneGreedySharder, FusedGreedySharder])
+def test_a_greedy_balances_all_that_counts_of_a_step(
+    make: type, oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    task = task_of(tables[:40], 4)
+
+    def most_columns(objective: Objective) -> int:
+        asked = replace(task, objective=objective)
+        shards = make(oracle).shard(asked).shards(asked)
+        return max(shard.total_dim for shard in shards if shard is not None)
+
+    slow = Link(1e6)  # all-to-alls are all that matters
+    even = sum(table.dim for table in task.tables) / 4
+    assert most_columns(Objective("step", slow)) < 1.05 * even
+    assert most_columns(Objective("compute", slow)) > 1.05 * even
+    assert most_columns(Objective("step")) == most_columns(Objective("compute"))

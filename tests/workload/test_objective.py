@@ -45,6 +45,17 @@ def test_an_idle_device_waits_for_what_it_receives_and_for_the_latency() -> None
     assert found.tolist() == pytest.approx([2.032, 2.032])
 
 
+def test_an_all_to_all_takes_as_long_as_the_most_columns_are_sent() -> None:
+    objective, rng = Objective("step", LINK), np.random.default_rng(0)
+    for ranks in (2, 3, 8):
+        columns = rng.integers(0, 1000, (200, ranks)).astype(float)
+        most = objective.exchange_ms(columns, 1024).max(-1)
+        sent = LINK.latency_ms + objective.column_ms(1024, ranks) * columns.max(-1)
+        assert most == pytest.approx(sent)
+    assert objective.column_ms(1024, 1) == Objective("compute", LINK).column_ms(1024, 2) == 0
+    assert (objective.exchanges(2), objective.exchanges(1)) == (2, 0)
+
+
 def test_one_device_exchanges_nothing() -> None:
     assert Objective("step", LINK).exchange_ms(np.array([64.0]), 1024).tolist() == [0.0]
 

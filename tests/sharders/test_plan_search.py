@@ -1,0 +1,153 @@
+"""The search on small tasks, held against all steps that there are, and against the objective."""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch import Tensor
+
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.outlook import Placed
+from autoshard.sharders import LocalSearchSharder
+from autoshard.sharders.plan_search import PlanSearch
+from autoshard.workload import Device, EmbeddingTable, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload.objective import Link, Objective
+
+Floats = npt.NDArray[np.float64]
+
+SLOW = Link(1e7, 1e-3)
+OBJECTIVES = (
+    Objective("step", SLOW),
+    Objective("pipelined", SLOW),
+    Objective("step"),
+    Objective("compute"),
+)
+DEVICES = 3
+POWER = 200.0  # a norm that is a maximum but for 0.6 % at most
+START_MS = 0.3
+
+
+class Listed:
+    """Costs by hand: so many milliseconds forward and backward of each table, and a start."""
+
+    def __init__(self, each_ms: dict[str, tuple[float, float]]) -> None:
+        self._each_ms = each_ms
+
+    def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
+        """Forward and backward of each slice, by the share of its table that it is."""
+        each = [np.array(self._each_ms[s.table.name]) * s.width / s.table.dim for s in slices]
+        return torch.from_numpy(np.array(each)).float()[:, None]
+
+    def price(self, sums: Tensor) -> Tensor:
+        """Their sums, with a start where there are any: [..., 1, 2]."""
+        return sums + START_MS * (sums > 1e-6)
+
+
+def by_hand(objective: Objective, seed: int) -> tuple[ShardingTask, Listed]:
+    """Ten tables: some are heavy forward, some backward, some wide and cheap."""
+    rng = np.random.default_rng(seed)
+    kinds = [(4.0, 1.0, 16), (1.0, 4.0, 16), (0.5, 0.5, 128)]
+    tables, each = [], {}
+    for number in range(10):
+        forward, backward, dim = kinds[number % 3]
+        tables.append(EmbeddingTable(f"t{number}", 1000, dim, 10.0))
+        each[f"t{number}"] = (forward * rng.uniform(0.5, 2), backward * rng.uniform(0.5, 2))
+    task = ShardingTask(tuple(tables), Device.uniform(DEVICES, 2**40), 1024, objective=objective)
+    return task, Listed(each)
+
+
+def phases_of(task: ShardingTask, pricing: Listed, placed: Placed) -> Floats:
+    """Of each device: [devices, PHASES]."""
+    columns = np.zeros(DEVICES)
+    amounts = torch.zeros(DEVICES, 1, 2)
+    for piece, device in placed:
+        columns[device] += piece.output_width
+        amounts[device] += pricing.amounts([piece])[0]
+    forward, backward = pricing.price(amounts)[:, 0].double().numpy().T
+    exchange = task.objective.exchange_ms(columns, task.batch_size)
+    return task.objective.phases_ms(forward, backward, exchange)
+
+
+def plan_ms(task: ShardingTask, pricing: Listed, placed: Placed) -> float:
+    return float(task.objective.plan_ms(phases_of(task, pricing, placed)))
+
+
+def one_step_from(placed: Placed) -> Iterator[Placed]:
+    """Every move of a slice and every swap of two."""
+    pieces, homes = [piece for piece, _ in placed], [home for _, home in placed]
+    for number in range(len(pieces)):
+        for device in range(DEVICES):
+            yield list(zip(pieces, [*homes[:number], device, *homes[number + 1 :]], strict=True))
+    for one, other in combinations(range(len(pieces)), 2):
+        swapped = list(homes)
+        swapped[one], swapped[other] = homes[other], homes[one]
+        yield list(zip(pieces, swapped, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_the_search_minimises_what_a_step_takes(objective: Objective, seed: int) -> None:
+    task, pricing = by_hand(objective, seed)
+    start = ShardingPlan.table_wise(task, [0] * 10).placed(task)
+    search = PlanSearch(pricing, task, POWER, start)
+    for split in (False, True):
+        search.descend(split)
+        placed = search.placed()
+        least = plan_ms(task, pricing, placed)
+        waits = objective.waits_ms(phases_of(task, pricing, placed))
+        assert least <= search.objective() + 1e-6
+        slack = DEVICES ** (1 / POWER)
+        assert search.objective() <= sum(waits.max(0)) * slack
+        if not split:
+            assert plan_ms(task, pricing, start) > 1.5 * least
+            others = (plan_ms(task, pricing, other) for other in one_step_from(placed))
+            assert min(others) >= least / slack
+        search = PlanSearch(pricing, task, POWER, placed)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES[:3], ids=str)
+def test_every_objective_is_best_served_by_its_own_search(objective: Objective) -> None:
+    for seed in range(3):
+        task, pricing = by_hand(objective, seed)
+        other, _ = by_hand(Objective("compute"), seed)
+        found = []
+        for asked in (task, other):
+            start = ShardingPlan.table_wise(asked, [n % DEVICES for n in range(10)]).placed(asked)
+            search = PlanSearch(pricing, asked, POWER, start)
+            search.descend(split=True)
+            found.append(plan_ms(task, pricing, search.placed()))
+        assert found[0] <= found[1]
+
+
+def test_what_holds_up_a_wait_is_told_the_longest_wait_first() -> None:
+    task, pricing = by_hand(Objective("step", SLOW), 0)
+    # Forward-heavy tables on device 0, backward-heavy on 1, wide ones on 2.
+    placed = ShardingPlan.table_wise(task, [n % 3 for n in range(10)]).placed(task)
+    waits = task.objective.waits_ms(phases_of(task, pricing, placed))
+    assert waits.argmax(0).tolist() == [0, 1, 2, 2]
+    longest = np.argsort(-np.array([*waits.max(0)[:2], 2 * waits.max(0)[2]])).tolist()
+    assert PlanSearch(pricing, task, POWER, placed).slowest == longest
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_plans_by_a_cost_model_cost_what_the_search_says(
+    oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...], objective: Objective
+) -> None:
+    task = ShardingTask(tables[:12], Device.uniform(4, 2**40), 1024, objective=objective)
+    plan = LocalSearchSharder(oracle).shard(task)
+    found = PlanSearch(oracle.expectation(), task, POWER, plan.placed(task)).objective()
+    shards = plan.shards(task)
+    prices = oracle.prices([shard for shard in shards if shard is not None])
+    assert None not in shards
+    columns = np.array([shard.total_dim for shard in shards if shard is not None], float)
+    phases = objective.phases_ms(
+        prices.forward_ms.double().numpy(),
+        prices.backward_ms.double().numpy(),
+        objective.exchange_ms(columns, 1024),
+    )
+    told = float(objective.plan_ms(phases))
+    assert told <= found * (1 + 1e-5)
+    assert found <= told * 4 ** (1 / POWER) * (1 + 1e-5)
