@@ -147,11 +147,18 @@ class EstimatedRewards:
         return Costs(costs.plan_ms * scale, costs.devices_ms * scale[:, None])
 
     def _expected_ms(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
-        """The slowest device of each game: [seats]."""
+        """What a step of each game is expected to take: [seats]."""
+        chosen = torch.tensor(seats)
         pricing, amounts = game.deck.in_scenarios(self._scenarios)
-        costs = pricing.price(game.sums_of(amounts, torch.tensor(seats))).sum(-1)
+        costs = pricing.price(game.sums_of(amounts, chosen))  # [seats, devices, scenarios, 2]
         power = sharpness(game.deck.model.compute.prior.rest)
-        return torch.from_numpy(expected_max(costs.double().numpy(), power)).float()
+        apart = game.stakes.apart[chosen][:, None, None]
+        forward, backward = costs.unbind(-1)
+        expected = game.waits_ms[chosen, :, -1].amax(1)  # all-to-alls are as they are
+        for wait in (forward + backward * (1 - apart), backward * apart):
+            norms = expected_max(wait.double().numpy(), power)
+            expected = expected + torch.from_numpy(norms).float()
+        return expected
 
 
 class MeasuredRewards:
