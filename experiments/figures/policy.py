@@ -19,8 +19,10 @@ from autoshard.experiments.figures.model import calibrated_here
 from autoshard.experiments.figures.workbench import cpu_pool
 from autoshard.experiments.judging.statistics import Ratio
 from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.hyperparameters import Hyperparameters
 from autoshard.experiments.training.policy_check import draw_tasks
-from autoshard.experiments.training.ppo import Hyperparameters, Setting, Trainer
+from autoshard.experiments.training.ppo import Trainer
+from autoshard.experiments.training.setting import Setting
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
 from autoshard.workload import PlanError, ShardingTask, load_tables
 from autoshard.workload.parts import tables_by_part
@@ -174,7 +176,7 @@ def _game_speed(deck: Deck) -> float:
 
 
 def _ppo_speed(setting: Setting) -> float:
-    trainer = Trainer(setting, Hyperparameters(), _GAMES, num_env_runners=0, seed=0)
+    trainer = Trainer(setting, "rivals", Hyperparameters(), _GAMES, num_env_runners=0, seed=0)
     trainer.iterate()
     speeds = []
     for _ in range(7):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ray import tune
 
 from autoshard.cost_model.training import TrainOptions
-from autoshard.experiments.training.ppo import Hyperparameters
+from autoshard.experiments.training.hyperparameters import Hyperparameters
 
 Value = float | int
 Hyper = TypeVar("Hyper", Hyperparameters, TrainOptions)

@@ -15,7 +15,7 @@ from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.training import TrainOptions
 from autoshard.experiments.sweeps.search_space import at_point
 from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.experiments.training.ppo import Hyperparameters
+from autoshard.experiments.training.hyperparameters import Hyperparameters
 from autoshard.experiments.training.run_folder import COST_MODEL, RunFolder
 from autoshard.experiments.training.training import Training
 from autoshard.workload import EmbeddingTable

@@ -9,7 +9,7 @@ from autoshard.benchmark.hardware import AskedKind
 from autoshard.envs import RandomDeals
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ranges import read_range
-from autoshard.experiments.training.ppo import Hyperparameters
+from autoshard.experiments.training.hyperparameters import Hyperparameters, LearnerName
 from autoshard.sharders.policy_network import PolicyShape
 from autoshard.workload import UserError
 from autoshard.workload.bounds import check_bounds
@@ -61,6 +61,10 @@ class PPOShardConfig:
     """Played at once; an iteration is about one of each."""
     num_env_runners: int | None = None
     """Processes that play beside the one that learns; by default that one plays too."""
+    learner: LearnerName = "rivals"
+    """critic: PPO with a critic's advantages; rivals: PPO with those over other games of a task;
+    imitation: of the best of these, and of searched plans; both: PPO over rivals, with imitation
+    that fades."""
     hyper: Hyperparameters = field(default_factory=Hyperparameters)
     """Of PPO and of the policy's network; tune_shard.py looks for good ones."""
     check_every: int = 5

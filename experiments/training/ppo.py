@@ -2,8 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,14 +19,18 @@ from ray.tune import register_env
 
 from autoshard.cost_model import CostModel
 from autoshard.cost_model.training import one_thread
-from autoshard.envs import CostSource, Deck, Generator, Reward, ShardingVectorEnv
+from autoshard.envs import ShardingVectorEnv
 from autoshard.experiments.console import cli
+from autoshard.experiments.training.hyperparameters import Hyperparameters, LearnerName
+from autoshard.experiments.training.imitation import REINFORCED, ImitatingLearner
 from autoshard.experiments.training.rivals import RivalLearner
+from autoshard.experiments.training.school import School
+from autoshard.experiments.training.setting import Setting
+from autoshard.experiments.training.teacher import Lessons
 from autoshard.sharders.policy_connectors import ActionsAsBatch, ObservationsAsBatch
 from autoshard.sharders.policy_module import PolicyModule
-from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
-from autoshard.workload import EmbeddingTable, UserError
-from autoshard.workload.bounds import check_bounds
+from autoshard.sharders.policy_network import PolicyNetwork
+from autoshard.workload import UserError
 
 CPUS_PER_ENV_RUNNER = 0.5
 _ENVIRONMENT = "Sharding"
@@ -35,63 +38,6 @@ _PATIENCE_SECONDS = 120.0  # a lost env runner is back after ten or twenty
 _BELIEVED = "autoshard_cost_model"  # where an algorithm keeps what its env runners should believe
 
 logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it greets every user of PPO
-
-
-@dataclass(frozen=True)
-class Hyperparameters:
-    """Of PPO and of the policy.
-
-    Args:
-        learning_rate: of Adam.
-        epochs: passes over what an iteration has sampled.
-        minibatch: steps in a gradient.
-        clip: how far the odds of a choice may move in an iteration.
-        entropy: weight of staying undecided.
-        gae_lambda: of generalised advantages; 1 trusts returns alone, 0 the critic alone.
-        shape: of the network.
-    """
-
-    learning_rate: float = 1e-3
-    epochs: int = 3
-    minibatch: int = 1024
-    clip: float = 0.2
-    entropy: float = 0.0
-    gae_lambda: float = 0.98
-    shape: PolicyShape = field(default_factory=PolicyShape)
-
-    def check(self) -> None:
-        """UserError unless the numbers make sense."""
-        positive = (
-            "learning_rate", "epochs", "minibatch", "clip", "shape.hidden", "shape.encoded",
-            "shape.sharpness",
-        )  # fmt: skip
-        check_bounds(
-            self,
-            "hyper.",
-            at_least={"entropy": 0, "gae_lambda": 0},
-            more_than=dict.fromkeys(positive, 0),
-            up_to={"gae_lambda": 1},
-        )
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is played: everything that an env runner needs to make its environment."""
-
-    model: CostModel
-    tables: tuple[EmbeddingTable, ...]
-    batch_size: int
-    generator: Generator
-    reward: Reward
-    source: Callable[[], CostSource]
-    rivals: int = 1
-
-    def make(self, num_envs: int) -> ShardingVectorEnv:
-        """The environment."""
-        deck = Deck.of_tables(self.model, self.tables, self.batch_size, split=True)
-        return ShardingVectorEnv(
-            deck, num_envs, self.generator, self.reward, self.source(), rivals=self.rivals
-        )
 
 
 class LostRunners(RLlibCallback):
@@ -109,11 +55,12 @@ class LostRunners(RLlibCallback):
 
 
 class Trainer:
-    """RLlib's PPO on a setting.
+    """RLlib's PPO on a setting, by one of several learners.
 
     Args:
         setting: what is played.
-        hyperparameters: how it is learned.
+        learner: that learns.
+        hyperparameters: how.
         games: played at once, by all env runners together; an iteration is about a game of each.
         num_env_runners: processes that play; 0: this one does.
         seed: of everything that is drawn.
@@ -122,6 +69,7 @@ class Trainer:
     def __init__(
         self,
         setting: Setting,
+        learner: LearnerName,
         hyperparameters: Hyperparameters,
         games: int,
         num_env_runners: int,
@@ -130,9 +78,15 @@ class Trainer:
         # Kept as long as env runners may be started again: Ray forgets large arguments of actors
         # (ray-project/ray#53727), and a lost env runner would not come back.
         self._setting = ray.put(setting)
-        register_env(_ENVIRONMENT, partial(_make, self._setting))
-        config = ppo_config(setting, hyperparameters, games, num_env_runners, seed)
+        rivals = 1 if learner == "critic" else hyperparameters.rivals
+        register_env(_ENVIRONMENT, partial(_make, self._setting, rivals))
+        most_tables = setting.generator.most_tables
+        config = ppo_config(most_tables, learner, hyperparameters, games, num_env_runners, seed)
         self.algorithm: Algorithm = config.build_algo()
+        imitates = learner in ("imitation", "both")
+        self._school = School(self._setting, hyperparameters, seed) if imitates else None
+        self._fades = learner == "both"
+        self._weight = hyperparameters.imitation if self._fades else 1.0
         self._learning_rate = hyperparameters.learning_rate
         self._steps = 0
 
@@ -149,8 +103,12 @@ class Trainer:
         return self._steps
 
     @one_thread()  # beside a busy pool two threads wait for each other, twenty times as long
-    def iterate(self) -> dict[str, float]:
-        """One iteration of PPO; its figures, with the games' `tally` in sum."""
+    def iterate(self, left: float = 1.0) -> dict[str, float]:
+        """One iteration; its figures, with the games' `tally` in sum.
+
+        `left`: share of the run that is to come, with which imitation fades beside PPO.
+        """
+        self._teach(left)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while (result := self._train()).get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) <= self._steps:
             # All env runners are lost, and take a while to come back.
@@ -185,6 +143,16 @@ class Trainer:
             },
         }
 
+    def _teach(self, left: float) -> None:
+        """Hand the learner what teachers have prepared, and let them prepare more."""
+        if self._school is None:
+            return
+        lessons = self._school.lessons(self.network)
+        group = self.algorithm.learner_group
+        assert group is not None
+        weight = self._weight * (left if self._fades else 1.0)
+        group.foreach_learner(partial(_taught, lessons=lessons, weight=weight))
+
     def _train(self) -> dict[str, Any]:
         try:
             result: dict[str, Any] = self.algorithm.train()  # type: ignore[no-untyped-call]
@@ -212,7 +180,9 @@ class Trainer:
         group.foreach_learner(partial(_set_learning_rate, rate=self._learning_rate))
 
     def stop(self) -> None:
-        """End the env runners."""
+        """End the env runners, and the teachers."""
+        if self._school is not None:
+            self._school.close()
         self.algorithm.stop()  # type: ignore[no-untyped-call]
 
 
@@ -224,8 +194,15 @@ def _to_env(_env: Any = None, _spaces: Any = None) -> ConnectorV2:
     return ActionsAsBatch()
 
 
-def _make(setting: "ray.ObjectRef[Setting]", context: dict[str, Any]) -> ShardingVectorEnv:
-    return ray.get(setting).make(context["num_envs"])
+def _make(
+    setting: "ray.ObjectRef[Setting]", rivals: int, context: dict[str, Any]
+) -> ShardingVectorEnv:
+    return ray.get(setting).make(context["num_envs"], rivals)
+
+
+def _taught(learner: Any, lessons: list[Lessons], weight: float) -> None:
+    assert isinstance(learner, ImitatingLearner)
+    learner.teach(lessons, weight)
 
 
 def _set_learning_rate(learner: Any, rate: float) -> None:
@@ -251,15 +228,21 @@ def _learn(runner: Any, model: CostModel) -> None:
 
 
 def ppo_config(
-    setting: Setting, hyper: Hyperparameters, games: int, num_env_runners: int, seed: int
+    most_tables: int,
+    learner: LearnerName,
+    hyper: Hyperparameters,
+    games: int,
+    num_env_runners: int,
+    seed: int,
 ) -> PPOConfig:
     """RLlib's configuration. Env runners and learner are on CPUs; GPUs are left to the pool."""
+    rounds = learner != "critic"
     seats = max(1, games // max(1, num_env_runners))
+    if rounds:  # where all rivals of a task sit side by side
+        seats = max(1, seats // hyper.rivals) * hyper.rivals
     # A game takes a step for each table, and one to be dealt.
-    batch = (setting.generator.most_tables + 1) * seats * max(1, num_env_runners)
-    rounds = setting.rivals > 1
-    told: dict[str, Any] = {"learner_class": RivalLearner, "use_critic": False} if rounds else {}
-    return (
+    batch = (most_tables + 1) * seats * max(1, num_env_runners)
+    config = (
         PPOConfig()  # type: ignore[no-untyped-call]
         .environment(_ENVIRONMENT, disable_env_checking=True)
         .env_runners(
@@ -287,7 +270,6 @@ def ppo_config(
             vf_loss_coeff=1.0,
             use_kl_loss=False,
             grad_clip=1.0,
-            **told,
         )
         .rl_module(
             rl_module_spec=RLModuleSpec(
@@ -298,3 +280,9 @@ def ppo_config(
         .fault_tolerance(restart_failed_env_runners=True, delay_between_env_runner_restarts_s=1.0)
         .debugging(seed=seed, log_level="ERROR")
     )
+    if rounds:
+        kind = RivalLearner if learner == "rivals" else ImitatingLearner
+        told = {REINFORCED: learner == "both"}
+        config.learners(learner_class=kind, learner_config_dict=told)
+        config.training(use_critic=False)
+    return config

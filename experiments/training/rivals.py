@@ -19,6 +19,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
+BEST = "best"  # column: whether a row is of the best game of its task
 _LEAST_DEVIATION = 1e-4  # of the worth of games, relative to the best: equal ones teach nothing
 
 
@@ -29,7 +30,7 @@ class RivalAdvantages(ConnectorV2):
     waited for the others of its round does not count.
     """
 
-    def __call__(
+    def __call__(  # type: ignore[override]
         self, *, batch: dict[str, Any], episodes: list[SingleAgentEpisode], **_told: Any
     ) -> dict[str, Any]:
         """The batch with advantages; rows that do not count are masked out of the loss."""
@@ -40,6 +41,9 @@ class RivalAdvantages(ConnectorV2):
         others = (np.bincount(tasks, worth)[tasks] - worth) / np.maximum(1, counts - 1)
         ahead = np.where(counts > 1, worth - others, 0.0)
         ahead /= max(_LEAST_DEVIATION, float(np.sqrt(np.mean(ahead**2))))
+        most = np.full(len(counts), -np.inf)
+        np.maximum.at(most, tasks, worth)
+        best = (worth == most[tasks]) & (ahead > 0)
         lengths = np.array([len(episode) for episode in episodes])
         actions = np.array([last["actions"] for last in lasts])
         place = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
@@ -49,6 +53,7 @@ class RivalAdvantages(ConnectorV2):
             columns[Postprocessing.ADVANTAGES] = rows * counted
             columns[Postprocessing.VALUE_TARGETS] = torch.zeros_like(rows)
             columns[Columns.LOSS_MASK] = counted
+            columns[BEST] = counted & torch.from_numpy(np.repeat(best, lengths))
         return batch
 
 
@@ -57,7 +62,7 @@ class RivalLearner(PPOTorchLearner):
 
     def build(self) -> None:
         """Replace RLlib's estimation, and what it needs before it."""
-        super().build()  # type: ignore[no-untyped-call]
+        super().build()
         pipeline = self._learner_connector
         assert pipeline is not None
         pipeline.remove(AddOneTsToEpisodesAndTruncate)

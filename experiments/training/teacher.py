@@ -13,65 +13,52 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.outlook import Placed
 from autoshard.cost_model.training import one_thread
-from autoshard.envs import Deal, Deck, Generator, Layout, ShardingGame
+from autoshard.envs import Deal, Deck, Layout, ShardingGame
+from autoshard.experiments.training.setting import Setting
 from autoshard.sharders import LocalSearch
 from autoshard.sharders.player import Player
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
-from autoshard.workload import Device, EmbeddingTable, PlanError, ShardingTask
+from autoshard.workload import Device, PlanError, ShardingTask
 from autoshard.workload.packing import pack
 
 _KICKS = 2  # of the search: its first optimum is what matters
 _DRAWN = 7  # plans of the policy beside its best guess
+_SEARCHED = 2  # of these: what the search may start from
 
 
 @dataclass(frozen=True)
 class Lessons:
-    """Choices that were right: observations [choices, size] and, of each, the actions that were
-    [choices, devices + 1]; devices that are alike share a place.
-
-    `gain`: what the plans that were found take over the policy's own, in the mean.
+    """Choices: what a player saw [choices, size], and which actions were right [choices,
+    devices + 1]; devices that are alike share a label.
     """
 
-    observations: Tensor
+    seen: Tensor
     right: Tensor
-    gain: float
 
 
 def task_of(deck: Deck, deal: Deal) -> ShardingTask:
     """A deal of whole tables as a task."""
     tables = tuple(deck.bundles[number].slices[0].table for number in deal.pieces)
     devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(deal.memory_bytes))
-    return ShardingTask(
-        tables, devices, deck.batch_size, deck.operator, objective=deal.objective
-    )
+    return ShardingTask(tables, devices, deck.batch_size, deck.operator, objective=deal.objective)
 
 
 class Teacher:
     """Makes lessons; several may, each in a process of its own.
 
     Args:
-        model: what plans cost.
-        tables: that tasks are dealt from.
-        batch_size: samples.
-        generator: deals.
+        setting: tables, and who deals.
         shape: of the policy.
-        max_devices: of the observations.
     """
 
-    def __init__(
-        self,
-        model: CostModel,
-        tables: Sequence[EmbeddingTable],
-        batch_size: int,
-        generator: Generator,
-        shape: PolicyShape,
-    ) -> None:
-        self._oracle = EstimatedCosts(model, batch_size)
-        self._deck = Deck(self._oracle, [table.whole() for table in tables], split=True)
-        self._generator = generator
+    def __init__(self, setting: Setting, shape: PolicyShape) -> None:
+        self._oracle = EstimatedCosts(setting.model, setting.batch_size)
+        whole = [table.whole() for table in setting.tables]
+        self._deck = Deck(self._oracle, whole, split=True)
+        self._generator = setting.generator
         self._network = PolicyNetwork(shape).eval()
 
     @one_thread()
@@ -80,35 +67,28 @@ class Teacher:
         self._network.load_state_dict(weights)
         rng = np.random.default_rng(seed)
         deals = [self._generator(self._deck, rng) for _ in range(count)]
-        plans, ratios = [], []
-        for deal in deals:
-            task = task_of(self._deck, deal)
-            own, best = self._planned(task, int(rng.integers(2**31)))
-            plans.append(best)
-            ratios.append(own)
-        told = replayed(self._deck, deals, plans, Layout(self._generator.most_devices))
-        return Lessons(*told, float(np.mean([r for r in ratios if r is not None] or [1.0])))
+        seeds = rng.integers(2**31, size=count).tolist()
+        tasks = [task_of(self._deck, deal) for deal in deals]
+        plans = [self._planned(task, seed) for task, seed in zip(tasks, seeds, strict=True)]
+        return replayed(self._deck, deals, plans, Layout(self._generator.most_devices))
 
-    def _planned(self, task: ShardingTask, seed: int) -> tuple[float | None, Placed]:
-        """What the best plan takes over the policy's own, and that plan."""
+    def _planned(self, task: ShardingTask, seed: int) -> Placed:
+        """What the search makes of the policy's best; nothing where there is no plan to improve."""
         player, rng = Player(self._network, self._oracle), torch.Generator().manual_seed(seed)
         played = player.play(task, 1 + _DRAWN, rng=rng)
-        starts: list[Placed] = [game.placed for game in sorted(played, key=lambda g: g.plan_ms)[:2]]
+        starts: list[Placed] = [game.placed for game in sorted(played, key=lambda g: g.plan_ms)]
         if not starts:
             try:
                 starts = [pack(task, split=True)]
             except PlanError:
-                return None, []
-        return None, LocalSearch(self._oracle, kicks=_KICKS, seed=seed).improve(task, starts)[0]
+                return []
+        search = LocalSearch(self._oracle, kicks=_KICKS, seed=seed)
+        return search.improve(task, starts[:_SEARCHED])[0]
 
 
-def replayed(
-    deck: Deck, deals: Sequence[Deal], plans: Sequence[Placed], layout: Layout
-) -> tuple[Tensor, Tensor]:
+def replayed(deck: Deck, deals: Sequence[Deal], plans: Sequence[Placed], layout: Layout) -> Lessons:
     """What a player sees and should do on the way to these plans; plans that halving does not lead
     to, and empty ones, teach as far as they go.
-
-    Returns observations [choices, size] and right actions [choices, devices + 1].
     """
     most = max(len(deal.pieces) for deal in deals)
     game = ShardingGame(deck, len(deals), most, layout.max_devices, most)
@@ -140,7 +120,7 @@ def replayed(
                 seen.append(observed[seat])
                 right.append(good)
         game.place(actions.clamp_min(0), actions >= 0)
-    return torch.stack(seen), torch.stack(right)
+    return Lessons(torch.stack(seen), torch.stack(right))
 
 
 def _alike(game: ShardingGame, seat: int, device: int) -> Tensor:

@@ -31,8 +31,9 @@ from autoshard.experiments.training.policy_check import (
     deal_tasks,
     unseen_tables,
 )
-from autoshard.experiments.training.ppo import CPUS_PER_ENV_RUNNER, Setting, Trainer
+from autoshard.experiments.training.ppo import CPUS_PER_ENV_RUNNER, Trainer
 from autoshard.experiments.training.run_folder import COST_MODEL, Progress, RunFolder
+from autoshard.experiments.training.setting import Setting
 from autoshard.experiments.training.settings import as_json
 from autoshard.sharders import Policy, load_policy, save_policy
 from autoshard.workload import EmbeddingTable, ShardingTask, UserError
@@ -42,7 +43,7 @@ from autoshard.workload.parts import Part, tables_by_part
 _TOLD = frozenset(
     (
         "tables", "num_tables", "num_devices", "memory_fill", "memory_unevenness", "batch_size",
-        "cost_model", "reward", "goal", "games", "hyper", "seed",
+        "cost_model", "reward", "goal", "games", "learner", "hyper", "seed",
     )
 )  # fmt: skip
 _REWARDS: dict[Goal, Reward] = {"maximum": Dense(), "balance": Balance()}
@@ -108,7 +109,9 @@ class Training:
             _REWARDS[config.goal],
             partial(make_source, config, store, seed),
         )
-        self._trainer = Trainer(setting, config.hyper, config.games, config.env_runners, seed)
+        self._trainer = Trainer(
+            setting, config.learner, config.hyper, config.games, config.env_runners, seed
+        )
         self._check = PolicyCheck(self.tasks("validation", config.check_tasks, config.seed))
         self._run_id = run_id
         self._budget = budget or Budget()
@@ -154,7 +157,7 @@ class Training:
         """An iteration, with what is due after it, and a checkpoint; the figures of it."""
         number = self.progress.iteration + 1
         started = time.time()
-        figures = self._trainer.iterate()
+        figures = self._trainer.iterate(1 - number / self.config.most_iterations)
         self.progress = replace(self.progress, iteration=number)
         # One more would take about as long.
         self._out_of_time = self._budget.left_s() < time.time() - started

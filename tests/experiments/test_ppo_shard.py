@@ -15,8 +15,10 @@ from autoshard.cost_model import load_model
 from autoshard.envs import EstimatedRewards, NegativeStep, RandomDeals
 from autoshard.experiments.ppo_shard import MAY_CHANGE, main
 from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.experiments.training.ppo import Hyperparameters, Setting, Trainer
+from autoshard.experiments.training.hyperparameters import Hyperparameters
+from autoshard.experiments.training.ppo import Trainer
 from autoshard.experiments.training.run_folder import RunFolder
+from autoshard.experiments.training.setting import Setting
 from autoshard.experiments.training.settings import as_json, settled, taken_up
 from autoshard.sharders import load_policy
 from autoshard.sharders.policy_network import PolicyShape
@@ -109,7 +111,7 @@ def test_ppo_learns_from_scratch_what_balances(
     hyper = replace(Hyperparameters(), learning_rate=3e-3, minibatch=256, epochs=4, shape=shape)
     deals = RandomDeals((10, 10), (3, 3), (0.1, 0.1))
     setting = Setting(model, many_tables, 1024, deals, NegativeStep(), EstimatedRewards)
-    trainer = Trainer(setting, hyper, games=64, num_env_runners=0, seed=0)
+    trainer = Trainer(setting, "critic", hyper, games=64, num_env_runners=0, seed=0)
     maxima = [trainer.iterate()["relative_max"] for _ in range(25)]
     trainer.stop()
     assert maxima[0] > 1.5  # about what random placement costs
@@ -123,7 +125,14 @@ def test_what_goes_on_from_a_checkpoint_has_its_own_learning_rate(
     deals = RandomDeals((4, 4), (2, 2), (0.1, 0.1))
     setting = Setting(model, many_tables, 1024, deals, NegativeStep(), EstimatedRewards)
     trainers = [
-        Trainer(setting, Hyperparameters(learning_rate=rate), games=8, num_env_runners=0, seed=0)
+        Trainer(
+            setting,
+            "rivals",
+            Hyperparameters(learning_rate=rate),
+            games=8,
+            num_env_runners=0,
+            seed=0,
+        )
         for rate in (1e-3, 5e-4)
     ]
     trainers[0].iterate()

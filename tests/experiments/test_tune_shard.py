@@ -30,7 +30,7 @@ from autoshard.experiments.sweeps.search_space import (
     within,
 )
 from autoshard.experiments.sweeps.sweep import make_scheduler, make_search
-from autoshard.experiments.training.ppo import Hyperparameters
+from autoshard.experiments.training.hyperparameters import Hyperparameters
 from autoshard.experiments.tune_shard import main
 from autoshard.sharders import load_policy
 from autoshard.workload import UserError
