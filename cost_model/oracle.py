@@ -16,6 +16,7 @@ from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Scenarios
 from autoshard.cost_model.table_factors import TableFactors
+from autoshard.cost_model.training import one_thread
 from autoshard.workload import (
     EmbeddingTable,
     Shard,
@@ -112,6 +113,7 @@ class EstimatedCosts:
         """What is priced in the mean, for those who price scenarios as well."""
         return Expectation(self.model.compute, self.amounts)
 
+    @one_thread()
     def scenarios(self, tables: Sequence[EmbeddingTable], count: int, seed: int = 0) -> Scenarios:
         """So many draws of what is not known of these tables and of the model."""
         # In groups, for what is known of all together takes the cube of their number.

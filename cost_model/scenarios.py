@@ -78,7 +78,9 @@ class Scenarios:
         for tables, known in zip(groups, beliefs, strict=True):
             half = rng.standard_normal((count // 2, len(tables)))
             draws = np.concatenate([half, -half])  # whatever is low in one is high in another
-            drawn.append(np.exp(np.stack([draws @ root.T for root in known.roots], axis=-1)))
+            # In torch, whose threads are ours to count.
+            far = torch.from_numpy(draws) @ torch.from_numpy(known.roots).mT
+            drawn.append(far.exp().permute(1, 2, 0).numpy())
         factors = np.concatenate(drawn, axis=1)  # [S, tables, directions]
         factors /= factors.mean(0)  # so that the mean over scenarios is the estimate
         every = [table for tables in groups for table in tables]

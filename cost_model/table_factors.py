@@ -242,21 +242,19 @@ class TableFactors:
     ) -> Likeness:
         scale = self._model.scale
         places, theirs = (
-            ((some - scale.mean) / scale.deviation).clamp(-_FAR, _FAR).double().numpy()
+            ((some - scale.mean) / scale.deviation).clamp(-_FAR, _FAR).double()
             for some in (inputs, their_inputs)
         )
-        apart = (
-            np.square(places).sum(1)[:, None]
-            + np.square(theirs).sum(1)[None]
-            - 2 * places @ theirs.T
-        )
+        # In torch, whose threads are ours to count: on a busy machine numpy's wait for each other.
+        squares, their_squares = places.square().sum(1), theirs.square().sum(1)
+        apart = squares[:, None] + their_squares - 2 * places @ theirs.T
         numbers: dict[str, int] = {}
         own, other = (
             np.array([numbers.setdefault(t.access_digest, len(numbers)) for t in some], np.int64)
             for some in (tables, others)
         )
         same = own[:, None] == other[None]
-        alike = np.exp(-np.maximum(apart, 0.0) / (2 * _ALIKE))
+        alike = (apart.clamp_min(0.0) / (-2 * _ALIKE)).exp().numpy()
         return Likeness(same, alike, self._excess(inputs), self._excess(their_inputs))
 
     def _excess(self, inputs: torch.Tensor) -> Floats:
@@ -367,9 +365,9 @@ def _inputs(tables: Sequence[EmbeddingTable], batch_size: int) -> torch.Tensor:
 
 def _root(covariance: Floats) -> Floats:
     """A root [n, n] of a covariance, though rounding may have left it a little below nothing."""
-    size = len(covariance)
-    try:
-        return np.asarray(np.linalg.cholesky(covariance + _JITTER * np.eye(size)))
-    except np.linalg.LinAlgError:
-        values, vectors = np.linalg.eigh(covariance)
-        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+    jittered = torch.from_numpy(covariance) + _JITTER * torch.eye(len(covariance))
+    root, failed = torch.linalg.cholesky_ex(jittered)
+    if not failed:
+        return np.asarray(root.numpy())
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
