@@ -10,7 +10,7 @@ from autoshard.workload import EmbeddingTable, PlanError, ShardingPlan, Sharding
 from autoshard.workload.beliefs import BELIEFS
 from autoshard.workload.packing import does_not_fit
 from autoshard.workload.sizes import told
-from autoshard.workload.terms import Bundle, Terms
+from autoshard.workload.terms import Bundle, Terms, bytes_of_bundles
 
 Floats = npt.NDArray[np.float64]
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
@@ -106,10 +106,10 @@ def place_in_turn(
     """
     terms, free = Terms(task), task.room_bytes
     lawful, freedom = terms.lawful(bundles), terms.freedom(bundles)
-    conflicts = terms.conflicts(bundles)
+    conflicts, sizes = terms.conflicts(bundles), bytes_of_bundles(task, bundles)
     chosen = np.full(len(bundles), -1)
     for number in sorted(range(len(bundles)), key=lambda n: (freedom[n], -costs[n])):
-        needed = task.bytes_of(bundles[number].slices)
+        needed = int(sizes[number])
         fitting = lawful[number] & (free >= needed)
         if conflicts is not None:
             homes = chosen[conflicts[number]]
