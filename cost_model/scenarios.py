@@ -91,8 +91,8 @@ class Scenarios:
         self._factors = torch.from_numpy(factors).float().transpose(0, 1)  # [tables, S, 2]
         self._members = torch.arange(count) % model.ensemble.members
         fusion = model.ensemble.weights_of("fusion")
-        both = torch.cat([torch.arange(model.ensemble.members), self._members])
-        self._fusion = {name: weight[both] for name, weight in fusion.items()}
+        self._both = torch.cat([torch.arange(model.ensemble.members), self._members])
+        self._fusion = {name: weight[self._both] for name, weight in fusion.items()}
         self._stretch = model.uncertainty.scale
 
     def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
@@ -100,11 +100,10 @@ class Scenarios:
 
         [slices, members + scenarios, amounts]
         """
-        amounts = self._embed(slices)
-        drawn = amounts[:, self._members]
+        amounts = self._embed(slices)[:, self._both]
         rows = [self._numbers[piece.table.access_digest] for piece in slices]
-        drawn[..., :DIRECTIONS] *= self._factors[rows]
-        return torch.cat([amounts, drawn], 1)
+        amounts[:, -self.count :, :DIRECTIONS] *= self._factors[rows]
+        return amounts
 
     @torch.no_grad()
     def price(self, sums: Tensor) -> Tensor:

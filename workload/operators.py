@@ -90,7 +90,7 @@ class OperatorOptions:
         return MemoryParts(weights, optimizer, inputs, outputs)
 
     def bytes_of_each(self, slices: Sequence[TableSlice], batch_size: int) -> Whole:
-        """The total of `memory` of each of these slices alone, for those who have many: [slices]."""
+        """The total of `memory` of each slice alone, for those who have many: [slices]."""
         tables = [piece.table for piece in slices]
         rows, features = (
             np.array([getattr(table, name) for table in tables], np.int64)
