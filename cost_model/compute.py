@@ -167,7 +167,7 @@ class ComputeCostModel:
         flat = sums.reshape(-1, *sums.shape[-2:])
         parts = []
         for part in torch.split(flat, _AT_ONCE):
-            costs = fused(part.transpose(0, 1), self._fusion).exp().mean(0)
+            costs = fused_ms(part.transpose(0, 1), self._fusion).mean(0)
             parts.append(costs * self.holds_any(part)[:, None])
         found = parts[0] if len(parts) == 1 else torch.cat(parts)
         return found.reshape(*sums.shape[:-2], DIRECTIONS)

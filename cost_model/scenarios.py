@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model.compute import ComputeCostModel
-from autoshard.cost_model.network import DIRECTIONS, fused
+from autoshard.cost_model.network import DIRECTIONS, fused_ms
 from autoshard.cost_model.table_factors import Beliefs
 from autoshard.workload import EmbeddingTable, TableSlice
 
@@ -115,7 +115,7 @@ class Scenarios:
         return torch.cat(parts).reshape(*sums.shape[:-2], self.count, DIRECTIONS)
 
     def _price(self, sums: Tensor) -> Tensor:
-        costs = fused(sums.transpose(0, 1), self._fusion).exp()  # [members + S, n, 2]
+        costs = fused_ms(sums.transpose(0, 1), self._fusion)  # [members + S, n, 2]
         members = self._model.ensemble.members
         alone, drawn = costs[:members].sum(-1), costs[members:]
         # Members differ from each other otherwise than from the truth, but not in their mean.

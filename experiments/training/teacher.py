@@ -44,9 +44,7 @@ def task_of(deck: Deck, deal: Deal) -> ShardingTask:
     """A deal of whole tables as a task."""
     tables = tuple(deck.bundles[number].slices[0].table for number in deal.pieces)
     devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(deal.memory_bytes))
-    return ShardingTask(
-        tables, devices, deck.batch_size, deck.operator, objective=deal.objective
-    )
+    return ShardingTask(tables, devices, deck.batch_size, deck.operator, objective=deal.objective)
 
 
 class Teacher:
