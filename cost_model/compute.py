@@ -14,7 +14,7 @@ from autoshard.cost_model.network import (
     InputScale,
     NetworkShape,
     ShardNetwork,
-    fused,
+    fused_ms,
 )
 from autoshard.workload import Shard, TableSlice
 
@@ -145,18 +145,21 @@ class ComputeCostModel:
         return Prices(forward, backward, deviation)
 
     def _price(self, sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        costs = fused(sums.transpose(0, 1), self._fusion).exp()
-        forward, backward = costs.mean(0).unbind(-1)
-        total = forward + backward
-        variance = (costs.sum(-1) - total).square().mean(0) / total.square()
+        costs = fused_ms(sums.transpose(0, 1), self._fusion)
+        means = costs.mean(0)
+        # In place where it may be: for few shards most of the time goes into single operations.
+        off = (costs.sum(-1) / means.sum(-1)).sub_(1)
+        variance = off.square_().mean(0)
         # One member's doubt is as good as that of all, and cheaper.
         first = sums[:, 0]
-        alone = first[:, 0] + first[:, 1]
-        doubt = self.prior.doubt * first[:, self.shape.doubt] / alone.clamp_min(_FLOOR)
-        unsure = self.uncertainty.scale**2 * (variance + doubt.square())
-        deviation = (unsure + self.uncertainty.noise**2).sqrt()
-        used = self.holds_any(sums)
-        return forward * used, backward * used, deviation * used
+        alone = first[:, :DIRECTIONS].sum(-1).clamp_min_(_FLOOR)
+        doubt = first[:, self.shape.doubt] / alone
+        unsure = variance.addcmul_(doubt, doubt, value=self.prior.doubt**2)
+        known = self.uncertainty
+        deviation = unsure.mul_(known.scale**2).add_(known.noise**2).sqrt_()
+        used = self.holds_any(sums).to(sums.dtype)
+        forward, backward = means.mul_(used[:, None]).unbind(-1)
+        return forward, backward, deviation.mul_(used)
 
     @torch.no_grad()
     def means(self, sums: Tensor) -> Tensor:
@@ -164,7 +167,7 @@ class ComputeCostModel:
         flat = sums.reshape(-1, *sums.shape[-2:])
         parts = []
         for part in torch.split(flat, _AT_ONCE):
-            costs = fused(part.transpose(0, 1), self._fusion).exp().mean(0)
+            costs = fused_ms(part.transpose(0, 1), self._fusion).mean(0)
             parts.append(costs * self.holds_any(part)[:, None])
         found = parts[0] if len(parts) == 1 else torch.cat(parts)
         return found.reshape(*sums.shape[:-2], DIRECTIONS)

@@ -6,6 +6,8 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+_AT_ONCE = 256  # items added up together: in scenarios all of them would take much memory
+
 Answer = TypeVar("Answer", covariant=True)
 
 
@@ -43,7 +45,9 @@ class DeviceSums(Generic[Answer]):
 
     def fill(self, devices: Tensor) -> None:
         """Put each item on its device: [items]."""
-        self._sums.index_add_(0, devices, self.amounts.double())
+        parts = (torch.split(each, _AT_ONCE) for each in (devices, self.amounts))
+        for homes, amounts in zip(*parts, strict=True):
+            self._sums.index_add_(0, homes, amounts.double())
 
     def put(self, item: int, device: int) -> None:
         """Put a slice on a device."""

@@ -65,27 +65,29 @@ class SliceRows:
     """Gives each distinct pair of slice and batch size a row, in the order they come."""
 
     def __init__(self) -> None:
-        self._rows: dict[int, dict[str, int]] = {}
+        self._rows: dict[int, dict[tuple[str, int], int]] = {}
         self._members: list[tuple[TableSlice, int]] = []
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def of(self, shard: Shard, batch_size: int) -> list[int]:
-        """The rows of the shard's slices."""
-        known = self._rows.setdefault(batch_size, {})
-        try:
-            return [known[piece.digest] for piece in shard.slices]
-        except KeyError:
-            for piece in shard.slices:
-                if piece.digest not in known:
-                    known[piece.digest] = len(self._members)
-                    self._members.append((piece, batch_size))
-            return self.of(shard, batch_size)
+    def of(self, slices: Sequence[TableSlice], batch_size: int) -> list[int]:
+        """The rows of these slices."""
+        known, rows = self._rows.setdefault(batch_size, {}), []
+        for piece in slices:
+            # What a slice's digest is made of: making it takes longer than all the rest.
+            key = piece.table.access_digest, piece.width
+            row = known.get(key)
+            if row is None:
+                row = known[key] = len(self._members)
+                self._members.append((piece, batch_size))
+            rows.append(row)
+        return rows
 
     def of_all(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Memberships:
         """The rows of each shard's slices, each shard in a batch of its size."""
-        return Memberships.of([self.of(s, b) for s, b in zip(shards, batch_sizes, strict=True)])
+        pairs = zip(shards, batch_sizes, strict=True)
+        return Memberships.of([self.of(shard.slices, batch) for shard, batch in pairs])
 
     def inputs(self, first: int = 0) -> Tensor:
         """What the network sees of the rows from `first` on: [rows, inputs]."""

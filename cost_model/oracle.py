@@ -16,6 +16,7 @@ from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Scenarios
 from autoshard.cost_model.table_factors import TableFactors
+from autoshard.cost_model.training import one_thread
 from autoshard.workload import (
     EmbeddingTable,
     Shard,
@@ -52,6 +53,7 @@ class EstimatedCosts:
         self.batch_size = batch_size
         self.factors = factors or TableFactors(model.compute, batch_size)
         self._rows = SliceRows()
+        self._met: set[tuple[str, int]] = set()  # tables, by what they look up and their dim
         shape = model.compute.shape
         self._amounts = torch.empty(0, model.compute.ensemble.members, shape.doubt + 1)
 
@@ -71,7 +73,7 @@ class EstimatedCosts:
         """The same as tensors, for those who price many; what measuring a shard itself has told,
         beyond its tables, is left out.
         """
-        lists = [self._rows.of(shard, self.batch_size) for shard in shards]
+        lists = [self._rows.of(shard.slices, self.batch_size) for shard in shards]
         self._embed_new()
         return self.model.compute.price(Memberships.of(lists).sums(self._amounts))
 
@@ -111,6 +113,7 @@ class EstimatedCosts:
         """What is priced in the mean, for those who price scenarios as well."""
         return Expectation(self.model.compute, self.amounts)
 
+    @one_thread()
     def scenarios(self, tables: Sequence[EmbeddingTable], count: int, seed: int = 0) -> Scenarios:
         """So many draws of what is not known of these tables and of the model."""
         # In groups, for what is known of all together takes the cube of their number.
@@ -120,7 +123,7 @@ class EstimatedCosts:
 
     def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
         """What each slice brings to its shard: [slices, members, amounts]."""
-        rows = [row for piece in slices for row in self._rows.of(Shard((piece,)), self.batch_size)]
+        rows = self._rows.of(slices, self.batch_size)
         self._embed_new()
         return self._amounts[rows]
 
@@ -141,18 +144,26 @@ class EstimatedCosts:
     def _tell_of_strangers(
         self, slices: Sequence[TableSlice], inputs: Tensor, amounts: Tensor
     ) -> None:
-        worst, which = self.model.compute.excess(inputs).max(dim=1)
-        worst[[self.factors.knows(piece.table) for piece in slices]] = 0.0
+        """Of each table once, by the first of its slices that is asked for."""
+        first: dict[tuple[str, int], int] = {}
+        for number, piece in enumerate(slices):
+            first.setdefault((piece.table.access_digest, piece.table.dim), number)
+        new = [number for key, number in first.items() if key not in self._met]
+        self._met.update(first)
+        tables = [slices[number].table for number in new]
+        known = torch.tensor([self.factors.knows(table) for table in tables], dtype=torch.bool)
+        worst, which = self.model.compute.excess(inputs[new]).max(dim=1)
+        worst[known] = 0.0
         strange = worst > OUTSIDE
         count = int(strange.sum())
         if not count:
             return
         farthest = int(worst.argmax())
-        costs = amounts[..., :DIRECTIONS].mean(1).sum(-1)
+        costs = amounts[new, ..., :DIRECTIONS].mean(1).sum(-1)
         share = float(costs[strange].sum() / costs.sum())
         warnings.warn(
-            f"{count} of {len(slices)} tables, {share:.0%} of the cost, lie outside of what the "
-            f"cost model learned from; farthest is {slices[farthest].table.name}, its "
+            f"{count} of {len(tables)} tables, {share:.0%} of the cost, lie outside of what the "
+            f"cost model learned from; farthest is {tables[farthest].name}, its "
             f"{INPUTS[int(which[farthest])]} by {worst[farthest]:.1f} deviations: what they cost "
             "is a guess until they are measured",
             OutsideTraining,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model.compute import ComputeCostModel
-from autoshard.cost_model.network import DIRECTIONS, fused
+from autoshard.cost_model.network import DIRECTIONS, fused_ms
 from autoshard.cost_model.table_factors import Beliefs
 from autoshard.workload import EmbeddingTable, TableSlice
 
@@ -78,7 +78,9 @@ class Scenarios:
         for tables, known in zip(groups, beliefs, strict=True):
             half = rng.standard_normal((count // 2, len(tables)))
             draws = np.concatenate([half, -half])  # whatever is low in one is high in another
-            drawn.append(np.exp(np.stack([draws @ root.T for root in known.roots], axis=-1)))
+            # In torch, whose threads are ours to count.
+            far = torch.from_numpy(draws) @ torch.from_numpy(known.roots).mT
+            drawn.append(far.exp().permute(1, 2, 0).numpy())
         factors = np.concatenate(drawn, axis=1)  # [S, tables, directions]
         factors /= factors.mean(0)  # so that the mean over scenarios is the estimate
         every = [table for tables in groups for table in tables]
@@ -89,8 +91,8 @@ class Scenarios:
         self._factors = torch.from_numpy(factors).float().transpose(0, 1)  # [tables, S, 2]
         self._members = torch.arange(count) % model.ensemble.members
         fusion = model.ensemble.weights_of("fusion")
-        both = torch.cat([torch.arange(model.ensemble.members), self._members])
-        self._fusion = {name: weight[both] for name, weight in fusion.items()}
+        self._both = torch.cat([torch.arange(model.ensemble.members), self._members])
+        self._fusion = {name: weight[self._both] for name, weight in fusion.items()}
         self._stretch = model.uncertainty.scale
 
     def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
@@ -98,11 +100,10 @@ class Scenarios:
 
         [slices, members + scenarios, amounts]
         """
-        amounts = self._embed(slices)
-        drawn = amounts[:, self._members]
+        amounts = self._embed(slices)[:, self._both]
         rows = [self._numbers[piece.table.access_digest] for piece in slices]
-        drawn[..., :DIRECTIONS] *= self._factors[rows]
-        return torch.cat([amounts, drawn], 1)
+        amounts[:, -self.count :, :DIRECTIONS] *= self._factors[rows]
+        return amounts
 
     @torch.no_grad()
     def price(self, sums: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ class Scenarios:
         return torch.cat(parts).reshape(*sums.shape[:-2], self.count, DIRECTIONS)
 
     def _price(self, sums: Tensor) -> Tensor:
-        costs = fused(sums.transpose(0, 1), self._fusion).exp()  # [members + S, n, 2]
+        costs = fused_ms(sums.transpose(0, 1), self._fusion)  # [members + S, n, 2]
         members = self._model.ensemble.members
         alone, drawn = costs[:members].sum(-1), costs[members:]
         # Members differ from each other otherwise than from the truth, but not in their mean.

@@ -32,6 +32,7 @@ _MOST_EVIDENCE = 400  # shards by which the prior is judged
 _WIDER = (1.0, 2.0, 4.0, 8.0)  # times the deviations of factors that may be found
 _LOUDER = (1.0, 2.0)  # times what is left of shards
 _MOST_TABLES = 1500  # that are learned of: it takes the cube of their number
+_AT_ONCE = 500  # tables compared with all that are known: more take much memory
 _JITTER = 1e-9
 _ALIKE = 8.0  # inputs by whose deviations together tables are no longer alike
 _FAR = 3.0  # deviations to which inputs are compared: beyond, a table is just strange
@@ -177,10 +178,20 @@ class TableFactors:
         """Of each of these tables: its log factors [directions, tables], and of what was doubted
         of it beforehand the share that is left [tables].
         """
-        inputs = _inputs(tables, self.batch_size)
-        before = np.square(shared_doubts(self.prior, self._excess(inputs))) + self.prior.own**2
+        distinct = list({id(table): table for table in tables}.values())
+        numbers = {id(table): number for number, table in enumerate(distinct)}
+        parts = [self._estimated(distinct[n : n + _AT_ONCE])
+                 for n in range(0, max(1, len(distinct)), _AT_ONCE)]  # fmt: skip
+        of = np.array([numbers[id(table)] for table in tables], np.int64)
+        means, left = (np.concatenate(some, axis=-1) for some in zip(*parts, strict=True))
+        return means[:, of], left[of]
+
+    def _estimated(self, tables: Sequence[EmbeddingTable]) -> tuple[Floats, Floats]:
+        """The same, of so few tables that they may be compared with all that are known."""
         if not self._known:
             return np.zeros((DIRECTIONS, len(tables))), np.ones(len(tables))
+        inputs = _inputs(tables, self.batch_size)
+        before = np.square(shared_doubts(self.prior, self._excess(inputs))) + self.prior.own**2
         across = self._covariance(tables, inputs, self._known, self._inputs)
         means = np.stack([across @ pull for pull in self._pulls])
         told = np.mean([((across @ gain) * across).sum(1) for gain in self._gains], axis=0)
@@ -231,21 +242,19 @@ class TableFactors:
     ) -> Likeness:
         scale = self._model.scale
         places, theirs = (
-            ((some - scale.mean) / scale.deviation).clamp(-_FAR, _FAR).double().numpy()
+            ((some - scale.mean) / scale.deviation).clamp(-_FAR, _FAR).double()
             for some in (inputs, their_inputs)
         )
-        apart = (
-            np.square(places).sum(1)[:, None]
-            + np.square(theirs).sum(1)[None]
-            - 2 * places @ theirs.T
-        )
+        # In torch, whose threads are ours to count: on a busy machine numpy's wait for each other.
+        squares, their_squares = places.square().sum(1), theirs.square().sum(1)
+        apart = squares[:, None] + their_squares - 2 * places @ theirs.T
         numbers: dict[str, int] = {}
         own, other = (
             np.array([numbers.setdefault(t.access_digest, len(numbers)) for t in some], np.int64)
             for some in (tables, others)
         )
         same = own[:, None] == other[None]
-        alike = np.exp(-np.maximum(apart, 0.0) / (2 * _ALIKE))
+        alike = (apart.clamp_min(0.0) / (-2 * _ALIKE)).exp().numpy()
         return Likeness(same, alike, self._excess(inputs), self._excess(their_inputs))
 
     def _excess(self, inputs: torch.Tensor) -> Floats:
@@ -356,9 +365,9 @@ def _inputs(tables: Sequence[EmbeddingTable], batch_size: int) -> torch.Tensor:
 
 def _root(covariance: Floats) -> Floats:
     """A root [n, n] of a covariance, though rounding may have left it a little below nothing."""
-    size = len(covariance)
-    try:
-        return np.asarray(np.linalg.cholesky(covariance + _JITTER * np.eye(size)))
-    except np.linalg.LinAlgError:
-        values, vectors = np.linalg.eigh(covariance)
-        return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))
+    jittered = torch.from_numpy(covariance) + _JITTER * torch.eye(len(covariance))
+    root, failed = torch.linalg.cholesky_ex(jittered)
+    if not failed:
+        return np.asarray(root.numpy())
+    values, vectors = np.linalg.eigh(covariance)
+    return np.asarray(vectors * np.sqrt(np.maximum(values, 0.0)))

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
-from autoshard.workload.terms import Bundle, Terms, Truths
+from autoshard.workload.terms import Bundle, Terms, Truths, bytes_of_bundles
 
 Whole = npt.NDArray[np.int64]
 
@@ -121,7 +121,7 @@ class Admission:
         return [n for n in items if self._terms.may_halve(item := self.items[n], slices[item.name])]
 
     def _bytes_of(self, items: Sequence[Bundle]) -> Whole:
-        return np.array([self._task.bytes_of(item.slices) for item in items], np.int64)
+        return bytes_of_bundles(self._task, items)
 
     def _rivals(self, items: Whole, devices: Whole) -> Whole:
         """How many items are on each of the devices that each of these may not share it with:

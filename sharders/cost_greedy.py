@@ -6,12 +6,13 @@ sent in both all-to-alls.
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.training import one_thread
-from autoshard.sharders.heuristics import greedy_plan, place_in_turn, sum_of
-from autoshard.workload import Shard, ShardingPlan, ShardingTask
+from autoshard.sharders.heuristics import Floats, greedy_plan, place_in_turn, sum_of
+from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.terms import Bundle, Terms
 
 
@@ -25,7 +26,7 @@ class AloneGreedySharder:
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError names the table that no device has room for."""
         self._oracle.check(task)
-        alone = self._oracle.prices([Shard((table.whole(),)) for table in task.tables])
+        alone = self._oracle.devices([table.whole() for table in task.tables], 1).alone()
         names = [table.name for table in task.tables]
         costs = dict(zip(names, alone.total_ms.tolist(), strict=True))
         bundles = Terms(task).bundles()
@@ -48,9 +49,9 @@ class FusedGreedySharder:
         devices = self._oracle.devices(bundles, len(task.devices))
         sent, sending = torch.tensor(_sent_ms(task, bundles)), torch.zeros(len(task.devices))
 
-        def burden(number: int) -> list[float]:
+        def burden(number: int) -> Floats:
             computing = devices.with_each([number]).total_ms[:, 0]
-            return (computing + sending + sent[number]).tolist()
+            return np.asarray((computing + sending + sent[number]).double().numpy())
 
         def placed(number: int, device: int) -> None:
             devices.put(number, device)

@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from autoshard.workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.beliefs import BELIEFS
 from autoshard.workload.packing import does_not_fit
 from autoshard.workload.sizes import told
-from autoshard.workload.terms import Bundle, Terms
+from autoshard.workload.terms import Bundle, Terms, bytes_of_bundles
 
+Floats = npt.NDArray[np.float64]
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
 
 
@@ -77,7 +79,7 @@ def greedy_plan(
     task: ShardingTask, bundles: Sequence[Bundle], costs: Sequence[float]
 ) -> ShardingPlan:
     """Balances the sums of the costs of what is placed over the devices."""
-    load = [0.0] * len(task.devices)
+    load = np.zeros(len(task.devices))
 
     def placed(number: int, device: int) -> None:
         load[device] += costs[number]
@@ -89,7 +91,7 @@ def place_in_turn(
     task: ShardingTask,
     bundles: Sequence[Bundle],
     costs: Sequence[float],
-    burden: Callable[[int], Sequence[float]],
+    burden: Callable[[int], Floats],
     placed: Callable[[int, int], None],
 ) -> ShardingPlan:
     """The greedy loop: the costliest first, each on the device with the least burden. What rules
@@ -102,28 +104,25 @@ def place_in_turn(
         burden: each device's, for the bundle of that number.
         placed: hears of each bundle and its device.
     """
-    terms, free = Terms(task), task.room_bytes.tolist()
+    terms, free = Terms(task), task.room_bytes
     lawful, freedom = terms.lawful(bundles), terms.freedom(bundles)
-    conflicts = terms.conflicts(bundles)
+    conflicts, sizes = terms.conflicts(bundles), bytes_of_bundles(task, bundles)
     chosen = np.full(len(bundles), -1)
     for number in sorted(range(len(bundles)), key=lambda n: (freedom[n], -costs[n])):
-        needed = task.bytes_of(bundles[number].slices)
-        barred = set() if conflicts is None else set(chosen[conflicts[number]].tolist())
-        fitting = [
-            device
-            for device, room in enumerate(free)
-            if room >= needed and lawful[number, device] and device not in barred
-        ]
-        if not fitting:
-            raise DeadEnd(task, bundles[number].name, needed, max(free))
-        burdens = burden(number)
-        device = min(fitting, key=lambda d: burdens[d])
+        needed = int(sizes[number])
+        fitting = lawful[number] & (free >= needed)
+        if conflicts is not None:
+            homes = chosen[conflicts[number]]
+            fitting[homes[homes >= 0]] = False
+        if not fitting.any():
+            raise DeadEnd(task, bundles[number].name, needed, int(free.max()))
+        device = int(np.where(fitting, burden(number), np.inf).argmin())
         chosen[number] = device
         free[device] -= needed
         placed(number, device)
-    homes = {
+    devices = {
         piece.table.name: home
         for bundle, home in zip(bundles, chosen.tolist(), strict=True)
         for piece in bundle.slices
     }
-    return ShardingPlan.table_wise(task, [homes[table.name] for table in task.tables])
+    return ShardingPlan.table_wise(task, [devices[table.name] for table in task.tables])

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.workload.reuse import Floats, spectrum_of
+from autoshard.workload.lookups import lookups_in
+from autoshard.workload.reuse import Floats
 from autoshard.workload.tables import NUM_REUSE_BINS, TableSlice
 
 # AutoShard's and DreamShard's: size is in GB of fp32 weights.
@@ -39,25 +40,28 @@ def slice_features(slices: Sequence[TableSlice], batch_size: int) -> Floats:
     (`log_batch_size`) count once for each feature of the table: so many outputs it has. A table
     with one feature and without weights has 0 as its `log_features` and `weighted`.
     """
-    features = np.empty((len(slices), len(FEATURE_NAMES)))
-    for row, piece in zip(features, slices, strict=True):
-        table, width = piece.table, piece.width
-        spectrum = spectrum_of(table, batch_size)
-        size = table.rows * width * _FLOAT_BYTES
-        row[:4] = width, table.rows, table.pooling_factor, size / 1e9
-        row[4:21] = spectrum.bins()
-        row_bytes = width * _FLOAT_BYTES
-        row[21:-2] = np.log1p(
-            [
-                width,
-                table.rows,
-                spectrum.lookups,
-                spectrum.distinct_rows,
-                spectrum.lookups * row_bytes,
-                spectrum.distinct_rows * row_bytes,
-                size,
-                batch_size * table.features,
-            ]
-        )
-        row[-2:] = np.log(table.features), table.weighted
-    return features
+    tables = list({id(piece.table): piece.table for piece in slices}.values())
+    numbers = {id(table): number for number, table in enumerate(tables)}
+    of = np.array([numbers[id(piece.table)] for piece in slices], np.int64)
+    widths = np.array([piece.width for piece in slices], float)
+    rows, pooling, features, weighted = (
+        np.array([getattr(table, name) for table in tables], float)[of]
+        for name in ("rows", "pooling_factor", "features", "weighted")
+    )
+    batch = lookups_in(tables, batch_size)
+    lookups, distinct = batch.lookups[of].astype(float), batch.distinct_rows[of].astype(float)
+    size, row_bytes = rows * widths * _FLOAT_BYTES, widths * _FLOAT_BYTES
+    logarithms = np.log1p(
+        [
+            widths,
+            rows,
+            lookups,
+            distinct,
+            lookups * row_bytes,
+            distinct * row_bytes,
+            size,
+            batch_size * features,
+        ]
+    )
+    columns = [widths, rows, pooling, size / 1e9, *batch.bins[of].T, *logarithms]
+    return np.stack([*columns, np.log(features), weighted], axis=1)

@@ -1,8 +1,11 @@
 """Which fused operator runs a shard, and the memory it needs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, TypeVar, get_args
+
+import numpy as np
+import numpy.typing as npt
 
 from autoshard.workload import sizes
 from autoshard.workload.errors import FieldError
@@ -14,6 +17,9 @@ Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd"]
 WEIGHT_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2}
 FLOAT_BYTES = 4  # optimizer state, outputs and gradients are fp32 whatever the weights are
 INDEX_BYTES = 8
+
+Whole = npt.NDArray[np.int64]
+Count = TypeVar("Count", int, Whole)  # of one slice, or of each of many
 
 
 class MemoryParts(NamedTuple):
@@ -67,20 +73,49 @@ class OperatorOptions:
 
     def stored_bytes(self, rows: int, width: int) -> int:
         """Bytes of weights and optimizer state of `rows` vectors of `width` numbers."""
-        state_numbers = {"rowwise_adagrad": rows, "adagrad": rows * width, "sgd": 0}
-        weights = rows * width * WEIGHT_BYTES[self.weights]
-        return weights + state_numbers[self.optimizer] * FLOAT_BYTES
+        return sum(self._stored(rows, width))
 
     def memory(self, slices: Iterable[TableSlice], batch_size: int) -> MemoryParts:
         """Bytes that slices take of their device, part by part."""
         weights = optimizer = inputs = outputs = 0
         for piece in slices:
             table = piece.table
-            held = table.rows * piece.width * WEIGHT_BYTES[self.weights]
+            held, state = self._stored(table.rows, piece.width)
             weights += held
-            optimizer += self.stored_bytes(table.rows, piece.width) - held
+            optimizer += state
             lookups, samples = round(table.pooling_factor * batch_size), batch_size * table.features
-            inputs += (lookups + samples) * INDEX_BYTES
-            inputs += lookups * FLOAT_BYTES if table.weighted else 0
-            outputs += 2 * piece.output_width * batch_size * FLOAT_BYTES
+            come, go = _for_a_batch(lookups, samples, piece.width, table.weighted)
+            inputs += come
+            outputs += go
         return MemoryParts(weights, optimizer, inputs, outputs)
+
+    def bytes_of_each(self, slices: Sequence[TableSlice], batch_size: int) -> Whole:
+        """The total of `memory` of each slice alone, for those who have many: [slices]."""
+        tables = [piece.table for piece in slices]
+        rows, features = (
+            np.array([getattr(table, name) for table in tables], np.int64)
+            for name in ("rows", "features")
+        )
+        widths = np.array([piece.width for piece in slices], np.int64)
+        lookups = np.array([round(table.pooling_factor * batch_size) for table in tables], np.int64)
+        weighted = np.array([table.weighted for table in tables], np.int64)
+        stored = self._stored(rows, widths)
+        return np.asarray(
+            sum((*stored, *_for_a_batch(lookups, batch_size * features, widths, weighted)))
+        )
+
+    def _stored(self, rows: Count, width: Count) -> tuple[Count, Count]:
+        """Bytes of weights, and of optimizer state."""
+        state_numbers = {"rowwise_adagrad": rows, "adagrad": rows * width, "sgd": 0 * rows}
+        return (
+            rows * width * WEIGHT_BYTES[self.weights],
+            state_numbers[self.optimizer] * FLOAT_BYTES,
+        )
+
+
+def _for_a_batch(
+    lookups: Count, samples: Count, width: Count, weighted: Count
+) -> tuple[Count, Count]:
+    """Bytes of inputs, and of outputs with their gradients. Samples count once a feature."""
+    inputs = (lookups + samples) * INDEX_BYTES + lookups * FLOAT_BYTES * weighted
+    return inputs, 2 * samples * width * FLOAT_BYTES

@@ -62,7 +62,7 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
     rooms = task.room_bytes.tolist()
     pieces = [table.whole() for table in task.tables]
     while True:
-        sizes = [task.piece_bytes(piece) for piece in pieces]
+        sizes = task.operator.bytes_of_each(pieces, task.batch_size).tolist()
         homes = first_fit_decreasing(sizes, rooms)
         if homes is not None:
             return list(zip(pieces, homes, strict=True))

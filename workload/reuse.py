@@ -5,8 +5,10 @@ drawn from it and the features are read off it, so both always tell the same sto
 the table's reuse bins, thinned to smaller batches, or from its Zipf law.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +18,7 @@ from autoshard.workload.tables import NUM_REUSE_BINS, EmbeddingTable
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
 
 # Bin k holds rows used more than LOWER[k] and at most UPPER[k] times in the batch.
 UPPER: Floats = np.exp2(np.arange(NUM_REUSE_BINS, dtype=np.float64))
@@ -25,6 +28,10 @@ _GROUPS_PER_BIN = 64  # rows of a bin that get one common number of uses, at mos
 _EXACT_RANKS = 256  # the most popular rows, each a class of its own in a Zipf law
 _RANK_CLASSES = 512  # classes of near equal popularity for all the others
 _MIN_POPULATION = 1e-12
+# The logarithm (base 2) of the bend of uses within bins: from nearly all at the top to nearly all
+# at the bottom, and in how many halvings it is searched for.
+_MOST_BENT = 6.0
+_HALVINGS = 24
 _SURE = 40.0  # minus the logarithm of a probability that is as good as none
 
 
@@ -68,44 +75,86 @@ def lookups_of(table: EmbeddingTable, batch_size: int) -> int:
     return round(table.pooling_factor * batch_size)
 
 
+class Access(NamedTuple):
+    """How a batch looks rows up in a table: all that its spectrum follows from.
+
+    Args:
+        rows: of the table.
+        lookups: of the batch.
+        alpha: of the Zipf law, where there are no bins.
+        reuse: shares of distinct rows in the reuse bins.
+        thinning: where the bins were counted in a larger batch: its lookups, and the share of them
+            that is left.
+    """
+
+    rows: int
+    lookups: int
+    alpha: float
+    reuse: tuple[float, ...] | None
+    thinning: tuple[int, float] | None
+
+
+def access_of(table: EmbeddingTable, batch_size: int) -> Access:
+    """How a batch of `batch_size` samples looks rows up. The same for every dim and name."""
+    counted, thinning = table.reuse_batch_size, None
+    if table.reuse is not None and counted is not None and batch_size < counted:
+        thinning = lookups_of(table, counted), batch_size / counted
+    lookups = lookups_of(table, batch_size)
+    return Access(table.rows, lookups, table.zipf_alpha or 0.0, table.reuse, thinning)
+
+
 def spectrum_of(table: EmbeddingTable, batch_size: int) -> Spectrum:
     """The table's spectrum in a batch of `batch_size` samples. The same for every dim and name."""
-    return _spectrum(
-        table.rows,
-        lookups_of(table, batch_size),
-        table.zipf_alpha or 0.0,
-        table.reuse,
-        _thinning(table, batch_size),
-    )
-
-
-def _thinning(table: EmbeddingTable, batch_size: int) -> tuple[int, float] | None:
-    """Lookups of the batch that the bins were counted in, and the share of it that is left."""
-    counted = table.reuse_batch_size
-    if counted is None or batch_size >= counted:
-        return None
-    return lookups_of(table, counted), batch_size / counted
+    return spectrum_by(access_of(table, batch_size))
 
 
 @lru_cache(maxsize=16384)
-def _spectrum(
-    rows: int,
-    lookups: int,
-    alpha: float,
-    reuse: tuple[float, ...] | None,
-    thinning: tuple[int, float] | None,
-) -> Spectrum:
-    if lookups == 0:
+def spectrum_by(access: Access) -> Spectrum:
+    """The spectrum of a batch that looks rows up in this way."""
+    if access.lookups == 0:
         return Spectrum(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    if reuse is None:
-        population = _zipf_population(rows, lookups, alpha)
-    elif thinning is None:
-        shares = np.asarray(reuse)
-        population = shares * (lookups / float(shares @ _MEAN_USES))
-    else:
-        counted, kept = thinning
-        population = _thinned_population(_spectrum(rows, counted, 0.0, reuse, None), kept)
-    return _fit(_whole_rows(population, min(rows, lookups)), lookups)
+    return _fit(whole_rows([access])[0], access.lookups)
+
+
+def whole_rows(accesses: Sequence[Access]) -> Whole:
+    """Distinct rows in each bin [accesses, bins], at least one in all. Each batch has lookups."""
+    limits = np.array([min(access.rows, access.lookups) for access in accesses], np.int64)
+    return _rounded(_populations(accesses), limits)
+
+
+def _populations(accesses: Sequence[Access]) -> Floats:
+    """Expected distinct rows in each bin: [accesses, bins]. What is common goes all at once."""
+    found = np.empty((len(accesses), NUM_REUSE_BINS))
+    binned, uniform = [], []
+    for number, access in enumerate(accesses):
+        if access.thinning is not None:
+            counted, kept = access.thinning
+            before = access._replace(lookups=counted, alpha=0.0, thinning=None)
+            found[number] = _thinned_population(spectrum_by(before), kept)
+        elif access.reuse is not None:
+            binned.append(number)
+        elif access.alpha == 0:
+            uniform.append(number)
+        else:
+            found[number] = _zipf_population(access.rows, access.lookups, access.alpha)
+    lookups = np.array([access.lookups for access in accesses], float)
+    if binned:
+        shares = np.array([accesses[number].reuse for number in binned])
+        # Row by row: a product of matrices would round otherwise for many than for one.
+        means = np.array([float(row @ _MEAN_USES) for row in shares])
+        found[binned] = shares * (lookups[binned] / means)[:, None]
+    if uniform:
+        rows = np.array([accesses[number].rows for number in uniform], float)
+        found[uniform] = rows[:, None] * _in_bins(lookups[uniform] / rows)
+    return found
+
+
+def _in_bins(rates: Floats) -> Floats:
+    """Of rows that are used so often in the mean, drawn at random: the share in each bin."""
+    at_most = special.pdtr(UPPER[None, :-1], rates[:, None])
+    below = np.concatenate([np.exp(-rates)[:, None], at_most], axis=1)
+    above = np.concatenate([at_most, np.ones((len(rates), 1))], axis=1)
+    return np.asarray(np.maximum(above - below, 0.0), dtype=np.float64)
 
 
 def _zipf_population(rows: int, lookups: int, alpha: float) -> Floats:
@@ -118,10 +167,7 @@ def _zipf_population(rows: int, lookups: int, alpha: float) -> Floats:
     members = np.diff(edges)
     popularity = np.where(edges[:-1] <= _EXACT_RANKS, edges[:-1], _middle_rank(edges)) ** -alpha
     rates = lookups * popularity / (members * popularity).sum()
-    at_most = special.pdtr(UPPER[None, :-1], rates[:, None])
-    below = np.concatenate([np.exp(-rates)[:, None], at_most], axis=1)
-    above = np.concatenate([at_most, np.ones((len(rates), 1))], axis=1)
-    return np.asarray(members @ np.maximum(above - below, 0.0), dtype=np.float64)
+    return np.asarray(members @ _in_bins(rates), dtype=np.float64)
 
 
 def _middle_rank(edges: Floats) -> Floats:
@@ -154,20 +200,21 @@ def kept_at_most(most: Floats, uses: Floats, kept: float) -> Floats:
     return found
 
 
-def _whole_rows(population: Floats, limit: int) -> Whole:
-    """Whole rows in each bin, at least one and at most `limit` in all.
+def _rounded(population: Floats, limits: Whole) -> Whole:
+    """Whole rows in each bin [tables, bins], at least one and at most the limit of each in all.
 
     Rounded along the cumulative sum from the most used bin down: the few heavy rows carry most of
     the lookups, and rounding each bin by itself would lose them.
     """
-    total = float(population.sum())
-    scaled = population * (min(max(total, 1.0), limit) / max(total, _MIN_POPULATION))
-    from_top = np.floor(np.cumsum(scaled[::-1]) + 0.5).astype(np.int64)
-    from_top = np.minimum(from_top, limit)
-    whole = np.diff(np.concatenate([[0], from_top]))[::-1]
-    if whole.sum() == 0:
-        whole[np.argmax(scaled)] = 1
-    return np.asarray(whole, dtype=np.int64)
+    total = population.sum(-1)
+    fitting = np.minimum(np.maximum(total, 1.0), limits) / np.maximum(total, _MIN_POPULATION)
+    scaled = population * fitting[:, None]
+    from_top = np.floor(np.cumsum(scaled[:, ::-1], axis=-1) + 0.5).astype(np.int64)
+    from_top = np.minimum(from_top, limits[:, None])
+    whole = np.diff(from_top, axis=-1, prepend=0)[:, ::-1].copy()
+    empty = np.flatnonzero(whole.sum(-1) == 0)
+    whole[empty, scaled[empty].argmax(-1)] = 1
+    return whole
 
 
 def _uses_within(bins: Whole, positions: Floats, bend: float) -> Whole:
@@ -189,6 +236,34 @@ def _mean_uses() -> Floats:
 _MEAN_USES: Floats = _mean_uses()
 
 
+@cache
+def _least_uses() -> tuple[Floats, Floats]:
+    """Uses of 0 to 64 rows of each bin together, where they are as near to its bottom as `_fit`
+    puts them [bins, rows + 1]; and by how much those of 64 differ.
+    """
+    sums = np.zeros((NUM_REUSE_BINS, _GROUPS_PER_BIN + 1))
+    bins = np.arange(NUM_REUSE_BINS)[:, None]
+    for rows in range(1, _GROUPS_PER_BIN + 1):
+        uses = _uses_within(bins, (np.arange(rows) + 0.5) / rows, 2.0**_MOST_BENT)
+        sums[:, rows] = uses.sum(-1)
+    return sums, np.asarray(uses[:, -1] - uses[:, 0], dtype=np.float64)
+
+
+def stay_in_bins(rows: Whole, lookups: Whole) -> Truths:
+    """True where uses surely stay inside their bins: the spectrum then has as many rows in each.
+
+    Args:
+        rows: in each bin [tables, bins].
+        lookups: of each table.
+    """
+    sums, spread = _least_uses()
+    few = sums[np.arange(NUM_REUSE_BINS), np.minimum(rows, _GROUPS_PER_BIN)]
+    # Groups of many rows are equal but for one row: that one may be in the group of most uses.
+    many = rows * (sums[:, -1] / _GROUPS_PER_BIN) + spread
+    least = np.where(rows > _GROUPS_PER_BIN, many, few).sum(-1)
+    return np.asarray((least <= lookups) & (lookups <= rows @ UPPER))
+
+
 def mean_uses() -> Floats:
     """Mean uses of a row of each bin, where nothing more is known than its bin."""
     return _MEAN_USES.copy()
@@ -196,24 +271,27 @@ def mean_uses() -> Floats:
 
 def _fit(whole_rows: Whole, lookups: int) -> Spectrum:
     """Give each row a number of uses inside its bin such that they add up to exactly `lookups`."""
-    bins, positions, rows = [], [], []
-    for number, count in enumerate(whole_rows.tolist()):
-        groups = min(count, _GROUPS_PER_BIN)
-        if groups:
-            bins.append(np.full(groups, number, np.int64))
-            positions.append((np.arange(groups) + 0.5) / groups)
-            rows.append(np.diff(np.floor(np.linspace(0, count, groups + 1)).astype(np.int64)))
-    bin_numbers, places, weights = (np.concatenate(parts) for parts in (bins, positions, rows))
-    low, high = (
-        -6.0,
-        6.0,
-    )  # log2 of the bend: from all at the top of their bins to all at the bottom
-    for _ in range(24):
-        middle = (low + high) / 2
-        total = int((_uses_within(bin_numbers, places, 2.0**middle) * weights).sum())
-        low, high = (middle, high) if total > lookups else (low, middle)
-    uses = _uses_within(bin_numbers, places, 2.0**high)
-    return _settle(uses, weights, UPPER[bin_numbers].astype(np.int64), lookups)
+    groups = np.minimum(whole_rows, _GROUPS_PER_BIN)
+    bins = np.repeat(np.arange(NUM_REUSE_BINS), groups)
+    places = np.arange(len(bins)) - np.repeat(np.cumsum(groups) - groups, groups)
+    positions = (places + 0.5) / groups[bins]
+    each = (whole_rows / np.maximum(groups, 1))[bins]
+    weights = (np.floor((places + 1) * each) - np.floor(places * each)).astype(np.int64)
+
+    def too_many(log_bend: float) -> bool:
+        uses = _uses_within(bins, positions, 2.0**log_bend)
+        return int((uses * weights).sum()) > lookups
+
+    low, high = -_MOST_BENT, _MOST_BENT
+    nearly = low + (high - low) / 2**_HALVINGS
+    if not too_many(nearly):  # most rows are at the top of their bins: there is nothing to search
+        high = nearly
+    elif not too_many(high):
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if too_many(middle) else (low, middle)
+    uses = _uses_within(bins, positions, 2.0**high)
+    return _settle(uses, weights, UPPER[bins].astype(np.int64), lookups)
 
 
 def _settle(uses: Whole, rows: Whole, upper: Whole, lookups: int) -> Spectrum:

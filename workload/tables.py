@@ -17,6 +17,8 @@ MAX_ROWS = 2**40
 MAX_DIM = 2**15
 MAX_FEATURES = 2**12
 
+_encoded = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -234,8 +236,7 @@ def halves(piece: TableSlice) -> tuple[TableSlice, TableSlice]:
 
 def digest(value: Any) -> str:
     """A short, stable name of a JSON value."""
-    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:24]
+    return hashlib.sha256(_encoded(value).encode()).hexdigest()[:24]
 
 
 def _check_whole(field: str, value: int, low: int, high: int) -> None:

@@ -45,6 +45,14 @@ class Bundle:
 Piece = TableSlice | Bundle
 
 
+def bytes_of_bundles(task: ShardingTask, bundles: Sequence[Bundle]) -> Whole:
+    """Bytes of each of these on its device, with those that a batch needs: [bundles]."""
+    slices = [piece for bundle in bundles for piece in bundle.slices]
+    sizes = task.operator.bytes_of_each(slices, task.batch_size)
+    starts = np.cumsum([0, *(len(bundle.slices) for bundle in bundles)])[:-1]
+    return np.add.reduceat(sizes, starts) if len(bundles) else sizes
+
+
 class Terms:
     """What a task's rules admit.
 

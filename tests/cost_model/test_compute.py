@@ -1,5 +1,6 @@
 """The set network: what adds up, what does not, and what it learns of a formula."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from autoshard.cost_model.evaluation import Score, evaluate, net_of_noise
 from autoshard.cost_model.training import TrainOptions
 from autoshard.workload import EmbeddingTable, Shard, TableSlice, random_shards, synthetic_tables
 from autoshard.workload.parts import Part
+from autoshard.workload.tables import can_be_halved, halves
 
 TABLES = synthetic_tables(40, seed=5, profile="small")
 numbers = st.lists(st.integers(0, len(TABLES) - 1), min_size=1, max_size=30, unique=True)
@@ -258,6 +260,30 @@ def test_a_table_unlike_any_other_is_answered_with_doubt(oracle: EstimatedCosts)
     assert cost.spread > 5 * known.spread
     (mixed,) = oracle.costs([Shard.of_tables([*TABLES[:5], huge])])
     assert known.spread < mixed.spread
+
+
+def test_a_strange_table_is_told_of_once_whatever_is_asked_of_its_columns(
+    model: CostModel,
+) -> None:
+    oracle = EstimatedCosts(model, 1024)
+    huge = EmbeddingTable("huge", 10**10, 1024, 2.0)
+    narrow = [TableSlice(huge, 0, width) for width in (512, 256, 128)]
+    with pytest.warns(OutsideTraining, match="1 of 6 tables, .* farthest is huge"):
+        oracle.amounts([*(table.whole() for table in TABLES[:5]), huge.whole(), *narrow])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", OutsideTraining)
+        oracle.amounts([TableSlice(huge, 64, 64)])
+
+
+def test_amounts_of_many_slices_are_those_of_each(model: CostModel) -> None:
+    """Also of halves, equal ones among them, some of which were asked for before."""
+    whole = [table.whole() for table in TABLES]
+    pieces = [*whole, *(half for piece in whole if can_be_halved(piece) for half in halves(piece))]
+    oracle = EstimatedCosts(model, 1024)
+    oracle.amounts(pieces[10:20])
+    found = oracle.amounts(pieces)
+    alone = torch.cat([EstimatedCosts(model, 1024).amounts([piece]) for piece in pieces])
+    assert torch.allclose(found, alone, rtol=1e-6, atol=1e-9)
 
 
 def test_the_ensemble_doubts_what_it_has_not_seen(

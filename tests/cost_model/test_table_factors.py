@@ -109,6 +109,21 @@ def test_strangers_are_told_of_in_one_line(model: CostModel) -> None:
         knows.amounts([table.whole() for table in STRANGE])
 
 
+def test_estimates_of_many_tables_are_those_of_each(model: CostModel) -> None:
+    """Of more than are compared with the known ones at once, some of them several times."""
+    knows = TableFactors(model.compute, 1024).learn(measured(random_shards(TABLES, 40, 6, seed=4)))
+    others = synthetic_tables(600, seed=32, profile="small")
+    tables = [*TABLES, *others, *TABLES, *others[-3:]]
+    means, left = knows.estimates(tables)
+    assert (means.shape, left.shape) == ((2, len(tables)), (len(tables),))
+    for number in (0, 23, 24, 499, 500, 623, 624, len(tables) - 1):
+        mean, share = knows.estimates([tables[number]])
+        assert means[:, number] == pytest.approx(mean[:, 0])
+        assert left[number] == pytest.approx(share[0])
+    assert left[:24].max() < left[24:624].max() <= 1.0
+    assert knows.estimates([])[0].shape == (2, 0)
+
+
 def test_a_slice_speaks_for_its_table(model: CostModel) -> None:
     """Where the whole is too large to be measured."""
     table = STRANGE[3]

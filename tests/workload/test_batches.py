@@ -152,6 +152,27 @@ def test_features_are_the_published_ones_and_ours() -> None:
     assert len(FEATURE_NAMES) == 31
 
 
+@given(st.lists(described_tables(), max_size=12), st.integers(1, 600))
+def test_features_of_many_slices_are_those_of_each_spectrum(
+    tables: list[EmbeddingTable], batch_size: int
+) -> None:
+    """Although hardly any spectrum is found for them."""
+    pieces = [TableSlice(table, start, 4) for table in tables for start in (0, 4)]
+    pieces += [table.whole() for table in tables]
+    found = slice_features(pieces, batch_size)
+    assert found.shape == (len(pieces), len(FEATURE_NAMES))
+    for piece, row in zip(pieces, found, strict=True):
+        named = dict(zip(FEATURE_NAMES, row, strict=True))
+        spectrum = spectrum_of(piece.table, batch_size)
+        told = [named[f"reuse_{number}"] for number in range(NUM_REUSE_BINS)]
+        assert told == spectrum.bins().tolist()
+        assert np.expm1(named["log_lookups"]) == pytest.approx(spectrum.lookups)
+        assert np.expm1(named["log_distinct_rows"]) == pytest.approx(spectrum.distinct_rows)
+        assert named["dim"] == piece.width
+        (alone,) = slice_features([piece], batch_size)
+        assert row.tolist() == alone.tolist()
+
+
 def test_features_of_a_table_are_told_apart_from_samples() -> None:
     """Four features have four outputs a sample; lookups are those of all of them together."""
     table = EmbeddingTable("t", 1000, 64, 4.0)

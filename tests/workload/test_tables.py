@@ -12,6 +12,7 @@ from autoshard.workload import (
     UserError,
     table_lookups,
 )
+from autoshard.workload.operators import Optimizer, Weights
 from autoshard.workload.tables import NUM_REUSE_BINS
 
 TABLE = EmbeddingTable("a", 1000, 64, 10.0)
@@ -95,6 +96,18 @@ def test_memory_by_hand() -> None:
     more = OperatorOptions().memory([replace(TABLE, features=3, weighted=True).whole()], 32)
     assert more.inputs == (10 * 32 + 3 * 32) * 8 + 10 * 32 * 4
     assert more.outputs == 3 * parts.outputs
+
+
+@pytest.mark.parametrize("weights", ["fp32", "fp16"])
+@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
+def test_bytes_of_many_slices_are_those_of_each(weights: Weights, optimizer: Optimizer) -> None:
+    operator = OperatorOptions(weights, optimizer)
+    tables = [TABLE, replace(TABLE, features=3, weighted=True), replace(TABLE, rows=2**40)]
+    pieces = [piece for table in tables for piece in (table.whole(), TableSlice(table, 8, 12))]
+    found = operator.bytes_of_each(pieces, 32).tolist()
+    assert found == [operator.memory([piece], 32).total for piece in pieces]
+    assert sum(found) == operator.memory(pieces, 32).total
+    assert operator.bytes_of_each([], 32).tolist() == []
 
 
 def test_features_and_weights_of_lookups_are_told_apart() -> None:
