@@ -92,13 +92,16 @@ class Deck:
         self.bundles = tuple(bundles)
         self.operator: OperatorOptions = oracle.model.provenance.operator
         self.batch_size = oracle.batch_size
-        memory = self.operator.memory
-        sizes = [memory(piece.slices, self.batch_size).total for piece in self.bundles]
-        self.bytes: Ints = np.array(sizes, np.int64)
+        slices = [piece for bundle in bundles for piece in bundle.slices]
+        starts = np.cumsum([0, *(len(bundle.slices) for bundle in bundles)])[:-1]
+
+        def summed(values: Sequence[int] | Ints) -> Ints:
+            return np.asarray(np.add.reduceat(np.asarray(values, np.int64), starts))
+
+        self.bytes = summed(self.operator.bytes_of_each(slices, self.batch_size))
         self.sizes = torch.from_numpy(self.bytes)
-        slices = [bundle.slices for bundle in bundles]
-        self.columns = torch.tensor([float(sum(s.output_width for s in some)) for some in slices])
-        self.widths = torch.tensor([sum(s.width for s in some) for some in slices])
+        self.columns = torch.from_numpy(summed([s.output_width for s in slices])).float()
+        self.widths = torch.from_numpy(summed([s.width for s in slices]))
         self.learn(oracle)
 
     @staticmethod
