@@ -27,6 +27,21 @@ def check_sharders(names: Sequence[str]) -> None:
             make_sharder(name)
 
 
+def sharders_here(measure: bool) -> tuple[list[str], list[str]]:
+    """All sharders that can run here, and why others cannot, if any; `measure`: whether those that
+    measure may.
+    """
+    left_out, why = set[str](), []
+    try:
+        make_sharder("torchrec")
+    except UserError as missing:
+        left_out |= _TORCHREC
+        why.append(f"{' and '.join(sorted(_TORCHREC))}: {missing}")
+    if not measure:
+        left_out |= NEED_POOL
+    return [name for name in SHARDERS if name not in left_out], why
+
+
 def model_beside(policy: Path) -> Path:
     """The cost model that a policy was trained with, if it lies beside it; else the shipped one."""
     folder = find_policy(policy) / COST_MODEL
