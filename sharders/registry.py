@@ -66,7 +66,8 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     "torchrec_columns": lambda _name, _means: TorchRecSharder(column_wise=True),
 }
 SHARDERS = (*HEURISTICS, *_MAKERS)
-BY_NO_MODEL = frozenset({*HEURISTICS, "torchrec", "torchrec_columns"})  # they ask no cost model
+NEED_TORCHREC = frozenset({"torchrec", "torchrec_columns"})  # they are its planner
+BY_NO_MODEL = frozenset({*HEURISTICS, *NEED_TORCHREC})  # they ask no cost model
 NEED_POOL = frozenset({"autoshard_verified"})  # they measure
 _NEVER_WORSE = frozenset({"autoshard", "cost_fused_search", "cost_fused"})  # than cost_fused
 NEED_POLICY = frozenset({"policy", "policy_best", "autoshard", "autoshard_verified"})
