@@ -50,7 +50,8 @@ class GreedyPlan:
 
 
 class GridGreedy:
-    """The greedy of `FusedGreedySharder` within limits of columns, of which the best one counts.
+    """The greedy of `FusedGreedySharder`, by what devices compute alone, within limits of columns;
+    the limit counts that is best by the objective.
 
     Columns are what all-to-alls exchange: where a device may have few more than others, these are
     balanced, and where it may have many, compute is.
