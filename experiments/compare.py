@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
@@ -45,12 +45,19 @@ from autoshard.experiments.judging.scores import Score
 from autoshard.experiments.judging.shard_visits import SEEDS, plan_pool
 from autoshard.experiments.judging.trained import judge_trained
 from autoshard.experiments.tracking.data_sources import short_name, tables_source
-from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
+from autoshard.experiments.training.loading import (
+    all_sharders,
+    check_sharders,
+    model_beside,
+    oracle_for,
+)
 from autoshard.experiments.training.policy_check import deal_tasks
 from autoshard.sharders import MEASURE_SECONDS, NEED_POLICY, NEED_POOL, load_policy
 from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.parts import tables_by_part
+
+_ALL = "all"  # of --sharders
 
 
 @dataclass(frozen=True)
@@ -78,7 +85,8 @@ class CompareConfig:
     num_devices: int = 4
     """Devices of a task."""
     sharders: str = "random,dim,size,lookup,size_lookup,cost,autoshard"
-    """Names with commas between them."""
+    """Names with commas between them, or all: those that can run here, and that measure only with
+    --measure."""
     policy: Path = Path("cpu")
     """Folder of a policy, as ppo_shard.py makes it, or the name of one that is shipped."""
     cost_model: Path | None = None
@@ -126,6 +134,8 @@ class CompareConfig:
 
     def check(self) -> None:
         """UserError unless the options make sense."""
+        if _ALL in self.names:
+            raise UserError(f"--sharders {_ALL} are all there are: name no others beside it")
         check_sharders(self.names)
         if (self.tables is None) == (self.tasks is None):
             raise UserError(
@@ -168,6 +178,8 @@ class CompareConfig:
 @one_thread()  # of several, each waits for the others: networks this small gain nothing
 def main(config: CompareConfig) -> None:
     """Let every sharder plan the same tasks, cost the plans, say who is best."""
+    if config.names == [_ALL]:
+        config = replace(config, sharders=",".join(all_sharders(config.measure)))
     config.check()
     others = planners(config.plans)
     cost_model = config.cost_model or model_beside(config.policy)

@@ -2,11 +2,11 @@
 
 May import `envs`, `cost_model`, `benchmark` and `workload`. Hands out every sharder by name
 (`make_sharder`, with the `Means` that it needs): the published heuristics, greedy placement by
-learned costs, `PolicySharder`, a trained policy alone or with sampling, splits and local search,
-`MeasuringSharder`, which measures and learns while it plans, `NearSharder`, which improves a plan
-in use, and `TorchRecSharder`, TorchRec's own planner to be compared with. `next_steps` says what
-one more move, swap or split would bring to a plan. Policies are kept in folders (`load_policy`,
-`save_policy`).
+learned costs, `NeuroShardSharder`, which splits tables around it, `PolicySharder`, a trained policy
+alone or with sampling, splits and local search, `MeasuringSharder`, which measures and learns while
+it plans, `NearSharder`, which improves a plan in use, and `TorchRecSharder`, TorchRec's own planner
+to be compared with. `next_steps` says what one more move, swap or split would bring to a plan.
+Policies are kept in folders (`load_policy`, `save_policy`).
 """
 
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
@@ -14,6 +14,7 @@ from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySh
 from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
 from autoshard.sharders.measuring import MEASURE_SECONDS, Measurer, MeasuringSharder
 from autoshard.sharders.near import NearSharder
+from autoshard.sharders.neuroshard import NeuroShardSharder
 from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import (
     Policy,
@@ -26,6 +27,7 @@ from autoshard.sharders.registry import (
     BY_NO_MODEL,
     NEED_POLICY,
     NEED_POOL,
+    NEED_TORCHREC,
     SHARDERS,
     Means,
     make_measuring,
@@ -41,6 +43,7 @@ __all__ = [
     "MEASURE_SECONDS",
     "NEED_POLICY",
     "NEED_POOL",
+    "NEED_TORCHREC",
     "SHARDERS",
     "USUAL_HEURISTICS",
     "AloneGreedySharder",
@@ -52,6 +55,7 @@ __all__ = [
     "Measurer",
     "MeasuringSharder",
     "NearSharder",
+    "NeuroShardSharder",
     "Policy",
     "PolicyError",
     "PolicySharder",

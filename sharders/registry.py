@@ -7,6 +7,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
 from autoshard.sharders.measuring import MEASURE_SECONDS, Measurer, MeasuringSharder
+from autoshard.sharders.neuroshard import NeuroShardSharder
 from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.torchrec_planner import TorchRecSharder
@@ -56,6 +57,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     "cost_fused_search": lambda name, means: PolicySharder(
         Policy.untrained(), means.priced(name), SAMPLES, search=True, seed=means.seed
     ),
+    "neuroshard": lambda name, means: NeuroShardSharder(means.priced(name)),
     "policy": _policy,
     "policy_best": lambda name, means: _policy(name, means, samples=SAMPLES),
     "autoshard": lambda name, means: _policy(name, means, samples=SAMPLES, search=True),
@@ -64,7 +66,8 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     "torchrec_columns": lambda _name, _means: TorchRecSharder(column_wise=True),
 }
 SHARDERS = (*HEURISTICS, *_MAKERS)
-BY_NO_MODEL = frozenset({*HEURISTICS, "torchrec", "torchrec_columns"})  # they ask no cost model
+NEED_TORCHREC = frozenset({"torchrec", "torchrec_columns"})  # they are its planner
+BY_NO_MODEL = frozenset({*HEURISTICS, *NEED_TORCHREC})  # they ask no cost model
 NEED_POOL = frozenset({"autoshard_verified"})  # they measure
 _NEVER_WORSE = frozenset({"autoshard", "cost_fused_search", "cost_fused"})  # than cost_fused
 NEED_POLICY = frozenset({"policy", "policy_best", "autoshard", "autoshard_verified"})

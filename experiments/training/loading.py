@@ -13,9 +13,16 @@ from autoshard.cost_model import (
     TableFactors,
 )
 from autoshard.cost_model.dataset import stored_costs
+from autoshard.experiments.console import cli
 from autoshard.experiments.training.run_folder import COST_MODEL
-from autoshard.sharders import SHARDERS, find_policy, make_sharder
-from autoshard.workload import EmbeddingTable
+from autoshard.sharders import (
+    NEED_POOL,
+    NEED_TORCHREC,
+    SHARDERS,
+    find_policy,
+    make_sharder,
+)
+from autoshard.workload import EmbeddingTable, UserError
 
 _SHIPPED = Path("cpu")
 
@@ -25,6 +32,22 @@ def check_sharders(names: Sequence[str]) -> None:
     for name in names:
         if name not in SHARDERS:
             make_sharder(name)
+
+
+def all_sharders(measure: bool) -> list[str]:
+    """The names of all sharders that can run here; those that measure only where they may.
+
+    A note says it where TorchRec is missing.
+    """
+    names = [name for name in SHARDERS if measure or name not in NEED_POOL]
+    try:
+        for name in NEED_TORCHREC:
+            make_sharder(name)
+    except UserError as missing:
+        left_out = " and ".join(sorted(NEED_TORCHREC))
+        cli.console.print(f"note: {left_out} are left out: {missing}", soft_wrap=True)
+        names = [name for name in names if name not in NEED_TORCHREC]
+    return names
 
 
 def model_beside(policy: Path) -> Path:

@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from autoshard.experiments.compare import CompareConfig
 from autoshard.experiments.judging.outcomes import Outcome
 from autoshard.experiments.judging.score_report import verdict
 from autoshard.experiments.judging.scores import Score, certain, score_all
-from autoshard.sharders import Policy, save_policy
+from autoshard.sharders import NEED_POOL, NEED_TORCHREC, SHARDERS, Policy, save_policy
 from autoshard.workload import OperatorOptions, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.parts import part_of
 
@@ -467,6 +468,23 @@ def test_too_few_unseen_tables_are_told_of(
     assert "cost is best" in said
 
 
+def test_all_sharders_that_can_run_here_are_compared(policy: Path, tmp_path: Path) -> None:
+    compare.main(
+        CompareConfig(
+            tables=TABLES,
+            num_tasks=1,
+            num_tables=6,
+            num_devices=2,
+            sharders="all",
+            policy=policy,
+            out=tmp_path / "out",
+            mlflow_uri=empty_mlflow(tmp_path / "mlflow.db"),
+        )
+    )
+    found = set(figures_of(tmp_path / "out")["sharders"])
+    assert found == set(SHARDERS) - NEED_POOL - (set() if find_spec("torchrec") else NEED_TORCHREC)
+
+
 def test_bad_input_is_one_line_before_any_work(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -481,6 +499,7 @@ def test_bad_input_is_one_line_before_any_work(
     for changes, says in (
         ({"sharders": "size,best"}, "sharder 'best' is not one of round_robin, random"),
         ({"sharders": ""}, "sharder '' is not one of"),
+        ({"sharders": "size,all"}, "--sharders all are all there are: name no others beside it"),
         ({"sharders": "autoshard_verified"}, "measures its best plans: add --measure"),
         ({"judge": "training", "measure": True}, "--measure measures costs: leave it out"),
         ({"tables": "none.csv"}, "none.csv: does not exist"),

@@ -9,6 +9,7 @@ from autoshard.sharders import (
     AloneGreedySharder,
     FusedGreedySharder,
     LocalSearchSharder,
+    NeuroShardSharder,
     make_sharder,
 )
 from autoshard.workload import (
@@ -21,7 +22,7 @@ from autoshard.workload import (
     ShardingTask,
 )
 
-BY_COST = (AloneGreedySharder, FusedGreedySharder, LocalSearchSharder)
+BY_COST = (AloneGreedySharder, FusedGreedySharder, LocalSearchSharder, NeuroShardSharder)
 
 
 def task_of(tables: tuple[EmbeddingTable, ...], devices: int, memory: int = 2**40) -> ShardingTask:

@@ -13,6 +13,8 @@ from autoshard.sharders import Means, make_sharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    Link,
+    Objective,
     OperatorOptions,
     Placement,
     PlanError,
@@ -206,6 +208,32 @@ def test_torchrec_knows_how_often_tables_are_looked_up() -> None:
     task = ShardingTask(tables, Device.uniform(2, 2**30), 512)
     a, b = (p.device for p in plan_of_torchrec(task, column_wise=False).placements[:2])
     assert a != b
+
+
+@pytest.mark.parametrize(("link", "alone"), [("1TB/s", False), ("1MB/s", True)])
+def test_torchrec_knows_how_fast_the_link_is(link: str, alone: bool) -> None:
+    """One table has most columns, the others most lookups: a slow link leaves it alone."""
+    tables = (
+        EmbeddingTable("wide", 100_000, 128, 1.0),
+        EmbeddingTable("a", 100_000, 16, 64.0),
+        EmbeddingTable("b", 100_000, 16, 64.0),
+    )
+    over = Objective("step", Link.parse(link))
+    task = ShardingTask(tables, Device.uniform(2, 2**30), 1024, objective=over)
+    homes = {p.table: p.device for p in plan_of_torchrec(task, column_wise=False).placements}
+    assert (homes["a"] == homes["b"]) == alone
+    assert not alone or homes["a"] != homes["wide"]
+
+
+@pytest.mark.parametrize("weights", ["fp32", "fp16"])
+def test_torchrec_knows_that_outputs_are_wide_whatever_weights_are(weights: Any) -> None:
+    """Else it takes a's to c's for half as wide, and puts all three together."""
+    heavy = EmbeddingTable("heavy", 10, 16, 50.0)
+    tables = (heavy, *(EmbeddingTable(name, 10, 128, 1.0) for name in "abc"))
+    operator = OperatorOptions(weights, "rowwise_adagrad")
+    task = ShardingTask(tables, Device.uniform(2, 2**30), 4096, operator)
+    plan = plan_of_torchrec(task, column_wise=False)
+    assert len({p.device for p in plan.placements if p.table != "heavy"}) == 2
 
 
 @pytest.mark.parametrize("name", ["torchrec", "torchrec_columns"])

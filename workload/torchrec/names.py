@@ -17,16 +17,23 @@ FUSED_OPTIMIZERS: Mapping[Optimizer, EmbOptimType] = {
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
 
+_SPEEDS = ("intra_host_bw", "inter_host_bw")  # in bytes a millisecond, as its constants are
+_MS = 1e3
+
 
 def topology_of(task: ShardingTask, device: str) -> Topology:
-    """The task's devices as ranks, with their room as storage; `device` is cuda or cpu."""
+    """The task's devices as ranks, with their room as storage, and what connects them, where the
+    objective says it (TorchRec knows no latency); `device` is cuda or cpu.
+    """
     memory = {"hbm_cap" if device == "cuda" else "ddr_cap": task.room_bytes.tolist()}
-    ranks = len(task.devices)
+    ranks, link = len(task.devices), task.objective.link
+    speed = {} if link is None else dict.fromkeys(_SPEEDS, link.bytes_s / _MS)
     return Topology(
         world_size=ranks,
         compute_device=device,
         custom_topology_data=CustomTopologyData(memory, ranks),
         created_by_factory=True,  # else it warns that a job would fail
+        **speed,
     )
 
 

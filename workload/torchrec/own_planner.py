@@ -15,7 +15,7 @@ from torchrec.distributed.planner.types import (
     PlannerError,
 )
 from torchrec.distributed.types import ShardingType
-from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 
@@ -32,9 +32,10 @@ _WIDEST = 128  # of a slice, where TorchRec is told nothing
 def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
     """TorchRec's own plan of whole tables and, with `column_wise`, of tables split evenly.
 
-    It knows the tables' true pooling factors, and each device's memory as its storage; nothing is
-    reserved besides. Each table has one width that it may be split by, the widest there is below
-    its own and up to 128. PlanError where it finds no plan, or one that does not fit by our count.
+    It knows the tables' true pooling factors, the batch, each device's memory as its storage, and
+    the link where the objective names one; nothing is reserved besides, and nothing is cached. Each
+    table has one width that it may be split by, the widest there is below its own and up to 128.
+    PlanError where it finds no plan, or one that does not fit by our count.
     """
     named = {f"t{number}": table for number, table in enumerate(task.tables)}
     model = _model(task, named)
@@ -99,6 +100,7 @@ def _constraints(table: EmbeddingTable, column_wise: bool) -> ParameterConstrain
         sharding_types=types if width is None else [*types, ShardingType.COLUMN_WISE.value],
         compute_kernels=[FUSED],
         min_partition=width,
+        output_dtype=DataType.FP32,  # of operators, whatever weights are in; it guesses theirs
     )
 
 

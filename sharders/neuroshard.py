@@ -1,0 +1,111 @@
+"""NeuroShard's search: which tables to split by columns, in a beam around a greedy placement.
+
+After "Pre-train and Search: Efficient Embedding Table Sharding with Pre-trained Neural Cost
+Models" (Zha et al., MLSys 2023), for our cost model, rules and objective. Else than published,
+slices that are the same are tried once, a table may be cut into halves that are not quite equal,
+and the greedy also goes without a limit: few wide tables are within none.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.outlook import Placed
+from autoshard.cost_model.training import one_thread
+from autoshard.sharders.grid_greedy import GridGreedy
+from autoshard.workload import ShardingPlan, ShardingTask
+from autoshard.workload.packing import does_not_fit
+from autoshard.workload.terms import Bundle, Terms
+
+# As published: the defaults of `shard` and `_table_wise_shard` in neuroshard/neurosharder.py of
+# github.com/daochenzha/neuroshard, there `n`, `k`, `max_length`, `search_steps` and `threshold_*`.
+_CANDIDATES = 10  # of the costliest slices, and of the largest ones, that are tried to be halved
+_BEAM = 3  # cuts that the next step goes on from
+_STEPS = 10  # halvings one after another
+_GRID = 11  # limits of columns
+_LEAST_SHARE, _MOST_SHARE = 1.0, 1.5  # the first limit and the last, of the mean of the devices
+
+_SHARES = (*np.linspace(_LEAST_SHARE, _MOST_SHARE, _GRID).tolist(), np.inf)
+
+
+class NeuroShardSharder:
+    """Halves one slice after another, the costliest or the largest; of all cuts on the way, the one
+    counts that costs least when its slices are placed greedily.
+
+    Args:
+        oracle: prices devices.
+    """
+
+    def __init__(self, oracle: EstimatedCosts) -> None:
+        self._oracle = oracle
+
+    @one_thread()
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        """A valid plan; PlanError says what is missing where none is found."""
+        self._oracle.check(task)
+        greedy, cuts = GridGreedy(self._oracle, task, _SHARES), _Cuts(self._oracle, task)
+        (whole,) = greedy.best([Terms(task).bundles()])
+        beam, best = [whole], whole
+        for _ in range(_STEPS):
+            tried = cuts.after([plan.bundles for plan in beam])
+            if not tried:
+                break
+            beam = sorted(greedy.best(tried), key=lambda plan: plan.rank)[:_BEAM]
+            best = min(best, beam[0], key=lambda plan: plan.rank)
+        if best.lack:
+            raise does_not_fit(task, split=True)
+        # Slices of a table that meet on a device become one, which changes what they cost.
+        found = (ShardingPlan.of_slices(task, p.placed()) for p in (whole, best) if not p.lack)
+        return min(found, key=lambda plan: self._cost_ms(task, plan.placed(task)))
+
+    def _cost_ms(self, task: ShardingTask, placed: Placed) -> float:
+        """By the task's objective."""
+        pieces, homes = zip(*placed, strict=True)
+        devices = self._oracle.devices(pieces, len(task.devices))
+        devices.fill(torch.tensor(homes))
+        prices = devices.prices()
+        columns = np.zeros(len(task.devices))
+        np.add.at(columns, list(homes), [piece.output_width for piece in pieces])
+        forward, backward = (ms.double().numpy() for ms in (prices.forward_ms, prices.backward_ms))
+        exchange = task.objective.exchange_ms(columns, task.batch_size)
+        return float(task.objective.plan_ms(task.objective.phases_ms(forward, backward, exchange)))
+
+
+class _Cuts:
+    """Ways to cut a task's tables. Slices of a table that are equally wide are one object: which
+    columns they are does not matter until a plan is written down.
+    """
+
+    def __init__(self, oracle: EstimatedCosts, task: ShardingTask) -> None:
+        self._oracle, self._task = oracle, task
+        self._terms = Terms(task)
+        self._slices: dict[tuple[str, int], Bundle] = {}
+
+    def after(self, cuts: Sequence[Sequence[Bundle]]) -> list[list[Bundle]]:
+        """These with one slice halved, one of the costliest or of the largest; each cut once."""
+        found: dict[frozenset[tuple[Bundle, int]], list[Bundle]] = {}
+        for cut in cuts:
+            for piece in self._worth_halving(cut):
+                rest = list(cut)
+                rest.remove(piece)
+                tried = rest + [self._the_only(half) for half in piece.halves()]
+                found.setdefault(frozenset(Counter(tried).items()), tried)
+        return list(found.values())
+
+    def _worth_halving(self, cut: Sequence[Bundle]) -> list[Bundle]:
+        different = list(dict.fromkeys(cut))
+        costs = self._oracle.devices(different, 1).alone().total_ms.numpy()
+        sizes = np.array([self._task.bytes_of(piece.slices) for piece in different])
+        costliest, largest = (np.argsort(-by, kind="stable")[:_CANDIDATES] for by in (costs, sizes))
+        slices = Counter(piece.name for piece in cut)
+        return [
+            piece
+            for number in dict.fromkeys([*costliest.tolist(), *largest.tolist()])
+            if self._terms.may_halve(piece := different[number], slices[piece.name])
+        ]
+
+    def _the_only(self, half: Bundle) -> Bundle:
+        return self._slices.setdefault((half.name, half.slices[0].width), half)
