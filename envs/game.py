@@ -49,7 +49,7 @@ class ShardingGame:
     ) -> None:
         self.deck = deck
         self.seats, self.max_tables, self.max_devices = seats, max_tables, max_devices
-        self.max_pieces = max_tables + halvings
+        self.halvings, self.max_pieces = halvings, max_tables + halvings
         self.halve_action = max_devices  # in place of a device
         self.deals: list[Deal | None] = [None] * seats
         amounts, described = deck.amounts.shape[1:], deck.described.shape[1]
@@ -82,8 +82,8 @@ class ShardingGame:
         self._most_slices, self._least_width = (
             torch.zeros(seats, max_tables, dtype=torch.int64) for _ in range(2)
         )
-        # Of pieces in their order: what they are ordered by, bytes, the largest that comes after.
-        self._keys = torch.full(by_piece, torch.inf, dtype=torch.float64)
+        self._strict = torch.zeros(seats, max_tables, dtype=torch.float64)  # what rules put first
+        # Of pieces in their order: bytes, and of the largest that comes after.
         self._sizes, self._largest_after = (
             torch.zeros(by_piece, dtype=torch.float64) for _ in range(2)
         )
@@ -126,7 +126,6 @@ class ShardingGame:
         self._line_up(new, deals)
         self.homes[new] = -1
         self.placed[new] = 0
-        self.added_ms[new] = 0
         self.stuck[new] = False
         self._reckon(new)
 
@@ -147,24 +146,23 @@ class ShardingGame:
         """The costliest first; before them what rules leave little room."""
         rows, width = len(deals), self.max_pieces
         order, origin = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
-        keys = np.full((rows, width), np.inf)
+        strict = np.zeros((rows, self.max_tables))
         most = np.full((rows, self.max_tables), _ANY)
         least = np.zeros((rows, self.max_tables), np.int64)
         alone = self.deck.alone_ms.numpy()
         for row, (seat, deal) in enumerate(zip(new.tolist(), deals, strict=True)):
-            key = -alone[deal.pieces].astype(np.float64)
+            tables = len(deal.pieces)
             self._ruled.pop(seat, None)  # nothing is kept where no game has rules
             if deal.demands is not None:
-                key += _STRICT * deal.demands.freedom
                 self._ruled[seat] = Ruling(deal.demands)
-                most[row, : len(key)] = deal.demands.most_slices
-                least[row, : len(key)] = deal.demands.least_width
-            ranked, tables = np.argsort(key, kind="stable"), len(key)
+                strict[row, :tables] = _STRICT * deal.demands.freedom
+                most[row, :tables] = deal.demands.most_slices
+                least[row, :tables] = deal.demands.least_width
+            ranked = np.argsort(strict[row, :tables] - alone[deal.pieces], kind="stable")
             order[row, :tables], origin[row, :tables] = deal.pieces[ranked], ranked
-            keys[row, :tables] = key[ranked]
         self.count[new] = torch.tensor([len(deal.pieces) for deal in deals])
         self.order[new], self.origin[new] = torch.from_numpy(order), torch.from_numpy(origin)
-        self._keys[new] = torch.from_numpy(keys)
+        self._strict[new] = torch.from_numpy(strict)
         self._most_slices[new] = torch.minimum(torch.from_numpy(most), self.devices[new][:, None])
         self._least_width[new] = torch.from_numpy(least)
         self.slices[new] = 1
@@ -182,11 +180,10 @@ class ShardingGame:
         deck, order, homes = self.deck, self.order[seats], self.homes[seats]
         inside = self._places < self.count[seats][:, None]
         coming = inside & (homes < 0)
-        alone, sizes = deck.alone_ms[order] * inside, deck.sizes[order] * inside
-        self._sizes[seats] = sizes.double()
-        self._look_far(seats)
+        alone = deck.alone_ms[order] * inside
         self.rest_ms[seats] = (alone * coming).sum(1)
-        self.rest_bytes[seats] = (sizes * coming).sum(1)
+        self.rest_bytes[seats] = (deck.sizes[order] * coming).sum(1)
+        self._look_far(seats)
         dealt = [deal for deal in (self.deals[seat] for seat in seats.tolist()) if deal]
         lists = [deal.pieces for deal in dealt]
         tables, devices = Memberships.of(lists), self.devices[seats]
@@ -199,7 +196,7 @@ class ShardingGame:
         exchange = self.stakes.exchange_ms((self.stakes.columns[seats] / devices)[:, None], seats)
         # Half a table a device is no table to the cost model: then the costliest sets the pace.
         self.pace_ms[seats] = torch.where(pace > 0, pace, costliest) + exchange[:, 0]
-        least = costliest if self.max_pieces == self.max_tables else least
+        least = least if self.halvings else costliest
         self.bound_ms[seats] = torch.maximum(pace, least) + exchange[:, 0]
         self.sums[seats] = self.sums_of(deck.amounts, seats)
         self.content[seats] = deck.model.compute.described(self.sums[seats])
@@ -280,28 +277,26 @@ class ShardingGame:
         self.rest_ms[seats] += added
         self.added_ms[seats] += added
         self.rest_bytes[seats] += sizes[first] + sizes[second] - sizes[piece]
-        end = self.count[seats]
-        origin, key = self.origin[seats, place], self._keys[seats, place]
-        strict = key + alone[piece]  # what the rules say, without what it costs
-        for half, where in ((first, place), (second, end)):
+        origin = self.origin[seats, place]
+        for half, where in ((first, place), (second, self.count[seats])):
             self.order[seats, where], self.origin[seats, where] = half, origin
-            self._keys[seats, where] = strict - alone[half]
-            self._sizes[seats, where] = sizes[half].double()
         self.count[seats] += 1
         self.slices[seats, origin] += 1
-        keys = self._keys[seats]
-        stays = self._places < place[:, None]
-        ranked = keys.masked_fill(stays, -torch.inf).argsort(dim=1, stable=True)
-        self._keys[seats] = keys.gather(1, ranked)
-        for some in (self.order, self.origin, self._sizes):
-            some[seats] = some[seats].gather(1, ranked)
+        order, origins = self.order[seats], self.origin[seats]
+        keys = self._strict[seats].gather(1, origins) - alone[order]
+        keys.masked_fill_(self._places < place[:, None], -torch.inf)
+        keys.masked_fill_(self._places >= self.count[seats][:, None], torch.inf)
+        ranked = keys.argsort(dim=1, stable=True)
+        self.order[seats], self.origin[seats] = order.gather(1, ranked), origins.gather(1, ranked)
         self._look_far(seats)
 
     def _look_far(self, seats: Tensor) -> None:
-        """The largest piece that comes after each."""
-        coming = self._sizes[seats].roll(-1, 1)
-        coming[:, -1] = 0
-        self._largest_after[seats] = coming.flip(1).cummax(1).values.flip(1)
+        """The bytes of each piece, and of the largest that comes after it."""
+        inside = self._places < self.count[seats][:, None]
+        sizes = (self.deck.sizes[self.order[seats]] * inside).double()
+        self._sizes[seats] = sizes
+        largest = sizes.flip(1).cummax(1).values.flip(1)
+        self._largest_after[seats, :-1] = largest[:, 1:]
 
     def _look_ahead(self) -> None:
         """What each device would cost with the current piece, whether it has room for it, and
@@ -344,7 +339,8 @@ class ShardingGame:
             some.gather(1, origin)[:, 0]
             for some in (self.slices, self._most_slices, self._least_width)
         )
-        possible = (halves[:, 0] != WHOLE) & (self.count < self.max_pieces) & (slices < most)
+        room = self.slices.sum(1) < self.max_tables + self.halvings  # each table was one slice
+        possible = (halves[:, 0] != WHOLE) & room & (slices < most)
         worth = (self.deck.alone_ms[piece] >= _WORTH * self.pace_ms) | ~self.safe.any(1)
         return possible & worth & (self.deck.widths[halves[:, 0]] >= least)
 

@@ -26,6 +26,12 @@ def deck(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> Deck:
 
 
 @pytest.fixture(scope="session")
+def split_deck(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> Deck:
+    """The same tables, which may be halved."""
+    return Deck.of_tables(model, many_tables, 1024, split=True)
+
+
+@pytest.fixture(scope="session")
 def other_model(model: CostModel, formula_parts: dict[Part, CostDataset]) -> CostModel:
     """One that learned less, and believes otherwise of each table."""
     options = TrainOptions(members=3, steps=25)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autoshard.envs import Deal, Deck, ShardingGame
 
-few = settings(max_examples=25)  # for what takes long
+few, fewest = settings(max_examples=25), settings(max_examples=8)  # for what takes long
 
 AMPLE = 2**50  # bytes: more than any tables take
 
@@ -49,26 +49,33 @@ def deal(pieces: Sequence[int], *memory_bytes: int) -> Deal:
     return Deal(np.array(pieces), np.array(memory_bytes))
 
 
-def game_of(deck: Deck, *deals: Deal) -> ShardingGame:
+def game_of(deck: Deck, *deals: Deal, halvings: int = 0) -> ShardingGame:
     """A game just large enough."""
     most_tables = max(len(deal.pieces) for deal in deals)
     most_devices = max(len(deal.memory_bytes) for deal in deals)
-    game = ShardingGame(deck, len(deals), most_tables, most_devices)
+    game = ShardingGame(deck, len(deals), most_tables, most_devices, halvings)
     game.deal(range(len(deals)), deals)
     return game
 
 
 class AtRandom:
-    """Some allowed device for each seat; a seat chooses the same whoever sits beside it."""
+    """Some allowed device for each seat, or halving where that is allowed, which a seat prefers as
+    often as `halving` says; a seat chooses the same whoever sits beside it.
+    """
 
-    def __init__(self, seeds: Sequence[int]) -> None:
+    def __init__(self, seeds: Sequence[int], halving: float = 0.0) -> None:
         self._rngs = [np.random.default_rng(seed) for seed in seeds]
+        self._halving = halving
 
     def __call__(self, game: ShardingGame) -> Tensor:
         chosen = []
-        for allowed, rng in zip(game.allowed, self._rngs, strict=True):
-            devices = allowed.nonzero()[:, 0].tolist()
-            chosen.append(devices[int(rng.random() * len(devices))] if devices else 0)
+        for seat, rng in enumerate(self._rngs):
+            devices = game.allowed[seat].nonzero()[:, 0].tolist()
+            halves, where = rng.random() < self._halving, rng.random()
+            if game.halvable[seat] and (halves or not devices):
+                chosen.append(game.halve_action)
+            else:
+                chosen.append(devices[int(where * len(devices))] if devices else 0)
         return torch.tensor(chosen)
 
 

@@ -168,7 +168,7 @@ def test_an_episode_is_worth_what_its_end_is_whenever_it_learned(
         _, rewards, ends, _, infos = env.step(greedily(env.game).numpy())
         paid += np.where(ended, 0, rewards)
         if ends.any():
-            worth = np.where(ends & ~ended, -infos["max_ms"] / infos["bound_ms"], worth)
+            worth = np.where(ends & ~ended, -infos["plan_ms"] / infos["bound_ms"], worth)
         ended |= ends
     assert ended.all()
     np.testing.assert_allclose(paid, worth, rtol=1e-4)

@@ -1,17 +1,18 @@
 """Where costs come from: the cost model, the cluster's benchmark pool, or both."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from plays import AMPLE, deal, game_of, greedily
-from torch import Tensor
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from autoshard.cost_model import CostModel, EstimatedCosts, TaskOutlook
 from autoshard.envs import (
+    Costs,
     Deck,
     EstimatedRewards,
     MeasuredRewards,
@@ -21,7 +22,15 @@ from autoshard.envs import (
     ShardingGame,
     ShardingVectorEnv,
 )
-from autoshard.workload import Device, EmbeddingTable, Shard, ShardingPlan, ShardingTask
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Objective,
+    Shard,
+    ShardingPlan,
+    ShardingTask,
+)
+from autoshard.workload.objective import Link
 
 BATCH_SIZE = 512
 DEALS = [deal([0, 1, 2], AMPLE, AMPLE), deal([3, 4, 5], AMPLE, AMPLE, AMPLE)]
@@ -52,16 +61,17 @@ def asked(cluster: object, monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 
 class Pretended(MeasuredRewards):
-    """Measures nothing: every device costs -1."""
+    """Measures nothing: every device costs -1, every plan -2."""
 
     def __init__(self) -> None:
         super().__init__("nowhere.db")
         self.seats: list[int] = []
 
-    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
         self.seats += seats
         self.measured += len(seats)
-        return torch.full((len(seats), game.max_devices), -1.0)
+        plans = torch.full((len(seats),), -2.0)
+        return Costs(plans, torch.full((len(seats), game.max_devices), -1.0))
 
 
 def finished(deck: Deck) -> ShardingGame:
@@ -85,18 +95,19 @@ def played(deck: Deck, source: object) -> tuple[np.ndarray, ShardingVectorEnv]:
 
 def test_estimated_costs_are_what_the_game_foretold(small_deck: Deck) -> None:
     game = finished(small_deck)
-    assert torch.equal(EstimatedRewards()(game, [0, 1]), game.cost_ms)
-    assert torch.equal(EstimatedRewards()(game, [1]), game.cost_ms[1:])
-    costs = EstimatedRewards()(game, [0])
-    costs[:] = 0
-    assert game.cost_ms[0].sum() > 0  # what was handed out is a copy
+    for seats in ([0, 1], [1]):
+        costs = EstimatedRewards()(game, seats)
+        assert torch.equal(costs.devices_ms, game.cost_ms[seats])
+        assert torch.equal(costs.plan_ms, game.plan_ms[seats])
+    costs.devices_ms[:] = 0
+    assert game.cost_ms[1].sum() > 0  # what was handed out is a copy
 
 
 def test_in_scenarios_the_slowest_device_is_the_expected_one(small_deck: Deck) -> None:
     """As a plan's outlook tells, in other scenarios."""
     game = finished(small_deck)
     expected = EstimatedRewards(scenarios=64)(game, [0, 1])
-    ratios = expected / game.cost_ms.clamp_min(1e-9)
+    ratios = expected.devices_ms / game.cost_ms.clamp_min(1e-9)
     oracle = EstimatedCosts(small_deck.model, small_deck.batch_size)
     for seat in (0, 1):
         deal = game.deals[seat]
@@ -105,9 +116,10 @@ def test_in_scenarios_the_slowest_device_is_the_expected_one(small_deck: Deck) -
         task = ShardingTask(tables, Device.uniform(len(deal.memory_bytes), 2**50), BATCH_SIZE)
         plan = ShardingPlan.table_wise(task, game.assignment(seat).tolist())
         told = TaskOutlook(oracle, task).of(plan).expected_ms
-        assert float(expected[seat].max()) == pytest.approx(told, rel=0.03)
+        assert float(expected.plan_ms[seat]) == pytest.approx(told, rel=0.03)
         there = ratios[seat][game.cost_ms[seat] > 0]
-        assert there.tolist() == pytest.approx([float(there[0])] * len(there))  # as balanced
+        scale = float(expected.plan_ms[seat] / game.plan_ms[seat])
+        assert there.tolist() == pytest.approx([scale] * len(there))  # as balanced
 
 
 def test_games_that_end_together_are_measured_in_one_call_and_only_once(
@@ -118,9 +130,14 @@ def test_games_that_end_together_are_measured_in_one_call_and_only_once(
     assert [len(answers) for answers in asked] == [3]  # two devices of one game, one of the other
     level = small_deck.model.provenance.quiet
     assert level is not None
-    costs = [answer.told_at(level).total_ms for answer in asked[0]]
+    told = [answer.told_at(level).cost() for answer in asked[0]]
+    costs = [cost.total_ms for cost in told]
     bound = env.game.bound_ms.tolist()
-    expected = [-max(costs[:2]) / bound[0], -costs[2] / bound[1]]
+    slowest = [
+        max(cost.forward_ms for cost in told[:2]),
+        max(cost.backward_ms for cost in told[:2]),
+    ]
+    expected = [-sum(slowest) / bound[0], -costs[2] / bound[1]]
     assert rewards.tolist() == pytest.approx(expected, rel=1e-5)
     assert env.tally()["asked"] == source.measured == 3
 
@@ -134,8 +151,8 @@ def test_games_that_end_together_are_measured_in_one_call_and_only_once(
 
     game = finished(small_deck)
     found = MeasuredRewards(tmp_path / "costs.db")(game, [1, 0])
-    assert found[0].tolist() == pytest.approx([0, costs[2], 0])
-    assert found[1].tolist() == pytest.approx([*costs[:2], 0])
+    assert found.devices_ms[0].tolist() == pytest.approx([0, costs[2], 0])
+    assert found.devices_ms[1].tolist() == pytest.approx([*costs[:2], 0])
     with MeasurementStore(tmp_path / "costs.db") as store:
         assert len(store) == 3
 
@@ -152,7 +169,32 @@ def test_what_is_measured_is_the_shards_of_the_game_in_its_batch(
     assert all(answer.reused for answer in measured)
     level = small_deck.model.provenance.quiet
     expected = [answer.told_at(level).total_ms for answer in measured]
-    assert found[0, :2].tolist() == pytest.approx(expected)
+    assert found.devices_ms[0, :2].tolist() == pytest.approx(expected)
+
+
+def test_measured_plans_wait_for_their_all_to_alls(
+    small_deck: Deck, asked: Asked, tmp_path: Path
+) -> None:
+    """Each game for its own, over the link of its objective."""
+    links = (Link(1e6), Link(1e7, 2e-3))
+    deals = [
+        replace(mine, objective=Objective("step", link))
+        for mine, link in zip(DEALS, links, strict=True)
+    ]
+    game, without = game_of(small_deck, *deals), finished(small_deck)
+    for devices in MOVES:
+        game.place(torch.from_numpy(devices))
+    source = MeasuredRewards(tmp_path / "costs.db")
+    with_link, alone = source(game, [0, 1]), source(without, [0, 1])
+    for seat, mine in enumerate(deals):
+        columns = [0.0 if s is None else s.total_dim for s in game.shards(seat)]
+        each = 2 * mine.objective.exchange_ms(np.array(columns), BATCH_SIZE)
+        added = with_link.plan_ms[seat] - alone.plan_ms[seat]
+        assert float(added) == pytest.approx(each.max(), rel=1e-3)
+        waits = (with_link.devices_ms - alone.devices_ms)[seat, : len(columns)]
+        assert waits.tolist() == pytest.approx(each.tolist(), rel=1e-3)
+    assert source.measured == 6
+    assert all(answer.reused for answer in asked[1])
 
 
 def test_mixed_without_a_share_measures_nothing(small_deck: Deck) -> None:
@@ -173,12 +215,14 @@ def test_mixed_measures_its_share_drawn_by_its_seed(deck: Deck) -> None:
         pretended = Pretended()
         source = MixedRewards(pretended, 0.3, seed)
         costs = source(game, range(100, 400))
-        measured = (costs < 0).all(1).nonzero()[:, 0] + 100
+        measured = (costs.devices_ms < 0).all(1).nonzero()[:, 0] + 100
+        assert ((costs.plan_ms == -2).nonzero()[:, 0] + 100).tolist() == measured.tolist()
         assert pretended.seats == measured.tolist()
         assert source.measured == len(measured)
-        estimated = (costs > 0).all(1).nonzero()[:, 0]
+        estimated = (costs.devices_ms > 0).all(1).nonzero()[:, 0]
         assert len(measured) + len(estimated) == 300
-        assert torch.equal(costs[estimated], game.cost_ms[estimated + 100])
+        assert torch.equal(costs.devices_ms[estimated], game.cost_ms[estimated + 100])
+        assert torch.equal(costs.plan_ms[estimated], game.plan_ms[estimated + 100])
         drawn.append(measured.tolist())
         source(game, range(300))
         assert pretended.seats[len(measured) :] != measured.tolist()
@@ -196,7 +240,8 @@ def test_a_shard_that_cannot_be_measured_counts_with_its_estimate(
     game.place(torch.tensor([1]))
     costs = MeasuredRewards(tmp_path / "costs.db")(game, [0])
     assert not asked[0][0].ok
-    assert torch.equal(costs, game.cost_ms)
+    assert torch.equal(costs.devices_ms, game.cost_ms)
+    assert torch.equal(costs.plan_ms, game.plan_ms)
 
 
 def test_games_at_a_dead_end_are_not_measured(small_deck: Deck) -> None:

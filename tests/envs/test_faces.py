@@ -10,7 +10,7 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from hypothesis import given
-from plays import AMPLE, Sketch, deal, few, greedily, ragged, seeds
+from plays import AMPLE, Sketch, deal, fewest, greedily, ragged, seeds
 
 from autoshard.envs import Balance, Deal, Deck, RandomDeals, ShardingEnv, ShardingVectorEnv
 
@@ -38,13 +38,13 @@ def episode(env: gym.Env, seed: int) -> list[Any]:
             return told
 
 
-@few
+@fewest
 @given(dealt=ragged, seed=seeds)
-def test_a_seat_is_a_single_game(deck: Deck, dealt: list[Sketch], seed: int) -> None:
-    deals, generator = [sketch.on(deck) for sketch in dealt], RandomDeals((9, 9), (4, 4))
+def test_a_seat_is_a_single_game(split_deck: Deck, dealt: list[Sketch], seed: int) -> None:
+    deals, generator = [sketch.on(split_deck) for sketch in dealt], RandomDeals((9, 9), (4, 4))
     rng = np.random.default_rng(seed)
-    many = ShardingVectorEnv(deck, len(deals), generator)
-    ones = [ShardingEnv(deck, generator) for _ in deals]
+    many = ShardingVectorEnv(split_deck, len(deals), generator)
+    ones = [ShardingEnv(split_deck, generator) for _ in deals]
     seen, _ = many.reset(options={"deals": deals})
     going = dict(enumerate(ones))
     masks = []
@@ -62,14 +62,14 @@ def test_a_seat_is_a_single_game(deck: Deck, dealt: list[Sketch], seed: int) -> 
             assert rewards[seat] == pytest.approx(reward, rel=1e-3, abs=1e-5)
             masks[seat] = info["action_mask"]
             if over:
-                for name in ("max_ms", "bound_ms", "dead_end"):
+                for name in ("plan_ms", "bound_ms", "dead_end"):
                     assert infos[name][seat] == pytest.approx(info[name], rel=1e-4)
                     assert infos[f"_{name}"][seat]
                 del going[seat]
 
 
-def test_both_faces_deal_the_same_for_a_seed_over_many_episodes(deck: Deck) -> None:
-    one, many = ShardingEnv(deck, SMALL), ShardingVectorEnv(deck, 1, SMALL)
+def test_both_faces_deal_the_same_for_a_seed_over_many_episodes(split_deck: Deck) -> None:
+    one, many = ShardingEnv(split_deck, SMALL), ShardingVectorEnv(split_deck, 1, SMALL)
     rng = np.random.default_rng(0)
     view, info = one.reset(seed=5)
     seen, _ = many.reset(seed=5)
@@ -94,10 +94,10 @@ def test_the_step_after_an_end_deals_anew_and_pays_nothing(deck: Deck) -> None:
     assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
     env.reset(seed=0, options={"deals": [deal([5], AMPLE, AMPLE), deal([3, 8], AMPLE, AMPLE)]})
     _, _, ended, _, infos = env.step(np.array([0, 0]))
-    assert ended.tolist() == infos["_max_ms"].tolist() == [True, False]
+    assert ended.tolist() == infos["_plan_ms"].tolist() == [True, False]
     seen, rewards, ended, _, infos = env.step(np.array([1, 1]))  # the first is ignored
     assert rewards[0] == 0
-    assert ended.tolist() == infos["_max_ms"].tolist() == [False, True]
+    assert ended.tolist() == infos["_plan_ms"].tolist() == [False, True]
     parts = env.layout.split(seen)
     assert parts["progress"][:, 0].tolist() == [0, 1]
     assert env.game.placed.tolist() == [0, 2]
@@ -140,34 +140,44 @@ def test_a_game_that_is_dealt_without_room_ends_with_its_first_step(deck: Deck) 
     assert env.tally()["dead_ends"] == 3
 
 
-def test_the_tally_counts_what_ended_since_it_was_asked(deck: Deck) -> None:
-    env = ShardingVectorEnv(deck, SEATS, SMALL)
+def test_the_tally_counts_what_ended_since_it_was_asked(split_deck: Deck) -> None:
+    env = ShardingVectorEnv(split_deck, SEATS, SMALL)
     rng = np.random.default_rng(1)
     env.reset(seed=1)
+    ended, halved = np.zeros(SEATS, np.bool_), np.zeros(SEATS, np.int64)
     for _ in range(2):
-        games, dead, relative = 0, 0, []
+        games, dead, halvings, relative = 0, 0, 0, []
         for _ in range(60):
-            masks = env.game.allowed.numpy()
-            _, _, ended, _, infos = env.step(np.array([some(mask, rng) for mask in masks]))
+            halvable = env.game.halvable.numpy().copy()
+            masks = np.column_stack([env.game.allowed.numpy(), halvable])
+            actions = np.array([some(mask, rng) for mask in masks])
+            halved += ~ended & halvable & (actions == env.game.halve_action)
+            _, _, ended, _, infos = env.step(actions)
             games += int(ended.sum())
+            halvings += int(halved[ended].sum())
+            halved[ended] = 0
             for seat in np.flatnonzero(ended):
                 dead += infos["dead_end"][seat]
                 if not infos["dead_end"][seat]:
-                    relative.append(infos["max_ms"][seat] / infos["bound_ms"][seat])
+                    relative.append(infos["plan_ms"][seat] / infos["bound_ms"][seat])
         assert dead > 0
+        assert halvings > 0
         assert relative
         assert env.tally() == {
             "games": games,
             "dead_ends": dead,
+            "halvings": halvings,
             "relative_max": pytest.approx(np.mean(relative)),
             "asked": 0,
         }
-    assert env.tally() == {"games": 0, "dead_ends": 0, "relative_max": 0, "asked": 0}
+    assert set(env.tally().values()) == {0}
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_the_same_seed_plays_the_same(deck: Deck, seed: int) -> None:
-    first, second, other = (episode(ShardingEnv(deck, SMALL), n) for n in (seed, seed, seed + 1))
+def test_the_same_seed_plays_the_same(split_deck: Deck, seed: int) -> None:
+    first, second, other = (
+        episode(ShardingEnv(split_deck, SMALL), n) for n in (seed, seed, seed + 1)
+    )
     assert len(first) == len(second)
     for mine, yours in zip(first, second, strict=True):
         np.testing.assert_array_equal(mine, yours)
@@ -187,10 +197,10 @@ def test_the_same_env_plays_the_same_again_for_a_seed(deck: Deck) -> None:
 
 def test_gymnasium_makes_one(deck: Deck) -> None:
     env = gym.make("Sharding-v0", deck=deck, generator=SMALL, max_devices=6)
-    assert env.action_space == gym.spaces.Discrete(6)
+    assert env.action_space == gym.spaces.Discrete(7)  # the last one halves
     told = episode(env, 1)
     assert env.observation_space.contains(told[0])
-    assert told[1].shape == (6,)
+    assert told[1].shape == (7,)
 
 
 def test_gymnasium_makes_many(deck: Deck) -> None:
@@ -200,7 +210,7 @@ def test_gymnasium_makes_many(deck: Deck) -> None:
     assert isinstance(env.unwrapped, ShardingVectorEnv)
     seen, _ = env.reset(seed=1)
     assert env.observation_space.contains(seen)
-    assert env.single_action_space == gym.spaces.Discrete(4)
+    assert env.single_action_space == gym.spaces.Discrete(5)
     for _ in range(8):
         seen, rewards, ended, _, _ = env.step(greedily(env.unwrapped.game).numpy())
         assert env.observation_space.contains(seen)
@@ -211,7 +221,7 @@ def test_gymnasium_makes_many(deck: Deck) -> None:
 def test_without_arguments_the_shipped_model_is_played() -> None:
     env = gym.make("Sharding-v0")
     seen, info = env.reset(seed=0)
-    assert info["action_mask"].tolist() == [1, 1, 1, 1]
+    assert info["action_mask"].tolist() == [1, 1, 1, 1, 1]
     seen, reward, ended, _, _ = env.step(0)
     assert np.isfinite(seen).all()
     assert reward < 0
@@ -221,29 +231,32 @@ def test_without_arguments_the_shipped_model_is_played() -> None:
 
 
 @pytest.mark.parametrize("render_mode", [None, "ansi", "rgb_array"])
-def test_gymnasiums_checker_finds_nothing(deck: Deck, render_mode: str | None) -> None:
-    arguments = {"deck": deck, "generator": SMALL, "render_mode": render_mode}
+def test_gymnasiums_checker_finds_nothing(split_deck: Deck, render_mode: str | None) -> None:
+    arguments = {"deck": split_deck, "generator": SMALL, "render_mode": render_mode}
     env = gym.make("Sharding-v0", **arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(env.unwrapped)
 
 
-def test_the_mask_is_the_part_allowed(deck: Deck) -> None:
-    env, rng = ShardingEnv(deck, SMALL), np.random.default_rng(0)
-    forbidden = 0
+def test_the_mask_is_what_the_observation_tells(split_deck: Deck) -> None:
+    env, rng = ShardingEnv(split_deck, SMALL), np.random.default_rng(0)
+    forbidden, halvable = 0, set()
     for number in range(10):
         seen, info = env.reset(seed=number)
         ended = False
         while True:
             mask = info["action_mask"]
-            np.testing.assert_array_equal(mask, env.layout.split(seen)["allowed"])
+            parts = env.layout.split(seen)
+            np.testing.assert_array_equal(mask, [*parts["allowed"], parts["halving"][0]])
+            halvable.add(bool(mask[-1]))
             assert env.action_space.sample(mask) in np.flatnonzero(mask) or not mask.any()
             forbidden += int((mask == 0).sum())
             if ended:
                 break
             seen, _, ended, _, info = env.step(np.int64(some(mask, rng)))
     assert forbidden > 0
+    assert halvable == {False, True}
 
 
 def test_a_text_shows_each_device(deck: Deck) -> None:
@@ -253,13 +266,13 @@ def test_a_text_shows_each_device(deck: Deck) -> None:
     first = env.render()
     assert isinstance(first, str)
     lines = first.splitlines()
-    assert lines[0].startswith("0 of 2 tables placed")
+    assert lines[0].startswith("0 of 2 pieces placed")
     assert [line.split()[0] for line in lines[1:]] == ["device0", "device1"]
     assert "#" not in first
     env.step(np.int64(1))
     cost_line = str(env.render()).splitlines()[2]
     assert "#" in cost_line
-    assert " 1 tables" in cost_line
+    assert " 1 pieces" in cost_line
     assert f"{float(torch.max(env._seats.game.cost_ms)):.2f} ms" in cost_line
 
 

@@ -165,15 +165,17 @@ def test_the_bound_is_an_even_share_or_the_costliest_table(deck: Deck) -> None:
 def test_a_deck_holds_column_slices_too(
     model: CostModel, many_tables: tuple[EmbeddingTable, ...]
 ) -> None:
-    wide = next(table for table in many_tables if table.dim >= 16)
+    wide, other = [table for table in many_tables if table.dim >= 16][:2]
     halves = [TableSlice(wide, 0, 8), TableSlice(wide, 8, wide.dim - 8)]
-    deck = Deck(EstimatedCosts(model, 1024), [*halves, many_tables[0].whole()])
+    deck = Deck(EstimatedCosts(model, 1024), [*halves, other.whole()])
     assert deck.bytes[:2].tolist() == [
         model.provenance.operator.memory([piece], 1024).total for piece in halves
     ]
-    game = game_of(deck, deal([0, 1, 2], AMPLE, AMPLE))
+    game = game_of(deck, *[deal([0, 1, 2], AMPLE, AMPLE)] * 2)
     while not game.over.all():
-        game.place((game.current == 2).long())
-    assert game.shards(0) == [Shard(tuple(halves)), Shard((many_tables[0].whole(),))]
+        game.place(torch.stack([game.current[0] != 0, game.current[1] == 2]).long())
+    assert game.shards(0) == [Shard((halves[0],)), Shard((halves[1], other.whole()))]
     costs = [total_ms(model, shard) for shard in game.shards(0)]
     assert game.cost_ms[0].tolist() == pytest.approx(costs, rel=1e-4)
+    # Two slices of a table that meet on a device are one there.
+    assert game.shards(1) == [Shard.of_tables([wide]), Shard.of_tables([other])]

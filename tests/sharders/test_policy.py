@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from autoshard.cost_model import EstimatedCosts, TaskOutlook
 from autoshard.envs import Layout
-from autoshard.envs.observation import DESCRIBED, DEVICE, PROGRESS, REST, TABLE
+from autoshard.envs.observation import (
+    DESCRIBED,
+    DEVICE,
+    DEVICE_PARTS,
+    HALVING,
+    PROGRESS,
+    REST,
+    STAKES,
+    TABLE,
+)
 from autoshard.sharders import (
     SHARDERS,
     FusedGreedySharder,
@@ -36,9 +45,9 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.packing import first_fit_decreasing, pack
-from autoshard.workload.terms import Bundle
 
 Tables = tuple[EmbeddingTable, ...]
+GIANT = EmbeddingTable("giant", 100_000, 256, 150.0, zipf_alpha=0.8)
 LEARNED = ("policy", "policy_best", "autoshard", "cost_fused_search")
 
 
@@ -79,7 +88,8 @@ def test_without_training_it_is_the_greedy_by_device_and_table(
 ) -> None:
     for devices in (2, 5):
         task = task_of(tables[:40], devices)
-        ours = PolicySharder(Policy.untrained(), oracle).shard(task)
+        (played,) = Player(Policy.untrained().network, oracle).play(task, split=False)
+        ours = ShardingPlan.of_slices(task, played.placed)
         greedy = FusedGreedySharder(oracle).shard(task)
         assert max_ms(oracle, ours, task) == pytest.approx(max_ms(oracle, greedy, task), rel=1e-3)
 
@@ -142,16 +152,14 @@ def test_what_comes_of_a_search_is_never_worse_than_what_it_began_with(
                 assert found[better] <= found[start] * (1 + 1e-6), (better, start)
 
 
-def test_a_table_too_costly_for_one_device_is_split(
-    policy: Policy, oracle: EstimatedCosts, tables: Tables
-) -> None:
-    giant = EmbeddingTable("giant", 100_000, 256, 150.0, zipf_alpha=0.8)
-    task = task_of((giant, *tables[:10]), 4)
-    whole = make_sharder("policy", Means(oracle, policy)).shard(task)
-    split = make_sharder("autoshard", Means(oracle, policy)).shard(task)
-    split.check(task)
-    assert len([p for p in split.placements if p.table == "giant"]) > 1
-    assert max_ms(oracle, split, task) < 0.8 * max_ms(oracle, whole, task)
+def test_a_table_too_costly_for_one_device_is_split(oracle: EstimatedCosts, tables: Tables) -> None:
+    task = task_of((GIANT, *tables[:10]), 4)
+    whole = make_sharder("cost_fused", Means(oracle)).shard(task)
+    for name in ("policy", "autoshard"):
+        split = make_sharder(name, Means(oracle, Policy.untrained())).shard(task)
+        split.check(task)
+        assert len([p for p in split.placements if p.table == "giant"]) > 1
+        assert max_ms(oracle, split, task) < 0.8 * max_ms(oracle, whole, task)
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -194,10 +202,11 @@ def test_what_cannot_fit_says_what_is_missing(
     roomy = [Device(f"d{n}", int(0.8 * loose.table_bytes(largest))) for n in range(12)]
     oversized = replace(loose, devices=tuple(roomy))
     with pytest.raises(PlanError, match=rf"{largest.name} .* splits tables, such as autoshard"):
-        make_sharder("policy", Means(oracle, policy)).shard(oversized)
-    plan = make_sharder("autoshard", Means(oracle, policy)).shard(oversized)
-    plan.check(oversized)
-    assert len([p for p in plan.placements if p.table == largest.name]) > 1
+        make_sharder("cost_fused", Means(oracle)).shard(oversized)
+    for name in ("policy", "autoshard"):
+        plan = make_sharder(name, Means(oracle, policy)).shard(oversized)
+        plan.check(oversized)
+        assert len([p for p in plan.placements if p.table == largest.name]) > 1
 
 
 def test_packing_splits_only_what_it_must(tables: Tables) -> None:
@@ -218,53 +227,72 @@ def test_naming_devices_otherwise_changes_nothing(policy: Policy) -> None:
         "devices": torch.rand(5, 4, DEVICE, generator=rng),
         "exists": torch.ones(5, 4),
         "allowed": torch.tensor([[1.0, 1, 0, 1]]).expand(5, 4),
+        "halving": torch.rand(5, HALVING, generator=rng),
+        "stakes": torch.rand(5, STAKES, generator=rng),
         "rest": torch.rand(5, REST, generator=rng),
         "progress": torch.rand(5, PROGRESS, generator=rng),
     }
     logits, known = policy.network(parts)
     moved = {name: parts[name][:, order] for name in ("devices", "exists", "allowed")}
     others, known_too = policy.network({**parts, **moved})
-    torch.testing.assert_close(others, logits[:, order])
+    torch.testing.assert_close(others, logits[:, [*order, 4]])
     torch.testing.assert_close(policy.network.values(known_too), policy.network.values(known))
     assert (logits.softmax(1)[:, 2] == 0).all()
+    parts["halving"][:, 0] = 0
+    forbidden, _ = policy.network(parts)
+    assert (forbidden.softmax(1)[:, 4] == 0).all()
+    parts["halving"][:, 0] = 1
     # A device that does not exist is as if it were not there.
     wider = Layout(6)
     assert wider.size > Layout(4).size
     padded = {name: torch.nn.functional.pad(parts[name], (0, 2)) for name in ("exists", "allowed")}
     padded["devices"] = torch.nn.functional.pad(parts["devices"], (0, 0, 0, 2))
+    logits, _ = policy.network(parts)
     beside, _ = policy.network({**parts, **padded})
-    torch.testing.assert_close(beside[:, :4], logits)
+    torch.testing.assert_close(beside[:, [0, 1, 2, 3, 6]], logits)
 
 
 def test_unsafe_devices_are_left_alone_while_there_are_safe_ones(policy: Policy) -> None:
-    safe = DESCRIBED + 7
+    safe = DESCRIBED + DEVICE_PARTS.index("safe")
     parts = {
         "table": torch.ones(1, TABLE),
         "devices": torch.ones(1, 3, DEVICE),
         "exists": torch.ones(1, 3),
         "allowed": torch.ones(1, 3),
+        "halving": torch.zeros(1, HALVING),
+        "stakes": torch.ones(1, STAKES),
         "rest": torch.ones(1, REST),
         "progress": torch.ones(1, PROGRESS),
     }
     parts["devices"][0, :, safe] = torch.tensor([0.0, 1.0, 0.0])
-    assert policy.network(parts)[0].softmax(1)[0].tolist() == pytest.approx([0, 1, 0])
+    assert policy.network(parts)[0].softmax(1)[0].tolist() == pytest.approx([0, 1, 0, 0])
     parts["devices"][0, :, safe] = 0
-    assert (policy.network(parts)[0].softmax(1) > 0).all()
+    assert (policy.network(parts)[0].softmax(1)[0] > 0).tolist() == [True] * 3 + [False]
 
 
-def test_games_of_different_pieces_are_played_together(
+def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
     policy: Policy, oracle: EstimatedCosts, tables: Tables
 ) -> None:
-    lists = [[table.whole() for table in tables[:size]] for size in (3, 9, 6)]
-    bundles = [[Bundle.of(piece) for piece in pieces] for pieces in lists]
-    task = task_of(tables, 2)
-    player = Player(policy.network, oracle)
-    together = player.play(bundles, task)
-    for pieces, played in zip(bundles, together, strict=True):
-        (alone,) = player.play([pieces], task)
-        assert alone.pieces == played.pieces
-        # Which of two equal devices comes first is a matter of the last bit.
-        assert sorted(alone.costs_ms) == pytest.approx(sorted(played.costs_ms), rel=1e-4)
+    task, player = task_of(tables[:12], 3), Player(policy.network, oracle)
+    (alone,) = player.play(task)
+    games = player.play(task, 8, rng=torch.Generator().manual_seed(0))
+    assert len(games) == 8
+    assert games[0].placed == alone.placed
+    assert games[0].plan_ms == pytest.approx(alone.plan_ms, rel=1e-4)
+    assert len({game.placed for game in games}) > 4
+    for game in games:
+        ShardingPlan.of_slices(task, game.placed).check(task)
+
+
+def test_whole_tables_are_played_on_demand(oracle: EstimatedCosts, tables: Tables) -> None:
+    task = task_of((GIANT, *tables[:10]), 4)
+    player = Player(Policy.untrained().network, oracle)
+    for options in ({"split": False}, {"shielded": True}):
+        (played,) = player.play(task, **options)
+        assert {piece for piece, _ in played.placed} == {table.whole() for table in task.tables}
+    (split,) = player.play(task)
+    assert split.plan_ms < 0.8 * played.plan_ms
+    assert len(split.placed) > len(task.tables)
 
 
 def test_a_policy_comes_back_to_the_bit(policy: Policy, tmp_path: Path) -> None:
