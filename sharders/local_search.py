@@ -1,6 +1,9 @@
 """Local search over a cost model: moves, swaps and splits of tables until none helps any more."""
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Callable, Sequence
+from itertools import count
 
 import numpy as np
 
@@ -16,6 +19,7 @@ from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 # evens out devices that are not the slowest helps the next move.
 _SOFT = 12.0
 _SCENARIOS = 16  # that the end of the search goes by
+_LAST_SHARE = 0.2  # of the seconds is for that end
 
 
 class LocalSearch:
@@ -31,6 +35,7 @@ class LocalSearch:
         split: allow tables to be split by columns.
         seed: of the kicks, and of scenarios.
         near: a plan to stay near; by default none.
+        clock: seconds.
     """
 
     def __init__(
@@ -40,35 +45,46 @@ class LocalSearch:
         split: bool = True,
         seed: int = 0,
         near: Near | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._oracle = oracle
         self._kicks = kicks
         self._split = split
         self._seed = seed
         self._near = near
+        self._clock = clock
 
     @one_thread()
-    def improve(self, task: ShardingTask, starts: Sequence[Placed]) -> list[Placed]:
+    def improve(
+        self, task: ShardingTask, starts: Sequence[Placed], seconds: float | None = None
+    ) -> list[Placed]:
         """Valid plans that the search came to from the best of these: the last ones are the best,
         by the scenarios that it went by.
+
+        With `seconds` it is kicked until they are over, however often, and ends where it is then.
         """
+        until = math.inf if seconds is None else self._clock() + (1 - _LAST_SHARE) * seconds
         mean = self._oracle.expectation()
         searches = [PlanSearch(mean, task, _SOFT, start, self._near) for start in starts]
         best = min(searches, key=PlanSearch.objective)
-        best.descend(self._split)
+        best.descend(self._split, lambda: self._clock() > until)
         rng = np.random.default_rng(self._seed)
-        for number in range(self._kicks):
+        for number in count() if seconds is not None else range(self._kicks):
+            if self._clock() > until:
+                break
             other = PlanSearch(mean, task, _SOFT, best.placed(), self._near)
             # By turns: what holds a device up is halved, though it helps only after other moves.
             if not (self._split and number % 2 and other.halve(number // 2)):
                 other.kick(rng)
-            other.descend(self._split)
+            other.descend(self._split, lambda: self._clock() > until)
             if other.objective() < best.objective():
                 best = other
         power = sharpness(self._oracle.factors.prior.rest)
         scenarios = self._oracle.scenarios(task.tables, _SCENARIOS, self._seed)
         last = PlanSearch(scenarios, task, power, best.placed(), self._near)
-        last.descend(self._split)
+        if seconds is not None:
+            until += _LAST_SHARE * seconds
+        last.descend(self._split, lambda: self._clock() > until)
         return [best.placed(), last.placed()]
 
 

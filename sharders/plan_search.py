@@ -94,10 +94,12 @@ class PlanSearch:
             for piece in item.slices
         ]
 
-    def descend(self, split: bool) -> None:
-        """The best move as long as one helps; else the best swap, else the best split."""
+    def descend(self, split: bool, late: Callable[[], bool] = lambda: False) -> None:
+        """The best move as long as one helps; else the best swap, else the best split; not further
+        when it is `late`.
+        """
         for _ in range(20 * len(self._at.homes)):
-            if not (
+            if late() or not (
                 self._take(self.moves(), _LEAST_GAIN)
                 or self._take(self.swaps(), _LEAST_GAIN)
                 or (split and self._take(self.splits(), _LEAST_SPLIT_GAIN))

@@ -1,6 +1,7 @@
 """`PolicySharder`: a trained policy as a sharder, alone or with all that improves its plans."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import torch
@@ -30,6 +31,9 @@ class PolicySharder:
             large; the one that is expected to be the fastest counts.
         search: improve the best plan by a local search.
         seed: of what is drawn.
+        seconds: for all of it, if given. The policy's own plan comes first, however long it takes;
+            what is left is the search's, which makes more of a second than drawing plans does.
+        clock: seconds.
     """
 
     def __init__(
@@ -39,6 +43,8 @@ class PolicySharder:
         samples: int = 0,
         search: bool = False,
         seed: int = 0,
+        seconds: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._policy = policy
         self._oracle = oracle
@@ -46,12 +52,15 @@ class PolicySharder:
         self._search = LocalSearch(oracle, seed=seed) if search else None
         self._player = Player(policy.network, oracle)
         self._seed = seed
+        self._seconds = seconds
+        self._clock = clock
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError says what is missing where none is found."""
         self._oracle.check(task)
         self._policy.check(len(task.devices))
+        until = None if self._seconds is None else self._clock() + self._seconds
         played = self._draw(task)
         greedy, played = played[:1], sorted(played, key=lambda game: game.plan_ms)
         best = played[:_BEST]
@@ -59,25 +68,28 @@ class PolicySharder:
         found: list[Placed] = [game.placed for game in best]
         if not found:  # so tight that no game ended well
             found = [pack(task, split=True)]
-        if self._search is not None:
-            found += self._improved(task, found)
+        left = None if until is None else until - self._clock()
+        if self._search is not None and (left is None or left > 0):
+            found += self._improved(task, found, left)
         if len(found) == 1:
             return ShardingPlan.of_slices(task, found[0])
         return TaskOutlook(self._oracle, task).best_plan(found)
 
-    def _improved(self, task: ShardingTask, found: Sequence[Placed]) -> list[Placed]:
+    def _improved(
+        self, task: ShardingTask, found: Sequence[Placed], seconds: float | None
+    ) -> list[Placed]:
         """What the greedy by cost and the search add to what was found."""
         assert self._search is not None
         more: list[Placed] = []
         with suppress(PlanError):  # without a plan it adds none
             more.append(FusedGreedySharder(self._oracle).shard(task).placed(task))
-        return more + self._search.improve(task, [*more, *found[:_SEARCHED]])
+        return more + self._search.improve(task, [*more, *found[:_SEARCHED]], seconds)
 
     def _draw(self, task: ShardingTask) -> list[Played]:
         """As the policy thinks best, then others drawn from it."""
         rng = torch.Generator().manual_seed(self._seed)
         affordable = max(1, _BUDGET // (len(task.tables) * len(task.devices)))
-        games = 1 + min(self._samples, affordable)
+        games = 1 if self._seconds is not None else 1 + min(self._samples, affordable)
         played = self._player.play(task, games, rng=rng)
         if len(played) == games:
             return played

@@ -18,7 +18,9 @@ SAMPLES = 32  # plans drawn from the policy
 
 @dataclass(frozen=True)
 class Means:
-    """What sharders need, as far as it is there. `seed`: of everything that they draw."""
+    """What sharders need, as far as it is there. `seed`: of everything that they draw. `seconds`:
+    that those who search may take; by default as long as it takes them.
+    """
 
     oracle: EstimatedCosts | None = None
     policy: Policy | None = None
@@ -26,6 +28,7 @@ class Means:
     verified: int = 3
     measure_seconds: float = MEASURE_SECONDS
     seed: int = 0
+    seconds: float | None = None
 
     def priced(self, name: str) -> EstimatedCosts:
         """The oracle; UserError without."""
@@ -48,14 +51,19 @@ class Means:
 
 def _policy(name: str, means: Means, **options: object) -> PolicySharder:
     policy, oracle = means.trained(name), means.priced(name)
-    return PolicySharder(policy, oracle, seed=means.seed, **options)  # type: ignore[arg-type]
+    return PolicySharder(policy, oracle, seed=means.seed, seconds=means.seconds, **options)  # type: ignore[arg-type]
 
 
 _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     "cost": lambda name, means: AloneGreedySharder(means.priced(name)),
     "cost_fused": lambda name, means: FusedGreedySharder(means.priced(name)),
     "cost_fused_search": lambda name, means: PolicySharder(
-        Policy.untrained(), means.priced(name), SAMPLES, search=True, seed=means.seed
+        Policy.untrained(),
+        means.priced(name),
+        SAMPLES,
+        search=True,
+        seed=means.seed,
+        seconds=means.seconds,
     ),
     "neuroshard": lambda name, means: NeuroShardSharder(means.priced(name)),
     "policy": _policy,
