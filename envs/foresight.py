@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-_AMPLE = 2**62  # bytes: more than any device has
 _FORESEEN = 4  # of the largest pieces to come that room is looked for
 
 
@@ -26,9 +25,10 @@ def room_is_left(
         sizes: bytes of all pieces: [seats, pieces].
         to_come: which of them come after it.
     """
-    least = free.masked_fill(~exists, _AMPLE).amin(1)
     fits = torch.ones_like(exists)
-    tight = (least < size + _FORESEEN * largest).nonzero()[:, 0]
+    # Where one device has room for all of them, none goes without, wherever it fits most tightly.
+    roomiest = free.masked_fill(~exists, 0).amax(1)
+    tight = (roomiest < size + _FORESEEN * largest).nonzero()[:, 0]
     if not len(tight):
         return fits
     coming = sizes[tight] * to_come[tight]

@@ -112,6 +112,10 @@ class ShardingGame:
 
     def deal(self, seats: Sequence[int], deals: Sequence[Deal]) -> None:
         """Start new games on these seats."""
+        self._start(seats, deals)
+        self._look_ahead()
+
+    def _start(self, seats: Sequence[int], deals: Sequence[Deal]) -> None:
         for deal in deals:
             tables, devices = len(deal.pieces), len(deal.memory_bytes)
             if tables > self.max_tables or devices > self.max_devices:
@@ -174,6 +178,7 @@ class ShardingGame:
         self.sums = torch.zeros(*self.free.shape, *self.deck.amounts.shape[1:])
         dealt = [seat for seat, deal in enumerate(self.deals) if deal is not None]
         self._reckon(torch.tensor(dealt, dtype=torch.int64))
+        self._look_ahead()
 
     def _reckon(self, seats: Tensor) -> None:
         """Sums and costs of these games, from which piece is where."""
@@ -203,7 +208,6 @@ class ShardingGame:
         self.columns[seats] = self.sums_of(deck.columns[:, None], seats)[..., 0]
         self.rest[seats] = deck.described[order].mul(coming[..., None]).sum(1)
         self._price(seats)
-        self._look_ahead()
 
     def sums_of(self, amounts: Tensor, seats: Tensor) -> Tensor:
         """Amounts of the deck's pieces [pieces, ...], added up over what each device of these games
