@@ -10,6 +10,7 @@ from torch import Tensor
 
 from autoshard.cost_model import CostModel
 from autoshard.envs import Deal, Deck, Layout, ShardingGame
+from autoshard.envs.observation import DESCRIBED, DEVICE, DEVICE_PARTS
 from autoshard.workload import EmbeddingTable
 
 PER_DEVICE = ("devices", "exists", "allowed")
@@ -157,12 +158,15 @@ def test_a_task_twice_as_large_looks_alike(
     small = game_of(deck, deal(range(0, 40, 2), *[memory] * 2))
     large = game_of(deck, deal(range(40), *[memory] * 4))
     assert (seen_of(small)["progress"] < seen_of(large)["progress"])[0].tolist() == [0, 1, 1]
+    norm = DESCRIBED + DEVICE_PARTS.index("soft_after")
+    assert norm == DEVICE - 1
     for device in (0, 1, 1, 0, 1):
         once, twice = seen_of(small), seen_of(large)
         for name in ("table", "rest"):
             same(once[name], twice[name])
         for half in (slice(0, 2), slice(2, 4)):
-            same(once["devices"], twice["devices"][:, half])
+            # The norm is of all devices: of more of them it is another.
+            same(once["devices"][..., :norm], twice["devices"][:, half, :norm])
         small.place(torch.tensor([device]))
         large.place(torch.tensor([device]))
         large.place(torch.tensor([device + 2]))
