@@ -1,0 +1,265 @@
+"""A plan as columns of tables on devices, and what changes of it would bring, many at once.
+
+Which columns a device holds of a table does not matter to what they cost, only how many. So a plan
+is a matrix of widths, tables by devices, and slices of a table that meet on a device are one, as
+they are in the plan that is written down.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from autoshard.cost_model import DeviceSums, EstimatedCosts, Prices
+from autoshard.cost_model.inputs import bundle_amounts
+from autoshard.cost_model.outlook import Placed
+from autoshard.workload import ShardingTask, TableSlice
+from autoshard.workload.objective import exchange_ms
+from autoshard.workload.tables import DIM_STEP
+from autoshard.workload.terms import Bundle, Terms
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
+
+_NOTHING = 0  # the item that takes no memory, costs nothing and has no columns
+_LEAST_MS = 1e-9
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes of a plan, each of two devices, in columns of steps of four: [changes].
+
+    On the first device `table` becomes `keeps` wide, on the second `gets`. Where they change places,
+    `other` leaves the second device and is `other_gets` wide on the first; else it is -1.
+    """
+
+    first: Ints
+    second: Ints
+    table: Ints
+    keeps: Ints
+    gets: Ints
+    other: Ints
+    other_gets: Ints
+
+    def chosen(self, which: Truths | Ints) -> "Changes":
+        """Some of them."""
+        return Changes(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True)
+class After:
+    """What the two devices of each change would hold and take.
+
+    Args:
+        waits: milliseconds before each wait, [changes, 2, waits].
+        rows: items that leave and enter the first device, then the second: [4, changes].
+    """
+
+    waits: Floats
+    rows: Ints
+
+
+class ColumnPlan:
+    """A plan that is being changed.
+
+    Args:
+        oracle: prices devices, in the mean.
+        task: of the plan.
+        placed: the plan to begin with; it is valid.
+    """
+
+    def __init__(self, oracle: EstimatedCosts, task: ShardingTask, placed: Placed) -> None:
+        self.task, self._oracle = task, oracle
+        terms = Terms(task)
+        self.bundles = terms.bundles()
+        self._lawful = terms.lawful(self.bundles)
+        self._conflicts = terms.conflicts(self.bundles)
+        limits = [_limits(terms, bundle) for bundle in self.bundles]
+        self.most_slices, least, full = np.array(limits, np.int64).T
+        self._least = -(-least // DIM_STEP)
+        self.devices = len(task.devices)
+        self.widths = np.zeros((len(self.bundles), self.devices), np.int64)
+        numbers = {bundle.name: number for number, bundle in enumerate(self.bundles)}
+        for piece, device in placed:
+            number = numbers.get(piece.table.name)  # of bundles the first table tells
+            if number is not None:
+                whole = len(self.bundles[number].slices) > 1
+                self.widths[number, device] += 1 if whole else piece.width // DIM_STEP
+        # Items are widths of bundles; one that was never asked for has no row yet.
+        self._first = np.concatenate([[0], np.cumsum(full + 1)[:-1]])
+        self._row = np.full(int((full + 1).sum()), -1, np.int64)
+        self._row[self._first] = _NOTHING
+        self._bytes, self._columns = np.zeros(1, np.int64), np.zeros(1, np.int64)
+        shape = oracle.amounts(self.bundles[0].slices).shape[1:]
+        self._sums: DeviceSums[Prices] = DeviceSums(
+            oracle.model.compute, torch.zeros(1, *shape), self.devices
+        )
+        self._begin()
+
+    def _begin(self) -> None:
+        tables, devices = self.widths.nonzero()
+        rows = self.rows(tables, self.widths[tables, devices])
+        for row, device in zip(rows.tolist(), devices.tolist(), strict=True):
+            self._sums.put(row, device)
+        self.free = self.task.room_bytes
+        np.subtract.at(self.free, devices, self._bytes[rows])
+        self.columns = np.zeros(self.devices, np.int64)
+        np.add.at(self.columns, devices, self._columns[rows])
+        self.slices = (self.widths > 0).sum(1)
+        self._all_columns = int(self.columns.sum())
+        self.waits = self._waits(self._sums.prices(), self.columns)
+
+    def rows(self, tables: Ints, widths: Ints) -> Ints:
+        """Items of so many columns of tables, known from then on."""
+        places = self._first[tables] + widths
+        unknown = np.unique(places[self._row[places] < 0])
+        if len(unknown):
+            owners = np.searchsorted(self._first, unknown, side="right") - 1
+            items = [
+                self.item(int(table), int(width))
+                for table, width in zip(owners, unknown - self._first[owners], strict=True)
+            ]
+            first = self._sums.extend(bundle_amounts(self._oracle.amounts, items))
+            self._row[unknown] = np.arange(first, first + len(items))
+            sizes = [self.task.bytes_of(item.slices) for item in items]
+            columns = [sum(piece.output_width for piece in item.slices) for item in items]
+            self._bytes = np.concatenate([self._bytes, np.array(sizes, np.int64)])
+            self._columns = np.concatenate([self._columns, np.array(columns, np.int64)])
+        return self._row[places]
+
+    def item(self, table: int, width: int) -> Bundle:
+        """So many columns, in steps of four, of a table; or a whole bundle."""
+        bundle = self.bundles[table]
+        if len(bundle.slices) > 1:
+            return bundle
+        return Bundle((TableSlice(bundle.slices[0].table, 0, width * DIM_STEP),))
+
+    def placed(self, widths: Ints) -> list[tuple[TableSlice, int]]:
+        """Each slice and its device, of a plan that has such widths."""
+        found, start = [], np.zeros(len(self.bundles), np.int64)
+        for table, device in zip(*widths.nonzero(), strict=True):
+            bundle, width = self.bundles[table], int(widths[table, device]) * DIM_STEP
+            if len(bundle.slices) > 1:
+                found += [(piece, int(device)) for piece in bundle.slices]
+                continue
+            whole = bundle.slices[0].table
+            found.append((TableSlice(whole, int(start[table]), width), int(device)))
+            start[table] += width
+        return found
+
+    def plan_ms(self) -> float:
+        """The task's objective."""
+        return float(self.waits.max(0).sum())
+
+    def price(self, changes: Changes) -> After:
+        """What the devices of these changes would take."""
+        c = changes
+        swapped = c.other >= 0
+        # On either device one item is left in place of one: of what changes places, another's.
+        theirs = np.where(swapped, c.other, c.table)
+        rows = np.stack(
+            [
+                self.rows(c.table, self.widths[c.table, c.first]),
+                self.rows(theirs, np.where(swapped, c.other_gets, c.keeps)),
+                self.rows(theirs, self.widths[theirs, c.second]),
+                self.rows(c.table, c.gets),
+            ]
+        )
+        devices = np.stack([c.first, c.second])
+        prices = self._sums.exchanged(
+            torch.from_numpy(rows[[0, 2]]), torch.from_numpy(devices), torch.from_numpy(rows[[1, 3]])
+        )
+        columns = self.columns[devices] - self._columns[rows[[0, 2]]] + self._columns[rows[[1, 3]]]
+        return After(self._waits(prices, columns).swapaxes(0, 1), rows)
+
+    def admitted(self, changes: Changes, after: After) -> Truths:
+        """Whether memory and rules admit each change."""
+        c, grown = changes, self._bytes[after.rows]
+        swapped = c.other >= 0
+        other = np.where(swapped, c.other, 0)
+        found = grown[1] - grown[0] <= self.free[c.first]
+        found &= grown[3] - grown[2] <= self.free[c.second]
+        if not self.task.rules:
+            return np.asarray(found)
+        found &= self._lawful[c.table, c.second]
+        found &= ~swapped | self._lawful[other, c.first]
+        stays = (c.keeps > 0) & ~swapped
+        slices = self.slices[c.table] + stays - (self.widths[c.table, c.second] > 0) * ~swapped
+        found &= (slices <= self.most_slices[c.table]) | ~stays
+        least = self._least[c.table]
+        found &= ~stays | ((c.keeps >= least) & (c.gets >= least))
+        if self._conflicts is not None:
+            found &= self._rivals(c.table, c.second, other, swapped) == 0
+            found &= ~swapped | (self._rivals(other, c.first, c.table, swapped) == 0)
+        return np.asarray(found)
+
+    def _rivals(self, tables: Ints, devices: Ints, leaving: Ints, leave: Truths) -> Ints:
+        """How many tables are on each device, without the one that leaves it, that each of these
+        may not share it with.
+        """
+        assert self._conflicts is not None
+        there = (self.widths[:, devices] > 0).T
+        there[np.flatnonzero(leave), leaving[leave]] = False
+        return np.asarray((self._conflicts[tables] & there).sum(1))
+
+    def apply(self, changes: Changes, after: After, number: int) -> None:
+        """Make one of the changes."""
+        c = changes
+        devices = (int(c.first[number]), int(c.second[number]))
+        rows = after.rows[:, number].tolist()
+        for device, leave, enter in zip(devices, rows[::2], rows[1::2], strict=True):
+            self._sums.take(leave, device)
+            self._sums.put(enter, device)
+            self.free[device] += self._bytes[leave] - self._bytes[enter]
+            self.columns[device] += self._columns[enter] - self._columns[leave]
+        table, other = int(c.table[number]), int(c.other[number])
+        self.widths[table, devices] = c.keeps[number], c.gets[number]
+        self.slices[table] = (self.widths[table] > 0).sum()
+        if other >= 0:
+            self.widths[other, devices] = c.other_gets[number], 0
+            self.slices[other] = (self.widths[other] > 0).sum()
+        self.waits[list(devices)] = after.waits[number]
+
+    def _waits(self, prices: Prices, columns: Ints) -> Floats:
+        """Of devices with such prices and columns: [..., waits]."""
+        objective = self.task.objective
+        exchange = np.zeros(columns.shape)
+        if objective.counts_exchanges and self.devices > 1:
+            assert objective.link is not None
+            slope = objective.link.slope_ms(self.task.batch_size, self.devices)
+            exchange = exchange_ms(
+                columns.astype(float), float(self._all_columns), float(self.devices), slope,
+                objective.link.latency_ms,
+            )  # fmt: skip
+        phases = objective.phases_ms(
+            prices.forward_ms.double().numpy(), prices.backward_ms.double().numpy(), exchange
+        )
+        return objective.waits_ms(phases)
+
+
+def _limits(terms: Terms, bundle: Bundle) -> tuple[int, int, int]:
+    """The most slices, the least columns that one of several may have, and all steps of four."""
+    if len(bundle.slices) > 1:
+        return 1, 0, 1
+    most, least = terms.limits(bundle.name)
+    return most, least, bundle.slices[0].width // DIM_STEP
+
+
+def norms(powers: Floats, largest: Floats, power: float) -> Floats:
+    """Of sums of powers of what devices take over the largest, [..., waits]: what plans cost [...],
+    where a maximum is softened into a norm.
+    """
+    return np.asarray((largest * np.maximum(powers, _LEAST_MS) ** (1 / power)).sum(-1))
+
+
+def stacked(parts: Sequence[Changes]) -> Changes:
+    """All of them, one after the other."""
+    return Changes(
+        *(np.concatenate([getattr(p, field.name) for p in parts]) for field in fields(Changes))
+    )
