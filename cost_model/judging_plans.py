@@ -11,8 +11,8 @@ def planned_ms(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -
     shards = plan.shards(task)
     filled = [number for number, shard in enumerate(shards) if shard is not None]
     prices = oracle.prices([shard for shard in shards if shard is not None])
-    compute = np.zeros((2, len(shards)))
-    compute[:, filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
+    forward, backward = np.zeros((2, len(shards)))
+    forward[filled], backward[filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
     columns = np.array([0.0 if shard is None else shard.total_dim for shard in shards])
     exchange = task.objective.exchange_ms(columns, task.batch_size)
-    return float(task.objective.plan_ms(task.objective.phases_ms(*compute, exchange)))
+    return float(task.objective.plan_ms(task.objective.phases_ms(forward, backward, exchange)))

@@ -132,7 +132,9 @@ class Deck:
         What cannot be split counts as of no more than four columns.
         """
         found = []
-        for bundle, size in zip(self.bundles, self.bytes[: len(self.pieces)].tolist(), strict=False):
+        for bundle, size in zip(
+            self.bundles, self.bytes[: len(self.pieces)].tolist(), strict=False
+        ):
             if not bundle.can_be_halved:
                 found.append((size, 0, DIM_STEP))
                 continue

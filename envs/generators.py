@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from autoshard.cost_model.inputs import Memberships
 from autoshard.envs.deck import Deal, Deck, Ints
@@ -134,8 +135,10 @@ class RandomDeals:
             too_large = ~fits & (sizes[left].max(1) > rooms[left].max(1))
             if self.split and too_large.any():
                 some = left[too_large]
-                whole = (values[order[some]] * dealt[some] for values in deck.by_width)
-                fits[too_large] = all_fit_split(*whole, rooms[some])
+                fixed, column, widths = (
+                    values[order[some]] * dealt[some] for values in deck.by_width
+                )
+                fits[too_large] = all_fit_split(fixed, column, widths, rooms[some])
             left = left[~fits]
             if not len(left):
                 return rooms
@@ -147,8 +150,9 @@ class RandomDeals:
         """With a link of each task's own, if all-to-alls are to take a share of the step."""
         if self.exchange_share is None:
             return [Objective()] * len(pieces)
-        parts = Memberships.of(pieces).sums(deck.amounts) / devices[:, None, None]
-        computed_ms = deck.price(parts.float()).total_ms.double().numpy()
+        ranks = torch.from_numpy(devices).float()[:, None, None]
+        equal = Memberships.of(pieces).sums(deck.amounts) / ranks
+        computed_ms = deck.price(equal).total_ms.double().numpy()
         shares = rng.uniform(*self.exchange_share, len(pieces))
         found = []
         for some, number, computed, share in zip(pieces, devices, computed_ms, shares, strict=True):

@@ -1,4 +1,4 @@
-"""Simulated annealing: slow, and hard to beat. What quicker sharders leave to be won is told by it."""
+"""Simulated annealing: slow and hard to beat, so it tells what quicker sharders leave to be won."""
 
 import time
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from autoshard.workload.packing import pack
 ANNEAL_SECONDS = 60.0
 # Of the plan's cost: by how much a change that is taken may make it worse, in the mean, at first
 # and in the end.
-_HOT, _COLD = 0.01, 1e-5
-_SOFT, _SHARP = 8.0, 96.0  # powers of the norm that stands for the slowest device, likewise
+_HOT, _COLD = 0.003, 1e-5
+_SOFT, _SHARP = 3.0, 96.0  # powers of the norm that stands for the slowest device, likewise
 _FEWEST, _MOST = 16, 512  # changes that are priced at once
 _SEARCHED = 40_000  # tables times devices: where there are more, local search takes minutes
 _LEAST_MS = 1e-9
@@ -29,7 +29,7 @@ _LEAST_MS = 1e-9
 
 class AnnealingSharder:
     """Changes the best plan of the greedies by cost and of local search at random: moves, swaps,
-    halvings and joins of slices, less and less often for the worse. It never ends worse.
+    splits and joins of slices, less and less often for the worse. It never ends worse.
 
     It goes by the mean of what is not known and by all of the task's objective, all-to-alls
     included, which the others look at only in part.

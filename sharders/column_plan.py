@@ -32,8 +32,8 @@ _LEAST_MS = 1e-9
 class Changes:
     """Changes of a plan, each of two devices, in columns of steps of four: [changes].
 
-    On the first device `table` becomes `keeps` wide, on the second `gets`. Where they change places,
-    `other` leaves the second device and is `other_gets` wide on the first; else it is -1.
+    On the first device `table` becomes `keeps` wide, on the second `gets`. Where two tables change
+    places, `other` leaves the second device and is `other_gets` wide on the first; else it is -1.
     """
 
     first: Ints
@@ -171,11 +171,10 @@ class ColumnPlan:
                 self.rows(c.table, c.gets),
             ]
         )
+        leave, enter = rows[[0, 2]], rows[[1, 3]]
         devices = np.stack([c.first, c.second])
-        prices = self._sums.exchanged(
-            torch.from_numpy(rows[[0, 2]]), torch.from_numpy(devices), torch.from_numpy(rows[[1, 3]])
-        )
-        columns = self.columns[devices] - self._columns[rows[[0, 2]]] + self._columns[rows[[1, 3]]]
+        prices = self._sums.exchanged(*map(torch.from_numpy, (leave, devices, enter)))
+        columns = self.columns[devices] - self._columns[leave] + self._columns[enter]
         return After(self._waits(prices, columns).swapaxes(0, 1), rows)
 
     def admitted(self, changes: Changes, after: After) -> Truths:

@@ -1,10 +1,11 @@
-"""Changes of a plan that are tried: moves, swaps, halvings and joins, drawn at random."""
+"""Changes of a plan that are tried: moves, swaps, splits and joins, drawn at random."""
 
 import numpy as np
 
 from autoshard.sharders.column_plan import Changes, ColumnPlan, Floats, Ints, stacked
 
-_SHARES = {"move": 0.35, "swap": 0.45, "halve": 0.1, "join": 0.1}
+_SHARES = {"move": 0.3, "swap": 0.4, "split": 0.2, "join": 0.1}
+_HALVED = 0.5  # of the splits: into halves; of the others any part goes
 _PRESSED = 4.0  # how much more often what presses is touched than the rest, all together
 
 
@@ -30,11 +31,11 @@ class Proposer:
         parts = np.minimum(np.searchsorted(weights, draws, side="right"), len(tables) - 1)
         shares = np.array(list(_SHARES.values()))
         ends = np.cumsum(np.floor(shares / shares.sum() * count).astype(int))[:-1]
-        move, swap, halve, join = np.split(parts, ends)
+        move, swap, split, join = np.split(parts, ends)
         changes = [self._moves(tables[move], devices[move])]
         changes.append(self._swaps(tables, devices, swap))
         if self._splittable:
-            changes.append(self._halvings(tables[halve], devices[halve]))
+            changes.append(self._splits(tables[split], devices[split]))
             changes.append(self._joins(tables, devices, len(join)))
         found = stacked(changes)
         return found.chosen(self._rng.permutation(len(found)))
@@ -50,14 +51,15 @@ class Proposer:
         gets = widths[tables, devices] + widths[tables, targets]
         return _of_one(devices, targets, tables, np.zeros_like(gets), gets)
 
-    def _halvings(self, tables: Ints, devices: Ints) -> Changes:
-        """Half of a slice to another device."""
+    def _splits(self, tables: Ints, devices: Ints) -> Changes:
+        """Half of a slice, or any part, to another device."""
         widths = self._plan.widths
         held = widths[tables, devices]
         wide = (held > 1) & (self._plan.most_slices[tables] > 1)
         tables, devices, held = tables[wide], devices[wide], held[wide]
         targets = self._elsewhere(devices)
-        goes = held - held // 2
+        any_part = 1 + (self._rng.random(len(held)) * (held - 1)).astype(np.int64)
+        goes = np.where(self._rng.random(len(held)) < _HALVED, held - held // 2, any_part)
         return _of_one(devices, targets, tables, held - goes, widths[tables, targets] + goes)
 
     def _joins(self, tables: Ints, devices: Ints, count: int) -> Changes:

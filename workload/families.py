@@ -67,7 +67,6 @@ class Workload:
             for number, (rows, lookups) in enumerate(zip(self.rows, self.lookups, strict=True))
         )
 
-
     def varied(self, rng: np.random.Generator) -> Iterator[EmbeddingTable]:
         """The tables, each a little other than published; without names that tell them apart."""
         dim = int(self.dim * rng.choice((0.5, 1, 2)))

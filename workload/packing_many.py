@@ -35,7 +35,8 @@ def all_fit(sizes: Ints, rooms: Ints) -> Truths:
     fits = surely_pack(sizes, rooms)
     unsure = np.flatnonzero(~fits)
     if len(unsure):
-        fits[unsure] = _first_fit(-np.sort(-sizes[unsure], axis=1), -np.sort(-rooms[unsure], axis=1))
+        falling, largest_first = (-np.sort(-values[unsure], axis=1) for values in (sizes, rooms))
+        fits[unsure] = _first_fit(falling, largest_first)
     return fits
 
 
@@ -78,7 +79,7 @@ def all_fit_split(fixed: Ints, column: Ints, widths: Ints, rooms: Ints) -> Truth
         first = widths[tasks, largest] // (2 * DIM_STEP) * DIM_STEP
         second = widths[tasks, largest] - first
         fixed, column = (
-            np.concatenate([values, values[tasks, largest][:, None]], 1) for values in (fixed, column)
+            np.concatenate([values, values[tasks, largest, None]], 1) for values in (fixed, column)
         )
         widths = np.concatenate([widths, second[:, None]], 1)
         widths[tasks, largest] = first

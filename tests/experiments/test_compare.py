@@ -403,6 +403,7 @@ def test_bad_tasks_and_plans_are_one_line(
     for changes, says in (
         ({"tables": TABLES}, "name tables to draw tasks from with --tables, or a folder with"),
         ({"tasks": None}, "name tables to draw tasks from with --tables, or a folder with"),
+        ({"family": "small"}, "or a family of tasks with --family"),
         ({"tasks": tasks}, "tasks: is no folder of tasks, as --save-tasks writes them"),
         ({"tasks": tmp_path / "tasks_nothing"}, "tasks_nothing: holds no tasks"),
         ({"tasks": tmp_path / "tasks_schema"}, "3.json: is not a document of schema"),
