@@ -10,7 +10,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.cost_model.outlook import Placed
 from autoshard.cost_model.training import one_thread
-from autoshard.sharders.column_plan import Changes, ColumnPlan, Floats, norms
+from autoshard.sharders.column_plan import Changes, ColumnPlan, Floats
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.local_search import LocalSearchSharder
 from autoshard.sharders.proposing import Proposer
@@ -126,8 +126,13 @@ def _take(plan: ColumnPlan, changes: Changes, power: float, worse: Floats) -> in
     become = ((after.waits / largest) ** power).sum(1)
     change = become - of_two  # of the sums of powers: [changes, waits]
     sums = before.sum(0)
-    now_ms = float(norms(sums, largest, power))
-    likely = admitted & (norms(sums + change, largest, power) <= now_ms * (1 + worse))
+
+    def norm_ms(powers: Floats) -> Floats:
+        """A step [...] whose slowest devices are softened into norms, by sums [..., waits]."""
+        return plan.together(largest * np.maximum(powers, _LEAST_MS) ** (1 / power))
+
+    now_ms = float(norm_ms(sums))
+    likely = admitted & (norm_ms(sums + change) <= now_ms * (1 + worse))
     touched: set[int] = set()
     moved: set[int] = set()
     taken = 0
@@ -136,7 +141,7 @@ def _take(plan: ColumnPlan, changes: Changes, power: float, worse: Floats) -> in
         tables = {int(changes.table[number]), int(changes.other[number])} - {-1}
         if pair & touched or tables & moved:
             continue
-        then_ms = float(norms(sums + change[number], largest, power))
+        then_ms = float(norm_ms(sums + change[number]))
         if then_ms > now_ms * (1 + worse[number]):
             continue
         plan.apply(changes, after, number)

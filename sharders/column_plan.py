@@ -10,13 +10,11 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from autoshard.cost_model import DeviceSums, EstimatedCosts, Prices
-from autoshard.cost_model.inputs import bundle_amounts
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.device_waits import DeviceWaits
 from autoshard.cost_model.outlook import Placed
 from autoshard.workload import ShardingTask, TableSlice
-from autoshard.workload.objective import exchange_ms
 from autoshard.workload.tables import DIM_STEP
 from autoshard.workload.terms import Bundle, Terms
 
@@ -24,8 +22,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
-_NOTHING = 0  # the item that takes no memory, costs nothing and has no columns
-_LEAST_MS = 1e-9
+_NOTHING = 0  # the number of an item
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ class ColumnPlan:
         self._lawful = terms.lawful(self.bundles)
         self._conflicts = terms.conflicts(self.bundles)
         limits = [_limits(terms, bundle) for bundle in self.bundles]
-        self.most_slices, least, full = np.array(limits, np.int64).T
+        self.most_slices, least, self._full = np.array(limits, np.int64).T
         self._least = -(-least // DIM_STEP)
         self.devices = len(task.devices)
         self.widths = np.zeros((len(self.bundles), self.devices), np.int64)
@@ -91,46 +88,47 @@ class ColumnPlan:
             if number is not None:
                 whole = len(self.bundles[number].slices) > 1
                 self.widths[number, device] += 1 if whole else piece.width // DIM_STEP
-        # Items are widths of bundles; one that was never asked for has no row yet.
-        self._first = np.concatenate([[0], np.cumsum(full + 1)[:-1]])
-        self._row = np.full(int((full + 1).sum()), -1, np.int64)
+        # Items are widths of bundles; one that was never asked for has no row yet. The first is
+        # of no table: it takes no memory, costs nothing and has no columns.
+        self._first = np.concatenate([[0], np.cumsum(self._full + 1)[:-1]])
+        self._row = np.full(int((self._full + 1).sum()), -1, np.int64)
         self._row[self._first] = _NOTHING
-        self._bytes, self._columns = np.zeros(1, np.int64), np.zeros(1, np.int64)
-        shape = oracle.amounts(self.bundles[0].slices).shape[1:]
-        self._sums: DeviceSums[Prices] = DeviceSums(
-            oracle.model.compute, torch.zeros(1, *shape), self.devices
-        )
+        self._row[self._first[0] + self._full[0]] = _NOTHING + 1
+        items = [Bundle(()), self.bundles[0]]
+        self._devices = DeviceWaits(oracle.expectation(), task, items)
+        self._bytes = np.array([task.bytes_of(item.slices) for item in items], np.int64)
         self._begin()
 
     def _begin(self) -> None:
         tables, devices = self.widths.nonzero()
         rows = self.rows(tables, self.widths[tables, devices])
         for row, device in zip(rows.tolist(), devices.tolist(), strict=True):
-            self._sums.put(row, device)
+            self._devices.put(row, device)
         self.free = self.task.room_bytes
         np.subtract.at(self.free, devices, self._bytes[rows])
-        self.columns = np.zeros(self.devices, np.int64)
-        np.add.at(self.columns, devices, self._columns[rows])
         self.slices = (self.widths > 0).sum(1)
-        self._all_columns = int(self.columns.sum())
-        self.waits = self._waits(self._sums.prices(), self.columns)
+        self.waits = self._devices.costs()[..., 0]
 
     def rows(self, tables: Ints, widths: Ints) -> Ints:
         """Items of so many columns of tables, known from then on."""
         places = self._first[tables] + widths
-        unknown = np.unique(places[self._row[places] < 0])
-        if len(unknown):
+        new = self._row[places] < 0
+        if new.any():
+            # Of a table that is split for the first time all widths: one by one takes longer.
+            split = new & (widths < self._full[tables])
+            wide = np.unique(tables[split])
+            steps = [self._first[table] + np.arange(self._full[table] + 1) for table in wide]
+            unknown = np.unique(np.concatenate([places[new], *steps]))
+            unknown = unknown[self._row[unknown] < 0]
             owners = np.searchsorted(self._first, unknown, side="right") - 1
             items = [
                 self.item(int(table), int(width))
                 for table, width in zip(owners, unknown - self._first[owners], strict=True)
             ]
-            first = self._sums.extend(bundle_amounts(self._oracle.amounts, items))
+            first = self._devices.extend(items)
             self._row[unknown] = np.arange(first, first + len(items))
             sizes = [self.task.bytes_of(item.slices) for item in items]
-            columns = [sum(piece.output_width for piece in item.slices) for item in items]
             self._bytes = np.concatenate([self._bytes, np.array(sizes, np.int64)])
-            self._columns = np.concatenate([self._columns, np.array(columns, np.int64)])
         return self._row[places]
 
     def item(self, table: int, width: int) -> Bundle:
@@ -155,7 +153,11 @@ class ColumnPlan:
 
     def plan_ms(self) -> float:
         """The task's objective."""
-        return float(self.waits.max(0).sum())
+        return float(self.together(self.waits.max(0)))
+
+    def together(self, waits: Floats) -> Floats:
+        """A step [...], by what each wait takes [..., waits]."""
+        return self._devices.waits.together(waits)
 
     def price(self, changes: Changes) -> After:
         """What the devices of these changes would take."""
@@ -173,9 +175,7 @@ class ColumnPlan:
         )
         leave, enter = rows[[0, 2]], rows[[1, 3]]
         devices = np.stack([c.first, c.second])
-        prices = self._sums.exchanged(*map(torch.from_numpy, (leave, devices, enter)))
-        columns = self.columns[devices] - self._columns[leave] + self._columns[enter]
-        return After(self._waits(prices, columns).swapaxes(0, 1), rows)
+        return After(self._devices.exchanged(leave, devices, enter)[..., 0].swapaxes(0, 1), rows)
 
     def admitted(self, changes: Changes, after: After) -> Truths:
         """Whether memory and rules admit each change."""
@@ -213,10 +213,9 @@ class ColumnPlan:
         devices = (int(c.first[number]), int(c.second[number]))
         rows = after.rows[:, number].tolist()
         for device, leave, enter in zip(devices, rows[::2], rows[1::2], strict=True):
-            self._sums.take(leave, device)
-            self._sums.put(enter, device)
+            self._devices.take(leave, device)
+            self._devices.put(enter, device)
             self.free[device] += self._bytes[leave] - self._bytes[enter]
-            self.columns[device] += self._columns[enter] - self._columns[leave]
         table, other = int(c.table[number]), int(c.other[number])
         self.widths[table, devices] = c.keeps[number], c.gets[number]
         self.slices[table] = (self.widths[table] > 0).sum()
@@ -225,22 +224,6 @@ class ColumnPlan:
             self.slices[other] = (self.widths[other] > 0).sum()
         self.waits[list(devices)] = after.waits[number]
 
-    def _waits(self, prices: Prices, columns: Ints) -> Floats:
-        """Of devices with such prices and columns: [..., waits]."""
-        objective = self.task.objective
-        exchange = np.zeros(columns.shape)
-        if objective.counts_exchanges and self.devices > 1:
-            assert objective.link is not None
-            slope = objective.link.slope_ms(self.task.batch_size, self.devices)
-            exchange = exchange_ms(
-                columns.astype(float), float(self._all_columns), float(self.devices), slope,
-                objective.link.latency_ms,
-            )  # fmt: skip
-        phases = objective.phases_ms(
-            prices.forward_ms.double().numpy(), prices.backward_ms.double().numpy(), exchange
-        )
-        return objective.waits_ms(phases)
-
 
 def _limits(terms: Terms, bundle: Bundle) -> tuple[int, int, int]:
     """The most slices, the least columns that one of several may have, and all steps of four."""
@@ -248,13 +231,6 @@ def _limits(terms: Terms, bundle: Bundle) -> tuple[int, int, int]:
         return 1, 0, 1
     most, least = terms.limits(bundle.name)
     return most, least, bundle.slices[0].width // DIM_STEP
-
-
-def norms(powers: Floats, largest: Floats, power: float) -> Floats:
-    """Of sums of powers of what devices take over the largest, [..., waits]: what plans cost [...],
-    where a maximum is softened into a norm.
-    """
-    return np.asarray((largest * np.maximum(powers, _LEAST_MS) ** (1 / power)).sum(-1))
 
 
 def stacked(parts: Sequence[Changes]) -> Changes:

@@ -1,7 +1,7 @@
 """What there is to be won in each family of tasks: plans of all sharders beside annealing's.
 
-By the cost model and each task's objective: nothing is measured. Annealing is no bound, but it looks
-at all that a plan is judged by, and takes as long as it is given.
+By the cost model and each task's objective: nothing is measured. Annealing is no bound, but it
+looks at all that a plan is judged by, and takes as long as it is given.
 """
 
 import time
