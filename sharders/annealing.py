@@ -12,7 +12,8 @@ from autoshard.cost_model.outlook import Placed
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.column_plan import Changes, ColumnPlan, Floats
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-from autoshard.sharders.local_search import LocalSearchSharder
+from autoshard.sharders.policy import PolicySharder
+from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.proposing import Proposer
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.packing import pack
@@ -24,12 +25,14 @@ _HOT, _COLD = 0.003, 1e-5
 _SOFT, _SHARP = 3.0, 96.0  # powers of the norm that stands for the slowest device, likewise
 _FEWEST, _MOST = 16, 512  # changes that are priced at once
 _SEARCHED = 40_000  # tables times devices: where there are more, local search takes minutes
+_SAMPLES = 32  # as `cost_fused_search` draws
 _LEAST_MS = 1e-9
 
 
 class AnnealingSharder:
-    """Changes the best plan of the greedies by cost and of local search at random: moves, swaps,
-    splits and joins of slices, less and less often for the worse. It never ends worse.
+    """Changes the best plan of the greedies by cost and of local search (`cost_fused_search`) at
+    random: moves, swaps, splits and joins of slices, less and less often for the worse. It never
+    ends worse.
 
     It goes by the mean of what is not known and by all of the task's objective, all-to-alls
     included, which the others look at only in part.
@@ -72,7 +75,8 @@ class AnnealingSharder:
     def _starts(self, task: ShardingTask) -> list[ShardingPlan]:
         makers: list[Sharder] = [AloneGreedySharder(self._oracle), FusedGreedySharder(self._oracle)]
         if len(task.tables) * len(task.devices) <= _SEARCHED:
-            makers.append(LocalSearchSharder(self._oracle))
+            untrained = Policy.untrained()
+            makers.append(PolicySharder(untrained, self._oracle, _SAMPLES, search=True))
         found = []
         for maker in makers:
             with suppress(PlanError):  # others may find one

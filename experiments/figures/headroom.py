@@ -27,7 +27,7 @@ from autoshard.sharders import (
     load_policy,
     make_sharder,
 )
-from autoshard.workload import PlanError, Sharder, ShardingTask
+from autoshard.workload import Sharder, ShardingTask, UserError
 from autoshard.workload.parts import tables_by_part
 
 _BATCH_SIZE = 1024
@@ -132,7 +132,7 @@ def _tried(sharder: Sharder, oracle: EstimatedCosts, tasks: Sequence[ShardingTas
             seconds.append(time.perf_counter() - began)
             plan.check(task)
             plan_ms.append(planned_ms(oracle, task, plan))
-        except PlanError:
+        except UserError:  # no plan, or more devices than the policy serves
             seconds.append(time.perf_counter() - began)
             plan_ms.append(None)
     return Tried(plan_ms, seconds)
