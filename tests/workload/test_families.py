@@ -69,8 +69,14 @@ def test_tables_with_features_are_wide_ones_otherwise() -> None:
 @pytest.mark.parametrize(
     "source",
     [
-        "wide:30:1", "features:30:1", "zipf:30:1", "hot:30", "cold:30:2", "criteo:1/8",
-        "giants:60:1", "directions:30:2",
+        "wide:30:1",
+        "features:30:1",
+        "zipf:30:1",
+        "hot:30",
+        "cold:30:2",
+        "criteo:1/8",
+        "giants:60:1",
+        "directions:30:2",
     ],
 )
 def test_they_have_features_in_any_batch(source: str) -> None:
