@@ -2,8 +2,9 @@
 
 May import `cost_model`, `benchmark` and `workload`. Hands out the game (`ShardingGame`, on a `Deck`
 of tables), its two faces for Gymnasium (`ShardingEnv`, registered as `Sharding-v0`, and
-`ShardingVectorEnv`), what deals tasks (`RandomDeals`), what a game is worth (`Balance`,
-`NegativeStep`, `Dense`) and where costs come from (`EstimatedRewards`, `MeasuredRewards`,
+`ShardingVectorEnv`), what deals tasks (`RandomDeals`, `MixedDeals`; families of them are in
+`envs.task_families`), what a game is worth (`Balance`, `NegativeStep`, `Dense`) and where costs
+come from (`EstimatedRewards`, `MeasuredRewards`,
 `MixedRewards`).
 """
 
@@ -13,7 +14,7 @@ import gymnasium
 
 from autoshard.envs.deck import Deal, Deck
 from autoshard.envs.game import ShardingGame
-from autoshard.envs.generators import Generator, RandomDeals
+from autoshard.envs.generators import Generator, MixedDeals, RandomDeals
 from autoshard.envs.observation import Layout
 from autoshard.envs.rewards import (
     Balance,
@@ -40,6 +41,7 @@ __all__ = [
     "Generator",
     "Layout",
     "MeasuredRewards",
+    "MixedDeals",
     "MixedRewards",
     "NegativeStep",
     "RandomDeals",

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from autoshard.cost_model import CostModel, EstimatedCosts, Prices
 from autoshard.cost_model.inputs import bundle_amounts
 from autoshard.cost_model.scenarios import Scenarios
 from autoshard.workload import EmbeddingTable, Objective, OperatorOptions, ShardingTask, UserError
+from autoshard.workload.tables import DIM_STEP, TableSlice
 from autoshard.workload.terms import Bundle, Piece, Terms, Truths
 
 Ints = npt.NDArray[np.int64]
@@ -102,6 +104,7 @@ class Deck:
         self.sizes = torch.from_numpy(self.bytes)
         self.columns = torch.from_numpy(summed([s.output_width for s in slices])).float()
         self.widths = torch.from_numpy(summed([s.width for s in slices]))
+        self._called: dict[str, Ints] = {}
         self.learn(oracle)
 
     @staticmethod
@@ -111,6 +114,37 @@ class Deck:
         """A deck of whole tables."""
         oracle = EstimatedCosts(model, batch_size)
         return Deck(oracle, [table.whole() for table in tables], split)
+
+    def called(self, beginning: str) -> Ints:
+        """Numbers of the pieces whose names begin like that; UserError if there are none."""
+        if beginning not in self._called:
+            names = enumerate(bundle.name for bundle in self.bundles[: len(self.pieces)])
+            found = [number for number, name in names if name.startswith(beginning)]
+            if not found:
+                raise UserError(f"no table to be dealt has a name that begins with {beginning!r}")
+            self._called[beginning] = np.array(found, np.int64)
+        return self._called[beginning]
+
+    @cached_property
+    def by_width(self) -> tuple[Ints, Ints, Ints]:
+        """Bytes of each piece however narrow, of each of its columns, and its columns: [pieces].
+
+        What cannot be split counts as of no more than four columns.
+        """
+        found = []
+        for bundle, size in zip(
+            self.bundles, self.bytes[: len(self.pieces)].tolist(), strict=False
+        ):
+            if not bundle.can_be_halved:
+                found.append((size, 0, DIM_STEP))
+                continue
+            (piece,) = bundle.slices
+            narrow = TableSlice(piece.table, piece.start, DIM_STEP)
+            least = self.operator.memory((narrow,), self.batch_size).total
+            column = (size - least) // (piece.width - DIM_STEP)  # bytes grow linearly
+            found.append((size - column * piece.width, column, piece.width))
+        fixed, column, width = np.array(found, np.int64).T
+        return fixed, column, width
 
     def learn(self, oracle: EstimatedCosts) -> None:
         """Believe another cost model from now on; called by the game."""

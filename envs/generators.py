@@ -1,19 +1,27 @@
 """Who deals: objects that draw tasks from a deck."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
+import torch
 
+from autoshard.cost_model.inputs import Memberships
 from autoshard.envs.deck import Deal, Deck, Ints
-from autoshard.workload import FieldError
-from autoshard.workload.packing import first_fit_decreasing
+from autoshard.workload import FieldError, Link, Objective
+from autoshard.workload.packing_many import all_fit, all_fit_split
+
+Floats = npt.NDArray[np.float64]
 
 _LOOSER = 1.05  # factor on all memory until the tables can be packed
+_ONE_BYTE_S = Link(1.0)
+_LEAST_MS = 1e-6
 
 
 class Generator(Protocol):
-    """Draws the next task. No task has more than `most_tables` and `most_devices`."""
+    """Draws the next tasks. No task has more than `most_tables` and `most_devices`."""
 
     @property
     def most_tables(self) -> int:
@@ -29,6 +37,10 @@ class Generator(Protocol):
         """A task of the deck's tables."""
         ...
 
+    def many(self, deck: Deck, rng: np.random.Generator, count: int) -> list[Deal]:
+        """So many tasks: quicker than one by one."""
+        ...
+
 
 @dataclass(frozen=True)
 class RandomDeals:
@@ -42,12 +54,20 @@ class RandomDeals:
         num_devices: fewest and most devices.
         fill: loosest and tightest share of all memory that the tables take.
         unevenness: devices' memories are drawn from 1 - unevenness to 1 of the largest.
+        among: only tables whose names begin like that are dealt; by default all.
+        split: tables may be larger than any device; such a task can be solved with tables halved.
+        exchange_share: all-to-alls go over a link of such a speed that they would take this share
+            of the step, the least and the most, if each device did its equal part; None: over an
+            unknown one.
     """
 
     num_tables: tuple[int, int] = (60, 60)
     num_devices: tuple[int, int] = (4, 4)
     fill: tuple[float, float] = (0.1, 0.8)
     unevenness: float = 0.0
+    among: str = ""
+    split: bool = False
+    exchange_share: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         for field in ("num_tables", "num_devices"):
@@ -58,6 +78,9 @@ class RandomDeals:
             raise FieldError("fill", f"must lie between 0 and 1, got {self.fill}")
         if not 0 <= self.unevenness < 1:
             raise FieldError("unevenness", f"must lie between 0 and 1, got {self.unevenness}")
+        share = self.exchange_share
+        if share is not None and not 0 < share[0] <= share[1] < 1:
+            raise FieldError("exchange_share", f"must lie between 0 and 1, got {share}")
 
     @property
     def most_tables(self) -> int:
@@ -71,14 +94,101 @@ class RandomDeals:
 
     def __call__(self, deck: Deck, rng: np.random.Generator) -> Deal:
         """A task of the deck's tables; of all of them if it has fewer than asked for."""
-        most = min(self.most_tables, len(deck.pieces))
-        count = int(rng.integers(min(self.num_tables[0], most), most + 1))
-        tables: Ints = rng.permutation(len(deck.pieces))[:count]
-        devices = int(rng.integers(self.num_devices[0], self.num_devices[1] + 1))
-        shares = 1 - self.unevenness * rng.random(devices)
-        sizes = deck.bytes[tables]
-        total = sizes.sum() / rng.uniform(*self.fill)
-        memory: Ints = np.ceil(total * shares / shares.sum()).astype(np.int64)
-        while first_fit_decreasing(sizes.tolist(), memory.tolist()) is None:
-            memory = np.ceil(memory * _LOOSER).astype(np.int64)
-        return Deal(tables, memory)
+        return self.many(deck, rng, 1)[0]
+
+    def many(self, deck: Deck, rng: np.random.Generator, count: int) -> list[Deal]:
+        """So many tasks: quicker than one by one."""
+        pool = deck.called(self.among)
+        most = min(self.most_tables, len(pool))
+        tables = rng.integers(min(self.num_tables[0], most), most + 1, count)
+        devices = rng.integers(self.num_devices[0], self.num_devices[1] + 1, count)
+        order = rng.permuted(np.broadcast_to(pool, (count, len(pool))), axis=1)[:, :most]
+        dealt = np.arange(most) < tables[:, None]
+        rooms = self._rooms(deck, rng, order, dealt, devices)
+        pieces = [row[:some] for row, some in zip(order, tables.tolist(), strict=True)]
+        objectives = self._objectives(deck, rng, pieces, devices)
+        return [
+            Deal(some, room[:number], objective=objective)
+            for some, room, number, objective in zip(
+                pieces, rooms, devices.tolist(), objectives, strict=True
+            )
+        ]
+
+    def _rooms(
+        self,
+        deck: Deck,
+        rng: np.random.Generator,
+        order: Ints,
+        dealt: npt.NDArray[np.bool_],
+        devices: Ints,
+    ) -> Ints:
+        """Memory of each device: [tasks, most devices], 0 for those that a task does not have."""
+        exists = np.arange(self.most_devices) < devices[:, None]
+        shares = (1 - self.unevenness * rng.random(exists.shape)) * exists
+        sizes = deck.bytes[order] * dealt
+        total = sizes.sum(1) / rng.uniform(*self.fill, len(order))
+        even = shares / shares.sum(1, keepdims=True)
+        rooms: Ints = np.ceil(total[:, None] * even).astype(np.int64)
+        left = np.arange(len(order))
+        while True:
+            fits = all_fit(sizes[left], rooms[left])
+            too_large = ~fits & (sizes[left].max(1) > rooms[left].max(1))
+            if self.split and too_large.any():
+                some = left[too_large]
+                fixed, column, widths = (
+                    values[order[some]] * dealt[some] for values in deck.by_width
+                )
+                fits[too_large] = all_fit_split(fixed, column, widths, rooms[some])
+            left = left[~fits]
+            if not len(left):
+                return rooms
+            rooms[left] = np.ceil(rooms[left] * _LOOSER).astype(np.int64)
+
+    def _objectives(
+        self, deck: Deck, rng: np.random.Generator, pieces: Sequence[Ints], devices: Ints
+    ) -> list[Objective]:
+        """With a link of each task's own, if all-to-alls are to take a share of the step."""
+        if self.exchange_share is None:
+            return [Objective()] * len(pieces)
+        ranks = torch.from_numpy(devices).float()[:, None, None]
+        equal = Memberships.of(pieces).sums(deck.amounts) / ranks
+        computed_ms = deck.price(equal).total_ms.double().numpy()
+        shares = rng.uniform(*self.exchange_share, len(pieces))
+        found = []
+        for some, number, computed, share in zip(pieces, devices, computed_ms, shares, strict=True):
+            columns = np.full(number, float(deck.columns[some].sum()) / number)
+            slow = Objective(link=_ONE_BYTE_S).exchange_ms(columns, deck.batch_size)
+            asked_ms = max(computed, _LEAST_MS) * share / (1 - share)
+            speed = 2 * float(slow[0]) / asked_ms  # forward and backward
+            found.append(Objective(link=Link(speed) if speed > 0 else None))
+        return found
+
+
+@dataclass(frozen=True)
+class MixedDeals:
+    """Tasks of several generators, with equal odds."""
+
+    parts: tuple[Generator, ...]
+
+    @property
+    def most_tables(self) -> int:
+        """Tables of the largest task."""
+        return max(part.most_tables for part in self.parts)
+
+    @property
+    def most_devices(self) -> int:
+        """Devices of the largest task."""
+        return max(part.most_devices for part in self.parts)
+
+    def __call__(self, deck: Deck, rng: np.random.Generator) -> Deal:
+        """A task of one of them."""
+        return self.parts[rng.integers(len(self.parts))](deck, rng)
+
+    def many(self, deck: Deck, rng: np.random.Generator, count: int) -> list[Deal]:
+        """So many tasks, in an order that does not tell whose they are."""
+        whose = rng.integers(len(self.parts), size=count)
+        found = [
+            iter(part.many(deck, rng, int((whose == number).sum())) if number in whose else ())
+            for number, part in enumerate(self.parts)
+        ]
+        return [next(found[number]) for number in whose.tolist()]

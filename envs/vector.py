@@ -141,7 +141,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         drawn = -(-len(seats) // self._rivals)
         tasks = self.np_random.integers(2**62, size=drawn)
         if deals is None:
-            each = [self.generator(self.game.deck, self.np_random) for _ in range(drawn)]
+            each = self.generator.many(self.game.deck, self.np_random, drawn)
             deals = [deal for deal in each for _ in range(self._rivals)][: len(seats)]
         self.game.deal(seats, deals)
         self._tasks[seats] = np.repeat(tasks, self._rivals)[: len(seats)]

@@ -14,7 +14,8 @@ from autoshard.benchmark import MeasurementStore
 from autoshard.benchmark.hardware import cpu_fingerprint
 from autoshard.cost_model import CostModel, EstimatedCosts, load_model
 from autoshard.cost_model.training import one_thread
-from autoshard.envs import Deck, RandomDeals
+from autoshard.envs import Deck, Generator, RandomDeals
+from autoshard.envs.task_families import Choice
 from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file, check_folder
@@ -70,6 +71,9 @@ class CompareConfig:
 
     tables: str | None = None
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
+    family: str | None = None
+    """In place of --tables, --num-tables, --num-devices and --memory-fill: a family of tasks, such
+    as giants or giants:tight; docs/policy.md has them."""
     tasks: Path | None = None
     """In place of --tables: a folder of tasks as --save-tasks writes them. All are compared, and
     they say how many tables and devices they have, how much memory and which batch size."""
@@ -137,10 +141,14 @@ class CompareConfig:
         if _ALL in self.names:
             raise UserError(f"--sharders {_ALL} are all there are: name no others beside it")
         check_sharders(self.names)
-        if (self.tables is None) == (self.tasks is None):
+        if sum(source is not None for source in (self.tables, self.family, self.tasks)) != 1:
             raise UserError(
-                "name tables to draw tasks from with --tables, or a folder with --tasks"
+                "name tables to draw tasks from with --tables, or a folder with --tasks, or a "
+                "family of tasks with --family"
             )
+        if self.family is not None:
+            Choice.read(self.family, "--family")
+        assert self.choice is None or self.choice.name  # or a name that is wrong is told
         if self.plans and self.tasks is None:
             raise UserError("--plans needs the tasks that they are for: name their folder, --tasks")
         counts = ("num_tasks", "num_tables", "num_devices", "batch_size", "verified", "seeds")
@@ -169,8 +177,20 @@ class CompareConfig:
             return "with TorchRec", STEP
         return "measured" if self.measure else "estimated, not measured", SLOWEST
 
-    def deals(self) -> RandomDeals:
+    @property
+    def choice(self) -> Choice | None:
+        """The family that is asked for; None where tables or tasks are."""
+        return None if self.family is None else Choice.read(self.family, "--family")
+
+    @property
+    def source(self) -> str:
+        """Where tasks come from, in words."""
+        return str(self.tables or self.tasks or self.family)
+
+    def deals(self) -> Generator:
         """Who deals."""
+        if self.choice is not None:
+            return self.choice.deals
         fill = (self.memory_fill, self.memory_fill)
         return RandomDeals((self.num_tables,) * 2, (self.num_devices,) * 2, fill)
 
@@ -207,7 +227,7 @@ def main(config: CompareConfig) -> None:
             "measured": config.measure,
             "trained": config.judge == "training",
             "batch_size": oracle.batch_size,
-            "memory_fill": config.memory_fill if config.tasks is None else None,
+            "memory_fill": None if config.tables is None else config.memory_fill,
             "seconds": found.seconds,
             "measuring_seconds": found.measuring_seconds,
             "visits": found.visits,
@@ -232,7 +252,7 @@ def main(config: CompareConfig) -> None:
         run.artifact(folder / "compare.json")
         run.metrics(_metrics(scores))
         run.tags({"hardware": hardware, "num_devices": contest.most_devices})
-        run.data(tables_source(str(config.tables or config.tasks), contest.tables))
+        run.data(tables_source(config.source, contest.tables))
         run.note(verdict(scores, best, what, subject))
         if config.json is not None:
             documents.write(config.json, figures)
@@ -273,8 +293,9 @@ def _contest(
     tables = _tables(config)
     oracle = oracle_for(model, config.batch_size, tables)
     deck = Deck(oracle, [table.whole() for table in tables])
-    tasks = deal_tasks(deck, config.deals(), config.seed)
-    return Contest.drawn(tasks, config.num_tasks, tables, config.num_devices), oracle
+    deals = config.deals()
+    tasks = deal_tasks(deck, deals, config.seed)
+    return Contest.drawn(tasks, config.num_tasks, tables, deals.most_devices), oracle
 
 
 def _pictures(
@@ -307,12 +328,16 @@ def _run_name(config: CompareConfig) -> str:
         what = "train"
     if config.tasks is not None:
         return f"{what} {config.tasks.name}"
+    if config.family is not None:
+        return f"{what} {config.family}"
     assert config.tables is not None
     return f"{what} {config.num_tables} on {config.num_devices}, {short_name(config.tables)}"
 
 
 def _tables(config: CompareConfig) -> list[EmbeddingTable]:
     """The tables that tasks are drawn from: those that nothing has learned from, if they do."""
+    if config.choice is not None:
+        return tables_by_part(config.choice.family.tables())["test"]
     assert config.tables is not None
     tables = load_tables(config.tables)
     if config.num_tables > len(tables):

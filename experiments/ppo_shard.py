@@ -19,7 +19,7 @@ from autoshard.experiments.training.report import TrainingReport
 from autoshard.experiments.training.run_folder import Progress, RunFolder
 from autoshard.experiments.training.settings import check_once, settled, taken_up
 from autoshard.experiments.training.training import Training, parts_of
-from autoshard.workload import documents, load_tables
+from autoshard.workload import documents
 
 Stood = tuple[Progress, Path, CostModel]  # how far a run had come: with its checkpoint and model
 
@@ -43,8 +43,8 @@ def main(config: PPOShardConfig) -> None:
         config = settled(config)
     config.check()
     storage = _storage(config)
-    tables = load_tables(config.tables)
-    parts = parts_of(config.tables, tables)
+    tables = config.all_tables()
+    parts = parts_of(config.source, tables)
     base = load_model(config.cost_model)
     oracle_for(base, config.batch_size, tables)  # which tells of tables that it knows little of
     if resumed is None:
@@ -56,11 +56,11 @@ def main(config: PPOShardConfig) -> None:
         storage.fetch_store(store)
     MeasurementStore(store).close()  # a store that cannot be used is told before work starts
     run_id = (resumed[0].mlflow_run or None) if resumed else None  # a sweep's winner has none
-    what = f"{config.num_tables} on {config.num_devices}, seed {config.seed}"
-    name = f"ppo {what}, {config.reward}, {short_name(config.tables)}"
     with ExitStack() as stack:
         run = stack.enter_context(
-            tracking.tracked_run("ppo_shard", name, asdict(config), config.mlflow_uri, run_id)
+            tracking.tracked_run(
+                "ppo_shard", _run_name(config), asdict(config), config.mlflow_uri, run_id
+            )
         )
         stack.enter_context(ray_cluster())
         begun = resumed[0].iteration if resumed else 0
@@ -71,7 +71,7 @@ def main(config: PPOShardConfig) -> None:
             training.take_up(*resumed)
         report.introduce(len(parts["train"]))
         if resumed is None:
-            run.data(tables_source(config.tables, tables))
+            run.data(tables_source(config.source, tables))
             training.begin()
         while not training.done:
             figures = training.step()
@@ -95,6 +95,13 @@ def main(config: PPOShardConfig) -> None:
         f"with shard.py --policy {config.out}",
         soft_wrap=True,
     )
+
+
+def _run_name(config: PPOShardConfig) -> str:
+    if config.families is not None:
+        return f"ppo {config.families}, seed {config.seed}, {config.reward}"
+    what = f"{config.num_tables} on {config.num_devices}, seed {config.seed}"
+    return f"ppo {what}, {config.reward}, {short_name(config.tables)}"
 
 
 def _storage(config: PPOShardConfig) -> Storage | None:

@@ -4,11 +4,13 @@ May import `envs`, `cost_model`, `benchmark` and `workload`. Hands out every sha
 (`make_sharder`, with the `Means` that it needs): the published heuristics, greedy placement by
 learned costs, `NeuroShardSharder`, which splits tables around it, `PolicySharder`, a trained policy
 alone or with sampling, splits and local search, `MeasuringSharder`, which measures and learns while
-it plans, `NearSharder`, which improves a plan in use, and `TorchRecSharder`, TorchRec's own planner
-to be compared with. `next_steps` says what one more move, swap or split would bring to a plan.
-Policies are kept in folders (`load_policy`, `save_policy`).
+it plans, `AnnealingSharder`, the yardstick of all that are quicker, `NearSharder`, which improves a
+plan in use, and `TorchRecSharder`, TorchRec's own planner to be compared with. `next_steps` says
+what one more move, swap or split would bring to a plan. Policies are kept in folders
+(`load_policy`, `save_policy`).
 """
 
+from autoshard.sharders.annealing import ANNEAL_SECONDS, AnnealingSharder
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
 from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
@@ -29,6 +31,7 @@ from autoshard.sharders.registry import (
     NEED_POOL,
     NEED_TORCHREC,
     SHARDERS,
+    TAKE_THEIR_TIME,
     Means,
     make_measuring,
     make_sharder,
@@ -38,6 +41,7 @@ from autoshard.sharders.steps import Step, next_steps
 from autoshard.sharders.torchrec_planner import TorchRecSharder
 
 __all__ = [
+    "ANNEAL_SECONDS",
     "BY_NO_MODEL",
     "HEURISTICS",
     "MEASURE_SECONDS",
@@ -45,8 +49,10 @@ __all__ = [
     "NEED_POOL",
     "NEED_TORCHREC",
     "SHARDERS",
+    "TAKE_THEIR_TIME",
     "USUAL_HEURISTICS",
     "AloneGreedySharder",
+    "AnnealingSharder",
     "FusedGreedySharder",
     "GreedySharder",
     "LocalSearch",

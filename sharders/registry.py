@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from autoshard.cost_model import EstimatedCosts
+from autoshard.sharders.annealing import ANNEAL_SECONDS, AnnealingSharder
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
 from autoshard.sharders.measuring import MEASURE_SECONDS, Measurer, MeasuringSharder
@@ -19,7 +20,8 @@ SAMPLES = 32  # plans drawn from the policy
 @dataclass(frozen=True)
 class Means:
     """What sharders need, as far as it is there. `seed`: of everything that they draw. `seconds`:
-    that those who search may take; by default as long as it takes them.
+    that those who search may take; by default as long as it takes them. `anneal_seconds`: that
+    annealing takes for a task.
     """
 
     oracle: EstimatedCosts | None = None
@@ -29,6 +31,7 @@ class Means:
     measure_seconds: float = MEASURE_SECONDS
     seed: int = 0
     seconds: float | None = None
+    anneal_seconds: float = ANNEAL_SECONDS
 
     def priced(self, name: str) -> EstimatedCosts:
         """The oracle; UserError without."""
@@ -66,6 +69,9 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
         seconds=means.seconds,
     ),
     "neuroshard": lambda name, means: NeuroShardSharder(means.priced(name)),
+    "annealing": lambda name, means: AnnealingSharder(
+        means.priced(name), means.anneal_seconds, seed=means.seed
+    ),
     "policy": _policy,
     "policy_best": lambda name, means: _policy(name, means, samples=SAMPLES),
     "autoshard": lambda name, means: _policy(name, means, samples=SAMPLES, search=True),
@@ -77,6 +83,7 @@ SHARDERS = (*HEURISTICS, *_MAKERS)
 NEED_TORCHREC = frozenset({"torchrec", "torchrec_columns"})  # they are its planner
 BY_NO_MODEL = frozenset({*HEURISTICS, *NEED_TORCHREC})  # they ask no cost model
 NEED_POOL = frozenset({"autoshard_verified"})  # they measure
+TAKE_THEIR_TIME = frozenset({"annealing"})  # seconds as they are given, however small the task
 _NEVER_WORSE = frozenset({"autoshard", "cost_fused_search", "cost_fused"})  # than cost_fused
 NEED_POLICY = frozenset({"policy", "policy_best", "autoshard", "autoshard_verified"})
 

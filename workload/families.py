@@ -8,8 +8,10 @@ MLPerf draws them uniformly, Criteo's categories are known to be very skewed. `s
 for machines with less memory than the workload was made for.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import cycle
 
 import numpy as np
 
@@ -37,6 +39,9 @@ _MLPERF_LOOKUPS = (
 _PUBLISHED_BATCH = 65_536  # samples in the batch of the published reuse
 _SMALLEST = 64  # times smaller are the smallest batches in which tables are used like that
 _TILT = 0.4  # how much a table's reuse may be bent to rare or frequent, a bin
+# Of variations of a workload: deviations of the logarithms of rows and lookups, and Zipf's powers.
+_VARIED_ROWS, _VARIED_LOOKUPS, _VARIED_ZIPF = 0.5, 0.4, (0.0, 1.2)
+_SEEDS_APART = 1_000_003  # of the ranges of a mixture
 _MOST_BYTES = 2**32  # of a table's fp32 weights: one that is larger is made lower
 
 
@@ -62,11 +67,26 @@ class Workload:
             for number, (rows, lookups) in enumerate(zip(self.rows, self.lookups, strict=True))
         )
 
+    def varied(self, rng: np.random.Generator) -> Iterator[EmbeddingTable]:
+        """The tables, each a little other than published; without names that tell them apart."""
+        dim = int(self.dim * rng.choice((0.5, 1, 2)))
+        for rows, lookups in zip(self.rows, self.lookups, strict=True):
+            many = rows * np.exp(_VARIED_ROWS * rng.standard_normal())
+            yield EmbeddingTable(
+                name="varied",
+                rows=round(max(1, min(many, _MOST_BYTES / (4 * dim)))),
+                dim=dim,
+                pooling_factor=round(lookups * np.exp(_VARIED_LOOKUPS * rng.standard_normal()), 4),
+                zipf_alpha=round(rng.uniform(*_VARIED_ZIPF), 4),
+            )
+
 
 WORKLOADS: Mapping[str, Workload] = {
     "criteo": Workload(_CRITEO_ROWS, (1,) * len(_CRITEO_ROWS), 16, _CRITEO_ZIPF),
     "mlperf:dlrm-v2": Workload(_MLPERF_ROWS, _MLPERF_LOOKUPS, 128, 0.0),
 }
+# As Criteo's would be for a larger model: wider, with a history of eight in place of a category.
+_LARGER_CRITEO = Workload(_CRITEO_ROWS, (8,) * len(_CRITEO_ROWS), 64, _CRITEO_ZIPF)
 
 
 @dataclass(frozen=True)
@@ -135,6 +155,40 @@ RANGES: Mapping[str, Range] = {
     "hot": Range((50, 2e4), (4, 32), (5, 100), (0.9, 1.6)),
     "cold": Range((2e5, 5e6), (32, 128), (0.5, 8), (0, 0.3)),
 }
+# Tables of several ranges by turns. What costs most forward beside what costs most backward: wide
+# tables of a few hot rows take two times as long backward as forward, by the shipped cost model of
+# CPUs, narrow ones of which each lookup finds another row twenty times as long.
+MIXTURES: Mapping[str, tuple[Range, ...]] = {
+    "directions": (
+        Range((1e2, 1e5), (256, 512), (10, 100), (1.2, 1.6)),
+        Range((2e5, 5e6), (4, 16), (2, 15), (0, 0.5)),
+    ),
+}
+
+
+def _mixed_tables(ranges: Sequence[Range], count: int, seed: int) -> tuple[EmbeddingTable, ...]:
+    """`count` tables, of each range by turns."""
+    some = [
+        each.tables(-(-count // len(ranges)), seed + number * _SEEDS_APART)
+        for number, each in enumerate(ranges)
+    ]
+    return _numbered([table for turn in zip(*some, strict=True) for table in turn][:count])
+
+
+def _giant_tables(count: int, seed: int) -> tuple[EmbeddingTable, ...]:
+    """`count` tables, of variations of MLPerf's model and of a larger Criteo's by turns: a few are
+    giants, in memory, in cost or in both.
+    """
+    found: list[EmbeddingTable] = []
+    models = cycle((WORKLOADS["mlperf:dlrm-v2"], _LARGER_CRITEO))
+    while len(found) < count:
+        found += next(models).varied(np.random.default_rng([seed, len(found)]))
+    return _numbered(found[:count])
+
+
+def _numbered(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, ...]:
+    width = len(str(len(tables) - 1))
+    return tuple(replace(table, name=f"t{n:0{width}d}") for n, table in enumerate(tables))
 
 
 def _bent_reuse(lookups: float, tilt: float) -> tuple[float, ...]:
@@ -158,12 +212,17 @@ def _drawn(name: str, rest: str) -> tuple[EmbeddingTable, ...]:
     count, seed = int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0
     if count < 1:
         raise UserError(f"{name}:{rest}: at least 1 table is needed")
-    return RANGES[name].tables(count, seed)
+    return _DRAWN[name](count, seed)
 
 
+_DRAWN: Mapping[str, Callable[[int, int], tuple[EmbeddingTable, ...]]] = {
+    **{name: each.tables for name, each in RANGES.items()},
+    **{name: partial(_mixed_tables, ranges) for name, ranges in MIXTURES.items()},
+    "giants": _giant_tables,
+}
 _READERS: Mapping[str, Callable[[str, str], tuple[EmbeddingTable, ...]]] = {
     **dict.fromkeys(WORKLOADS, _workload),
-    **dict.fromkeys(RANGES, _drawn),
+    **dict.fromkeys(_DRAWN, _drawn),
 }
 
 

@@ -18,8 +18,8 @@ SOURCES = """\
 FILE.csv, FILE.json or FILE.parquet with name, rows, dim, pooling_factor and optionally zipf_alpha
 or reuse_0..reuse_16 (and reuse_batch_size), features, weighted; FILE.pt or FILE.pt.gz[:DIM] in
 the format of dlrm_datasets; synthetic:N[:SEED[:small|full]]; wide:N[:SEED], features:N[:SEED],
-zipf:N[:SEED], hot:N[:SEED] or cold:N[:SEED]; or criteo or mlperf:dlrm-v2, both with [:1/SCALE] of
-their rows"""
+zipf:N[:SEED], hot:N[:SEED], cold:N[:SEED], giants:N[:SEED] or directions:N[:SEED]; or criteo or
+mlperf:dlrm-v2, both with [:1/SCALE] of their rows"""
 
 _REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _REUSE = tuple(f"reuse_{number}" for number in range(NUM_REUSE_BINS))

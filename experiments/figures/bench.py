@@ -24,6 +24,7 @@ from autoshard.experiments.figures.families import (
     measured_family_figures,
 )
 from autoshard.experiments.figures.figure import Group, Taken
+from autoshard.experiments.figures.headroom import headroom_figures
 from autoshard.experiments.figures.measuring import measuring_figures, yardstick_figures
 from autoshard.experiments.figures.model import learning_figures, promise_figures
 from autoshard.experiments.figures.noise import flush_figures, noise_figures
@@ -53,6 +54,11 @@ GROUPS: Mapping[str, Group] = {
     "sharders": Group(
         "Speed of sharders, and tight memory",
         lambda _: [*speed_figures(), *memory_figures()],
+        on_ray=False,
+    ),
+    "headroom": Group(
+        "What there is to be won in families of tasks, by the cost model",
+        lambda _: headroom_figures(),
         on_ray=False,
     ),
     "measuring": Group("Measuring", measuring_figures),

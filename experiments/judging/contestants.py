@@ -23,6 +23,7 @@ from autoshard.experiments.judging.shard_visits import (
 from autoshard.sharders import (
     MEASURE_SECONDS,
     NEED_POOL,
+    TAKE_THEIR_TIME,
     Means,
     Measurer,
     Policy,
@@ -72,7 +73,8 @@ class Contestants:
     ) -> dict[str, Sharder]:
         """By name, ready to be timed on tasks like the first."""
         found = self.sharders(measurer)
-        warm_up({n: s for n, s in found.items() if n not in NEED_POOL}, first)
+        late = NEED_POOL | TAKE_THEIR_TIME
+        warm_up({name: sharder for name, sharder in found.items() if name not in late}, first)
         return found
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from autoshard.benchmark.hardware import AskedKind
-from autoshard.envs import RandomDeals
+from autoshard.envs import Generator, RandomDeals
+from autoshard.envs.task_families import Choice, deals_of, read_choices, tables_of
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ranges import read_range
 from autoshard.experiments.training.hyperparameters import Hyperparameters, LearnerName
 from autoshard.sharders.policy_network import PolicyShape
-from autoshard.workload import UserError
+from autoshard.workload import EmbeddingTable, UserError, load_tables
 from autoshard.workload.bounds import check_bounds
 
 Goal = Literal["maximum", "balance"]
@@ -30,6 +31,9 @@ class PPOShardConfig:
 
     tables: str = "synthetic:400:1"
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
+    families: str | None = None
+    """In place of --tables and all that follows on tasks up to --memory-unevenness: families of
+    tasks with commas between them, such as small,giants:tight, or all; docs/policy.md has them."""
     num_tables: str = "60"
     """Tables of a task: a number, or a range such as 20-100."""
     num_devices: str = "4"
@@ -117,8 +121,31 @@ class PPOShardConfig:
         """Processes that play beside the one that learns."""
         return self.num_env_runners or 0
 
-    def generator(self) -> RandomDeals:
+    @property
+    def choices(self) -> tuple[Choice, ...]:
+        """The families that are asked for; none where tables are."""
+        return () if self.families is None else read_choices(self.families, "--families")
+
+    @property
+    def source(self) -> str:
+        """Where tables come from, in words."""
+        return self.tables if self.families is None else self.families
+
+    @property
+    def tasks_told(self) -> str:
+        """What is dealt, in words."""
+        if self.families is not None:
+            return f"families {self.families}"
+        return f"{self.num_tables} tables on {self.num_devices} devices"
+
+    def all_tables(self) -> tuple[EmbeddingTable, ...]:
+        """The tables of all parts."""
+        return tables_of(self.choices) if self.choices else load_tables(self.tables)
+
+    def generator(self) -> Generator:
         """Who deals."""
+        if self.choices:
+            return deals_of(self.choices)
         return RandomDeals(
             read_range(self.num_tables, "--num-tables", int),
             read_range(self.num_devices, "--num-devices", int),

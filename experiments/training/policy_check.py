@@ -33,7 +33,9 @@ def deal_tasks(deck: Deck, generator: Generator, seed: int) -> Iterator[Sharding
         deal = generator(deck, rng)
         tables = tuple(deck.pieces[number].table for number in deal.pieces)
         devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(deal.memory_bytes))
-        yield ShardingTask(tables, devices, deck.batch_size, deck.operator)
+        yield ShardingTask(
+            tables, devices, deck.batch_size, deck.operator, objective=deal.objective
+        )
 
 
 def draw_tasks(deck: Deck, generator: Generator, count: int, seed: int) -> list[ShardingTask]:

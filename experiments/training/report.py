@@ -78,12 +78,12 @@ class TrainingReport:
         config, pool = self._training.config, self._training.pool
         hardware = self._training.model.provenance.hardware
         cli.console.print(
-            f"training on {teaching} tables of {config.tables}: tasks of "
-            f"{config.num_tables} tables on {config.num_devices} devices, {config.reward} rewards"
+            f"training on {teaching} tables of {config.source}: tasks of {config.tasks_told}, "
+            f"{config.reward} rewards"
             + (f", measured on {len(pool.devices())} devices" if pool else ""),
             soft_wrap=True,
         )
-        if config.generator().most_tables > teaching:
+        if not config.choices and config.generator().most_tables > teaching:
             cli.console.print(f"note: tasks have at most the {teaching} tables that teach")
         if self._training.progress.iteration:
             cli.console.print(f"going on after iteration {self._training.progress.iteration}")
@@ -217,9 +217,9 @@ class TrainingReport:
             if name in against
         )
         return (
-            f"A policy that places {config.num_tables} tables of `{config.tables}` on "
-            f"{config.num_devices} devices.\n\n| sharder | slowest device over that of each "
-            f"task's best heuristic, unseen tables | 95 % interval |\n|---|---|---|\n{rows}"
+            f"A policy that shards {config.tasks_told}, of `{config.source}`.\n\n"
+            "| sharder | slowest device over that of each task's best heuristic, unseen tables "
+            f"| 95 % interval |\n|---|---|---|\n{rows}"
         )
 
     def _pool_busy(self) -> float:

@@ -403,6 +403,7 @@ def test_bad_tasks_and_plans_are_one_line(
     for changes, says in (
         ({"tables": TABLES}, "name tables to draw tasks from with --tables, or a folder with"),
         ({"tasks": None}, "name tables to draw tasks from with --tables, or a folder with"),
+        ({"family": "small"}, "or a family of tasks with --family"),
         ({"tasks": tasks}, "tasks: is no folder of tasks, as --save-tasks writes them"),
         ({"tasks": tmp_path / "tasks_nothing"}, "tasks_nothing: holds no tasks"),
         ({"tasks": tmp_path / "tasks_schema"}, "3.json: is not a document of schema"),
@@ -503,6 +504,8 @@ def test_bad_input_is_one_line_before_any_work(
         ({"sharders": "autoshard_verified"}, "measures its best plans: add --measure"),
         ({"judge": "training", "measure": True}, "--measure measures costs: leave it out"),
         ({"tables": "none.csv"}, "none.csv: does not exist"),
+        ({"family": "giants"}, "name tables to draw tasks from with --tables"),
+        ({"tables": None, "family": "giant"}, "--family: 'giant' is not one of small, large"),
         ({"num_devices": 0}, "--num-devices must be at least 1, got 0"),
         ({"num_devices": 4}, "the policy serves up to 3 devices, 4 are asked for"),
         ({"num_tasks": -1}, "--num-tasks must be at least 1, got -1"),
@@ -535,3 +538,24 @@ def test_bad_input_is_one_line_before_any_work(
     done = run("compare.py", "--tables none.csv --sharders nobody", tmp_path, code=2, apart=True)
     assert done.stderr.startswith("sharder 'nobody' is not one of")
     assert done.stderr.count("\n") == 1
+
+
+def test_tasks_of_a_family_are_compared(policy: Path, tmp_path: Path) -> None:
+    answer = tmp_path / "c.json"
+    compare.main(
+        CompareConfig(
+            family="directions:tight",
+            num_tasks=2,
+            sharders="dim,cost_fused",
+            policy=policy,
+            cost_model=Path("cpu"),
+            out=tmp_path / "out",
+            json=answer,
+            mlflow_uri=empty_mlflow(tmp_path / "mlflow.db"),
+        )
+    )
+    told = json.loads(answer.read_text())
+    assert (told["tasks"], told["tables"], told["devices"]) == (2, 40, 8)
+    assert told["memory_fill"] is None
+    task = ShardingTask.load(tmp_path / "out" / "tasks" / "0.json")
+    assert all(table.name.startswith("directions:") for table in task.tables)

@@ -223,6 +223,8 @@ def test_a_run_whose_seconds_are_spent_ends_well_and_goes_on(
         ({"iterations": 0}, "--iterations must be at least 1"),
         ({"measured_share": 1.5}, "--measured-share must lie between 0 and 1, got 1.5"),
         ({"tables": "nothing.csv"}, "nothing.csv"),
+        ({"families": "small,huge"}, "--families: 'huge' is not one of small, large, giants"),
+        ({"families": "thousands"}, "--max-devices 128 is less than --num-devices"),
         ({"tables": "synthetic:3:1"}, "synthetic:3:1: has too few tables"),
         ({"cost_model": "nowhere"}, "nowhere: holds no cost model"),
         ({"resume": True, "out": Path("nothing")}, "nothing: holds no training run to go on with"),

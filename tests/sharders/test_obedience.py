@@ -25,13 +25,13 @@ from autoshard.workload.feasibility import any_plan
 from autoshard.workload.packing import does_not_fit, pack
 
 NAMES = tuple(name for name in SHARDERS if name not in NEED_POOL and "torchrec" not in name)
-SPLITTING = ("autoshard", "cost_fused_search")
+SPLITTING = ("autoshard", "cost_fused_search", "annealing")
 MEMORY = 2**40
 
 
 @pytest.fixture(scope="module")
 def means(model: CostModel) -> Means:
-    return Means(EstimatedCosts(model, 1024), Policy.untrained())
+    return Means(EstimatedCosts(model, 1024), Policy.untrained(), anneal_seconds=0.1)
 
 
 def task_of(

@@ -67,7 +67,17 @@ def test_tables_with_features_are_wide_ones_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["wide:30:1", "features:30:1", "zipf:30:1", "hot:30", "cold:30:2", "criteo:1/8"]
+    "source",
+    [
+        "wide:30:1",
+        "features:30:1",
+        "zipf:30:1",
+        "hot:30",
+        "cold:30:2",
+        "criteo:1/8",
+        "giants:60:1",
+        "directions:30:2",
+    ],
 )
 def test_they_have_features_in_any_batch(source: str) -> None:
     pieces = [table.whole() for table in load_tables(source)]
@@ -76,6 +86,27 @@ def test_they_have_features_in_any_batch(source: str) -> None:
         assert np.isfinite(features).all()
         shares = features[:, 4:21].sum(1)
         assert shares[features[:, 23] > 1] == pytest.approx(1.0)
+
+
+def test_giants_are_variations_and_no_two_are_alike() -> None:
+    tables = load_tables("giants:260:3")
+    assert tables == load_tables("giants:260:3") != load_tables("giants:260:4")
+    assert tables[:52] == tuple(
+        replace(table, name=other.name)
+        for table, other in zip(load_tables("giants:52:3"), tables, strict=False)
+    )
+    assert len({table.name for table in tables}) == 260
+    many = [table for table in tables if table.rows > 100]  # of three rows there are not so many
+    assert len({table.access_digest for table in many}) == len(many)
+    assert all(table.rows * table.dim * 4 <= 2**32 + 4096 for table in tables)
+    sizes = sorted((table.rows * table.dim for table in tables), reverse=True)
+    assert sum(sizes[:52]) > 0.8 * sum(sizes)
+
+
+def test_a_mixture_has_as_many_of_each_range() -> None:
+    tables = load_tables("directions:31:1")
+    assert [table.dim >= 256 for table in tables] == [number % 2 == 0 for number in range(31)]
+    assert len({table.name for table in tables}) == 31
 
 
 @pytest.mark.parametrize(
@@ -88,6 +119,8 @@ def test_they_have_features_in_any_batch(source: str) -> None:
         ("features:some", "write features:N"),
         ("zipf:3:1:2", "write zipf:N"),
         ("hot:0", "at least 1 table"),
+        ("giants:some", "write giants:N"),
+        ("directions", "write directions:N"),
         ("mlperf", "tables are read from|does not exist"),
     ],
 )

@@ -1,0 +1,240 @@
+"""A plan as columns of tables on devices, and what changes of it would bring, many at once.
+
+Which columns a device holds of a table does not matter to what they cost, only how many. So a plan
+is a matrix of widths, tables by devices, and slices of a table that meet on a device are one, as
+they are in the plan that is written down.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.device_waits import DeviceWaits
+from autoshard.cost_model.outlook import Placed
+from autoshard.workload import ShardingTask, TableSlice
+from autoshard.workload.tables import DIM_STEP
+from autoshard.workload.terms import Bundle, Terms
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Truths = npt.NDArray[np.bool_]
+
+_NOTHING = 0  # the number of an item
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Changes of a plan, each of two devices, in columns of steps of four: [changes].
+
+    On the first device `table` becomes `keeps` wide, on the second `gets`. Where two tables change
+    places, `other` leaves the second device and is `other_gets` wide on the first; else it is -1.
+    """
+
+    first: Ints
+    second: Ints
+    table: Ints
+    keeps: Ints
+    gets: Ints
+    other: Ints
+    other_gets: Ints
+
+    def chosen(self, which: Truths | Ints) -> "Changes":
+        """Some of them."""
+        return Changes(*(getattr(self, field.name)[which] for field in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+@dataclass(frozen=True)
+class After:
+    """What the two devices of each change would hold and take.
+
+    Args:
+        waits: milliseconds before each wait, [changes, 2, waits].
+        rows: items that leave and enter the first device, then the second: [4, changes].
+    """
+
+    waits: Floats
+    rows: Ints
+
+
+class ColumnPlan:
+    """A plan that is being changed.
+
+    Args:
+        oracle: prices devices, in the mean.
+        task: of the plan.
+        placed: the plan to begin with; it is valid.
+    """
+
+    def __init__(self, oracle: EstimatedCosts, task: ShardingTask, placed: Placed) -> None:
+        self.task, self._oracle = task, oracle
+        terms = Terms(task)
+        self.bundles = terms.bundles()
+        self._lawful = terms.lawful(self.bundles)
+        self._conflicts = terms.conflicts(self.bundles)
+        limits = [_limits(terms, bundle) for bundle in self.bundles]
+        self.most_slices, least, self._full = np.array(limits, np.int64).T
+        self._least = -(-least // DIM_STEP)
+        self.devices = len(task.devices)
+        self.widths = np.zeros((len(self.bundles), self.devices), np.int64)
+        numbers = {bundle.name: number for number, bundle in enumerate(self.bundles)}
+        for piece, device in placed:
+            number = numbers.get(piece.table.name)  # of bundles the first table tells
+            if number is not None:
+                whole = len(self.bundles[number].slices) > 1
+                self.widths[number, device] += 1 if whole else piece.width // DIM_STEP
+        # Items are widths of bundles; one that was never asked for has no row yet. The first is
+        # of no table: it takes no memory, costs nothing and has no columns.
+        self._first = np.concatenate([[0], np.cumsum(self._full + 1)[:-1]])
+        self._row = np.full(int((self._full + 1).sum()), -1, np.int64)
+        self._row[self._first] = _NOTHING
+        self._row[self._first[0] + self._full[0]] = _NOTHING + 1
+        items = [Bundle(()), self.bundles[0]]
+        self._devices = DeviceWaits(oracle.expectation(), task, items)
+        self._bytes = np.array([task.bytes_of(item.slices) for item in items], np.int64)
+        self._begin()
+
+    def _begin(self) -> None:
+        tables, devices = self.widths.nonzero()
+        rows = self.rows(tables, self.widths[tables, devices])
+        for row, device in zip(rows.tolist(), devices.tolist(), strict=True):
+            self._devices.put(row, device)
+        self.free = self.task.room_bytes
+        np.subtract.at(self.free, devices, self._bytes[rows])
+        self.slices = (self.widths > 0).sum(1)
+        self.waits = self._devices.costs()[..., 0]
+
+    def rows(self, tables: Ints, widths: Ints) -> Ints:
+        """Items of so many columns of tables, known from then on."""
+        places = self._first[tables] + widths
+        new = self._row[places] < 0
+        if new.any():
+            # Of a table that is split for the first time all widths: one by one takes longer.
+            split = new & (widths < self._full[tables])
+            wide = np.unique(tables[split])
+            steps = [self._first[table] + np.arange(self._full[table] + 1) for table in wide]
+            unknown = np.unique(np.concatenate([places[new], *steps]))
+            unknown = unknown[self._row[unknown] < 0]
+            owners = np.searchsorted(self._first, unknown, side="right") - 1
+            items = [
+                self.item(int(table), int(width))
+                for table, width in zip(owners, unknown - self._first[owners], strict=True)
+            ]
+            first = self._devices.extend(items)
+            self._row[unknown] = np.arange(first, first + len(items))
+            sizes = [self.task.bytes_of(item.slices) for item in items]
+            self._bytes = np.concatenate([self._bytes, np.array(sizes, np.int64)])
+        return self._row[places]
+
+    def item(self, table: int, width: int) -> Bundle:
+        """So many columns, in steps of four, of a table; or a whole bundle."""
+        bundle = self.bundles[table]
+        if len(bundle.slices) > 1:
+            return bundle
+        return Bundle((TableSlice(bundle.slices[0].table, 0, width * DIM_STEP),))
+
+    def placed(self, widths: Ints) -> list[tuple[TableSlice, int]]:
+        """Each slice and its device, of a plan that has such widths."""
+        found, start = [], np.zeros(len(self.bundles), np.int64)
+        for table, device in zip(*widths.nonzero(), strict=True):
+            bundle, width = self.bundles[table], int(widths[table, device]) * DIM_STEP
+            if len(bundle.slices) > 1:
+                found += [(piece, int(device)) for piece in bundle.slices]
+                continue
+            whole = bundle.slices[0].table
+            found.append((TableSlice(whole, int(start[table]), width), int(device)))
+            start[table] += width
+        return found
+
+    def plan_ms(self) -> float:
+        """The task's objective."""
+        return float(self.together(self.waits.max(0)))
+
+    def together(self, waits: Floats) -> Floats:
+        """A step [...], by what each wait takes [..., waits]."""
+        return self._devices.waits.together(waits)
+
+    def price(self, changes: Changes) -> After:
+        """What the devices of these changes would take."""
+        c = changes
+        swapped = c.other >= 0
+        # On either device one item is left in place of one: of what changes places, another's.
+        theirs = np.where(swapped, c.other, c.table)
+        rows = np.stack(
+            [
+                self.rows(c.table, self.widths[c.table, c.first]),
+                self.rows(theirs, np.where(swapped, c.other_gets, c.keeps)),
+                self.rows(theirs, self.widths[theirs, c.second]),
+                self.rows(c.table, c.gets),
+            ]
+        )
+        leave, enter = rows[[0, 2]], rows[[1, 3]]
+        devices = np.stack([c.first, c.second])
+        return After(self._devices.exchanged(leave, devices, enter)[..., 0].swapaxes(0, 1), rows)
+
+    def admitted(self, changes: Changes, after: After) -> Truths:
+        """Whether memory and rules admit each change."""
+        c, grown = changes, self._bytes[after.rows]
+        swapped = c.other >= 0
+        other = np.where(swapped, c.other, 0)
+        found = grown[1] - grown[0] <= self.free[c.first]
+        found &= grown[3] - grown[2] <= self.free[c.second]
+        if not self.task.rules:
+            return np.asarray(found)
+        found &= self._lawful[c.table, c.second]
+        found &= ~swapped | self._lawful[other, c.first]
+        stays = (c.keeps > 0) & ~swapped
+        slices = self.slices[c.table] + stays - (self.widths[c.table, c.second] > 0) * ~swapped
+        found &= (slices <= self.most_slices[c.table]) | ~stays
+        least = self._least[c.table]
+        found &= ~stays | ((c.keeps >= least) & (c.gets >= least))
+        if self._conflicts is not None:
+            found &= self._rivals(c.table, c.second, other, swapped) == 0
+            found &= ~swapped | (self._rivals(other, c.first, c.table, swapped) == 0)
+        return np.asarray(found)
+
+    def _rivals(self, tables: Ints, devices: Ints, leaving: Ints, leave: Truths) -> Ints:
+        """How many tables are on each device, without the one that leaves it, that each of these
+        may not share it with.
+        """
+        assert self._conflicts is not None
+        there = (self.widths[:, devices] > 0).T
+        there[np.flatnonzero(leave), leaving[leave]] = False
+        return np.asarray((self._conflicts[tables] & there).sum(1))
+
+    def apply(self, changes: Changes, after: After, number: int) -> None:
+        """Make one of the changes."""
+        c = changes
+        devices = (int(c.first[number]), int(c.second[number]))
+        rows = after.rows[:, number].tolist()
+        for device, leave, enter in zip(devices, rows[::2], rows[1::2], strict=True):
+            self._devices.take(leave, device)
+            self._devices.put(enter, device)
+            self.free[device] += self._bytes[leave] - self._bytes[enter]
+        table, other = int(c.table[number]), int(c.other[number])
+        self.widths[table, devices] = c.keeps[number], c.gets[number]
+        self.slices[table] = (self.widths[table] > 0).sum()
+        if other >= 0:
+            self.widths[other, devices] = c.other_gets[number], 0
+            self.slices[other] = (self.widths[other] > 0).sum()
+        self.waits[list(devices)] = after.waits[number]
+
+
+def _limits(terms: Terms, bundle: Bundle) -> tuple[int, int, int]:
+    """The most slices, the least columns that one of several may have, and all steps of four."""
+    if len(bundle.slices) > 1:
+        return 1, 0, 1
+    most, least = terms.limits(bundle.name)
+    return most, least, bundle.slices[0].width // DIM_STEP
+
+
+def stacked(parts: Sequence[Changes]) -> Changes:
+    """All of them, one after the other."""
+    return Changes(
+        *(np.concatenate([getattr(p, field.name) for p in parts]) for field in fields(Changes))
+    )
