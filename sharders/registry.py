@@ -20,8 +20,7 @@ SAMPLES = 32  # plans drawn from the policy
 @dataclass(frozen=True)
 class Means:
     """What sharders need, as far as it is there. `seed`: of everything that they draw. `seconds`:
-    that those who search may take; by default as long as it takes them. `anneal_seconds`: that
-    annealing takes for a task.
+    that those who search may take; by default as long as it takes them.
     """
 
     oracle: EstimatedCosts | None = None
@@ -31,7 +30,6 @@ class Means:
     measure_seconds: float = MEASURE_SECONDS
     seed: int = 0
     seconds: float | None = None
-    anneal_seconds: float = ANNEAL_SECONDS
 
     def priced(self, name: str) -> EstimatedCosts:
         """The oracle; UserError without."""
@@ -70,7 +68,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     ),
     "neuroshard": lambda name, means: NeuroShardSharder(means.priced(name)),
     "annealing": lambda name, means: AnnealingSharder(
-        means.priced(name), means.anneal_seconds, seed=means.seed
+        means.priced(name), means.seconds or ANNEAL_SECONDS, seed=means.seed
     ),
     "policy": _policy,
     "policy_best": lambda name, means: _policy(name, means, samples=SAMPLES),

@@ -66,7 +66,7 @@ class Teacher:
         """Of so many tasks, by the policy with these weights."""
         self._network.load_state_dict(weights)
         rng = np.random.default_rng(seed)
-        deals = [self._generator(self._deck, rng) for _ in range(count)]
+        deals = self._generator.many(self._deck, rng, count)
         seeds = rng.integers(2**31, size=count).tolist()
         tasks = [task_of(self._deck, deal) for deal in deals]
         plans = [self._planned(task, seed) for task, seed in zip(tasks, seeds, strict=True)]

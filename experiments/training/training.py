@@ -42,7 +42,7 @@ from autoshard.workload.parts import Part, tables_by_part
 # Settings that say what a policy is, wherever it goes.
 _TOLD = frozenset(
     (
-        "tables", "num_tables", "num_devices", "memory_fill", "memory_unevenness", "batch_size",
+        "tables", "families", "num_tables", "num_devices", "memory_fill", "memory_unevenness", "batch_size",
         "cost_model", "reward", "goal", "games", "learner", "hyper", "seed",
     )
 )  # fmt: skip

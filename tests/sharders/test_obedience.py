@@ -31,7 +31,7 @@ MEMORY = 2**40
 
 @pytest.fixture(scope="module")
 def means(model: CostModel) -> Means:
-    return Means(EstimatedCosts(model, 1024), Policy.untrained(), anneal_seconds=0.1)
+    return Means(EstimatedCosts(model, 1024), Policy.untrained(), seconds=0.1)
 
 
 def task_of(
