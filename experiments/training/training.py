@@ -42,8 +42,8 @@ from autoshard.workload.parts import Part, tables_by_part
 # Settings that say what a policy is, wherever it goes.
 _TOLD = frozenset(
     (
-        "tables", "families", "num_tables", "num_devices", "memory_fill", "memory_unevenness", "batch_size",
-        "cost_model", "reward", "goal", "games", "learner", "hyper", "seed",
+        "tables", "families", "num_tables", "num_devices", "memory_fill", "memory_unevenness",
+        "batch_size", "cost_model", "reward", "goal", "games", "learner", "hyper", "seed",
     )
 )  # fmt: skip
 _REWARDS: dict[Goal, Reward] = {"maximum": Dense(), "balance": Balance()}
