@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Compare sharders: the same tasks for all of them, their plans measured one beside the other."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -176,12 +176,14 @@ class CompareConfig(ObjectiveOptions):
         check_folder(self.save_tasks, "--save-tasks")
         check_task_folder(self.save_tasks)
 
-    def told_as(self, objective: Objective) -> tuple[str, Subject]:
-        """What counts and how it is known, and what it is of."""
+    def told_as(self, objectives: Collection[Objective]) -> tuple[str, Subject]:
+        """What counts of tasks with such objectives and how it is known, and what it is of."""
         if self.judge == "training":
             return "with TorchRec", TRAINED
         known = "measured" if self.measure else "estimated, not measured"
-        return f"{objective}; {known}", PRICED
+        first, *others = objectives
+        told = f"{first.name}, each task with its own link" if others else str(first)
+        return f"{told}; {known}", PRICED
 
     @property
     def choice(self) -> Choice | None:
@@ -233,7 +235,7 @@ def main(config: CompareConfig) -> None:
             "measured": config.measure,
             "trained": config.judge == "training",
             "batch_size": oracle.batch_size,
-            "objective": contest.first.objective.to_json(),
+            "objectives": [objective.to_json() for objective in objectives],
             "memory_fill": None if config.tables is None else config.memory_fill,
             "seconds": found.seconds,
             "measuring_seconds": found.measuring_seconds,
@@ -243,7 +245,8 @@ def main(config: CompareConfig) -> None:
             "cost_model": str(cost_model),
             "hardware": hardware,
         }
-        what, subject = config.told_as(contest.first.objective)
+        objectives = list(dict.fromkeys(task.objective for task in found.tasks))
+        what, subject = config.told_as(objectives)
         cli.console.print(score_table(scores, best, what, subject))
         if found.ended:
             cli.console.print(_told(found), soft_wrap=True)
@@ -303,7 +306,12 @@ def _contest(
     deals = config.deals()
     objective = config.wanted(deals.most_devices, oracle.link)
     dealt = deal_tasks(deck, deals, config.seed)
-    tasks = (replace(task, objective=objective) for task in dealt)
+    # A family may draw links: they count unless an option is given.
+    overruled = config.names_objective
+    tasks = (
+        replace(task, objective=objective) if overruled or task.objective.link is None else task
+        for task in dealt
+    )
     return Contest.drawn(tasks, config.num_tasks, tables, deals.most_devices), oracle
 
 

@@ -96,12 +96,17 @@ def load_tasks(folder: Path) -> dict[str, ShardingTask]:
         )
     first_file, first = next(iter(tasks.items()))
     for file, task in tasks.items():
-        for what in ("batch_size", "operator", "objective"):
+        for what in ("batch_size", "operator"):
             if getattr(task, what) != getattr(first, what):
                 raise UserError(
                     f"{folder / file}: its {what.replace('_', ' ')} is not that of {first_file}: "
-                    "compare tasks of one batch size, operator and objective at a time"
+                    "compare tasks of one batch size and operator at a time"
                 )
+        if task.objective.name != first.objective.name:
+            raise UserError(
+                f"{folder / file}: its objective is {task.objective.name}, that of {first_file} "
+                f"is {first.objective.name}: compare tasks of one objective at a time"
+            )
     return tasks
 
 

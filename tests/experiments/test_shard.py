@@ -113,7 +113,7 @@ def test_what_counts_is_asked_for_and_said(
     shard.main(slow)
     said = " ".join(capsys.readouterr().out.split())
     task = ShardingTask.load(config.out.with_name("task.json"))
-    assert task.objective == Objective("step", Link(1e8, 50e-6))
+    assert task.objective == Objective("step", Link.parse("100MB/s,50us"))
     oracle, plan = EstimatedCosts(load_model("cpu"), 1024), ShardingPlan.load(config.out)
     cost = oracle.plan_cost(plan, task)
     assert f"a step takes {cost.step_ms:.2f} ms (step, all-to-alls over 0.1 GB/s, 50 us" in said
