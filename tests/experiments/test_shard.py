@@ -65,8 +65,6 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
         rows.writerows(
             [f"mine{n}", 20_000 + 1000 * n, 16 * (1 + n % 4), 1 + n * n % 13] for n in range(12)
         )
-            [f"mine{n}", 20_000 + 1000 * n, 16 * (1 + n % 4), 1 + n * n % 13] for n in range(12)
-        )
     done = run(
         "shard.py",
         "--tables my.csv --num-devices 3 --memory-gb 0.025,0.025,0.05 --picture devices.png",
