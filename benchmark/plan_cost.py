@@ -1,17 +1,27 @@
-"""What a plan costs: compute and communication of each device, the slowest, how even they are."""
+"""What a plan costs: all phases of each device, what a step takes by them, how even they are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 from rich.table import Table
 
 from autoshard.benchmark.measurement import MeasureSettings
 from autoshard.benchmark.pool import BenchmarkPool, MeasuredCosts
-from autoshard.workload import CostOracle, ShardCost, ShardingPlan, ShardingTask, UserError
+from autoshard.workload import (
+    CostOracle,
+    Objective,
+    ShardCost,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+)
+from autoshard.workload.objective import PHASES
 
 _COLUMNS = ("device", "tables", "MB", "fwd", "bwd", "a2a fwd", "a2a bwd", "total", "+/-")
-PHASES = ("forward", "backward", "forward all-to-all", "backward all-to-all")
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -50,54 +60,70 @@ class DeviceCost:
 
 @dataclass(frozen=True)
 class PlanCost:
-    """The cost of a plan. The slowest device sets the pace; balance is mean over maximum."""
+    """The cost of a plan: what its devices spend, and by the objective what a step takes.
+
+    Args:
+        devices: all of them.
+        objective: what counts, and where devices wait for each other.
+        ranks_per_core: of the all-to-alls, where they were measured.
+    """
 
     devices: tuple[DeviceCost, ...]
+    objective: Objective
     ranks_per_core: float = 1.0
 
     @property
-    def max_ms(self) -> float:
-        """Milliseconds of the slowest device."""
-        return max(device.total_ms for device in self.devices)
+    def phases_ms(self) -> Floats:
+        """Of all devices: [devices, PHASES]."""
+        return np.array([device.phases_ms for device in self.devices], dtype=float)
+
+    @property
+    def step_ms(self) -> float:
+        """Milliseconds of a step: its waits in sum, each as long as its slowest device."""
+        return float(self.objective.plan_ms(self.phases_ms))
 
     @property
     def mean_ms(self) -> float:
-        """Mean milliseconds of the devices."""
-        return sum(device.total_ms for device in self.devices) / len(self.devices)
-
-    @property
-    def max_compute_ms(self) -> float:
-        """Milliseconds of the slowest fused operator, communication left out."""
-        return max(device.compute_ms for device in self.devices)
+        """What a step would take if devices did as much, each in even parts."""
+        return float(self.objective.waits_ms(self.phases_ms).mean(0).sum())
 
     @property
     def balance(self) -> float:
-        """1.0 if all devices take equally long."""
-        return self.mean_ms / self.max_ms if self.max_ms else 1.0
+        """Mean over slowest device, of all waits together: 1.0 if nobody waits."""
+        return self.mean_ms / self.step_ms if self.step_ms else 1.0
 
     def table(self, title: str) -> Table:
         """The report: a row a device, ready for rich's console."""
         report = Table(
             title=f"{title} (ms a step; a2a is the all-to-all)",
             title_justify="left",
-            caption=f"max {self.max_ms:.2f} ms, mean {self.mean_ms:.2f} ms, "
-            f"balance {self.balance:.3f}{self._sharing_note()}",
+            caption=f"a step takes {self.step_ms:.2f} ms ({self.objective}; bold: others wait for "
+            f"it), mean {self.mean_ms:.2f} ms, balance {self.balance:.3f}{self._sharing_note()}",
             caption_justify="left",
         )
         for column in _COLUMNS:
             report.add_column(column, justify="left" if column == "device" else "right")
-        slowest = self.max_ms
-        for device in self.devices:
+        for device, waited_for in zip(self.devices, self._waited_for(), strict=True):
             report.add_row(
                 device.name,
                 str(device.tables),
                 f"{device.memory_bytes / 1e6:,.0f}",
-                *(f"{value:.2f}" for value in device.phases_ms),
+                *(
+                    f"[bold]{value:.2f}[/bold]" if phase in waited_for else f"{value:.2f}"
+                    for phase, value in enumerate(device.phases_ms)
+                ),
                 f"{device.total_ms:.2f}",
                 f"{device.spread:.1%}",
-                style="bold" if device.total_ms == slowest else "",
             )
         return report
+
+    def _waited_for(self) -> list[set[int]]:
+        """Of each device, the phases in which the others wait for it."""
+        found: list[set[int]] = [set() for _ in self.devices]
+        waits = self.objective.waits_ms(self.phases_ms)
+        for phases, slowest in zip(self.objective.waits, waits.argmax(0).tolist(), strict=True):
+            found[slowest] |= set(phases)
+        return found
 
     def _sharing_note(self) -> str:
         if self.ranks_per_core <= 1:
@@ -108,21 +134,33 @@ class PlanCost:
         )
 
     def picture(self, path: Path | str, title: str) -> None:
-        """A PNG or SVG: a bar a device, stacked by phase, and a line at the maximum."""
+        """A PNG or SVG: a bar a device, stacked by phase, pale what does not count, and a line at
+        what a step takes: above a bar its device waits.
+        """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(1.6 + 0.9 * max(4, len(self.devices)), 4.2), layout="constrained")
         axes = figure.subplots()
         places = range(len(self.devices))
         bottom = [0.0] * len(self.devices)
+        counted = {phase for wait in self.objective.waits for phase in wait}
         for number, phase in enumerate(PHASES):
             heights = [device.phases_ms[number] for device in self.devices]
-            axes.bar(places, heights, bottom=bottom, label=phase)
+            axes.bar(
+                places,
+                heights,
+                bottom=bottom,
+                label=phase,
+                alpha=1.0 if number in counted else 0.3,
+            )
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
-        axes.axhline(self.max_ms, color="black", linewidth=0.8, linestyle="--")
+        axes.axhline(self.step_ms, color="black", linewidth=0.8, linestyle="--")
         axes.set_xticks(list(places), [device.name for device in self.devices])
         axes.set_ylabel("ms a step")
-        axes.set_title(f"{title}: max {self.max_ms:.2f} ms, balance {self.balance:.3f}")
+        axes.set_title(
+            f"{title}: {self.step_ms:.2f} ms, balance {self.balance:.3f}\n({self.objective})",
+            fontsize="medium",
+        )
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
         try:
             figure.savefig(path)
@@ -137,12 +175,17 @@ def price_plan(
     exchange_ms: tuple[Sequence[float], Sequence[float]] | None = None,
     ranks_per_core: float = 1.0,
 ) -> PlanCost:
-    """The plan's cost by any oracle; `exchange_ms`: each rank's forward and backward all-to-all."""
+    """The plan's cost by any oracle; `exchange_ms`: each rank's forward and backward all-to-all, by
+    default as the task's objective prices them.
+    """
     plan.check(task)
     shards = plan.shards(task)
     answers = iter(oracle.costs([shard for shard in shards if shard is not None]))
-    idle = [0.0] * len(shards)
-    forward, backward = exchange_ms or (idle, idle)
+    if exchange_ms is None:
+        columns = np.array(plan.columns(task), dtype=float)
+        linked = task.objective.exchange_ms(columns, task.batch_size).tolist()
+        exchange_ms = linked, linked
+    forward, backward = exchange_ms
     costs = [ShardCost(0.0, 0.0) if shard is None else next(answers) for shard in shards]
     devices = tuple(
         DeviceCost(
@@ -159,7 +202,7 @@ def price_plan(
             zip(shards, costs, plan.device_bytes(task), strict=True)
         )
     )
-    return PlanCost(devices, ranks_per_core)
+    return PlanCost(devices, task.objective, ranks_per_core)
 
 
 def measure_plan(
@@ -174,8 +217,7 @@ def measure_plan(
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))
     if not with_exchange or plan.num_devices == 1:
         return price_plan(plan, task, oracle)
-    dims = [0 if shard is None else shard.total_dim for shard in plan.shards(task)]
-    exchange = pool.exchange(dims, task.batch_size)
+    exchange = pool.exchange(plan.columns(task), task.batch_size)
     return price_plan(
         plan,
         task,

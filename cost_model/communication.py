@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from scipy import optimize
 from torch import Tensor, nn
 
 from autoshard.benchmark import Exchange
@@ -17,7 +18,7 @@ from autoshard.cost_model.training import (
     relative_error,
     relative_loss,
 )
-from autoshard.workload import UserError
+from autoshard.workload import Link, Objective, UserError
 
 INPUTS = ("sent", "received", "most_sent", "most_received", "all", "ranks", "ranks_per_device")
 _HIDDEN = 32
@@ -99,6 +100,34 @@ class CommCostModel:
             starts = np.asarray(starts_ms, dtype=float)
             costs = costs + (starts.max() - starts)[:, None]
         return ExchangeCosts(tuple(costs[:, 0].tolist()), tuple(costs[:, 1].tolist()))
+
+    def link(self, ranks: int, batch_size: int) -> Link | None:
+        """The link over which the slowest rank would take about as long, a device for each rank:
+        for even and uneven spreads of as many columns as it has learned of. None if more columns
+        take no longer.
+        """
+        mean, deviation = (float(row[INPUTS.index("all")]) for row in self.scale)
+        most, slowest = [], []
+        for columns in np.exp([mean - deviation, mean, mean + deviation]) / batch_size:
+            for lead in (1.0, 1.5, 2.0, 3.0):  # of the first rank over the others
+                shares = np.array([lead] + [1.0] * (ranks - 1))
+                dims = np.maximum(1, np.round(columns * shares / shares.sum())).astype(int)
+                found = self.predict(dims.tolist(), batch_size, ranks)
+                most.append(float(dims.max()))
+                slowest.append((max(found.forward_ms) + max(found.backward_ms)) / 2)
+        # Relative errors count: else only the largest would.
+        weights = 1 / np.array(slowest)
+        lines = np.stack([weights, weights * np.array(most)], axis=1)
+        (latency_ms, column_ms), _ = optimize.nnls(lines, np.ones(len(slowest)))
+        if column_ms <= 0:
+            return None
+        one = Objective("step", Link(1.0)).column_ms(batch_size, ranks)
+        # It is near to them, no more: digits beyond would say nothing.
+        return Link(_rounded(one / column_ms), _rounded(latency_ms / 1e3))
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def rank_inputs(dims: Sequence[int], batch_size: int, devices: int) -> Tensor:

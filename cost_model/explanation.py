@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from autoshard.benchmark.plan_cost import PHASES
 from autoshard.cost_model.compute import Prices
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload import Objective, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload.objective import PHASES
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,7 +59,7 @@ def slowest_by_phase(
     """
     oracle.check(task)
     plan.check_places(task)
-    parts = _Parts(oracle, plan.placed(task), plan.num_devices)
+    parts = _Parts(oracle, plan.placed(task), plan.num_devices, task.objective)
     phases = {ALL_PHASES: parts.all_ms.sum(1)}
     phases |= {name: parts.all_ms[:, number] for number, name in enumerate(PHASES)}
     found = []
@@ -83,9 +83,14 @@ class _Parts:
     """What devices take in each phase, and their slices bring."""
 
     def __init__(
-        self, oracle: EstimatedCosts, placed: Sequence[tuple[TableSlice, int]], count: int
+        self,
+        oracle: EstimatedCosts,
+        placed: Sequence[tuple[TableSlice, int]],
+        count: int,
+        objective: Objective,
     ) -> None:
         self._oracle = oracle
+        self._objective = objective
         self._pieces = [piece for piece, _ in placed]
         self._homes = np.array([home for _, home in placed])
         self._devices = oracle.devices(self._pieces, count)
@@ -112,7 +117,7 @@ class _Parts:
 
     def _exchange(self, dims: npt.NDArray[np.int64]) -> Floats:
         """All-to-alls of devices with so many columns [devices, 2]; 0 where they are not known."""
-        found = self._oracle.exchange(dims.tolist())
+        found = self._oracle.exchange(dims.tolist(), self._objective)
         if found is None:
             return np.zeros((len(dims), 2))
         return np.array([found.forward_ms, found.backward_ms]).T

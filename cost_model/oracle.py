@@ -19,6 +19,8 @@ from autoshard.cost_model.table_factors import TableFactors
 from autoshard.cost_model.training import one_thread
 from autoshard.workload import (
     EmbeddingTable,
+    Link,
+    Objective,
     Shard,
     ShardCost,
     ShardingPlan,
@@ -77,17 +79,32 @@ class EstimatedCosts:
         self._embed_new()
         return self.model.compute.price(Memberships.of(lists).sums(self._amounts))
 
-    def exchange(self, dims: Sequence[int]) -> ExchangeCosts | None:
-        """The all-to-alls of a plan whose rank r computes `dims[r]` columns; None if unknown."""
+    def exchange(self, dims: Sequence[int], objective: Objective) -> ExchangeCosts | None:
+        """The all-to-alls of a plan whose rank r computes `dims[r]` columns: as the objective
+        counts them, else as they were learned; None if unknown.
+        """
+        if objective.counts_exchanges:
+            columns = np.array(dims, dtype=float)
+            linked = tuple(objective.exchange_ms(columns, self.batch_size).tolist())
+            return ExchangeCosts(linked, linked)
         communication = self.model.communication
         return None if communication is None else communication.predict(dims, self.batch_size)
+
+    def link(self, ranks: int) -> Link | None:
+        """What is near to the all-to-alls of so many ranks as they were learned. None where nothing
+        was, or not with a device for each: ranks that share one say nothing of a link.
+        """
+        communication = self.model.communication
+        if communication is None or not 1 < ranks <= communication.devices:
+            return None
+        return communication.link(ranks, self.batch_size)
 
     def plan_cost(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """The cost of a whole plan, with its all-to-alls where they are known."""
         self.check(task)
-        dims = [0 if shard is None else shard.total_dim for shard in plan.shards(task)]
-        exchange = self.exchange(dims)
-        if exchange is None:
+        dims = plan.columns(task)
+        exchange = self.exchange(dims, task.objective)
+        if exchange is None or task.objective.counts_exchanges:
             return price_plan(plan, task, self)
         assert self.model.communication is not None
         sharing = len(dims) / self.model.communication.devices_of(len(dims))

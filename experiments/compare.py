@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Compare sharders: the same tasks for all of them, their plans measured one beside the other."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from autoshard.envs import Deck, Generator, RandomDeals
 from autoshard.envs.task_families import Choice
 from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file, check_folder
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.judging.contest import (
@@ -34,8 +35,8 @@ from autoshard.experiments.judging.contestants import (
 )
 from autoshard.experiments.judging.judge import Judgement, Limits
 from autoshard.experiments.judging.score_report import (
-    SLOWEST,
-    STEP,
+    PRICED,
+    TRAINED,
     Subject,
     best_sharder,
     score_picture,
@@ -54,7 +55,7 @@ from autoshard.experiments.training.loading import (
 )
 from autoshard.experiments.training.policy_check import deal_tasks
 from autoshard.sharders import MEASURE_SECONDS, NEED_POLICY, NEED_POOL, load_policy
-from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
+from autoshard.workload import EmbeddingTable, Objective, UserError, documents, load_tables
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.parts import tables_by_part
 
@@ -62,7 +63,7 @@ _ALL = "all"  # of --sharders
 
 
 @dataclass(frozen=True)
-class CompareConfig:
+class CompareConfig(ObjectiveOptions):
     """Compare sharders, and plans from elsewhere, on the same tasks: measured, or estimated.
 
     Tasks are drawn from tables of a file that neither cost models nor policies ever learn from
@@ -104,11 +105,11 @@ class CompareConfig:
     """Of the tasks, and of sharders that draw."""
     measure: bool = False
     """Measure every shard on the Ray cluster: what its fused operator computes, forward and
-    backward. All-to-alls are left out, estimated or measured: on a CPU ranks share cores, so
-    they would say more about this machine than about the plans. Without it, plans are priced with
+    backward. All-to-alls are those of the objective's link: on a CPU ranks share cores, so measured
+    ones would say more about this machine than about the plans. Without it, plans are priced with
     the cost model that some of the sharders go by themselves."""
     judge: Literal["costs", "training"] = "costs"
-    """costs: what the slowest device computes. training: what a step takes when TorchRec trains a
+    """costs: what a step takes by the objective. training: what it takes when TorchRec trains a
     small model by each plan, as train_torchrec.py does, all in turns for --seconds."""
     precision: float = 0.01
     """Measure until the 95 % interval of each sharder's ratio to the best heuristic is within plus
@@ -151,6 +152,10 @@ class CompareConfig:
         assert self.choice is None or self.choice.name  # or a name that is wrong is told
         if self.plans and self.tasks is None:
             raise UserError("--plans needs the tasks that they are for: name their folder, --tasks")
+        if self.tasks is not None and self.names_objective:
+            raise UserError(
+                "the tasks of --tasks say what counts: leave out --objective and --link"
+            )
         counts = ("num_tasks", "num_tables", "num_devices", "batch_size", "verified", "seeds")
         check_bounds(
             self,
@@ -158,6 +163,7 @@ class CompareConfig:
             more_than=dict.fromkeys(("precision", "seconds", "verify_seconds", "memory_fill"), 0),
             up_to={"memory_fill": 1},
         )
+        self.check_objective(self.num_devices)
         if self.judge == "training" and self.measure:
             raise UserError("--measure measures costs: leave it out, or --judge training")
         for name in NEED_POOL.intersection(self.names):
@@ -170,12 +176,14 @@ class CompareConfig:
         check_folder(self.save_tasks, "--save-tasks")
         check_task_folder(self.save_tasks)
 
-    @property
-    def told_as(self) -> tuple[str, Subject]:
-        """How costs are known, and what they are of."""
+    def told_as(self, objectives: Collection[Objective]) -> tuple[str, Subject]:
+        """What counts of tasks with such objectives and how it is known, and what it is of."""
         if self.judge == "training":
-            return "with TorchRec", STEP
-        return "measured" if self.measure else "estimated, not measured", SLOWEST
+            return "with TorchRec", TRAINED
+        known = "measured" if self.measure else "estimated, not measured"
+        first, *others = objectives
+        told = f"{first.name}, each task with its own link" if others else str(first)
+        return f"{told}; {known}", PRICED
 
     @property
     def choice(self) -> Choice | None:
@@ -227,6 +235,7 @@ def main(config: CompareConfig) -> None:
             "measured": config.measure,
             "trained": config.judge == "training",
             "batch_size": oracle.batch_size,
+            "objectives": [objective.to_json() for objective in objectives],
             "memory_fill": None if config.tables is None else config.memory_fill,
             "seconds": found.seconds,
             "measuring_seconds": found.measuring_seconds,
@@ -236,7 +245,8 @@ def main(config: CompareConfig) -> None:
             "cost_model": str(cost_model),
             "hardware": hardware,
         }
-        what, subject = config.told_as
+        objectives = list(dict.fromkeys(task.objective for task in found.tasks))
+        what, subject = config.told_as(objectives)
         cli.console.print(score_table(scores, best, what, subject))
         if found.ended:
             cli.console.print(_told(found), soft_wrap=True)
@@ -294,17 +304,24 @@ def _contest(
     oracle = oracle_for(model, config.batch_size, tables)
     deck = Deck(oracle, [table.whole() for table in tables])
     deals = config.deals()
-    tasks = deal_tasks(deck, deals, config.seed)
+    objective = config.wanted(deals.most_devices, oracle.link)
+    dealt = deal_tasks(deck, deals, config.seed)
+    # A family may draw links: they count unless an option is given.
+    overruled = config.names_objective
+    tasks = (
+        replace(task, objective=objective) if overruled or task.objective.link is None else task
+        for task in dealt
+    )
     return Contest.drawn(tasks, config.num_tasks, tables, deals.most_devices), oracle
 
 
 def _pictures(
     folder: Path, found: Judgement, scores: Mapping[str, Score], what: str, subject: Subject
 ) -> list[Path]:
-    """All sharders' maxima, and a plan of the best one."""
+    """What steps take by all sharders, and a plan of the best one."""
     pictures = folder / "pictures"
     pictures.mkdir(parents=True, exist_ok=True)
-    files = [pictures / "max_ms.png"]
+    files = [pictures / "step_ms.png"]
     score_picture(scores, what, files[0], subject)
     best = best_sharder(scores)
     cost = next((o.cost for o in found.outcomes.get(best or "", ()) if o.cost is not None), None)

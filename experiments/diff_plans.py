@@ -13,6 +13,7 @@ from autoshard.cost_model import TaskOutlook, load_model
 from autoshard.cost_model.training import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.devices import read_devices
+from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.explaining.diff import PlanDiff
 from autoshard.experiments.explaining.layout import show
@@ -35,7 +36,7 @@ _LESS = 0.99  # of what moves: from here on it is worth a line
 
 
 @dataclass(frozen=True)
-class DiffConfig:
+class DiffConfig(ObjectiveOptions):
     """Say what moves from one plan to another, what is gained a step, and when that has paid.
 
     Columns that stay on their device do not move, however they are sliced there.
@@ -95,13 +96,16 @@ def main(config: DiffConfig) -> None:
     config.check()
     devices, tables = config.devices(), load_tables(config.tables)
     model = load_model(config.cost_model)
-    task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
+    oracle = oracle_for(model, config.batch_size, tables, config.store)
+    objective = config.wanted(len(devices), oracle.link)
+    operator = model.provenance.operator
+    task = ShardingTask(tables, devices, config.batch_size, operator, objective=objective)
     if config.constraints is not None:
         task = Constraints.of_file(config.constraints, task)
     old, new = read_plan(config.old, task, fitting=False), read_plan(config.new, task, fitting=True)
     near = renumbered(new, old, task)
     moved, least = (moved_bytes(moves_between(old, plan, task)) for plan in (new, near))
-    outlook = TaskOutlook(oracle_for(model, config.batch_size, tables, config.store), task)
+    outlook = TaskOutlook(oracle, task)
     compared = new if config.renumber is None else near
     diff = PlanDiff.of(old, compared, outlook, task, config.link_gb_s)
     show(diff.parts())

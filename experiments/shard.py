@@ -11,6 +11,7 @@ from autoshard.cost_model.training import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.devices import read_devices
 from autoshard.experiments.console.imports import model_tables
+from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import PICTURES, check_file
 from autoshard.experiments.explaining.explain import explanation
 from autoshard.experiments.explaining.layout import show
@@ -47,7 +48,7 @@ _GB = 2**30
 
 
 @dataclass(frozen=True)
-class ShardConfig:
+class ShardConfig(ObjectiveOptions):
     """Decide which device holds which table, or which of its columns.
 
     It needs neither a cluster nor a network: costs are estimated by a cost model. With --measure
@@ -120,6 +121,7 @@ class ShardConfig:
         if self.plan is not None and (self.measure or self.sharder != _DEFAULT):
             raise UserError("--plan is priced as it is: leave out --sharder and --measure")
         self._check_near()
+        self.check_objective(self.num_devices)
         counts = ("num_devices", "batch_size", "verified")
         near = {} if self.most_moved_gb is None else {"most_moved_gb": 0}
         check_bounds(
@@ -176,7 +178,9 @@ def main(config: ShardConfig) -> None:
     if config.sharder in NEED_POLICY and config.plan is None:
         policy.check(len(devices))
     oracle = oracle_for(model, config.batch_size, tables, config.store)
-    task = ShardingTask(tables, devices, config.batch_size, model.provenance.operator)
+    objective = config.wanted(len(devices), oracle.link)
+    operator = model.provenance.operator
+    task = ShardingTask(tables, devices, config.batch_size, operator, objective=objective)
     if config.constraints is not None:
         task = Constraints.of_file(config.constraints, task)
     if config.save_task is not None:
@@ -205,7 +209,7 @@ def main(config: ShardConfig) -> None:
     what = f"near {name}" if config.keep_near else name
     cli.console.print(cost.table(f"{what}, estimated"))
     show(memory_parts(plan, task))
-    for line in (beside(name, outlook.of(plan), rival), *said):
+    for line in (beside(name, outlook.of(plan), rival, task.objective), *said):
         cli.console.print(line, soft_wrap=True)
     if config.explain:
         show(explanation(oracle, task, plan, rival))
@@ -230,7 +234,7 @@ def _near(
     than = outlook.of(plan).over(outlook.of(old))
     return plan, [
         f"near {config.keep_near}: {len(moves)} moves, {told(moved_bytes(moves))} in all of "
-        f"{told(most)} that may; the slowest device computes {than.ratio:.3f} of what it does now "
+        f"{told(most)} that may; a step takes {than.ratio:.3f} of what it does now "
         f"({than.low:.3f} to {than.high:.3f})"
     ]
 

@@ -39,10 +39,10 @@ class Measurer(Protocol):
         """The oracle, by all that has been measured."""
         ...
 
-    def max_ms(
+    def step_ms(
         self, task: ShardingTask, plans: Sequence[ShardingPlan], visits: int
     ) -> Sequence[float]:
-        """The slowest device of each plan, with at least so many visits of each shard; infinite
+        """What a step takes by each plan, with at least so many visits of each shard; infinite
         where one cannot be measured.
         """
         ...
@@ -92,7 +92,7 @@ class MeasuringSharder:
         best = ranked[: self._finalists]
 
         def measure(numbers: Sequence[int], visits: int) -> Sequence[float]:
-            return self._measurer.max_ms(task, [best[number] for number in numbers], visits)
+            return self._measurer.step_ms(task, [best[number] for number in numbers], visits)
 
         left = began + self._seconds - self._clock()
         return best[best_by_rounds(len(best), measure, left, self._clock)]

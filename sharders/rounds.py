@@ -7,7 +7,7 @@ not be measured again: what is saved makes those that are close better known.
 import time
 from collections.abc import Callable, Sequence
 
-# The slowest device of finalists, by their numbers, with at least so many visits of each shard.
+# What finalists are found to cost, by their numbers, with at least so many visits of each shard.
 MeasureFinalists = Callable[[Sequence[int], int], Sequence[float]]
 
 

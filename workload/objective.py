@@ -191,4 +191,4 @@ class Objective:
 
     def __str__(self) -> str:
         over = f"all-to-alls over {self.link}" if self.counts_exchanges else "without all-to-alls"
-        return f"{self.name} ({over})" if self.name != "compute" else self.name
+        return f"{self.name}, {over}" if self.name != "compute" else self.name

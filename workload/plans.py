@@ -203,6 +203,10 @@ class ShardingPlan:
             slices[device].append(piece)
         return tuple(Shard(tuple(pieces)) if pieces else None for pieces in slices)
 
+    def columns(self, task: ShardingTask) -> tuple[int, ...]:
+        """That each device computes for the whole batch, and sends in an all-to-all."""
+        return tuple(0 if shard is None else shard.total_dim for shard in self.shards(task))
+
     def device_bytes(self, task: ShardingTask) -> tuple[int, ...]:
         """Bytes that each device fills, with those that a batch needs."""
         return tuple(parts.total for parts in self.device_memory(task))

@@ -124,9 +124,9 @@ class PlanDiff:
     def _gain_told(self) -> str:
         than = self.new.over(self.old)
         return (
-            f"gained: the slowest device is expected to compute {_told(self.new)} a step in place "
-            f"of {_told(self.old)}; all-to-all left out: {than.ratio:.3f} of it ({than.low:.3f} "
-            f"to {than.high:.3f}), faster with probability {than.probability:.2f}"
+            f"gained: a step is expected to take {_told(self.new)} in place of {_told(self.old)}; "
+            f"{self.task.objective}: {than.ratio:.3f} of it ({than.low:.3f} to {than.high:.3f}), "
+            f"faster with probability {than.probability:.2f}"
         )
 
     def _payment_told(self) -> str:

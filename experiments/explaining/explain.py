@@ -31,10 +31,10 @@ def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> It
     """The slowest device of each phase, and its dearest slices."""
     yield (
         "\nthe slowest device of each phase, and its dearest tables: what it would take less "
-        "without each (such shares need not add up to 100%)"
+        f"without each (such shares need not add up to 100%); what counts is {task.objective}"
     )
     shown = report(("phase, device", "columns", "ms", "share", "mean device"), texts=2)
-    dims = [0 if shard is None else shard.total_dim for shard in plan.shards(task)]
+    dims = plan.columns(task)
     for phase in slowest_by_phase(oracle, plan, task):
         sent = f"{dims[phase.device]:,} of {sum(dims):,} sent" if phase.is_exchange else ""
         name = f"{phase.phase}: {task.devices[phase.device].name}"
@@ -54,12 +54,11 @@ def steps(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Ite
     found = next_steps(oracle, task, plan, _STEPS)
     if not found:
         yield (
-            "\nnext steps: no single move, swap or split makes the slowest device faster, by the "
-            "cost model"
+            "\nnext steps: no single move, swap or split makes a step shorter, by the cost model"
         )
         return
     now_ms = TaskOutlook(oracle, task).expected_ms(plan.placed(task))
-    yield f"\nnext steps, each alone: the slowest device computes, in place of {now_ms:.2f} ms,"
+    yield f"\nnext steps, each alone: a step takes, in place of {now_ms:.2f} ms,"
     for step in found:
         gain = step.expected_ms / now_ms - 1
         yield f"  {step.expected_ms:.2f} ms ({gain:+.1%}): {_told(step, task)}"
@@ -121,11 +120,7 @@ def _homes(plan: ShardingPlan, table: EmbeddingTable, task: ShardingTask) -> str
 
 def _evenness(ours: PlanCost, theirs: PlanCost, name: str) -> str:
     """Whether the gain is from evener devices or from tables that run well together."""
-    (balance, total), (other_balance, other_total) = (
-        (sum(computed) / len(computed) / max(computed), sum(computed))
-        for computed in ([device.compute_ms for device in cost.devices] for cost in (ours, theirs))
-    )
     return (
-        f"  devices compute {total:.2f} ms in all, mean over slowest {balance:.3f}; by {name} "
-        f"{other_total:.2f} ms and {other_balance:.3f}"
+        f"  devices spend {ours.mean_ms:.2f} ms in the mean, {ours.balance:.3f} of the step; by "
+        f"{name} {theirs.mean_ms:.2f} ms, {theirs.balance:.3f} of it"
     )

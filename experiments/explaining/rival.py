@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autoshard.cost_model import Outlook, TaskOutlook
 from autoshard.sharders import HEURISTICS, Means, make_sharder
-from autoshard.workload import PlanError, ShardingPlan, ShardingTask
+from autoshard.workload import Objective, PlanError, ShardingPlan, ShardingTask
 
 _ALIKE = 5e-4  # a relative difference that would read 0.0 %
 
@@ -20,7 +20,7 @@ class Rival:
 
 
 def best_heuristic(task: ShardingTask, outlook: TaskOutlook, seed: int) -> Rival | None:
-    """The one whose slowest device is expected to compute least; None if no plan fits."""
+    """The one by whose plan a step is expected to take least; None if no plan fits."""
     found = []
     for name in HEURISTICS:
         with suppress(PlanError):
@@ -29,12 +29,12 @@ def best_heuristic(task: ShardingTask, outlook: TaskOutlook, seed: int) -> Rival
     return min(found, key=lambda rival: rival.outlook.expected_ms, default=None)
 
 
-def beside(name: str, ours: Outlook, rival: Rival | None) -> str:
-    """What the slowest device is expected to compute, and how that is to the best heuristic's."""
+def beside(name: str, ours: Outlook, rival: Rival | None, objective: Objective) -> str:
+    """What a step is expected to take, and how that is to the best heuristic's."""
     low, high = ours.interval_ms
     line = (
-        f"expected: the slowest device computes {ours.expected_ms:.2f} ms a step (90 % interval "
-        f"{low:.2f} to {high:.2f}; all-to-all left out)"
+        f"expected: a step takes {ours.expected_ms:.2f} ms ({objective}; 90 % interval {low:.2f} "
+        f"to {high:.2f})"
     )
     if rival is None:
         return f"{line}; no heuristic finds a plan that fits"

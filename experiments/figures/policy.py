@@ -118,7 +118,7 @@ def _ratio(name: str, goal: str, score: Mapping[str, Any]) -> Figure:
 
 def _paired(name: str, goal: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Figure:
     """The ratio of two sharders' means, its interval by what it differs by between tasks."""
-    ratio = Ratio.of(*(np.array([score["max_ms"]], float) for score in (ours, theirs)))
+    ratio = Ratio.of(*(np.array([score["step_ms"]], float) for score in (ours, theirs)))
     if ratio is None:
         return Figure(name, goal, None)
     known = ratio.count > 1

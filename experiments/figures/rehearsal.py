@@ -18,7 +18,7 @@ from autoshard.experiments.judging.shard_visits import SEEDS, ShardVisits, judgi
 from autoshard.experiments.rehearsal.rehearsal import stage
 from autoshard.experiments.rehearsal.turns import in_turns
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
-from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables
+from autoshard.workload import Device, Objective, ShardingPlan, ShardingTask, load_tables
 
 # Of several sets of tables, one whose plans are priced far enough apart to be told from noise.
 _TABLES, _RANKS, _BATCH_SIZE = "synthetic:20:2:small", 2, 8192
@@ -33,11 +33,11 @@ Floats = npt.NDArray[np.float64]
 # What a step might be, as its price is made of phases; the first tells best: ranks wait for each
 # other in every all-to-all.
 STEPS: Mapping[str, Callable[[PlanCost], float]] = {
-    "each phase's slowest device": lambda cost: sum(
-        max(phases) for phases in zip(*(device.phases_ms for device in cost.devices), strict=True)
+    "each phase's slowest device": lambda cost: float(cost.phases_ms.max(0).sum()),
+    "the slowest device's phases": lambda cost: float(cost.phases_ms.sum(1).max()),
+    "the slowest device's computation": lambda cost: float(
+        Objective("compute").plan_ms(cost.phases_ms)
     ),
-    "the slowest device's phases": lambda cost: cost.max_ms,
-    "the slowest device's computation": lambda cost: cost.max_compute_ms,
 }
 
 
@@ -74,7 +74,7 @@ def rehearsal_figures(folder: Path) -> list[Figure]:
         for what, step in STEPS.items():
             goal = "at least 0.9" if what == next(iter(STEPS)) else ""
             figures += _agreement(f"{kind} price, {what}", goal, [step(c) for c in costs], real)
-    own = [cost.max_ms for cost in prices["measured"]]
+    own = [STEPS["the slowest device's phases"](cost) for cost in prices["measured"]]
     figures.append(
         Figure("a step of training over its measured price, mean of plans", "",
                float(np.mean(_levels(real).mean(axis=1) * np.median(real) / own)))
@@ -131,8 +131,7 @@ def _measured(
         visits.measure(shards, SEEDS)
         costs = []
         for plan in plans.values():
-            dims = [0 if s is None else s.total_dim for s in plan.shards(task)]
-            exchange = pool.exchange(dims, task.batch_size)
+            exchange = pool.exchange(plan.columns(task), task.batch_size)
             both = (exchange.forward_ms, exchange.backward_ms)
             costs.append(price_plan(plan, task, visits, both))
     return costs

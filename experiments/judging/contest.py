@@ -26,7 +26,7 @@ class Contest:
 
     Args:
         first: of the tasks.
-        tasks: all of them, of one batch size and operator.
+        tasks: all of them, of one batch size, operator and objective.
         begin: how many of them to begin with.
         tables: that they hold, or may.
         most_devices: of the largest.
@@ -83,7 +83,8 @@ class Contest:
 def load_tasks(folder: Path) -> dict[str, ShardingTask]:
     """The tasks of a folder by the names of their files, in order: 2.json before 10.json.
 
-    UserError names the file that is not a task, or not for the batch and operator of the others.
+    UserError names the file that is not a task, or not for the batch, operator and objective of the
+    others.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder of tasks, as --save-tasks writes them")
@@ -101,6 +102,11 @@ def load_tasks(folder: Path) -> dict[str, ShardingTask]:
                     f"{folder / file}: its {what.replace('_', ' ')} is not that of {first_file}: "
                     "compare tasks of one batch size and operator at a time"
                 )
+        if task.objective.name != first.objective.name:
+            raise UserError(
+                f"{folder / file}: its objective is {task.objective.name}, that of {first_file} "
+                f"is {first.objective.name}: compare tasks of one objective at a time"
+            )
     return tasks
 
 

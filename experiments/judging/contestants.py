@@ -127,4 +127,4 @@ def scores_of(
     """
     promised = maxima_of(estimated(found.outcomes, found.tasks, oracle)) if measured else {}
     bounds = [] if trained else bounds_ms(oracle, found.tasks)
-    return score_all(found.outcomes, found.slowest_ms, bounds, promised)
+    return score_all(found.outcomes, found.steps_ms, bounds, promised)

@@ -2,7 +2,7 @@
 
 First every shard of every plan is measured once, task by task. Then, in turns, whatever narrows the
 intervals of the sharders' ratios to the best heuristic most per second: another visit of shards
-that are likely to be a slowest device and are not known well, or another task.
+that are likely to hold up a wait and are not known well, or another task.
 """
 
 import math
@@ -16,8 +16,8 @@ import numpy as np
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.judging.outcomes import Outcome, best_heuristic
-from autoshard.experiments.judging.shard_visits import ShardVisits, digests_of
-from autoshard.experiments.judging.statistics import Floats, Plan, Ratio, Scenarios
+from autoshard.experiments.judging.shard_visits import ShardVisits, digests_of, pricing_of
+from autoshard.experiments.judging.statistics import Floats, Plan, Pricing, Ratio, Scenarios
 from autoshard.workload import Shard, ShardingPlan, ShardingTask, UserError
 
 Value = TypeVar("Value")
@@ -51,7 +51,7 @@ class Judgement:
     Args:
         tasks: that were measured, in order.
         outcomes: of each sharder for each of them, with costs.
-        slowest_ms: of each sharder's plans in each scenario, [scenarios, tasks]; NaN without plan.
+        steps_ms: by each sharder's plans in each scenario, [scenarios, tasks]; NaN without plan.
         seconds: that judging took, planning included.
         measuring_seconds: of these, those in which the judge measured.
         visits: that were measured for it.
@@ -60,7 +60,7 @@ class Judgement:
 
     tasks: list[ShardingTask]
     outcomes: dict[str, list[Outcome]]
-    slowest_ms: dict[str, Floats]
+    steps_ms: dict[str, Floats]
     seconds: float = 0.0
     measuring_seconds: float = 0.0
     visits: int = 0
@@ -98,6 +98,7 @@ class Judge:
         self._started = clock()
         self._entries: list[Entry] = []
         self._plans: dict[str, list[Plan | None]] = {}
+        self._pricing: list[Pricing] = []  # of each task
         self._shards: dict[str, Shard] = {}
         self._planning: list[float] = []  # seconds, by task
         self._more_tasks = True
@@ -122,7 +123,7 @@ class Judge:
         return Judgement(
             [entry.task for entry in self._entries],
             self._outcomes(),
-            self._scenarios().slowest_ms,
+            self._scenarios().steps_ms,
             self._clock() - self._started,
             self._visits.seconds,
             self._visits.visits,
@@ -151,6 +152,7 @@ class Judge:
             return False
         self._shards |= {shard.digest: shard for shard in shards}
         self._entries.append(entry)
+        self._pricing.append(pricing_of(entry.task, plans))
         for name, outcome in entry.outcomes.items():
             plan = None if outcome.plan is None else digests_of(entry.task, outcome.plan)
             self._plans.setdefault(name, []).append(plan)
@@ -228,7 +230,7 @@ class Judge:
         return {d: sum(some.get(d, 0.0) for some in worth.values()) for d in chosen}
 
     def _scenarios(self) -> Scenarios:
-        return Scenarios(self._visits.known(), self._plans)
+        return Scenarios(self._visits.known(), self._plans, self._pricing)
 
     def _outcomes(self) -> dict[str, list[Outcome]]:
         """With what their plans cost; those that cannot be measured have none."""
@@ -255,8 +257,8 @@ class Judge:
 
 
 @dataclass(frozen=True)
-class Slowest:
-    """What the slowest device of a plan takes: milliseconds, and their 95 % interval."""
+class MeasuredStep:
+    """What a step takes by a plan: milliseconds, and their 95 % interval."""
 
     mean_ms: float
     interval_ms: tuple[float, float]
@@ -264,29 +266,29 @@ class Slowest:
 
 def judge_plan(
     measuring: ShardVisits, task: ShardingTask, plan: ShardingPlan, visits: int
-) -> Slowest | None:
+) -> MeasuredStep | None:
     """Measure one plan with so many visits of each shard; None if a shard cannot be measured."""
     measuring.measure([shard for shard in plan.shards(task) if shard is not None], visits)
     known = measuring.known()
     digests = digests_of(task, plan)
     if not known.keys() >= set(digests):
         return None
-    slowest = Scenarios(known, {"": [digests]}).slowest_ms[""]
-    low, high = np.quantile(slowest, (0.025, 0.975))
-    return Slowest(float(slowest.mean()), (float(low), float(high)))
+    steps = Scenarios(known, {"": [digests]}, [pricing_of(task, [plan])]).steps_ms[""]
+    low, high = np.quantile(steps, (0.025, 0.975))
+    return MeasuredStep(float(steps.mean()), (float(low), float(high)))
 
 
 def _ratios(scenarios: Scenarios) -> tuple[str | None, dict[str, Ratio]]:
     """The best heuristic, and the ratios of all others to it."""
-    slowest = scenarios.slowest_ms
+    steps = scenarios.steps_ms
     means = {
         name: [None if math.isnan(ms) else float(ms) for ms in some.mean(axis=0)]
-        for name, some in slowest.items()
+        for name, some in steps.items()
     }
     best = best_heuristic(means)
     if best is None:
         return None, {}
-    ratios = {name: Ratio.of(slowest[name], slowest[best]) for name in slowest if name != best}
+    ratios = {name: Ratio.of(steps[name], steps[best]) for name in steps if name != best}
     return best, {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
@@ -294,17 +296,17 @@ def _worth(
     scenarios: Scenarios, name: str, best: str, ratio: Ratio, gains: Mapping[str, float]
 ) -> dict[str, float]:
     """What a visit of each shard takes off the square of the ratio's interval, as a share of it."""
-    slopes: dict[str, float] = {}  # of the sums of slowest devices over which the ratio is
+    slopes: dict[str, float] = {}  # of the sums of steps over which the ratio is
     total = 0.0
-    for task, theirs in enumerate(scenarios.slowest_ms[best].mean(axis=0).tolist()):
-        ours, bar = scenarios.chances(name, task), scenarios.chances(best, task)
+    for task, theirs in enumerate(scenarios.steps_ms[best].mean(axis=0).tolist()):
+        ours, bar = scenarios.slopes(name, task), scenarios.slopes(best, task)
         if not ours or not bar:
             continue
         total += theirs
-        for digest, chance in ours.items():
-            slopes[digest] = slopes.get(digest, 0.0) + chance
-        for digest, chance in bar.items():
-            slopes[digest] = slopes.get(digest, 0.0) - ratio.value * chance
+        for digest, slope in ours.items():
+            slopes[digest] = slopes.get(digest, 0.0) + slope
+        for digest, slope in bar.items():
+            slopes[digest] = slopes.get(digest, 0.0) - ratio.value * slope
     return {
         digest: ratio.gain_of_measuring((slope / total) ** 2 * gains[digest])
         for digest, slope in slopes.items()

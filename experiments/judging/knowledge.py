@@ -89,11 +89,11 @@ class Knowledge:
         factors = TableFactors(model.compute, oracle.batch_size).learn(data, self._tables)
         return EstimatedCosts(model, oracle.batch_size, factors)
 
-    def max_ms(
+    def step_ms(
         self, task: ShardingTask, plans: Sequence[ShardingPlan], visits: int
     ) -> Sequence[float]:
-        """The slowest device of each plan; infinite where one cannot be measured."""
-        return self._visits.max_ms(task, plans, visits)
+        """What a step takes by each plan; infinite where a shard cannot be measured."""
+        return self._visits.step_ms(task, plans, visits)
 
     def _of_this_machine(self, model: CostModel, data: CostDataset) -> CostModel:
         if self._calibrated is None or len(data) > _CALIBRATED_AGAIN * self._calibrated[0]:

@@ -53,8 +53,9 @@ def measured_plan(
         return plan, oracle, [*said, "measured: a shard of the plan could not be"]
     (low, high), promise = found.interval_ms, TaskOutlook(oracle, task).of(plan)
     said.append(
-        f"measured: {found.mean_ms:.2f} ms (95 % interval {low:.2f} to {high:.2f} ms), which is "
-        f"{found.mean_ms / promise.expected_ms:.3f} of what was promised"
+        f"measured: a step takes {found.mean_ms:.2f} ms ({task.objective}; 95 % interval {low:.2f} "
+        f"to {high:.2f} ms), which is {found.mean_ms / promise.expected_ms:.3f} of what was "
+        "promised"
     )
     return plan, oracle, said
 

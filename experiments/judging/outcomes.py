@@ -35,9 +35,9 @@ class Outcome:
     cost: PlanCost | None = None
 
     @property
-    def max_ms(self) -> float | None:
-        """What the slowest device computes; None without a plan."""
-        return None if self.cost is None else self.cost.max_compute_ms
+    def step_ms(self) -> float | None:
+        """What a step takes; None without a plan."""
+        return None if self.cost is None else self.cost.step_ms
 
 
 Outcomes = Mapping[str, Sequence[Outcome]]  # of each sharder for each task
@@ -94,7 +94,7 @@ def _plan(sharder: Sharder, task: ShardingTask, measuring: Callable[[], float]) 
 def estimated(
     outcomes: Outcomes, tasks: Sequence[ShardingTask], oracle: EstimatedCosts
 ) -> dict[str, list[Outcome]]:
-    """The plans with their costs as the oracle estimates them, all-to-alls left out."""
+    """The plans with their costs as the oracle estimates them, all-to-alls by the objective."""
     return {
         name: [
             o if o.plan is None else replace(o, cost=price_plan(o.plan, task, oracle))
@@ -105,8 +105,8 @@ def estimated(
 
 
 def maxima_of(outcomes: Outcomes) -> dict[str, list[float | None]]:
-    """The slowest device of each plan, as its cost says."""
-    return {name: [outcome.max_ms for outcome in some] for name, some in outcomes.items()}
+    """What a step takes by each plan, as its cost says."""
+    return {name: [outcome.step_ms for outcome in some] for name, some in outcomes.items()}
 
 
 def best_heuristic(maxima: Maxima) -> str | None:
@@ -134,7 +134,7 @@ def best_of_each(maxima: Maxima) -> list[float | None]:
 
 
 def as_known(maxima: Sequence[float | None]) -> Floats:
-    """Slowest devices that are certain, as one scenario: NaN without a plan."""
+    """Steps that are certain, as one scenario: NaN without a plan."""
     return np.array([[np.nan if ms is None else ms for ms in maxima]])
 
 

@@ -28,12 +28,12 @@ class Subject(NamedTuple):
     sentence: str
 
 
-SLOWEST = Subject("max ms", "the slowest device's computation", "the slowest device computes")
-STEP = Subject("step ms", "a step of training", "a step of training takes")
+PRICED = Subject("step ms", "a step", "a step takes")
+TRAINED = Subject("step ms", "a step of training", "a step of training takes")
 
 
 def score_table(
-    scores: Mapping[str, Score], best: str | None, what: str, subject: Subject = SLOWEST
+    scores: Mapping[str, Score], best: str | None, what: str, subject: Subject = PRICED
 ) -> Table:
     """A row a sharder, for rich's console. `what`: the costs that count."""
     report = Table(
@@ -41,7 +41,7 @@ def score_table(
         title_justify="left",
         caption=f"ratio: to {best or 'the best heuristic (none is compared)'}, with the half width "
         "of its 95 % interval; better, next: probabilities to be better than it, and than the next "
-        "row; bal.: mean over maximum of devices; promise: the cost model's max ms over this one; "
+        "row; bal.: mean over slowest device of all waits; promise: the cost model's ms over it; "
         "oom: tasks without a plan that fits, left out of the means; plan s, meas. s: seconds to "
         "make a plan, on one core, and that the sharder spent measuring for it",
         caption_justify="left",
@@ -65,7 +65,7 @@ def score_table(
 def _row(name: str, score: Score, best: str | None, subject: Subject) -> dict[str, str]:
     return {
         "sharder": name,
-        subject.column: _told(score.max_ms_mean, ".2f"),
+        subject.column: _told(score.step_ms_mean, ".2f"),
         "bal.": _told(score.balance_mean, ".3f"),
         "oom": str(score.oom),
         "ratio": _told(score.ratio, ".3f") + ("" if name == best else _plus_minus(score)),
@@ -78,9 +78,9 @@ def _row(name: str, score: Score, best: str | None, subject: Subject) -> dict[st
 
 
 def score_picture(
-    scores: Mapping[str, Score], what: str, path: Path, subject: Subject = SLOWEST
+    scores: Mapping[str, Score], what: str, path: Path, subject: Subject = PRICED
 ) -> None:
-    """A PNG or SVG: a bar a sharder, its mean maximum, and a dot for each task."""
+    """A PNG or SVG: a bar a sharder, its mean step, and a dot for each task."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(1.6 + 0.9 * max(4, len(scores)), 4.2), layout="constrained")
@@ -88,11 +88,11 @@ def score_picture(
     places = range(len(scores))
     axes.bar(
         places,
-        [score.max_ms_mean or 0.0 for score in scores.values()],
+        [score.step_ms_mean or 0.0 for score in scores.values()],
         color=["lightgray" if name in HEURISTICS else "tab:blue" for name in scores],
     )
     for place, score in zip(places, scores.values(), strict=True):
-        dots = [ms for ms in score.max_ms if ms is not None]
+        dots = [ms for ms in score.step_ms if ms is not None]
         axes.scatter([place] * len(dots), dots, s=10, color="black", zorder=2)
     axes.set_xticks(list(places), list(scores), rotation=30, ha="right")
     axes.set_ylabel(f"ms of {subject.title}")
@@ -104,13 +104,13 @@ def score_picture(
 
 
 def best_sharder(scores: Mapping[str, Score]) -> str | None:
-    """The one with the lowest ratio, else with the least mean maximum; None without any plan."""
-    planned = [name for name, score in scores.items() if score.max_ms_mean is not None]
+    """The one with the lowest ratio, else with the least mean step; None without any plan."""
+    planned = [name for name, score in scores.items() if score.step_ms_mean is not None]
     return max(planned, key=lambda name: scores[name].improvement or 0.0, default=None)
 
 
 def verdict(
-    scores: Mapping[str, Score], best: str | None, what: str, subject: Subject = SLOWEST
+    scores: Mapping[str, Score], best: str | None, what: str, subject: Subject = PRICED
 ) -> str:
     """By how much the best sharder's plans beat those of the best heuristic, if that is known."""
     first = best_sharder(scores)
@@ -118,9 +118,9 @@ def verdict(
         return "no sharder found a plan that fits"
     score = scores[first]
     if best is None or score.improvement is None:
-        return f"{first} is best with {score.max_ms_mean:.2f} ms, {what}; no heuristic to compare"
+        return f"{first} is best with {score.step_ms_mean:.2f} ms, {what}; no heuristic to compare"
     if first == best:
-        return f"nothing beats the best heuristic, {best}: {score.max_ms_mean:.2f} ms, {what}"
+        return f"nothing beats the best heuristic, {best}: {score.step_ms_mean:.2f} ms, {what}"
     if score.ratio_low is None or score.ratio_high is None:
         return (
             f"{first} cannot be told apart from {best}, the best heuristic, by one task ({what}; "

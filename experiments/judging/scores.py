@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.envs import Deal, Deck, ShardingGame
+from autoshard.cost_model.device_waits import Waits
 from autoshard.experiments.judging.outcomes import (
     Outcome,
     Outcomes,
@@ -27,16 +27,16 @@ class Score:
     """A sharder on all tasks. Those that it ran out of memory on are in no mean, and not won.
 
     Args:
-        max_ms_mean: of the slowest device, mean of tasks.
-        max_ms: of each task, without the upward bias of the largest of noisy costs; None where it
+        step_ms_mean: what a step takes, mean of tasks.
+        step_ms: of each task, without the upward bias of the largest of noisy costs; None where it
             ran out of memory.
-        balance_mean: mean over maximum of the devices, mean of tasks.
+        balance_mean: mean over slowest device of all waits together, mean of tasks.
         oom: tasks for which it found no plan that fits.
         seconds_mean: to make a plan, measuring left out; None where plans came from elsewhere.
         measuring_seconds_mean: that it spent measuring for a plan.
-        win_rate: share of the tasks on which no sharder's maximum is lower.
-        ratio: of its mean maximum to the best heuristic's, on tasks for which both have a plan;
-            None without such tasks, or without a heuristic.
+        win_rate: share of the tasks on which no sharder's step is shorter.
+        ratio: of its mean step to the best heuristic's, on tasks for which both have a plan; None
+            without such tasks, or without a heuristic.
         ratio_low: lower end of its 95 % interval, for other tasks of this kind; None with one task.
         ratio_high: upper end.
         ratio_variance: by measuring, and by the choice of tasks.
@@ -44,12 +44,12 @@ class Score:
         better_than_heuristic: the probability that the ratio is below 1; None for the best
             heuristic itself.
         better_than_next: the probability that it is better than the next in the ranking.
-        promise: the slowest device by the cost model over what it is, in sum over tasks.
-        gap: of the mean maximum over what the model takes for the least that whole tables allow.
+        promise: the step by the cost model over what it is, in sum over tasks.
+        gap: of the mean step over what the model takes for the least that whole tables allow.
     """
 
-    max_ms_mean: float | None
-    max_ms: tuple[float | None, ...]
+    step_ms_mean: float | None
+    step_ms: tuple[float | None, ...]
     balance_mean: float | None
     oom: int
     seconds_mean: float | None
@@ -75,19 +75,19 @@ class Score:
 
 def score_all(
     outcomes: Outcomes,
-    slowest_ms: Mapping[str, Floats],
+    steps_ms: Mapping[str, Floats],
     bounds_ms: Sequence[float],
     promised_ms: Mapping[str, Sequence[float | None]],
 ) -> tuple[dict[str, Score], str | None]:
-    """The score of each sharder, the least mean maximum first, and the best heuristic's name.
+    """The score of each sharder, the least mean step first, and the best heuristic's name.
 
-    `slowest_ms`: what the slowest devices of a sharder's plans may take, [scenarios, tasks], NaN
-    without a plan. `bounds_ms`: what no plan of whole tables can undercut. `promised_ms`: the
-    slowest devices by a cost model, where something else judges.
+    `steps_ms`: what steps may take by a sharder's plans, [scenarios, tasks], NaN without a plan.
+    `bounds_ms`: what no plan of whole tables can undercut. `promised_ms`: steps by a cost model,
+    where something else judges.
     """
     maxima = {
         name: [None if math.isnan(ms) else float(ms) for ms in some.mean(axis=0)]
-        for name, some in slowest_ms.items()
+        for name, some in steps_ms.items()
     }
     best = best_heuristic(maxima)
     least = [
@@ -99,13 +99,13 @@ def score_all(
     scores = {}
     for name in ranked:
         ours, some = maxima[name], outcomes[name]
-        ratio = None if best is None else Ratio.of(slowest_ms[name], slowest_ms[best])
+        ratio = None if best is None else Ratio.of(steps_ms[name], steps_ms[best])
         bounded = ratio is not None and ratio.count > 1
         after = following.get(name)
-        against = None if after is None else Ratio.of(slowest_ms[name], slowest_ms[after])
+        against = None if after is None else Ratio.of(steps_ms[name], steps_ms[after])
         scores[name] = Score(
-            max_ms_mean=_mean(_known(ours)),
-            max_ms=tuple(ours),
+            step_ms_mean=_mean(_known(ours)),
+            step_ms=tuple(ours),
             balance_mean=_mean(_balances(some, ours)),
             oom=ours.count(None),
             seconds_mean=_mean([o.seconds for o in some if o.plan and o.seconds is not None]),
@@ -128,18 +128,23 @@ def score_all(
 
 
 def certain(outcomes: Outcomes) -> dict[str, Floats]:
-    """The slowest devices of plans whose costs are certain: one scenario."""
+    """Steps by plans whose costs are certain: one scenario."""
     return {name: as_known(some) for name, some in maxima_of(outcomes).items()}
 
 
 def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[float]:
-    """Milliseconds that no plan of whole tables can undercut, as the model estimates them."""
-    found = []
+    """Milliseconds of a step that no plan of whole tables can undercut, as the model estimates:
+    each wait as if all devices shared alike, and no shorter than for any table alone.
+    """
+    pricing, found = oracle.expectation(), []
     for task in tasks:
-        deck = Deck(oracle, [table.whole() for table in task.tables])
-        game = ShardingGame(deck, 1, len(task.tables), len(task.devices))
-        game.deal([0], [Deal(np.arange(len(task.tables)), task.room_bytes)])
-        found.append(float(game.bound_ms[0]))
+        waits, ranks = Waits(task), len(task.devices)
+        whole = [table.whole() for table in task.tables]
+        amounts = pricing.amounts(whole)
+        columns = np.array([float(piece.output_width) for piece in whole])
+        alone = waits.all(pricing.price(amounts), columns).max(0)
+        even = waits.all(pricing.price(amounts.sum(0) / ranks), np.array(columns.sum() / ranks))
+        found.append(float(waits.together(np.maximum(alone, even)[:, 0])))
     return found
 
 

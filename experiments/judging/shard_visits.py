@@ -23,7 +23,7 @@ from autoshard.benchmark import (
 from autoshard.cost_model import CostModel
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import ray_cluster
-from autoshard.experiments.judging.statistics import Batches, Known, spread_of_batches
+from autoshard.experiments.judging.statistics import Batches, Known, Pricing, spread_of_batches
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
 
 SEEDS = 3  # index batches that the visits of a shard are spread over
@@ -73,8 +73,9 @@ class Measuring(Protocol):
 class ShardVisits:
     """What is known of shards: means over visits, which are spread over several index batches.
 
-    Only forward and backward of the fused operator: the all-to-all is left out, for on a CPU ranks
-    share cores, so it would say more about this machine than about a plan.
+    Only forward and backward of the fused operator are measured. All-to-alls are those of the
+    task's objective: on a CPU ranks share cores, so measured ones would say more about this machine
+    than about a plan.
 
     Args:
         pool: what measures.
@@ -174,11 +175,13 @@ class ShardVisits:
             return None
         return price_plan(plan, task, self)
 
-    def max_ms(self, task: ShardingTask, plans: Sequence[ShardingPlan], visits: int) -> list[float]:
-        """The slowest device of each plan: what sharders choose by. Infinite without a cost."""
+    def step_ms(
+        self, task: ShardingTask, plans: Sequence[ShardingPlan], visits: int
+    ) -> list[float]:
+        """What a step takes by each plan: what sharders choose by. Infinite without a cost."""
         self.measure([s for plan in plans for s in plan.shards(task) if s is not None], visits)
         costs = [self.plan_cost(task, plan) for plan in plans]
-        return [math.inf if cost is None else cost.max_compute_ms for cost in costs]
+        return [math.inf if cost is None else cost.step_ms for cost in costs]
 
     def _ask(self, shards: Sequence[Shard], place: int, visits: int, deadline: float) -> bool:
         """Until each shard has so many visits with one batch."""
@@ -225,10 +228,12 @@ class ShardVisits:
         for digest in self._answers:
             timings = self._timings(digest)
             if timings and not self._failed(digest):
+                totals = np.array([timing.total_ms for timing in timings])
                 found[digest] = Batches(
-                    np.array([timing.total_ms for timing in timings]),
+                    totals,
                     np.array([timing.error for timing in timings]),
                     np.array([float(timing.visits) for timing in timings]),
+                    sum(timing.forward_ms for timing in timings) / float(totals.sum()),
                 )
         return found
 
@@ -241,6 +246,16 @@ class ShardVisits:
         """Between batches. Who asks for one alone wants to know nothing of others."""
         one = len(self._settings) == 1 or not batches
         return 0.0 if one else spread_of_batches(list(batches.values()))
+
+
+def pricing_of(task: ShardingTask, plans: Sequence[ShardingPlan]) -> Pricing:
+    """How a judge prices plans of a task."""
+    objective, found = task.objective, {}
+    for plan in plans:
+        columns = np.array(plan.columns(task), dtype=float)
+        exchange = float(objective.exchange_ms(columns, task.batch_size).max())
+        found[digests_of(task, plan)] = objective.exchanges(len(columns)) * exchange
+    return Pricing(objective, found)
 
 
 def digests_of(task: ShardingTask, plan: ShardingPlan) -> tuple[str, ...]:

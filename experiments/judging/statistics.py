@@ -1,21 +1,24 @@
-"""What noisy costs of shards tell of plans: their slowest devices, ratios of them, and how sure.
+"""What noisy costs of shards tell of plans: what steps take, ratios of them, and how sure.
 
 The maximum of noisy values reads high: of four equal devices by 1.03 standard errors. Here devices
 of a plan are taken to lie around a mean of their own, with a spread that is what their costs show
 beyond noise; the plans of one sharder tell together which spreads are likely. Each cost is drawn
-towards that mean as far as its noise, against that spread, advises, and the slowest device is the
-mean over many scenarios: draws of all costs of a task, each shard one, whatever plans hold it.
+towards that mean as far as its noise, against that spread, advises, and what a step takes is the
+mean over many scenarios: draws of all costs of a task, each shard one, whatever plans hold it. What
+is forward of a cost is known better than the cost: noise of a visit hits both directions alike.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from scipy import special
 
 from autoshard.benchmark.statistics import pooled_variance
+from autoshard.workload import Objective
 
 Floats = npt.NDArray[np.float64]
 Plan = tuple[str, ...]  # the digest of each device's shard; devices without tables left out
@@ -32,24 +35,39 @@ _BATCHES_PRIOR = 4.0  # costs that the first guess counts for
 
 @dataclass(frozen=True)
 class Known:
-    """What measuring says of a shard: milliseconds, and their standard error."""
+    """What measuring says of a shard: milliseconds, their standard error, and the share of them
+    that is forward.
+    """
 
     mean_ms: float
     error_ms: float
+    forward: float = 0.5
+
+
+class Pricing(NamedTuple):
+    """How plans of a task are priced: by its objective, and by what the all-to-alls of each plan
+    take together, which is the same in all scenarios.
+    """
+
+    objective: Objective
+    exchange_ms: Mapping[Plan, float]
 
 
 @dataclass(frozen=True)
 class Batches:
-    """A shard with several index batches: of each the mean, its relative error, and its visits."""
+    """A shard with several index batches: of each the mean, its relative error, and its visits. And
+    the share of the mean that is forward.
+    """
 
     means_ms: Floats
     errors: Floats
     visits: Floats
+    forward: float = 0.5
 
     def known(self, spread: float) -> Known:
         """The mean over all batches that could be drawn, whose costs differ by that share."""
         mean = float(self.means_ms.mean())
-        return Known(mean, mean * self._error(self.errors, spread))
+        return Known(mean, mean * self._error(self.errors, spread), self.forward)
 
     def gain(self, spread: float, most: int) -> float:
         """By how much one more visit would lower the variance of the mean, in square milliseconds.
@@ -85,17 +103,24 @@ def spread_of_batches(shards: Sequence[Batches]) -> float:
 
 
 class Scenarios:
-    """What the slowest devices of plans may take, given what is known of their shards.
+    """What steps may take by plans, given what is known of their shards.
 
     Args:
         known: of each shard, by digest; plans that hold others are taken for none.
         plans: of each sharder for each task.
+        pricing: of each task.
         count: of scenarios.
     """
 
     def __init__(
-        self, known: Mapping[str, Known], plans: Plans, count: int = SCENARIOS, seed: int = 0
+        self,
+        known: Mapping[str, Known],
+        plans: Plans,
+        pricing: Sequence[Pricing],
+        count: int = SCENARIOS,
+        seed: int = 0,
     ) -> None:
+        self._known, self._pricing = known, pricing
         self.plans = {
             name: [p if p is not None and all(d in known for d in p) else None for p in some]
             for name, some in plans.items()
@@ -106,27 +131,36 @@ class Scenarios:
                 spreads[task].setdefault(some[task] or (), spread)
         rng = np.random.default_rng(seed)
         self._draws = [_draws(known, task, count, rng) for task in spreads]
-        self.slowest_ms = {
-            name: np.stack([self._slowest(task, plan) for task, plan in enumerate(some)], axis=1)
+        self.steps_ms = {
+            name: np.stack([self._steps(task, plan) for task, plan in enumerate(some)], axis=1)
             for name, some in self.plans.items()
         }
 
-    def chances(self, name: str, task: int) -> dict[str, float]:
-        """How likely each device of a plan is to be its slowest, by digest; empty without plan."""
+    def slopes(self, name: str, task: int) -> dict[str, float]:
+        """By how many ms a step is longer for each ms that a shard is, by digest; empty without a
+        plan. Of each wait, the share of the shard that is in it, where it holds the wait up.
+        """
         plan = self.plans[name][task]
         if plan is None:
             return {}
-        columns = self._columns(task, plan)
-        counts = np.bincount(columns.argmax(axis=1), minlength=len(plan))
+        leaders = self._waits(task, plan, self._columns(task, plan)).argmax(axis=1)
+        shares = self._waits(task, plan, np.ones(len(plan)))
         found = dict.fromkeys(plan, 0.0)
-        for digest, count in zip(plan, counts.tolist(), strict=True):
-            found[digest] += count / len(columns)
+        for number, digest in enumerate(plan):
+            found[digest] += float((leaders == number).mean(axis=0) @ shares[number])
         return found
 
-    def _slowest(self, task: int, plan: Plan | None) -> Floats:
+    def _steps(self, task: int, plan: Plan | None) -> Floats:
         if plan is None:
             return np.full(self._count(), np.nan)
-        return np.asarray(self._columns(task, plan).max(axis=1))
+        waits = self._waits(task, plan, self._columns(task, plan)).max(axis=1)
+        return np.asarray(waits.sum(axis=1) + self._pricing[task].exchange_ms.get(plan, 0.0))
+
+    def _waits(self, task: int, plan: Plan, costs: Floats) -> Floats:
+        """Of shards that cost so much [..., devices], what they compute before each wait."""
+        objective = self._pricing[task].objective
+        forward = costs * np.array([self._known[digest].forward for digest in plan])
+        return objective.waits_ms(objective.phases_ms(forward, costs - forward, np.zeros(1)))
 
     def _columns(self, task: int, plan: Plan) -> Floats:
         places, draws = self._draws[task]
@@ -153,7 +187,7 @@ def _spreads(known: Mapping[str, Known], plans: Sequence[Plan | None]) -> dict[i
         posterior = likelihood * prior
         posterior /= posterior.sum(axis=1, keepdims=True)
         prior = (posterior.sum(axis=0) + 1 / _SPREADS) / (len(posterior) + 1)
-    # The slowest device grows with the spread itself: its mean, not that of its square.
+    # A wait grows with the spread itself: its mean, not that of its square.
     expected = posterior @ grid
     return {
         task: share * float(np.mean([known[digest].mean_ms for digest in dict.fromkeys(plan)]))
@@ -213,7 +247,7 @@ def _draws(
 
 @dataclass(frozen=True)
 class Ratio:
-    """One sharder's mean slowest device over another's, on the tasks that both have plans for.
+    """One sharder's mean step over another's, on the tasks that both have plans for.
 
     The variance of the ratio has two parts: of measuring, and of the choice of tasks. What tasks
     differ by in sum is seen from task to task; what measuring alone explains of it is not theirs.
@@ -232,7 +266,7 @@ class Ratio:
 
     @staticmethod
     def of(ours_ms: Floats, theirs_ms: Floats) -> "Ratio | None":
-        """Of slowest devices, [scenarios, tasks] with NaN without a plan; None without tasks."""
+        """Of steps, [scenarios, tasks] with NaN without a plan; None without tasks."""
         both = ~(np.isnan(ours_ms[0]) | np.isnan(theirs_ms[0]))
         count = int(both.sum())
         if not count:

@@ -33,7 +33,7 @@ def judge_trained(
             f"tasks are for {min(ranks)} to {max(ranks)} devices: ranks that train are as many for "
             "all, so compare tasks of one number of devices at a time"
         )
-    slowest: dict[str, list[Floats]] = {name: [] for name in made[0].outcomes}
+    steps: dict[str, list[Floats]] = {name: [] for name in made[0].outcomes}
     rng, rounds, taken = np.random.default_rng(0), 0, list[float]()
     training = time.monotonic()
     with stage(ranks.pop()) as found, following(len(made), "tasks trained") as step:
@@ -50,7 +50,7 @@ def judge_trained(
             rounds += count * len(times)
             # The same rounds for all plans: what slows a round tells nothing of a plan.
             drawn = rng.integers(max(1, count), size=(SCENARIOS, count))
-            for name, tasks in slowest.items():
+            for name, tasks in steps.items():
                 known = name in names
                 tasks.append(
                     np.median(times[names[name]][drawn], axis=1)
@@ -65,8 +65,8 @@ def judge_trained(
         ended += f"; others took {share:.0%} of the ranks' cores, so steps took longer"
     return Judgement(
         [entry.task for entry in made],
-        {name: [entry.outcomes[name] for entry in made] for name in slowest},
-        {name: np.stack(tasks, axis=1) for name, tasks in slowest.items()},
+        {name: [entry.outcomes[name] for entry in made] for name in steps},
+        {name: np.stack(tasks, axis=1) for name, tasks in steps.items()},
         time.monotonic() - began,
         time.monotonic() - training,
         rounds,

@@ -1,6 +1,8 @@
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -10,6 +12,8 @@ from autoshard.benchmark.measurement import ExchangeKey
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    Link,
+    Objective,
     Placement,
     PlanError,
     Shard,
@@ -38,11 +42,36 @@ def test_a_plan_is_priced_by_hand() -> None:
     assert [device.total_ms for device in cost.devices] == [13, 1, 65]
     assert [device.tables for device in cost.devices] == [1, 0, 2]
     assert [device.compute_ms for device in cost.devices] == [12, 0, 60]
-    assert cost.max_ms == 65
-    assert cost.max_compute_ms == 60
-    assert cost.mean_ms == pytest.approx(79 / 3)
-    assert cost.balance == pytest.approx(79 / 3 / 65)
+    assert cost.step_ms == 60  # 20 forward and 40 backward; nobody knows a link
+    assert cost.mean_ms == pytest.approx(72 / 3)
+    assert cost.balance == pytest.approx(72 / 3 / 60)
     assert cost.devices[0].memory_bytes == plan.device_bytes(TASK)[0]
+
+
+def test_a_step_is_what_its_objective_says() -> None:
+    """Device 0 is slow forward, device 2 backward and in the all-to-alls."""
+    costs = [(9.0, 1.0, 1.0), (2.0, 2.0, 1.0), (3.0, 8.0, 4.0)]
+    devices = tuple(DeviceCost("d", 1, 1, f, b, a, a, 0.0) for f, b, a in costs)
+    link = Link(1e9)
+    for objective, step, mean in (
+        (Objective("step", link), 9 + 8 + 4 + 4, (14 + 11 + 6 + 6) / 3),
+        (Objective("pipelined", link), 11 + 4 + 4, (25 + 6 + 6) / 3),
+        (Objective("step"), 9 + 8, (14 + 11) / 3),
+        (Objective("compute"), 11, 25 / 3),
+    ):
+        cost = PlanCost(devices, objective)
+        assert (cost.step_ms, cost.mean_ms) == pytest.approx((step, mean))
+        assert cost.balance == pytest.approx(mean / step)
+
+
+def test_all_to_alls_go_over_the_link_that_the_task_names() -> None:
+    task = replace(TASK, objective=Objective("step", Link(1e6, 1e-3)))
+    plan = ShardingPlan.table_wise(task, [0, 1])
+    cost = price_plan(plan, task, ByWidth())
+    told = task.objective.exchange_ms(np.array([16.0, 8.0, 0.0]), 64).tolist()
+    assert [d.forward_exchange_ms for d in cost.devices] == told
+    assert [d.backward_exchange_ms for d in cost.devices] == told
+    assert cost.step_ms == pytest.approx(16 + 32 + 2 * max(told))
 
 
 def test_a_plan_that_does_not_fit_is_not_priced() -> None:
@@ -53,13 +82,18 @@ def test_a_plan_that_does_not_fit_is_not_priced() -> None:
 def test_the_report_and_the_picture(tmp_path: Path) -> None:
     cost = PlanCost(
         tuple(DeviceCost(f"d{n}", n, n * 10**6, n, 2 * n, 0.5, 0.25, 0.01) for n in range(3)),
+        Objective("step", Link(25e9)),
         ranks_per_core=2,
     )
-    console = Console(width=100, record=True)
+    console = Console(width=200, record=True, force_terminal=True)
     console.print(cost.table("greedy"))
-    text = console.export_text()
-    for part in ("greedy", "d2", "6.75", "max 6.75 ms", "balance 0.556", "2 ranks on each device"):
+    text = " ".join(console.export_text(clear=False).split())
+    for part in ("greedy", "d2", "6.75", "a step takes 6.75 ms (step, all-to-alls over 25 GB/s",
+                 "mean 3.75 ms, balance 0.556", "2 ranks on each device"):  # fmt: skip
         assert part in text
+    styled = console.export_text(styles=True)
+    assert "\x1b[1m2.00" in styled
+    assert "\x1b[1m1.00" not in styled
     cost.picture(tmp_path / "plan.png", "greedy")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(UserError, match="cannot be written"):

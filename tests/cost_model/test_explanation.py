@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.benchmark.plan_cost import PHASES
 from autoshard.cost_model import EstimatedCosts, slowest_by_phase
 from autoshard.cost_model.explanation import ALL_PHASES
 from autoshard.workload import (
@@ -18,12 +17,18 @@ from autoshard.workload import (
     ShardingTask,
     TableSlice,
 )
+from autoshard.workload.objective import PHASES, Link, Objective
 
 
-@pytest.fixture
-def case(tables: tuple[EmbeddingTable, ...]) -> tuple[ShardingTask, ShardingPlan]:
-    """A dozen tables, one of them split; a device without any."""
-    task = ShardingTask(tables[:12], Device.uniform(4, 2**40), 1024)
+@pytest.fixture(params=[Objective("compute"), Objective("step", Link(1e9, 1e-4))], ids=str)
+def case(
+    tables: tuple[EmbeddingTable, ...], request: pytest.FixtureRequest
+) -> tuple[ShardingTask, ShardingPlan]:
+    """A dozen tables, one of them split; a device without any. All-to-alls are as learned, or as a
+    link says.
+    """
+    devices = Device.uniform(4, 2**40)
+    task = ShardingTask(tables[:12], devices, 1024, objective=request.param)
     wide = next(table for table in task.tables if table.dim >= 64)
     placed = [(table.whole(), n % 3) for n, table in enumerate(task.tables) if table != wide]
     pieces = [(TableSlice(wide, 0, 32), 0), (TableSlice(wide, 32, wide.dim - 32), 1)]
@@ -31,13 +36,17 @@ def case(tables: tuple[EmbeddingTable, ...]) -> tuple[ShardingTask, ShardingPlan
 
 
 def phases_of(
-    oracle: EstimatedCosts, held: Sequence[Sequence[TableSlice]], device: int
+    oracle: EstimatedCosts,
+    held: Sequence[Sequence[TableSlice]],
+    device: int,
+    objective: Objective,
 ) -> list[float]:
     """What a device takes in each phase, where devices hold these slices."""
     cost = ShardCost(0.0, 0.0)
     if held[device]:
         (cost,) = oracle.costs([Shard(tuple(held[device]))])
-    found = oracle.exchange([sum(piece.output_width for piece in mine) for mine in held])
+    dims = [sum(piece.output_width for piece in mine) for mine in held]
+    found = oracle.exchange(dims, objective)
     assert found is not None
     return [cost.forward_ms, cost.backward_ms, found.forward_ms[device], found.backward_ms[device]]
 
@@ -69,11 +78,11 @@ def test_a_slice_costs_what_its_device_takes_less_without_it(
         assert {one.piece for one in phase.slices} == set(held[phase.device])
         told = [one.ms for one in phase.slices]
         assert told == sorted(told, reverse=True)
-        before = phases_of(oracle, held, phase.device)
+        before = phases_of(oracle, held, phase.device, task.objective)
         for one in phase.slices:
             without = [list(mine) for mine in held]
             without[phase.device].remove(one.piece)
-            after = phases_of(oracle, without, phase.device)
+            after = phases_of(oracle, without, phase.device, task.objective)
             less = sum(before[n] - after[n] for n in counted)
             assert one.ms == pytest.approx(less, abs=1e-3)
             assert one.share == pytest.approx(one.ms / phase.ms)
@@ -83,6 +92,7 @@ def test_all_to_alls_that_nobody_knows_are_left_out(
     oracle: EstimatedCosts, case: tuple[ShardingTask, ShardingPlan]
 ) -> None:
     task, plan = case
+    task = replace(task, objective=Objective("step"))
     silent = EstimatedCosts(replace(oracle.model, communication=None), 1024)
     found = slowest_by_phase(silent, plan, task)
     assert [phase.phase for phase in found] == [ALL_PHASES, *PHASES[:2]]

@@ -22,12 +22,13 @@ from autoshard.experiments.judging.outcomes import Outcome
 from autoshard.experiments.judging.score_report import verdict
 from autoshard.experiments.judging.scores import Score, certain, score_all
 from autoshard.sharders import NEED_POOL, NEED_TORCHREC, SHARDERS, Policy, save_policy
-from autoshard.workload import OperatorOptions, ShardingPlan, ShardingTask, UserError
+from autoshard.workload import Objective, OperatorOptions, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.parts import part_of
 
 TABLES = "synthetic:120:3:small"
+STEP = Objective("step")
 SCORES = {
-    "max_ms_mean", "max_ms", "balance_mean", "oom", "seconds_mean", "measuring_seconds_mean",
+    "step_ms_mean", "step_ms", "balance_mean", "oom", "seconds_mean", "measuring_seconds_mean",
     "win_rate", "ratio", "ratio_low", "ratio_high", "ratio_variance", "improvement",
     "better_than_heuristic", "better_than_next", "promise", "gap",
 }  # fmt: skip
@@ -83,35 +84,35 @@ def recomputed(folder: Path, name: str, number: int, oracle: Any) -> tuple[float
         return None
     task = ShardingTask.load(folder / "out" / "tasks" / f"{number}.json")
     cost = price_plan(ShardingPlan.load(file), task, oracle)
-    return cost.max_compute_ms, cost.balance
+    return cost.step_ms, cost.balance
 
 
 def assert_adds_up(folder: Path, oracle: Any, slack: float = 1e-6) -> None:
     """Every figure follows from the plans and their costs.
 
-    `slack`: by how much slowest devices may be told off the largest cost, which reads high.
+    `slack`: by how much steps may be told off the sum of the largest costs, which reads high.
     """
     figures = figures_of(folder)
     scores = figures["sharders"]
     count = figures["tasks"]
-    columns = list(zip(*(score["max_ms"] for score in scores.values()), strict=True))
+    columns = list(zip(*(score["step_ms"] for score in scores.values()), strict=True))
     least = [min(ms for ms in column if ms is not None) for column in columns]
-    theirs = scores[figures["best_heuristic"]]["max_ms"]
+    theirs = scores[figures["best_heuristic"]]["step_ms"]
     for name, score in scores.items():
         assert set(score) == SCORES
         costs = [recomputed(folder, name, number, oracle) for number in range(count)]
         found = [cost for cost in costs if cost is not None]
-        assert [ms is None for ms in score["max_ms"]] == [cost is None for cost in costs]
-        known = [ms for ms in score["max_ms"] if ms is not None]
+        assert [ms is None for ms in score["step_ms"]] == [cost is None for cost in costs]
+        known = [ms for ms in score["step_ms"] if ms is not None]
         for told, (largest, _) in zip(known, found, strict=True):
             assert told == pytest.approx(largest, rel=slack)
-        assert score["max_ms_mean"] == pytest.approx(sum(known) / len(known))
+        assert score["step_ms_mean"] == pytest.approx(sum(known) / len(known))
         balances = [b * largest / told for told, (largest, b) in zip(known, found, strict=True)]
         assert score["balance_mean"] == pytest.approx(sum(balances) / len(balances))
         assert score["oom"] == count - len(known)
-        wins = sum(ms == best for ms, best in zip(score["max_ms"], least, strict=True))
+        wins = sum(ms == best for ms, best in zip(score["step_ms"], least, strict=True))
         assert score["win_rate"] == wins / count
-        both = [(a, b) for a, b in zip(score["max_ms"], theirs, strict=True) if a and b]
+        both = [(a, b) for a, b in zip(score["step_ms"], theirs, strict=True) if a and b]
         ratio = sum(a for a, _ in both) / sum(b for _, b in both)
         assert score["ratio"] == pytest.approx(ratio, abs=1e-9)
         assert score["improvement"] == pytest.approx(1 - ratio, abs=1e-9)
@@ -155,8 +156,9 @@ def test_the_last_line_says_by_how_much(estimated: tuple[Path, str]) -> None:
     folder, said = estimated
     figures = figures_of(folder)
     found = re.match(
-        r"the slowest device computes ([\d.]+)% less by autoshard than by (\w+), the best "
-        r"heuristic \(estimated, not measured; 95 % interval ([\d.]+)% to ([\d.]+)%\)",
+        r"a step takes ([\d.]+)% less by autoshard than by (\w+), the best "
+        r"heuristic \(step, without all-to-alls; estimated, not measured; 95 % interval "
+        r"([\d.]+)% to ([\d.]+)%\)",
         said.splitlines()[-1],
     )
     assert found is not None, said
@@ -177,14 +179,14 @@ def test_mlflow_holds_all_of_it(estimated: tuple[Path, str]) -> None:
     assert found.data.tags["kind"] == "compare"
     assert found.data.params["num_tables"] == "12"
     score = figures_of(folder)["sharders"]["autoshard"]
-    assert found.data.metrics["max_ms_mean/autoshard"] == pytest.approx(score["max_ms_mean"])
+    assert found.data.metrics["step_ms_mean/autoshard"] == pytest.approx(score["step_ms_mean"])
     assert found.data.metrics["oom/autoshard"] == 0
 
     def names(within: str | None = None) -> set[str]:
         return {entry.path for entry in client.list_artifacts(found.info.run_id, within)}
 
     assert names() == {"tasks", "plans", "pictures", "compare.json"}
-    assert names("pictures") == {"pictures/max_ms.png", "pictures/best_plan.png"}
+    assert names("pictures") == {"pictures/step_ms.png", "pictures/best_plan.png"}
     assert len(names("plans/autoshard")) == 6
 
 
@@ -225,14 +227,14 @@ def test_measured_plans_add_up(measured_run: tuple[Path, str]) -> None:
     assert len(tasks) == figures["tasks"]
     score = figures["sharders"]["cost"]
     total = sum(found[0] for found in promised if found is not None)
-    assert score["promise"] == pytest.approx(total / sum(score["max_ms"]))
+    assert score["promise"] == pytest.approx(total / sum(score["step_ms"]))
 
 
 def outcomes_of(*maxima: float | None) -> list[Outcome]:
     return [
         Outcome(None, 0.5)
         if ms is None
-        else Outcome(PLAN, 1.0, 0.5, PlanCost((DeviceCost("d", 1, 1, ms, 0, 0, 0, 0),)))
+        else Outcome(PLAN, 1.0, 0.5, PlanCost((DeviceCost("d", 1, 1, ms, 0, 0, 0, 0),), STEP))
         for ms in maxima
     ]
 
@@ -260,10 +262,10 @@ def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> No
     assert (figures["trained"], figures["measured"], figures["tasks"]) == (True, False, 2)
     scores = figures["sharders"]
     assert set(scores) == {"size", "cost", "same"}
-    assert scores["same"]["max_ms"] == scores["size"]["max_ms"]
+    assert scores["same"]["step_ms"] == scores["size"]["step_ms"]
     assert scores["same"]["ratio"] == 1
     for score in scores.values():
-        assert all(ms > 0 for ms in score["max_ms"])
+        assert all(ms > 0 for ms in score["step_ms"])
         assert score["promise"] is None  # a cost model does not speak of steps
     low, high = scores["cost"]["ratio_low"], scores["cost"]["ratio_high"]
     assert low < scores["cost"]["ratio"] < high
@@ -285,7 +287,7 @@ def test_scores_by_hand() -> None:
     assert best == "size"  # dim is faster where it has a plan, and has one less
     assert list(scores) == ["dim", "ours", "size", "never"]
     ours, never = scores["ours"], scores["never"]
-    assert (ours.max_ms_mean, ours.oom) == (3.5, 1)
+    assert (ours.step_ms_mean, ours.oom) == (3.5, 1)
     assert (ours.seconds_mean, ours.measuring_seconds_mean) == (1.0, 0.5)
     assert ours.win_rate == pytest.approx(2 / 3)  # one of them is a tie
     assert scores["dim"].win_rate == pytest.approx(2 / 3)
@@ -299,7 +301,7 @@ def test_scores_by_hand() -> None:
     assert ours.improvement == pytest.approx(1 - 7 / 11)
     assert ours.gap == pytest.approx(0.0)
     assert scores["size"].improvement == 0
-    assert (never.max_ms_mean, never.seconds_mean, never.improvement, never.gap) == (None,) * 4
+    assert (never.step_ms_mean, never.seconds_mean, never.improvement, never.gap) == (None,) * 4
     assert (never.oom, never.win_rate) == (3, 0)
     assert "ours cannot be told apart from size" in verdict(scores, best, "measured")
 
@@ -309,7 +311,7 @@ def test_a_gain_is_told_where_it_is_larger_than_its_interval() -> None:
     clear = {"size": outcomes_of(*bar), "ours": outcomes_of(*(0.9 * ms + 0.01 for ms in bar))}
     scores, best = scored(clear, bar)
     said = verdict(scores, best, "measured")
-    assert said.startswith("the slowest device computes 9.8% less by ours than by size, the best")
+    assert said.startswith("a step takes 9.8% less by ours than by size, the best")
     assert "cannot be told apart" not in said
     close = {**clear, "like": outcomes_of(*(ms + 0.3 * (-1) ** n for n, ms in enumerate(bar)))}
     close["also"] = outcomes_of(*(0.9 * ms + 0.02 * (-1) ** n for n, ms in enumerate(bar)))
@@ -366,9 +368,9 @@ def test_tasks_and_plans_from_elsewhere(
     first = figures_of(folder)["sharders"]
     scores = figures["sharders"]
     assert (figures["tasks"], figures["devices"], figures["tables"]) == (6, 3, 12)
-    assert scores["size"]["max_ms"] == scores["size2"]["max_ms"] == first["size"]["max_ms"]
-    assert scores["theirs"]["max_ms"][:5] == first["autoshard"]["max_ms"][:5]
-    assert (scores["theirs"]["oom"], scores["theirs"]["max_ms"][5]) == (1, None)
+    assert scores["size"]["step_ms"] == scores["size2"]["step_ms"] == first["size"]["step_ms"]
+    assert scores["theirs"]["step_ms"][:5] == first["autoshard"]["step_ms"][:5]
+    assert (scores["theirs"]["oom"], scores["theirs"]["step_ms"][5]) == (1, None)
     assert scores["theirs"]["seconds_mean"] is None
     assert scores["dim"]["seconds_mean"] > 0
     assert len(list((tmp_path / "out" / "plans" / "theirs").iterdir())) == 5
@@ -422,6 +424,8 @@ def test_bad_tasks_and_plans_are_one_line(
         ({"plans": (f"x={plans / 'json'}",)}, "json/1.json: line 1, column 2"),
         ({"plans": (f"x={plans / 'fit'}",)}, "fit/1.json: table"),
         ({"plans": ("x=y",), "tasks": None, "tables": TABLES}, "--plans needs the tasks that"),
+        ({"objective": "step"}, "say what counts: leave out --objective and --link"),
+        ({"link": "25GB/s"}, "say what counts: leave out --objective and --link"),
     ):
         with pytest.raises(UserError, match=re.escape(says)) as caught:
             compare.main(replace(plain, **changes))  # type: ignore[arg-type]
@@ -508,6 +512,9 @@ def test_bad_input_is_one_line_before_any_work(
         ({"tables": None, "family": "giant"}, "--family: 'giant' is not one of small, large"),
         ({"num_devices": 0}, "--num-devices must be at least 1, got 0"),
         ({"num_devices": 4}, "the policy serves up to 3 devices, 4 are asked for"),
+        ({"link": "fast"}, "such as 25GB/s,30us or 100Gbit/s, got 'fast'"),
+        ({"link": "25GB/s", "objective": "compute"}, "with --objective compute they do not count"),
+        ({"link": "25GB/s", "num_devices": 1}, "--link connects devices, and there is one"),
         ({"num_tasks": -1}, "--num-tasks must be at least 1, got -1"),
         ({"num_tables": 0}, "--num-tables must be at least 1"),
         ({"num_tables": 121}, "--num-tables 121 is more than the 120 tables"),

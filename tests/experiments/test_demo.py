@@ -113,5 +113,5 @@ def test_the_demo(
     assert "all intervals are within" in said or "stopped by --seconds" in said
     plans = tmp_path / "demo" / "plans"
     assert (plans / "plans" / "autoshard" / "0.json").is_file()
-    assert (plans / "pictures" / "max_ms.png").stat().st_size > 5000
+    assert (plans / "pictures" / "step_ms.png").stat().st_size > 5000
     assert load_policy(tmp_path / "demo" / "policy").trained["iterations"] <= 1

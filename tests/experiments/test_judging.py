@@ -1,14 +1,17 @@
 """The judge on a pool that pretends: what it measures, when it stops, what it says."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from simulated import SimulatedPool, true_ms
 
 from autoshard.benchmark import Measurement, MeasureSettings, TimingOptions
+from autoshard.cost_model import EstimatedCosts
 from autoshard.experiments.judging.judge import Entry, Judge, Judgement, Limits, judge_plan
-from autoshard.experiments.judging.outcomes import plan_task
+from autoshard.experiments.judging.outcomes import Outcome, plan_task
+from autoshard.experiments.judging.scores import bounds_ms
 from autoshard.experiments.judging.shard_visits import (
     ShardVisits,
     digests_of,
@@ -16,8 +19,16 @@ from autoshard.experiments.judging.shard_visits import (
     verifying_seeds,
 )
 from autoshard.experiments.judging.statistics import Ratio
-from autoshard.sharders import make_sharder
-from autoshard.workload import Device, EmbeddingTable, Shard, ShardingTask, UserError
+from autoshard.sharders import FusedGreedySharder, make_sharder
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Link,
+    Objective,
+    Shard,
+    ShardingTask,
+    UserError,
+)
 
 NAMES = ("dim", "lookup", "size_lookup")
 SETTINGS = MeasureSettings(1024)
@@ -57,7 +68,7 @@ def judge(
 
 
 def ratios(found: Judgement) -> dict[str, Ratio]:
-    pairs = {n: Ratio.of(found.slowest_ms[n], found.slowest_ms["size_lookup"]) for n in NAMES}
+    pairs = {n: Ratio.of(found.steps_ms[n], found.steps_ms["size_lookup"]) for n in NAMES}
     return {name: ratio for name, ratio in pairs.items() if ratio is not None}
 
 
@@ -211,7 +222,7 @@ def test_a_shard_that_cannot_be_measured_takes_its_plans_out(
     found = judge(pool, Source(pool, tasks), Limits(0.01, 120), begin=3)
     costs = [outcome.cost for outcome in found.outcomes["dim"]]
     assert [cost is None for cost in costs] == [False, True, False]
-    assert np.isnan(found.slowest_ms["dim"][0]).tolist() == [False, True, False]
+    assert np.isnan(found.steps_ms["dim"][0]).tolist() == [False, True, False]
     assert capsys.readouterr().out.count("note: a shard cannot be measured: it does not fit") == 1
 
 
@@ -262,7 +273,42 @@ def test_visits_over_batches(tables: tuple[EmbeddingTable, ...]) -> None:
         assert known[shard.digest].mean_ms == pytest.approx(np.mean(means))
     cost = visits.plan_cost(task, plan)
     assert cost is not None
-    assert cost.max_compute_ms == pytest.approx(max(k.mean_ms for k in known.values()))
+    assert cost.step_ms == pytest.approx(max(k.mean_ms for k in known.values()))
+
+
+def test_a_plan_that_is_judged_waits_for_its_link(tables: tuple[EmbeddingTable, ...]) -> None:
+    bare = tasks_of(tables, 1)[0]
+    link = Link(1e8, 1e-3)
+    plan = make_sharder("size_lookup").shard(bare)
+    found = {}
+    for name, objective in (("step", Objective()), ("linked", Objective("step", link))):
+        task = replace(bare, objective=objective)
+        pool = SimulatedPool(visits=0.01)
+        entry = Entry(task, {"size_lookup": Outcome(plan)})
+        found[name] = Judge(iter([entry]), visits_of(pool), Limits(), 2, pool.clock).run(1)
+    columns = np.array(plan.columns(bare), float)
+    exchanges = 2 * Objective("step", link).exchange_ms(columns, 1024).max()
+    apart, linked = (found[name].steps_ms["size_lookup"] for name in ("step", "linked"))
+    assert linked == pytest.approx(apart + exchanges)
+    costs = [found[name].outcomes["size_lookup"][0].cost for name in ("step", "linked")]
+    assert costs[0] is not None
+    assert costs[1] is not None
+    assert costs[1].step_ms == pytest.approx(costs[0].step_ms + exchanges)
+    assert linked.mean() == pytest.approx(costs[1].step_ms, rel=0.02)
+
+
+def test_no_plan_of_whole_tables_undercuts_the_bound(
+    oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    bare = tasks_of(tables, 1)[0]
+    for objective in (Objective("compute"), Objective("step"), Objective("step", Link(1e8, 1e-3))):
+        task = replace(bare, objective=objective)
+        (bound,) = bounds_ms(oracle, [task])
+        steps = [
+            oracle.plan_cost(sharder.shard(task), task).step_ms
+            for sharder in (make_sharder("dim"), FusedGreedySharder(oracle))
+        ]
+        assert 0.8 * min(steps) < bound <= min(steps)
 
 
 def test_one_plan(tables: tuple[EmbeddingTable, ...]) -> None:

@@ -6,10 +6,14 @@ import pytest
 from autoshard.experiments.judging.statistics import (
     Batches,
     Known,
+    Pricing,
     Ratio,
     Scenarios,
     spread_of_batches,
 )
+from autoshard.workload import Objective
+
+COMPUTE = Pricing(Objective("compute"), {})
 
 
 def devices(
@@ -38,7 +42,11 @@ def test_the_slowest_of_noisy_devices_does_not_read_high(
     naive, ours = [], []
     for seed in range(25):
         known, plans, true, read = devices(rng, 8, 4, noise, spread * noise)
-        found = Scenarios(known, {"sharder": plans}, 300, seed).slowest_ms["sharder"].mean(axis=0)
+        found = (
+            Scenarios(known, {"sharder": plans}, [COMPUTE] * 8, 300, seed)
+            .steps_ms["sharder"]
+            .mean(axis=0)
+        )
         naive.append((read - true).mean() / 10)
         ours.append((found - true).mean() / 10)
     if spread == 0:
@@ -49,17 +57,17 @@ def test_the_slowest_of_noisy_devices_does_not_read_high(
 
 def test_a_slow_device_among_equal_ones_stays_slow() -> None:
     known = {name: Known(10.0, 0.1) for name in "abc"} | {"slow": Known(20.0, 0.2)}
-    scenarios = Scenarios(known, {"sharder": [("a", "b", "c", "slow")]})
-    slowest = scenarios.slowest_ms["sharder"]
+    scenarios = Scenarios(known, {"sharder": [("a", "b", "c", "slow")]}, [COMPUTE])
+    slowest = scenarios.steps_ms["sharder"]
     assert slowest.mean() == pytest.approx(20.0, abs=0.05)
     assert slowest.std() == pytest.approx(0.2, rel=0.15)
-    assert scenarios.chances("sharder", 0) == {"a": 0, "b": 0, "c": 0, "slow": 1}
+    assert scenarios.slopes("sharder", 0) == {"a": 0, "b": 0, "c": 0, "slow": 1}
 
 
 def test_plans_that_share_their_slowest_device_are_equal_in_all_scenarios() -> None:
     known = {"slow": Known(20.0, 0.8)} | {name: Known(10.0, 0.4) for name in "abcd"}
     plans = {"one": [("slow", "a", "b"), None], "other": [("c", "slow", "d"), ("a", "b")]}
-    found = Scenarios(known, plans).slowest_ms
+    found = Scenarios(known, plans, [COMPUTE] * 2).steps_ms
     assert (found["one"][:, 0] == found["other"][:, 0]).all()
     assert found["one"][:, 0].std() > 0.5
     assert np.isnan(found["one"][:, 1]).all()
@@ -69,10 +77,27 @@ def test_plans_that_share_their_slowest_device_are_equal_in_all_scenarios() -> N
 
 
 def test_a_plan_with_a_shard_that_nothing_is_known_of_is_none() -> None:
-    scenarios = Scenarios({"a": Known(1.0, 0.1)}, {"x": [("a", "b")], "y": [("a",)]})
-    assert np.isnan(scenarios.slowest_ms["x"]).all()
-    assert scenarios.chances("x", 0) == {}
-    assert scenarios.slowest_ms["y"].mean() == pytest.approx(1.0, abs=0.02)
+    scenarios = Scenarios({"a": Known(1.0, 0.1)}, {"x": [("a", "b")], "y": [("a",)]}, [COMPUTE])
+    assert np.isnan(scenarios.steps_ms["x"]).all()
+    assert scenarios.slopes("x", 0) == {}
+    assert scenarios.steps_ms["y"].mean() == pytest.approx(1.0, abs=0.02)
+
+
+def test_waits_add_up_in_each_scenario_and_all_to_alls_come_on_top() -> None:
+    """One shard is slow forward, one backward, and one is nowhere slowest."""
+    known = {"f": Known(10.0, 0.1, 0.8), "b": Known(10.0, 0.1, 0.2), "none": Known(8.0, 0.1, 0.5)}
+    plan = ("f", "b", "none")
+    pricing = [Pricing(Objective("step"), {plan: 1.5}), COMPUTE]
+    scenarios = Scenarios(known, {"sharder": [plan, plan]}, pricing)
+    step, compute = scenarios.steps_ms["sharder"].T
+    assert step.mean() == pytest.approx(8 + 8 + 1.5, abs=0.1)
+    assert compute.mean() == pytest.approx(10, abs=0.15)
+    # Two shards of which 0.8 count, with an error of 0.1 each.
+    assert step.std() == pytest.approx(0.8 * 0.1 * np.sqrt(2), rel=0.2)
+    assert scenarios.slopes("sharder", 0) == pytest.approx({"f": 0.8, "b": 0.8, "none": 0.0})
+    slopes = scenarios.slopes("sharder", 1)
+    assert slopes["f"] + slopes["b"] == pytest.approx(1)
+    assert min(slopes["f"], slopes["b"]) > 0.2
 
 
 @pytest.mark.parametrize("tasks", [3, 8])

@@ -22,6 +22,8 @@ from autoshard.experiments.shard import ShardConfig
 from autoshard.sharders import Policy, make_sharder, next_steps, save_policy
 from autoshard.workload import (
     Device,
+    Link,
+    Objective,
     PlanError,
     Shard,
     ShardingPlan,
@@ -60,7 +62,9 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
     with open(tmp_path / "my.csv", "w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["name", "rows", "dim", "pooling_factor"])
-        rows.writerows([f"mine{n}", 20_000 + 1000 * n, 16 * (1 + n % 4), 1 + n] for n in range(12))
+        rows.writerows(
+            [f"mine{n}", 20_000 + 1000 * n, 16 * (1 + n % 4), 1 + n * n % 13] for n in range(12)
+        )
     done = run(
         "shard.py",
         "--tables my.csv --num-devices 3 --memory-gb 0.025,0.025,0.05 --picture devices.png",
@@ -78,9 +82,9 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
         )
     outlook = TaskOutlook(EstimatedCosts(load_model("cpu"), 1024), task)
     ours = outlook.of(plan)
-    assert f"the slowest device computes {ours.expected_ms:.2f} ms a step" in done.stdout
+    assert f"a step takes {ours.expected_ms:.2f} ms (step, " in done.stdout
     told = re.search(
-        r"90 % interval ([\d.]+) to ([\d.]+); .* less than by the best heuristic "
+        r"90 % interval ([\d.]+) to ([\d.]+)\), .* less than by the best heuristic "
         r"\((\w+), ([\d.]+) ms\): ([\d.]+) to ([\d.]+) of it, faster with probability ([\d.]+)",
         done.stdout,
     )
@@ -102,6 +106,32 @@ def test_any_sharder_may_decide(config: ShardConfig, capsys: pytest.CaptureFixtu
         assert f"{sharder}, estimated" in capsys.readouterr().out
     shard.main(replace(config, num_devices=1))
     assert "the least of any heuristic" in capsys.readouterr().out
+
+
+def test_what_counts_is_asked_for_and_said(
+    config: ShardConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slow = replace(config, link="100MB/s,50us", save_task=config.out.with_name("task.json"))
+    shard.main(slow)
+    said = " ".join(capsys.readouterr().out.split())
+    task = ShardingTask.load(config.out.with_name("task.json"))
+    assert task.objective == Objective("step", Link.parse("100MB/s,50us"))
+    oracle, plan = EstimatedCosts(load_model("cpu"), 1024), ShardingPlan.load(config.out)
+    cost = oracle.plan_cost(plan, task)
+    assert f"a step takes {cost.step_ms:.2f} ms (step, all-to-alls over 0.1 GB/s, 50 us" in said
+    expected = TaskOutlook(oracle, task).of(plan).expected_ms
+    assert f"expected: a step takes {expected:.2f} ms (step, all-to-alls over" in said
+    shard.main(replace(config, objective="compute"))
+    assert f"{task.objective}" not in capsys.readouterr().out
+    compute = TaskOutlook(oracle, task).of(ShardingPlan.load(config.out))
+    assert expected < compute.expected_ms  # whoever is asked for something else serves it less
+    for changes, says in (
+        ({"link": "fast"}, "such as 25GB/s,30us"),
+        ({"link": "1GB/s", "objective": "compute"}, "with --objective compute they do not count"),
+        ({"link": "1GB/s", "num_devices": 1}, "--link connects devices, and there is one"),
+    ):
+        with pytest.raises(UserError, match=says):
+            shard.main(replace(config, **changes))  # type: ignore[arg-type]
 
 
 def test_memory_is_told_part_by_part(
@@ -201,7 +231,9 @@ def test_what_tells_most_is_measured_and_the_plan_itself(
         warnings.simplefilter("ignore")
         shard.main(small)
     said = capsys.readouterr().out
-    found = re.search(r"measured: ([\d.]+) ms \(95 % interval ([\d.]+) to ([\d.]+) ms\)", said)
+    found = re.search(
+        r"measured: a step takes ([\d.]+) ms \(.*; 95 % interval ([\d.]+) to ([\d.]+) ms\)", said
+    )
     assert found is not None, said
     told, low, high = map(float, found.groups())
     assert low < told < high

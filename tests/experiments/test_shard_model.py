@@ -62,7 +62,7 @@ def test_a_model_s_tables_are_sharded_by_lookups_counted_in_its_batches(here: Pa
     name = here.name
     asked = f"--model {name}:build_model --batches {name}:batches --batch-size 512"
     done = run("shard.py", f"{asked} --num-devices 2 --memory-gb 1", here)
-    assert "the slowest device computes" in done.stdout
+    assert "a step takes" in done.stdout
     assert "nothing tells how" not in done.stderr
     plan = ShardingPlan.load(here / "plan.json")
     found = model_tables(f"{name}:model", f"{name}:loader", 2)

@@ -200,7 +200,7 @@ def test_a_search_leaves_what_is_together_together(
     for placed in search.improve(task, [start.placed(task)]):
         ShardingPlan.of_slices(task, placed).check(task)
     free = task_of(tables[:30], 4, ())
-    bound = [means.oracle.plan_cost(p, t).max_compute_ms for p, t in (
+    bound = [means.oracle.plan_cost(p, t).step_ms for p, t in (
         (make_sharder("autoshard", means).shard(task), task),
         (make_sharder("autoshard", means).shard(free), free),
     )]  # fmt: skip

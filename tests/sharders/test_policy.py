@@ -68,8 +68,8 @@ def task_of(tables: Tables, devices: int, fill: float = 0.1) -> ShardingTask:
     return replace(loose, devices=Device.uniform(devices, int(total / devices / fill) + 1))
 
 
-def max_ms(oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask) -> float:
-    return oracle.plan_cost(plan, task).max_compute_ms
+def step_ms(oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask) -> float:
+    return oracle.plan_cost(plan, task).step_ms
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -91,7 +91,7 @@ def test_without_training_it_is_the_greedy_by_device_and_table(
         (played,) = Player(Policy.untrained().network, oracle).play(task, split=False)
         ours = ShardingPlan.of_slices(task, played.placed)
         greedy = FusedGreedySharder(oracle).shard(task)
-        assert max_ms(oracle, ours, task) == pytest.approx(max_ms(oracle, greedy, task), rel=1e-3)
+        assert step_ms(oracle, ours, task) == pytest.approx(step_ms(oracle, greedy, task), rel=1e-3)
 
 
 def test_each_step_of_the_ladder_is_no_worse(
@@ -159,7 +159,7 @@ def test_a_table_too_costly_for_one_device_is_split(oracle: EstimatedCosts, tabl
         split = make_sharder(name, Means(oracle, Policy.untrained())).shard(task)
         split.check(task)
         assert len([p for p in split.placements if p.table == "giant"]) > 1
-        assert max_ms(oracle, split, task) < 0.8 * max_ms(oracle, whole, task)
+        assert step_ms(oracle, split, task) < 0.8 * step_ms(oracle, whole, task)
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
