@@ -227,6 +227,7 @@ def main(config: CompareConfig) -> None:
         found, hardware = _judged(config, contest, contestants, stack)
         scores, best = scores_of(found, oracle, config.measure, config.judge == "training")
         objectives = list(dict.fromkeys(task.objective for task in found.tasks))
+        what, subject = config.told_as(objectives)
         figures = {
             "sharders": {name: asdict(score) for name, score in scores.items()},
             "best_heuristic": best,
@@ -246,7 +247,6 @@ def main(config: CompareConfig) -> None:
             "cost_model": str(cost_model),
             "hardware": hardware,
         }
-        what, subject = config.told_as(objectives)
         cli.console.print(score_table(scores, best, what, subject))
         if found.ended:
             cli.console.print(_told(found), soft_wrap=True)
