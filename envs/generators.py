@@ -1,7 +1,7 @@
 """Who deals: objects that draw tasks from a deck."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -59,6 +59,7 @@ class RandomDeals:
         exchange_share: all-to-alls go over a link of such a speed that they would take this share
             of the step, the least and the most, if each device did its equal part; None: over an
             unknown one.
+        objective: what plans are judged by, where no such share is asked for.
     """
 
     num_tables: tuple[int, int] = (60, 60)
@@ -68,12 +69,13 @@ class RandomDeals:
     among: str = ""
     split: bool = False
     exchange_share: tuple[float, float] | None = None
+    objective: Objective = field(default_factory=Objective)
 
     def __post_init__(self) -> None:
-        for field in ("num_tables", "num_devices"):
-            low, high = getattr(self, field)
+        for name in ("num_tables", "num_devices"):
+            low, high = getattr(self, name)
             if not 1 <= low <= high:
-                raise FieldError(field, f"must be from 1 up, the least first, got {low} to {high}")
+                raise FieldError(name, f"must be from 1 up, the least first, got {low} to {high}")
         if not 0 < self.fill[0] <= self.fill[1] <= 1:
             raise FieldError("fill", f"must lie between 0 and 1, got {self.fill}")
         if not 0 <= self.unevenness < 1:
@@ -149,7 +151,7 @@ class RandomDeals:
     ) -> list[Objective]:
         """With a link of each task's own, if all-to-alls are to take a share of the step."""
         if self.exchange_share is None:
-            return [Objective()] * len(pieces)
+            return [self.objective] * len(pieces)
         ranks = torch.from_numpy(devices).float()[:, None, None]
         equal = Memberships.of(pieces).sums(deck.amounts) / ranks
         computed_ms = deck.price(equal).total_ms.double().numpy()

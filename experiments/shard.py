@@ -24,6 +24,7 @@ from autoshard.sharders import (
     BY_NO_MODEL,
     NEED_POLICY,
     NEED_POOL,
+    TAKE_SECONDS,
     Means,
     NearSharder,
     load_policy,
@@ -45,6 +46,7 @@ from autoshard.workload.sizes import told
 
 _DEFAULT = "autoshard"
 _GB = 2**30
+_MEASURE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,10 @@ class ShardConfig(ObjectiveOptions):
     measure: bool = False
     """Measure, on the Ray cluster that is found or started, what tells most about these tables;
     learn from it, plan again, measure the best plans. autoshard_verified always does."""
-    seconds: float = 60.0
-    """That measuring for the plan may take; its plan's own measurement comes after."""
+    seconds: float | None = None
+    """That planning may take, by default as long as it takes: the policy's own plan comes first,
+    the rest is for the search. With --measure, that measuring for the plan may take, by default 60;
+    its plan's own measurement comes after."""
     verified: int = 3
     """Plans that are measured in the end: all once, the better half again, and so on."""
     store: Path = Path("costs.db")
@@ -117,6 +121,12 @@ class ShardConfig(ObjectiveOptions):
         if self.measure and self.sharder in BY_NO_MODEL:
             raise UserError(
                 f"--measure teaches a cost model, which {self.sharder} does not go by: leave it out"
+            )
+        if self.seconds is not None and not (
+            self.measure or self.sharder in NEED_POOL or self.sharder in TAKE_SECONDS
+        ):
+            raise UserError(
+                f"--seconds are for those who search: {self.sharder} takes as long as it takes"
             )
         if self.plan is not None and (self.measure or self.sharder != _DEFAULT):
             raise UserError("--plan is priced as it is: leave out --sharder and --measure")
@@ -185,19 +195,21 @@ def main(config: ShardConfig) -> None:
         task = Constraints.of_file(config.constraints, task)
     if config.save_task is not None:
         task.save(config.save_task)
+    measures = config.measure or config.sharder in NEED_POOL
     means = Means(
         oracle,
         policy,
         verified=config.verified,
-        measure_seconds=config.seconds,
+        measure_seconds=config.seconds or _MEASURE_SECONDS,
         seed=config.seed,
+        seconds=None if measures else config.seconds,
     )
     said: list[str] = []
     if config.plan is not None:
         plan = read_plan(config.plan, task, fitting=True)
     elif config.keep_near is not None:
         plan, said = _near(config, task, oracle)
-    elif config.measure or config.sharder in NEED_POOL:
+    elif measures:
         plan, oracle, said = measured_plan(config.sharder, task, means, config.store)
     else:
         plan = make_sharder(config.sharder, means).shard(task)

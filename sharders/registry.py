@@ -80,6 +80,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
 SHARDERS = (*HEURISTICS, *_MAKERS)
 NEED_TORCHREC = frozenset({"torchrec", "torchrec_columns"})  # they are its planner
 BY_NO_MODEL = frozenset({*HEURISTICS, *NEED_TORCHREC})  # they ask no cost model
+TAKE_SECONDS = frozenset({"autoshard", "cost_fused_search", "annealing"})  # as many as they get
 NEED_POOL = frozenset({"autoshard_verified"})  # they measure
 TAKE_THEIR_TIME = frozenset({"annealing"})  # seconds as they are given, however small the task
 _NEVER_WORSE = frozenset({"autoshard", "cost_fused_search", "cost_fused"})  # than cost_fused

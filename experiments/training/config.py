@@ -8,6 +8,7 @@ from typing import Any, Literal
 from autoshard.benchmark.hardware import AskedKind
 from autoshard.envs import Generator, RandomDeals
 from autoshard.envs.task_families import Choice, deals_of, read_choices, tables_of
+from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ranges import read_range
 from autoshard.experiments.training.hyperparameters import Hyperparameters, LearnerName
@@ -22,7 +23,7 @@ _PATHS = ("out", "store", "json")
 
 
 @dataclass(frozen=True)
-class PPOShardConfig:
+class PPOShardConfig(ObjectiveOptions):
     """Train a policy that places embedding tables on devices, and say what its plans are worth.
 
     Tables are split once and for all: 70 % teach, the others check and test. The folder --out
@@ -110,6 +111,8 @@ class PPOShardConfig:
         devices = self.generator().most_devices
         if devices > self.max_devices:
             raise UserError(f"--max-devices {self.max_devices} is less than --num-devices")
+        if self.families is not None and self.names_objective:
+            raise UserError("--families say what counts: leave out --objective and --link")
 
     @property
     def most_iterations(self) -> int:
@@ -146,11 +149,13 @@ class PPOShardConfig:
         """Who deals."""
         if self.choices:
             return deals_of(self.choices)
+        devices = read_range(self.num_devices, "--num-devices", int)
         return RandomDeals(
             read_range(self.num_tables, "--num-tables", int),
-            read_range(self.num_devices, "--num-devices", int),
+            devices,
             read_range(self.memory_fill, "--memory-fill", float),
             self.memory_unevenness,
+            objective=self.wanted(devices[1], lambda _devices: None),
         )
 
     @staticmethod
