@@ -31,10 +31,8 @@ class School:
     ) -> None:
         cpus = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
         remote = ray.remote(_Teaching).options(num_cpus=_CPUS, max_restarts=-1, max_task_retries=-1)
-        shape = hyperparameters.shape
-        self._teachers: list[Any] = [
-            remote.remote([setting], shape) for _ in range(max(1, cpus - 1))
-        ]
+        self._told = ([setting], hyperparameters.shape)
+        self._teachers: list[Any] = [remote.remote() for _ in range(max(1, cpus - 1))]
         self._tasks = hyperparameters.lessons
         self._seed = seed * _SEEDS_APART
         self._prepared: list[ray.ObjectRef[Lessons]] = []
@@ -47,7 +45,8 @@ class School:
         self._prepared = []
         for teacher in self._teachers:
             self._seed += 1
-            self._prepared.append(teacher.lessons.remote(weights, share, self._seed))
+            asked = teacher.lessons.remote(*self._told, weights, share, self._seed)
+            self._prepared.append(asked)
         return found
 
     def close(self) -> None:
@@ -57,13 +56,21 @@ class School:
 
 
 class _Teaching:
-    """A `Teacher` as a Ray actor. The setting comes as it lies in Ray's store, in a list: large
-    arguments of actors that start again are forgotten (ray-project/ray#53727).
+    """A `Teacher` as a Ray actor. What it goes by comes with each question, as it lies in Ray's
+    store: an actor that starts again would miss what it was made with (ray-project/ray#53727).
     """
 
-    def __init__(self, setting: "list[ray.ObjectRef[Setting]]", shape: PolicyShape) -> None:
-        self._teacher = Teacher(ray.get(setting[0]), shape)
+    def __init__(self) -> None:
+        self._teacher: Teacher | None = None
 
-    def lessons(self, weights: Mapping[str, Any], count: int, seed: int) -> Lessons:
+    def lessons(
+        self,
+        setting: "list[ray.ObjectRef[Setting]]",
+        shape: PolicyShape,
+        weights: Mapping[str, Any],
+        count: int,
+        seed: int,
+    ) -> Lessons:
         """Of so many tasks, by the policy with these weights."""
+        self._teacher = self._teacher or Teacher(ray.get(setting[0]), shape)
         return self._teacher.lessons(weights, count, seed)
