@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import psutil
 from mlflow import MlflowClient
 
-PATIENCE = 240.0  # seconds
+PATIENCE = 480.0  # seconds
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 LOGGING = ("collect_costs.py", "compare.py", "ppo_shard.py", "train_cost_model.py", "tune_shard.py")
@@ -81,7 +81,7 @@ def _run_apart(
         env={**environment(), **changes},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
         check=False,
     )
 
