@@ -1,6 +1,5 @@
 """Commands as a user runs them: from another folder, with the output that a user sees."""
 
-import atexit
 import contextlib
 import io
 import os
@@ -43,9 +42,8 @@ def empty_mlflow(path: Path) -> str:
 
 @cache
 def _mlflow_tables() -> Path:
-    """A file with MLflow's tables, which take it seconds to make."""
-    path = Path(tempfile.mkdtemp(prefix="autoshard-mlflow-")) / "mlflow.db"
-    atexit.register(shutil.rmtree, path.parent)
+    """A file with MLflow's tables, which take it seconds to make; among the session's own files."""
+    path = Path(tempfile.mkdtemp(prefix="mlflow-")) / "mlflow.db"
     MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
 
