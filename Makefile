@@ -39,11 +39,18 @@ $(READY): pyproject.toml
 demo: setup
 	$(BIN)/python experiments/demo.py
 
+# Two sessions of tests side by side, on one core, too: a good part of a test is to wait for
+# processes. More would need 4 GB each; make test SESSIONS=1 is for machines with less than 8. Tests
+# of a file stay together, for they share what is costly. In the order of their names quick files
+# come last, so that sessions end at about the same time; in tests/e2e those with few tests do.
+SESSIONS     ?= 2
+SIDE_BY_SIDE := -n $(SESSIONS) --dist loadfile
+
 test: setup
-	$(BIN)/python -m pytest --ignore=tests/e2e
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --no-loadscope-reorder --ignore=tests/e2e
 
 e2e: setup
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/e2e
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,6 +1,5 @@
 """Commands as a user runs them: from another folder, with the output that a user sees."""
 
-import atexit
 import contextlib
 import io
 import os
@@ -20,7 +19,7 @@ from typing import Any, ClassVar
 import psutil
 from mlflow import MlflowClient
 
-PATIENCE = 240.0  # seconds
+PATIENCE = 480.0  # seconds
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 
 LOGGING = ("collect_costs.py", "compare.py", "ppo_shard.py", "train_cost_model.py", "tune_shard.py")
@@ -43,9 +42,8 @@ def empty_mlflow(path: Path) -> str:
 
 @cache
 def _mlflow_tables() -> Path:
-    """A file with MLflow's tables, which take it seconds to make."""
-    path = Path(tempfile.mkdtemp(prefix="autoshard-mlflow-")) / "mlflow.db"
-    atexit.register(shutil.rmtree, path.parent)
+    """A file with MLflow's tables, which take it seconds to make; among the session's own files."""
+    path = Path(tempfile.mkdtemp(prefix="mlflow-")) / "mlflow.db"
     MlflowClient(f"sqlite:///{path}").search_experiments()
     return path
 
@@ -81,7 +79,7 @@ def _run_apart(
         env={**environment(), **changes},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PATIENCE,
         check=False,
     )
 

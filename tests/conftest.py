@@ -1,7 +1,12 @@
-"""One Ray cluster for the whole session: starting Ray is what tests would spend their time on."""
+"""One Ray cluster for the whole session: starting Ray is what tests would spend their time on.
+
+Under `make test` two sessions run side by side, each with a cluster of its own: two workers of
+pytest-xdist, which share out the files.
+"""
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,9 +16,10 @@ from commands import Watched
 from formula import formula_data, formula_exchanges, formula_model
 from hypothesis import settings
 
-from autoshard.benchmark import BenchmarkPool
+from autoshard.benchmark import BenchmarkPool, TimingOptions
 from autoshard.benchmark.pool import end_pool
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, split
+from autoshard.experiments.collecting import proposals
 from autoshard.workload import EmbeddingTable, synthetic_tables
 from autoshard.workload.parts import Part
 
@@ -24,6 +30,38 @@ settings.register_profile("autoshard", deadline=None, max_examples=60)
 settings.load_profile("autoshard")
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU here")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_files() -> Iterator[None]:
+    """A folder of this session's own for temporary files, Ray's and those of all commands, too.
+
+    Locks on cores are among them. So pools measure beside those of another session, or of a user of
+    this machine, who would have to be waited for otherwise; no test depends on quiet cores.
+    """
+    # A short name, for Ray's sockets are in it. PostgreSQL runs as another user.
+    with tempfile.TemporaryDirectory(
+        prefix="autoshard-", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
+        Path(folder).chmod(0o711)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TMPDIR", folder)
+            patch.setattr(tempfile, "tempdir", folder)
+            yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_measuring() -> Iterator[None]:
+    """Where it is not said how well a cost is to be known, nine iterations will do.
+
+    To know it to 2.5 % takes up to 64 where others use the machine, and measuring is what most of
+    the tests' time would go to. Commands in processes of their own measure as they do for users.
+    """
+    quick = TimingOptions(precision=0.2, max_iterations=9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("autoshard.benchmark.pool.TimingOptions", lambda: quick)
+        patch.setattr(proposals, "_TIMING", quick)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +85,7 @@ def cluster() -> Iterator[object]:
 
     # Ray takes half a minute to hold a node for dead that has died; nothing here is worth the wait.
     quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
-    head = {"num_cpus": 2, "_system_config": quick}
+    head = {"num_cpus": 2, "include_dashboard": False, "_system_config": quick}
     nodes = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=nodes.address, logging_level="ERROR", log_to_driver=False)
     os.environ["RAY_ADDRESS"] = nodes.address  # commands that tests run join it

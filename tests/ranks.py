@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-PATIENCE = 240.0  # seconds
+PATIENCE = 480.0  # seconds
 
 
 def run_ranks(script: Path, world_size: int) -> list[str]:

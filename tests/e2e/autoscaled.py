@@ -99,7 +99,7 @@ def wishes() -> list[dict[str, float]]:
     return json.loads(_internal_kv_get("autoscaler_resource_request") or b"[]")
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -18,7 +18,7 @@ from commands import environment
 from programs import find_program
 from selenium import webdriver
 
-PATIENCE = 120.0  # seconds; starting MLflow's server takes 5 to 15 of them on two busy cores
+PATIENCE = 240.0  # seconds; starting MLflow's server takes 5 to 15 of them on two busy cores
 
 
 def free_port() -> int:

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _MARK = "RAY_TMPDIR"
-_PATIENCE = 20.0  # seconds
+_PATIENCE = 60.0  # seconds
 
 _SERVER = """\
 Port {port}

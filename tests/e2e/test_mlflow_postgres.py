@@ -1,16 +1,15 @@
-"""Runs come whole to MLflow: a sweep's, on a server with PostgreSQL; a plain file."""
+"""Runs come whole to MLflow, on a server with PostgreSQL: a sweep's, and one beside it."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
 from mlflow import MlflowClient
 from servers import mlflow_server
 from trainings import (
     SWEPT,
     TINY,
-    Training,
+    check_all,
     check_complete,
     check_tested,
     run_sweep,
@@ -18,7 +17,6 @@ from trainings import (
 )
 
 _ITERATIONS = 80
-pytestmark = pytest.mark.timeout(600)  # a fifth of it, unless others use the machine too
 
 
 def test_four_trials_at_once_and_a_training_on_a_server_with_postgres(
@@ -58,23 +56,3 @@ def check_trials(client: MlflowClient, told: dict[str, Any], folder: Path) -> No
     check_tested(client, sweep, folder / "sweep", "winner")
     version = client.get_model_version_by_alias("autoshard-policy", "winner")
     assert version.run_id == told["mlflow_run"]
-
-
-def test_trainings_with_a_plain_file(
-    sqlite_trainings: tuple[str, list[Training]], tmp_path: Path
-) -> None:
-    check_all(*sqlite_trainings, tmp_path)
-
-
-def check_all(uri: str, trainings: list[Training], folder: Path) -> None:
-    """Those trainings, and no others, are complete."""
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("autoshard")
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id], "tags.kind = 'ppo_shard'")
-    assert {run.info.run_id for run in runs} == {training.run_id for training in trainings}
-    for training in trainings:
-        run = next(run for run in runs if run.info.run_id == training.run_id)
-        iterations = int(training.given["iterations"])
-        check_complete(client, run, training.given, iterations, folder / training.run_id)
-        check_tested(client, run, folder / training.run_id, "policy")

@@ -1,5 +1,7 @@
 """What users see of our runs: MLflow's own UI in a real browser, over runs of our own commands.
 
+These come whole to MLflow's file, too, which is looked at first.
+
 AUTOSHARD_PICTURES=FOLDER trains for longer and writes the pictures of docs/mlflow.md there.
 """
 
@@ -16,11 +18,9 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from servers import mlflow_server, wait_until
-from trainings import Training
+from trainings import Training, check_all
 
 from autoshard.experiments.tracking.runs import VIEW
-
-pytestmark = pytest.mark.timeout(600)  # a fifth of it, unless others use the machine too
 
 # What the console calls errors though nothing is wrong, and why.
 NOISE = {
@@ -83,7 +83,7 @@ class Screen:
             return [word for word in words if word not in text[0]]
 
         try:
-            wait_until("the page", lambda: not missing(), 60)
+            wait_until("the page", lambda: not missing())
         except AssertionError:
             pytest.fail(f"the page lacks {missing()}: {text[0]}")
 
@@ -93,7 +93,7 @@ class Screen:
 
     def wait_for(self, selector: str, at_least: int = 1) -> None:
         """Until there are so many such elements."""
-        wait_until(f"{at_least} of {selector}", lambda: self.count(selector) >= at_least, 60)
+        wait_until(f"{at_least} of {selector}", lambda: self.count(selector) >= at_least)
 
     def click(self, text: str) -> None:
         """On what says just this."""
@@ -133,7 +133,7 @@ class Screen:
             time.sleep(0.3)
             return shots[-2] == shots[-1]
 
-        wait_until("a page that stands still", still, 60)
+        wait_until("a page that stands still", still)
         Path(folder).mkdir(parents=True, exist_ok=True)
         (Path(folder) / name).write_bytes(shots[-1])
 
@@ -184,6 +184,12 @@ def experiment(sqlite_trainings: tuple[str, list[Training]]) -> str:
     return f"experiments/{found.experiment_id}"
 
 
+def test_runs_come_whole_to_a_plain_file(
+    sqlite_trainings: tuple[str, list[Training]], tmp_path: Path
+) -> None:
+    check_all(*sqlite_trainings, tmp_path)
+
+
 def test_the_table_of_runs(
     screen: Screen,
     experiment: str,
@@ -201,7 +207,7 @@ def test_the_table_of_runs(
     screen.wait_for_text("Results", "test/policy", "num_devices", "reward")
     screen.wait_for_text(*(f"{run.data.metrics['test/policy']:.12f}"[:6] for run in runs))
     screen.click("Override saved view")  # which keeps the columns for this user
-    wait_until("the columns", lambda: "shared view" not in screen.text(), 60)
+    wait_until("the columns", lambda: "shared view" not in screen.text())
     screen.wait_for_text("test/policy")
     screen.picture("mlflow-runs.png")
 
@@ -214,13 +220,13 @@ def test_a_training_and_its_charts(
     screen.wait_for(".js-plotly-plot .main-svg .trace path", 3)
     search = screen.driver.find_element(By.CSS_SELECTOR, "input[placeholder*='Search metric']")
     search.send_keys("^games/relative_max$")
-    wait_until("one chart", lambda: screen.count(".js-plotly-plot") == 1, 60)
+    wait_until("one chart", lambda: screen.count(".js-plotly-plot") == 1)
     history = MlflowClient(uri).get_metric_history(training.run_id, "games/relative_max")
     curve = [[point.step, point.value] for point in history]
-    wait_until(f"a chart of {curve}", lambda: screen.driver.execute_script(DRAWN) == curve, 60)
+    wait_until(f"a chart of {curve}", lambda: screen.driver.execute_script(DRAWN) == curve)
     search.send_keys(Keys.CONTROL, "a")
     search.send_keys("^(" + "|".join(CURVES) + ")$")
-    wait_until("charts", lambda: screen.count(".js-plotly-plot") == len(CURVES), 60)
+    wait_until("charts", lambda: screen.count(".js-plotly-plot") == len(CURVES))
     screen.picture("mlflow-run.png")
 
 
@@ -232,7 +238,7 @@ def test_the_picture_of_a_plan(
     screen.click("plans")
     screen.click("policy.png")
     script = "return [...document.images].some(i => i.naturalWidth > 300 && i.clientWidth > 100)"
-    wait_until("the picture", lambda: screen.driver.execute_script(script), 60)
+    wait_until("the picture", lambda: screen.driver.execute_script(script))
     screen.picture("mlflow-plan.png")
 
 
@@ -245,5 +251,5 @@ def test_the_trials_of_a_sweep_compared(screen: Screen, experiment: str, sweep: 
     screen.choose(1, "score")
     screen.wait_for("canvas")
     axes = len(COMPARED) + 1
-    wait_until("axes", lambda: screen.count(".parcoords .y-axis") == axes, 60)
+    wait_until("axes", lambda: screen.count(".parcoords .y-axis") == axes)
     screen.picture("mlflow-sweep.png")

@@ -83,7 +83,7 @@ def nodes_of(pool: BenchmarkPool) -> set[str]:
     return set(ray.get(pool._actor.node_of_devices.remote()).values())
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 140) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 480) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from commands import Watched, run
+from commands import PATIENCE, Watched, run
 from mlflow import MlflowClient
 from ray._private.state import actors
 
@@ -95,7 +95,7 @@ def pids_of(kind: str) -> list[int]:
 
 def wait_for_iterations(sweep: Watched, uri: str, count: int) -> None:
     """Until every trial has made so many."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + PATIENCE
     while True:
         assert sweep.process.poll() is None, sweep.log.read_text()
         assert time.monotonic() < deadline

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-from commands import Watched
+from commands import PATIENCE, Watched
 from ray._private.state import actors
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore
@@ -30,7 +30,7 @@ def alive(kind: str) -> list[str]:
 
 
 def wait_until(true: Callable[[], bool], watched: Watched) -> None:
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + PATIENCE
     while not true():
         assert watched.process.poll() is None, watched.log.read_text()
         assert time.monotonic() < deadline, watched.log.read_text()
@@ -53,7 +53,6 @@ def workers(cluster: Any, fresh_pool: Callable[..., BenchmarkPool]) -> Iterator[
             cluster.remove_node(node)
 
 
-@pytest.mark.timeout(500)
 def test_actors_land_where_they_should_and_nodes_may_go(
     cluster: Any, workers: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -78,7 +77,6 @@ def test_actors_land_where_they_should_and_nodes_may_go(
         assert len(store) >= 5
 
 
-@pytest.mark.timeout(500)
 def test_a_node_that_joins_a_sweep_is_used(
     cluster: Any, workers: Callable[..., Any], tmp_path: Path
 ) -> None:

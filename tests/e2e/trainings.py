@@ -16,7 +16,7 @@ from mlflow.entities import Run
 from autoshard.sharders import load_policy
 from autoshard.workload import ShardingPlan
 
-PATIENCE = 240.0  # seconds; alone one takes 10 to 15, most of which is importing torch
+PATIENCE = 480.0  # seconds; alone one takes 10 to 15, most of which is importing torch
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --check-tasks 2 --check-every 2 "
     "--batch-size 256 --memory-fill 0.1-0.6 --iterations 3 --reward estimated"
@@ -107,3 +107,17 @@ def check_tested(client: MlflowClient, run: Run, folder: Path, name: str) -> Non
     plans = Path(client.download_artifacts(run.info.run_id, "plans", str(folder)))
     assert matplotlib.image.imread(plans / f"{name}.png").size > 0
     assert ShardingPlan.load(plans / f"{name}.plan.json").placements
+
+
+def check_all(uri: str, trainings: list[Training], folder: Path) -> None:
+    """Those trainings, and no others, are complete."""
+    client = MlflowClient(uri)
+    experiment = client.get_experiment_by_name("autoshard")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id], "tags.kind = 'ppo_shard'")
+    assert {run.info.run_id for run in runs} == {training.run_id for training in trainings}
+    for training in trainings:
+        run = next(run for run in runs if run.info.run_id == training.run_id)
+        iterations = int(training.given["iterations"])
+        check_complete(client, run, training.given, iterations, folder / training.run_id)
+        check_tested(client, run, folder / training.run_id, "policy")

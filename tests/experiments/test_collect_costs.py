@@ -12,7 +12,7 @@ from pathlib import Path
 import mlflow
 import psutil
 import pytest
-from commands import command, run
+from commands import PATIENCE, command, run
 
 from autoshard.benchmark import MeasurementStore, export_parquet
 
@@ -146,7 +146,7 @@ def start(folder: Path, shards: int, **environment: str) -> subprocess.Popen[str
         # Where the tests run in the background, children would inherit that Ctrl-C is ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline and process.poll() is None:
         if (folder / "costs.db").exists():
             with MeasurementStore(folder / "costs.db") as store:
@@ -160,7 +160,7 @@ def start(folder: Path, shards: int, **environment: str) -> subprocess.Popen[str
 def test_ctrl_c_keeps_what_was_measured(cluster: object, tmp_path: Path) -> None:
     process = start(tmp_path, 500)
     process.send_signal(signal.SIGINT)
-    output, error = process.communicate(timeout=60)
+    output, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, output + error
     assert "run again to go on" in error
     assert error.count("\n") == 1
@@ -189,7 +189,7 @@ def kill_family(process: subprocess.Popen[str]) -> None:
             os.kill(member.pid, signal.SIGKILL)
         except ProcessLookupError:
             continue
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
 
 
 def assert_goes_on(folder: Path) -> None:

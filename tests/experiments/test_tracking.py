@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import empty_mlflow
+from commands import PATIENCE, empty_mlflow
 from mlflow import MlflowClient
 
 from autoshard.experiments import tracking
@@ -115,5 +115,5 @@ def test_many_processes_may_begin_in_a_new_file_at_once(tmp_path: Path) -> None:
         f"with tracking.tracked_run('compare', 'x', {{}}, 'sqlite:///{tmp_path}/new.db'): pass"
     )
     begun = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
-    assert [process.wait(120) for process in begun] == [0] * 4
+    assert [process.wait(PATIENCE) for process in begun] == [0] * 4
     assert len(found(f"sqlite:///{tmp_path}/new.db", "tags.kind = 'compare'")) == 4

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from commands import PATIENCE
+
 WITHOUT = """
 import sys
 sys.modules["torchrec"] = None  # as if it were not installed
@@ -37,7 +39,7 @@ def test_without_torchrec_all_else_is_there_and_one_line_says_what_to_install(
         capture_output=True,
         text=True,
         check=False,
-        timeout=240,
+        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     (note,) = [line for line in done.stdout.splitlines() if "TorchRec" in line]
