@@ -56,6 +56,8 @@ class PolicyShape:
 class PolicyNetwork(nn.Module):
     """From the parts of observations (`envs.observation.Layout`) to logits and values."""
 
+    log_sharpness: Tensor
+
     def __init__(self, shape: PolicyShape) -> None:
         super().__init__()
         self.shape = shape
@@ -69,7 +71,8 @@ class PolicyNetwork(nn.Module):
         self.score = nn.Linear(hidden, 1)
         self.halving = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         self.value = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        self.log_sharpness = nn.Parameter(torch.tensor(max(shape.sharpness, _DULL)).log())
+        # Not learned: what is learned would else blur choices that the greedy makes well.
+        self.register_buffer("log_sharpness", torch.tensor(max(shape.sharpness, _DULL)).log())
         self.itself = nn.Parameter(torch.tensor(_ITSELF))
         self.elsewhere = nn.Parameter(torch.tensor(_ELSEWHERE))
         with torch.no_grad():
