@@ -24,7 +24,7 @@ from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.judging.contest import (
     Contest,
     check_task_folder,
-    planners,
+    named_folders,
     write_results,
 )
 from autoshard.experiments.judging.contestants import (
@@ -94,6 +94,9 @@ class CompareConfig(ObjectiveOptions):
     --measure."""
     policy: Path = Path("cpu")
     """Folder of a policy, as ppo_shard.py makes it, or the name of one that is shipped."""
+    policies: str | None = None
+    """NAME=FOLDER,...: further policies, by names for the table. Each makes one plan, as policy
+    does, by the same cost model."""
     cost_model: Path | None = None
     """Folder of a cost model, or the name of one that is shipped; by default the one in the
     policy's folder, else the shipped one."""
@@ -136,6 +139,11 @@ class CompareConfig(ObjectiveOptions):
     def names(self) -> list[str]:
         """Of the sharders."""
         return list(dict.fromkeys(name.strip() for name in self.sharders.split(",")))
+
+    @property
+    def further(self) -> list[str]:
+        """What --policies names."""
+        return [] if self.policies is None else [one.strip() for one in self.policies.split(",")]
 
     def check(self) -> None:
         """UserError unless the options make sense."""
@@ -209,14 +217,16 @@ def main(config: CompareConfig) -> None:
     if config.names == [_ALL]:
         config = replace(config, sharders=",".join(all_sharders(config.measure)))
     config.check()
-    others = planners(config.plans)
+    theirs = named_folders("--plans", config.plans, ())
+    policies = named_folders("--policies", config.further, theirs)
     cost_model = config.cost_model or model_beside(config.policy)
     policy, model = load_policy(config.policy), load_model(cost_model)
-    contest, oracle = _contest(config, others, model)
-    if NEED_POLICY.intersection(config.names):
-        policy.check(contest.most_devices)
+    others = {name: load_policy(folder) for name, folder in policies.items()}
+    contest, oracle = _contest(config, theirs, model)
+    for one in ([policy] if NEED_POLICY.intersection(config.names) else []) + [*others.values()]:
+        one.check(contest.most_devices)
     contestants = Contestants(
-        config.names, oracle, policy, config.seed, config.verified, config.verify_seconds
+        config.names, oracle, policy, config.seed, config.verified, config.verify_seconds, others
     )
     if config.measure:
         MeasurementStore(config.store).close()  # one that cannot be used is told before work starts
@@ -244,6 +254,7 @@ def main(config: CompareConfig) -> None:
             "visits": found.visits,
             "ended": found.ended,
             "policy": str(config.policy),
+            "policies": {name: str(folder) for name, folder in policies.items()},
             "cost_model": str(cost_model),
             "hardware": hardware,
         }
@@ -290,11 +301,11 @@ def _judged(
 
 
 def _contest(
-    config: CompareConfig, others: Mapping[str, Path], model: CostModel
+    config: CompareConfig, plans: Mapping[str, Path], model: CostModel
 ) -> tuple[Contest, EstimatedCosts]:
     """The tasks, and the oracle for them; UserError if it does not speak of such tasks."""
     if config.tasks is not None:
-        contest = Contest.read(config.tasks, others)
+        contest = Contest.read(config.tasks, plans)
         first = contest.first
         oracle = oracle_for(model, first.batch_size, contest.tables)
         with documents.naming(config.tasks):

@@ -15,11 +15,12 @@ from autoshard.experiments.tracking.data_sources import short_name, store_source
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.loading import oracle_for
+from autoshard.experiments.training.recipes import begun_with, check_recipe
 from autoshard.experiments.training.report import TrainingReport
 from autoshard.experiments.training.run_folder import Progress, RunFolder
 from autoshard.experiments.training.settings import check_once, settled, taken_up
 from autoshard.experiments.training.training import Training, parts_of
-from autoshard.workload import documents
+from autoshard.workload import UserError, documents
 
 Stood = tuple[Progress, Path, CostModel]  # how far a run had come: with its checkpoint and model
 
@@ -42,6 +43,7 @@ def main(config: PPOShardConfig) -> None:
     else:
         config = settled(config)
     config.check()
+    check_recipe(config)
     storage = _storage(config)
     tables = config.all_tables()
     parts = parts_of(config.source, tables)
@@ -86,7 +88,7 @@ def main(config: PPOShardConfig) -> None:
                 soft_wrap=True,
             )
         result = report.test()
-        if config.reward != "estimated":
+        if config.measures:
             run.data(store_source(store))
         if config.json is not None:
             documents.write(config.json, result)
@@ -98,10 +100,11 @@ def main(config: PPOShardConfig) -> None:
 
 
 def _run_name(config: PPOShardConfig) -> str:
+    name = config.recipe or "ppo"
     if config.families is not None:
-        return f"ppo {config.families}, seed {config.seed}, {config.reward}"
+        return f"{name} {config.families}, seed {config.seed}, {config.reward}"
     what = f"{config.num_tables} on {config.num_devices}, seed {config.seed}"
-    return f"ppo {what}, {config.reward}, {short_name(config.tables)}"
+    return f"{name} {what}, {config.reward}, {short_name(config.tables)}"
 
 
 def _storage(config: PPOShardConfig) -> Storage | None:
@@ -111,6 +114,8 @@ def _storage(config: PPOShardConfig) -> Storage | None:
 
 def _resumed(config: PPOShardConfig, folder: RunFolder) -> tuple[PPOShardConfig, Stood]:
     """The run's own settings, with what may change; and where it stood."""
+    if config.recipe is not None:
+        raise UserError("--resume goes on with the run's own recipe: leave out --recipe")
 
     def read() -> tuple[PPOShardConfig, Stood]:
         settings, *_ = found = folder.read()
@@ -131,4 +136,4 @@ def _resumed(config: PPOShardConfig, folder: RunFolder) -> tuple[PPOShardConfig,
 
 
 if __name__ == "__main__":
-    cli.run_command(main, PPOShardConfig)
+    cli.run_command(main, PPOShardConfig, begun_with)

@@ -48,11 +48,11 @@ class Player:
         """Plans of a task; games that end at a dead end are left out.
 
         The first game is played greedily; with `rng` the others are drawn from the policy.
-        `split` games may halve tables. `shielded` games are of whole tables and end well wherever
-        first fit decreasing packs them; they take longer, and know of no rules.
+        `split` games may halve tables, if the policy does. `shielded` games are of whole tables and
+        end well wherever first fit decreasing packs them; they take longer, and know of no rules.
         """
         bundles = Terms(task).bundles()
-        split = split and not shielded and len(task.devices) > 1
+        split = split and self._network.shape.halves and not shielded and len(task.devices) > 1
         deck = Deck(self._oracle, bundles, split)
         tables, devices = len(bundles), len(task.devices)
         deal = Deal(np.arange(tables), task.room_bytes, Demands.of(task, bundles), task.objective)

@@ -67,7 +67,7 @@ class PolicySharder:
         best += [game for game in greedy if not any(game is other for other in best)]
         found: list[Placed] = [game.placed for game in best]
         if not found:  # so tight that no game ended well
-            found = [pack(task, split=True)]
+            found = [pack(task, split=self._policy.network.shape.halves)]
         left = None if until is None else until - self._clock()
         if self._search is not None and (left is None or left > 0):
             found += self._improved(task, found, left)

@@ -39,18 +39,21 @@ _ELSEWHERE = 0.4
 
 @dataclass(frozen=True)
 class PolicyShape:
-    """Sizes of the network, and what it looks at.
+    """Sizes of the network, where it starts from, and what it may do.
 
     Args:
         hidden: numbers that a device, and the state of the game, are known by.
         encoded: numbers that a set of tables is known by.
         sharpness: how strictly the policy starts out as the greedy: the log odds against a device
             that would cost the task's pace more. With 0 it starts from nothing.
+        halves: whether the policy may halve what it places; else all tables stay whole, in
+            training and ever after.
     """
 
     hidden: int = 64
     encoded: int = 32
     sharpness: float = 1000.0
+    halves: bool = True
 
 
 class PolicyNetwork(nn.Module):

@@ -20,13 +20,21 @@ console = Console(highlight=False)
 error_console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def run_command(main: Callable[[Config], None], config: type[Config]) -> NoReturn:
+def run_command(
+    main: Callable[[Config], None],
+    config: type[Config],
+    begun_with: Callable[[Config], Config] | None = None,
+) -> NoReturn:
     """Parse the command line into `config`, run `main`, and leave with its exit code.
 
-    The docstring of the config's class is the help text.
+    The docstring of the config's class is the help text. Where an option says what others are by
+    default, `begun_with` tells these defaults of what was parsed with the usual ones.
     """
     warnings.formatwarning = lambda message, *_args, **_options: f"note: {message}\n"
-    sys.exit(_exit_code(main, tyro.cli(config)))
+    asked = tyro.cli(config)
+    if begun_with is not None:
+        asked = tyro.cli(config, default=begun_with(asked))
+    sys.exit(_exit_code(main, asked))
 
 
 def _exit_code(main: Callable[[Config], None], config: Config) -> int:

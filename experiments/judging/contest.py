@@ -1,6 +1,6 @@
 """What is compared: tasks that are drawn or read from a folder, plans of ours and of others."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -123,15 +123,17 @@ def save_task(folder: Path, number: int, task: ShardingTask) -> Path:
     return file
 
 
-def planners(plans: Sequence[str]) -> dict[str, Path]:
-    """The folders of `--plans NAME=FOLDER`; UserError if one is no such thing."""
+def named_folders(option: str, given: Sequence[str], taken: Collection[str]) -> dict[str, Path]:
+    """The folders of an option of NAME=FOLDER; UserError if one is no such thing, or its name one
+    that a sharder or something else has.
+    """
     found: dict[str, Path] = {}
-    for given in plans:
-        name, _, folder = given.partition("=")
+    for one in given:
+        name, _, folder = one.partition("=")
         if not name or not folder or not name.isprintable() or "/" in name:
-            raise UserError(f"--plans must be NAME=FOLDER, got {given!r}")
-        if name in SHARDERS or name in found:
-            raise UserError(f"--plans {given}: {name!r} is taken: choose another name")
+            raise UserError(f"{option} must be NAME=FOLDER, got {one!r}")
+        if name in SHARDERS or name in taken or name in found:
+            raise UserError(f"{option} {one}: {name!r} is taken: choose another name")
         found[name] = Path(folder)
     return found
 

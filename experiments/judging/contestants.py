@@ -1,7 +1,7 @@
 """Who competes, and the judgement of a contest: measured on a pool, or as a cost model says."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class Contestants:
         seed: of those that draw.
         verified: plans that `autoshard_verified` measures for a task in the end.
         measure_seconds: that it may take for a task.
+        others: policies by names of their own: each makes one plan, as `policy` does.
     """
 
     names: Sequence[str]
@@ -51,22 +52,24 @@ class Contestants:
     seed: int = 0
     verified: int = 3
     measure_seconds: float = MEASURE_SECONDS
+    others: Mapping[str, Policy] = field(default_factory=dict)
 
     def sharders(self, measurer: Measurer | None = None) -> dict[str, Sharder]:
         """By name."""
-        found = {}
-        for name in self.names:
-            means = Means(
-                # An oracle each: what one sharder has looked up would cost the next no time.
-                EstimatedCosts(self.oracle.model, self.oracle.batch_size),
-                self.policy,
-                measurer,
-                self.verified,
-                self.measure_seconds,
-                self.seed,
-            )
-            found[name] = make_sharder(name, means)
-        return found
+        made = {name: self._made(name, self.policy, measurer) for name in self.names}
+        return made | {name: self._made("policy", one) for name, one in self.others.items()}
+
+    def _made(self, name: str, policy: Policy, measurer: Measurer | None = None) -> Sharder:
+        means = Means(
+            # An oracle each: what one sharder has looked up would cost the next no time.
+            EstimatedCosts(self.oracle.model, self.oracle.batch_size),
+            policy,
+            measurer,
+            self.verified,
+            self.measure_seconds,
+            self.seed,
+        )
+        return make_sharder(name, means)
 
     def warmed_up(
         self, first: ShardingTask, measurer: Measurer | None = None

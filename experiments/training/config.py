@@ -17,6 +17,7 @@ from autoshard.workload import EmbeddingTable, UserError, load_tables
 from autoshard.workload.bounds import check_bounds
 
 Goal = Literal["maximum", "balance"]
+RecipeName = Literal["autoshard", "dreamshard"]
 
 _ITERATIONS = 20
 _PATHS = ("out", "store", "json")
@@ -30,6 +31,9 @@ class PPOShardConfig(ObjectiveOptions):
     holds the policy, its cost model, the last checkpoint and what was measured.
     """
 
+    recipe: RecipeName | None = None
+    """A published system, by our own code: autoshard (KDD'22) or dreamshard (NeurIPS'22). What
+    makes it that system is fixed; other options begin as it has them. docs/policy.md says how."""
     tables: str = "synthetic:400:1"
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     families: str | None = None
@@ -57,6 +61,9 @@ class PPOShardConfig(ObjectiveOptions):
     """What games are worth: minus the slowest device's cost, or AutoShard's min / max."""
     measured_share: float = 0.03
     """Of the games, with --reward mixed."""
+    collect: int = 0
+    """With --reward estimated: plans that are drawn from the policy and measured before each update
+    of the cost model, which then begins with one."""
     iterations: int | None = None
     """Of PPO; by default 20, and with --resume as many as the run was to have."""
     seconds: float | None = None
@@ -68,8 +75,8 @@ class PPOShardConfig(ObjectiveOptions):
     """Processes that play beside the one that learns; by default that one plays too."""
     learner: LearnerName = "rivals"
     """critic: PPO with a critic's advantages; rivals: PPO with those over other games of a task;
-    imitation: of the best of these, and of searched plans; both: PPO over rivals, with imitation
-    that fades."""
+    reinforce: REINFORCE with these, one gradient an iteration; imitation: of the best of these, and
+    of searched plans; both: PPO over rivals, with imitation that fades."""
     hyper: Hyperparameters = field(default_factory=Hyperparameters)
     """Of PPO and of the policy's network; tune_shard.py looks for good ones."""
     check_every: int = 5
@@ -77,7 +84,7 @@ class PPOShardConfig(ObjectiveOptions):
     check_tasks: int = 16
     """Tasks in a check."""
     test_seconds: float = 60.0
-    """With --reward mixed or measured: how long plans of the test at the end are measured, at most;
+    """Where anything measures: how long plans of the test at the end are measured, at most;
     0 leaves it at what the cost model says of them."""
     seed: int = 0
     """Of everything that is drawn."""
@@ -100,19 +107,33 @@ class PPOShardConfig(ObjectiveOptions):
     def check(self) -> None:
         """UserError unless the numbers make sense."""
         counts = ("iterations", "games", "check_every", "check_tasks", "max_devices")
-        others = ("seed", "num_env_runners", "measured_share", "test_seconds")
+        others = ("seed", "num_env_runners", "measured_share", "collect", "test_seconds")
         check_bounds(
             self,
             at_least={**dict.fromkeys(counts, 1), **dict.fromkeys(others, 0)},
             up_to={"measured_share": 1},
         )
         self.hyper.check()
+        if self.collect and self.reward != "estimated":
+            raise UserError(
+                f"--reward {self.reward} measures plans already: leave out --collect {self.collect}"
+            )
+        if not self.hyper.shape.halves and self.learner in ("imitation", "both"):
+            raise UserError(
+                f"--learner {self.learner} imitates plans with halved tables: leave out "
+                "--hyper.shape.no-halves, or name another learner"
+            )
         check_file(self.json, "--json")
         devices = self.generator().most_devices
         if devices > self.max_devices:
             raise UserError(f"--max-devices {self.max_devices} is less than --num-devices")
         if self.families is not None and self.names_objective:
             raise UserError("--families say what counts: leave out --objective and --link")
+
+    @property
+    def measures(self) -> bool:
+        """Whether a pool measures on the way."""
+        return self.reward != "estimated" or self.collect > 0
 
     @property
     def most_iterations(self) -> int:

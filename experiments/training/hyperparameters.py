@@ -6,7 +6,7 @@ from typing import Literal
 from autoshard.sharders.policy_network import PolicyShape
 from autoshard.workload.bounds import check_bounds
 
-LearnerName = Literal["critic", "rivals", "imitation", "both"]
+LearnerName = Literal["critic", "rivals", "reinforce", "imitation", "both"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,8 @@ class Hyperparameters:
 
     Args:
         learning_rate: of Adam.
-        epochs: passes over what an iteration has sampled.
+        epochs: passes over what an iteration has sampled; of all learners but `reinforce`, like the
+            next two.
         minibatch: steps in a gradient.
         clip: how far the odds of a choice may move in an iteration.
         entropy: weight of staying undecided.

@@ -281,8 +281,12 @@ def ppo_config(
         .debugging(seed=seed, log_level="ERROR")
     )
     if rounds:
-        kind = RivalLearner if learner == "rivals" else ImitatingLearner
+        kind = ImitatingLearner if learner in ("imitation", "both") else RivalLearner
         told = {REINFORCED: learner == "both"}
         config.learners(learner_class=kind, learner_config_dict=told)
         config.training(use_critic=False)
+    if learner == "reinforce":
+        # One gradient of all that was sampled, by the policy that sampled it: no choice's odds have
+        # moved, nothing is clipped, and PPO's gradient is that of REINFORCE.
+        config.training(num_epochs=1, minibatch_size=None)
     return config

@@ -18,10 +18,18 @@ class Setting:
     generator: Generator
     reward: Reward
     source: Callable[[], CostSource]
+    halves: bool = True  # tables may be halved
 
     def make(self, num_envs: int, rivals: int) -> ShardingVectorEnv:
         """The environment; so many seats side by side play the same tasks."""
-        deck = Deck.of_tables(self.model, self.tables, self.batch_size, split=True)
+        deck = Deck.of_tables(self.model, self.tables, self.batch_size, self.halves)
+        halvings = None if self.halves else 0
         return ShardingVectorEnv(
-            deck, num_envs, self.generator, self.reward, self.source(), rivals=rivals
+            deck,
+            num_envs,
+            self.generator,
+            self.reward,
+            self.source(),
+            halvings=halvings,
+            rivals=rivals,
         )

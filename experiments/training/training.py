@@ -24,6 +24,7 @@ from autoshard.envs import (
 )
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.judging.contest import Contest
+from autoshard.experiments.training.collector import PlanCollector
 from autoshard.experiments.training.config import Goal, PPOShardConfig
 from autoshard.experiments.training.online_model import OnlineModel
 from autoshard.experiments.training.policy_check import (
@@ -42,8 +43,9 @@ from autoshard.workload.parts import Part, tables_by_part
 # Settings that say what a policy is, wherever it goes.
 _TOLD = frozenset(
     (
-        "tables", "families", "num_tables", "num_devices", "memory_fill", "memory_unevenness",
-        "batch_size", "cost_model", "reward", "goal", "games", "learner", "hyper", "seed",
+        "recipe", "tables", "families", "num_tables", "num_devices", "memory_fill",
+        "memory_unevenness", "batch_size", "cost_model", "reward", "objective", "link", "goal",
+        "collect", "games", "learner", "hyper", "seed",
     )
 )  # fmt: skip
 _REWARDS: dict[Goal, Reward] = {"maximum": Dense(), "balance": Balance()}
@@ -55,7 +57,8 @@ _FEWEST_TABLES = 3  # that teach, and that check and test
 def make_source(config: PPOShardConfig, store: Path, seed: int) -> CostSource:
     """Where the costs of finished games come from."""
     if config.reward == "estimated":
-        return EstimatedRewards(_SCENARIOS)
+        # The systems of recipes take costs as they are predicted.
+        return EstimatedRewards(_SCENARIOS if config.recipe is None else 0)
     measured = MeasuredRewards(store, kind=config.devices)
     if config.reward == "measured":
         return measured
@@ -91,9 +94,7 @@ class Training:
     ) -> None:
         self.config, self.folder = config, folder
         self._parts = parts
-        self.pool = (
-            None if config.reward == "estimated" else BenchmarkPool(store, kind=config.devices)
-        )
+        self.pool = BenchmarkPool(store, kind=config.devices) if config.measures else None
         self._refuse_the_impossible(base)
         if adapt and self.pool is not None:
             self.pool.check_store_is_here()  # the cost model learns from the file
@@ -108,7 +109,11 @@ class Training:
             config.generator(),
             _REWARDS[config.goal],
             partial(make_source, config, store, seed),
+            config.hyper.shape.halves,
         )
+        self._collector: PlanCollector | None = None
+        if self.pool is not None and config.collect:
+            self._collector = PlanCollector(setting, self.pool, config.collect, seed)
         self._trainer = Trainer(
             setting, config.learner, config.hyper, config.games, config.env_runners, seed
         )
@@ -151,6 +156,8 @@ class Training:
     def begin(self) -> None:
         """Put out the policy that training starts from, so that there is always one."""
         self._put_out(*self._checked(0))
+        if self._collect():
+            self._updated()
         self._save()
 
     def step(self) -> dict[str, float]:
@@ -162,6 +169,7 @@ class Training:
         # One more would take about as long.
         self._out_of_time = self._budget.left_s() < time.time() - started
         if number % self.config.check_every == 0 or self.done:
+            figures["asked"] += self._collect()
             figures |= self._updated()
             policy, checked = self._checked(number)
             figures |= checked
@@ -186,6 +194,12 @@ class Training:
         tables, deals = unseen_tables(self._parts, "test"), self.config.generator()
         tasks = deal_unseen(self.config, self.model, self._parts, "test", seed)
         return Contest.drawn(tasks, begin, tables, deals.most_devices)
+
+    def _collect(self) -> int:
+        """Have plans of the policy measured, if that is asked for; how many shards they have."""
+        if self._collector is None:
+            return 0
+        return self._collector.collect(self._trainer.network, self.model)
 
     def _updated(self) -> dict[str, float]:
         """Let the cost model learn from what was measured since, and tell the env runners."""
