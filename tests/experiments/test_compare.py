@@ -22,6 +22,7 @@ from autoshard.experiments.judging.outcomes import Outcome
 from autoshard.experiments.judging.score_report import verdict
 from autoshard.experiments.judging.scores import Score, certain, score_all
 from autoshard.sharders import NEED_POOL, NEED_TORCHREC, SHARDERS, Policy, save_policy
+from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import Objective, OperatorOptions, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.parts import part_of
 
@@ -376,6 +377,26 @@ def test_tasks_and_plans_from_elsewhere(
     assert len(list((tmp_path / "out" / "plans" / "theirs").iterdir())) == 5
 
 
+def test_further_policies_stand_beside_ours(policy: Path, tmp_path: Path) -> None:
+    """Each by its own name makes the plan that it makes as `policy`."""
+    whole = Policy(PolicyNetwork(PolicyShape(sharpness=0, halves=False)), max_devices=3)
+    save_policy(whole, tmp_path / "whole")
+    common = CompareConfig(
+        TABLES, num_tasks=3, num_tables=12, num_devices=3, sharders="dim,policy", policy=policy,
+        mlflow_uri=empty_mlflow(tmp_path / "mlflow.db"),
+    )  # fmt: skip
+    named = f"same={policy},dreamshard={tmp_path / 'whole'}"
+    compare.main(replace(common, policies=named, out=tmp_path / "both"))
+    compare.main(replace(common, policy=tmp_path / "whole", out=tmp_path / "alone"))
+    both, alone = (figures_of(tmp_path / name) for name in ("both", "alone"))
+    assert set(both["sharders"]) == {"dim", "policy", "same", "dreamshard"}
+    assert both["sharders"]["same"]["max_ms"] == both["sharders"]["policy"]["max_ms"]
+    assert both["sharders"]["dreamshard"]["max_ms"] == alone["sharders"]["policy"]["max_ms"]
+    assert both["sharders"]["dreamshard"]["max_ms"] != both["sharders"]["same"]["max_ms"]
+    assert both["policies"] == {"same": str(policy), "dreamshard": str(tmp_path / "whole")}
+    assert len(list((tmp_path / "both" / "plans" / "dreamshard").iterdir())) == 3
+
+
 def test_bad_tasks_and_plans_are_one_line(
     estimated: tuple[Path, str], policy: Path, tmp_path: Path
 ) -> None:
@@ -529,6 +550,12 @@ def test_bad_input_is_one_line_before_any_work(
         ({"seconds": float("nan")}, "--seconds must be more than 0, got nan"),
         ({"verify_seconds": -1.0}, "--verify-seconds must be more than 0, got -1.0"),
         ({"policy": tmp_path}, "holds no policy"),
+        ({"policies": "mine"}, "--policies must be NAME=FOLDER, got 'mine'"),
+        ({"policies": f"mine={policy},"}, "--policies must be NAME=FOLDER, got ''"),
+        ({"policies": f"policy={policy}"}, "'policy' is taken: choose another name"),
+        ({"policies": f"a={policy},a={policy}"}, "'a' is taken: choose another name"),
+        ({"policies": f"mine={tmp_path}"}, "holds no policy"),
+        ({"policies": f"a={policy}", "num_devices": 4}, "the policy serves up to 3 devices"),
         ({"cost_model": tmp_path / "none"}, "none: holds no cost model"),
         ({"cost_model": tmp_path / "broken"}, "has version None of autoshard.cost_model"),
         ({"json": tmp_path}, "is a folder: name a file for --json"),

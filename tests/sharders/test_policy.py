@@ -295,6 +295,25 @@ def test_whole_tables_are_played_on_demand(oracle: EstimatedCosts, tables: Table
     assert len(split.placed) > len(task.tables)
 
 
+@pytest.mark.parametrize("fill", [0.3, 0.95])
+def test_a_policy_remembers_that_it_leaves_tables_whole(
+    fill: float, oracle: EstimatedCosts, tables: Tables, tmp_path: Path
+) -> None:
+    """Alone and drawn from, where halves pay as much as where memory is tight."""
+    whole = Policy(PolicyNetwork(PolicyShape(halves=False)).as_greedy(), max_devices=16)
+    save_policy(whole, tmp_path / "whole")
+    kept = load_policy(tmp_path / "whole")
+    giant = replace(GIANT, rows=10_000)
+    task = task_of((giant, *tables[:20]), 3, fill)
+    for name in ("policy", "policy_best"):
+        plan, split = (
+            make_sharder(name, Means(oracle, some)).shard(task)
+            for some in (kept, Policy.untrained())
+        )
+        plan.check(task)
+        assert len(plan.placements) == len(task.tables) < len(split.placements)
+
+
 def test_a_policy_comes_back_to_the_bit(policy: Policy, tmp_path: Path) -> None:
     save_policy(policy, tmp_path / "kept")
     found = load_policy(tmp_path / "kept")

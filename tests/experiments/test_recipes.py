@@ -1,0 +1,205 @@
+"""Published systems by our own code: real training from nothing, tables that stay whole ever after,
+and what a recipe does not let go.
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import run
+
+from autoshard.benchmark import MeasurementStore
+from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.envs import EstimatedRewards, NegativeStep, RandomDeals
+from autoshard.experiments.ppo_shard import main
+from autoshard.experiments.training.config import PPOShardConfig, RecipeName
+from autoshard.experiments.training.hyperparameters import Hyperparameters
+from autoshard.experiments.training.ppo import Trainer
+from autoshard.experiments.training.recipes import RECIPES, begun_with
+from autoshard.experiments.training.setting import Setting
+from autoshard.experiments.training.settings import as_json
+from autoshard.sharders import Policy, PolicySharder, load_policy
+from autoshard.sharders.policy_network import PolicyNetwork
+from autoshard.workload import Device, EmbeddingTable, ShardingTask, UserError
+
+Tables = tuple[EmbeddingTable, ...]
+GIANT = EmbeddingTable("giant", 100_000, 256, 150.0, zipf_alpha=0.8)
+TINY = (
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --check-tasks 2 "
+    "--batch-size 256 --memory-fill 0.1-0.6 --test-seconds 0 --iterations 2 --check-every 1 "
+    "--json result.json --out run"
+)
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def trained(
+    request: pytest.FixtureRequest, cluster: object, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[RecipeName, Path]:
+    """A short run by a recipe, from a folder of its own."""
+    name, folder = request.param, tmp_path_factory.mktemp(request.param)
+    games = {"autoshard": "--games 8", "dreamshard": "--games 20 --collect 16"}
+    run("ppo_shard.py", f"--recipe {name} {TINY} {games[name]}", folder)
+    return name, folder
+
+
+def tight(tables: Tables, devices: int) -> ShardingTask:
+    """A task whose memory is 80 % full; the largest table fits in half of a device."""
+    loose = ShardingTask(tables, Device.uniform(devices, 2**50), 1024)
+    sizes = [loose.table_bytes(table) for table in tables]
+    room = max(2 * max(sizes), int(sum(sizes) / devices / 0.8) + 1)
+    return replace(loose, devices=Device.uniform(devices, room))
+
+
+def test_what_a_recipe_trains_places_whole_tables_anywhere(
+    trained: tuple[RecipeName, Path], oracle: EstimatedCosts, tables: Tables
+) -> None:
+    name, folder = trained
+    policy = load_policy(folder / "run")
+    assert policy.trained["recipe"] == name
+    assert policy.trained["objective"] == "compute"
+    sharder = PolicySharder(policy, oracle, samples=4)
+    for task in (tight(tables[:40], 5), tight((GIANT, *tables[:7]), 3), tight(tables[:1], 1)):
+        plan = sharder.shard(task)
+        plan.check(task)
+        assert {len(places) for places in plan.by_table().values()} == {1}
+
+
+def test_a_run_keeps_its_recipe(trained: tuple[RecipeName, Path]) -> None:
+    """With what was asked for beside it, also where it is gone on with."""
+    name, folder = trained
+    kept = json.loads((folder / "run" / "training.json").read_text())["config"]
+    found = PPOShardConfig.from_json(kept)
+    recipe = RECIPES[name].settings
+    assert found == replace(
+        recipe,
+        **{f: getattr(found, f) for f in kept if kept[f] != as_json(recipe)[f]},
+    )
+    assert (found.learner, found.goal) == (recipe.learner, recipe.goal)
+    assert found.hyper == recipe.hyper
+    run("ppo_shard.py", "--resume --iterations 3 --json more.json --out run", folder)
+    assert json.loads((folder / "more.json").read_text())["iterations"] == 3
+    assert load_policy(folder / "run").trained["recipe"] == name
+
+
+def test_the_cost_model_of_dreamshard_learns_what_its_policy_plans(
+    trained: tuple[RecipeName, Path],
+) -> None:
+    """Plans are measured in rounds, of tables that teach; games are rewarded without."""
+    name, folder = trained
+    told = json.loads((folder / "result.json").read_text())["iterations_here"]
+    with MeasurementStore(folder / "run" / "costs.db") as store:
+        found = store.measurements()
+    if name == "autoshard":
+        assert not found
+        return
+    shards = 16 * 2  # plans of two devices, of which one may be empty
+    assert [0 < line["asked"] <= shards for line in told] == [True, True]
+    assert len(found) > shards  # before the first iteration as well
+    assert "new_shards" in told[0]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_it_starts_from_nothing(
+    name: RecipeName, oracle: EstimatedCosts, many_tables: Tables
+) -> None:
+    """Untrained it plans otherwise than the greedy, and worse."""
+    shape = RECIPES[name].settings.hyper.shape
+    nothing = Policy(PolicyNetwork(shape).eval(), max_devices=8)
+    task = tight(many_tables[:60], 4)
+    ours, greedy = (
+        oracle.plan_cost(PolicySharder(policy, oracle).shard(task), task).max_compute_ms
+        for policy in (nothing, Policy.untrained())
+    )
+    assert ours > 1.1 * greedy
+
+
+def test_reinforce_makes_one_gradient_of_all_that_was_played(
+    cluster: object, model: CostModel, many_tables: Tables
+) -> None:
+    """Whatever PPO's epochs and minibatches are: then nothing has moved that could be clipped."""
+    deals = RandomDeals((4, 8), (2, 3), (0.1, 0.1))
+    setting = Setting(model, many_tables, 1024, deals, NegativeStep(), EstimatedRewards, False)
+    hyper = Hyperparameters(epochs=3, minibatch=8, rivals=5)
+    trainer = Trainer(setting, "reinforce", hyper, games=20, num_env_runners=0, seed=0)
+    for made in (1, 2):
+        told = trainer.iterate()
+        assert np.isfinite(told["policy_loss"])
+        assert told["games"] >= 20
+        (gradients,) = trainer.algorithm.learner_group.foreach_learner(gradients_made)
+        assert gradients.get() == {made}
+    trainer.stop()
+
+
+def gradients_made(learner: Any) -> set[int]:
+    (module,) = learner.module.keys()
+    return {
+        int(state["step"])
+        for _, optimizer in learner.get_optimizers_for_module(module)
+        for state in optimizer.state.values()
+    }
+
+
+@pytest.mark.parametrize("learner", ["critic", "reinforce"])
+def test_games_of_whole_tables_never_offer_to_halve(
+    learner: str, cluster: object, model: CostModel, many_tables: Tables
+) -> None:
+    whole, split = (
+        Setting(model, many_tables, 1024, RandomDeals((9, 9)), NegativeStep(), EstimatedRewards, h)
+        for h in (False, True)
+    )
+    for setting, offered in ((whole, False), (split, True)):
+        game = setting.make(4, 1 if learner == "critic" else 2)
+        game.reset(seed=0)
+        assert bool(game.game.halvable.any()) is offered
+
+
+CONTRADICTIONS = [
+    ("autoshard --goal maximum", "--recipe autoshard is with --goal balance: leave out --goal max"),
+    ("autoshard --learner rivals", "is with --learner critic: leave out --learner rivals"),
+    ("dreamshard --reward mixed", "is with --reward estimated: leave out --reward mixed"),
+    ("dreamshard --hyper.shape.halves", "with --hyper.shape.no-halves: leave out --hyper.shape.ha"),
+    ("dreamshard --hyper.shape.sharpness 9", "leave out --hyper.shape.sharpness 9.0, or the rec"),
+    ("dreamshard --collect 0", "--collect must be at least 1, got 0"),
+    (
+        "autoshard --objective step",
+        "--objective compute: leave out --objective step, or the recipe",
+    ),
+    ("autoshard --resume", "--resume goes on with the run's own recipe: leave out --recipe"),
+]
+
+
+@pytest.mark.parametrize(("asked", "line"), CONTRADICTIONS)
+def test_what_contradicts_a_recipe_is_one_line(asked: str, line: str, tmp_path: Path) -> None:
+    """Also where an option says what is the default without the recipe."""
+    done = run("ppo_shard.py", f"--recipe {asked} --out run", tmp_path, code=2)
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"collect": 4}, "--reward mixed measures plans already: leave out --collect 4"),
+        ({"collect": -1}, "--collect must be at least 0, got -1"),
+        (
+            {
+                "learner": "both",
+                "hyper": Hyperparameters(shape=RECIPES["autoshard"].settings.hyper.shape),
+            },
+            "--learner both imitates plans with halved tables: leave out --hyper.shape.no-halves",
+        ),
+    ],
+)
+def test_what_recipes_are_made_of_is_checked_without_them(
+    changes: dict[str, Any], line: str
+) -> None:
+    with pytest.raises(UserError, match=line.replace(".", r"\.")):
+        main(replace(PPOShardConfig(), **changes))
+
+
+def test_without_a_recipe_all_is_as_it_was() -> None:
+    assert begun_with(PPOShardConfig(games=9)) == PPOShardConfig()
