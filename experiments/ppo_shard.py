@@ -42,8 +42,8 @@ def main(config: PPOShardConfig) -> None:
         config, resumed = _resumed(config, folder)
     else:
         config = settled(config)
-    config.check()
     check_recipe(config)
+    config.check()
     storage = _storage(config)
     tables = config.all_tables()
     parts = parts_of(config.source, tables)
