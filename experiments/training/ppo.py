@@ -286,7 +286,9 @@ def ppo_config(
         config.learners(learner_class=kind, learner_config_dict=told)
         config.training(use_critic=False)
     if learner == "reinforce":
-        # One gradient of all that was sampled, by the policy that sampled it: no choice's odds have
-        # moved, nothing is clipped, and PPO's gradient is that of REINFORCE.
-        config.training(num_epochs=1, minibatch_size=None)
+        # One gradient of a round of games, by the policy that played it: no choice's odds have
+        # moved, nothing is clipped, and PPO's gradient is that of REINFORCE. (No round has less
+        # than a step of each seat, so there is no second one.)
+        round_of = seats * max(1, num_env_runners)
+        config.training(num_epochs=1, minibatch_size=None, train_batch_size_per_learner=round_of)
     return config

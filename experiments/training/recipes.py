@@ -15,7 +15,14 @@ from autoshard.sharders.policy_network import PolicyShape
 from autoshard.workload import UserError
 from autoshard.workload.bounds import check_bounds
 
-_FROM_NOTHING = ("hyper.shape.sharpness", "hyper.shape.halves")
+_OF_ALL = (
+    "families",
+    "objective",
+    "goal",
+    "learner",
+    "hyper.shape.sharpness",
+    "hyper.shape.halves",
+)
 _SHAPE = PolicyShape(sharpness=0.0, halves=False)  # no greedy to start from, tables stay whole
 
 
@@ -49,7 +56,7 @@ RECIPES: dict[RecipeName, Recipe] = {
             iterations=60,
             hyper=Hyperparameters(entropy=0.001, shape=_SHAPE),
         ),
-        ("objective", "goal", "learner", *_FROM_NOTHING),
+        _OF_ALL,
     ),
     # Around and around: ten plans of the policy are measured, the cost network learns from all that
     # was, the policy learns in the game that it estimates, ten games of a task at a time, by
@@ -64,9 +71,9 @@ RECIPES: dict[RecipeName, Recipe] = {
             iterations=200,
             games=40,
             check_every=20,
-            hyper=Hyperparameters(learning_rate=1e-3, entropy=0.001, rivals=10, shape=_SHAPE),
+            hyper=Hyperparameters(learning_rate=3e-3, entropy=0.001, rivals=10, shape=_SHAPE),
         ),
-        ("reward", "objective", "goal", "learner", *_FROM_NOTHING),
+        ("reward", *_OF_ALL),
         {"collect": 1},
     ),
 }
@@ -86,15 +93,17 @@ def check_recipe(config: PPOShardConfig) -> None:
         asked, fixed = (attrgetter(name)(some) for some in (config, recipe.settings))
         if asked != fixed:
             raise UserError(
-                f"--recipe {config.recipe} is with {_option(name, fixed)}: leave out "
-                f"{_option(name, asked)}, or the recipe"
+                f"--recipe {config.recipe} goes {_option(name, fixed)}: leave out "
+                f"{_option(name, asked).removeprefix('with ')}, or the recipe"
             )
     check_bounds(config, at_least=recipe.at_least)
 
 
 def _option(name: str, value: object) -> str:
-    """As it is typed."""
+    """As it is typed, or not."""
     *parts, last = name.replace("_", "-").split(".")
+    if value is None:
+        return f"without --{'.'.join([*parts, last])}"
     if isinstance(value, bool):
-        return "--" + ".".join([*parts, last if value else f"no-{last}"])
-    return f"--{'.'.join([*parts, last])} {value}"
+        return "with --" + ".".join([*parts, last if value else f"no-{last}"])
+    return f"with --{'.'.join([*parts, last])} {value}"

@@ -1,6 +1,5 @@
 """Who deals: ranges, seeds, and that every deal can be solved. Packing by first fit decreasing."""
 
-from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from plays import game_of
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.envs import Deck, JudgedDeals, RandomDeals
+from autoshard.envs import Deck, RandomDeals
 from autoshard.workload import FieldError
 from autoshard.workload.packing import first_fit_decreasing
 
@@ -153,13 +152,3 @@ def test_what_is_packed_fits_and_what_cannot_be_packed_is_not(
         assert sum(sizes) > max(rooms)
     if not any(fits(way, sizes, rooms) for way in product(range(len(rooms)), repeat=len(sizes))):
         assert homes is None
-
-
-@given(seed=seeds)
-def test_deals_judged_otherwise_are_the_same_but_for_that(deck: Deck, seed: int) -> None:
-    judged = JudgedDeals(TIGHT, "compute")
-    ours, theirs = (dealt(deck, np.random.default_rng(seed)) for dealt in (judged, TIGHT))
-    assert (judged.most_tables, judged.most_devices) == (TIGHT.most_tables, TIGHT.most_devices)
-    assert ours.objective == replace(theirs.objective, name="compute") != theirs.objective
-    assert np.array_equal(ours.pieces, theirs.pieces)
-    assert np.array_equal(ours.memory_bytes, theirs.memory_bytes)
