@@ -6,7 +6,7 @@ and our cost model.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 
 from autoshard.experiments.training.config import PPOShardConfig, RecipeName
@@ -33,12 +33,12 @@ class Recipe:
     Args:
         settings: what a training begins with that names no other option.
         fixed: settings that make it that system.
-        at_least: settings that it cannot do with less of.
+        more_than: settings that must be above what is told here.
     """
 
     settings: PPOShardConfig
     fixed: tuple[str, ...]
-    at_least: Mapping[str, float] = field(default_factory=dict)
+    more_than: Mapping[str, float]
 
 
 RECIPES: dict[RecipeName, Recipe] = {
@@ -57,6 +57,7 @@ RECIPES: dict[RecipeName, Recipe] = {
             hyper=Hyperparameters(entropy=0.001, shape=_SHAPE),
         ),
         _OF_ALL,
+        {"hyper.entropy": 0},
     ),
     # Around and around: ten plans of the policy are measured, the cost network learns from all that
     # was, the policy learns in the game that it estimates, ten games of a task at a time, by
@@ -74,7 +75,7 @@ RECIPES: dict[RecipeName, Recipe] = {
             hyper=Hyperparameters(learning_rate=3e-3, entropy=0.001, rivals=10, shape=_SHAPE),
         ),
         ("reward", *_OF_ALL),
-        {"collect": 1},
+        {"collect": 0, "hyper.entropy": 0},
     ),
 }
 
@@ -96,7 +97,7 @@ def check_recipe(config: PPOShardConfig) -> None:
                 f"--recipe {config.recipe} goes {_option(name, fixed)}: leave out "
                 f"{_option(name, asked).removeprefix('with ')}, or the recipe"
             )
-    check_bounds(config, at_least=recipe.at_least)
+    check_bounds(config, more_than=recipe.more_than)
 
 
 def _option(name: str, value: object) -> str:

@@ -168,7 +168,8 @@ CONTRADICTIONS = [
     ("dreamshard --reward mixed", "goes with --reward estimated: leave out --reward mixed"),
     ("dreamshard --hyper.shape.halves", "with --hyper.shape.no-halves: leave out --hyper.shape.ha"),
     ("dreamshard --hyper.shape.sharpness 9", "leave out --hyper.shape.sharpness 9.0, or the rec"),
-    ("dreamshard --collect 0", "--collect must be at least 1, got 0"),
+    ("dreamshard --collect 0", "--collect must be more than 0, got 0"),
+    ("autoshard --hyper.entropy 0", "--hyper.entropy must be more than 0, got 0"),
     (
         "autoshard --objective step",
         "--objective compute: leave out --objective step, or the recipe",
