@@ -169,11 +169,13 @@ class Training:
         # One more would take about as long.
         self._out_of_time = self._budget.left_s() < time.time() - started
         if number % self.config.check_every == 0 or self.done:
-            figures["asked"] += self._collect()
+            if not self.done:  # or nobody would learn from it
+                figures["asked"] += self._collect()
             figures |= self._updated()
             policy, checked = self._checked(number)
             figures |= checked
             self._put_out(policy, checked)
+            self._out_of_time |= self._budget.left_s() <= 0  # measuring may take long
         figures["seconds"] = time.time() - started
         self.progress = replace(self.progress, seconds=self.progress.seconds + figures["seconds"])
         self._save()

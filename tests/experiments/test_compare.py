@@ -390,9 +390,9 @@ def test_further_policies_stand_beside_ours(policy: Path, tmp_path: Path) -> Non
     compare.main(replace(common, policy=tmp_path / "whole", out=tmp_path / "alone"))
     both, alone = (figures_of(tmp_path / name) for name in ("both", "alone"))
     assert set(both["sharders"]) == {"dim", "policy", "same", "dreamshard"}
-    assert both["sharders"]["same"]["step_ms"] == both["sharders"]["policy"]["max_ms"]
-    assert both["sharders"]["dreamshard"]["step_ms"] == alone["sharders"]["policy"]["max_ms"]
-    assert both["sharders"]["dreamshard"]["step_ms"] != both["sharders"]["same"]["max_ms"]
+    assert both["sharders"]["same"]["step_ms"] == both["sharders"]["policy"]["step_ms"]
+    assert both["sharders"]["dreamshard"]["step_ms"] == alone["sharders"]["policy"]["step_ms"]
+    assert both["sharders"]["dreamshard"]["step_ms"] != both["sharders"]["same"]["step_ms"]
     assert both["policies"] == {"same": str(policy), "dreamshard": str(tmp_path / "whole")}
     assert len(list((tmp_path / "both" / "plans" / "dreamshard").iterdir())) == 3
 

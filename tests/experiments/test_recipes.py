@@ -98,7 +98,9 @@ def test_the_cost_model_of_dreamshard_learns_what_its_policy_plans(
         assert not found
         return
     shards = 16 * 2  # plans of two devices, of which one may be empty
-    assert [0 < line["asked"] <= shards for line in told] == [True, True]
+    first, last = (line["asked"] for line in told)
+    assert 0 < first <= shards
+    assert last == 0  # nobody would learn from it
     assert len(found) > shards  # before the first iteration as well
     assert "new_shards" in told[0]
 
