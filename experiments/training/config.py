@@ -73,7 +73,7 @@ class PPOShardConfig(ObjectiveOptions):
     """Played at once; an iteration is about one of each."""
     num_env_runners: int | None = None
     """Processes that play beside the one that learns; by default that one plays too."""
-    learner: LearnerName = "rivals"
+    learner: LearnerName = "critic"
     """critic: PPO with a critic's advantages; rivals: PPO with those over other games of a task;
     reinforce: REINFORCE with these, one gradient an iteration; imitation: of the best of these, and
     of searched plans; both: PPO over rivals, with imitation that fades."""

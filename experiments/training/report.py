@@ -130,7 +130,7 @@ class TrainingReport:
         ratios = {name: relative(values, bar) for name, values in maxima.items()}
         against = {name: ratio for name, ratio in ratios.items() if ratio is not None}
         report = Table(
-            title=f"{len(tasks)} tasks of unseen tables, slowest device by the cost model",
+            title=f"{len(tasks)} tasks of unseen tables, a step by the cost model",
             title_justify="left",
         )
         for column in ("sharder", "over the best heuristic's", "95 %", "without a plan"):
@@ -218,7 +218,7 @@ class TrainingReport:
         )
         return (
             f"A policy that shards {config.tasks_told}, of `{config.source}`.\n\n"
-            "| sharder | slowest device over that of each task's best heuristic, unseen tables "
+            "| sharder | a step over that of each task's best heuristic, unseen tables "
             f"| 95 % interval |\n|---|---|---|\n{rows}"
         )
 

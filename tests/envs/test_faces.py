@@ -14,7 +14,7 @@ from plays import AMPLE, Sketch, deal, fewest, greedily, ragged, seeds
 
 from autoshard.envs import Balance, Deal, Deck, RandomDeals, ShardingEnv, ShardingVectorEnv
 
-SMALL = RandomDeals((3, 7), (2, 4), fill=(0.5, 1.0), unevenness=0.5)  # with dead ends now and then
+SMALL = RandomDeals((3, 7), (2, 4), fill=(0.9, 1.0), unevenness=0.7)  # with dead ends now and then
 SEATS = 4
 
 
@@ -125,8 +125,8 @@ def test_what_one_step_told_stays_as_it_was(deck: Deck) -> None:
 class Impossible(RandomDeals):
     """Deals that end before anything can be placed."""
 
-    def __call__(self, deck: Deck, rng: np.random.Generator) -> Deal:
-        return deal([int(rng.integers(9))], 1)
+    def many(self, deck: Deck, rng: np.random.Generator, count: int) -> list[Deal]:
+        return [deal([int(rng.integers(9))], 1) for _ in range(count)]
 
 
 def test_a_game_that_is_dealt_without_room_ends_with_its_first_step(deck: Deck) -> None:

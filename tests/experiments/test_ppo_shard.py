@@ -51,7 +51,7 @@ def test_a_run_leaves_a_policy_that_serves(trained: Path) -> None:
     told = result(trained)
     assert told["iterations"] == 4
     assert len(told["iterations_here"]) == 4
-    assert told["env_steps"] >= 4 * 8 * 6  # a game takes a step a table, and one a halving
+    assert told["env_steps"] == 4 * 8 * 7  # a game takes a step a table, and one to be dealt
     assert 0 < told["pool_busy"] < 1
     policy = load_policy(trained / "run")
     assert policy.trained["tables"] == "synthetic:80:1:small"
@@ -68,7 +68,7 @@ def test_the_test_is_measured_where_rewards_are(trained: Path) -> None:
     assert measured[told["best_heuristic"]]["ratio"] == 1
     assert all(score["promise"] is not None for score in measured.values())
     assert "over the best heuristic" in (trained / "stdout").read_text()
-    assert "device's computation, mean of tasks, measured" in (trained / "stdout").read_text()
+    assert "mean of tasks, measured" in (trained / "stdout").read_text()
 
 
 def test_measured_shards_are_of_tables_that_teach_and_teach_the_cost_model(trained: Path) -> None:

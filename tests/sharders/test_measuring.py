@@ -108,7 +108,7 @@ def test_what_is_measured_makes_the_plan_better(world: World, oracle: EstimatedC
     assert step_ms(plan) < 1.3 * ideal
     assert world.met[0] >= 2  # the best few met in the end
     promised = world.informed(oracle).plan_cost(plan, TASK).step_ms
-    assert promised == pytest.approx(step_ms(plan), rel=0.05)
+    assert promised == pytest.approx(step_ms(plan), rel=0.08)  # of two waits, each the slowest
 
 
 def test_strange_tables_are_measured_first(world: World, oracle: EstimatedCosts) -> None:
