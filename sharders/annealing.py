@@ -127,7 +127,8 @@ def _take(plan: ColumnPlan, changes: Changes, power: float, worse: Floats) -> in
     largest = np.maximum(plan.waits.max(0), _LEAST_MS)
     before = (plan.waits / largest) ** power
     of_two = before[changes.first] + before[changes.second]
-    become = ((after.waits / largest) ** power).sum(1)
+    with np.errstate(over="ignore"):  # what is so much worse is never taken
+        become = ((after.waits / largest) ** power).sum(1)
     change = become - of_two  # of the sums of powers: [changes, waits]
     sums = before.sum(0)
 

@@ -33,7 +33,7 @@ from autoshard.sharders import (
     make_sharder,
     save_policy,
 )
-from autoshard.sharders.player import Player
+from autoshard.sharders.player import Played, Player
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import (
     Device,
@@ -66,6 +66,13 @@ def task_of(tables: Tables, devices: int, fill: float = 0.1) -> ShardingTask:
     loose = ShardingTask(tables, Device.uniform(devices, 2**50), 1024)
     total = sum(map(loose.table_bytes, tables))
     return replace(loose, devices=Device.uniform(devices, int(total / devices / fill) + 1))
+
+
+def held_together(played: Played) -> list[list[tuple[str, int]]]:
+    devices: dict[int, list[tuple[str, int]]] = {}
+    for piece, device in played.placed:
+        devices.setdefault(device, []).append((piece.table.name, piece.width))
+    return sorted(sorted(held) for held in devices.values())
 
 
 def step_ms(oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask) -> float:
@@ -277,7 +284,8 @@ def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
     (alone,) = player.play(task)
     games = player.play(task, 8, rng=torch.Generator().manual_seed(0))
     assert len(games) == 8
-    assert games[0].placed == alone.placed
+    # Of like devices either may come first: how many games are played beside decides the last bit.
+    assert held_together(games[0]) == held_together(alone)
     assert games[0].plan_ms == pytest.approx(alone.plan_ms, rel=1e-4)
     assert len({game.placed for game in games}) > 4
     for game in games:
