@@ -101,6 +101,7 @@ class TrackedRun:
     def data(self, *sources: DataSource) -> None:
         """Say what went in."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
+        from mlflow.exceptions import MlflowException
 
         inputs = [
             DatasetInput(
@@ -115,7 +116,10 @@ class TrackedRun:
             )
             for source in sources
         ]
-        self._client.log_inputs(self.run_id, inputs)
+        try:
+            self._client.log_inputs(self.run_id, inputs)
+        except MlflowException:  # another run has written the same data just then: now it is there
+            self._client.log_inputs(self.run_id, inputs)
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         """Log a file, or a folder with all that is in it."""
