@@ -138,6 +138,4 @@ class DeviceWaits:
 
 def _columns(pieces: Sequence[Piece]) -> Floats:
     """That each piece brings to its device's output."""
-    return np.array(
-        [float(sum(p.output_width for p in Bundle.of(piece).slices)) for piece in pieces]
-    )
+    return np.array([float(Bundle.of(piece).columns) for piece in pieces])

@@ -12,13 +12,22 @@ from torch import Tensor
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
 from autoshard.cost_model.inputs import bundle_amounts
 from autoshard.cost_model.scenarios import Scenarios
-from autoshard.workload import EmbeddingTable, Objective, OperatorOptions, ShardingTask, UserError
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Objective,
+    OperatorOptions,
+    ShardingTask,
+    UserError,
+)
 from autoshard.workload.tables import DIM_STEP, TableSlice
-from autoshard.workload.terms import Bundle, Piece, Terms, Truths
+from autoshard.workload.terms import Bundle, Piece, Terms, Truths, bytes_of_bundles
 
 Ints = npt.NDArray[np.int64]
 
 WHOLE = -1  # in place of the halves of what cannot be halved
+_COLUMNS = 6.0  # logarithm of 64 columns, to base 2
+BESIDE = 6  # what is known of a piece beside what its amounts describe
 
 
 @dataclass(frozen=True)
@@ -94,16 +103,12 @@ class Deck:
         self.bundles = tuple(bundles)
         self.operator: OperatorOptions = oracle.model.provenance.operator
         self.batch_size = oracle.batch_size
-        slices = [piece for bundle in bundles for piece in bundle.slices]
-        starts = np.cumsum([0, *(len(bundle.slices) for bundle in bundles)])[:-1]
-
-        def summed(values: Sequence[int] | Ints) -> Ints:
-            return np.asarray(np.add.reduceat(np.asarray(values, np.int64), starts))
-
-        self.bytes = summed(self.operator.bytes_of_each(slices, self.batch_size))
+        self.bytes = bytes_of_bundles(self.operator, self.batch_size, bundles)
         self.sizes = torch.from_numpy(self.bytes)
-        self.columns = torch.from_numpy(summed([s.output_width for s in slices])).float()
-        self.widths = torch.from_numpy(summed([s.width for s in slices]))
+        self.columns = torch.tensor([bundle.columns for bundle in bundles], dtype=torch.float32)
+        # Of what can be halved, which is one slice; of others nobody asks.
+        self.widths = torch.tensor([bundle.slices[0].width for bundle in bundles])
+        self.narrow = torch.where(self.halves[:, 0] == WHOLE, 0, self.widths[self.halves[:, 0]])
         self._called: dict[str, Ints] = {}
         self.learn(oracle)
 
@@ -114,6 +119,15 @@ class Deck:
         """A deck of whole tables."""
         oracle = EstimatedCosts(model, batch_size)
         return Deck(oracle, [table.whole() for table in tables], split)
+
+    def task(self, deal: Deal) -> ShardingTask:
+        """A deal as a task of its own, without the rules."""
+        numbers = deal.pieces.tolist()
+        tables = [piece.table for number in numbers for piece in self.bundles[number].slices]
+        devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(deal.memory_bytes))
+        return ShardingTask(
+            tuple(tables), devices, self.batch_size, self.operator, objective=deal.objective
+        )
 
     def called(self, beginning: str) -> Ints:
         """Numbers of the pieces whose names begin like that; UserError if there are none."""
@@ -155,8 +169,8 @@ class Deck:
         self.described: Tensor = oracle.model.compute.described(self.amounts)
         alone = self.price(self.amounts)
         self.alone_ms: Tensor = alone.total_ms
-        self.doubt: Tensor = alone.deviation
         self.least_ms = self._least()
+        self.facts = torch.cat([self.described, self._beside(alone.deviation)], dim=1)
 
     def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
         """What prices devices in so many scenarios, and the amounts of all pieces in them."""
@@ -171,6 +185,16 @@ class Deck:
     def price(self, sums: Tensor) -> Prices:
         """What devices with these sums of amounts cost."""
         return self.model.compute.price(sums)
+
+    def _beside(self, doubt: Tensor) -> Tensor:
+        """Of each piece: what it costs alone, its uncertainty, its bytes; what both halves cost
+        more, what the wider one costs, and how wide that is: [pieces, BESIDE].
+        """
+        can, (first, second) = self.halves[:, 0] != WHOLE, self.halves.clamp_min(0).unbind(1)
+        added = self.alone_ms[first] + self.alone_ms[second] - self.alone_ms
+        halved = (added, self.alone_ms[second], self.widths[second].log2() / _COLUMNS)
+        known = (self.alone_ms, doubt, self.sizes.float())
+        return torch.stack([*known, *(some * can for some in halved)], dim=1)
 
     def _least(self) -> Tensor:
         """Of each piece, what a slice of it costs alone that is halved as far as it goes: some

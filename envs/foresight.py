@@ -26,9 +26,11 @@ def room_is_left(
         to_come: which of them come after it.
     """
     fits = torch.ones_like(exists)
-    # Where one device has room for all of them, none goes without, wherever it fits most tightly.
-    roomiest = free.masked_fill(~exists, 0).amax(1)
-    tight = (roomiest < size + _FORESEEN * largest).nonzero()[:, 0]
+    # Each piece takes no more than one of the places for pieces as large as the largest, so where
+    # there are enough of these none goes without, wherever it fits most tightly.
+    place = largest.clamp_min(1)
+    places = (free * exists).div(place[:, None], rounding_mode="floor").sum(1)
+    tight = (places - (size / place).ceil() < _FORESEEN).nonzero()[:, 0]
     if not len(tight):
         return fits
     coming = sizes[tight] * to_come[tight]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import Memberships
-from autoshard.envs.deck import WHOLE, Deal, Deck, Ints
+from autoshard.envs.deck import BESIDE, Deal, Deck, Ints
 from autoshard.envs.foresight import room_is_left
 from autoshard.envs.ruling import Ruling
 from autoshard.envs.stakes import WAITS, Stakes
@@ -25,6 +25,11 @@ _ABSENT = -1  # memory of a device that a game does not have
 _WORTH = 0.02  # of the pace: what costs less alone evens nothing out that counts
 _ANY = 2**30  # slices, where no rule says how many
 _STRICT = 1e6  # ms: what rules leave little room for comes first, whatever it costs
+# What is known of a device: what it spends before each wait, in all, and how uncertain that is.
+KNOWN = WAITS + 2
+_COST, _DEVIATION = WAITS, WAITS + 1
+_SLICES = 0  # of a table: its slices, the most that it may have, and how wide they must be
+_ALONE, _DOUBT, _SIZE, _ADDED, _HALF, _WIDTH = range(-BESIDE, 0)  # of the deck's facts
 
 
 class ShardingGame:
@@ -66,22 +71,19 @@ class ShardingGame:
         self.free = torch.zeros(by_device, dtype=torch.int64)
         self.devices = torch.ones(seats, dtype=torch.int64)
         self.room = torch.ones(by_device)  # the capacity again, to divide by
-        self.mean_room = torch.ones(seats)
+        self.room_share = torch.ones(by_device)  # of that of the mean device
         self.stakes = Stakes(seats)
         self.sums = torch.zeros(*by_device, *amounts)
         self.content = torch.zeros(*by_device, described)
         self.columns = torch.zeros(by_device)
-        # What each device spends before each wait, and in all; the same with the current piece.
-        self.waits_ms, self.joined_waits_ms = (torch.zeros(*by_device, WAITS) for _ in range(2))
-        self.cost_ms, self.joined_ms = (torch.zeros(by_device) for _ in range(2))
-        self.deviation, self.joined_deviation = (torch.zeros(by_device) for _ in range(2))
+        # Of each device what is `KNOWN`, as it is and with the current piece.
+        self.known = torch.zeros(*by_device, 2, KNOWN)
+        self._joined = self.known[:, :, 1]
         self.allowed = torch.zeros(by_device, dtype=torch.bool)
         self.safe = torch.zeros(by_device, dtype=torch.bool)
         self.halvable = torch.zeros(seats, dtype=torch.bool)
-        self.slices = torch.ones(seats, max_tables, dtype=torch.int64)  # of each table
-        self._most_slices, self._least_width = (
-            torch.zeros(seats, max_tables, dtype=torch.int64) for _ in range(2)
-        )
+        self._tables = torch.ones(seats, max_tables, 3, dtype=torch.int64)
+        self._most_pieces = torch.zeros(seats, dtype=torch.int64)
         self._strict = torch.zeros(seats, max_tables, dtype=torch.float64)  # what rules put first
         # Of pieces in their order: bytes, and of the largest that comes after.
         self._sizes, self._largest_after = (
@@ -93,6 +95,10 @@ class ShardingGame:
         self.added_ms = torch.zeros(seats)  # by halvings
         self.rest_bytes = torch.zeros(seats, dtype=torch.int64)
         self.even = torch.ones(seats, described)
+        # What each of the deck's facts is told relative to, and those of the current piece so.
+        self.units = torch.ones(seats, 1, 1, KNOWN)  # and what is known of devices
+        self.scale = torch.ones(seats, described + BESIDE)
+        self.told = torch.zeros(seats, described + BESIDE)
         self.pace_ms = torch.ones(seats)
         self.bound_ms = torch.ones(seats)
         self._everyone = torch.arange(seats)
@@ -104,6 +110,41 @@ class ShardingGame:
     def over(self) -> Tensor:
         """Whether each game has ended: [seats]."""
         return self.stuck | (self.placed == self.count)
+
+    @property
+    def waits_ms(self) -> Tensor:
+        """What each device spends before each wait: [seats, devices, WAITS]."""
+        return self.known[:, :, 0, :WAITS]
+
+    @property
+    def joined_waits_ms(self) -> Tensor:
+        """The same with the current piece."""
+        return self.known[:, :, 1, :WAITS]
+
+    @property
+    def cost_ms(self) -> Tensor:
+        """What each device spends in all: [seats, devices]."""
+        return self.known[:, :, 0, _COST]
+
+    @property
+    def joined_ms(self) -> Tensor:
+        """The same with the current piece."""
+        return self.known[:, :, 1, _COST]
+
+    @property
+    def deviation(self) -> Tensor:
+        """How uncertain that is, as a share: [seats, devices]."""
+        return self.known[:, :, 0, _DEVIATION]
+
+    @property
+    def joined_deviation(self) -> Tensor:
+        """The same with the current piece."""
+        return self.known[:, :, 1, _DEVIATION]
+
+    @property
+    def slices(self) -> Tensor:
+        """Of each table: [seats, tables]."""
+        return self._tables[..., _SLICES]
 
     @property
     def plan_ms(self) -> Tensor:
@@ -142,7 +183,9 @@ class ShardingGame:
         self.exists[new] = self.capacity[new] != _ABSENT
         self.devices[new] = self.exists[new].sum(1)
         self.room[new] = self.capacity[new].float().clamp_min(1)
-        self.mean_room[new] = (self.room[new] * self.exists[new]).sum(1) / self.devices[new]
+        mean_room = (self.room[new] * self.exists[new]).sum(1) / self.devices[new]
+        self.room_share[new] = self.room[new] / mean_room[:, None]
+        self.scale[new, _SIZE] = mean_room
         self._pairs = self.exists.nonzero()
         self.stakes.deal(new, list(deals), self.deck)
 
@@ -165,11 +208,11 @@ class ShardingGame:
             ranked = np.argsort(strict[row, :tables] - alone[deal.pieces], kind="stable")
             order[row, :tables], origin[row, :tables] = deal.pieces[ranked], ranked
         self.count[new] = torch.tensor([len(deal.pieces) for deal in deals])
+        self._most_pieces[new] = self.count[new] + self.halvings
         self.order[new], self.origin[new] = torch.from_numpy(order), torch.from_numpy(origin)
         self._strict[new] = torch.from_numpy(strict)
-        self._most_slices[new] = torch.minimum(torch.from_numpy(most), self.devices[new][:, None])
-        self._least_width[new] = torch.from_numpy(least)
-        self.slices[new] = 1
+        most = np.minimum(most, self.devices[new].numpy()[:, None])
+        self._tables[new] = torch.from_numpy(np.stack([np.ones_like(most), most, least], axis=2))
 
     def learn(self, oracle: EstimatedCosts) -> None:
         """Believe another cost model from now on, also of what is placed."""
@@ -201,6 +244,9 @@ class ShardingGame:
         exchange = self.stakes.exchange_ms((self.stakes.columns[seats] / devices)[:, None], seats)
         # Half a table a device is no table to the cost model: then the costliest sets the pace.
         self.pace_ms[seats] = torch.where(pace > 0, pace, costliest) + exchange[:, 0]
+        self.scale[seats, :-BESIDE] = self.even[seats]
+        self.scale[seats[:, None], [_ALONE, _ADDED, _HALF]] = self.pace_ms[seats, None]
+        self.units[seats, ..., :_DEVIATION] = self.pace_ms[seats, None, None, None]
         least = least if self.halvings else costliest
         self.bound_ms[seats] = torch.maximum(pace, least) + exchange[:, 0]
         self.sums[seats] = self.sums_of(deck.amounts, seats)
@@ -227,9 +273,9 @@ class ShardingGame:
             prices = self.deck.price(self.sums)
             forward, backward = prices.forward_ms, prices.backward_ms
             deviation = prices.deviation
-        waits = self.waits_of(forward, backward)
-        self.waits_ms[seats], self.deviation[seats] = waits[seats], deviation[seats]
-        self.cost_ms[seats] = waits[seats].sum(2)
+        self.known[seats, :, 0, :WAITS] = self.waits_of(forward, backward)[seats]
+        self.known[seats, :, 0, _COST] = self.waits_ms[seats].sum(2)
+        self.known[seats, :, 0, _DEVIATION] = deviation[seats]
 
     def waits_of(self, forward_ms: Tensor, backward_ms: Tensor) -> Tensor:
         """What devices spend before each wait where they compute so long: [seats, devices, WAITS].
@@ -239,13 +285,22 @@ class ShardingGame:
             backward_ms: the same.
         """
         exchange = self.stakes.exchange_ms(self.columns) * self.exists
-        return self.stakes.waits_ms(forward_ms, backward_ms, exchange)
+        return torch.stack(self.stakes.waits_ms(forward_ms, backward_ms, exchange), dim=-1)
 
-    def place(self, actions: Tensor, playing: Tensor | None = None) -> None:
+    def place(
+        self,
+        actions: Tensor,
+        playing: Tensor | None = None,
+        joining: Sequence[int] = (),
+        deals: Sequence[Deal] = (),
+    ) -> None:
         """Put the current piece of each game that is `playing` (by default, not over) on a device,
-        by its number, or halve it (`halve_action`).
+        by its number, or halve it (`halve_action`). On seats that are `joining`, which do not play,
+        new games start.
         """
         playing = ~self.over if playing is None else playing
+        if joining:
+            self._start(joining, deals)
         halving = playing & (actions == self.halve_action)
         devices = actions.clamp_max(self.max_devices - 1)
         lawful = playing & self.allowed.gather(1, devices[:, None])[:, 0] & ~halving
@@ -258,10 +313,9 @@ class ShardingGame:
         self.homes[seats, self.placed[seats]] = homes
         self.sums.flatten(0, 1).index_add_(0, where, self.deck.amounts[piece])
         self.content.flatten(0, 1).index_add_(0, where, described)
-        self.columns.view(-1)[where] += self.deck.columns[piece]
-        self.waits_ms.flatten(0, 1)[where] = self.joined_waits_ms.flatten(0, 1)[where]
-        self.cost_ms.view(-1)[where] = self.joined_ms.view(-1)[where]
-        self.deviation.view(-1)[where] = self.joined_deviation.view(-1)[where]
+        self.columns.view(-1).index_add_(0, where, self.deck.columns[piece])
+        known = self.known.flatten(0, 1)
+        known[where, 0] = known[where, 1]
         self.free.view(-1).index_add_(0, where, sizes, alpha=-1)
         self.rest.index_add_(0, seats, described, alpha=-1)
         self.rest_ms.index_add_(0, seats, self.deck.alone_ms[piece], alpha=-1)
@@ -285,7 +339,7 @@ class ShardingGame:
         for half, where in ((first, place), (second, self.count[seats])):
             self.order[seats, where], self.origin[seats, where] = half, origin
         self.count[seats] += 1
-        self.slices[seats, origin] += 1
+        self._tables[seats, origin, _SLICES] += 1
         order, origins = self.order[seats], self.origin[seats]
         keys = self._strict[seats].gather(1, origins) - alone[order]
         keys.masked_fill_(self._places < place[:, None], -torch.inf)
@@ -315,14 +369,16 @@ class ShardingGame:
         else:  # what does not exist is not priced
             seats, devices = self._pairs.unbind(1)
             joined = self.deck.price(self.sums[seats, devices] + amounts[seats])
-            forward, backward, deviation = (torch.zeros(self.exists.shape) for _ in range(3))
-            forward[seats, devices] = joined.forward_ms
-            backward[seats, devices] = joined.backward_ms
-            deviation[seats, devices] = joined.deviation
+            prices = torch.zeros(3, *self.exists.shape)
+            told = (joined.forward_ms, joined.backward_ms, joined.deviation)
+            prices[:, seats, devices] = torch.stack(told)
+            forward, backward, deviation = prices.unbind(0)
         columns = self.columns + self.deck.columns[piece][:, None]
         exchange = self.stakes.exchange_ms(columns) * self.exists
-        self.joined_waits_ms = self.stakes.waits_ms(forward, backward, exchange)
-        self.joined_ms, self.joined_deviation = self.joined_waits_ms.sum(2), deviation
+        waits = self.stakes.waits_ms(forward, backward, exchange)
+        all_of_it = forward + backward + exchange
+        torch.stack([*waits, all_of_it, deviation], dim=-1, out=self._joined)
+        self.told = self.deck.facts[piece] / self.scale
         self.allowed = self.exists & (self.free >= self.deck.sizes[piece][:, None])
         for seat, ruling in self._ruled.items():
             place, homes, origin = int(next_place[seat]), self.homes[seat], self.origin[seat]
@@ -337,16 +393,11 @@ class ShardingGame:
         """Whether the current piece may be halved: where it can be, the rules and the game have
         room for one more, and it is costly enough or lies badly whole: [seats].
         """
-        halves = self.deck.halves[piece]
-        origin = self.origin.gather(1, place[:, None])
-        slices, most, least = (
-            some.gather(1, origin)[:, 0]
-            for some in (self.slices, self._most_slices, self._least_width)
-        )
-        room = self.slices.sum(1) < self.max_tables + self.halvings  # each table was one slice
-        possible = (halves[:, 0] != WHOLE) & room & (slices < most)
-        worth = (self.deck.alone_ms[piece] >= _WORTH * self.pace_ms) | ~self.safe.any(1)
-        return possible & worth & (self.deck.widths[halves[:, 0]] >= least)
+        narrow, origin = self.deck.narrow[piece], self.origin[self._everyone, place]
+        slices, most, least = self._tables[self._everyone, origin].unbind(1)
+        possible = (narrow > 0) & (self.count < self._most_pieces) & (slices < most)
+        worth = (self.told[:, _ALONE] >= _WORTH) | ~self.safe.any(1)
+        return possible & worth & (narrow >= least)
 
     def _room_is_left(self, piece: Tensor) -> Tensor:
         """Whether the largest pieces to come fit in if the current one goes there."""

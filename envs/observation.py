@@ -24,10 +24,9 @@ DESCRIBED = DIRECTIONS + len(TERMS) + 1  # amounts of a table that have a name
 TABLE = DESCRIBED + 3  # cost alone, its uncertainty, size
 # Of a device beside what it holds. Costs are over the pace, memory over what there is.
 DEVICE_PARTS = (
-    "cost", "deviation", "joined", "joined_deviation", "used", "left_after", "room", "safe",
-    *(f"wait_{number}" for number in range(WAITS)),
-    *(f"joined_wait_{number}" for number in range(WAITS)),
-    "plan_after", "soft_after",
+    *(f"wait_{number}" for number in range(WAITS)), "cost", "deviation",
+    *(f"joined_wait_{number}" for number in range(WAITS)), "joined", "joined_deviation",
+    "used", "left_after", "room", "safe", "plan_after", "soft_after",
 )  # fmt: skip
 DEVICE = DESCRIBED + len(DEVICE_PARTS)
 REST = DESCRIBED + 2  # cost alone, share of the memory that is left
@@ -35,7 +34,6 @@ HALVING = 5  # whether it may be, what it adds, a half's cost and width, what wa
 STAKES = 2 + WAITS  # of the objective: what waits are apart, counted; the plan so far, by wait
 PROGRESS = 3  # share of pieces placed, number of pieces and of devices
 _TABLES, _DEVICES = 5.0, 3.0  # logarithms of about 150 tables and 20 devices: large tasks
-_COLUMNS = 6.0  # and of 64 columns, to base 2
 _LEAST = 1e-24  # of a sum of such powers
 _SOFT = 12.0  # power of the norm of devices that is followed: their maximum sees only one of them
 
@@ -78,89 +76,64 @@ class Layout:
 
     def observe(self, game: ShardingGame) -> Tensor:
         """What the player of each seat sees: [seats, size], new memory."""
-        deck, table = game.deck, game.current
-        pace, even, room = game.pace_ms[:, None], game.even, game.room
-        free, size = game.free.float(), deck.sizes[table].float()[:, None]
-        left = (free * game.exists).sum(1).clamp_min(1)
-        devices, slowest = game.devices.float(), game.waits_ms.amax(1)
-        after = torch.maximum(game.joined_waits_ms, slowest[:, None]).sum(2)
-        pieces = [
-            torch.cat(
-                [
-                    deck.described[table] / even,
-                    deck.alone_ms[table, None] / pace,
-                    deck.doubt[table, None],
-                    size / game.mean_room[:, None],
-                ],
-                dim=1,
-            ),
-            torch.cat(
-                [
-                    game.content / even[:, None],
-                    torch.stack(
-                        [
-                            game.cost_ms / pace,
-                            game.deviation,
-                            game.joined_ms / pace,
-                            game.joined_deviation,
-                            1 - free / room,
-                            ((free - size) / room).clamp_min(-1),
-                            room / game.mean_room[:, None],
-                            game.safe.float(),
-                        ],
-                        dim=2,
-                    ),
-                    game.waits_ms / pace[..., None],
-                    game.joined_waits_ms / pace[..., None],
-                    torch.stack([after / pace, self._soft_after(game, pace)], dim=2),
-                ],
-                dim=2,
-            )
-            .mul_(game.exists[..., None])
-            .flatten(1),
-            game.exists.float(),
-            game.allowed.float(),
-            self._halving(game, pace[:, 0]),
-            game.rest / (even * devices[:, None]),
-            torch.stack([game.rest_ms / game.all_ms, game.rest_bytes / left], dim=1),
-            torch.stack([game.stakes.apart, game.stakes.counted], dim=1),
-            slowest / pace,
+        return torch.cat([part.flatten(1) for part in self.parts(game).values()], dim=1)
+
+    def parts(self, game: ShardingGame) -> dict[str, Tensor]:
+        """The same by its parts."""
+        told = game.told
+        devices, known = game.devices.float(), game.known / game.units
+        now, then = known.unbind(2)
+        slowest = now[..., :WAITS].amax(1)
+        after = torch.maximum(then[..., :WAITS], slowest[:, None]).sum(2)
+        free = game.free.float()
+        left, size = free / game.room, game.deck.sizes[game.current][:, None] / game.room
+        of_devices = [
+            game.content / game.even[:, None],
+            now,
+            then,
             torch.stack(
                 [
-                    1 - game.left_share(),
-                    game.count.log() / _TABLES,
-                    devices.log() / _DEVICES,
+                    1 - left,
+                    (left - size).clamp_min(-1),
+                    game.room_share,
+                    game.safe.float(),
+                    after,
+                    _soft(known[..., :WAITS]),
                 ],
-                dim=1,
+                dim=2,
             ),
         ]
-        return torch.cat(pieces, dim=1)
-
-    @staticmethod
-    def _soft_after(game: ShardingGame, pace: Tensor) -> Tensor:
-        """A norm of what devices spend before each wait, in sum over the waits, where the current
-        piece goes to each device: [seats, devices]. It also falls where devices even out that are
-        not the slowest.
-        """
-        now, then = (
-            (some / pace[..., None]) ** _SOFT for some in (game.waits_ms, game.joined_waits_ms)
+        may, still_free = game.halvable[:, None].float(), (free * game.exists).sum(1)
+        rest = torch.stack(
+            [game.rest_ms / game.all_ms, game.rest_bytes / still_free.clamp_min(1)], 1
         )
-        norms = (now.sum(1, keepdim=True) - now + then).clamp_min(_LEAST) ** (1 / _SOFT)
-        return norms.sum(2)
+        progress = [1 - game.left_share(), game.count.log() / _TABLES, devices.log() / _DEVICES]
+        return {
+            "table": told[:, :TABLE],
+            "devices": torch.cat(of_devices, dim=2).mul_(game.exists[..., None]),
+            "exists": game.exists.float(),
+            "allowed": game.allowed.float(),
+            "halving": torch.cat(
+                [may, may * told[:, TABLE:], (game.added_ms / game.all_ms)[:, None]], dim=1
+            ),
+            "rest": torch.cat([game.rest / (game.even * devices[:, None]), rest], dim=1),
+            "stakes": torch.cat(
+                [game.stakes.apart[:, None], game.stakes.counted[:, None], slowest], dim=1
+            ),
+            "progress": torch.stack(progress, dim=1),
+        }
 
-    def _halving(self, game: ShardingGame, pace: Tensor) -> Tensor:
-        """What halving the current piece is about: [seats, HALVING]."""
-        deck, piece = game.deck, game.current
-        first, second = deck.halves[piece].clamp_min(0).unbind(1)
-        halves = deck.alone_ms[first] + deck.alone_ms[second]
-        may = game.halvable.float()
-        return torch.stack(
-            [
-                may,
-                may * (halves - deck.alone_ms[piece]) / pace,
-                may * deck.alone_ms[second] / pace,
-                may * deck.widths[second].log2() / _COLUMNS,
-                game.added_ms / game.all_ms,
-            ],
-            dim=1,
-        )
+
+def _soft(waits: Tensor) -> Tensor:
+    """A norm of what devices spend before each wait, in sum over the waits, where the current piece
+    goes to each device: [seats, devices]. It also falls where devices even out that are not the
+    slowest.
+
+    Args:
+        waits: now and then, over the pace: [seats, devices, 2, WAITS].
+    """
+    squares = waits * waits
+    fourths = squares * squares
+    now, then = (fourths * fourths * fourths).unbind(2)  # to the power _SOFT
+    sums = now.sum(1, keepdim=True) - now + then
+    return (sums.clamp_min(_LEAST) ** (1 / _SOFT)).sum(2)

@@ -24,6 +24,7 @@ class Stakes:
         self._ranks = torch.ones(seats)
         self._slope_ms = torch.zeros(seats)
         self._latency_ms = torch.zeros(seats)
+        self._any_counted = False
 
     def deal(self, seats: Tensor, deals: list[Deal], deck: Deck) -> None:
         """New games on these seats."""
@@ -41,17 +42,21 @@ class Stakes:
         self.apart[seats], self._ranks[seats], self.columns[seats] = apart, ranks_of, every
         self.counted[seats] = counted
         self._slope_ms[seats], self._latency_ms[seats] = slopes, latencies
+        self._any_counted = bool(self.counted.any())
 
     def exchange_ms(self, columns: Tensor, seats: Tensor | slice = slice(None)) -> Tensor:
         """Both all-to-alls of devices with so many columns: [seats, devices]."""
+        if not self._any_counted:
+            return torch.zeros_like(columns)
         every, ranks, slope, latency = (
             some[seats][:, None]
             for some in (self.columns, self._ranks, self._slope_ms, self._latency_ms)
         )
         return 2 * exchange_ms(columns, every, ranks, slope, latency)
 
-    def waits_ms(self, forward: Tensor, backward: Tensor, exchange: Tensor) -> Tensor:
-        """What devices spend before each wait: [seats, devices, WAITS]."""
-        apart = self.apart[:, None]
-        together = backward * (1 - apart)
-        return torch.stack([forward + together, backward * apart, exchange], dim=-1)
+    def waits_ms(
+        self, forward: Tensor, backward: Tensor, exchange: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What devices spend before each wait: each [seats, devices]."""
+        apart = backward * self.apart[:, None]
+        return forward + (backward - apart), apart, exchange

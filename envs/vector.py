@@ -89,7 +89,8 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         first = seed if seed is None or isinstance(seed, int) else seed[0]
         if first is not None or self._np_random is None:
             super().reset(seed=first)
-        self._start(list(range(self.num_envs)), (options or {}).get("deals"))
+        seats = list(range(self.num_envs))
+        self.game.deal(seats, self._dealt(seats, (options or {}).get("deals")))
         self._ended[:] = False
         return self._observe(), {}
 
@@ -100,7 +101,9 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         """Place or halve a piece on every seat whose game goes on."""
         game, playing = self.game, ~(self._ended | self._waits)
         before = self._worst()
-        game.place(torch.as_tensor(actions, dtype=torch.int64), playing)
+        joining = self._ended.nonzero()[:, 0].tolist()
+        deals = self._dealt(joining) if joining else ()
+        game.place(torch.as_tensor(actions, dtype=torch.int64), playing, joining, deals)
         rewards = torch.where(playing, self.reward.along(before, self._worst()), 0.0)
         self._paid += rewards
         self._played += playing
@@ -108,8 +111,6 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         info: Info = {}
         if over.any():
             rewards[over] += self._settle(over, info) - self._paid[over]
-        if self._ended.any():
-            self._start(self._ended.nonzero()[:, 0].tolist())
         if self._rivals > 1:
             self._waits |= over
             over = self._waits.all().repeat(self.num_envs)
@@ -137,17 +138,18 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         asked, self._asked = self.source.measured - self._asked, self.source.measured
         return {**told, "asked": asked}
 
-    def _start(self, seats: list[int], deals: Sequence[Deal] | None = None) -> None:
+    def _dealt(self, seats: list[int], deals: Sequence[Deal] | None = None) -> Sequence[Deal]:
+        """Who is to sit there next, by default whatever the generator deals."""
         drawn = -(-len(seats) // self._rivals)
         tasks = self.np_random.integers(2**62, size=drawn)
         if deals is None:
             each = self.generator.many(self.game.deck, self.np_random, drawn)
             deals = [deal for deal in each for _ in range(self._rivals)][: len(seats)]
-        self.game.deal(seats, deals)
         self._tasks[seats] = np.repeat(tasks, self._rivals)[: len(seats)]
         self._paid[seats] = 0
         self._played[seats] = 0
         self._waits[seats] = False
+        return deals
 
     def _worst(self) -> torch.Tensor:
         return self.game.plan_ms / self.game.bound_ms

@@ -121,7 +121,7 @@ class Admission:
         return [n for n in items if self._terms.may_halve(item := self.items[n], slices[item.name])]
 
     def _bytes_of(self, items: Sequence[Bundle]) -> Whole:
-        return bytes_of_bundles(self._task, items)
+        return bytes_of_bundles(self._task.operator, self._task.batch_size, items)
 
     def _rivals(self, items: Whole, devices: Whole) -> Whole:
         """How many items are on each of the devices that each of these may not share it with:

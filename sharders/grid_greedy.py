@@ -12,7 +12,7 @@ import torch
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.outlook import Placed
 from autoshard.workload import ShardingTask
-from autoshard.workload.terms import Bundle, Terms
+from autoshard.workload.terms import Bundle, Terms, bytes_of_bundles
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -105,9 +105,8 @@ class _Deck:
         self.price = oracle.model.compute.price
         self.amounts = devices.amounts.double()
         self.alone_ms: Floats = devices.alone().total_ms.double().numpy()
-        self.bytes = np.array([task.bytes_of(bundle.slices) for bundle in bundles], np.int64)
-        columns = [sum(piece.output_width for piece in bundle.slices) for bundle in bundles]
-        self.columns = np.array(columns, np.int64)
+        self.bytes = bytes_of_bundles(task.operator, task.batch_size, bundles)
+        self.columns = np.array([bundle.columns for bundle in bundles], np.int64)
         self.lawful, self.groups = terms.lawful(bundles), terms.groups(bundles)
         self.kin = terms.kin(bundles)
         # Sums of these name what a device holds, whatever the order it came in.

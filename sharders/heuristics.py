@@ -106,7 +106,8 @@ def place_in_turn(
     """
     terms, free = Terms(task), task.room_bytes
     lawful, freedom = terms.lawful(bundles), terms.freedom(bundles)
-    conflicts, sizes = terms.conflicts(bundles), bytes_of_bundles(task, bundles)
+    conflicts = terms.conflicts(bundles)
+    sizes = bytes_of_bundles(task.operator, task.batch_size, bundles)
     chosen = np.full(len(bundles), -1)
     for number in sorted(range(len(bundles)), key=lambda n: (freedom[n], -costs[n])):
         needed = int(sizes[number])

@@ -64,19 +64,23 @@ class LocalSearch:
         With `seconds` it is kicked until they are over, however often, and ends where it is then.
         """
         until = math.inf if seconds is None else self._clock() + (1 - _LAST_SHARE) * seconds
+
+        def late() -> bool:
+            return self._clock() > until
+
         mean = self._oracle.expectation()
         searches = [PlanSearch(mean, task, _SOFT, start, self._near) for start in starts]
         best = min(searches, key=PlanSearch.objective)
-        best.descend(self._split, lambda: self._clock() > until)
+        best.descend(self._split, late)
         rng = np.random.default_rng(self._seed)
         for number in count() if seconds is not None else range(self._kicks):
-            if self._clock() > until:
+            if late():
                 break
             other = PlanSearch(mean, task, _SOFT, best.placed(), self._near)
             # By turns: what holds a device up is halved, though it helps only after other moves.
             if not (self._split and number % 2 and other.halve(number // 2)):
                 other.kick(rng)
-            other.descend(self._split, lambda: self._clock() > until)
+            other.descend(self._split, late)
             if other.objective() < best.objective():
                 best = other
         power = sharpness(self._oracle.factors.prior.rest)
@@ -84,7 +88,7 @@ class LocalSearch:
         last = PlanSearch(scenarios, task, power, best.placed(), self._near)
         if seconds is not None:
             until += _LAST_SHARE * seconds
-        last.descend(self._split, lambda: self._clock() > until)
+        last.descend(self._split, late)
         return [best.placed(), last.placed()]
 
 

@@ -10,15 +10,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.outlook import Placed
+from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.grid_greedy import GridGreedy
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.packing import does_not_fit
-from autoshard.workload.terms import Bundle, Terms
+from autoshard.workload.terms import Bundle, Terms, bytes_of_bundles
 
 # As published: the defaults of `shard` and `_table_wise_shard` in neuroshard/neurosharder.py of
 # github.com/daochenzha/neuroshard, there `n`, `k`, `max_length`, `search_steps` and `threshold_*`.
@@ -59,19 +58,7 @@ class NeuroShardSharder:
             raise does_not_fit(task, split=True)
         # Slices of a table that meet on a device become one, which changes what they cost.
         found = (ShardingPlan.of_slices(task, p.placed()) for p in (whole, best) if not p.lack)
-        return min(found, key=lambda plan: self._cost_ms(task, plan.placed(task)))
-
-    def _cost_ms(self, task: ShardingTask, placed: Placed) -> float:
-        """By the task's objective."""
-        pieces, homes = zip(*placed, strict=True)
-        devices = self._oracle.devices(pieces, len(task.devices))
-        devices.fill(torch.tensor(homes))
-        prices = devices.prices()
-        columns = np.zeros(len(task.devices))
-        np.add.at(columns, list(homes), [piece.output_width for piece in pieces])
-        forward, backward = (ms.double().numpy() for ms in (prices.forward_ms, prices.backward_ms))
-        exchange = task.objective.exchange_ms(columns, task.batch_size)
-        return float(task.objective.plan_ms(task.objective.phases_ms(forward, backward, exchange)))
+        return min(found, key=lambda plan: planned_ms(self._oracle, task, plan))
 
 
 class _Cuts:
@@ -98,7 +85,7 @@ class _Cuts:
     def _worth_halving(self, cut: Sequence[Bundle]) -> list[Bundle]:
         different = list(dict.fromkeys(cut))
         costs = self._oracle.devices(different, 1).alone().total_ms.numpy()
-        sizes = np.array([self._task.bytes_of(piece.slices) for piece in different])
+        sizes = bytes_of_bundles(self._task.operator, self._task.batch_size, different)
         costliest, largest = (np.argsort(-by, kind="stable")[:_CANDIDATES] for by in (costs, sizes))
         slices = Counter(piece.name for piece in cut)
         return [

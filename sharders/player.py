@@ -36,6 +36,13 @@ class Player:
         self._network = network
         self._oracle = oracle
 
+    @property
+    def sure(self) -> int:
+        """Games that are not drawn: side by side with what it began as, a policy loses nothing
+        where it has learned wrong.
+        """
+        return 2 if self._network.has_deviated else 1
+
     @torch.inference_mode()
     def play(
         self,
@@ -47,7 +54,9 @@ class Player:
     ) -> list[Played]:
         """Plans of a task; games that end at a dead end are left out.
 
-        The first game is played greedily; with `rng` the others are drawn from the policy.
+        The first game is played as the policy thinks best, and so is the second where it
+        `has_deviated`, but as the greedy that it began as; with `rng` the others are drawn from the
+        policy.
         `split` games may halve tables, if the policy does. `shielded` games are of whole tables and
         end well wherever first fit decreasing packs them; they take longer, and know of no rules.
         """
@@ -59,13 +68,16 @@ class Player:
         game = ShardingGame(deck, games, tables, devices, tables if split else 0)
         game.deal(range(games), [deal] * games)
         layout = Layout(devices)
+        sure = min(games, self.sure)
+        learned = torch.ones(games, 1)
+        learned[1:sure] = 0
         shields = [Shield(game, seat) for seat in range(game.seats)] if shielded else []
         while not bool(game.over.all()):
-            logits, _ = self._network(layout.split(layout.observe(game)))
+            logits, _ = self._network(layout.parts(game), learned)
             chosen = logits.argmax(1)
             if rng is not None:
                 noise = torch.empty_like(logits).exponential_(generator=rng)
-                chosen[1:] = (logits - noise.log()).argmax(1)[1:]  # Gumbel's way to draw
+                chosen[sure:] = (logits - noise.log()).argmax(1)[sure:]  # Gumbel's way to draw
             for seat, shield in enumerate(shields):
                 if shield.holds:
                     preferred = logits[seat, :devices].argsort(descending=True).tolist()

@@ -7,6 +7,7 @@ from contextlib import suppress
 import torch
 
 from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.cost_model.outlook import Placed, TaskOutlook
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.cost_greedy import FusedGreedySharder
@@ -16,6 +17,7 @@ from autoshard.sharders.policy_files import Policy
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing import pack
 
+SAMPLES = 32  # plans that those who draw any draw beside the greedy one
 _BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
 _BEST = 8  # plans drawn that are held against each other in scenarios
 _SEARCHED = 3  # of them: the start of the search
@@ -62,17 +64,18 @@ class PolicySharder:
         self._policy.check(len(task.devices))
         until = None if self._seconds is None else self._clock() + self._seconds
         played = self._draw(task)
-        greedy, played = played[:1], sorted(played, key=lambda game: game.plan_ms)
+        sure, played = played[: self._player.sure], sorted(played, key=lambda game: game.plan_ms)
         best = played[:_BEST]
-        best += [game for game in greedy if not any(game is other for other in best)]
+        best += [game for game in sure if not any(game is other for other in best)]
         found: list[Placed] = [game.placed for game in best]
         if not found:  # so tight that no game ended well
             found = [pack(task, split=self._policy.network.shape.halves)]
         left = None if until is None else until - self._clock()
         if self._search is not None and (left is None or left > 0):
             found += self._improved(task, found, left)
-        if len(found) == 1:
-            return ShardingPlan.of_slices(task, found[0])
+        if not self._samples and self._search is None:  # quick: by the mean of what is not known
+            plans = [ShardingPlan.of_slices(task, placed) for placed in found]
+            return min(plans, key=lambda plan: planned_ms(self._oracle, task, plan))
         return TaskOutlook(self._oracle, task).best_plan(found)
 
     def _improved(
@@ -86,15 +89,16 @@ class PolicySharder:
         return more + self._search.improve(task, [*more, *found[:_SEARCHED]], seconds)
 
     def _draw(self, task: ShardingTask) -> list[Played]:
-        """As the policy thinks best, then others drawn from it."""
+        """As the policy thinks best, as the greedy that it began as, then others drawn from it."""
         rng = torch.Generator().manual_seed(self._seed)
         affordable = max(1, _BUDGET // (len(task.tables) * len(task.devices)))
-        games = 1 if self._seconds is not None else 1 + min(self._samples, affordable)
+        drawn = 0 if self._seconds is not None else min(self._samples, affordable)
+        games = self._player.sure + drawn
         played = self._player.play(task, games, rng=rng)
         if len(played) == games:
             return played
         # Where some came to a dead end, the policy's own plan may be one of them.
-        greedy = self._player.play(task)
-        if not greedy and not task.rules:
-            greedy = self._player.play(task, shielded=True)
-        return greedy + played
+        sure = self._player.play(task, self._player.sure) if drawn else played
+        if not sure and not task.rules:
+            sure = self._player.play(task, shielded=True)
+        return [*sure, *(game for game in played if game not in sure)]

@@ -15,7 +15,8 @@ from autoshard.cost_model.network import TERMS
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import UserError, documents
 
-POLICY_SCHEMA = documents.Schema("autoshard.policy", 2)  # 1: of games without halvings
+# 1: of games without halvings; 2: parts of devices came in another order
+POLICY_SCHEMA = documents.Schema("autoshard.policy", 3)
 PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "policy.safetensors", "policy.json"
 

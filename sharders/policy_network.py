@@ -91,29 +91,53 @@ class PolicyNetwork(nn.Module):
             nn.init.zeros_(last.weight)
         return self
 
-    def forward(self, parts: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    @property
+    def has_deviated(self) -> bool:
+        """Whether it began as a greedy and has learned to do otherwise."""
+        if self.shape.sharpness == 0:
+            return False
+        deviates = (self.score.weight, self.halving[-1].weight)
+        return any(bool(weight.any()) for weight in deviates if isinstance(weight, Tensor))
+
+    def forward(
+        self, parts: dict[str, Tensor], learned: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Logits [games, devices + 1], the last one of halving, and what is known of each game
         [games, hidden].
+
+        Args:
+            parts: of observations.
+            learned: how much of what was learned counts in each game [games, 1]: 0 plays as the
+                greedy that it began as. By default all of it.
         """
         table, rest, devices = parts["table"], parts["rest"], parts["devices"]
         exists, allowed = parts["exists"] > 0, parts["allowed"] > 0
         safe = allowed & (devices[..., _SAFE] > 0)
         # Where there is a choice that leaves room for the largest tables to come, others are none.
         allowed = torch.where(safe.any(1, keepdim=True), safe, allowed)
-        sets = [self._encode(table), self._encode(rest)]
+        # Sets of tables: what each device holds, the piece, and the rest.
+        pair = torch.stack([table[:, :DESCRIBED], rest[:, :DESCRIBED]], dim=1)
+        sets = self._encode(torch.cat([devices[..., :DESCRIBED], pair], dim=1))
         numbers = [table[:, DESCRIBED:], rest[:, DESCRIBED:]]
         numbers += [parts[name] for name in ("halving", "stakes", "progress")]
-        state = self.state(torch.cat([*sets, *numbers], dim=1))
-        own = torch.cat([self._encode(devices), devices[..., DESCRIBED:]], dim=2)
+        state = self.state(torch.cat([sets[:, -2:].flatten(1), *numbers], dim=1))
+        own = torch.cat([sets[:, :-2], devices[..., DESCRIBED:]], dim=2)
         each = functional.relu(self.device(own) + state[:, None])
         present = exists[..., None]
         mean = (each * present).sum(1) / exists.sum(1, keepdim=True).clamp_min(1)
         most = each.masked_fill(~present, 0.0).amax(1)
         known = functional.relu(self.context(torch.cat([mean, most], dim=1)) + state)
         score = self.score(functional.relu(self.mixer(each) + known[:, None])).squeeze(-1)
-        burden = devices[..., _SOFT_AFTER] + self.itself * devices[..., _JOINED]
+        itself: Tensor = self.itself
+        elsewhere: Tensor = self.elsewhere
+        halve = self.halving(known).squeeze(-1)
+        if learned is not None:
+            itself = _ITSELF + learned * (itself - _ITSELF)
+            elsewhere = _ELSEWHERE + learned[:, 0] * (elsewhere - _ELSEWHERE)
+            score, halve = score * learned, halve * learned[:, 0]
+        burden = devices[..., _SOFT_AFTER] + itself * devices[..., _JOINED]
         greedy = -self.log_sharpness.exp() * self._over_least(burden, allowed)
-        halve = self.halving(known).squeeze(-1) + self._relief(parts, allowed)
+        halve = halve + self._relief(parts, allowed, elsewhere)
         may = parts["halving"][:, _MAY] > 0
         logits = (greedy + score).masked_fill(~allowed, _FORBIDDEN)
         return torch.cat([logits, halve.masked_fill(~may, _FORBIDDEN)[:, None]], dim=1), known
@@ -123,7 +147,7 @@ class PolicyNetwork(nn.Module):
         """By how much each device costs more than the least of those that are allowed."""
         return costs - costs.masked_fill(~allowed, torch.inf).amin(1, keepdim=True).clamp_max(_FAR)
 
-    def _relief(self, parts: dict[str, Tensor], allowed: Tensor) -> Tensor:
+    def _relief(self, parts: dict[str, Tensor], allowed: Tensor, elsewhere: Tensor) -> Tensor:
         """What halving is worth to the greedy: of what the piece takes, at best, beyond the even
         share or the slowest device, that part which goes elsewhere, less what two halves cost more.
         """
@@ -131,7 +155,7 @@ class PolicyNetwork(nn.Module):
         best = devices[..., _JOINED].masked_fill(~allowed, torch.inf).amin(1).clamp_max(_FAR)
         level = torch.maximum(1 + halving[:, _ADDED], devices[..., _COST].amax(1))
         adds = halving[:, _ADDS] / parts["exists"].sum(1).clamp_min(1)
-        return self.log_sharpness.exp() * (self.elsewhere * (best - level) - adds)
+        return self.log_sharpness.exp() * (elsewhere * (best - level) - adds)
 
     def values(self, known: Tensor) -> Tensor:
         """What the rest of each game is worth: [games]."""
@@ -140,4 +164,4 @@ class PolicyNetwork(nn.Module):
 
     def _encode(self, tables: Tensor) -> Tensor:
         """Of a table, or of the sum over a set of them: the part that is named in both."""
-        return functional.relu(self.encoder(tables[..., :DESCRIBED].clamp_min(0).log1p()))
+        return functional.relu(self.encoder(tables.clamp_min(0).log1p()))

@@ -9,12 +9,10 @@ from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharde
 from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
 from autoshard.sharders.measuring import MEASURE_SECONDS, Measurer, MeasuringSharder
 from autoshard.sharders.neuroshard import NeuroShardSharder
-from autoshard.sharders.policy import PolicySharder
+from autoshard.sharders.policy import SAMPLES, PolicySharder
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.torchrec_planner import TorchRecSharder
 from autoshard.workload import Sharder, UserError
-
-SAMPLES = 32  # plans drawn from the policy
 
 
 @dataclass(frozen=True)
@@ -58,13 +56,8 @@ def _policy(name: str, means: Means, **options: object) -> PolicySharder:
 _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     "cost": lambda name, means: AloneGreedySharder(means.priced(name)),
     "cost_fused": lambda name, means: FusedGreedySharder(means.priced(name)),
-    "cost_fused_search": lambda name, means: PolicySharder(
-        Policy.untrained(),
-        means.priced(name),
-        SAMPLES,
-        search=True,
-        seed=means.seed,
-        seconds=means.seconds,
+    "cost_fused_search": lambda name, means: _policy(
+        name, replace(means, policy=Policy.untrained()), samples=SAMPLES, search=True
     ),
     "neuroshard": lambda name, means: NeuroShardSharder(means.priced(name)),
     "annealing": lambda name, means: AnnealingSharder(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from autoshard.workload.operators import OperatorOptions
 from autoshard.workload.tables import TableSlice, can_be_halved, halves
 from autoshard.workload.tasks import ShardingTask
 
@@ -31,6 +32,11 @@ class Bundle:
         return self.slices[0].table.name
 
     @property
+    def columns(self) -> int:
+        """Of the output, that it brings to its device."""
+        return sum(piece.output_width for piece in self.slices)
+
+    @property
     def can_be_halved(self) -> bool:
         """True if it is one slice, and wide enough."""
         return len(self.slices) == 1 and can_be_halved(self.slices[0])
@@ -45,10 +51,12 @@ class Bundle:
 Piece = TableSlice | Bundle
 
 
-def bytes_of_bundles(task: ShardingTask, bundles: Sequence[Bundle]) -> Whole:
+def bytes_of_bundles(
+    operator: OperatorOptions, batch_size: int, bundles: Sequence[Bundle]
+) -> Whole:
     """Bytes of each of these on its device, with those that a batch needs: [bundles]."""
     slices = [piece for bundle in bundles for piece in bundle.slices]
-    sizes = task.operator.bytes_of_each(slices, task.batch_size)
+    sizes = operator.bytes_of_each(slices, batch_size)
     starts = np.cumsum([0, *(len(bundle.slices) for bundle in bundles)])[:-1]
     return np.add.reduceat(sizes, starts) if len(bundles) else sizes
 

@@ -4,20 +4,24 @@ By the cost model and each task's objective: nothing is measured. Annealing is n
 looks at all that a plan is judged by, and takes as long as it is given.
 """
 
-import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
-from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.envs import Deck
 from autoshard.envs.task_families import FAMILIES, FILLS, Choice
 from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.workbench import say
-from autoshard.experiments.judging.outcomes import best_of_each, relative
+from autoshard.experiments.judging.outcomes import (
+    best_of_each,
+    estimated,
+    make_plans,
+    maxima_of,
+    relative,
+)
 from autoshard.experiments.training.policy_check import draw_tasks
 from autoshard.sharders import (
     HEURISTICS,
@@ -27,7 +31,6 @@ from autoshard.sharders import (
     load_policy,
     make_sharder,
 )
-from autoshard.workload import Sharder, ShardingTask, UserError
 from autoshard.workload.parts import tables_by_part
 
 _BATCH_SIZE = 1024
@@ -111,29 +114,20 @@ def headroom(choice: Choice, policy: Policy, seconds: float, tasks: int) -> Head
     tables = tables_by_part(choice.family.tables())["test"]
     deck = Deck(oracle, [table.whole() for table in tables])
     dealt = draw_tasks(deck, choice.deals, tasks, _SEED)
-    means = Means(oracle, policy)
-    annealing = make_sharder(_YARDSTICK, replace(means, seconds=seconds))
-    tried = {
-        name: _tried(make_sharder(name, means), oracle, dealt)
+    # Seconds are annealing's; what others plan in is their own. An oracle each: what one sharder
+    # has looked up would cost the next no time.
+    sharders = {
+        name: make_sharder(name, Means(EstimatedCosts(oracle.model, _BATCH_SIZE), policy))
         for name in (*HEURISTICS, _BAR, *_NAMES)
-    } | {_YARDSTICK: _tried(annealing, oracle, dealt)}
+    }
+    annealing = make_sharder(_YARDSTICK, Means(oracle, seconds=seconds))
+    made = make_plans(sharders | {_YARDSTICK: annealing}, dealt)
+    costs = maxima_of(estimated(made, dealt, oracle))
+    tried = {
+        name: Tried(costs[name], [outcome.seconds or 0.0 for outcome in some])
+        for name, some in made.items()
+    }
     usual = {name: tried[name].plan_ms for name in HEURISTICS}
     best = Tried(best_of_each(usual), [max(tried[name].seconds) for name in HEURISTICS])
     others = {name: tried[name] for name in (_BAR, *_NAMES, _YARDSTICK)}
     return Headroom(choice, {_BEST: best, **others})
-
-
-def _tried(sharder: Sharder, oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> Tried:
-    plan_ms: list[float | None] = []
-    seconds = []
-    for task in tasks:
-        began = time.perf_counter()
-        try:
-            plan = sharder.shard(task)
-            seconds.append(time.perf_counter() - began)
-            plan.check(task)
-            plan_ms.append(planned_ms(oracle, task, plan))
-        except UserError:  # no plan, or more devices than the policy serves
-            seconds.append(time.perf_counter() - began)
-            plan_ms.append(None)
-    return Tried(plan_ms, seconds)

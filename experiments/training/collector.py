@@ -8,7 +8,6 @@ from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.cost_model.training import one_thread
 from autoshard.envs import Deck
 from autoshard.experiments.training.setting import Setting
-from autoshard.experiments.training.teacher import task_of
 from autoshard.sharders.player import Player
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.workload import Shard, ShardingPlan
@@ -38,7 +37,7 @@ class PlanCollector:
         player = Player(network, oracle)
         shards: list[Shard] = []
         for _ in range(self._plans):
-            task = task_of(deck, self._setting.generator(deck, self._rng))
+            task = deck.task(self._setting.generator(deck, self._rng))
             rng = torch.Generator().manual_seed(int(self._rng.integers(2**31)))
             played = player.play(task, 2, rng=rng)
             if not played:

@@ -19,7 +19,7 @@ from autoshard.experiments.judging.outcomes import (
     relative,
 )
 from autoshard.sharders import HEURISTICS, Policy
-from autoshard.workload import Device, EmbeddingTable, ShardingTask
+from autoshard.workload import EmbeddingTable, ShardingTask
 from autoshard.workload.parts import Part
 
 _FEWEST = 3  # tables that tasks are drawn from
@@ -30,12 +30,7 @@ def deal_tasks(deck: Deck, generator: Generator, seed: int) -> Iterator[Sharding
     """Tasks as the generator deals them, without end."""
     rng = np.random.default_rng(seed)
     while True:
-        deal = generator(deck, rng)
-        tables = tuple(deck.pieces[number].table for number in deal.pieces)
-        devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(deal.memory_bytes))
-        yield ShardingTask(
-            tables, devices, deck.batch_size, deck.operator, objective=deal.objective
-        )
+        yield deck.task(generator(deck, rng))
 
 
 def draw_tasks(deck: Deck, generator: Generator, count: int, seed: int) -> list[ShardingTask]:

@@ -21,7 +21,7 @@ from autoshard.experiments.training.setting import Setting
 from autoshard.sharders import LocalSearch
 from autoshard.sharders.player import Player
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
-from autoshard.workload import Device, PlanError, ShardingTask
+from autoshard.workload import PlanError, ShardingTask
 from autoshard.workload.packing import pack
 
 _KICKS = 2  # of the search: its first optimum is what matters
@@ -37,13 +37,6 @@ class Lessons:
 
     seen: Tensor
     right: Tensor
-
-
-def task_of(deck: Deck, deal: Deal) -> ShardingTask:
-    """A deal of whole tables as a task."""
-    tables = tuple(deck.bundles[number].slices[0].table for number in deal.pieces)
-    devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(deal.memory_bytes))
-    return ShardingTask(tables, devices, deck.batch_size, deck.operator, objective=deal.objective)
 
 
 class Teacher:
@@ -68,7 +61,7 @@ class Teacher:
         rng = np.random.default_rng(seed)
         deals = self._generator.many(self._deck, rng, count)
         seeds = rng.integers(2**31, size=count).tolist()
-        tasks = [task_of(self._deck, deal) for deal in deals]
+        tasks = [self._deck.task(deal) for deal in deals]
         plans = [self._planned(task, seed) for task, seed in zip(tasks, seeds, strict=True)]
         some = [(deal, plan) for deal, plan in zip(deals, plans, strict=True) if plan is not None]
         return replayed(self._deck, some, Layout(self._generator.most_devices))

@@ -13,11 +13,9 @@ from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import Deal, Deck, Layout, RandomDeals, ShardingGame, ShardingVectorEnv
 from autoshard.envs.deck import WHOLE, Demands
 from autoshard.workload import (
-    Device,
     EmbeddingTable,
     Rule,
     ShardingPlan,
-    ShardingTask,
 )
 from autoshard.workload.tables import halves
 from autoshard.workload.terms import Terms
@@ -38,12 +36,6 @@ def coming(game: ShardingGame, seat: int) -> list[int]:
     return game.order[seat, int(game.placed[seat]) : int(game.count[seat])].tolist()
 
 
-def task_of(deck: Deck, dealt: Deal) -> ShardingTask:
-    tables = tuple(deck.pieces[number].table for number in dealt.pieces)
-    devices = tuple(Device(f"d{n}", int(room)) for n, room in enumerate(dealt.memory_bytes))
-    return ShardingTask(tables, devices, deck.batch_size, deck.operator)
-
-
 @few
 @given(dealt=ragged, seed=seeds)
 def test_columns_are_placed_once_whatever_is_halved(
@@ -54,7 +46,7 @@ def test_columns_are_placed_once_whatever_is_halved(
     while not game.over.all():
         game.place(choose(game))
     for seat, mine in enumerate(deals):
-        task = task_of(split_deck, mine)
+        task = split_deck.task(mine)
         placed, widths = game.placed_slices(seat), Counter[str]()
         for piece, _ in placed:
             widths[piece.table.name] += piece.width
@@ -185,7 +177,7 @@ def test_a_piece_that_costs_little_is_halved_only_where_it_lies_badly_whole(
 def ruled(deck: Deck, numbers: list[int], devices: int, *rules: Rule) -> ShardingGame:
     """A game of these tables by rules, on devices with room."""
     dealt = deal(numbers, *[AMPLE] * devices)
-    task = replace(task_of(deck, dealt), rules=rules)
+    task = replace(deck.task(dealt), rules=rules)
     bundles = Terms(task).bundles()
     own = Deck(EstimatedCosts(deck.model, deck.batch_size), bundles, split=True)
     pieces = np.arange(len(bundles))

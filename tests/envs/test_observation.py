@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from plays import AMPLE, AtRandom, Sketch, deal, game_of, seeds, sketches
 from torch import Tensor
 
-from autoshard.cost_model import CostModel
+from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import Deal, Deck, Layout, ShardingGame
 from autoshard.envs.observation import DESCRIBED, DEVICE, DEVICE_PARTS
 from autoshard.workload import EmbeddingTable
@@ -21,6 +21,7 @@ def decks_of_bytes(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) ->
     """The same tables, and the same with twice the bytes."""
     lean, full = (Deck.of_tables(model, many_tables, 1024) for _ in range(2))
     full.bytes, full.sizes = 2 * full.bytes, 2 * full.sizes
+    full.learn(EstimatedCosts(model, 1024))
     return lean, full
 
 

@@ -22,7 +22,7 @@ from autoshard.experiments.training.hyperparameters import Hyperparameters, Lear
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.experiments.training.rivals import BEST, RivalAdvantages
 from autoshard.experiments.training.setting import Setting
-from autoshard.experiments.training.teacher import Teacher, replayed, task_of
+from autoshard.experiments.training.teacher import Teacher, replayed
 from autoshard.sharders import LocalSearch
 from autoshard.sharders.player import Player
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
@@ -97,8 +97,8 @@ def test_what_was_right_leads_to_the_plan(model: CostModel, many_tables: Tables)
     network = PolicyNetwork(PolicyShape()).as_greedy()
     halved = 0
     for deal in deals:
-        (own, *_) = Player(network, oracle).play(task_of(deck, deal))
-        (plan, _) = LocalSearch(oracle, kicks=2).improve(task_of(deck, deal), [own.placed])
+        (own, *_) = Player(network, oracle).play(deck.task(deal))
+        (plan, _) = LocalSearch(oracle, kicks=2).improve(deck.task(deal), [own.placed])
         lessons = replayed(deck, [(deal, plan)], Layout(4))
         assert lessons.right.any(1).all()
         only_halving = lessons.right[:, -1] & ~lessons.right[:, :-1].any(1)

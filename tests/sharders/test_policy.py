@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoshard.cost_model import EstimatedCosts, TaskOutlook
+from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.envs import Layout
 from autoshard.envs.observation import (
     DESCRIBED,
@@ -290,6 +291,25 @@ def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
     assert len({game.placed for game in games}) > 4
     for game in games:
         ShardingPlan.of_slices(task, game.placed).check(task)
+
+
+def test_a_policy_that_has_learned_wrong_loses_nothing(
+    policy: Policy, oracle: EstimatedCosts, tables: Tables
+) -> None:
+    """It is played side by side with what it began as."""
+    start = Player(Policy.untrained().network, oracle)
+    better = 0
+    for first in range(0, 20, 4):
+        task = task_of(tables[first : first + 20], 3)
+        (greedy,) = start.play(task)
+        alone, beside = Player(policy.network, oracle).play(task, 2)
+        assert held_together(beside) == held_together(greedy)
+        better += greedy.plan_ms < 0.999 * alone.plan_ms
+        plan = PolicySharder(policy, oracle).shard(task)
+        plans = [ShardingPlan.of_slices(task, game.placed) for game in (greedy, alone)]
+        told = min(planned_ms(oracle, task, plan) for plan in plans)
+        assert planned_ms(oracle, task, plan) <= 1.0001 * told
+    assert better > 0  # what is learned here is noise
 
 
 def test_whole_tables_are_played_on_demand(oracle: EstimatedCosts, tables: Tables) -> None:
