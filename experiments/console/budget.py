@@ -40,6 +40,11 @@ class Budget:
             return math.inf
         return max(0.0, self._began + self.seconds - self.clock())
 
+    @property
+    def left_share(self) -> float:
+        """Of all its seconds; 1 without a limit."""
+        return 1.0 if self.seconds is None else self.left_s() / self.seconds
+
     def at_most(self, seconds: float | None) -> float | None:
         """So many seconds, or those that are left if these are fewer; None if it is not known."""
         return None if seconds is None else min(seconds, self.left_s())

@@ -25,6 +25,7 @@ from autoshard.experiments.figures.families import (
 )
 from autoshard.experiments.figures.figure import Group, Taken
 from autoshard.experiments.figures.headroom import headroom_figures
+from autoshard.experiments.figures.learners import learner_figures
 from autoshard.experiments.figures.measuring import measuring_figures, yardstick_figures
 from autoshard.experiments.figures.model import learning_figures, promise_figures
 from autoshard.experiments.figures.noise import flush_figures, noise_figures
@@ -60,6 +61,10 @@ GROUPS: Mapping[str, Group] = {
         "What there is to be won in families of tasks, by the cost model",
         lambda _: headroom_figures(),
         on_ray=False,
+    ),
+    "learners": Group(
+        "What learners learn of all families in 150 s, three seeds each, by the cost model",
+        lambda _: learner_figures(),
     ),
     "measuring": Group("Measuring", measuring_figures),
     "noise": Group("Noise of a measurement", noise_figures),

@@ -31,13 +31,14 @@ from autoshard.sharders import (
     load_policy,
     make_sharder,
 )
+from autoshard.workload import Sharder, ShardingTask
 from autoshard.workload.parts import tables_by_part
 
 _BATCH_SIZE = 1024
 _NEGLIGIBLE = 1e-6  # of what a plan costs: no headroom
 _TASKS, _SEED = 3, 5
 _SECONDS = 60.0  # of annealing for all tasks of a family, loose or tight
-_BAR, _YARDSTICK, _BEST = "cost_fused", "annealing", "best heuristic"
+BAR, YARDSTICK, _BEST = "cost_fused", "annealing", "best heuristic"
 # What is set beside the bar, as far as it is there.
 _NAMES = tuple(name for name in ("policy", "autoshard", "neuroshard") if name in SHARDERS)
 
@@ -66,7 +67,7 @@ class Headroom:
         """Of what annealing wins over cost_fused, how much a sharder does, on tasks for which all
         three have plans; None where there are none, or nothing is won.
         """
-        rows = (self.tried[each].plan_ms for each in (_BAR, name, _YARDSTICK))
+        rows = (self.tried[each].plan_ms for each in (BAR, name, YARDSTICK))
         told = np.array(list(zip(*rows, strict=True)), float)  # None becomes NaN
         bar, ours, least = told[~np.isnan(told).any(1)].sum(0)
         return float((bar - ours) / (bar - least)) if bar - least > _NEGLIGIBLE * bar else None
@@ -75,9 +76,9 @@ class Headroom:
         """As they are told."""
         found = []
         for name, tried in self.tried.items():
-            if name != _BAR:
+            if name != BAR:
                 found.append(self._ratio(name))
-            if name not in (_BAR, _YARDSTICK):
+            if name not in (BAR, YARDSTICK):
                 told = f"{self.name}: share of the headroom, {name}"
                 found.append(Figure(told, "", self.share(name)))
             without = tried.plan_ms.count(None)
@@ -88,7 +89,7 @@ class Headroom:
 
     def _ratio(self, name: str) -> Figure:
         told = f"{self.name}: objective over cost_fused's, {name}"
-        ratio = relative(self.tried[name].plan_ms, self.tried[_BAR].plan_ms)
+        ratio = relative(self.tried[name].plan_ms, self.tried[BAR].plan_ms)
         if ratio is None:
             return Figure(told, "", None)
         known = ratio.count > 1
@@ -108,26 +109,38 @@ def headroom_figures(
     return found
 
 
-def headroom(choice: Choice, policy: Policy, seconds: float, tasks: int) -> Headroom:
-    """Of so many of the family's test tasks, with so many seconds of annealing for each."""
+def family_tasks(choice: Choice, count: int) -> tuple[EstimatedCosts, list[ShardingTask]]:
+    """So many of the family's test tasks, and what prices them."""
     oracle = EstimatedCosts(load_model("cpu"), _BATCH_SIZE)
     tables = tables_by_part(choice.family.tables())["test"]
     deck = Deck(oracle, [table.whole() for table in tables])
-    dealt = draw_tasks(deck, choice.deals, tasks, _SEED)
+    return oracle, draw_tasks(deck, choice.deals, count, _SEED)
+
+
+def headroom(choice: Choice, policy: Policy, seconds: float, tasks: int) -> Headroom:
+    """Of so many of the family's test tasks, with so many seconds of annealing for each."""
+    oracle, dealt = family_tasks(choice, tasks)
     # Seconds are annealing's; what others plan in is their own. An oracle each: what one sharder
     # has looked up would cost the next no time.
     sharders = {
         name: make_sharder(name, Means(EstimatedCosts(oracle.model, _BATCH_SIZE), policy))
-        for name in (*HEURISTICS, _BAR, *_NAMES)
+        for name in (*HEURISTICS, BAR, *_NAMES)
     }
-    annealing = make_sharder(_YARDSTICK, Means(oracle, seconds=seconds))
-    made = make_plans(sharders | {_YARDSTICK: annealing}, dealt)
-    costs = maxima_of(estimated(made, dealt, oracle))
-    tried = {
+    annealing = make_sharder(YARDSTICK, Means(oracle, seconds=seconds))
+    tried = tried_by(sharders | {YARDSTICK: annealing}, oracle, dealt)
+    usual = {name: tried[name].plan_ms for name in HEURISTICS}
+    best = Tried(best_of_each(usual), [max(tried[name].seconds) for name in HEURISTICS])
+    others = {name: tried[name] for name in (BAR, *_NAMES, YARDSTICK)}
+    return Headroom(choice, {_BEST: best, **others})
+
+
+def tried_by(
+    sharders: Mapping[str, Sharder], oracle: EstimatedCosts, tasks: Sequence[ShardingTask]
+) -> dict[str, Tried]:
+    """What each of these makes of the tasks."""
+    made = make_plans(sharders, tasks)
+    costs = maxima_of(estimated(made, tasks, oracle))
+    return {
         name: Tried(costs[name], [outcome.seconds or 0.0 for outcome in some])
         for name, some in made.items()
     }
-    usual = {name: tried[name].plan_ms for name in HEURISTICS}
-    best = Tried(best_of_each(usual), [max(tried[name].seconds) for name in HEURISTICS])
-    others = {name: tried[name] for name in (_BAR, *_NAMES, _YARDSTICK)}
-    return Headroom(choice, {_BEST: best, **others})

@@ -65,6 +65,25 @@ def make_source(config: PPOShardConfig, store: Path, seed: int) -> CostSource:
     return MixedRewards(measured, config.measured_share, seed)
 
 
+def setting_of(
+    config: PPOShardConfig,
+    model: CostModel,
+    tables: Sequence[EmbeddingTable],
+    store: Path,
+    seed: int,
+) -> Setting:
+    """What is played with these settings, of tables that teach."""
+    return Setting(
+        model,
+        tuple(tables),
+        config.batch_size,
+        config.generator(),
+        _REWARDS[config.goal],
+        partial(make_source, config, store, seed),
+        config.hyper.shape.halves,
+    )
+
+
 class Training:
     """PPO on the tables that teach; checks, checkpoints and updates of the cost model on the way.
 
@@ -102,15 +121,7 @@ class Training:
         self.model = base
         # What goes on after a checkpoint must not play the first iterations' games again.
         seed = config.seed + _SEEDS_APART * begun
-        setting = Setting(
-            base,
-            tuple(parts["train"]),
-            config.batch_size,
-            config.generator(),
-            _REWARDS[config.goal],
-            partial(make_source, config, store, seed),
-            config.hyper.shape.halves,
-        )
+        setting = setting_of(config, base, parts["train"], store, seed)
         self._collector: PlanCollector | None = None
         if self.pool is not None and config.collect:
             self._collector = PlanCollector(setting, self.pool, config.collect, seed)
@@ -164,7 +175,8 @@ class Training:
         """An iteration, with what is due after it, and a checkpoint; the figures of it."""
         number = self.progress.iteration + 1
         started = time.time()
-        figures = self._trainer.iterate(1 - number / self.config.most_iterations)
+        left = min(1 - number / self.config.most_iterations, self._budget.left_share)
+        figures = self._trainer.iterate(left)
         self.progress = replace(self.progress, iteration=number)
         # One more would take about as long.
         self._out_of_time = self._budget.left_s() < time.time() - started

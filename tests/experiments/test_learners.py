@@ -54,17 +54,24 @@ class Episode:
         return self._length
 
 
-def test_a_games_advantage_is_over_its_rivals_mean_and_waiting_does_not_count() -> None:
+def test_a_games_advantage_is_over_its_rivals_mean_and_waiting_is_left_out() -> None:
     games = [Episode(7, -1.0, 2, 3), Episode(7, -1.4, 3, 3), Episode(9, -5.0, 1, 1)]
-    batch: dict[str, Any] = {"default_policy": {}}
+    games += [Episode(8, -1.0, 1, 2), Episode(8, -1.004, 1, 1)]
+    batch: dict[str, Any] = {"default_policy": {Columns.ACTIONS: torch.arange(10)}}
     RivalAdvantages()(batch=batch, episodes=games)  # type: ignore[arg-type]
     found = batch["default_policy"]
-    scale = float(np.sqrt((0.4**2 + 0.4**2 + 0) / 3))
-    ahead = 0.4 / scale
-    expected = [ahead, ahead, 0, -ahead, -ahead, -ahead, 0]
+    assert found[Columns.ACTIONS].tolist() == [0, 1, 3, 4, 5, 6, 7, 9]
+    # How much there is to be won in a task does not matter, nor what others are worth.
+    expected = [1, 1, -1, -1, -1, 0, 1, -1]
     assert found[Postprocessing.ADVANTAGES].tolist() == pytest.approx(expected, rel=1e-5)
-    assert found[Columns.LOSS_MASK].tolist() == [True, True, False, True, True, True, True]
-    assert found[BEST].tolist() == [True, True, False, False, False, False, False]
+    assert found[BEST].tolist() == [True, True, False, False, False, False, True, False]
+
+
+def test_rivals_that_are_as_good_teach_nothing() -> None:
+    games = [Episode(7, -1.0, 1, 1), Episode(7, -1.00001, 1, 1)]
+    batch: dict[str, Any] = {"default_policy": {}}
+    RivalAdvantages()(batch=batch, episodes=games)  # type: ignore[arg-type]
+    assert batch["default_policy"][Postprocessing.ADVANTAGES].abs().max() < 0.02
 
 
 def test_rivals_play_the_same_task_and_end_together(setting: Setting) -> None:

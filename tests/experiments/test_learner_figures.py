@@ -1,0 +1,18 @@
+"""The figures of learners, with next to no time for training and for annealing."""
+
+from autoshard.experiments.figures.learners import learner_figures
+
+
+def test_learners_are_told_beside_what_they_began_as(cluster: object) -> None:
+    found = learner_figures(0.01, 2, 0.2, 2, "small:loose,directions:tight", ("rivals",))
+    told = {figure.name: figure for figure in found}
+    for name in ("before training", "rivals"):
+        share = told[f"{name}: share of the headroom, memory loose"].value
+        assert share is not None
+        assert share < 1.2
+        for memory in ("loose", "tight"):
+            over = told[f"{name}: plans over annealing's, memory {memory}"]
+            assert over.value is not None
+            assert 0.9 < over.value < 2
+            assert (over.interval is not None) == (name == "rivals")  # of two seeds
+            assert f"{name}: tasks without a plan in one pass, memory {memory}" in told
