@@ -8,10 +8,18 @@ import torch
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import Deal, Deck, Layout, ShardingGame
 from autoshard.envs.deck import Demands
-from autoshard.sharders.policy_network import PolicyNetwork
+from autoshard.sharders.policy_network import PolicyNetwork, Style
 from autoshard.sharders.shield import Shield
 from autoshard.workload import ShardingTask, TableSlice
 from autoshard.workload.terms import Terms
+
+# Beside what was learned, in the order in which they gain most: of 42, on validation tasks of
+# twelve families, one style alone is 2.5 % worse than the best of all, two are 0.8 %, four 0.2 %.
+_OTHERS = (
+    Style(0, 0, 1.5), Style(0, 0, 0.25), Style(1, 0, 1.5), Style(0, 0, 0.75), Style(1, 1, 0.25),
+)  # fmt: skip
+_FEWEST = 2  # styles, however many devices there are
+_ROWS = 256  # devices of all games: pricing so many takes hardly longer than one
 
 
 @dataclass(frozen=True)
@@ -36,30 +44,40 @@ class Player:
         self._network = network
         self._oracle = oracle
 
-    @property
-    def sure(self) -> int:
-        """Games that are not drawn: side by side with what it began as, a policy loses nothing
-        where it has learned wrong.
+    def styles(self, devices: int) -> list[Style]:
+        """In which a task of so many devices is played: first as learned; then those of others that
+        find better plans most often, as many as cost little beside one.
         """
-        return 2 if self._network.has_deviated else 1
+        shape = self._network.shape
+        if shape.sharpness == 0 or devices == 1:  # there is nothing but what was learned
+            return [Style()]
+        learned = Style() if self._network.has_deviated else Style(learned=0)
+        found = dict.fromkeys([learned, *_OTHERS])
+        if not self._network.has_deviated:
+            found = dict.fromkeys(style._replace(learned=0) for style in found)
+        if not shape.halves:
+            found = dict.fromkeys(style._replace(elsewhere=1) for style in found)
+        return list(found)[: max(_FEWEST, _ROWS // devices)]
 
     @torch.inference_mode()
     def play(
         self,
         task: ShardingTask,
-        games: int = 1,
+        styles: int = 1,
+        drawn: int = 0,
         split: bool = True,
         rng: torch.Generator | None = None,
         shielded: bool = False,
     ) -> list[Played]:
         """Plans of a task; games that end at a dead end are left out.
 
-        The first game is played as the policy thinks best, and so is the second where it
-        `has_deviated`, but as the greedy that it began as; with `rng` the others are drawn from the
-        policy.
-        `split` games may halve tables, if the policy does. `shielded` games are of whole tables and
-        end well wherever first fit decreasing packs them; they take longer, and know of no rules.
+        So many games are played as the policy thinks best, each in the next of its `styles`, and
+        so many are drawn from it with `rng`. `split` games may halve tables, if the policy does.
+        `shielded` games are of whole tables and end well wherever first fit decreasing packs them;
+        they take longer, and know of no rules.
         """
+        ways = self.styles(len(task.devices))[:styles]
+        games, sure = len(ways) + drawn, len(ways)
         bundles = Terms(task).bundles()
         split = split and self._network.shape.halves and not shielded and len(task.devices) > 1
         deck = Deck(self._oracle, bundles, split)
@@ -68,12 +86,10 @@ class Player:
         game = ShardingGame(deck, games, tables, devices, tables if split else 0)
         game.deal(range(games), [deal] * games)
         layout = Layout(devices)
-        sure = min(games, self.sure)
-        learned = torch.ones(games, 1)
-        learned[1:sure] = 0
+        told = torch.tensor([*ways, *[Style()] * drawn])
         shields = [Shield(game, seat) for seat in range(game.seats)] if shielded else []
         while not bool(game.over.all()):
-            logits, _ = self._network(layout.parts(game), learned)
+            logits, _ = self._network(layout.parts(game), told)
             chosen = logits.argmax(1)
             if rng is not None:
                 noise = torch.empty_like(logits).exponential_(generator=rng)

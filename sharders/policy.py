@@ -64,7 +64,8 @@ class PolicySharder:
         self._policy.check(len(task.devices))
         until = None if self._seconds is None else self._clock() + self._seconds
         played = self._draw(task)
-        sure, played = played[: self._player.sure], sorted(played, key=lambda game: game.plan_ms)
+        sure = played[: len(self._player.styles(len(task.devices)))]
+        played = sorted(played, key=lambda game: game.plan_ms)
         best = played[:_BEST]
         best += [game for game in sure if not any(game is other for other in best)]
         found: list[Placed] = [game.placed for game in best]
@@ -89,16 +90,16 @@ class PolicySharder:
         return more + self._search.improve(task, [*more, *found[:_SEARCHED]], seconds)
 
     def _draw(self, task: ShardingTask) -> list[Played]:
-        """As the policy thinks best, as the greedy that it began as, then others drawn from it."""
+        """As the policy thinks best, in all its styles, then others drawn from it."""
         rng = torch.Generator().manual_seed(self._seed)
         affordable = max(1, _BUDGET // (len(task.tables) * len(task.devices)))
         drawn = 0 if self._seconds is not None else min(self._samples, affordable)
-        games = self._player.sure + drawn
-        played = self._player.play(task, games, rng=rng)
-        if len(played) == games:
+        styles = len(self._player.styles(len(task.devices)))
+        played = self._player.play(task, styles, drawn, rng=rng)
+        if len(played) == styles + drawn:
             return played
-        # Where some came to a dead end, the policy's own plan may be one of them.
-        sure = self._player.play(task, self._player.sure) if drawn else played
+        # Where some came to a dead end, the policy's own plans may be among them.
+        sure = self._player.play(task, styles) if drawn else played
         if not sure and not task.rules:
             sure = self._player.play(task, shielded=True)
         return [*sure, *(game for game in played if game not in sure)]

@@ -7,6 +7,7 @@ has to be; it learns by how much to deviate from that.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -56,6 +57,21 @@ class PolicyShape:
     halves: bool = True
 
 
+class Style(NamedTuple):
+    """A way to play the same policy: tasks differ in which one suits them.
+
+    Args:
+        learned: how much of what was learned counts; 0 plays as the greedy that it began as.
+        itself: times how much the device itself counts beside the plan.
+        elsewhere: times how much of what a piece takes too much is thought to go elsewhere with one
+            half: the more, the more is halved.
+    """
+
+    learned: float = 1.0
+    itself: float = 1.0
+    elsewhere: float = 1.0
+
+
 class PolicyNetwork(nn.Module):
     """From the parts of observations (`envs.observation.Layout`) to logits and values."""
 
@@ -100,15 +116,14 @@ class PolicyNetwork(nn.Module):
         return any(bool(weight.any()) for weight in deviates if isinstance(weight, Tensor))
 
     def forward(
-        self, parts: dict[str, Tensor], learned: Tensor | None = None
+        self, parts: dict[str, Tensor], styles: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Logits [games, devices + 1], the last one of halving, and what is known of each game
         [games, hidden].
 
         Args:
             parts: of observations.
-            learned: how much of what was learned counts in each game [games, 1]: 0 plays as the
-                greedy that it began as. By default all of it.
+            styles: in which each game is played, as in `Style` [games, 3]; by default as learned.
         """
         table, rest, devices = parts["table"], parts["rest"], parts["devices"]
         exists, allowed = parts["exists"] > 0, parts["allowed"] > 0
@@ -131,9 +146,10 @@ class PolicyNetwork(nn.Module):
         itself: Tensor = self.itself
         elsewhere: Tensor = self.elsewhere
         halve = self.halving(known).squeeze(-1)
-        if learned is not None:
-            itself = _ITSELF + learned * (itself - _ITSELF)
-            elsewhere = _ELSEWHERE + learned[:, 0] * (elsewhere - _ELSEWHERE)
+        if styles is not None:
+            learned, by_itself, by_elsewhere = styles[:, :, None].unbind(1)
+            itself = by_itself * (_ITSELF + learned * (itself - _ITSELF))
+            elsewhere = (by_elsewhere * (_ELSEWHERE + learned * (elsewhere - _ELSEWHERE)))[:, 0]
             score, halve = score * learned, halve * learned[:, 0]
         burden = devices[..., _SOFT_AFTER] + itself * devices[..., _JOINED]
         greedy = -self.log_sharpness.exp() * self._over_least(burden, allowed)

@@ -60,10 +60,9 @@ GROUPS: Mapping[str, Group] = {
     "headroom": Group(
         "What there is to be won in families of tasks, by the cost model",
         lambda _: headroom_figures(),
-        on_ray=False,
     ),
     "learners": Group(
-        "What learners learn of all families in 150 s, three seeds each, by the cost model",
+        "What learners learn of all families in 120 s, three seeds each, by the cost model",
         lambda _: learner_figures(),
     ),
     "measuring": Group("Measuring", measuring_figures),

@@ -5,57 +5,47 @@ looks at all that a plan is judged by, and takes as long as it is given.
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import ray
 
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
 from autoshard.envs import Deck
-from autoshard.envs.task_families import FAMILIES, FILLS, Choice
+from autoshard.envs.task_families import ALL, Choice, read_choices
 from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.workbench import say
-from autoshard.experiments.judging.outcomes import (
-    best_of_each,
-    estimated,
-    make_plans,
-    maxima_of,
-    relative,
-)
+from autoshard.experiments.judging.outcomes import estimated, make_plans, maxima_of
 from autoshard.experiments.training.policy_check import draw_tasks
-from autoshard.sharders import (
-    HEURISTICS,
-    SHARDERS,
-    Means,
-    Policy,
-    load_policy,
-    make_sharder,
-)
+from autoshard.sharders import Means, load_policy, make_sharder
 from autoshard.workload import Sharder, ShardingTask
 from autoshard.workload.parts import tables_by_part
 
 _BATCH_SIZE = 1024
 _NEGLIGIBLE = 1e-6  # of what a plan costs: no headroom
-_TASKS, _SEED = 3, 5
-_SECONDS = 60.0  # of annealing for all tasks of a family, loose or tight
-BAR, YARDSTICK, _BEST = "cost_fused", "annealing", "best heuristic"
-# What is set beside the bar, as far as it is there.
-_NAMES = tuple(name for name in ("policy", "autoshard", "neuroshard") if name in SHARDERS)
+_TASKS, _SEED = 3, 5  # of each family, loose or tight
+_SECONDS = 60.0  # of annealing for a task
+_QUICK = 0.5  # seconds of autoshard for a task
+BAR, YARDSTICK = "cost_fused", "annealing"
+_POLICY, _SEARCH, _PUBLISHED = "policy", f"autoshard in {_QUICK:g} s", "neuroshard"
+_NAMES = {_POLICY: "policy", _SEARCH: "autoshard", _PUBLISHED: "neuroshard"}
 
 
 @dataclass(frozen=True)
 class Tried:
     """What a sharder made of tasks: ms by their objectives, None without a plan; and seconds."""
 
-    plan_ms: list[float | None]
-    seconds: list[float]
+    plan_ms: Sequence[float | None]
+    seconds: Sequence[float]
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """Of a family's tasks, by the name of each sharder; of heuristics the best of each task."""
+    """Tasks of a family, and what each sharder made of them, by its name."""
 
     choice: Choice
+    tasks: Sequence[ShardingTask]
     tried: Mapping[str, Tried]
 
     @property
@@ -72,75 +62,113 @@ class Headroom:
         bar, ours, least = told[~np.isnan(told).any(1)].sum(0)
         return float((bar - ours) / (bar - least)) if bar - least > _NEGLIGIBLE * bar else None
 
+    def over(self, name: str, other: str = YARDSTICK) -> float | None:
+        """What a sharder's plans cost over those of another, in the mean of tasks for which both
+        have one; None where there are none.
+        """
+        both = np.array([self.tried[each].plan_ms for each in (name, other)], float)
+        ratios = (both[0] / both[1])[~np.isnan(both).any(0)]
+        return float(ratios.mean()) if len(ratios) else None
+
     def figures(self) -> list[Figure]:
         """As they are told."""
-        found = []
-        for name, tried in self.tried.items():
-            if name != BAR:
-                found.append(self._ratio(name))
-            if name not in (BAR, YARDSTICK):
-                told = f"{self.name}: share of the headroom, {name}"
-                found.append(Figure(told, "", self.share(name)))
-            without = tried.plan_ms.count(None)
-            found.append(Figure(f"{self.name}: tasks without a plan, {name}", "", without))
-            mean = sum(tried.seconds) / len(tried.seconds)
-            found.append(Figure(f"{self.name}: seconds a plan, {name}", "", mean, "s"))
-        return found
-
-    def _ratio(self, name: str) -> Figure:
-        told = f"{self.name}: objective over cost_fused's, {name}"
-        ratio = relative(self.tried[name].plan_ms, self.tried[BAR].plan_ms)
-        if ratio is None:
-            return Figure(told, "", None)
-        known = ratio.count > 1
-        return Figure(told, "", ratio.value, interval=(ratio.low, ratio.high) if known else None)
+        overs = [
+            Figure(f"{self.name}: plans over annealing's, {name}", "", self.over(name))
+            for name in self.tried
+            if name != YARDSTICK
+        ]
+        without = [
+            Figure(f"{self.name}: tasks without a plan, {name}",
+                   "" if name == BAR else "0", self.tried[name].plan_ms.count(None))
+            for name in (BAR, _POLICY)
+        ]  # fmt: skip
+        share = Figure(f"{self.name}: share of the headroom, {_POLICY}", "", self.share(_POLICY))
+        return [*overs, share, *without]
 
 
 def headroom_figures(
-    seconds: float = _SECONDS, tasks: int = _TASKS, names: Sequence[str] = tuple(FAMILIES)
+    seconds: float = _SECONDS, tasks: int = _TASKS, families: str = ALL
 ) -> list[Figure]:
-    """Of each family, loose and tight. `seconds`: of annealing, for all tasks of one together."""
-    policy, found = load_policy("cpu"), list[Figure]()
-    for choice in (Choice(name, memory) for name in names for memory in FILLS):
-        say(f"what there is to be won: {choice.name}, {choice.memory}")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", OutsideTraining)  # whatever tables cost, all go by it
-            found += headroom(choice, policy, seconds / tasks, tasks).figures()
+    """Of each family, loose and tight, and of all. `seconds`: of annealing, for each task."""
+    policy, found = load_policy("cpu"), list[Headroom]()
+    for known in annealed(families, seconds, tasks):
+        say(f"what sharders make of {known.name}")
+        # An oracle each: what one sharder has looked up would cost the next no time.
+        sharders = {
+            told: make_sharder(name, Means(_oracle(), policy, seconds=_QUICK))
+            for told, name in _NAMES.items()
+        }
+        tried = {**known.tried, **_tried_by(sharders, known.tasks)}
+        found.append(Headroom(known.choice, known.tasks, tried))
+    return [*_in_all(found), *(figure for each in found for figure in each.figures())]
+
+
+def _in_all(found: Sequence[Headroom]) -> Iterator[Figure]:
+    """Of all families together."""
+    worst = [over for each in found if (over := each.over(_POLICY, BAR)) is not None]
+    told = "policy over cost_fused, the family where it is worst"
+    yield Figure(told, "at most 1", max(worst, default=None))
+    for memory in ("loose", "tight"):
+        some = [each for each in found if each.choice.memory == memory]
+        if not some:
+            continue
+        shares = [each.share(_POLICY) for each in some]
+        if any(share is not None for share in shares):
+            told = f"memory {memory}: share of the headroom, policy, mean of families"
+            yield Figure(told, "at least 0.70", mean_of(shares))
+        for name in (_POLICY, _SEARCH, _PUBLISHED):
+            goal = "at most 1.01" if name == _SEARCH else ""
+            told = f"memory {memory}: plans over annealing's, {name}, mean of families"
+            yield Figure(told, goal, mean_of(each.over(name) for each in some))
+        ours = [each.over(_SEARCH, _PUBLISHED) for each in some]
+        told = f"memory {memory}: plans of {_SEARCH} over neuroshard's, mean of families"
+        if any(over is not None for over in ours):
+            yield Figure(told, "at most 0.99", mean_of(ours))
+    taken = {
+        name: mean_of(s for each in found for s in each.tried[name].seconds) for name in _NAMES
+    }
+    for name in _NAMES:
+        yield Figure(f"seconds a plan, {name}, mean of families", "", taken[name], "s")
+    ratio = taken[_SEARCH] / taken[_PUBLISHED]
+    yield Figure(f"seconds of {_SEARCH} over neuroshard's", "at most 0.05", ratio)
+
+
+def mean_of(values: Iterable[float | None]) -> float:
+    """Of those that are there."""
+    return float(np.mean([value for value in values if value is not None]))
+
+
+def annealed(families: str, seconds: float, tasks: int) -> list[Headroom]:
+    """So many test tasks of each family, with plans of the bar and the yardstick: made on all cores
+    of the Ray cluster, with so many seconds of annealing for each task.
+    """
+    asked = read_choices(families, "families")
+    choices = [Choice(each.name, memory) for each in asked for memory in each.memories]
+    say(f"plans of annealing for {tasks} tasks of each of {len(choices)} families")
+    remote = ray.remote(num_cpus=1)(_annealed)
+    found: list[Headroom] = ray.get([remote.remote(each, seconds, tasks) for each in choices])
     return found
 
 
-def family_tasks(choice: Choice, count: int) -> tuple[EstimatedCosts, list[ShardingTask]]:
-    """So many of the family's test tasks, and what prices them."""
-    oracle = EstimatedCosts(load_model("cpu"), _BATCH_SIZE)
-    tables = tables_by_part(choice.family.tables())["test"]
+def _annealed(choice: Choice, seconds: float, count: int) -> Headroom:
+    oracle, tables = _oracle(), tables_by_part(choice.family.tables())["test"]
     deck = Deck(oracle, [table.whole() for table in tables])
-    return oracle, draw_tasks(deck, choice.deals, count, _SEED)
+    tasks = draw_tasks(deck, choice.deals, count, _SEED)
+    means = Means(oracle, seconds=seconds)
+    sharders = {name: make_sharder(name, means) for name in (BAR, YARDSTICK)}
+    return Headroom(choice, tasks, _tried_by(sharders, tasks))
 
 
-def headroom(choice: Choice, policy: Policy, seconds: float, tasks: int) -> Headroom:
-    """Of so many of the family's test tasks, with so many seconds of annealing for each."""
-    oracle, dealt = family_tasks(choice, tasks)
-    # Seconds are annealing's; what others plan in is their own. An oracle each: what one sharder
-    # has looked up would cost the next no time.
-    sharders = {
-        name: make_sharder(name, Means(EstimatedCosts(oracle.model, _BATCH_SIZE), policy))
-        for name in (*HEURISTICS, BAR, *_NAMES)
-    }
-    annealing = make_sharder(YARDSTICK, Means(oracle, seconds=seconds))
-    tried = tried_by(sharders | {YARDSTICK: annealing}, oracle, dealt)
-    usual = {name: tried[name].plan_ms for name in HEURISTICS}
-    best = Tried(best_of_each(usual), [max(tried[name].seconds) for name in HEURISTICS])
-    others = {name: tried[name] for name in (BAR, *_NAMES, YARDSTICK)}
-    return Headroom(choice, {_BEST: best, **others})
-
-
-def tried_by(
-    sharders: Mapping[str, Sharder], oracle: EstimatedCosts, tasks: Sequence[ShardingTask]
-) -> dict[str, Tried]:
-    """What each of these makes of the tasks."""
-    made = make_plans(sharders, tasks)
-    costs = maxima_of(estimated(made, tasks, oracle))
+def _tried_by(sharders: Mapping[str, Sharder], tasks: Sequence[ShardingTask]) -> dict[str, Tried]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OutsideTraining)  # whatever tables cost, all go by it
+        made = make_plans(sharders, tasks)
+        costs = maxima_of(estimated(made, tasks, _oracle()))
     return {
         name: Tried(costs[name], [outcome.seconds or 0.0 for outcome in some])
         for name, some in made.items()
     }
+
+
+def _oracle() -> EstimatedCosts:
+    return EstimatedCosts(load_model("cpu"), _BATCH_SIZE)

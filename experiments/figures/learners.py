@@ -6,62 +6,34 @@ hide what is learned wrong. By the cost model: nothing is measured.
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 
 import numpy as np
-import ray
 from scipy import stats
 
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
 from autoshard.cost_model.training import one_thread
-from autoshard.envs.task_families import ALL, Choice, read_choices
+from autoshard.envs.task_families import ALL
 from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.headroom import (
-    BAR,
-    YARDSTICK,
-    Headroom,
-    Tried,
-    family_tasks,
-    tried_by,
-)
+from autoshard.experiments.figures.headroom import Headroom, Tried, annealed, mean_of
 from autoshard.experiments.figures.workbench import say
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.hyperparameters import LearnerName
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.experiments.training.training import setting_of
-from autoshard.sharders import Means, Policy, make_sharder
+from autoshard.sharders import Policy
 from autoshard.sharders.player import Player
 from autoshard.sharders.policy_network import PolicyNetwork
-from autoshard.workload import ShardingTask
 from autoshard.workload.parts import tables_by_part
 
 _LEARNERS: tuple[LearnerName, ...] = ("critic", "rivals", "imitation", "both")
-_SECONDS, _SEEDS = 150.0, 3  # of training
-_ANNEALING_SECONDS, _TASKS = 20.0, 4  # for a task, and tasks of each family, loose or tight
-_START, _LEVEL = "before training", 0.95
+_SECONDS, _SEEDS = 120.0, 3  # of training
+_ANNEALING_SECONDS, _TASKS = 20.0, 3  # for a task, and tasks of each family, loose or tight
+_START, _PASS, _LEVEL = "before training", "one pass", 0.95
 
-
-@dataclass(frozen=True)
-class _Family:
-    """Its tasks, and what the bar and the yardstick make of them."""
-
-    choice: Choice
-    tasks: Sequence[ShardingTask]
-    tried: Mapping[str, Tried]
-
-    def of(self, network: PolicyNetwork) -> tuple[float | None, float | None, int]:
-        """One pass of this policy: its share of the headroom, the mean of what its plans cost over
-        the yardstick's, and tasks without a plan.
-        """
-        oracle = EstimatedCosts(load_model("cpu"), self.tasks[0].batch_size)
-        played = [Player(network, oracle).play(task) for task in self.tasks]
-        ours = [games[0].plan_ms if games else None for games in played]
-        seen = Headroom(self.choice, {**self.tried, _START: Tried(ours, [])})
-        over = np.array(ours, float) / np.array(self.tried[YARDSTICK].plan_ms, float)
-        told = over[~np.isnan(over)]
-        return seen.share(_START), float(told.mean()) if len(told) else None, ours.count(None)
+# Of each family: share of the headroom, plans over annealing's, tasks without a plan.
+Told = Mapping[str, tuple[float | None, float | None, int]]
 
 
 def learner_figures(
@@ -73,11 +45,7 @@ def learner_figures(
     learners: Sequence[LearnerName] = _LEARNERS,
 ) -> list[Figure]:
     """Of each learner, the mean of all families. `seconds`: of iterations, for each training."""
-    choices = read_choices(families, "families")
-    say(f"plans of annealing for {len(choices)} families")
-    remote = ray.remote(num_cpus=1)(_family)
-    asked = [remote.remote(choice, annealing_seconds, tasks) for choice in choices]
-    known: list[_Family] = ray.get(asked)
+    known = annealed(families, annealing_seconds, tasks)
     figures = list(_figures(_START, [_told(Policy.untrained().network, known)]))
     for learner in learners:
         told = []
@@ -86,15 +54,6 @@ def learner_figures(
             told.append(_told(_trained(families, learner, seed, seconds), known))
         figures += _figures(learner, told)
     return figures
-
-
-def _family(choice: Choice, seconds: float, count: int) -> _Family:
-    oracle, tasks = family_tasks(choice, count)
-    annealing = make_sharder(YARDSTICK, Means(oracle, seconds=seconds))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OutsideTraining)
-        sharders = {BAR: make_sharder(BAR, Means(oracle)), YARDSTICK: annealing}
-        return _Family(choice, tasks, tried_by(sharders, oracle, tasks))
 
 
 def _trained(families: str, learner: LearnerName, seed: int, seconds: float) -> PolicyNetwork:
@@ -118,14 +77,20 @@ def _trained(families: str, learner: LearnerName, seed: int, seconds: float) -> 
         trainer.stop()
 
 
-Told = Mapping[str, tuple[float | None, float | None, int]]
-
-
 @one_thread()
-def _told(network: PolicyNetwork, known: Sequence[_Family]) -> Told:
+def _told(network: PolicyNetwork, known: Sequence[Headroom]) -> Told:
+    """One pass of this policy, alone."""
+    return {each.name: _of_family(network, each) for each in known}
+
+
+def _of_family(network: PolicyNetwork, known: Headroom) -> tuple[float | None, float | None, int]:
+    oracle = EstimatedCosts(load_model("cpu"), known.tasks[0].batch_size)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)
-        return {f"{f.choice.name}, {f.choice.memory}": f.of(network) for f in known}
+        played = [Player(network, oracle).play(task) for task in known.tasks]
+    ours = [games[0].plan_ms if games else None for games in played]
+    seen = Headroom(known.choice, known.tasks, {**known.tried, _PASS: Tried(ours, [])})
+    return seen.share(_PASS), seen.over(_PASS), ours.count(None)
 
 
 def _figures(learner: str, told: Sequence[Told]) -> Iterator[Figure]:
@@ -134,17 +99,13 @@ def _figures(learner: str, told: Sequence[Told]) -> Iterator[Figure]:
         some = [[row for name, row in seed.items() if name.endswith(memory)] for seed in told]
         if not some[0]:
             continue
-        shares = [_mean_of(row[0] for row in rows) for rows in some]
-        overs = [_mean_of(row[1] for row in rows) for rows in some]
+        shares = [mean_of(row[0] for row in rows) for rows in some]
+        overs = [mean_of(row[1] for row in rows) for rows in some]
         if memory == "loose":
             yield _mean(f"{learner}: share of the headroom, memory loose", shares)
         yield _mean(f"{learner}: plans over annealing's, memory {memory}", overs)
         lost = [sum(row[2] for row in rows) for rows in some]
         yield _mean(f"{learner}: tasks without a plan in one pass, memory {memory}", lost)
-
-
-def _mean_of(values: Iterable[float | None]) -> float:
-    return float(np.mean([value for value in values if value is not None]))
 
 
 def _mean(name: str, values: Sequence[float]) -> Figure:

@@ -15,7 +15,6 @@ from ray.rllib.connectors.learner import (
     AddOneTsToEpisodesAndTruncate,
     GeneralAdvantageEstimation,
 )
-from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 

@@ -494,7 +494,10 @@ def test_too_few_unseen_tables_are_told_of(
     assert "cost is best" in said
 
 
-def test_all_sharders_that_can_run_here_are_compared(policy: Path, tmp_path: Path) -> None:
+def test_all_sharders_that_can_run_here_are_compared(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoshard.sharders.registry.ANNEAL_SECONDS", 1.0)  # of its minute
     compare.main(
         CompareConfig(
             tables=TABLES,

@@ -6,18 +6,18 @@ from autoshard.envs.task_families import Choice
 from autoshard.experiments.figures.headroom import Headroom, Tried, headroom_figures
 
 
-def test_each_family_is_told_loose_and_tight() -> None:
-    figures = {each.name: each for each in headroom_figures(0.2, tasks=2, names=("directions",))}
+def test_each_family_is_told_loose_and_tight(cluster: object) -> None:
+    figures = {each.name: each for each in headroom_figures(0.2, 2, "directions")}
     for memory in ("loose", "tight"):
-        for name in ("policy", "autoshard", "annealing", "best heuristic"):
-            told = f"directions, {memory}: "
-            assert f"{told}objective over cost_fused's, {name}" in figures
-            assert figures[f"{told}seconds a plan, {name}"].unit == "s"
-        assert figures[f"{told}tasks without a plan, annealing"].value == 0
-    loose = figures["directions, loose: objective over cost_fused's, annealing"]
-    assert loose.value is not None
-    assert loose.value < 1
-    assert loose.interval is not None
+        for name in ("cost_fused", "policy", "autoshard in 0.5 s", "neuroshard"):
+            over = figures[f"directions, {memory}: plans over annealing's, {name}"].value
+            assert over is None or 0.9 < over < 2
+        assert figures[f"directions, {memory}: tasks without a plan, policy"].value == 0
+        assert figures[f"memory {memory}: plans over annealing's, policy, mean of families"]
+    share = figures["directions, loose: share of the headroom, policy"].value
+    assert share is not None
+    assert figures["memory loose: share of the headroom, policy, mean of families"].value == share
+    assert figures["seconds a plan, neuroshard, mean of families"].unit == "s"
 
 
 def test_shares_by_hand() -> None:
@@ -27,13 +27,14 @@ def test_shares_by_hand() -> None:
         "policy": Tried([9.0, 8.0, 8.0], [1.0] * 3),
         "annealing": Tried([8.0, 8.0, 7.0], [60.0] * 3),
     }
-    found = Headroom(Choice("small", "tight"), tried)
+    found = Headroom(Choice("small", "tight"), (), tried)
     # Of the first two tasks, for the third has no bar: 3 of the 4 ms that there are to be won.
     assert found.share("policy") == pytest.approx(0.75)
     assert found.share("best heuristic") == pytest.approx(-1.0)  # of the first alone
-    told = {figure.name.partition(": ")[2]: figure.value for figure in found.figures()}
-    assert told["tasks without a plan, cost_fused"] == 1
-    assert told["objective over cost_fused's, policy"] == pytest.approx(0.85)
-    assert told["seconds a plan, annealing"] == 60
-    nothing = Headroom(found.choice, {**tried, "annealing": tried["cost_fused"]})
+    assert found.over("policy") == pytest.approx((9 / 8 + 8 / 8 + 8 / 7) / 3)
+    assert found.over("policy", "cost_fused") == pytest.approx((0.9 + 0.8) / 2)
+    told = {figure.name: figure.value for figure in found.figures()}
+    assert told["small, tight: tasks without a plan, cost_fused"] == 1
+    assert told["small, tight: share of the headroom, policy"] == found.share("policy")
+    nothing = Headroom(found.choice, (), {**tried, "annealing": tried["cost_fused"]})
     assert nothing.share("policy") is None

@@ -283,7 +283,7 @@ def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
 ) -> None:
     task, player = task_of(tables[:12], 3), Player(policy.network, oracle)
     (alone,) = player.play(task)
-    games = player.play(task, 8, rng=torch.Generator().manual_seed(0))
+    games = player.play(task, 1, 7, rng=torch.Generator().manual_seed(0))
     assert len(games) == 8
     # Of like devices either may come first: how many games are played beside decides the last bit.
     assert held_together(games[0]) == held_together(alone)
@@ -296,23 +296,28 @@ def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
 def test_a_policy_that_has_learned_wrong_loses_nothing(
     oracle: EstimatedCosts, tables: Tables
 ) -> None:
-    """It is played side by side with what it began as."""
+    """It is played side by side with what it began as, in some styles."""
     network = PolicyNetwork(PolicyShape())
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network.score.weight.copy_(100 * torch.randn_like(network.score.weight))
     policy, start = Policy(network, max_devices=16), Player(Policy.untrained().network, oracle)
+    ours = Player(network, oracle)
     better = 0
     for first in range(0, 20, 4):
         task = task_of(tables[first : first + 20], 3)
-        (greedy,) = start.play(task)
-        alone, beside = Player(policy.network, oracle).play(task, 2)
-        assert held_together(beside) == held_together(greedy)
-        better += greedy.plan_ms < 0.999 * alone.plan_ms
+        both = set(start.styles(3)) & set(ours.styles(3))
+        assert len(both) >= 3
         plan = PolicySharder(policy, oracle).shard(task)
-        plans = [ShardingPlan.of_slices(task, game.placed) for game in (greedy, alone)]
-        told = min(planned_ms(oracle, task, plan) for plan in plans)
-        assert planned_ms(oracle, task, plan) <= 1.0001 * told
+        (alone,) = ours.play(task)
+        games = [alone, *start.play(task, len(start.styles(3)))]
+        told = [
+            planned_ms(oracle, task, ShardingPlan.of_slices(task, game.placed))
+            for game, style in zip(games, [*ours.styles(3)[:1], *start.styles(3)], strict=True)
+            if style in ours.styles(3)
+        ]
+        assert planned_ms(oracle, task, plan) <= 1.0001 * min(told)
+        better += min(told) < 0.999 * told[0]
     assert better == 5
 
 
