@@ -111,11 +111,15 @@ class Choice:
         return FAMILIES[self.name]
 
     @property
+    def memories(self) -> tuple[Memory, ...]:
+        """That which is asked for, or both."""
+        return tuple(FILLS) if self.memory is None else (self.memory,)
+
+    @property
     def deals(self) -> RandomDeals | MixedDeals:
         """Who deals."""
-        if self.memory is not None:
-            return self.family.deals(self.memory)
-        return MixedDeals(tuple(self.family.deals(memory) for memory in FILLS))
+        each = tuple(self.family.deals(memory) for memory in self.memories)
+        return each[0] if len(each) == 1 else MixedDeals(each)
 
     @staticmethod
     def read(text: str, option: str) -> "Choice":
