@@ -12,7 +12,7 @@ from autoshard.cost_model.outlook import Placed
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.column_plan import Changes, ColumnPlan, Floats
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-from autoshard.sharders.policy import SAMPLES, PolicySharder
+from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.proposing import Proposer
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
@@ -75,7 +75,7 @@ class AnnealingSharder:
         makers: list[Sharder] = [AloneGreedySharder(self._oracle), FusedGreedySharder(self._oracle)]
         if len(task.tables) * len(task.devices) <= _SEARCHED:
             untrained = Policy.untrained()
-            makers.append(PolicySharder(untrained, self._oracle, SAMPLES, search=True))
+            makers.append(PolicySharder(untrained, self._oracle, search=True))
         found = []
         for maker in makers:
             with suppress(PlanError):  # others may find one

@@ -17,14 +17,16 @@ from autoshard.sharders.policy_files import Policy
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing import pack
 
-SAMPLES = 32  # plans that those who draw any draw beside the greedy one
+SAMPLES = 32  # plans that those who draw any draw beside the policy's own
 _BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
 _BEST = 8  # plans drawn that are held against each other in scenarios
 _SEARCHED = 3  # of them: the start of the search
 
 
 class PolicySharder:
-    """Places tables by a policy, in halves where that pays; if asked, draws more plans, searches.
+    """Places tables by a policy, in halves where that pays; if asked, draws more plans or searches.
+
+    A search makes nothing better of plans that are drawn than of those that the policy thinks best.
 
     Args:
         policy: what was trained.

@@ -57,7 +57,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     "cost": lambda name, means: AloneGreedySharder(means.priced(name)),
     "cost_fused": lambda name, means: FusedGreedySharder(means.priced(name)),
     "cost_fused_search": lambda name, means: _policy(
-        name, replace(means, policy=Policy.untrained()), samples=SAMPLES, search=True
+        name, replace(means, policy=Policy.untrained()), search=True
     ),
     "neuroshard": lambda name, means: NeuroShardSharder(means.priced(name)),
     "annealing": lambda name, means: AnnealingSharder(
@@ -65,7 +65,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
     ),
     "policy": _policy,
     "policy_best": lambda name, means: _policy(name, means, samples=SAMPLES),
-    "autoshard": lambda name, means: _policy(name, means, samples=SAMPLES, search=True),
+    "autoshard": lambda name, means: _policy(name, means, search=True),
     "autoshard_verified": lambda name, means: make_measuring(name, means),
     "torchrec": lambda _name, _means: TorchRecSharder(column_wise=False),
     "torchrec_columns": lambda _name, _means: TorchRecSharder(column_wise=True),
