@@ -86,11 +86,11 @@ def _estimated(name: str, task: ShardingTask) -> list[Figure]:
     }
     bar = min(expected[heuristic] for heuristic in HEURISTICS)
     return [
-        Figure(f"{name}: expected slowest device over the best heuristic's, autoshard", "",
+        Figure(f"{name}: expected step over the best heuristic's, autoshard", "",
                expected["autoshard"] / bar),
-        Figure(f"{name}: expected slowest device over cost_fused's, autoshard", "at most 1",
+        Figure(f"{name}: expected step over cost_fused's, autoshard", "at most 1",
                expected["autoshard"] / expected["cost_fused"]),
-        Figure(f"{name}: expected slowest device over cost_fused's, policy", "at most 1.01",
+        Figure(f"{name}: expected step over cost_fused's, policy", "at most 1.01",
                expected["policy"] / expected["cost_fused"]),
     ]  # fmt: skip
 
@@ -111,11 +111,11 @@ def measured_family_figures(folder: Path) -> list[Figure]:
         bar = min(slowest[heuristic] for heuristic in USUAL_HEURISTICS)
         figures += [
             *(
-                Figure(f"{family}: measured slowest device over the best heuristic's, {name}", "",
+                Figure(f"{family}: measured step over the best heuristic's, {name}", "",
                        slowest[name] / bar)
                 for name in _NAMES
             ),
-            Figure(f"{family}: measured slowest device over cost_fused's, autoshard",
+            Figure(f"{family}: measured step over cost_fused's, autoshard",
                    "at most 0.99", slowest["autoshard"] / slowest["cost_fused"]),
         ]  # fmt: skip
     return figures
