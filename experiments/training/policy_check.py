@@ -10,13 +10,11 @@ from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import Deck, Generator
 from autoshard.experiments.judging.contestants import Contestants
 from autoshard.experiments.judging.outcomes import (
-    Maxima,
     Outcome,
     best_of_each,
     estimated,
     make_plans,
     maxima_of,
-    relative,
 )
 from autoshard.sharders import HEURISTICS, Policy
 from autoshard.workload import EmbeddingTable, ShardingTask
@@ -49,18 +47,23 @@ class PolicyCheck:
     def __init__(self, tasks: Sequence[ShardingTask], seed: int = 0) -> None:
         self.tasks = tasks
         self.seed = seed
-        self._heuristics: tuple[CostModel, Maxima] | None = None
+        self._bars: tuple[CostModel, list[float | None]] | None = None
 
     def relative_to_heuristic(self, policy: Policy, model: CostModel) -> tuple[float, int]:
-        """The policy's maxima over those of each task's best heuristic, in the mean; and tasks that
-        it found no plan for.
+        """The policy's steps over those of each task's best heuristic, the mean of all tasks, those
+        with long steps and with short ones alike; and tasks that it found no plan for.
+
+        Where memory is too tight for all heuristics, the policy before training stands in: such
+        tasks would count for nothing else.
         """
-        if self._heuristics is None or self._heuristics[0] is not model:  # they never change
-            found = maxima_of(self.outcomes(policy, model, HEURISTICS))
-            self._heuristics = (model, found)
+        if self._bars is None or self._bars[0] is not model:  # they never change
+            found = maxima_of(self.outcomes(Policy.untrained(), model, (*HEURISTICS, "policy")))
+            bars = zip(best_of_each(found), found["policy"], strict=True)
+            self._bars = (model, [start if best is None else best for best, start in bars])
         ours = maxima_of(self.outcomes(policy, model, ("policy",)))["policy"]
-        ratio = relative(ours, best_of_each(self._heuristics[1]))
-        return math.nan if ratio is None else ratio.value, ours.count(None)
+        told = np.array([ours, self._bars[1]], float)
+        ratios = (told[0] / told[1])[~np.isnan(told).any(0)]
+        return float(ratios.mean()) if len(ratios) else math.nan, ours.count(None)
 
     def outcomes(
         self, policy: Policy, model: CostModel, names: Iterable[str] = (*HEURISTICS, *_LEARNED)
