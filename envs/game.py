@@ -16,6 +16,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import Memberships
 from autoshard.envs.deck import BESIDE, Deal, Deck, Ints
 from autoshard.envs.foresight import room_is_left
+from autoshard.envs.known import COST, DEVIATION, KNOWN, KnownDevices
 from autoshard.envs.ruling import Ruling
 from autoshard.envs.stakes import WAITS, Stakes
 from autoshard.workload import Shard, TableSlice, UserError
@@ -25,14 +26,11 @@ _ABSENT = -1  # memory of a device that a game does not have
 _WORTH = 0.02  # of the pace: what costs less alone evens nothing out that counts
 _ANY = 2**30  # slices, where no rule says how many
 _STRICT = 1e6  # ms: what rules leave little room for comes first, whatever it costs
-# What is known of a device: what it spends before each wait, in all, and how uncertain that is.
-KNOWN = WAITS + 2
-_COST, _DEVIATION = WAITS, WAITS + 1
 _SLICES = 0  # of a table: its slices, the most that it may have, and how wide they must be
 _ALONE, _DOUBT, _SIZE, _ADDED, _HALF, _WIDTH = range(-BESIDE, 0)  # of the deck's facts
 
 
-class ShardingGame:
+class ShardingGame(KnownDevices):
     """`seats` games side by side, each with its own task.
 
     Devices that a game does not have, and those without memory for its next piece, are not
@@ -76,8 +74,7 @@ class ShardingGame:
         self.sums = torch.zeros(*by_device, *amounts)
         self.content = torch.zeros(*by_device, described)
         self.columns = torch.zeros(by_device)
-        # Of each device what is `KNOWN`, as it is and with the current piece.
-        self.known = torch.zeros(*by_device, 2, KNOWN)
+        super().__init__(seats, max_devices)
         self._joined = self.known[:, :, 1]
         self.allowed = torch.zeros(by_device, dtype=torch.bool)
         self.safe = torch.zeros(by_device, dtype=torch.bool)
@@ -95,8 +92,8 @@ class ShardingGame:
         self.added_ms = torch.zeros(seats)  # by halvings
         self.rest_bytes = torch.zeros(seats, dtype=torch.int64)
         self.even = torch.ones(seats, described)
-        # What each of the deck's facts is told relative to, and those of the current piece so.
-        self.units = torch.ones(seats, 1, 1, KNOWN)  # and what is known of devices
+        self.units = torch.ones(seats, 1, 1, KNOWN)  # relative to which `known` is told
+        # The same of the deck's facts, and those of the current piece so.
         self.scale = torch.ones(seats, described + BESIDE)
         self.told = torch.zeros(seats, described + BESIDE)
         self.pace_ms = torch.ones(seats)
@@ -112,44 +109,9 @@ class ShardingGame:
         return self.stuck | (self.placed == self.count)
 
     @property
-    def waits_ms(self) -> Tensor:
-        """What each device spends before each wait: [seats, devices, WAITS]."""
-        return self.known[:, :, 0, :WAITS]
-
-    @property
-    def joined_waits_ms(self) -> Tensor:
-        """The same with the current piece."""
-        return self.known[:, :, 1, :WAITS]
-
-    @property
-    def cost_ms(self) -> Tensor:
-        """What each device spends in all: [seats, devices]."""
-        return self.known[:, :, 0, _COST]
-
-    @property
-    def joined_ms(self) -> Tensor:
-        """The same with the current piece."""
-        return self.known[:, :, 1, _COST]
-
-    @property
-    def deviation(self) -> Tensor:
-        """How uncertain that is, as a share: [seats, devices]."""
-        return self.known[:, :, 0, _DEVIATION]
-
-    @property
-    def joined_deviation(self) -> Tensor:
-        """The same with the current piece."""
-        return self.known[:, :, 1, _DEVIATION]
-
-    @property
     def slices(self) -> Tensor:
         """Of each table: [seats, tables]."""
         return self._tables[..., _SLICES]
-
-    @property
-    def plan_ms(self) -> Tensor:
-        """What a step takes by each game's objective, as far as its plan goes: [seats]."""
-        return self.waits_ms.amax(1).sum(1)
 
     def deal(self, seats: Sequence[int], deals: Sequence[Deal]) -> None:
         """Start new games on these seats."""
@@ -246,7 +208,7 @@ class ShardingGame:
         self.pace_ms[seats] = torch.where(pace > 0, pace, costliest) + exchange[:, 0]
         self.scale[seats, :-BESIDE] = self.even[seats]
         self.scale[seats[:, None], [_ALONE, _ADDED, _HALF]] = self.pace_ms[seats, None]
-        self.units[seats, ..., :_DEVIATION] = self.pace_ms[seats, None, None, None]
+        self.units[seats, ..., :DEVIATION] = self.pace_ms[seats, None, None, None]
         least = least if self.halvings else costliest
         self.bound_ms[seats] = torch.maximum(pace, least) + exchange[:, 0]
         self.sums[seats] = self.sums_of(deck.amounts, seats)
@@ -274,8 +236,8 @@ class ShardingGame:
             forward, backward = prices.forward_ms, prices.backward_ms
             deviation = prices.deviation
         self.known[seats, :, 0, :WAITS] = self.waits_of(forward, backward)[seats]
-        self.known[seats, :, 0, _COST] = self.waits_ms[seats].sum(2)
-        self.known[seats, :, 0, _DEVIATION] = deviation[seats]
+        self.known[seats, :, 0, COST] = self.waits_ms[seats].sum(2)
+        self.known[seats, :, 0, DEVIATION] = deviation[seats]
 
     def waits_of(self, forward_ms: Tensor, backward_ms: Tensor) -> Tensor:
         """What devices spend before each wait where they compute so long: [seats, devices, WAITS].

@@ -19,7 +19,7 @@ _OTHERS = (
     Style(0, 0, 1.5), Style(0, 0, 0.25), Style(1, 0, 1.5), Style(0, 0, 0.75), Style(1, 1, 0.25),
 )  # fmt: skip
 _FEWEST = 2  # styles, however many devices there are
-_ROWS = 256  # devices of all games: pricing so many takes hardly longer than one
+_ROWS = 96  # devices of all games: to price so many takes hardly longer than those of one
 
 
 @dataclass(frozen=True)

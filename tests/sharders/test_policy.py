@@ -35,7 +35,7 @@ from autoshard.sharders import (
     save_policy,
 )
 from autoshard.sharders.player import Played, Player
-from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
+from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape, Style
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -321,6 +321,21 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
         )  # of like devices either comes first
         better += min(told) < 0.95 * told[0]
     assert better >= 3
+
+
+def test_as_many_styles_are_played_as_cost_little(policy: Policy, oracle: EstimatedCosts) -> None:
+    ours = Player(policy.network, oracle)
+    assert ours.styles(4)[0] == Style()
+    assert len(set(ours.styles(4))) == len(ours.styles(4)) == 6
+    assert ours.styles(200) == ours.styles(4)[:2]
+    assert ours.styles(1) == [Style()]
+    untrained = Player(Policy.untrained().network, oracle).styles(4)
+    assert {style.learned for style in untrained} == {0}
+    assert len(set(untrained)) == len(untrained) < 6
+    nothing = PolicyNetwork(PolicyShape(sharpness=0))
+    assert Player(nothing, oracle).styles(4) == [Style()]
+    whole = PolicyNetwork(PolicyShape(halves=False))
+    assert {style.elsewhere for style in Player(whole, oracle).styles(4)} == {1}
 
 
 def test_whole_tables_are_played_on_demand(oracle: EstimatedCosts, tables: Tables) -> None:
