@@ -300,7 +300,7 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
     network = PolicyNetwork(PolicyShape())
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        network.score.weight.copy_(100 * torch.randn_like(network.score.weight))
+        network.score.weight.copy_(3000 * torch.randn_like(network.score.weight))
     policy, start = Policy(network, max_devices=16), Player(Policy.untrained().network, oracle)
     ours = Player(network, oracle)
     better = 0
