@@ -151,7 +151,7 @@ def test_what_comes_of_a_search_is_never_worse_than_what_it_began_with(
         with suppress(PlanError):
             found[name] = outlook.of(make_sharder(name, means).shard(task)).expected_ms
     for better, starts in (
-        ("autoshard", ("cost_fused", "policy", "policy_best")),
+        ("autoshard", ("cost_fused", "policy")),
         ("cost_fused_search", ("cost_fused",)),
         ("policy_best", ("policy",)),
     ):
