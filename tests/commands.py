@@ -12,12 +12,17 @@ import sys
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
+import ray
 from mlflow import MlflowClient
+
+from autoshard.benchmark import BenchmarkPool
+from autoshard.benchmark.hardware import physical_cores
 
 PATIENCE = 480.0  # seconds
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
@@ -179,3 +184,19 @@ def kill_actors(name: str, most: int | None = None) -> int:
     for victim in victims:
         victim.send_signal(signal.SIGKILL)
     return len(victims)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Until it holds; a test fails where it never does."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.2)
+
+
+def whole(pool: BenchmarkPool) -> BenchmarkPool:
+    """The pool with all its actors: tests before, which use the same, may have killed some."""
+    on_cores = pool.devices()[0].kind == "cpu"
+    count = len(physical_cores()) if on_cores else int(ray.cluster_resources()["GPU"])
+    wait_for(lambda: len(pool.devices()) == count)
+    return pool

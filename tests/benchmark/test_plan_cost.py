@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import whole
 from rich.console import Console
 
 from autoshard.benchmark import BenchmarkPool, DeviceCost, PlanCost, measure_plan, price_plan
@@ -104,7 +105,7 @@ def test_a_plan_is_measured_with_its_all_to_all(
     make_pool: Callable[..., BenchmarkPool], tables: tuple[EmbeddingTable, ...]
 ) -> None:
     """More ranks than this machine has cores, one of them without tables, uneven columns."""
-    pool = make_pool()
+    pool = whole(make_pool())
     count = len(pool.devices())
     task = ShardingTask(tables[:6], Device.uniform(count + 2, 2**34), 256)
     plan = ShardingPlan.table_wise(task, [0, 0, 1, 1, 1, 2])
@@ -123,7 +124,7 @@ def test_a_plan_is_measured_with_its_all_to_all(
 
 
 def test_more_columns_take_longer_to_exchange(make_pool: Callable[..., BenchmarkPool]) -> None:
-    pool = make_pool()
+    pool = whole(make_pool())
     if len(pool.devices()) < 2:
         pytest.skip("an all-to-all needs two devices")
     light, heavy = pool.exchange([8, 8], 4096), pool.exchange([2048, 2048], 4096)

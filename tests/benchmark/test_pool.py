@@ -1,6 +1,5 @@
 import os
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -11,7 +10,7 @@ import psutil
 import pytest
 import ray
 import torch
-from commands import actors, kill_actors
+from commands import actors, kill_actors, wait_for, whole
 
 from autoshard.benchmark import (
     BenchmarkPool,
@@ -181,7 +180,7 @@ def test_an_operator_that_fails_is_recorded_and_its_actor_replaced(
     rows = torch.full((512,), 2**38)
     torch.save((rows, torch.arange(513), torch.ones(1, 512, dtype=torch.int64)), tmp_path / "t.pt")
     wild = replace(load_tables(str(tmp_path / "t.pt"))[0], rows=10)
-    pool = make_pool()
+    pool = whole(make_pool())
     count = len(pool.devices())
     before = {process.pid for process in processes()}
     shards = [Shard.of_tables([wild]), *random_shards(tables, 10, 3)]
@@ -225,14 +224,14 @@ def test_the_pool_and_its_actors_run_at_usual_priority(make_pool: MakePool) -> N
 def test_killed_actors_lose_nothing(
     make_pool: MakePool, tables: tuple[EmbeddingTable, ...]
 ) -> None:
-    pool = make_pool()
-    pool.devices()
+    pool = whole(make_pool())
+    count = len(pool.devices())
     shards = random_shards(tables, 60, 8, seed=11)
     answers = []
     for place, (_, answer) in enumerate(pool.stream(shards, SETTINGS, QUICK)):
         answers.append(answer)
         if place == 5:
-            assert kill_actors("DeviceProcess") == len(physical_cores())
+            assert kill_actors("DeviceProcess") == count
             assert ray.get(pool._actor.backlog.remote()) > 0
     assert len(answers) == 60
     assert all(answer.ok for answer in answers)
@@ -324,10 +323,3 @@ class Endless:
             files = Path(f"/proc/{process.pid}/fd").iterdir()
             return any(file.readlink() == self._path for file in files)
         return False
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 240) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)

@@ -1,10 +1,10 @@
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from commands import wait_for
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, TimingOptions
 from autoshard.benchmark.hardware import physical_cores
@@ -81,10 +81,3 @@ def test_a_pool_moves_to_nodes_that_declare_the_resource_and_back(
 def nodes_of(pool: BenchmarkPool) -> set[str]:
     """The Ray nodes that a pool measures on."""
     return set(ray.get(pool._actor.node_of_devices.remote()).values())
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 480) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)
