@@ -50,6 +50,7 @@ class ShardingGame(KnownDevices):
     def __init__(
         self, deck: Deck, seats: int, max_tables: int, max_devices: int, halvings: int = 0
     ) -> None:
+        super().__init__(seats, max_devices)
         self.deck = deck
         self.seats, self.max_tables, self.max_devices = seats, max_tables, max_devices
         self.halvings, self.max_pieces = halvings, max_tables + halvings
@@ -74,8 +75,6 @@ class ShardingGame(KnownDevices):
         self.sums = torch.zeros(*by_device, *amounts)
         self.content = torch.zeros(*by_device, described)
         self.columns = torch.zeros(by_device)
-        super().__init__(seats, max_devices)
-        self._joined = self.known[:, :, 1]
         self.allowed = torch.zeros(by_device, dtype=torch.bool)
         self.safe = torch.zeros(by_device, dtype=torch.bool)
         self.halvable = torch.zeros(seats, dtype=torch.bool)
@@ -339,7 +338,7 @@ class ShardingGame(KnownDevices):
         exchange = self.stakes.exchange_ms(columns) * self.exists
         waits = self.stakes.waits_ms(forward, backward, exchange)
         all_of_it = forward + backward + exchange
-        torch.stack([*waits, all_of_it, deviation], dim=-1, out=self._joined)
+        torch.stack([*waits, all_of_it, deviation], dim=-1, out=self.known[:, :, 1])
         self.told = self.deck.facts[piece] / self.scale
         self.allowed = self.exists & (self.free >= self.deck.sizes[piece][:, None])
         for seat, ruling in self._ruled.items():

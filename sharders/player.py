@@ -1,5 +1,6 @@
 """Playing the game with a policy: many plans of one task at once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,19 +52,18 @@ class Player:
         shape = self._network.shape
         if shape.sharpness == 0 or devices == 1:  # there is nothing but what was learned
             return [Style()]
-        learned = Style() if self._network.has_deviated else Style(learned=0)
-        found = dict.fromkeys([learned, *_OTHERS])
+        found = [Style(), *_OTHERS]
         if not self._network.has_deviated:
-            found = dict.fromkeys(style._replace(learned=0) for style in found)
+            found = [style._replace(learned=0) for style in found]
         if not shape.halves:
-            found = dict.fromkeys(style._replace(elsewhere=1) for style in found)
-        return list(found)[: max(_FEWEST, _ROWS // devices)]
+            found = [style._replace(elsewhere=1) for style in found]
+        return list(dict.fromkeys(found))[: max(_FEWEST, _ROWS // devices)]
 
     @torch.inference_mode()
     def play(
         self,
         task: ShardingTask,
-        styles: int = 1,
+        styles: Sequence[Style] = (Style(),),
         drawn: int = 0,
         split: bool = True,
         rng: torch.Generator | None = None,
@@ -71,13 +71,12 @@ class Player:
     ) -> list[Played]:
         """Plans of a task; games that end at a dead end are left out.
 
-        So many games are played as the policy thinks best, each in the next of its `styles`, and
-        so many are drawn from it with `rng`. `split` games may halve tables, if the policy does.
+        A game is played in each of the styles as the policy thinks best, and so many are drawn from
+        it with `rng`. `split` games may halve tables, if the policy does.
         `shielded` games are of whole tables and end well wherever first fit decreasing packs them;
         they take longer, and know of no rules.
         """
-        ways = self.styles(len(task.devices))[:styles]
-        games, sure = len(ways) + drawn, len(ways)
+        sure, games = len(styles), len(styles) + drawn
         bundles = Terms(task).bundles()
         split = split and self._network.shape.halves and not shielded and len(task.devices) > 1
         deck = Deck(self._oracle, bundles, split)
@@ -86,7 +85,7 @@ class Player:
         game = ShardingGame(deck, games, tables, devices, tables if split else 0)
         game.deal(range(games), [deal] * games)
         layout = Layout(devices)
-        told = torch.tensor([*ways, *[Style()] * drawn])
+        told = torch.tensor([*styles, *[Style()] * drawn])
         shields = [Shield(game, seat) for seat in range(game.seats)] if shielded else []
         while not bool(game.over.all()):
             logits, _ = self._network(layout.parts(game), told)

@@ -14,10 +14,10 @@ from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.sharders.local_search import LocalSearch
 from autoshard.sharders.player import Played, Player
 from autoshard.sharders.policy_files import Policy
+from autoshard.sharders.policy_network import Style
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing import pack
 
-SAMPLES = 32  # plans that those who draw any draw beside the policy's own
 _BUDGET = 24_000  # tables times devices times games that are drawn: what takes about 50 ms
 _BEST = 8  # plans drawn that are held against each other in scenarios
 _SEARCHED = 3  # of them: the start of the search
@@ -65,8 +65,9 @@ class PolicySharder:
         self._oracle.check(task)
         self._policy.check(len(task.devices))
         until = None if self._seconds is None else self._clock() + self._seconds
-        played = self._draw(task)
-        sure = played[: len(self._player.styles(len(task.devices)))]
+        styles = self._player.styles(len(task.devices))
+        played = self._draw(task, styles)
+        sure = played[: len(styles)]
         played = sorted(played, key=lambda game: game.plan_ms)
         best = played[:_BEST]
         best += [game for game in sure if not any(game is other for other in best)]
@@ -91,14 +92,13 @@ class PolicySharder:
             more.append(FusedGreedySharder(self._oracle).shard(task).placed(task))
         return more + self._search.improve(task, [*more, *found[:_SEARCHED]], seconds)
 
-    def _draw(self, task: ShardingTask) -> list[Played]:
+    def _draw(self, task: ShardingTask, styles: Sequence[Style]) -> list[Played]:
         """As the policy thinks best, in all its styles, then others drawn from it."""
         rng = torch.Generator().manual_seed(self._seed)
         affordable = max(1, _BUDGET // (len(task.tables) * len(task.devices)))
         drawn = 0 if self._seconds is not None else min(self._samples, affordable)
-        styles = len(self._player.styles(len(task.devices)))
         played = self._player.play(task, styles, drawn, rng=rng)
-        if len(played) == styles + drawn:
+        if len(played) == len(styles) + drawn:
             return played
         # Where some came to a dead end, the policy's own plans may be among them.
         sure = self._player.play(task, styles) if drawn else played

@@ -9,10 +9,12 @@ from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharde
 from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
 from autoshard.sharders.measuring import MEASURE_SECONDS, Measurer, MeasuringSharder
 from autoshard.sharders.neuroshard import NeuroShardSharder
-from autoshard.sharders.policy import SAMPLES, PolicySharder
+from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.torchrec_planner import TorchRecSharder
 from autoshard.workload import Sharder, UserError
+
+_SAMPLES = 32  # plans that `policy_best` draws beside the policy's own
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
         means.priced(name), means.seconds or ANNEAL_SECONDS, seed=means.seed
     ),
     "policy": _policy,
-    "policy_best": lambda name, means: _policy(name, means, samples=SAMPLES),
+    "policy_best": lambda name, means: _policy(name, means, samples=_SAMPLES),
     "autoshard": lambda name, means: _policy(name, means, search=True),
     "autoshard_verified": lambda name, means: make_measuring(name, means),
     "torchrec": lambda _name, _means: TorchRecSharder(column_wise=False),

@@ -1,10 +1,13 @@
 """A figure, and a group of them with what they were taken with."""
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from scipy import stats
 
 from autoshard.workload import documents
 
@@ -37,6 +40,13 @@ class Figure:
         if self.interval is None:
             return told
         return f"{told} (95 %: {' to '.join(_number(end) for end in self.interval)})"
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    """The mean of several, and where it lies with 95 % by Student's distribution."""
+    mean, error = statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
+    low, high = stats.t.interval(0.95, len(values) - 1, mean, error)
+    return mean, (float(low), float(high))
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,10 @@ import ray
 
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
 from autoshard.envs import Deck
-from autoshard.envs.task_families import ALL, Choice, read_choices
+from autoshard.envs.task_families import ALL, FILLS, Choice, read_choices
 from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.workbench import say
-from autoshard.experiments.judging.outcomes import estimated, make_plans, maxima_of
+from autoshard.experiments.judging.outcomes import estimated, make_plans, maxima_of, mean_ratio
 from autoshard.experiments.training.policy_check import draw_tasks
 from autoshard.sharders import Means, load_policy, make_sharder
 from autoshard.workload import Sharder, ShardingTask
@@ -66,9 +66,7 @@ class Headroom:
         """What a sharder's plans cost over those of another, in the mean of tasks for which both
         have one; None where there are none.
         """
-        both = np.array([self.tried[each].plan_ms for each in (name, other)], float)
-        ratios = (both[0] / both[1])[~np.isnan(both).any(0)]
-        return float(ratios.mean()) if len(ratios) else None
+        return mean_ratio(self.tried[name].plan_ms, self.tried[other].plan_ms)
 
     def figures(self) -> list[Figure]:
         """As they are told."""
@@ -95,7 +93,7 @@ def headroom_figures(
         say(f"what sharders make of {known.name}")
         # An oracle each: what one sharder has looked up would cost the next no time.
         sharders = {
-            told: make_sharder(name, Means(_oracle(), policy, seconds=_QUICK))
+            told: make_sharder(name, Means(shipped_oracle(), policy, seconds=_QUICK))
             for told, name in _NAMES.items()
         }
         tried = {**known.tried, **_tried_by(sharders, known.tasks)}
@@ -108,7 +106,7 @@ def _in_all(found: Sequence[Headroom]) -> Iterator[Figure]:
     worst = [over for each in found if (over := each.over(_POLICY, BAR)) is not None]
     told = "policy over cost_fused, the family where it is worst"
     yield Figure(told, "at most 1", max(worst, default=None))
-    for memory in ("loose", "tight"):
+    for memory in FILLS:
         some = [each for each in found if each.choice.memory == memory]
         if not some:
             continue
@@ -151,7 +149,7 @@ def annealed(families: str, seconds: float, tasks: int) -> list[Headroom]:
 
 
 def _annealed(choice: Choice, seconds: float, count: int) -> Headroom:
-    oracle, tables = _oracle(), tables_by_part(choice.family.tables())["test"]
+    oracle, tables = shipped_oracle(), tables_by_part(choice.family.tables())["test"]
     deck = Deck(oracle, [table.whole() for table in tables])
     tasks = draw_tasks(deck, choice.deals, count, _SEED)
     means = Means(oracle, seconds=seconds)
@@ -163,12 +161,13 @@ def _tried_by(sharders: Mapping[str, Sharder], tasks: Sequence[ShardingTask]) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)  # whatever tables cost, all go by it
         made = make_plans(sharders, tasks)
-        costs = maxima_of(estimated(made, tasks, _oracle()))
+        costs = maxima_of(estimated(made, tasks, shipped_oracle()))
     return {
         name: Tried(costs[name], [outcome.seconds or 0.0 for outcome in some])
         for name, some in made.items()
     }
 
 
-def _oracle() -> EstimatedCosts:
+def shipped_oracle() -> EstimatedCosts:
+    """What prices these tasks."""
     return EstimatedCosts(load_model("cpu"), _BATCH_SIZE)

@@ -9,14 +9,17 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 
-import numpy as np
-from scipy import stats
-
-from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
+from autoshard.cost_model import OutsideTraining, load_model
 from autoshard.cost_model.training import one_thread
-from autoshard.envs.task_families import ALL
-from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.headroom import Headroom, Tried, annealed, mean_of
+from autoshard.envs.task_families import ALL, FILLS, Choice
+from autoshard.experiments.figures.figure import Figure, mean_and_interval
+from autoshard.experiments.figures.headroom import (
+    Headroom,
+    Tried,
+    annealed,
+    mean_of,
+    shipped_oracle,
+)
 from autoshard.experiments.figures.workbench import say
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.hyperparameters import LearnerName
@@ -30,10 +33,10 @@ from autoshard.workload.parts import tables_by_part
 _LEARNERS: tuple[LearnerName, ...] = ("critic", "rivals", "imitation", "both")
 _SECONDS, _SEEDS = 120.0, 3  # of training
 _ANNEALING_SECONDS, _TASKS = 20.0, 3  # for a task, and tasks of each family, loose or tight
-_START, _PASS, _LEVEL = "before training", "one pass", 0.95
+_START, _PASS = "before training", "one pass"
 
 # Of each family: share of the headroom, plans over annealing's, tasks without a plan.
-Told = Mapping[str, tuple[float | None, float | None, int]]
+Told = Mapping[Choice, tuple[float | None, float | None, int]]
 
 
 def learner_figures(
@@ -80,14 +83,14 @@ def _trained(families: str, learner: LearnerName, seed: int, seconds: float) -> 
 @one_thread()
 def _told(network: PolicyNetwork, known: Sequence[Headroom]) -> Told:
     """One pass of this policy, alone."""
-    return {each.name: _of_family(network, each) for each in known}
-
-
-def _of_family(network: PolicyNetwork, known: Headroom) -> tuple[float | None, float | None, int]:
-    oracle = EstimatedCosts(load_model("cpu"), known.tasks[0].batch_size)
+    player = Player(network, shipped_oracle())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)
-        played = [Player(network, oracle).play(task) for task in known.tasks]
+        return {each.choice: _of_family(player, each) for each in known}
+
+
+def _of_family(player: Player, known: Headroom) -> tuple[float | None, float | None, int]:
+    played = [player.play(task) for task in known.tasks]
     ours = [games[0].plan_ms if games else None for games in played]
     seen = Headroom(known.choice, known.tasks, {**known.tried, _PASS: Tried(ours, [])})
     return seen.share(_PASS), seen.over(_PASS), ours.count(None)
@@ -95,8 +98,8 @@ def _of_family(network: PolicyNetwork, known: Headroom) -> tuple[float | None, f
 
 def _figures(learner: str, told: Sequence[Told]) -> Iterator[Figure]:
     """Means over families; intervals by the seeds."""
-    for memory in ("loose", "tight"):
-        some = [[row for name, row in seed.items() if name.endswith(memory)] for seed in told]
+    for memory in FILLS:
+        some = [[row for choice, row in seed.items() if choice.memory == memory] for seed in told]
         if not some[0]:
             continue
         shares = [mean_of(row[0] for row in rows) for rows in some]
@@ -109,8 +112,7 @@ def _figures(learner: str, told: Sequence[Told]) -> Iterator[Figure]:
 
 
 def _mean(name: str, values: Sequence[float]) -> Figure:
-    mean, count = float(np.mean(values)), len(values)
-    if count < 2:
-        return Figure(name, "", mean)
-    half = stats.t.ppf((1 + _LEVEL) / 2, count - 1) * np.std(values, ddof=1) / count**0.5
-    return Figure(name, "", mean, interval=(mean - half, mean + half))
+    if len(values) < 2:
+        return Figure(name, "", mean_of(values))
+    mean, interval = mean_and_interval(values)
+    return Figure(name, "", mean, interval=interval)

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
-from scipy import stats
 
 from autoshard.benchmark import Measurement, MeasurementStore, MeasureSettings, TimingOptions
 from autoshard.benchmark.embedding_op import EmbeddingOp
@@ -19,7 +18,7 @@ from autoshard.benchmark.hardware import last_level_cache_bytes
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.stopwatch import CpuStopwatch, Stopwatch, Subject
 from autoshard.benchmark.timing import time_by_turns
-from autoshard.experiments.figures.figure import Figure
+from autoshard.experiments.figures.figure import Figure, mean_and_interval
 from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 from autoshard.workload import Shard, load_tables, random_shards
 
@@ -125,8 +124,7 @@ def _flush_ratio(
                 math.log(a.told_at(b.quiet).total_ms / b.total_ms)
                 for a, b in zip(ours, full, strict=True)
             ]
-    mean, error = statistics.mean(ratios), statistics.stdev(ratios) / math.sqrt(len(ratios))
-    low, high = stats.t.interval(0.95, len(ratios) - 1, mean, error)
+    mean, (low, high) = mean_and_interval(ratios)
     return Figure(
         f"costs over those with a full flush, {name}",
         "1 within the interval",

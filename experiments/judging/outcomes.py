@@ -141,3 +141,12 @@ def as_known(maxima: Sequence[float | None]) -> Floats:
 def relative(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Ratio | None:
     """Mean of ours over mean of theirs, on tasks for which both have a plan; None without any."""
     return Ratio.of(as_known(ours), as_known(theirs))
+
+
+def mean_ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
+    """The mean of ours over theirs, on tasks for which both have a plan, those with long steps and
+    with short ones alike; None without any.
+    """
+    both = np.array([ours, theirs], float)  # None becomes NaN
+    ratios = (both[0] / both[1])[~np.isnan(both).any(0)]
+    return float(ratios.mean()) if len(ratios) else None

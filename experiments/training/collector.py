@@ -39,7 +39,7 @@ class PlanCollector:
         for _ in range(self._plans):
             task = deck.task(self._setting.generator(deck, self._rng))
             rng = torch.Generator().manual_seed(int(self._rng.integers(2**31)))
-            played = player.play(task, 1, 1, rng=rng)
+            played = player.play(task, drawn=1, rng=rng)
             if not played:
                 continue  # two dead ends
             plan = ShardingPlan.of_slices(task, played[-1].placed)  # the drawn one, if it ended

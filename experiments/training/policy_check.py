@@ -15,6 +15,7 @@ from autoshard.experiments.judging.outcomes import (
     estimated,
     make_plans,
     maxima_of,
+    mean_ratio,
 )
 from autoshard.sharders import HEURISTICS, Policy
 from autoshard.workload import EmbeddingTable, ShardingTask
@@ -57,13 +58,16 @@ class PolicyCheck:
         tasks would count for nothing else.
         """
         if self._bars is None or self._bars[0] is not model:  # they never change
-            found = maxima_of(self.outcomes(Policy.untrained(), model, (*HEURISTICS, "policy")))
-            bars = zip(best_of_each(found), found["policy"], strict=True)
-            self._bars = (model, [start if best is None else best for best, start in bars])
+            bars = best_of_each(maxima_of(self.outcomes(policy, model, HEURISTICS)))
+            if None in bars:
+                began = self.outcomes(Policy.untrained(), model, ("policy",))
+                starts = maxima_of(began)["policy"]
+                pairs = zip(bars, starts, strict=True)
+                bars = [start if bar is None else bar for bar, start in pairs]
+            self._bars = (model, bars)
         ours = maxima_of(self.outcomes(policy, model, ("policy",)))["policy"]
-        told = np.array([ours, self._bars[1]], float)
-        ratios = (told[0] / told[1])[~np.isnan(told).any(0)]
-        return float(ratios.mean()) if len(ratios) else math.nan, ours.count(None)
+        ratio = mean_ratio(ours, self._bars[1])
+        return math.nan if ratio is None else ratio, ours.count(None)
 
     def outcomes(
         self, policy: Policy, model: CostModel, names: Iterable[str] = (*HEURISTICS, *_LEARNED)

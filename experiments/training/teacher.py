@@ -69,7 +69,7 @@ class Teacher:
     def _planned(self, task: ShardingTask, seed: int) -> Placed | None:
         """What the search makes of the policy's best; None where there is no plan to improve."""
         player, rng = Player(self._network, self._oracle), torch.Generator().manual_seed(seed)
-        played = player.play(task, 1, _DRAWN, rng=rng)
+        played = player.play(task, drawn=_DRAWN, rng=rng)
         starts: list[Placed] = [game.placed for game in sorted(played, key=lambda g: g.plan_ms)]
         if not starts:
             try:

@@ -113,7 +113,7 @@ def test_it_starts_from_nothing(
     task = tight(many_tables[:60], 4)
     nothing, greedy = (
         Player(PolicyNetwork(shape).eval(), oracle).play(
-            task, 1, 8, split=False, rng=torch.Generator().manual_seed(0)
+            task, drawn=8, split=False, rng=torch.Generator().manual_seed(0)
         )[1:]
         for shape in (RECIPES[name].settings.hyper.shape, PolicyShape())
     )
