@@ -69,15 +69,29 @@ class Demands:
 
 
 @dataclass(frozen=True)
+class Larger:
+    """The task that a deal is a part of, as all-to-alls know it.
+
+    Args:
+        ranks: all its devices.
+        columns: of all its tables.
+    """
+
+    ranks: int
+    columns: int
+
+
+@dataclass(frozen=True)
 class Deal:
-    """A task as numbers: which pieces of the deck, the memory of each device, the rules, and what
-    the plan is to have little of.
+    """A task as numbers: which pieces of the deck, the memory of each device, the rules, what the
+    plan is to have little of, and the larger task of which this is a part, if it is.
     """
 
     pieces: Ints
     memory_bytes: Ints
     demands: Demands | None = None
     objective: Objective = field(default_factory=Objective)
+    larger: Larger | None = None
 
 
 class Deck:

@@ -202,14 +202,14 @@ class ShardingGame(KnownDevices):
         self.even[seats] = (work / devices[:, None]).clamp_min(1e-9)
         pace = deck.price(totals / devices[:, None, None]).total_ms
         least, costliest = (tables.highest(some) for some in (deck.least_ms, deck.alone_ms))
-        exchange = self.stakes.exchange_ms((self.stakes.columns[seats] / devices)[:, None], seats)
+        exchange = self.stakes.even_exchange_ms(seats)
         # Half a table a device is no table to the cost model: then the costliest sets the pace.
-        self.pace_ms[seats] = torch.where(pace > 0, pace, costliest) + exchange[:, 0]
+        self.pace_ms[seats] = torch.where(pace > 0, pace, costliest) + exchange
         self.scale[seats, :-BESIDE] = self.even[seats]
         self.scale[seats[:, None], [_ALONE, _ADDED, _HALF]] = self.pace_ms[seats, None]
         self.units[seats, ..., :DEVIATION] = self.pace_ms[seats, None, None, None]
         least = least if self.halvings else costliest
-        self.bound_ms[seats] = torch.maximum(pace, least) + exchange[:, 0]
+        self.bound_ms[seats] = torch.maximum(pace, least) + exchange
         self.sums[seats] = self.sums_of(deck.amounts, seats)
         self.content[seats] = deck.model.compute.described(self.sums[seats])
         self.columns[seats] = self.sums_of(deck.columns[:, None], seats)[..., 0]

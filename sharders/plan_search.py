@@ -22,7 +22,7 @@ Whole = npt.NDArray[np.int64]
 
 _LEAST_GAIN = 1e-5  # relative: smaller ones are not worth a step
 _LEAST_SPLIT_GAIN = 0.01  # relative, of the norm: a split costs lookups on two devices
-_SWAPS = 256  # that are priced at a step: those that should even out most
+_SWAPS = 64  # that are priced at a step: those that should even out most; more find nothing better
 _LEAST_MS = 1e-12
 
 

@@ -14,7 +14,6 @@ from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.sharders.local_search import LocalSearch
 from autoshard.sharders.player import Played, Player
 from autoshard.sharders.policy_files import Policy
-from autoshard.sharders.policy_network import Style
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing import pack
 
@@ -65,12 +64,8 @@ class PolicySharder:
         self._oracle.check(task)
         self._policy.check(len(task.devices))
         until = None if self._seconds is None else self._clock() + self._seconds
-        styles = self._player.styles(len(task.devices))
-        played = self._draw(task, styles)
-        sure = played[: len(styles)]
-        played = sorted(played, key=lambda game: game.plan_ms)
-        best = played[:_BEST]
-        best += [game for game in sure if not any(game is other for other in best)]
+        played = sorted(self._draw(task), key=lambda game: game.plan_ms)
+        best = [*played[:_BEST], *(game for game in played[_BEST:] if not game.drawn)]
         found: list[Placed] = [game.placed for game in best]
         if not found:  # so tight that no game ended well
             found = [pack(task, split=self._policy.network.shape.halves)]
@@ -92,16 +87,13 @@ class PolicySharder:
             more.append(FusedGreedySharder(self._oracle).shard(task).placed(task))
         return more + self._search.improve(task, [*more, *found[:_SEARCHED]], seconds)
 
-    def _draw(self, task: ShardingTask, styles: Sequence[Style]) -> list[Played]:
+    def _draw(self, task: ShardingTask) -> list[Played]:
         """As the policy thinks best, in all its styles, then others drawn from it."""
         rng = torch.Generator().manual_seed(self._seed)
         affordable = max(1, _BUDGET // (len(task.tables) * len(task.devices)))
         drawn = 0 if self._seconds is not None else min(self._samples, affordable)
+        styles = self._player.styles(len(task.devices))
         played = self._player.play(task, styles, drawn, rng=rng)
-        if len(played) == len(styles) + drawn:
-            return played
-        # Where some came to a dead end, the policy's own plans may be among them.
-        sure = self._player.play(task, styles) if drawn else played
-        if not sure and not task.rules:
-            sure = self._player.play(task, shielded=True)
-        return [*sure, *(game for game in played if game not in sure)]
+        if all(game.drawn for game in played) and not task.rules:
+            played = [*self._player.play(task, shielded=True), *played]
+        return played

@@ -1,0 +1,99 @@
+"""Many devices in groups: a large task as smaller ones, alike, that are played side by side."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from heapq import heapify, heappop, heappush
+
+import numpy as np
+
+from autoshard.envs.deck import WHOLE, Deal, Deck, Ints, Larger
+
+# Of a group, at the least: of fewer devices, or where few pieces are there to even them out, groups
+# come out worse than the whole; more take longer, one step a piece.
+DEVICES, PIECES = 8, 300
+_GIANT = 2.0  # devices' even share: what costs more comes in halves, to more than one group
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Some devices of a task, and what they are to hold.
+
+    Args:
+        devices: their numbers.
+        deal: the task that they are.
+    """
+
+    devices: Ints
+    deal: Deal
+
+    def with_(self, other: "Group") -> "Group":
+        """Both in one."""
+        ours, theirs = self.deal, other.deal
+        pieces = np.concatenate([ours.pieces, theirs.pieces])
+        memory = np.concatenate([ours.memory_bytes, theirs.memory_bytes])
+        devices = np.concatenate([self.devices, other.devices])
+        return Group(devices, replace(ours, pieces=pieces, memory_bytes=memory))
+
+
+def in_groups(deck: Deck, whole: Group) -> list[Group]:
+    """A task in as many groups as it is large enough for: each with its share of what the pieces
+    cost, of memory, and of columns where these count.
+
+    It stays one where it has rules, and where a piece finds no group with room.
+    """
+    deal, devices = whole.deal, len(whole.devices)
+    count = min(devices // DEVICES, len(deal.pieces) // PIECES)
+    if count <= 1 or deal.demands is not None:
+        return [whole]
+    # The largest memory first, to and fro: so all groups have as many devices, and as much memory.
+    ranked = np.argsort(-deal.memory_bytes, kind="stable")
+    turns = np.arange(devices) % (2 * count)
+    turns = np.minimum(turns, 2 * count - 1 - turns)
+    members = [np.sort(ranked[turns == number]) for number in range(count)]
+    dealt = _dealt(deck, deal, members)
+    if dealt is None:
+        return [whole]
+    columns = int(deck.columns.numpy()[deal.pieces].sum())
+    larger = Larger(devices, columns)
+    return [
+        Group(own, replace(deal, pieces=pieces, memory_bytes=deal.memory_bytes[own], larger=larger))
+        for own, pieces in zip(members, dealt, strict=True)
+    ]
+
+
+def _dealt(deck: Deck, deal: Deal, members: Sequence[Ints]) -> list[Ints] | None:
+    """The pieces of each group; None where one finds no group with room for it."""
+    cost, columns, sizes = (
+        some.numpy().astype(np.float64) for some in (deck.alone_ms, deck.columns, deck.sizes)
+    )
+    devices = np.array([len(own) for own in members])
+    room = np.array([deal.memory_bytes[own].sum() for own in members], np.float64)
+    largest = np.array([deal.memory_bytes[own].max() for own in members], np.float64)
+    even = cost[deal.pieces].sum() / devices.sum()
+    counted = deal.objective.exchanges(devices.sum()) > 0
+    # What each group has of an even share: of cost, of columns where they count, and of its memory.
+    units = np.stack([even * devices, room])
+    weights = [cost, sizes]
+    if counted:
+        units = np.concatenate([units, [columns[deal.pieces].sum() / devices.sum() * devices]])
+        weights.append(columns)
+    shares, halves = np.stack(weights, axis=1), deck.halves.numpy()
+    held = np.zeros_like(units)
+    found: list[list[int]] = [[] for _ in members]
+    first = [(-cost[piece], int(piece)) for piece in deal.pieces]
+    heapify(first)
+    while first:
+        _, piece = heappop(first)
+        after = (held + shares[piece][:, None]) / units
+        after[:, (after[1] > 1) | (largest < sizes[piece])] = np.inf
+        group = int(after.max(0).argmin())
+        fits = after[0, group] < np.inf
+        if (cost[piece] > _GIANT * even or not fits) and halves[piece, 0] != WHOLE:
+            for half in halves[piece].tolist():
+                heappush(first, (-cost[half], half))
+            continue
+        if not fits:
+            return None
+        held[:, group] += shares[piece]
+        found[group].append(piece)
+    return [np.array(pieces, np.int64) for pieces in found]

@@ -1,0 +1,136 @@
+"""Tasks on many devices: played in groups of them, side by side."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.judging_plans import planned_ms
+from autoshard.envs import Deal, Deck
+from autoshard.envs.deck import Demands
+from autoshard.sharders import Policy, PolicySharder, groups, player
+from autoshard.sharders.groups import Group, in_groups
+from autoshard.sharders.player import Player
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Link,
+    Objective,
+    Rule,
+    ShardingPlan,
+    ShardingTask,
+    synthetic_tables,
+)
+from autoshard.workload.terms import Terms
+
+Tables = tuple[EmbeddingTable, ...]
+DEVICES = 3 * groups.DEVICES + 2  # so that not all groups have as many
+OVER_A_LINK = Objective("step", Link(5e9, 30e-6))
+GIANT = EmbeddingTable("giant", 100_000, 512, 500.0, zipf_alpha=0.8)
+
+
+@pytest.fixture(autouse=True)
+def groups_of_few_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of many, and quicker to play."""
+    monkeypatch.setattr(groups, "PIECES", 100)
+
+
+@pytest.fixture(scope="module")
+def hundreds() -> Tables:
+    """Enough tables for three groups, a costly one among them."""
+    return (*synthetic_tables(300, seed=4, profile="small"), GIANT)
+
+
+def task_of(tables: Tables, fill: float, devices: int = DEVICES) -> ShardingTask:
+    """Some devices have three times the memory of others."""
+    loose = ShardingTask(tables, Device.uniform(devices, 2**50), 1024, objective=OVER_A_LINK)
+    shares = np.linspace(1, 3, devices) / np.linspace(1, 3, devices).sum()
+    total = sum(map(loose.table_bytes, tables)) / fill
+    rooms = (total * shares).astype(np.int64).tolist()
+    return replace(loose, devices=tuple(Device(f"d{n}", room) for n, room in enumerate(rooms)))
+
+
+def whole_of(deck: Deck, task: ShardingTask) -> Group:
+    bundles = Terms(task).bundles()
+    deal = Deal(np.arange(len(bundles)), task.room_bytes, Demands.of(task, bundles), task.objective)
+    return Group(np.arange(len(task.devices)), deal)
+
+
+def as_one(_deck: Deck, whole: Group) -> list[Group]:
+    return [whole]
+
+
+def test_each_group_has_its_share(oracle: EstimatedCosts, hundreds: Tables) -> None:
+    task = task_of(hundreds, 0.5)
+    deck = Deck(oracle, Terms(task).bundles(), split=True)
+    found = in_groups(deck, whole_of(deck, task))
+    assert len(found) == 3
+    assert sorted(np.concatenate([group.devices for group in found]).tolist()) == list(
+        range(DEVICES)
+    )
+    assert max(len(group.devices) for group in found) - min(len(g.devices) for g in found) <= 1
+    columns = Counter[str]()
+    for group in found:
+        for number in group.deal.pieces.tolist():
+            columns[deck.bundles[number].name] += deck.bundles[number].columns
+        assert (group.deal.memory_bytes == task.room_bytes[group.devices]).all()
+    assert columns == {table.name: table.dim for table in task.tables}
+    homes = [{deck.bundles[n].name for n in group.deal.pieces.tolist()} for group in found]
+    assert sum("giant" in names for names in homes) > 1  # no group could even it out
+    for amounts in (deck.alone_ms, deck.columns):
+        each = np.array([float(amounts[torch.from_numpy(g.deal.pieces)].sum()) for g in found])
+        each /= [len(group.devices) for group in found]
+        assert each.max() < 1.1 * each.mean()
+
+
+def test_rules_and_few_devices_leave_it_whole(oracle: EstimatedCosts, hundreds: Tables) -> None:
+    task = task_of(hundreds, 0.1)
+    few = task_of(hundreds, 0.1, 2 * groups.DEVICES - 1)
+    ruled = replace(task, rules=(Rule("apart", (hundreds[0].name, hundreds[1].name)),))
+    for each in (few, ruled):
+        deck = Deck(oracle, Terms(each).bundles(), split=True)
+        (only,) = in_groups(deck, whole_of(deck, each))
+        assert len(only.devices) == len(each.devices)
+
+
+@pytest.mark.parametrize("fill", [0.3, 0.9])
+def test_plans_in_groups_are_as_good_as_in_one(
+    fill: float, oracle: EstimatedCosts, hundreds: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what each group knows of all-to-alls is what they take among all devices."""
+    task = task_of(hundreds, fill)
+    playing = Player(Policy.untrained().network, oracle)
+    styles = playing.styles(DEVICES)
+    (ours,) = playing.play(task, styles)
+    plan = ShardingPlan.of_slices(task, ours.placed)
+    plan.check(task)
+    # Slices of one table that meet on a device become one, which takes less: where it is tight.
+    told = planned_ms(oracle, task, plan) / ours.plan_ms
+    assert (0.999 if fill < 0.5 else 0.9) < told < 1.001
+    monkeypatch.setattr(player, "in_groups", as_one)
+    best = min(game.plan_ms for game in playing.play(task, styles))
+    assert ours.plan_ms < 1.05 * best  # tables are few
+
+
+def test_groups_without_a_plan_are_joined(
+    oracle: EstimatedCosts, hundreds: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until they have one: here it is only as a whole that what there is fits."""
+
+    def unfair(_deck: Deck, whole: Group) -> list[Group]:
+        """All the tables for the first third, and all the memory elsewhere."""
+        ways = np.array_split(whole.devices, 3)
+        pieces = [whole.deal.pieces[:-2], whole.deal.pieces[-2:-1], whole.deal.pieces[-1:]]
+        return [
+            Group(own, replace(whole.deal, pieces=some, memory_bytes=whole.deal.memory_bytes[own]))
+            for own, some in zip(ways, pieces, strict=True)
+        ]
+
+    task = replace(task_of(hundreds, 0.8), objective=Objective())
+    monkeypatch.setattr(player, "in_groups", unfair)
+    plan = PolicySharder(Policy.untrained(), oracle).shard(task)
+    plan.check(task)
+    assert len({placement.device for placement in plan.placements}) == DEVICES
