@@ -37,6 +37,7 @@ from autoshard.experiments.figures.policy import (
     transfer_figures,
 )
 from autoshard.experiments.figures.pool import scale_figures
+from autoshard.experiments.figures.published import published_figures
 from autoshard.experiments.figures.rehearsal import rehearsal_figures
 from autoshard.experiments.figures.sweep import sweep_figures
 from autoshard.workload import UserError
@@ -75,6 +76,10 @@ GROUPS: Mapping[str, Group] = {
     "by-heart": Group("Tables learned by heart", by_heart_figures),
     "family-plans": Group("Plans for families left out, measured", measured_family_figures),
     "plans": Group("Plans for 60 tables on 4 devices, measured", plan_figures),
+    "published": Group(
+        "Plans of three families of tasks, and of the published recipes, measured",
+        published_figures,
+    ),
     "transfer": Group("The same policy on other tasks, measured", transfer_figures),
     "training-torchrec": Group("Training by plans, with TorchRec", rehearsal_figures),
     "training": Group("Training a policy", training_figures),

@@ -99,21 +99,24 @@ def plan_figures(folder: Path) -> list[Figure]:
     """What plans of all sharders measure, for tasks of 60 tables and 4 devices."""
     theirs = ("neuroshard", *(_TORCHREC if find_spec("torchrec") else ()))
     names = (*USUAL_HEURISTICS, *_LADDER, *theirs)
-    sharders = _compared(folder, _TABLES, 8, 60, 4, names, _LADDER_SECONDS)
+    sharders = compared(
+        folder, "plans", names, _LADDER_SECONDS,
+        tables=_TABLES, num_tasks=8, num_tables=60, num_devices=4,
+    )  # fmt: skip
     return [
         *(
             _ratio(f"step over the best heuristic's, {name}",
                    "at most 0.88" if name.startswith("autoshard") else "", sharders[name])
             for name in names
         ),
-        _paired("step, policy over cost", "at most 0.98", sharders["policy"],
+        paired("step, policy over cost", "at most 0.98", sharders["policy"],
                 sharders["cost"]),
-        _paired("step, policy over cost_fused", "at most 1", sharders["policy"],
+        paired("step, policy over cost_fused", "at most 1", sharders["policy"],
                 sharders["cost_fused"]),
-        _paired("step, autoshard over cost_fused_search", "", sharders["autoshard"],
+        paired("step, autoshard over cost_fused_search", "", sharders["autoshard"],
                 sharders["cost_fused_search"]),
         *(
-            _paired(f"step, autoshard over {name}", "at most 0.78" if name in _TORCHREC else "",
+            paired(f"step, autoshard over {name}", "at most 0.78" if name in _TORCHREC else "",
                     sharders["autoshard"], sharders[name])
             for name in theirs
         ),
@@ -129,7 +132,10 @@ def transfer_figures(folder: Path) -> list[Figure]:
     figures = []
     names = (*USUAL_HEURISTICS, "policy", "autoshard")
     for tables, devices in _TRANSFER:
-        told = _compared(folder, _MANY_TABLES, 3, tables, devices, names, _TRANSFER_SECONDS)
+        told = compared(
+            folder, f"{tables}x{devices}", names, _TRANSFER_SECONDS,
+            tables=_MANY_TABLES, num_tasks=3, num_tables=tables, num_devices=devices,
+        )  # fmt: skip
         figures += [
             _ratio(f"{tables} tables on {devices} devices over the best heuristic's, {name}",
                    "at most 1", told[name])
@@ -145,7 +151,7 @@ def _ratio(name: str, goal: str, score: Mapping[str, Any]) -> Figure:
     return Figure(name, goal, score["ratio"], interval=(low, high) if known else None)
 
 
-def _paired(name: str, goal: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Figure:
+def paired(name: str, goal: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Figure:
     """The ratio of two sharders' means, its interval by what it differs by between tasks."""
     ratio = Ratio.of(*(np.array([score["step_ms"]], float) for score in (ours, theirs)))
     if ratio is None:
@@ -248,30 +254,27 @@ def _plans(name: str, tasks: list[ShardingTask]) -> int:
     return found
 
 
-def _compared(
-    folder: Path,
-    tables: str,
-    tasks: int,
-    num_tables: int,
-    devices: int,
-    sharders: Sequence[str],
-    seconds: float,
+def compared(
+    folder: Path, name: str, sharders: Sequence[str], seconds: float, **tasks: Any
 ) -> Mapping[str, Any]:
-    """The scores of the sharders on tasks like that, of tables that nothing has learned from.
+    """The scores of the sharders on such tasks, of tables that nothing has learned from.
 
     They go by the shipped cost model, calibrated to this machine as a user would.
+
+    Args:
+        folder: for what is measured, and the model.
+        name: of what is written there.
+        sharders: by their names.
+        seconds: that are measured at most.
+        tasks: what `compare.py` is told of them.
     """
     model, store = folder / "model", folder / "compared.db"
     if not model.is_dir():
         with cpu_pool(store) as pool:
             save_model(calibrated_here(pool), model)
-    answer = folder / f"{num_tables}x{devices}.json"
+    answer = folder / f"{name}.json"
     compare.main(
         compare.CompareConfig(
-            tables=tables,
-            num_tasks=tasks,
-            num_tables=num_tables,
-            num_devices=devices,
             sharders=",".join(sharders),
             cost_model=model,
             measure=True,
@@ -279,6 +282,7 @@ def _compared(
             store=store,
             json=answer,
             mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
+            **tasks,
         )
     )
     scores: Mapping[str, Any] = json.loads(answer.read_text())["sharders"]
