@@ -24,7 +24,7 @@ from autoshard.experiments.figures.families import (
     measured_family_figures,
 )
 from autoshard.experiments.figures.figure import Group, Taken
-from autoshard.experiments.figures.headroom import headroom_figures
+from autoshard.experiments.figures.headroom import headroom_figures, size_figures
 from autoshard.experiments.figures.learners import learner_figures
 from autoshard.experiments.figures.measuring import measuring_figures, yardstick_figures
 from autoshard.experiments.figures.model import learning_figures, promise_figures
@@ -61,6 +61,10 @@ GROUPS: Mapping[str, Group] = {
     "headroom": Group(
         "What there is to be won in families of tasks, by the cost model",
         lambda _: headroom_figures(),
+    ),
+    "sizes": Group(
+        "Plans for tasks of sizes that nobody trains on, by the cost model",
+        lambda _: size_figures(),
     ),
     "learners": Group(
         "What learners learn of all families in 120 s, three seeds each, by the cost model",

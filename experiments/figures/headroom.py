@@ -6,14 +6,14 @@ looks at all that a plan is judged by, and takes as long as it is given.
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import ray
 
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
 from autoshard.envs import Deck
-from autoshard.envs.task_families import ALL, FILLS, Choice, read_choices
+from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choices
 from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.workbench import say
 from autoshard.experiments.judging.outcomes import estimated, make_plans, maxima_of, mean_ratio
@@ -30,6 +30,8 @@ _QUICK = 0.5  # seconds of autoshard for a task
 BAR, YARDSTICK = "cost_fused", "annealing"
 _POLICY, _SEARCH, _PUBLISHED = "policy", f"autoshard in {_QUICK:g} s", "neuroshard"
 _NAMES = {_POLICY: "policy", _SEARCH: "autoshard", _PUBLISHED: "neuroshard"}
+_AT_EASE = {_POLICY: "policy", "autoshard": "autoshard"}
+_UNTRAINED = ",".join(name for name, family in FAMILIES.items() if not family.trained)
 
 
 @dataclass(frozen=True)
@@ -88,17 +90,38 @@ def headroom_figures(
     seconds: float = _SECONDS, tasks: int = _TASKS, families: str = ALL
 ) -> list[Figure]:
     """Of each family, loose and tight, and of all. `seconds`: of annealing, for each task."""
-    policy, found = load_policy("cpu"), list[Headroom]()
-    for known in annealed(families, seconds, tasks):
-        say(f"what sharders make of {known.name}")
-        # An oracle each: what one sharder has looked up would cost the next no time.
-        sharders = {
-            told: make_sharder(name, Means(shipped_oracle(), policy, seconds=_QUICK))
-            for told, name in _NAMES.items()
-        }
-        tried = {**known.tried, **_tried_by(sharders, known.tasks)}
-        found.append(Headroom(known.choice, known.tasks, tried))
+    found = [_beside(known, _NAMES, _QUICK) for known in annealed(families, seconds, tasks)]
     return [*_in_all(found), *(figure for each in found for figure in each.figures())]
+
+
+def size_figures(seconds: float = _SECONDS, families: str = _UNTRAINED) -> list[Figure]:
+    """Of sizes that nobody trains on, a task each; searches take as long as they do for users."""
+    found = [_beside(known, _AT_EASE, None) for known in annealed(families, seconds, 1)]
+    figures = []
+    for each in found:
+        over = each.over(_POLICY, BAR)
+        figures += [
+            Figure(f"{each.name}: plans over cost_fused's, {_POLICY}", "at most 1", over),
+            *each.figures(),
+            *(
+                Figure(f"{each.name}: seconds a plan, {name}", "",
+                       mean_of(each.tried[name].seconds), "s")
+                for name in (BAR, *_AT_EASE)
+            ),
+        ]  # fmt: skip
+    return figures
+
+
+def _beside(known: Headroom, names: Mapping[str, str], seconds: float | None) -> Headroom:
+    """The same with what further sharders make of it: by what they are told as, their names."""
+    say(f"what sharders make of {known.name}")
+    policy = load_policy("cpu")
+    # An oracle each: what one sharder has looked up would cost the next no time.
+    sharders = {
+        told: make_sharder(name, Means(shipped_oracle(), policy, seconds=seconds))
+        for told, name in names.items()
+    }
+    return replace(known, tried={**known.tried, **_tried_by(sharders, known.tasks)})
 
 
 def _in_all(found: Sequence[Headroom]) -> Iterator[Figure]:

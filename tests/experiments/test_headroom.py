@@ -3,7 +3,7 @@
 import pytest
 
 from autoshard.envs.task_families import Choice
-from autoshard.experiments.figures.headroom import Headroom, Tried, headroom_figures
+from autoshard.experiments.figures.headroom import Headroom, Tried, headroom_figures, size_figures
 
 
 def test_each_family_is_told_loose_and_tight(cluster: object) -> None:
@@ -18,6 +18,16 @@ def test_each_family_is_told_loose_and_tight(cluster: object) -> None:
     assert share is not None
     assert figures["memory loose: share of the headroom, policy, mean of families"].value == share
     assert figures["seconds a plan, neuroshard, mean of families"].unit == "s"
+
+
+def test_other_sizes_are_told_beside_the_greedy_by_cost(cluster: object) -> None:
+    figures = {each.name: each for each in size_figures(0.2, "directions:loose")}
+    over = figures["directions, loose: plans over cost_fused's, policy"]
+    assert over.goal == "at most 1"
+    assert over.value is not None
+    assert over.value <= 1
+    assert figures["directions, loose: plans over annealing's, autoshard"].value is not None
+    assert figures["directions, loose: seconds a plan, autoshard"].unit == "s"
 
 
 def test_shares_by_hand() -> None:
