@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from operator import attrgetter
 
 import numpy as np
@@ -139,9 +138,9 @@ class Player:
         """The slowest groups, each played once more in one with a fast one; and those that have no
         plan, until they have one.
         """
-        for again in count():
-            ranked = sorted(ended, key=_PLAN_MS)
-            bar = math.inf if again else _APART * ranked[len(ranked) // 2].plan_ms
+        ranked = sorted(ended, key=_PLAN_MS)
+        bar = _APART * ranked[len(ranked) // 2].plan_ms
+        while True:
             pairs = []
             while len(ranked) > 1 and (ranked[-1].plan_ms > bar or ranked[-1].plan_ms == math.inf):
                 pairs.append((ranked.pop(0), ranked.pop()))
@@ -149,11 +148,11 @@ class Player:
                 return ranked
             groups = [fast.group.with_(slow.group) for fast, slow in pairs]
             found = self._ended(deck, groups, styles, split)
-            for pair, of_group in zip(pairs, zip(*found, strict=True), strict=True):
+            for (fast, slow), of_group in zip(pairs, zip(*found, strict=True), strict=True):
                 both = min(of_group, key=_PLAN_MS)
-                ranked += [both] if both.plan_ms <= pair[1].plan_ms else pair
-            ended = ranked
-        raise AssertionError
+                ranked += [both] if both.plan_ms <= slow.plan_ms else [fast, slow]
+            ranked.sort(key=_PLAN_MS)
+            bar = math.inf  # evening out once is worth its time; without a plan it goes on
 
     def _ended(
         self,

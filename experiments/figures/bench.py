@@ -81,7 +81,7 @@ GROUPS: Mapping[str, Group] = {
     "family-plans": Group("Plans for families left out, measured", measured_family_figures),
     "plans": Group("Plans for 60 tables on 4 devices, measured", plan_figures),
     "published": Group(
-        "Plans of three families of tasks, and of the published recipes, measured",
+        "Plans of two families of tasks, and of the published recipes, measured",
         published_figures,
     ),
     "transfer": Group("The same policy on other tasks, measured", transfer_figures),
