@@ -35,7 +35,7 @@ from autoshard.benchmark.measurement import (
     TimingOptions,
 )
 from autoshard.benchmark.priority import at_usual_priority
-from autoshard.benchmark.serving import Server
+from autoshard.benchmark.serving import BUSY_WAIT_SECONDS, Server
 from autoshard.benchmark.store import MeasurementStore
 from autoshard.benchmark.store_file import StoreError
 from autoshard.workload import Shard
@@ -339,14 +339,7 @@ class PoolCoordinator:
             self._last_used = time.monotonic()
             for device in devices:
                 await claims.enter_async_context(device.exclusive)
-            try:  # before any rank waits for one that cannot come
-                await asyncio.gather(*(device.call("check_free") for device in devices))
-            except RayTaskError as error:
-                if not isinstance(error.cause, DeviceBusy):
-                    raise
-                raise MeasurementError(
-                    f"an all-to-all among {key.ranks} ranks cannot be measured: {error.cause}"
-                ) from None
+            await self._all_free(devices, key.ranks)
             try:
                 found = await asyncio.wait_for(
                     measure_exchange(key, devices, hardware, versions), self._time_limit_s
@@ -358,6 +351,31 @@ class PoolCoordinator:
                 raise MeasurementError(reason) from None
             store.put_exchange(found)
             return found
+
+    async def _all_free(self, devices: list[PoolDevice], ranks: int) -> None:
+        """Wait for cores that other pools hold, before any rank waits for one that cannot come."""
+        deadline = time.monotonic() + self._time_limit_s
+        taken = await _taken(devices)
+        if taken is not None:
+            self._fleet.tell(f"an all-to-all had to wait: {taken}")
+        while taken is not None:
+            if time.monotonic() > deadline:
+                raise MeasurementError(
+                    f"an all-to-all among {ranks} ranks cannot be measured: {taken}"
+                )
+            await asyncio.sleep(BUSY_WAIT_SECONDS)
+            taken = await _taken(devices)
+
+
+async def _taken(devices: list[PoolDevice]) -> str | None:
+    """Who holds a core of these devices, if anybody does."""
+    try:
+        await asyncio.gather(*(device.call("check_free") for device in devices))
+    except RayTaskError as error:
+        if not isinstance(error.cause, DeviceBusy):
+            raise
+        return str(error.cause)
+    return None
 
 
 def _visits(known: Measurement) -> int:

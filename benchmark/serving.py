@@ -13,7 +13,7 @@ from autoshard.benchmark.jobs import Job
 from autoshard.benchmark.measurement import Measurement, ShardFault
 
 _MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
-_BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is asked for again
+BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is asked for again
 
 
 class Server:
@@ -45,7 +45,7 @@ class Server:
             if not isinstance(error.cause, DeviceBusy):
                 return self._failed(device, jobs, first_line(error.cause))
             self._fleet.tell(f"{device.info.name} had to be waited for: {error.cause}")
-            await asyncio.sleep(_BUSY_WAIT_SECONDS)
+            await asyncio.sleep(BUSY_WAIT_SECONDS)
             return [None] * len(jobs)
         except RayError as error:  # the actor or its node is gone
             return self._died(device, jobs, f"died: {first_line(error)}")

@@ -23,6 +23,7 @@ from autoshard.benchmark import (
     StoreError,
     TimingOptions,
 )
+from autoshard.benchmark.core_lock import claimed
 from autoshard.benchmark.hardware import physical_cores
 from autoshard.workload import CostOracle, EmbeddingTable, Shard, Trace, load_tables, random_shards
 
@@ -235,6 +236,20 @@ def test_killed_actors_lose_nothing(
             assert ray.get(pool._actor.backlog.remote()) > 0
     assert len(answers) == 60
     assert all(answer.ok for answer in answers)
+
+
+def test_an_all_to_all_waits_for_a_core_that_another_pool_holds(make_pool: MakePool) -> None:
+    pool = whole(make_pool())
+    if len(pool.devices()) < 2:
+        pytest.skip("an all-to-all needs two devices")
+    told: list[str] = []
+    with ThreadPoolExecutor() as threads:
+        with claimed(physical_cores()[-1], "another pool"):
+            asked = threads.submit(pool.exchange, [8, 8], 512)
+            wait_for(lambda: told.extend(pool.notices()) or any("had to wait" in n for n in told))
+            assert not asked.done()
+        assert max(asked.result().forward_ms) > 0
+    assert any("is held by another pool" in notice for notice in told)
 
 
 def test_a_killed_coordinator_loses_nothing(
