@@ -95,7 +95,7 @@ GROUPS: Mapping[str, Group] = {
 class BenchConfig:
     """Take the figures that README and docs quote, and write them there.
 
-    All of them take about 35 minutes on two slow cores; docs/figures.md tells of each group how
+    All of them take about 105 minutes on two slow cores; docs/figures.md tells of each group how
     long it took. What was taken stays when the bench is stopped.
     """
 
