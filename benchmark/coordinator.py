@@ -339,8 +339,8 @@ class PoolCoordinator:
             self._last_used = time.monotonic()
             for device in devices:
                 await claims.enter_async_context(device.exclusive)
-            await self._all_free(devices, key.ranks)
             try:
+                await self._all_free(devices, key.ranks)
                 found = await asyncio.wait_for(
                     measure_exchange(key, devices, hardware, versions), self._time_limit_s
                 )
@@ -353,24 +353,28 @@ class PoolCoordinator:
             return found
 
     async def _all_free(self, devices: list[PoolDevice], ranks: int) -> None:
-        """Wait for cores that other pools hold, before any rank waits for one that cannot come."""
+        """Wait for cores that other pools hold, before any rank waits for one that cannot come.
+
+        It does not keep them: an all-to-all fails if one is taken for long after this.
+        """
         deadline = time.monotonic() + self._time_limit_s
-        taken = await _taken(devices)
-        if taken is not None:
-            self._fleet.tell(f"an all-to-all had to wait: {taken}")
-        while taken is not None:
+        holder = await _holder(devices, self._time_limit_s)
+        if holder is not None:
+            self._fleet.tell(f"an all-to-all had to wait: {holder}")
+        while holder is not None:
             if time.monotonic() > deadline:
                 raise MeasurementError(
-                    f"an all-to-all among {ranks} ranks cannot be measured: {taken}"
+                    f"an all-to-all among {ranks} ranks cannot be measured: {holder}"
                 )
             await asyncio.sleep(BUSY_WAIT_SECONDS)
-            taken = await _taken(devices)
+            holder = await _holder(devices, self._time_limit_s)
 
 
-async def _taken(devices: list[PoolDevice]) -> str | None:
-    """Who holds a core of these devices, if anybody does."""
+async def _holder(devices: list[PoolDevice], time_limit_s: float) -> str | None:
+    """Who else holds a core of these devices, if anybody does."""
+    looks = asyncio.gather(*(device.call("check_free") for device in devices))
     try:
-        await asyncio.gather(*(device.call("check_free") for device in devices))
+        await asyncio.wait_for(looks, time_limit_s)
     except RayTaskError as error:
         if not isinstance(error.cause, DeviceBusy):
             raise

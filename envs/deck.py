@@ -135,7 +135,7 @@ class Deck:
         return Deck(oracle, [table.whole() for table in tables], split)
 
     def task(self, deal: Deal) -> ShardingTask:
-        """A deal as a task of its own, without the rules."""
+        """A deal as a task of its own, without the rules, and as no part of a larger one."""
         numbers = deal.pieces.tolist()
         tables = [piece.table for number in numbers for piece in self.bundles[number].slices]
         devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(deal.memory_bytes))

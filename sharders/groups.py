@@ -11,6 +11,7 @@ from autoshard.envs.deck import WHOLE, Deal, Deck, Ints, Larger
 # Of a group, at the least: of fewer devices, or where few pieces are there to even them out, groups
 # come out worse than the whole; more take longer, one step a piece.
 DEVICES, PIECES = 8, 300
+_UNLIKE = 1.3  # times the memory a device of another group
 _GIANT = 2.0  # devices' even share: what costs more comes in halves, to more than one group
 
 
@@ -39,18 +40,20 @@ def in_groups(deck: Deck, whole: Group) -> list[Group]:
     """A task in as many groups as it is large enough for: each with its share of what the pieces
     cost, of memory, and of columns where these count.
 
-    It stays one where it has rules, and where a piece finds no group with room.
+    It stays one where it has rules, where a piece finds no group with room, and where a few devices
+    have much of the memory, so that groups would be unlike.
     """
     deal, devices = whole.deal, len(whole.devices)
     count = min(devices // DEVICES, len(deal.pieces) // PIECES)
     if count <= 1 or deal.demands is not None:
         return [whole]
-    # The largest memory first, to and fro: so all groups have as many devices, and as much memory.
+    # The largest memory first, to and fro: so all groups have as many devices, and much alike.
     ranked = np.argsort(-deal.memory_bytes, kind="stable")
     turns = np.arange(devices) % (2 * count)
     turns = np.minimum(turns, 2 * count - 1 - turns)
     members = [np.sort(ranked[turns == number]) for number in range(count)]
-    dealt = _dealt(deck, deal, members)
+    room = [float(deal.memory_bytes[own].mean()) for own in members]
+    dealt = _dealt(deck, deal, members) if max(room) < _UNLIKE * min(room) else None
     if dealt is None:
         return [whole]
     columns = int(deck.columns.numpy()[deal.pieces].sum())

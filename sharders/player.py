@@ -25,7 +25,7 @@ _OTHERS = (
 )  # fmt: skip
 _FEWEST = 2  # styles, however many devices there are
 _ROWS = 96  # devices of all games: to price so many takes hardly longer than those of one
-_APART = 1.04  # of the middle group: those that take longer are evened out with fast ones
+_APART = 0.04  # beyond the middle group: those that take longer are evened out with fast ones
 _PLAN_MS = attrgetter("plan_ms")
 
 
@@ -55,8 +55,8 @@ class _Ended:
 
 @dataclass(frozen=True)
 class Played:
-    """A finished game: slices and their devices, what a step of that plan is estimated to take,
-    and whether it was drawn.
+    """A finished game: slices and their devices, what a step of that plan is estimated to take
+    (infinite at a dead end), and whether it was drawn.
     """
 
     placed: tuple[tuple[TableSlice, int], ...]
@@ -68,7 +68,8 @@ class Played:
         """Of games of all groups of a task."""
         waits = np.max([game.waits_ms for game in games], axis=0)
         placed = tuple(piece for game in games for piece in game.placed)
-        return Played(placed, float(waits.sum()), drawn)
+        ended_well = max(map(_PLAN_MS, games)) < math.inf
+        return Played(placed, float(waits.sum()) if ended_well else math.inf, drawn)
 
 
 class Player:
@@ -110,7 +111,8 @@ class Player:
         """Plans of a task; games that end at a dead end are left out.
 
         A game is played in each of the styles as the policy thinks best, and so many are drawn from
-        it with `rng`. `split` games may halve tables, if the policy does.
+        it with `rng`. `split` games may halve tables, if the policy does. Of a task that is played
+        in groups only the best of all styles is handed out.
         `shielded` games are of whole tables and end well wherever first fit decreasing packs them;
         they take longer, and know of no rules.
         """
@@ -122,37 +124,41 @@ class Player:
         whole = Group(np.arange(len(task.devices)), deal)
         groups = [whole] if shielded else in_groups(deck, whole)
         ended = self._ended(deck, groups, styles, split, drawn, rng, shielded)
-        sure = ended[: len(styles)]
+        sure = [Played.together(games, drawn=False) for games in ended[: len(styles)]]
         if len(groups) > 1:
-            best = [min(of_group, key=_PLAN_MS) for of_group in zip(*sure, strict=True)]
-            sure = [self._evened_out(deck, best, styles, split)]
-        return [
-            Played.together(games, number >= len(sure))
-            for number, games in enumerate([*sure, *ended[len(styles) :]])
-            if max(map(_PLAN_MS, games)) < math.inf
-        ]
+            best = [min(games, key=_PLAN_MS) for games in zip(*ended[: len(styles)], strict=True)]
+            evened = self._evened_out(deck, best, styles, split)
+            # What is best for each group need not be for all together, whose waits add up.
+            mixed = [Played.together(games, drawn=False) for games in (best, evened)]
+            sure = [min((*sure, *mixed), key=_PLAN_MS)]
+        others = [Played.together(games, drawn=True) for games in ended[len(styles) :]]
+        return [played for played in (*sure, *others) if played.plan_ms < math.inf]
 
     def _evened_out(
         self, deck: Deck, ended: Sequence[_Ended], styles: Sequence[Style], split: bool
     ) -> list[_Ended]:
-        """The slowest groups, each played once more in one with a fast one; and those that have no
-        plan, until they have one.
+        """The slowest groups, each played in one with a fast one, as long as that makes them
+        better; and those that have no plan, until they have one.
         """
-        ranked = sorted(ended, key=_PLAN_MS)
-        bar = _APART * ranked[len(ranked) // 2].plan_ms
-        while True:
+        ranked, apart, joined = sorted(ended, key=_PLAN_MS), _APART, 1
+        while joined:
+            bar = (1 + apart) * ranked[(len(ranked) - 1) // 2].plan_ms
             pairs = []
             while len(ranked) > 1 and (ranked[-1].plan_ms > bar or ranked[-1].plan_ms == math.inf):
                 pairs.append((ranked.pop(0), ranked.pop()))
             if not pairs:
-                return ranked
+                break
             groups = [fast.group.with_(slow.group) for fast, slow in pairs]
             found = self._ended(deck, groups, styles, split)
+            joined = 0
             for (fast, slow), of_group in zip(pairs, zip(*found, strict=True), strict=True):
                 both = min(of_group, key=_PLAN_MS)
-                ranked += [both] if both.plan_ms <= slow.plan_ms else [fast, slow]
+                better = both.plan_ms <= slow.plan_ms
+                ranked += [both] if better else [fast, slow]
+                joined += better
             ranked.sort(key=_PLAN_MS)
-            bar = math.inf  # evening out once is worth its time; without a plan it goes on
+            apart *= 2  # as a game takes twice as long, with twice the pieces
+        return ranked
 
     def _ended(
         self,

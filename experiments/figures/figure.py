@@ -44,9 +44,9 @@ class Figure:
 
 def mean_and_interval(values: Sequence[float]) -> tuple[float, tuple[float, float]]:
     """The mean of several, and where it lies with 95 % by Student's distribution."""
-    mean, error = statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
-    low, high = stats.t.interval(0.95, len(values) - 1, mean, error)
-    return mean, (float(low), float(high))
+    mean, error = statistics.fmean(values), statistics.stdev(values) / math.sqrt(len(values))
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * error
+    return mean, (mean - half, mean + half)
 
 
 @dataclass(frozen=True)

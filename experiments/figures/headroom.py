@@ -106,7 +106,7 @@ def size_figures(seconds: float = _SECONDS, families: str = _UNTRAINED) -> list[
             *(
                 Figure(f"{each.name}: seconds a plan, {name}", "",
                        mean_of(each.tried[name].seconds), "s")
-                for name in (BAR, *_AT_EASE)
+                for name in _AT_EASE
             ),
         ]  # fmt: skip
     return figures

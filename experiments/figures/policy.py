@@ -110,11 +110,11 @@ def plan_figures(folder: Path) -> list[Figure]:
             for name in names
         ),
         paired("step, policy over cost", "at most 0.98", sharders["policy"],
-                sharders["cost"]),
+               sharders["cost"]),
         paired("step, policy over cost_fused", "at most 1", sharders["policy"],
-                sharders["cost_fused"]),
+               sharders["cost_fused"]),
         paired("step, autoshard over cost_fused_search", "", sharders["autoshard"],
-                sharders["cost_fused_search"]),
+               sharders["cost_fused_search"]),
         *(
             paired(f"step, autoshard over {name}", "at most 0.78" if name in _TORCHREC else "",
                     sharders["autoshard"], sharders[name])

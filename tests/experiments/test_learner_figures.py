@@ -1,6 +1,16 @@
 """The figures of learners, with next to no time for training and for annealing."""
 
+import pytest
+
+from autoshard.experiments.figures.figure import mean_and_interval
 from autoshard.experiments.figures.learners import learner_figures
+
+
+def test_the_mean_of_several_and_where_it_lies() -> None:
+    mean, (low, high) = mean_and_interval([1.0, 2.0, 3.0])
+    assert (mean, low + high) == (2.0, 4.0)
+    assert high - mean == pytest.approx(4.3027 / 3**0.5, abs=1e-3)
+    assert mean_and_interval([0, 0, 0]) == (0.0, (0.0, 0.0))
 
 
 def test_learners_are_told_beside_what_they_began_as(cluster: object) -> None:

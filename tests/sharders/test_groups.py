@@ -115,6 +115,45 @@ def test_plans_in_groups_are_as_good_as_in_one(
     assert ours.plan_ms < 1.05 * best  # tables are few
 
 
+def test_of_two_groups_the_slow_one_is_evened_out(
+    oracle: EstimatedCosts, hundreds: Tables, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here the second has three quarters of the tables."""
+
+    def unfair(_deck: Deck, whole: Group) -> list[Group]:
+        deal, half = whole.deal, len(whole.devices) // 2
+        few = np.arange(len(deal.pieces)) % 4 == 0
+        halves = ((whole.devices[:half], few), (whole.devices[half:], ~few))
+        return [
+            Group(own, replace(deal, pieces=deal.pieces[chosen], memory_bytes=task.room_bytes[own]))
+            for own, chosen in halves
+        ]
+
+    task = replace(task_of(hundreds, 0.1), objective=Objective())
+    playing = Player(Policy.untrained().network, oracle)
+    monkeypatch.setattr(player, "in_groups", as_one)
+    (best,) = playing.play(task)
+    monkeypatch.setattr(player, "in_groups", unfair)
+    (ours,) = playing.play(task)
+    assert ours.plan_ms < 1.02 * best.plan_ms
+    monkeypatch.setattr(player, "_APART", 10.0)  # nobody is that slow
+    (apart,) = playing.play(task)
+    assert apart.plan_ms > 1.1 * best.plan_ms
+
+
+def test_where_few_devices_have_the_memory_it_stays_one(
+    oracle: EstimatedCosts, hundreds: Tables
+) -> None:
+    task = task_of(hundreds, 0.5)
+    rich = tuple(
+        replace(device, memory_bytes=device.memory_bytes * (50 if number < 4 else 1))
+        for number, device in enumerate(task.devices)
+    )
+    task = replace(task, devices=rich)
+    deck = Deck(oracle, Terms(task).bundles(), split=True)
+    assert len(in_groups(deck, whole_of(deck, task))) == 1
+
+
 def test_groups_without_a_plan_are_joined(
     oracle: EstimatedCosts, hundreds: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
