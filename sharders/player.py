@@ -137,28 +137,24 @@ class Player:
     def _evened_out(
         self, deck: Deck, ended: Sequence[_Ended], styles: Sequence[Style], split: bool
     ) -> list[_Ended]:
-        """The slowest groups, each played in one with a fast one, as long as that makes them
-        better; and those that have no plan, until they have one.
+        """The slowest groups, each played once more in one with a fast one; and those that have no
+        plan, until they have one.
         """
-        ranked, apart, joined = sorted(ended, key=_PLAN_MS), _APART, 1
-        while joined:
-            bar = (1 + apart) * ranked[(len(ranked) - 1) // 2].plan_ms
+        ranked = sorted(ended, key=_PLAN_MS)
+        bar = (1 + _APART) * ranked[(len(ranked) - 1) // 2].plan_ms
+        while True:
             pairs = []
             while len(ranked) > 1 and (ranked[-1].plan_ms > bar or ranked[-1].plan_ms == math.inf):
                 pairs.append((ranked.pop(0), ranked.pop()))
             if not pairs:
-                break
+                return ranked
             groups = [fast.group.with_(slow.group) for fast, slow in pairs]
             found = self._ended(deck, groups, styles, split)
-            joined = 0
             for (fast, slow), of_group in zip(pairs, zip(*found, strict=True), strict=True):
                 both = min(of_group, key=_PLAN_MS)
-                better = both.plan_ms <= slow.plan_ms
-                ranked += [both] if better else [fast, slow]
-                joined += better
+                ranked += [both] if both.plan_ms <= slow.plan_ms else [fast, slow]
             ranked.sort(key=_PLAN_MS)
-            apart *= 2  # as a game takes twice as long, with twice the pieces
-        return ranked
+            bar = math.inf  # once more takes twice as long, and wins next to nothing
 
     def _ended(
         self,
