@@ -73,14 +73,14 @@ def _dealt(deck: Deck, deal: Deal, members: Sequence[Ints]) -> list[Ints] | None
     room = np.array([deal.memory_bytes[own].sum() for own in members], np.float64)
     largest = np.array([deal.memory_bytes[own].max() for own in members], np.float64)
     even = cost[deal.pieces].sum() / devices.sum()
-    counted = deal.objective.exchanges(devices.sum()) > 0
-    # What each group has of an even share: of cost, of columns where they count, and of its memory.
-    units = np.stack([even * devices, room])
-    weights = [cost, sizes]
-    if counted:
-        units = np.concatenate([units, [columns[deal.pieces].sum() / devices.sum() * devices]])
-        weights.append(columns)
-    shares, halves = np.stack(weights, axis=1), deck.halves.numpy()
+    # What there is to share out, and an even share of each group: costs, memory, and columns where
+    # they count.
+    kinds = [(cost, even * devices), (sizes, room)]
+    if deal.objective.exchanges(devices.sum()):
+        kinds.append((columns, columns[deal.pieces].sum() / devices.sum() * devices))
+    shares = np.stack([each for each, _ in kinds], axis=1)
+    units = np.stack([unit for _, unit in kinds])
+    halves = deck.halves.numpy()
     held = np.zeros_like(units)
     found: list[list[int]] = [[] for _ in members]
     first = [(-cost[piece], int(piece)) for piece in deal.pieces]

@@ -186,17 +186,17 @@ def kill_actors(name: str, most: int | None = None) -> int:
     return len(victims)
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    """Until it holds; a test fails where it never does."""
-    deadline = time.monotonic() + PATIENCE
+def wait_until(what: str, condition: Callable[[], object], patience: float = 240) -> None:
+    """Return as soon as the condition holds; an error that names it if it never does."""
+    deadline = time.monotonic() + patience
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.2)
+        assert time.monotonic() < deadline, f"waited {patience:.0f} s for {what}"
+        time.sleep(0.1)
 
 
 def whole(pool: BenchmarkPool) -> BenchmarkPool:
     """The pool with all its actors: tests before, which use the same, may have killed some."""
     on_cores = pool.devices()[0].kind == "cpu"
     count = len(physical_cores()) if on_cores else int(ray.cluster_resources()["GPU"])
-    wait_for(lambda: len(pool.devices()) == count)
+    wait_until("all actors", lambda: len(pool.devices()) == count)
     return pool

@@ -10,7 +10,7 @@ import psutil
 import pytest
 import ray
 import torch
-from commands import actors, kill_actors, wait_for, whole
+from commands import actors, kill_actors, wait_until, whole
 
 from autoshard.benchmark import (
     BenchmarkPool,
@@ -169,7 +169,7 @@ def test_an_operator_that_hangs_is_recorded_and_its_actor_replaced(
     assert (hung.status, hung.reason) == ("failed", "no answer within 6 s")
     fine = pool.measure(random_shards(tables, 8, 3), SETTINGS, QUICK)
     assert all(answer.ok for answer in fine)
-    wait_for(lambda: len(pool.devices()) == count)
+    wait_until("another actor", lambda: len(pool.devices()) == count)
     assert len({process.pid for process in processes()} - before) == 1
     assert any("no answer" in notice for notice in pool.notices())
 
@@ -189,7 +189,7 @@ def test_an_operator_that_fails_is_recorded_and_its_actor_replaced(
     assert failed.status == "failed"
     assert failed.reason.startswith("RuntimeError: ")
     assert all(answer.ok for answer in others)
-    wait_for(lambda: len(pool.devices()) == count)
+    wait_until("another actor", lambda: len(pool.devices()) == count)
     assert len({process.pid for process in processes()} - before) == 1
 
 
@@ -246,7 +246,10 @@ def test_an_all_to_all_waits_for_a_core_that_another_pool_holds(make_pool: MakeP
     with ThreadPoolExecutor() as threads:
         with claimed(physical_cores()[-1], "another pool"):
             asked = threads.submit(pool.exchange, [8] * len(devices), 512)
-            wait_for(lambda: told.extend(pool.notices()) or any("had to wait" in n for n in told))
+            wait_until(
+                "a notice",
+                lambda: told.extend(pool.notices()) or any("had to wait" in n for n in told),
+            )
             assert not asked.done()
         assert max(asked.result().forward_ms) > 0
     assert any("is held by another pool" in notice for notice in told)
@@ -276,7 +279,8 @@ def test_a_request_that_is_dropped_is_forgotten(
     stream = pool.stream(random_shards(tables, 200, 8, seed=9), SETTINGS, QUICK)
     next(stream)
     stream.close()
-    wait_for(lambda: ray.get(pool._actor.backlog.remote()) == 0)  # what was being measured is kept
+    # What was being measured is kept.
+    wait_until("an empty backlog", lambda: ray.get(pool._actor.backlog.remote()) == 0)
     pool.close()
     with MeasurementStore(tmp_path / "costs.db") as store:
         assert 0 < len(store) < 100
@@ -330,7 +334,10 @@ class Endless:
     def measuring(self) -> psutil.Process:
         """The process that measures it, as soon as there is one."""
         found: list[psutil.Process] = []
-        wait_for(lambda: bool(found.extend(filter(self._reads, processes())) or found))
+        wait_until(
+            "a device that reads it",
+            lambda: bool(found.extend(filter(self._reads, processes())) or found),
+        )
         return found[0]
 
     def _reads(self, process: psutil.Process) -> bool:

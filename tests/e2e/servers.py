@@ -7,14 +7,13 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
-from commands import environment
+from commands import environment, wait_until
 from programs import find_program
 from selenium import webdriver
 
@@ -26,14 +25,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def wait_until(what: str, condition: Callable[[], object], patience: float = PATIENCE) -> None:
-    """Return as soon as the condition holds; an error that names it if it never does."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {patience:.0f} s for {what}"
-        time.sleep(0.1)
 
 
 @contextmanager

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from commands import wait_until
 from mlflow import MlflowClient
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from servers import mlflow_server, wait_until
+from servers import mlflow_server
 from trainings import Training, check_all
 
 from autoshard.experiments.tracking.runs import VIEW

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import ray
-from commands import wait_for
+from commands import PATIENCE, wait_until
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, TimingOptions
 from autoshard.benchmark.hardware import physical_cores
@@ -63,8 +63,8 @@ def test_a_pool_moves_to_nodes_that_declare_the_resource_and_back(
     declared = cluster.add_node(num_cpus=0, resources={"benchmark": 1})
     try:
         answers = dict(pool.stream(shards, MeasureSettings(256), QUICK))
-        wait_for(lambda: nodes_of(pool) == {declared.node_id})
-        wait_for(lambda: len(pool.devices()) == count)
+        wait_until("the node", lambda: nodes_of(pool) == {declared.node_id}, PATIENCE)
+        wait_until("all devices", lambda: len(pool.devices()) == count, PATIENCE)
         assert any("only nodes with the resource" in notice for notice in pool.notices())
         for index, answer in pool.stream(shards, MeasureSettings(256, seed=1), QUICK):
             if len(answers) == len(shards):
@@ -75,7 +75,7 @@ def test_a_pool_moves_to_nodes_that_declare_the_resource_and_back(
             cluster.remove_node(declared)
     assert sorted(answers) == list(range(2 * len(shards)))
     assert all(answer.ok for answer in answers.values())
-    wait_for(lambda: nodes_of(pool) == elsewhere)
+    wait_until("other nodes", lambda: nodes_of(pool) == elsewhere, PATIENCE)
 
 
 def nodes_of(pool: BenchmarkPool) -> set[str]:

@@ -23,10 +23,10 @@ from typing import Any
 import mlflow
 import pytest
 import yaml
-from commands import environment
+from commands import environment, wait_until
 from mlflow.entities import Run
 from programs import find_program
-from servers import free_port, wait_until
+from servers import free_port
 from ssh import Machines, end_processes, processes_of, ssh_server
 
 from autoshard.experiments.tracking.runs import EXPERIMENT
