@@ -173,31 +173,32 @@ def fused(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     is three times as fast for a few shards as mapping over the networks.
     """
     beside, factor = _fused(sums, weights)
-    return beside.log() + factor
+    return (beside.log() + factor).mT
 
 
 def fused_ms(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """The same in milliseconds, for those who need no logarithm: it is left out on the way."""
+    """The same in milliseconds, for those who need no logarithm: it is left out on the way. Shards
+    come last, [..., 2, shards]: what is reckoned with long rows takes half the time.
+    """
     beside, factor = _fused(sums, weights)
     return beside * factor.exp_()
 
 
 def _fused(sums: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Milliseconds beside others, with the start, and the logarithm of what fusion makes of them:
-    each [..., shards, 2].
+    each [..., 2, shards].
     """
     used = weights["factor.0.weight"].shape[-1]
-    start = weights["log_start"].exp().unsqueeze(-2)
-    beside = (sums[..., :DIRECTIONS] + start).clamp_min(_FLOOR)
-    hidden = _linear(sums[..., :used].clamp_min(_FLOOR).log(), weights, "factor.0").relu_()
-    return beside, _linear(hidden, weights, "factor.2")
+    start = weights["log_start"].exp().unsqueeze(-1)
+    beside = (sums[..., :DIRECTIONS].mT + start).clamp_min(_FLOOR)
+    logs = sums.clamp_min(_FLOOR).log()[..., :used].mT
+    return beside, _linear(_linear(logs, weights, "factor.0").relu_(), weights, "factor.2")
 
 
 def _linear(inputs: Tensor, weights: Mapping[str, Tensor], layer: str) -> Tensor:
-    bias = weights[f"{layer}.bias"].unsqueeze(-2)
-    if inputs.dim() == 3:
-        return torch.baddbmm(bias, inputs, weights[f"{layer}.weight"].mT)
-    return inputs @ weights[f"{layer}.weight"].mT + bias
+    """A layer of inputs [..., n, shards]."""
+    weight, bias = weights[f"{layer}.weight"], weights[f"{layer}.bias"].unsqueeze(-1)
+    return torch.baddbmm(bias, weight, inputs) if inputs.dim() == 3 else weight @ inputs + bias
 
 
 class ShardNetwork(nn.Module):

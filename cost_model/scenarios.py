@@ -115,11 +115,11 @@ class Scenarios:
         return torch.cat(parts).reshape(*sums.shape[:-2], self.count, DIRECTIONS)
 
     def _price(self, sums: Tensor) -> Tensor:
-        costs = fused_ms(sums.transpose(0, 1), self._fusion)  # [members + S, n, 2]
+        costs = fused_ms(sums.transpose(0, 1), self._fusion)  # [members + S, 2, n]
         members = self._model.ensemble.members
-        alone, drawn = costs[:members].sum(-1), costs[members:]
+        alone, drawn = costs[:members].sum(1), costs[members:]
         # Members differ from each other otherwise than from the truth, but not in their mean.
         mean = alone.mean(0)
         stretched = (alone / mean).pow(self._stretch)
         factors = stretched / stretched.mean(0) * mean / alone * self._model.holds_any(sums)
-        return (drawn * factors[self._members][..., None]).transpose(0, 1)
+        return (drawn * factors[self._members][:, None]).permute(2, 0, 1)

@@ -1,47 +1,50 @@
 """Whether the largest pieces to come still find room: what keeps games out of most dead ends."""
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+Floats = npt.NDArray[np.float64]
 
 _FORESEEN = 4  # of the largest pieces to come that room is looked for
 
 
 def room_is_left(
-    free: Tensor,
-    exists: Tensor,
-    size: Tensor,
-    largest: Tensor,
-    sizes: Tensor,
-    to_come: Tensor,
+    free: Tensor, size: Tensor, largest: Tensor, sizes: Tensor, placed: Tensor
 ) -> Tensor:
     """Whether the largest pieces to come fit in if the current one goes to a device, each where it
     fits most tightly: [seats, devices].
 
     Args:
-        free: bytes of each device: [seats, devices].
-        exists: whether it is there.
+        free: bytes of each device, less than 0 where there is none: [seats, devices].
         size: bytes of the current piece: [seats].
         largest: bytes of the largest piece that comes after it: [seats].
-        sizes: bytes of all pieces: [seats, pieces].
-        to_come: which of them come after it.
+        sizes: bytes of all pieces in their order: [seats, pieces].
+        placed: pieces that come before the current one: [seats].
     """
-    fits = torch.ones_like(exists)
+    fits = torch.ones(free.shape, dtype=torch.bool)
     # Each piece takes no more than one of the places for pieces as large as the largest, so where
     # there are enough of these none goes without, wherever it fits most tightly.
-    place = largest.clamp_min(1)
-    places = (free * exists).div(place[:, None], rounding_mode="floor").sum(1)
-    tight = (places - (size / place).ceil() < _FORESEEN).nonzero()[:, 0]
-    if not len(tight):
-        return fits
-    coming = sizes[tight] * to_come[tight]
-    foreseen = coming.topk(min(_FORESEEN, coming.shape[1]), dim=1).values
-    room = torch.where(exists, free, -1)[tight].double()
-    itself = torch.eye(room.shape[1], dtype=torch.float64)
-    after = room[:, None] - itself * size[tight, None, None]
-    found = torch.ones_like(fits[tight])
-    for needed in foreseen[:, :, None, None].unbind(1):
-        tightest, where = after.masked_fill(after < needed, torch.inf).min(2, keepdim=True)
-        found &= tightest[..., 0].isfinite()
-        after = after.scatter_add(2, where, -needed.expand_as(where))
-    fits[tight] = found
+    place, room = largest.clamp_min(1), free.double()
+    places = (room.clamp_min(0) / place[:, None]).floor_().sum(1)
+    few = (places - (size / place).ceil_() < _FORESEEN).nonzero()[:, 0].numpy()
+    if len(few):
+        to_come = np.arange(sizes.shape[1]) > placed.numpy()[few, None]
+        coming = np.where(to_come, sizes.numpy()[few], 0.0)
+        fits.numpy()[few] = _all_fit(room.numpy()[few], size.numpy()[few], coming)
     return fits
+
+
+def _all_fit(room: Floats, size: Floats, coming: Floats) -> npt.NDArray[np.bool_]:
+    """The same [games, devices] for a few games, where torch's operations would take longer."""
+    games, devices = np.arange(len(room))[:, None], np.arange(room.shape[1])
+    after = np.repeat(room[:, None], room.shape[1], axis=1)
+    after[:, devices, devices] -= size[:, None]
+    found = np.ones(room.shape, np.bool_)
+    for needed in np.sort(coming, axis=1)[:, : -_FORESEEN - 1 : -1].T[:, :, None]:
+        free = np.where(after < needed[..., None], np.inf, after)
+        tightest = free.argmin(2)
+        found &= free[games, devices, tightest] < np.inf
+        after[games, devices, tightest] -= needed
+    return found

@@ -95,6 +95,11 @@ class ShardingGame(KnownDevices):
         # The same of the deck's facts, and those of the current piece so.
         self.scale = torch.ones(seats, described + BESIDE)
         self.told = torch.zeros(seats, described + BESIDE)
+        # Of the current piece: its place in the order, and what the deck knows of it.
+        self._place = torch.zeros(seats, dtype=torch.int64)
+        self._amounts, self._facts = torch.zeros(seats, *amounts), torch.zeros_like(self.told)
+        self._columns, self._size = torch.zeros(seats), torch.zeros(seats, dtype=torch.int64)
+        self.left_after = torch.zeros(by_device, dtype=torch.int64)  # bytes, where it goes there
         self.pace_ms = torch.ones(seats)
         self.bound_ms = torch.ones(seats)
         self._everyone = torch.arange(seats)
@@ -267,19 +272,21 @@ class ShardingGame(KnownDevices):
         lawful = playing & self.allowed.gather(1, devices[:, None])[:, 0] & ~halving
         cut = halving & self.halvable
         self.stuck |= playing & ~lawful & ~cut
-        seats = lawful.nonzero()[:, 0]
-        homes, piece = devices[seats], self.current[seats]
+        # Mostly all of them: then nothing need be picked.
+        some = slice(None) if bool(lawful.all()) else lawful.nonzero()[:, 0]
+        seats, homes, place = self._everyone[some], devices[some], self._place[some]
         where = seats * self.max_devices + homes
-        described, sizes = self.deck.described[piece], self.deck.sizes[piece]
-        self.homes[seats, self.placed[seats]] = homes
-        self.sums.flatten(0, 1).index_add_(0, where, self.deck.amounts[piece])
+        facts, sizes = self._facts[some], self._size[some]
+        described = facts[:, :-BESIDE]
+        self.homes[seats, place] = homes
+        self.sums.flatten(0, 1).index_add_(0, where, self._amounts[some])
         self.content.flatten(0, 1).index_add_(0, where, described)
-        self.columns.view(-1).index_add_(0, where, self.deck.columns[piece])
+        self.columns.view(-1).index_add_(0, where, self._columns[some])
         known = self.known.flatten(0, 1)
         known[where, 0] = known[where, 1]
         self.free.view(-1).index_add_(0, where, sizes, alpha=-1)
         self.rest.index_add_(0, seats, described, alpha=-1)
-        self.rest_ms.index_add_(0, seats, self.deck.alone_ms[piece], alpha=-1)
+        self.rest_ms.index_add_(0, seats, facts[:, _ALONE], alpha=-1)
         self.rest_bytes.index_add_(0, seats, sizes, alpha=-1)
         self.placed += lawful
         if bool(cut.any()):
@@ -321,51 +328,51 @@ class ShardingGame(KnownDevices):
         """What each device would cost with the current piece, whether it has room for it, and
         whether it may be halved.
         """
-        next_place = torch.minimum(self.placed, self.count - 1).clamp_min_(0)
-        piece = self.current = self.order.gather(1, next_place[:, None])[:, 0]
-        amounts = self.deck.amounts[piece]
+        deck = self.deck
+        place = self._place = torch.minimum(self.placed, self.count - 1).clamp_min_(0)
+        piece = self.current = self.order.gather(1, place[:, None])[:, 0]
+        amounts, self._facts = deck.amounts[piece], deck.facts[piece]
+        self._amounts, self._columns = amounts, deck.columns[piece]
+        self._size, self.told = deck.sizes[piece], self._facts / self.scale
         if len(self._pairs) == self.exists.numel():
-            joined = self.deck.price(self.sums + amounts[:, None])
+            joined = deck.price(self.sums + amounts[:, None])
             forward, backward, deviation = joined.forward_ms, joined.backward_ms, joined.deviation
         else:  # what does not exist is not priced
             seats, devices = self._pairs.unbind(1)
-            joined = self.deck.price(self.sums[seats, devices] + amounts[seats])
+            joined = deck.price(self.sums[seats, devices] + amounts[seats])
             prices = torch.zeros(3, *self.exists.shape)
             told = (joined.forward_ms, joined.backward_ms, joined.deviation)
             prices[:, seats, devices] = torch.stack(told)
             forward, backward, deviation = prices.unbind(0)
-        columns = self.columns + self.deck.columns[piece][:, None]
+        columns = self.columns + self._columns[:, None]
         exchange = self.stakes.exchange_ms(columns) * self.exists
         waits = self.stakes.waits_ms(forward, backward, exchange)
         all_of_it = forward + backward + exchange
         torch.stack([*waits, all_of_it, deviation], dim=-1, out=self.known[:, :, 1])
-        self.told = self.deck.facts[piece] / self.scale
-        self.allowed = self.exists & (self.free >= self.deck.sizes[piece][:, None])
+        self.left_after = self.free - self._size[:, None]
+        self.allowed = self.exists & (self.left_after >= 0)
         for seat, ruling in self._ruled.items():
-            place, homes, origin = int(next_place[seat]), self.homes[seat], self.origin[seat]
-            admitted = ruling.admitted(int(origin[place]), homes, origin)
+            homes, origin = self.homes[seat], self.origin[seat]
+            admitted = ruling.admitted(int(origin[int(place[seat])]), homes, origin)
             self.allowed[seat, : len(admitted)] &= admitted
-        self.safe = self.allowed & self._room_is_left(piece)
-        self.halvable = self._may_halve(piece, next_place)
-        fits_nowhere = ~self.allowed.any(1) & ~self.halvable
+        largest = self._largest_after.gather(1, self.placed[:, None].clamp_max(self.max_pieces - 1))
+        self.safe = self.allowed & room_is_left(
+            self.free, self._size, largest[:, 0], self._sizes, self.placed
+        )
+        self.halvable = self._may_halve(piece)
+        fits_nowhere = ~(self.allowed.any(1) | self.halvable)
         self.stuck |= (self.placed < self.count) & fits_nowhere
 
-    def _may_halve(self, piece: Tensor, place: Tensor) -> Tensor:
+    def _may_halve(self, piece: Tensor) -> Tensor:
         """Whether the current piece may be halved: where it can be, the rules and the game have
         room for one more, and it is costly enough or lies badly whole: [seats].
         """
-        narrow, origin = self.deck.narrow[piece], self.origin[self._everyone, place]
+        narrow = self.deck.narrow[piece]
+        origin = self.origin.gather(1, self._place[:, None])[:, 0]
         slices, most, least = self._tables[self._everyone, origin].unbind(1)
         possible = (narrow > 0) & (self.count < self._most_pieces) & (slices < most)
         worth = (self.told[:, _ALONE] >= _WORTH) | ~self.safe.any(1)
         return possible & worth & (narrow >= least)
-
-    def _room_is_left(self, piece: Tensor) -> Tensor:
-        """Whether the largest pieces to come fit in if the current one goes there."""
-        largest = self._largest_after[self._everyone, self.placed.clamp_max(self.max_pieces - 1)]
-        to_come = (self._sizes, self._places > self.placed[:, None])
-        size = self.deck.sizes[piece].double()
-        return room_is_left(self.free, self.exists, size, largest, *to_come)
 
     def left_share(self) -> Tensor:
         """Share of each game's pieces that are not placed: [seats]."""

@@ -86,7 +86,7 @@ class Layout:
         slowest = now[..., :WAITS].amax(1)
         after = torch.maximum(then[..., :WAITS], slowest[:, None]).sum(2)
         free = game.free.float()
-        left, size = free / game.room, game.deck.sizes[game.current][:, None] / game.room
+        left, after_it = free / game.room, game.left_after / game.room
         of_devices = [
             game.content / game.even[:, None],
             now,
@@ -94,7 +94,7 @@ class Layout:
             torch.stack(
                 [
                     1 - left,
-                    (left - size).clamp_min(-1),
+                    after_it.clamp_min(-1),
                     game.room_share,
                     game.safe.float(),
                     after,
