@@ -9,7 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model import DeviceSums, EstimatedCosts
+from autoshard.cost_model.inputs import bundle_amounts
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.heuristics import Floats, greedy_plan, place_in_turn, sum_of
 from autoshard.workload import ShardingPlan, ShardingTask
@@ -46,18 +47,21 @@ class FusedGreedySharder:
         """A valid plan; PlanError names the table that no device has room for."""
         self._oracle.check(task)
         bundles = Terms(task).bundles()
-        devices = self._oracle.devices(bundles, len(task.devices))
+        pricing = self._oracle.expectation()  # what is not known of costs would take as long again
+        amounts = bundle_amounts(pricing.amounts, bundles)
+        devices = DeviceSums(pricing, amounts, len(task.devices))
         sent, sending = torch.tensor(_sent_ms(task, bundles)), torch.zeros(len(task.devices))
+        each = torch.arange(len(bundles)).split(1)
 
         def burden(number: int) -> Floats:
-            computing = devices.with_each([number]).total_ms[:, 0]
+            computing = devices.with_each(each[number]).sum((1, 2, 3))
             return np.asarray((computing + sending + sent[number]).double().numpy())
 
         def placed(number: int, device: int) -> None:
             devices.put(number, device)
             sending[device] += sent[number]
 
-        alone = (devices.alone().total_ms + sent).tolist()
+        alone = (devices.alone().sum((1, 2)) + sent).tolist()
         return place_in_turn(task, bundles, alone, burden, placed)
 
 
