@@ -20,7 +20,6 @@ from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 _SOFT = 12.0
 _SCENARIOS = 16  # that the end of the search goes by
 _LAST_SHARE = 0.2  # of the seconds is for that end
-_KICKED = 64  # devices times kicks: of more, where pieces are fine, eight kicks win 0.01 %
 
 
 class LocalSearch:
@@ -32,7 +31,7 @@ class LocalSearch:
 
     Args:
         oracle: prices devices.
-        kicks: restarts from a change of the best plan so far; fewer where devices are many.
+        kicks: restarts from a change of the best plan so far.
         split: allow tables to be split by columns.
         seed: of the kicks, and of scenarios.
         near: a plan to stay near; by default none.
@@ -74,8 +73,7 @@ class LocalSearch:
         best = min(searches, key=PlanSearch.objective)
         best.descend(self._split, late)
         rng = np.random.default_rng(self._seed)
-        kicks = min(self._kicks, _KICKED // len(task.devices))
-        for number in count() if seconds is not None else range(kicks):
+        for number in count() if seconds is not None else range(self._kicks):
             if late():
                 break
             other = PlanSearch(mean, task, _SOFT, best.placed(), self._near)

@@ -24,7 +24,7 @@ from autoshard.envs.observation import (
     TABLE,
 )
 
-_FORBIDDEN = -1e9  # the logit of what may not be chosen
+FORBIDDEN = -1e9  # the logit of what may not be chosen
 _FAR = 1e6  # times the pace: more than any device costs
 _COST, _JOINED, _SAFE, _SOFT_AFTER = (
     DESCRIBED + DEVICE_PARTS.index(name) for name in ("cost", "joined", "safe", "soft_after")
@@ -155,8 +155,8 @@ class PolicyNetwork(nn.Module):
         greedy = -self.log_sharpness.exp() * self._over_least(burden, allowed)
         halve = halve + self._relief(parts, allowed, elsewhere)
         may = parts["halving"][:, _MAY] > 0
-        logits = (greedy + score).masked_fill(~allowed, _FORBIDDEN)
-        return torch.cat([logits, halve.masked_fill(~may, _FORBIDDEN)[:, None]], dim=1), known
+        logits = (greedy + score).masked_fill(~allowed, FORBIDDEN)
+        return torch.cat([logits, halve.masked_fill(~may, FORBIDDEN)[:, None]], dim=1), known
 
     @staticmethod
     def _over_least(costs: Tensor, allowed: Tensor) -> Tensor:

@@ -14,8 +14,6 @@ from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.torchrec_planner import TorchRecSharder
 from autoshard.workload import Sharder, UserError
 
-_SAMPLES = 32  # plans that `policy_best` draws beside the policy's own
-
 
 @dataclass(frozen=True)
 class Means:
@@ -66,7 +64,7 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
         means.priced(name), means.seconds or ANNEAL_SECONDS, seed=means.seed
     ),
     "policy": _policy,
-    "policy_best": lambda name, means: _policy(name, means, samples=_SAMPLES),
+    "policy_best": lambda name, means: _policy(name, means, wide=True),
     "autoshard": lambda name, means: _policy(name, means, search=True),
     "autoshard_verified": lambda name, means: make_measuring(name, means),
     "torchrec": lambda _name, _means: TorchRecSharder(column_wise=False),

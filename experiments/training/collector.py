@@ -8,7 +8,7 @@ from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.cost_model.training import one_thread
 from autoshard.envs import Deck
 from autoshard.experiments.training.setting import Setting
-from autoshard.sharders.player import Player
+from autoshard.sharders.player import Player, Way
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.workload import Shard, ShardingPlan
 
@@ -39,7 +39,7 @@ class PlanCollector:
         for _ in range(self._plans):
             task = deck.task(self._setting.generator(deck, self._rng))
             rng = torch.Generator().manual_seed(int(self._rng.integers(2**31)))
-            played = player.play(task, drawn=1, rng=rng)
+            played = player.play(task, [Way(), Way(drawn=True)], rng=rng)
             if not played:
                 continue  # two dead ends
             plan = ShardingPlan.of_slices(task, played[-1].placed)  # the drawn one, if it ended

@@ -19,7 +19,7 @@ from autoshard.cost_model.training import one_thread
 from autoshard.envs import Deal, Deck, Layout, ShardingGame
 from autoshard.experiments.training.setting import Setting
 from autoshard.sharders import LocalSearch
-from autoshard.sharders.player import Player
+from autoshard.sharders.player import Player, Way
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import PlanError, ShardingTask
 from autoshard.workload.packing import pack
@@ -69,7 +69,7 @@ class Teacher:
     def _planned(self, task: ShardingTask, seed: int) -> Placed | None:
         """What the search makes of the policy's best; None where there is no plan to improve."""
         player, rng = Player(self._network, self._oracle), torch.Generator().manual_seed(seed)
-        played = player.play(task, drawn=_DRAWN, rng=rng)
+        played = player.play(task, [Way(), *[Way(drawn=True)] * _DRAWN], rng=rng)
         starts: list[Placed] = [game.placed for game in sorted(played, key=lambda g: g.plan_ms)]
         if not starts:
             try:

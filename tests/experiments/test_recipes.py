@@ -23,7 +23,7 @@ from autoshard.experiments.training.recipes import RECIPES, begun_with
 from autoshard.experiments.training.setting import Setting
 from autoshard.experiments.training.settings import as_json
 from autoshard.sharders import PolicySharder, load_policy
-from autoshard.sharders.player import Player
+from autoshard.sharders.player import Player, Way
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import Device, EmbeddingTable, ShardingTask, UserError
 
@@ -62,7 +62,7 @@ def test_what_a_recipe_trains_places_whole_tables_anywhere(
     policy = load_policy(folder / "run")
     assert policy.trained["recipe"] == name
     assert policy.trained["objective"] == "compute"
-    sharder = PolicySharder(policy, oracle, samples=4)
+    sharder = PolicySharder(policy, oracle, wide=True)
     for task in (tight(tables[:40], 5), tight((GIANT, *tables[:7]), 3), tight(tables[:1], 1)):
         plan = sharder.shard(task)
         plan.check(task)
@@ -113,7 +113,7 @@ def test_it_starts_from_nothing(
     task = tight(many_tables[:60], 4)
     nothing, greedy = (
         Player(PolicyNetwork(shape).eval(), oracle).play(
-            task, drawn=8, split=False, rng=torch.Generator().manual_seed(0)
+            task, [Way(), *[Way(drawn=True)] * 8], split=False, rng=torch.Generator().manual_seed(0)
         )[1:]
         for shape in (RECIPES[name].settings.hyper.shape, PolicyShape())
     )

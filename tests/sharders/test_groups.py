@@ -103,15 +103,15 @@ def test_plans_in_groups_are_as_good_as_in_one(
     """And what each group knows of all-to-alls is what they take among all devices."""
     task = task_of(hundreds, fill)
     playing = Player(Policy.untrained().network, oracle)
-    styles = playing.styles(DEVICES)
-    (ours,) = playing.play(task, styles)
+    ways = playing.ways(len(task.tables), DEVICES)
+    (ours,) = playing.play(task, ways)
     plan = ShardingPlan.of_slices(task, ours.placed)
     plan.check(task)
     # Slices of one table that meet on a device become one, which takes less: where it is tight.
     told = planned_ms(oracle, task, plan) / ours.plan_ms
     assert (0.999 if fill < 0.5 else 0.9) < told < 1.001
     monkeypatch.setattr(player, "in_groups", as_one)
-    best = min(game.plan_ms for game in playing.play(task, styles))
+    best = min(game.plan_ms for game in playing.play(task, ways))
     assert ours.plan_ms < 1.05 * best  # tables are few
 
 

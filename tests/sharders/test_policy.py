@@ -34,8 +34,8 @@ from autoshard.sharders import (
     make_sharder,
     save_policy,
 )
-from autoshard.sharders.player import Played, Player
-from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape, Style
+from autoshard.sharders.player import Played, Player, Way, second_best
+from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, PolicyShape, Style
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -69,9 +69,9 @@ def task_of(tables: Tables, devices: int, fill: float = 0.1) -> ShardingTask:
     return replace(loose, devices=Device.uniform(devices, int(total / devices / fill) + 1))
 
 
-def held_together(played: Played) -> list[list[tuple[str, int]]]:
+def held_together(played: Played, first: int | None = None) -> list[list[tuple[str, int]]]:
     devices: dict[int, list[tuple[str, int]]] = {}
-    for piece, device in played.placed:
+    for piece, device in played.placed[:first]:
         devices.setdefault(device, []).append((piece.table.name, piece.width))
     return sorted(sorted(held) for held in devices.values())
 
@@ -107,15 +107,16 @@ def test_each_step_of_the_ladder_is_no_worse(
 ) -> None:
     gains = []
     for count in (40, 60):
-        task = task_of(tables[:count], 4)
+        task = task_of(tables[:count], 8)
         outlook = TaskOutlook(oracle, task)
         steps = [
-            outlook.of(PolicySharder(policy, oracle, samples=samples, search=search).shard(task))
-            for samples, search in ((0, False), (32, False), (32, True))
+            outlook.of(PolicySharder(policy, oracle, wide=wide, search=search).shard(task))
+            for wide, search in ((False, False), (True, False), (True, True))
         ]
         alone, best, searched = (step.expected_ms for step in steps)
         assert alone >= best >= searched
         gains.append(searched / alone)
+        print(gains)
     assert min(gains) < 0.999  # the styles leave little for the search where tables are few
 
 
@@ -286,7 +287,8 @@ def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
 ) -> None:
     task, player = task_of(tables[:12], 3), Player(policy.network, oracle)
     (alone,) = player.play(task)
-    games = player.play(task, drawn=7, rng=torch.Generator().manual_seed(0))
+    ways = [Way(), *[Way(drawn=True)] * 7]
+    games = player.play(task, ways, rng=torch.Generator().manual_seed(0))
     assert len(games) == 8
     # Of like devices either may come first: how many games are played beside decides the last bit.
     assert held_together(games[0]) == held_together(alone)
@@ -294,6 +296,21 @@ def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
     assert len({game.placed for game in games}) > 4
     for game in games:
         ShardingPlan.of_slices(task, game.placed).check(task)
+
+
+def test_a_turn_is_taken_once(policy: Policy, oracle: EstimatedCosts, tables: Tables) -> None:
+    """What was placed before lies as in the policy's own plan, what comes then elsewhere."""
+    task, player = task_of(tables[:12], 3), Player(policy.network, oracle)
+    turns = range(1, 7)  # the first table may go anywhere, which is all the same
+    own, *others = player.play(task, [Way(), *(Way(turn=turn) for turn in turns)], split=False)
+    assert [game.way for game in others] == list(turns)
+    for turn, game in zip(turns, others, strict=True):
+        assert held_together(game, turn) == held_together(own, turn)
+        assert held_together(game, turn + 1) != held_together(own, turn + 1)
+        ShardingPlan.of_slices(task, game.placed).check(task)
+    alike, different = torch.tensor([[5.0, 5.0, 1.0]]), torch.tensor([[5.0, FORBIDDEN, FORBIDDEN]])
+    assert second_best(alike).tolist() == [2]  # not on another device that is like the best
+    assert second_best(different).tolist() == [0]  # there is no other
 
 
 def test_a_policy_that_has_learned_wrong_loses_nothing(
@@ -309,15 +326,14 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
     better = 0
     for first in range(0, 20, 4):
         task = task_of(tables[first : first + 20], 3)
-        both = set(start.styles(3)) & set(ours.styles(3))
-        assert len(both) >= 3
+        assert len(set(start.styles) & set(ours.styles)) >= 3
         plan = PolicySharder(policy, oracle).shard(task)
         (alone,) = ours.play(task)
-        games = [alone, *start.play(task, start.styles(3))]
+        games = [alone, *start.play(task, [*map(Way, start.styles)])]
         told = [
             planned_ms(oracle, task, ShardingPlan.of_slices(task, game.placed))
-            for game, style in zip(games, [*ours.styles(3)[:1], *start.styles(3)], strict=True)
-            if style in ours.styles(3)
+            for game, style in zip(games, [Style(), *start.styles], strict=True)
+            if style in ours.styles
         ]
         # Of like devices either may come first, which may lead to another plan.
         assert planned_ms(oracle, task, plan) <= 1.01 * min(told)
@@ -325,19 +341,25 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
     assert better >= 3
 
 
-def test_as_many_styles_are_played_as_cost_little(policy: Policy, oracle: EstimatedCosts) -> None:
+def test_as_many_games_are_played_as_cost_little(policy: Policy, oracle: EstimatedCosts) -> None:
     ours = Player(policy.network, oracle)
-    assert ours.styles(4)[0] == Style()
-    assert len(set(ours.styles(4))) == len(ours.styles(4)) == 6
-    assert ours.styles(200) == ours.styles(4)[:2]
-    assert ours.styles(1) == [Style()]
-    untrained = Player(Policy.untrained().network, oracle).styles(4)
+    assert len(set(ours.styles)) == len(ours.styles) == 6
+    ways = ours.ways(100, 8)
+    assert ways[:6] == [Way(style) for style in ours.styles]
+    assert {way.turn for way in ways[6:]} == set(range(6))
+    assert len(set(ways)) == len(ways) == 24
+    assert ours.ways(100, 8, wide=True)[:24] == ways
+    assert len(ours.ways(100, 8, wide=True)) == 48
+    assert max(way.turn for way in ours.ways(5, 2, wide=True)) == 4  # there is no later step
+    assert ours.ways(1000, 200) == ways[:2]
+    assert ours.ways(10, 1) == [Way()]
+    untrained = Player(Policy.untrained().network, oracle).styles
     assert {style.learned for style in untrained} == {0}
     assert len(set(untrained)) == len(untrained) < 6
     nothing = PolicyNetwork(PolicyShape(sharpness=0))
-    assert Player(nothing, oracle).styles(4) == [Style()]
+    assert Player(nothing, oracle).ways(10, 4) == [Way()]
     whole = PolicyNetwork(PolicyShape(halves=False))
-    assert {style.elsewhere for style in Player(whole, oracle).styles(4)} == {1}
+    assert {style.elsewhere for style in Player(whole, oracle).styles} == {1}
 
 
 def test_whole_tables_are_played_on_demand(oracle: EstimatedCosts, tables: Tables) -> None:
