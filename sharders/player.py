@@ -31,6 +31,7 @@ _OTHERS = (
 _TURNED = 3
 _FEWEST = 2  # games, however many devices there are
 _ROWS, _WIDE_ROWS = 192, 384  # devices of all games: to price so many takes little longer
+_MANY, _ROWS_OF_MANY = 16, 96  # devices of a task: of more, another choice wins nothing
 _APART = 0.04  # beyond the middle group: those that take longer are evened out with fast ones
 _ALIKE = 0.01  # logits less apart: devices alike, which make no other plan
 _NEVER = -1
@@ -132,7 +133,8 @@ class Player:
         styles = self.styles
         if devices == 1 or len(styles) == 1:
             return [Way(styles[0])]
-        most = max(_FEWEST, (_WIDE_ROWS if wide else _ROWS) // devices)
+        rows = _ROWS_OF_MANY if devices > _MANY else _WIDE_ROWS if wide else _ROWS
+        most = max(_FEWEST, rows // devices)
         turns = range(min(tables, most))
         ways = [Way(style, turn) for turn in turns for style in styles[:_TURNED]]
         return [*map(Way, styles), *ways][:most]

@@ -16,11 +16,9 @@ from autoshard.sharders.policy_files import Policy
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing import pack
 
-_QUICK, _BEST = (
-    4,
-    8,
-)  # plans of games that are held against each other: by their means, in scenarios
-_SEARCHED = 3  # of them: the start of the search
+_QUICK = 4  # plans of the usual games that are held against each other
+_BEST = 8  # of more games, in scenarios
+_SEARCHED = 3  # that a search starts from
 
 
 class PolicySharder:
@@ -93,5 +91,5 @@ class PolicySharder:
             played = self._player.play(task, shielded=True)
         ranked = sorted(played, key=lambda game: game.plan_ms)
         best = [game for game in ranked if game.way < len(usual)][:_QUICK]
-        best += ranked[:_BEST] if self._wide else []
+        best += ranked[:_SEARCHED] if self._search else ranked[:_BEST] if self._wide else []
         return [game.placed for game in ranked if game in best]

@@ -34,7 +34,7 @@ from autoshard.workload.parts import tables_by_part
 
 _TABLES, _MANY_TABLES = "synthetic:400:1:small", "synthetic:5500:1:small"
 _BATCH_SIZE = 1024
-_SEATS, _GAMES = 128, 128
+_SEATS, _MANY_SEATS, _GAMES = 128, 512, 128
 _LADDER = (
     "cost", "cost_fused", "cost_fused_search", "policy", "policy_best", "autoshard",
     "autoshard_verified",
@@ -57,8 +57,12 @@ def speed_figures() -> list[Figure]:
     model = load_model("cpu")
     tables = tables_by_part(load_tables(_TABLES))["train"]
     deck = Deck.of_tables(model, tables, _BATCH_SIZE, split=True)
-    figures = [Figure("steps of the game a second, one core", "at least 100,000",
-                      _game_speed(deck))]  # fmt: skip
+    figures = [
+        Figure(f"steps of the game a second, one core, {seats} games of {told} side by side",
+               "at least 100,000", _game_speed(deck, seats, lengths))
+        for told, lengths in (("60 tables", (60, 60)), ("20 to 100 tables", (20, 100)))
+        for seats in (_SEATS, _MANY_SEATS)
+    ]  # fmt: skip
     # In a process of its own, for the memory that it takes.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         figures += process.submit(_planning_figures).result()
@@ -195,18 +199,18 @@ def training_figures(folder: Path) -> list[Figure]:
 
 
 @one_thread()
-def _game_speed(deck: Deck) -> float:
-    env = ShardingVectorEnv(deck, _SEATS)
+def _game_speed(deck: Deck, seats: int, lengths: tuple[int, int]) -> float:
+    env = ShardingVectorEnv(deck, seats, RandomDeals(lengths))
     env.reset(seed=0)
     speeds = []
     for _ in range(7):
         started = time.perf_counter()
         for _ in range(61):
             game = env.game
-            # Devices alone, and nothing halved: games end together and are dealt together.
+            # Devices alone, and nothing halved: games as long end together.
             devices = torch.where(game.safe, game.joined_ms, torch.inf).argmin(1)
             env.step(devices.numpy())
-        speeds.append(61 * _SEATS / (time.perf_counter() - started))
+        speeds.append(61 * seats / (time.perf_counter() - started))
     return statistics.median(speeds)
 
 

@@ -116,7 +116,6 @@ def test_each_step_of_the_ladder_is_no_worse(
         alone, best, searched = (step.expected_ms for step in steps)
         assert alone >= best >= searched
         gains.append(searched / alone)
-        print(gains)
     assert min(gains) < 0.999  # the styles leave little for the search where tables are few
 
 
@@ -351,6 +350,7 @@ def test_as_many_games_are_played_as_cost_little(policy: Policy, oracle: Estimat
     assert ours.ways(100, 8, wide=True)[:24] == ways
     assert len(ours.ways(100, 8, wide=True)) == 48
     assert max(way.turn for way in ours.ways(5, 2, wide=True)) == 4  # there is no later step
+    assert ours.ways(1000, 32, wide=True) == ways[:3]
     assert ours.ways(1000, 200) == ways[:2]
     assert ours.ways(10, 1) == [Way()]
     untrained = Player(Policy.untrained().network, oracle).styles
