@@ -191,7 +191,7 @@ def _fused(sums: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]
     used = weights["factor.0.weight"].shape[-1]
     start = weights["log_start"].exp().unsqueeze(-1)
     beside = (sums[..., :DIRECTIONS].mT + start).clamp_min(_FLOOR)
-    logs = sums.clamp_min(_FLOOR).log()[..., :used].mT
+    logs = sums.clamp_min(_FLOOR).log()[..., :used].mT  # of all: in one stretch of memory
     return beside, _linear(_linear(logs, weights, "factor.0").relu_(), weights, "factor.2")
 
 

@@ -28,16 +28,16 @@ def room_is_left(
     # there are enough of these none goes without, wherever it fits most tightly.
     place, room = largest.clamp_min(1), free.double()
     places = (room.clamp_min(0) / place[:, None]).floor_().sum(1)
-    few = (places - (size / place).ceil_() < _FORESEEN).nonzero()[:, 0].numpy()
-    if len(few):
-        to_come = np.arange(sizes.shape[1]) > placed.numpy()[few, None]
-        coming = np.where(to_come, sizes.numpy()[few], 0.0)
-        fits.numpy()[few] = _all_fit(room.numpy()[few], size.numpy()[few], coming)
+    tight = (places - (size / place).ceil_() < _FORESEEN).nonzero()[:, 0].numpy()
+    if len(tight):
+        to_come = np.arange(sizes.shape[1]) > placed.numpy()[tight, None]
+        coming = np.where(to_come, sizes.numpy()[tight], 0.0)
+        fits.numpy()[tight] = _all_fit(room.numpy()[tight], size.numpy()[tight], coming)
     return fits
 
 
 def _all_fit(room: Floats, size: Floats, coming: Floats) -> npt.NDArray[np.bool_]:
-    """The same [games, devices] for a few games, where torch's operations would take longer."""
+    """The same [games, devices]. Mostly of few games, for which numpy is quicker than torch."""
     games, devices = np.arange(len(room))[:, None], np.arange(room.shape[1])
     after = np.repeat(room[:, None], room.shape[1], axis=1)
     after[:, devices, devices] -= size[:, None]

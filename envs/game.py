@@ -359,15 +359,15 @@ class ShardingGame(KnownDevices):
         self.safe = self.allowed & room_is_left(
             self.free, self._size, largest[:, 0], self._sizes, self.placed
         )
-        self.halvable = self._may_halve(piece)
+        self.halvable = self._may_halve()
         fits_nowhere = ~(self.allowed.any(1) | self.halvable)
         self.stuck |= (self.placed < self.count) & fits_nowhere
 
-    def _may_halve(self, piece: Tensor) -> Tensor:
+    def _may_halve(self) -> Tensor:
         """Whether the current piece may be halved: where it can be, the rules and the game have
         room for one more, and it is costly enough or lies badly whole: [seats].
         """
-        narrow = self.deck.narrow[piece]
+        narrow = self.deck.narrow[self.current]
         origin = self.origin.gather(1, self._place[:, None])[:, 0]
         slices, most, least = self._tables[self._everyone, origin].unbind(1)
         possible = (narrow > 0) & (self.count < self._most_pieces) & (slices < most)

@@ -51,7 +51,7 @@ class FusedGreedySharder:
         amounts = bundle_amounts(pricing.amounts, bundles)
         devices = DeviceSums(pricing, amounts, len(task.devices))
         sent, sending = torch.tensor(_sent_ms(task, bundles)), torch.zeros(len(task.devices))
-        each = torch.split(torch.arange(len(bundles)), 1)
+        each = torch.split(torch.arange(len(bundles)), 1)  # lists of one take longer to index by
 
         def burden(number: int) -> Floats:
             computing = devices.with_each(each[number]).sum((1, 2, 3))

@@ -14,7 +14,7 @@ from torch import Tensor
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import Deal, Deck, Layout, ShardingGame
 from autoshard.envs.deck import Demands
-from autoshard.sharders.groups import Group, in_groups
+from autoshard.sharders.groups import DEVICES, Group, in_groups
 from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, Style
 from autoshard.sharders.shield import Shield
 from autoshard.workload import ShardingTask, TableSlice
@@ -31,9 +31,10 @@ _OTHERS = (
 _TURNED = 3
 _FEWEST = 2  # games, however many devices there are
 _ROWS, _WIDE_ROWS = 192, 384  # devices of all games: to price so many takes little longer
-_MANY, _ROWS_OF_MANY = 16, 96  # devices of a task: of more, another choice wins nothing
+# Tasks of more devices, most of them in groups, win nothing by another choice.
+_MANY, _ROWS_OF_MANY = 2 * DEVICES - 1, 96
 _APART = 0.04  # beyond the middle group: those that take longer are evened out with fast ones
-_ALIKE = 0.01  # logits less apart: devices alike, which make no other plan
+_ALIKE = 0.01  # logits less apart: mostly devices alike, which make no other plan
 _NEVER = -1
 _PLAN_MS = attrgetter("plan_ms")
 
@@ -83,7 +84,7 @@ class Played:
     Args:
         placed: slices and their devices.
         plan_ms: what a step of that plan is estimated to take; infinite at a dead end.
-        way: which of those that were asked for it was played in.
+        way: which of those that were asked for it was played in; 0 if it was made of several.
     """
 
     placed: tuple[tuple[TableSlice, int], ...]
@@ -128,10 +129,11 @@ class Player:
 
     def ways(self, tables: int, devices: int, wide: bool = False) -> list[Way]:
         """To play a task of that size in one batch: in all styles, then with another choice once,
-        as early as may be. As many as take little longer than one; more where `wide`.
+        as early as may be. As many as take little longer than one; more where `wide`. What was
+        learned from nothing is played as it is, unless `wide`.
         """
         styles = self.styles
-        if devices == 1 or len(styles) == 1:
+        if devices == 1 or (len(styles) == 1 and not wide):
             return [Way(styles[0])]
         rows = _ROWS_OF_MANY if devices > _MANY else _WIDE_ROWS if wide else _ROWS
         most = max(_FEWEST, rows // devices)
@@ -150,11 +152,13 @@ class Player:
     ) -> list[Played]:
         """Plans of a task, in all these ways; games that end at a dead end are left out.
 
-        `split` games may halve tables, if the policy does; those that are drawn need `rng`. Of a
-        task that is played in groups only the best of all others is handed out.
+        `split` games may halve tables, if the policy does. Ways that are drawn need `rng`, and one
+        beside them that is not; of a task that is played in groups only the best of these others
+        is handed out.
         `shielded` games are of whole tables and end well wherever first fit decreasing packs them;
         they take longer, and know of no rules.
         """
+        assert rng is not None or not any(way.drawn for way in ways)
         bundles = Terms(task).bundles()
         split = split and self._network.shape.halves and not shielded and len(task.devices) > 1
         deck = Deck(self._oracle, bundles, split)

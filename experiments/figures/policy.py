@@ -207,7 +207,7 @@ def _game_speed(deck: Deck, seats: int, lengths: tuple[int, int]) -> float:
         started = time.perf_counter()
         for _ in range(61):
             game = env.game
-            # Devices alone, and nothing halved: games as long end together.
+            # By devices alone, and nothing halved: games of as many tables end together.
             devices = torch.where(game.safe, game.joined_ms, torch.inf).argmin(1)
             env.step(devices.numpy())
         speeds.append(61 * seats / (time.perf_counter() - started))

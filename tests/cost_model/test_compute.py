@@ -16,6 +16,8 @@ from autoshard.cost_model import (
     DeviceSums,
     EstimatedCosts,
     OutsideTraining,
+    compute,
+    scenarios,
     split,
 )
 from autoshard.cost_model.compute_training import train_compute
@@ -226,6 +228,31 @@ def test_incremental_prices_are_full_ones(
     devices.take(leaver, home)
     same(devices.prices().total_ms[home], rest)
     same(devices.alone().total_ms[other], [other])
+
+
+def test_many_shards_are_priced_in_parts(
+    oracle: EstimatedCosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = synthetic_tables(24, seed=4)
+    drawing = oracle.scenarios(tables, 4)
+    slices = [table.whole() for table in tables]
+    sums, drawn = (
+        amounts(slices).reshape(12, 2, *amounts(slices).shape[1:])
+        for amounts in (oracle.amounts, drawing.amounts)
+    )
+    costs = oracle.model.compute
+
+    def prices() -> list[torch.Tensor]:
+        told = costs.price(sums)
+        return [*vars(told).values(), costs.means(sums), drawing.price(drawn)]
+
+    whole = prices()
+    for module in (compute, scenarios):
+        monkeypatch.setattr(module, "_AT_ONCE", 5)
+    for one, other in zip(prices(), whole, strict=True):
+        torch.testing.assert_close(one, other)
+    total = (whole[-2][..., 0] + whole[-2][..., 1]).tolist()
+    torch.testing.assert_close(total, (whole[0] + whole[1]).tolist())
 
 
 def test_items_can_be_added_later(oracle: EstimatedCosts) -> None:

@@ -8,7 +8,43 @@ from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, ragged, seeds
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import Deck, ShardingGame
+from autoshard.envs.foresight import room_is_left
 from autoshard.workload import EmbeddingTable, UserError
+
+
+def test_the_four_largest_to_come_find_room_where_they_fit_most_tightly() -> None:
+    """As a plain loop has it, for seats with much room and with little side by side."""
+    rng = np.random.default_rng(0)
+    told = {True: 0, False: 0}
+    for _ in range(60):
+        seats, devices, pieces = 12, int(rng.integers(1, 6)), int(rng.integers(1, 9))
+        free = rng.integers(0, 120, (seats, devices))
+        free[:, 1:][rng.random((seats, devices - 1)) < 0.2] = -1  # absent
+        sizes, placed = rng.integers(1, 60, (seats, pieces)), rng.integers(0, pieces, seats)
+        size = sizes[np.arange(seats), placed]
+        coming = [sorted(sizes[s, placed[s] + 1 :].tolist(), reverse=True) for s in range(seats)]
+        largest = [max(some, default=0) for some in coming]
+        found = room_is_left(
+            torch.from_numpy(free),
+            torch.from_numpy(size),
+            torch.tensor(largest, dtype=torch.float64),
+            torch.from_numpy(sizes).double(),
+            torch.from_numpy(placed),
+        )
+        for seat in range(seats):
+            for device in np.flatnonzero(free[seat] >= size[seat]).tolist():
+                rooms = free[seat].tolist()
+                rooms[device] -= int(size[seat])
+                fits = True
+                for needed in coming[seat][:4]:
+                    fitting = [n for n, room in enumerate(rooms) if room >= needed]
+                    if not fitting:
+                        fits = False
+                        break
+                    rooms[min(fitting, key=lambda n: rooms[n])] -= needed
+                assert bool(found[seat, device]) == fits
+                told[fits] += 1
+    assert min(told.values()) > 100
 
 
 @given(dealt=ragged, seed=seeds)
