@@ -15,7 +15,6 @@ from autoshard.sharders.player import Played, Player
 from autoshard.sharders.policy_files import Policy
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing import pack
-from autoshard.workload.terms import Terms
 
 _QUICK = 4  # plans of the usual games that are held against each other
 _BEST = 8  # plans of more games, beside those
@@ -83,7 +82,7 @@ class PolicySharder:
 
     def _played(self, task: ShardingTask) -> list[Placed]:
         """What the policy plans, the best first: of its usual games, and of more where `wide`."""
-        size = len(Terms(task).bundles()), len(task.devices)
+        size = len(task.tables), len(task.devices)
         usual = self._player.ways(*size)
         ways = self._player.ways(*size, wide=True) if self._wide else usual
         played = self._player.play(task, ways)
