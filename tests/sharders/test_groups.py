@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tasks import Tables
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.judging_plans import planned_ms
@@ -26,7 +27,6 @@ from autoshard.workload import (
 )
 from autoshard.workload.terms import Terms
 
-Tables = tuple[EmbeddingTable, ...]
 DEVICES = 3 * groups.DEVICES + 2  # so that not all groups have as many
 OVER_A_LINK = Objective("step", Link(5e9, 30e-6))
 GIANT = EmbeddingTable("giant", 100_000, 512, 500.0, zipf_alpha=0.8)
