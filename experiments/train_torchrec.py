@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Literal
 
 from autoshard.benchmark.hardware import AskedKind
+from autoshard.benchmark.rehearsal.rehearsal import stage
+from autoshard.benchmark.rehearsal.times import MUCH
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ray_cluster import ray_cluster
-from autoshard.experiments.rehearsal.rehearsal import stage
-from autoshard.experiments.rehearsal.times import MUCH
 from autoshard.sharders import SHARDERS, make_sharder
 from autoshard.workload import (
     Device,

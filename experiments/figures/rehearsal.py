@@ -9,14 +9,14 @@ import numpy.typing as npt
 from scipy import stats
 
 from autoshard.benchmark import MeasureSettings, PlanCost, price_plan
+from autoshard.benchmark.rehearsal.rehearsal import stage
+from autoshard.benchmark.rehearsal.turns import in_turns
 from autoshard.benchmark.statistics import median_interval
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
 from autoshard.experiments.console import cli
 from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.workbench import cpu_pool, say
 from autoshard.experiments.judging.shard_visits import SEEDS, ShardVisits, judging_seeds
-from autoshard.experiments.rehearsal.rehearsal import stage
-from autoshard.experiments.rehearsal.turns import in_turns
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
 from autoshard.workload import Device, Objective, ShardingPlan, ShardingTask, load_tables
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
+from autoshard.benchmark.rehearsal.rehearsal import stage
+from autoshard.benchmark.rehearsal.times import MUCH
+from autoshard.benchmark.rehearsal.turns import in_turns
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.judging.contest import Contest
 from autoshard.experiments.judging.contestants import Contestants
 from autoshard.experiments.judging.judge import Judgement
 from autoshard.experiments.judging.statistics import SCENARIOS, Floats
-from autoshard.experiments.rehearsal.rehearsal import stage
-from autoshard.experiments.rehearsal.times import MUCH
-from autoshard.experiments.rehearsal.turns import in_turns
 from autoshard.workload import UserError
 
 

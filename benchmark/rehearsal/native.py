@@ -7,7 +7,7 @@ from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 
 from autoshard.benchmark.hardware import Kind
-from autoshard.experiments.rehearsal.model import RehearsedModel
+from autoshard.benchmark.rehearsal.model import RehearsedModel
 from autoshard.workload import PlanError, ShardingTask
 from autoshard.workload.torchrec.names import lookups_of, topology_of
 

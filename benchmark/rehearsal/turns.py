@@ -3,8 +3,8 @@
 import time
 from collections.abc import Mapping
 
-from autoshard.experiments.rehearsal.rehearsal import Stage
-from autoshard.experiments.rehearsal.times import Rehearsal
+from autoshard.benchmark.rehearsal.rehearsal import Stage
+from autoshard.benchmark.rehearsal.times import Rehearsal
 from autoshard.workload import ShardingPlan, ShardingTask
 
 _STEPS = 10  # of a turn

@@ -8,10 +8,10 @@ from torch import nn
 
 pytest.importorskip("torchrec")
 
-from autoshard.experiments.rehearsal.model import RehearsedModel, draw_batch, fill, in_model
-from autoshard.experiments.rehearsal.rehearsal import Stage, stage
-from autoshard.experiments.rehearsal.times import PHASES, RankTimes, Rehearsal, Step
-from autoshard.experiments.rehearsal.training import BATCHES, LEARNING_RATE
+from autoshard.benchmark.rehearsal.model import RehearsedModel, draw_batch, fill, in_model
+from autoshard.benchmark.rehearsal.rehearsal import Stage, stage
+from autoshard.benchmark.rehearsal.times import PHASES, RankTimes, Rehearsal, Step
+from autoshard.benchmark.rehearsal.training import BATCHES, LEARNING_RATE
 from autoshard.workload import (
     Device,
     EmbeddingTable,

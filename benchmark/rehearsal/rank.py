@@ -69,7 +69,7 @@ class RehearsalRank:
 
     def prepare(self, name: str, task: Any, plan: Any) -> None:
         """Make the model of a task by a plan; the other ranks do so at the same time."""
-        from autoshard.experiments.rehearsal.training import Training
+        from autoshard.benchmark.rehearsal.training import Training
 
         self._trainings[name] = Training(task, plan, self._device)
         gc.collect()

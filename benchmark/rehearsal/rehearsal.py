@@ -19,8 +19,8 @@ from autoshard.benchmark.places import (
     gpu_places,
     nodes_that_measure,
 )
-from autoshard.experiments.rehearsal.rank import RehearsalRank
-from autoshard.experiments.rehearsal.times import RankTimes, Rehearsal
+from autoshard.benchmark.rehearsal.rank import RehearsalRank
+from autoshard.benchmark.rehearsal.times import RankTimes, Rehearsal
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError
 
 WARM_UP = 5  # steps, in which caches fill and libraries settle
@@ -84,7 +84,7 @@ class Stage:
             plan.check(here)
             self._all("prepare", name, here, plan)
         else:
-            from autoshard.experiments.rehearsal.native import native_plan
+            from autoshard.benchmark.rehearsal.native import native_plan
 
             self._all("prepare", name, here, native_plan(here, self.kind))
         self._tasks[name] = (here, plan)

@@ -14,7 +14,7 @@ from torch import nn
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from autoshard.benchmark import fbgemm
-from autoshard.experiments.rehearsal.times import PHASES
+from autoshard.benchmark.rehearsal.times import PHASES
 
 _INPUT, _FORWARD, _FORWARD_EXCHANGE, _DENSE, _BACKWARD_EXCHANGE, _BACKWARD, _REDUCE = range(
     len(PHASES)

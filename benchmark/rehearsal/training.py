@@ -16,15 +16,15 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from autoshard.experiments.rehearsal.model import (
+from autoshard.benchmark.rehearsal.model import (
     RehearsedModel,
     draw_batch,
     fill,
     in_model,
     plan_in_model,
 )
-from autoshard.experiments.rehearsal.phases import CoreClock, GpuClock, Phases
-from autoshard.experiments.rehearsal.times import Step
+from autoshard.benchmark.rehearsal.phases import CoreClock, GpuClock, Phases
+from autoshard.benchmark.rehearsal.times import Step
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.torchrec import to_torchrec
 from autoshard.workload.torchrec.names import FUSED_OPTIMIZERS
