@@ -19,6 +19,7 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.objective import PHASES
+from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 
 _COLUMNS = ("device", "tables", "MB", "fwd", "bwd", "a2a fwd", "a2a bwd", "total", "+/-")
 Floats = npt.NDArray[np.float64]
@@ -78,18 +79,23 @@ class PlanCost:
         return np.array([device.phases_ms for device in self.devices], dtype=float)
 
     @property
+    def stages_ms(self) -> Floats:
+        """Of all devices: [devices, stages]."""
+        return stages_of_phases(self.objective, self.phases_ms)
+
+    @property
     def step_ms(self) -> float:
-        """Milliseconds of a step: its waits in sum, each as long as its slowest device."""
-        return float(self.objective.plan_ms(self.phases_ms))
+        """Milliseconds of a step: the sum of its stages, each as long as its slowest device."""
+        return float(step_ms(self.stages_ms))
 
     @property
     def mean_ms(self) -> float:
         """What a step would take if devices did as much, each in even parts."""
-        return float(self.objective.waits_ms(self.phases_ms).mean(0).sum())
+        return float(self.stages_ms.mean(0).sum())
 
     @property
     def balance(self) -> float:
-        """Mean over slowest device, of all waits together: 1.0 if nobody waits."""
+        """Mean over slowest device, of all stages together: 1.0 if no device waits."""
         return self.mean_ms / self.step_ms if self.step_ms else 1.0
 
     def table(self, title: str) -> Table:
@@ -120,9 +126,9 @@ class PlanCost:
     def _waited_for(self) -> list[set[int]]:
         """Of each device, the phases in which the others wait for it."""
         found: list[set[int]] = [set() for _ in self.devices]
-        waits = self.objective.waits_ms(self.phases_ms)
-        for phases, slowest in zip(self.objective.waits, waits.argmax(0).tolist(), strict=True):
-            found[slowest] |= set(phases)
+        slowest = self.stages_ms.argmax(0).tolist()
+        for phases, device in zip(self.objective.stages, slowest, strict=True):
+            found[device] |= set(phases)
         return found
 
     def _sharing_note(self) -> str:
@@ -143,7 +149,7 @@ class PlanCost:
         axes = figure.subplots()
         places = range(len(self.devices))
         bottom = [0.0] * len(self.devices)
-        counted = {phase for wait in self.objective.waits for phase in wait}
+        counted = {phase for stage in self.objective.stages for phase in stage}
         for number, phase in enumerate(PHASES):
             heights = [device.phases_ms[number] for device in self.devices]
             axes.bar(
@@ -183,7 +189,7 @@ def price_plan(
     answers = iter(oracle.costs([shard for shard in shards if shard is not None]))
     if exchange_ms is None:
         columns = np.array(plan.columns(task), dtype=float)
-        linked = task.objective.exchange_ms(columns, task.batch_size).tolist()
+        linked = StepPrice.of_task(task).exchange_ms(columns).tolist()
         exchange_ms = linked, linked
     forward, backward = exchange_ms
     costs = [ShardCost(0.0, 0.0) if shard is None else next(answers) for shard in shards]

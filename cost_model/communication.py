@@ -19,6 +19,7 @@ from autoshard.cost_model.training import (
     relative_loss,
 )
 from autoshard.workload import Link, Objective, UserError
+from autoshard.workload.step_price import StepPrice
 
 INPUTS = ("sent", "received", "most_sent", "most_received", "all", "ranks", "ranks_per_device")
 _HIDDEN = 32
@@ -121,9 +122,9 @@ class CommCostModel:
         (latency_ms, column_ms), _ = optimize.nnls(lines, np.ones(len(slowest)))
         if column_ms <= 0:
             return None
-        one = Objective("step", Link(1.0)).column_ms(batch_size, ranks)
+        one = float(StepPrice.of(Objective("step", Link(1.0)), batch_size, ranks, 0.0).column_ms())
         # It is near to them, no more: digits beyond would say nothing.
-        return Link(_rounded(one / column_ms), _rounded(latency_ms / 1e3))
+        return Link(_rounded(one / 2 / column_ms), _rounded(latency_ms / 1e3))
 
 
 def _rounded(value: float) -> float:

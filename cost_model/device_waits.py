@@ -13,58 +13,11 @@ from autoshard.cost_model.inputs import bundle_amounts
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.workload import ShardingTask
+from autoshard.workload.step_price import StepPrice
 from autoshard.workload.terms import Bundle, Piece
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 Whole: TypeAlias = npt.NDArray[np.int64]
-
-
-class Waits:
-    """What a task's objective counts: waits for the slowest device, and what no plan changes.
-
-    The waits are forward and backward, apart or together, and the all-to-all where it counts. That
-    is one wait which comes twice, for either direction takes as long.
-
-    Args:
-        task: whose objective, batch and devices count.
-    """
-
-    def __init__(self, task: ShardingTask) -> None:
-        objective, ranks = task.objective, len(task.devices)
-        exchanges = objective.exchanges(ranks)
-        self._apart = objective.computes_apart
-        self._column_ms = objective.column_ms(task.batch_size, ranks) if exchanges else None
-        computing = DIRECTIONS if self._apart else 1
-        self.times = np.array([1.0] * computing + [float(exchanges)] * bool(exchanges))
-        latency = 0.0 if objective.link is None else objective.link.latency_ms
-        self.fixed_ms = exchanges * latency
-
-    def computing(self, prices: Tensor) -> Floats:
-        """Before each wait of the computation [..., waits, scenarios], by prices of forward and
-        backward [..., scenarios, 2].
-        """
-        ms = np.asarray(prices.double().numpy())
-        return np.moveaxis(ms, -1, -2) if self._apart else ms.sum(-1)[..., None, :]
-
-    def all(self, prices: Tensor, columns: Floats) -> Floats:
-        """Before each wait [..., waits, scenarios], with the sending of so many columns [...]."""
-        computing = self.computing(prices)
-        if self._column_ms is None:
-            return computing
-        sending = np.broadcast_to(
-            (columns * self._column_ms)[..., None, None], (*columns.shape, 1, computing.shape[-1])
-        )
-        return np.concatenate([computing, sending], -2)
-
-    def exchange_ms(self, columns: Floats) -> float:
-        """All all-to-alls that count, where devices compute so many columns: [devices]."""
-        if self._column_ms is None:
-            return 0.0
-        return float(self.times[-1] * self._column_ms * columns.max()) + self.fixed_ms
-
-    def together(self, each: Floats) -> Floats:
-        """A step [...], by what each wait takes [..., waits]."""
-        return np.asarray(each @ self.times + self.fixed_ms)
 
 
 class DeviceWaits:
@@ -77,7 +30,7 @@ class DeviceWaits:
     """
 
     def __init__(self, pricing: Pricing, task: ShardingTask, pieces: Sequence[Piece]) -> None:
-        self.waits = Waits(task)
+        self._price = StepPrice.of_task(task)
         self._pricing = pricing
         amounts = bundle_amounts(pricing.amounts, pieces)
         self._devices = DeviceSums(pricing, amounts, len(task.devices))
@@ -108,24 +61,27 @@ class DeviceWaits:
         """What the pieces from number `first` on bring to each wait beside others, in the mean:
         [pieces, waits].
         """
-        alone = self._devices.amounts[first:, :, :DIRECTIONS].mean(1)
-        return self.waits.all(alone[..., None, :], self._columns[first:])[..., 0]
+        alone = self._devices.amounts[first:, :, :DIRECTIONS].mean(1).double().numpy()
+        stages = self._price.compute_stages(alone[:, 0], alone[:, 1])
+        if self._price.exchanges:
+            stages = (*stages, self._columns[first:] * self._price.column_ms())
+        return np.stack(stages, axis=-1)
 
     def costs(self) -> Floats:
         """What each device spends: [devices, waits, scenarios]."""
-        return self.waits.all(self._devices.prices(), self._held)
+        return self._stages(self._devices.prices(), self._held)
 
     def with_each(self, pieces: Whole) -> Floats:
         """What each device would spend with each piece more:
         [pieces, devices, waits, scenarios].
         """
         prices = self._devices.with_each(torch.from_numpy(pieces)).transpose(0, 1)
-        return self.waits.all(prices, self._held + self._columns[pieces][:, None])
+        return self._stages(prices, self._held + self._columns[pieces][:, None])
 
     def without(self, pieces: Whole, devices: Whole) -> Floats:
         """What the device of each piece would spend without it: [pieces, waits, scenarios]."""
         prices = self._devices.without(torch.from_numpy(pieces), torch.from_numpy(devices))
-        return self.waits.all(prices, self._held[devices] - self._columns[pieces])
+        return self._stages(prices, self._held[devices] - self._columns[pieces])
 
     def exchanged(self, out: Whole, devices: Whole, into: Whole) -> Floats:
         """What `devices` would spend if pieces `out` left them and `into` came:
@@ -133,7 +89,18 @@ class DeviceWaits:
         """
         numbers = (torch.from_numpy(each) for each in (out, devices, into))
         columns = self._held[devices] - self._columns[out] + self._columns[into]
-        return self.waits.all(self._devices.exchanged(*numbers), columns)
+        return self._stages(self._devices.exchanged(*numbers), columns)
+
+    def _stages(self, prices: Tensor, columns: Floats) -> Floats:
+        """Returns what devices spend in each stage [..., stages, scenarios].
+
+        Args:
+            prices: Milliseconds of forward and backward, shape [..., scenarios, 2].
+            columns: Output columns, shape [...].
+        """
+        ms = np.asarray(prices.double().numpy())
+        stages = self._price.stages_ms(ms[..., 0], ms[..., 1], columns[..., None])
+        return np.stack(np.broadcast_arrays(*stages), axis=-2)
 
 
 def _columns(pieces: Sequence[Piece]) -> Floats:

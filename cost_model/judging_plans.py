@@ -4,6 +4,7 @@ import numpy as np
 
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.workload import ShardingPlan, ShardingTask
+from autoshard.workload.step_price import StepPrice
 
 
 def planned_ms(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> float:
@@ -14,5 +15,5 @@ def planned_ms(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -
     forward, backward = np.zeros((2, len(shards)))
     forward[filled], backward[filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
     columns = np.array([0.0 if shard is None else shard.total_dim for shard in shards])
-    exchange = task.objective.exchange_ms(columns, task.batch_size)
-    return float(task.objective.plan_ms(task.objective.phases_ms(forward, backward, exchange)))
+    stages = StepPrice.of_task(task).stages_ms(forward, backward, columns)
+    return sum(float(stage.max()) for stage in stages)

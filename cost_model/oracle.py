@@ -28,6 +28,7 @@ from autoshard.workload import (
     TableSlice,
     UserError,
 )
+from autoshard.workload.step_price import StepPrice
 from autoshard.workload.terms import Piece
 
 _TOGETHER = 500  # tables that scenarios know of together
@@ -85,7 +86,8 @@ class EstimatedCosts:
         """
         if objective.counts_exchanges:
             columns = np.array(dims, dtype=float)
-            linked = tuple(objective.exchange_ms(columns, self.batch_size).tolist())
+            price = StepPrice.of(objective, self.batch_size, len(dims), float(columns.sum()))
+            linked = tuple(price.exchange_ms(columns).tolist())
             return ExchangeCosts(linked, linked)
         communication = self.model.communication
         return None if communication is None else communication.predict(dims, self.batch_size)

@@ -1,14 +1,9 @@
-"""What a plan is worth where costs are not sure: how long a step is expected to take, and how sure
-that is.
+"""Predicts the step time of plans where costs are uncertain: the expectation, and an interval.
 
-A step takes what its waits take, each as long as its slowest device, by the task's objective. What
-is left for each shard, when all is known of its tables, need not be drawn to find the
-expectation. With deviations distributed as the largest of many (Frechet's law, for a few percent
-near the normal one) the expected maximum over devices is exactly a norm of their costs; waits add
-up, and all-to-alls are the same in all scenarios.
+`StepPrice.expected_ms` integrates over what is left for each shard when all is known of its tables;
+for the interval it is drawn.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,32 +12,17 @@ import numpy.typing as npt
 import torch
 
 from autoshard.cost_model.device_sums import DeviceSums
-from autoshard.cost_model.device_waits import Waits
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.table_factors import Left
 from autoshard.workload import Shard, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload.step_price import StepPrice
 
 Floats = npt.NDArray[np.float64]
 Placed = Sequence[tuple[TableSlice, int]]  # slices and their devices
 
 SCENARIOS = 128  # that plans are told of, and chosen, by
 _LOW, _HIGH = 0.05, 0.95  # of what is drawn: the ends of a 90 % interval
-_LEAST_REST = 0.01  # a norm of a higher power than that is a maximum
 _LEAST_MS = 1e-12
-
-
-def sharpness(rest: float) -> float:
-    """The power of the norm that is the expected maximum, where each device's cost has this
-    relative deviation.
-    """
-    return math.pi / (math.sqrt(6) * max(rest, _LEAST_REST))
-
-
-def expected_max(costs_ms: Floats, power: float) -> Floats:
-    """What a wait takes [...]: the expected maximum of costs [..., devices, scenarios]."""
-    most = np.maximum(costs_ms.max(-2, keepdims=True), 1e-12)
-    norms = most[..., 0, :] * np.power(costs_ms / most, power).sum(-2) ** (1 / power)
-    return np.asarray(norms.mean(-1))
 
 
 @dataclass(frozen=True)
@@ -89,13 +69,13 @@ class TaskOutlook:
 
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, seed: int = 0) -> None:
         self._oracle, self._task, self._seed = oracle, task, seed
-        self._waits = Waits(task)
+        self._price = StepPrice.of_task(task)
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
 
     def expected_ms(self, placed: Placed) -> float:
         """Of a step: what all that plans by a cost model has little of."""
         costs, rests = self._costs(placed, self._shards(placed))
-        return self._expected(costs, rests, placed)
+        return self._expected(costs, rests, self._columns(placed))
 
     def best_plan(self, found: Sequence[Placed]) -> ShardingPlan:
         """Of the plans that these slices are, the one by which a step is expected to take least.
@@ -117,9 +97,11 @@ class TaskOutlook:
             if shard is not None:
                 rng = np.random.default_rng([self._seed, int(shard.digest[:15], 16)])
                 left[device] = rng.standard_normal(left.shape[1:])
-        doubt = rests[:, None, None]
-        drawn = (costs * np.exp(doubt * left - doubt**2 / 2)).max(0).sum(0)
-        return Outlook(self._expected(costs, rests, placed), drawn + self._exchange_ms(placed))
+        doubt, columns = rests[:, None, None], self._columns(placed)
+        drawn = (costs * np.exp(doubt * left - doubt**2 / 2)).swapaxes(0, 2)
+        stages = self._price.stages_ms(drawn[:, 0], drawn[:, 1], columns)
+        drawn_ms = np.asarray(sum(stage.max(-1) for stage in stages))
+        return Outlook(self._expected(costs, rests, columns), drawn_ms)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:
         """Of the devices, as far as it matters: where none was measured, all are alike."""
@@ -128,14 +110,14 @@ class TaskOutlook:
         return ShardingPlan.of_slices(self._task, placed).shards(self._task)
 
     def _costs(self, placed: Placed, shards: Sequence[Shard | None]) -> tuple[Floats, Floats]:
-        """Milliseconds of each device before each wait of the computation in each scenario
-        [devices, waits, scenarios], and what is left of each, relative.
+        """Milliseconds of each device forward and backward in each scenario [devices, 2,
+        scenarios], and what is left of each, relative.
         """
         pieces, homes = zip(*placed, strict=True)
         amounts = self._scenarios.amounts(pieces)
         devices = DeviceSums(self._scenarios, amounts, len(self._task.devices))
         devices.fill(torch.tensor(homes))
-        costs = self._waits.computing(devices.prices())
+        costs = np.moveaxis(devices.prices().double().numpy(), -1, -2)
         factors = self._oracle.factors
         known = [Left() if shard is None else factors.left(shard) for shard in shards]
         times, doubt = (
@@ -147,15 +129,15 @@ class TaskOutlook:
         costs = means * times * (costs / means) ** doubt
         return costs, factors.prior.rest * doubt[:, 0, 0]
 
-    def _expected(self, costs_ms: Floats, rests: Floats, placed: Placed) -> float:
-        """Of a step, where devices' costs are left with such deviations."""
+    def _expected(self, costs_ms: Floats, rests: Floats, columns: Floats) -> float:
+        """Returns the expected time of a step; `rests` are relative deviations of devices."""
         rest = float(np.sqrt(np.mean(np.square(rests))))
-        waits = expected_max(costs_ms.swapaxes(0, 1), sharpness(rest))
-        return float(waits.sum()) + self._exchange_ms(placed)
+        forward, backward = costs_ms.swapaxes(0, 1)
+        return float(self._price.expected_ms(forward, backward, columns, rest))
 
-    def _exchange_ms(self, placed: Placed) -> float:
-        """All all-to-alls that count."""
+    def _columns(self, placed: Placed) -> Floats:
+        """Returns the output columns of each device: [devices]."""
         columns = np.zeros(len(self._task.devices))
         for piece, home in placed:
             columns[home] += piece.output_width
-        return self._waits.exchange_ms(columns)
+        return columns

@@ -78,7 +78,7 @@ class Larger:
     """
 
     ranks: int
-    columns: int
+    columns: float
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ game lacks is masked.
 """
 
 from collections.abc import Sequence
+from dataclasses import fields
 
 import numpy as np
 import torch
@@ -14,13 +15,13 @@ from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import Memberships
-from autoshard.envs.deck import BESIDE, Deal, Deck, Ints
+from autoshard.envs.deck import BESIDE, Deal, Deck, Ints, Larger
 from autoshard.envs.foresight import room_is_left
-from autoshard.envs.known import COST, DEVIATION, KNOWN, KnownDevices
+from autoshard.envs.known import COST, DEVIATION, KNOWN, WAITS, KnownDevices
 from autoshard.envs.ruling import Ruling
-from autoshard.envs.stakes import WAITS, Stakes
 from autoshard.workload import Shard, TableSlice, UserError
 from autoshard.workload.plans import dealt_out
+from autoshard.workload.step_price import StepPrice
 
 _ABSENT = -1  # memory of a device that a game does not have
 _WORTH = 0.02  # of the pace: what costs less alone evens nothing out that counts
@@ -71,7 +72,9 @@ class ShardingGame(KnownDevices):
         self.devices = torch.ones(seats, dtype=torch.int64)
         self.room = torch.ones(by_device)  # the capacity again, to divide by
         self.room_share = torch.ones(by_device)  # of that of the mean device
-        self.stakes = Stakes(seats)
+        self.prices = torch.zeros(seats, len(fields(StepPrice)))  # a row a game
+        self.price = StepPrice.rows(self.prices)
+        self._exchanges = False  # whether all-to-alls count in any game
         self.sums = torch.zeros(*by_device, *amounts)
         self.content = torch.zeros(*by_device, described)
         self.columns = torch.zeros(by_device)
@@ -153,7 +156,19 @@ class ShardingGame(KnownDevices):
         self.room_share[new] = self.room[new] / mean_room[:, None]
         self.scale[new, _SIZE] = mean_room
         self._pairs = self.exists.nonzero()
-        self.stakes.deal(new, list(deals), self.deck)
+        self._set_prices(new, deals)
+
+    def _set_prices(self, new: Tensor, deals: Sequence[Deal]) -> None:
+        flat: Ints = np.concatenate([deal.pieces for deal in deals])
+        rows = np.repeat(np.arange(len(deals)), [len(deal.pieces) for deal in deals])
+        columns = np.bincount(rows, self.deck.columns.numpy()[flat], len(deals))
+        found = []
+        for deal, own in zip(deals, columns.tolist(), strict=True):
+            larger = deal.larger or Larger(len(deal.memory_bytes), own)
+            price = StepPrice.of(deal.objective, self.deck.batch_size, larger.ranks, larger.columns)
+            found.append(price.row)
+        self.prices[new] = torch.tensor(found)
+        self._exchanges = bool(self.price.exchanges.any())
 
     def _line_up(self, new: Tensor, deals: Sequence[Deal]) -> None:
         """The costliest first; before them what rules leave little room."""
@@ -207,7 +222,8 @@ class ShardingGame(KnownDevices):
         self.even[seats] = (work / devices[:, None]).clamp_min(1e-9)
         pace = deck.price(totals / devices[:, None, None]).total_ms
         least, costliest = (tables.highest(some) for some in (deck.least_ms, deck.alone_ms))
-        exchange = self.stakes.even_exchange_ms(seats)
+        even = StepPrice.rows(self.prices[seats])
+        exchange = even.exchange_stage(even.columns / even.ranks)[:, 0]
         # Half a table a device is no table to the cost model: then the costliest sets the pace.
         self.pace_ms[seats] = torch.where(pace > 0, pace, costliest) + exchange
         self.scale[seats, :-BESIDE] = self.even[seats]
@@ -250,8 +266,14 @@ class ShardingGame(KnownDevices):
             forward_ms: of all seats' devices.
             backward_ms: the same.
         """
-        exchange = self.stakes.exchange_ms(self.columns) * self.exists
-        return torch.stack(self.stakes.waits_ms(forward_ms, backward_ms, exchange), dim=-1)
+        return torch.stack(self._stages(forward_ms, backward_ms, self.columns), dim=-1)
+
+    def _stages(self, forward: Tensor, backward: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
+        """The same apart, where devices hold so many columns: each [seats, devices]."""
+        compute = self.price.compute_stages(forward, backward)
+        if not self._exchanges:
+            return (*compute, torch.zeros_like(columns))
+        return (*compute, self.price.exchange_stage(columns) * self.exists)
 
     def place(
         self,
@@ -345,9 +367,8 @@ class ShardingGame(KnownDevices):
             prices[:, seats, devices] = torch.stack(told)
             forward, backward, deviation = prices.unbind(0)
         columns = self.columns + self._columns[:, None]
-        exchange = self.stakes.exchange_ms(columns) * self.exists
-        waits = self.stakes.waits_ms(forward, backward, exchange)
-        all_of_it = forward + backward + exchange
+        waits = self._stages(forward, backward, columns)
+        all_of_it = forward + backward + waits[-1]
         torch.stack([*waits, all_of_it, deviation], dim=-1, out=self.known[:, :, 1])
         self.left_after = self.free - self._size[:, None]
         self.allowed = self.exists & (self.left_after >= 0)

@@ -12,6 +12,7 @@ from autoshard.cost_model.inputs import Memberships
 from autoshard.envs.deck import Deal, Deck, Ints
 from autoshard.workload import FieldError, Link, Objective
 from autoshard.workload.packing_many import all_fit, all_fit_split
+from autoshard.workload.step_price import StepPrice
 
 Floats = npt.NDArray[np.float64]
 
@@ -158,10 +159,11 @@ class RandomDeals:
         shares = rng.uniform(*self.exchange_share, len(pieces))
         found = []
         for some, number, computed, share in zip(pieces, devices, computed_ms, shares, strict=True):
-            columns = np.full(number, float(deck.columns[some].sum()) / number)
-            slow = Objective(link=_ONE_BYTE_S).exchange_ms(columns, deck.batch_size)
+            columns = float(deck.columns[some].sum())
+            slow = StepPrice.of(Objective(link=_ONE_BYTE_S), deck.batch_size, number, columns)
+            exchange_ms = slow.exchange_stage(np.array([columns / number]))
             asked_ms = max(computed, _LEAST_MS) * share / (1 - share)
-            speed = 2 * float(slow[0]) / asked_ms  # forward and backward
+            speed = float(exchange_ms[0]) / asked_ms
             found.append(Objective(link=Link(speed) if speed > 0 else None))
         return found
 

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from autoshard.envs.stakes import WAITS
-
+WAITS = 3  # stages: forward (with backward, where they are one), backward, both all-to-alls
 KNOWN = WAITS + 2  # of a device: what it spends before each wait, in all, and how uncertain that is
 COST, DEVIATION = WAITS, WAITS + 1
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from autoshard.cost_model.network import DIRECTIONS, TERMS
 from autoshard.envs.game import ShardingGame
-from autoshard.envs.stakes import WAITS
+from autoshard.envs.known import WAITS
 
 Floats = npt.NDArray[np.float32]
 Array = TypeVar("Array", Tensor, Floats)
@@ -118,7 +118,7 @@ class Layout:
             ),
             "rest": torch.cat([game.rest / (game.even * devices[:, None]), rest], dim=1),
             "stakes": torch.cat(
-                [game.stakes.apart[:, None], game.stakes.counted[:, None], slowest], dim=1
+                [game.price.separate, (game.price.exchanges > 0).float(), slowest], dim=1
             ),
             "progress": torch.stack(progress, dim=1),
         }

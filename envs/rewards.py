@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
-from autoshard.cost_model.outlook import expected_max, sharpness
 from autoshard.envs.game import ShardingGame
+from autoshard.workload.step_price import StepPrice, expected_slowest, norm_power
 
 _LEAST_MS = 1e-9
 _DEAD_END = 2.0  # worse than any sensible plan, yet not so much that nothing else counts
@@ -151,13 +151,12 @@ class EstimatedRewards:
         chosen = torch.tensor(seats)
         pricing, amounts = game.deck.in_scenarios(self._scenarios)
         costs = pricing.price(game.sums_of(amounts, chosen))  # [seats, devices, scenarios, 2]
-        power = sharpness(game.deck.model.compute.prior.rest)
-        apart = game.stakes.apart[chosen][:, None, None]
-        forward, backward = costs.unbind(-1)
+        power = norm_power(game.deck.model.compute.prior.rest)
         expected = game.waits_ms[chosen, :, -1].amax(1)  # all-to-alls are as they are
-        for wait in (forward + backward * (1 - apart), backward * apart):
-            norms = expected_max(wait.double().numpy(), power)
-            expected = expected + torch.from_numpy(norms).float()
+        price = StepPrice.rows(game.prices[chosen, :, None])
+        for stage in price.compute_stages(*costs.unbind(-1)):
+            slowest = expected_slowest(stage.double().numpy(), power)
+            expected = expected + torch.from_numpy(slowest).float()
         return expected
 
 

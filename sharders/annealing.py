@@ -133,7 +133,7 @@ def _take(plan: ColumnPlan, changes: Changes, power: float, worse: Floats) -> in
 
     def norm_ms(powers: Floats) -> Floats:
         """A step [...] whose slowest devices are softened into norms, by sums [..., waits]."""
-        return plan.together(largest * np.maximum(powers, _LEAST_MS) ** (1 / power))
+        return np.asarray((largest * np.maximum(powers, _LEAST_MS) ** (1 / power)).sum(-1))
 
     now_ms = float(norm_ms(sums))
     likely = admitted & (norm_ms(sums + change) <= now_ms * (1 + worse))

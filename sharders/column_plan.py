@@ -15,6 +15,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.device_waits import DeviceWaits
 from autoshard.cost_model.outlook import Placed
 from autoshard.workload import ShardingTask, TableSlice
+from autoshard.workload.step_price import step_ms
 from autoshard.workload.tables import DIM_STEP
 from autoshard.workload.terms import Bundle, Terms
 
@@ -153,11 +154,7 @@ class ColumnPlan:
 
     def plan_ms(self) -> float:
         """The task's objective."""
-        return float(self.together(self.waits.max(0)))
-
-    def together(self, waits: Floats) -> Floats:
-        """A step [...], by what each wait takes [..., waits]."""
-        return self._devices.waits.together(waits)
+        return float(step_ms(self.waits))
 
     def price(self, changes: Changes) -> After:
         """What the devices of these changes would take."""

@@ -14,6 +14,7 @@ from autoshard.cost_model.inputs import bundle_amounts
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.heuristics import Floats, greedy_plan, place_in_turn, sum_of
 from autoshard.workload import ShardingPlan, ShardingTask
+from autoshard.workload.step_price import StepPrice
 from autoshard.workload.terms import Bundle, Terms
 
 
@@ -67,6 +68,5 @@ class FusedGreedySharder:
 
 def _sent_ms(task: ShardingTask, bundles: Sequence[Bundle]) -> list[float]:
     """Milliseconds that the columns of each bundle are sent for in the all-to-alls that count."""
-    objective, ranks = task.objective, len(task.devices)
-    each = objective.exchanges(ranks) * objective.column_ms(task.batch_size, ranks)
+    each = float(StepPrice.of_task(task).column_ms())
     return [each * sum(piece.output_width for piece in bundle.slices) for bundle in bundles]

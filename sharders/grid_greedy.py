@@ -12,6 +12,7 @@ import torch
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.outlook import Placed
 from autoshard.workload import ShardingTask
+from autoshard.workload.step_price import StepPrice
 from autoshard.workload.terms import Bundle, Terms, bytes_of_bundles
 
 Floats = npt.NDArray[np.float64]
@@ -182,7 +183,6 @@ class _Games:
 
     def costs_ms(self) -> Floats:
         """What each placement costs, by the task's objective; infinite where something is left."""
-        task = self._deck.task
-        exchange = task.objective.exchange_ms(self._columns.astype(float), task.batch_size)
-        phases = task.objective.phases_ms(self._ms[..., 0], self._ms[..., 1], exchange)
-        return np.where(self.lack == 0, task.objective.plan_ms(phases), np.inf)
+        price, columns = StepPrice.of_task(self._deck.task), self._columns.astype(float)
+        stages = price.stages_ms(self._ms[..., 0], self._ms[..., 1], columns)
+        return np.where(self.lack == 0, sum(stage.max(-1) for stage in stages), np.inf)

@@ -8,12 +8,13 @@ from itertools import count
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.outlook import Placed, TaskOutlook, sharpness
+from autoshard.cost_model.outlook import Placed, TaskOutlook
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.admission import Near
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.plan_search import PlanSearch
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
+from autoshard.workload.step_price import norm_power
 
 # The norm of the devices' costs that is minimised in the mean: softer than their maximum, for what
 # evens out devices that are not the slowest helps the next move.
@@ -83,7 +84,7 @@ class LocalSearch:
             other.descend(self._split, late)
             if other.objective() < best.objective():
                 best = other
-        power = sharpness(self._oracle.factors.prior.rest)
+        power = norm_power(self._oracle.factors.prior.rest)
         scenarios = self._oracle.scenarios(task.tables, _SCENARIOS, self._seed)
         last = PlanSearch(scenarios, task, power, best.placed(), self._near)
         if seconds is not None:

@@ -213,7 +213,7 @@ class PlanSearch:
         leader = self._means.argmax(0)
         both = (leader == device) | (leader == homes[:, None])
         worse = np.maximum(worse, np.where(both, 0.0, self._means.max(0)))
-        found = self._devices.waits.together(worse)
+        found = np.asarray(worse.sum(-1))
         found[~self._at.may_swap(device, mine, others)] = np.inf
         return found
 
@@ -261,7 +261,7 @@ class PlanSearch:
         """Costs, and their powers over what is slowest in each scenario."""
         self._costs = self._devices.costs()
         self._means = self._costs.mean(2)  # [devices, waits]
-        self._longest = np.argsort(-self._means.max(0) * self._devices.waits.times, kind="stable")
+        self._longest = np.argsort(-self._means.max(0), kind="stable")
         self._most = np.maximum(self._costs.max(0), _LEAST_MS)
         self._powers = (self._costs / self._most) ** self._power
 
@@ -273,4 +273,4 @@ class PlanSearch:
         for costs in come:
             sums = sums + (costs / self._most) ** self._power
         norms = self._most * np.maximum(sums, _LEAST_MS) ** (1 / self._power)
-        return self._devices.waits.together(norms.mean(-1))
+        return np.asarray(norms.mean(-1).sum(-1))

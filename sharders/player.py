@@ -18,7 +18,7 @@ from autoshard.sharders.groups import DEVICES, Group, in_groups
 from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, Style
 from autoshard.sharders.shield import Shield
 from autoshard.workload import ShardingTask, TableSlice
-from autoshard.workload.objective import Floats
+from autoshard.workload.step_price import Floats
 from autoshard.workload.terms import Terms
 
 # Beside what was learned, in the order in which they gain most: of 42, on validation tasks of

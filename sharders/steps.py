@@ -8,11 +8,11 @@ from typing import Literal
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts, TaskOutlook
-from autoshard.cost_model.outlook import sharpness
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.plan_search import Change, Choices, PlanSearch
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.moves import moves_between
+from autoshard.workload.step_price import norm_power
 
 Kind = Literal["move", "swap", "split"]
 Moved = tuple[tuple[TableSlice, int, int], ...]  # columns, from where, and where to
@@ -49,7 +49,7 @@ def next_steps(
     if len(task.devices) == 1:
         return []
     outlook = TaskOutlook(oracle, task)
-    power = sharpness(oracle.factors.prior.rest)
+    power = norm_power(oracle.factors.prior.rest)
     search = PlanSearch(oracle.expectation(), task, power, plan.placed(task))
     slowest, found = search.slowest, dict[tuple[Kind, int], Step]()
     for kind, change in islice(_candidates(search), _LOOKED_AT):

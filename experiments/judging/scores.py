@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+import torch
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.device_waits import Waits
 from autoshard.experiments.judging.outcomes import (
     Outcome,
     Outcomes,
@@ -20,6 +20,7 @@ from autoshard.experiments.judging.outcomes import (
 )
 from autoshard.experiments.judging.statistics import Floats, Ratio
 from autoshard.workload import ShardingTask
+from autoshard.workload.step_price import StepPrice
 
 
 @dataclass(frozen=True)
@@ -138,13 +139,15 @@ def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[flo
     """
     pricing, found = oracle.expectation(), []
     for task in tasks:
-        waits, ranks = Waits(task), len(task.devices)
+        price, ranks = StepPrice.of_task(task), len(task.devices)
         whole = [table.whole() for table in task.tables]
         amounts = pricing.amounts(whole)
         columns = np.array([float(piece.output_width) for piece in whole])
-        alone = waits.all(pricing.price(amounts), columns).max(0)
-        even = waits.all(pricing.price(amounts.sum(0) / ranks), np.array(columns.sum() / ranks))
-        found.append(float(waits.together(np.maximum(alone, even)[:, 0])))
+        every = torch.cat([amounts, amounts.sum(0, keepdim=True) / ranks])
+        forward, backward = pricing.price(every)[:, 0].double().numpy().T
+        columns = np.append(columns, columns.sum() / ranks)
+        stages = price.stages_ms(forward, backward, columns)
+        found.append(sum(float(stage.max()) for stage in stages))
     return found
 
 

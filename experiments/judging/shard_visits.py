@@ -25,6 +25,7 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.judging.statistics import Batches, Known, Pricing, spread_of_batches
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
+from autoshard.workload.step_price import StepPrice
 
 SEEDS = 3  # index batches that the visits of a shard are spread over
 
@@ -250,12 +251,11 @@ class ShardVisits:
 
 def pricing_of(task: ShardingTask, plans: Sequence[ShardingPlan]) -> Pricing:
     """How a judge prices plans of a task."""
-    objective, found = task.objective, {}
+    price, found = StepPrice.of_task(task), {}
     for plan in plans:
         columns = np.array(plan.columns(task), dtype=float)
-        exchange = float(objective.exchange_ms(columns, task.batch_size).max())
-        found[digests_of(task, plan)] = objective.exchanges(len(columns)) * exchange
-    return Pricing(objective, found)
+        found[digests_of(task, plan)] = float(price.exchange_stage(columns).max())
+    return Pricing(task.objective, found)
 
 
 def digests_of(task: ShardingTask, plan: ShardingPlan) -> tuple[str, ...]:

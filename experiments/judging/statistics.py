@@ -19,6 +19,7 @@ from scipy import special
 
 from autoshard.benchmark.statistics import pooled_variance
 from autoshard.workload import Objective
+from autoshard.workload.step_price import stages_of_phases
 
 Floats = npt.NDArray[np.float64]
 Plan = tuple[str, ...]  # the digest of each device's shard; devices without tables left out
@@ -160,7 +161,8 @@ class Scenarios:
         """Of shards that cost so much [..., devices], what they compute before each wait."""
         objective = self._pricing[task].objective
         forward = costs * np.array([self._known[digest].forward for digest in plan])
-        return objective.waits_ms(objective.phases_ms(forward, costs - forward, np.zeros(1)))
+        phases = np.stack([forward, costs - forward], axis=-1)
+        return stages_of_phases(Objective(objective.name), phases)
 
     def _columns(self, task: int, plan: Plan) -> Floats:
         places, draws = self._draws[task]

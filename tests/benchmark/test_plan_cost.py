@@ -23,6 +23,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.step_price import StepPrice
 
 A, B = EmbeddingTable("a", 100, 16, 1.0), EmbeddingTable("b", 100, 8, 1.0)
 TASK = ShardingTask((A, B), Device.uniform(3, 10**6), 64)
@@ -69,7 +70,7 @@ def test_all_to_alls_go_over_the_link_that_the_task_names() -> None:
     task = replace(TASK, objective=Objective("step", Link(1e6, 1e-3)))
     plan = ShardingPlan.table_wise(task, [0, 1])
     cost = price_plan(plan, task, ByWidth())
-    told = task.objective.exchange_ms(np.array([16.0, 8.0, 0.0]), 64).tolist()
+    told = StepPrice.of_task(task).exchange_ms(np.array([16.0, 8.0, 0.0])).tolist()
     assert [d.forward_exchange_ms for d in cost.devices] == told
     assert [d.backward_exchange_ms for d in cost.devices] == told
     assert cost.step_ms == pytest.approx(16 + 32 + 2 * max(told))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from autoshard.cost_model import EstimatedCosts, Outlook, TaskOutlook
-from autoshard.cost_model.outlook import SCENARIOS, expected_max, sharpness
+from autoshard.cost_model.outlook import SCENARIOS
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -20,6 +20,7 @@ from autoshard.workload import (
     TableSlice,
     synthetic_tables,
 )
+from autoshard.workload.step_price import StepPrice, expected_slowest, norm_power
 
 KNOWN = synthetic_tables(16, seed=11, profile="small")
 STRANGE = tuple(
@@ -110,11 +111,11 @@ def test_the_norm_is_the_expected_maximum() -> None:
     """As drawing what is left, by the law of the largest of many, would find."""
     costs = np.array([[10.0], [9.5], [9.9], [4.0]])
     for rest in (0.02, 0.05, 0.1):
-        power = sharpness(rest)
+        power = norm_power(rest)
         rng = np.random.default_rng(0)
         left = np.exp(rng.gumbel(0, 1 / power, (4, 200_000)))
         drawn = (costs * left / left.mean()).max(0).mean()
-        assert expected_max(costs, power) == pytest.approx(drawn, rel=2e-3)
+        assert expected_slowest(costs, power) == pytest.approx(drawn, rel=2e-3)
         assert left.std() / left.mean() == pytest.approx(rest, rel=0.2)
 
 
@@ -133,13 +134,14 @@ def test_waits_add_up_and_the_all_to_alls_come_on_top(oracle: EstimatedCosts) ->
     together, apart = told(Objective("compute")), told(Objective("step"))
     shards = [shard for shard in PLAN.shards(TASK) if shard is not None]
     costs = directions_of(oracle, shards, SCENARIOS).astype(float)
-    power = sharpness(oracle.factors.prior.rest)
-    waits = [float(expected_max(costs[..., direction], power)) for direction in (0, 1)]
+    power = norm_power(oracle.factors.prior.rest)
+    waits = [float(expected_slowest(costs[..., direction], power)) for direction in (0, 1)]
     assert apart.expected_ms == pytest.approx(sum(waits))
-    assert together.expected_ms == pytest.approx(float(expected_max(costs.sum(-1), power)))
+    assert together.expected_ms == pytest.approx(float(expected_slowest(costs.sum(-1), power)))
     assert (apart.drawn_ms >= together.drawn_ms * (1 - 1e-9)).all()
     columns = np.array([s.total_dim if s else 0 for s in PLAN.shards(TASK)], float)
-    exchanges = 2 * Objective("step", link).exchange_ms(columns, 1024).max()
+    price = StepPrice.of(Objective("step", link), 1024, len(columns), columns.sum())
+    exchanges = price.exchange_stage(columns).max()
     for name, without in (("pipelined", together), ("step", apart)):
         found = told(Objective(name, link))  # type: ignore[arg-type]
         assert found.expected_ms == pytest.approx(without.expected_ms + exchanges)

@@ -31,6 +31,7 @@ from autoshard.workload import (
     ShardingTask,
 )
 from autoshard.workload.objective import Link
+from autoshard.workload.step_price import StepPrice
 
 BATCH_SIZE = 512
 DEALS = [deal([0, 1, 2], AMPLE, AMPLE), deal([3, 4, 5], AMPLE, AMPLE, AMPLE)]
@@ -187,8 +188,9 @@ def test_measured_plans_wait_for_their_all_to_alls(
     source = MeasuredRewards(tmp_path / "costs.db")
     with_link, alone = source(game, [0, 1]), source(without, [0, 1])
     for seat, mine in enumerate(deals):
-        columns = [0.0 if s is None else s.total_dim for s in game.shards(seat)]
-        each = 2 * mine.objective.exchange_ms(np.array(columns), BATCH_SIZE)
+        columns = np.array([0.0 if s is None else s.total_dim for s in game.shards(seat)])
+        price = StepPrice.of(mine.objective, BATCH_SIZE, len(columns), columns.sum())
+        each = price.exchange_stage(columns)
         added = with_link.plan_ms[seat] - alone.plan_ms[seat]
         assert float(added) == pytest.approx(each.max(), rel=1e-3)
         waits = (with_link.devices_ms - alone.devices_ms)[seat, : len(columns)]

@@ -19,6 +19,7 @@ from autoshard.experiments.training.policy_check import draw_tasks
 from autoshard.workload import ShardingTask, UserError
 from autoshard.workload.packing import pack
 from autoshard.workload.parts import PARTS, Part, part_of, tables_by_part
+from autoshard.workload.step_price import StepPrice
 
 TRAINED = read_choices("all", "--families")
 
@@ -82,7 +83,7 @@ def test_all_to_alls_of_a_slow_link_are_a_good_part_of_a_step(deck: Deck) -> Non
     shares = []
     for task in some(deck, "slow_link", "loose"):
         columns = np.full(8, sum(table.dim for table in task.tables) / 8)
-        exchanged = 2 * task.objective.exchange_ms(columns, 1024)[0]
+        exchanged = StepPrice.of_task(task).exchange_stage(columns)[0]
         alone = oracle.amounts([table.whole() for table in task.tables])[..., :2]
         computed = float(alone.mean(1).sum()) / 8
         shares.append(exchanged / (exchanged + computed))

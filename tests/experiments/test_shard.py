@@ -33,6 +33,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.moves import moved_bytes, moves_between
+from autoshard.workload.step_price import StepPrice
 
 GB = 2**30
 
@@ -271,7 +272,8 @@ def test_what_tells_most_is_measured_and_the_plan_itself(
     task = task_of(small, 1, 1)
     objective = Objective(link=EstimatedCosts(model, small.batch_size).link(2))
     columns = np.array([shard_.total_dim for shard_ in plan.shards(task) if shard_ is not None])
-    exchange = 2 * float(objective.exchange_ms(columns, small.batch_size).max())
+    price = StepPrice.of(objective, small.batch_size, len(columns), columns.sum())
+    exchange = float(price.exchange_stage(columns).max())
     slowest = sum(max(ms) for ms in zip(*means, strict=True))
     fastest = sum(min(ms) for ms in zip(*means, strict=True))
     assert fastest + exchange - 0.02 <= told <= slowest + exchange + 0.02

@@ -19,6 +19,7 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
+from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 from autoshard.workload.terms import Terms
 
 SLOW = Link(2e7, 1e-4)
@@ -47,8 +48,8 @@ def cost_ms(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> f
             prices = oracle.prices([shard])
             phases[device, :2] = float(prices.forward_ms), float(prices.backward_ms)
             columns[device] = shard.total_dim
-    phases[:, 2:] = task.objective.exchange_ms(columns, task.batch_size)[:, None]
-    return float(task.objective.plan_ms(phases))
+    phases[:, 2:] = StepPrice.of_task(task).exchange_ms(columns)[:, None]
+    return float(step_ms(stages_of_phases(task.objective, phases)))
 
 
 def columns_of(task: ShardingTask, plan: ShardingPlan) -> list[int]:

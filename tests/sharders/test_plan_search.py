@@ -15,6 +15,7 @@ from autoshard.sharders import LocalSearchSharder
 from autoshard.sharders.plan_search import PlanSearch
 from autoshard.workload import Device, EmbeddingTable, ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.objective import Link, Objective
+from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 
 Floats = npt.NDArray[np.float64]
 
@@ -59,20 +60,21 @@ def by_hand(objective: Objective, seed: int) -> tuple[ShardingTask, Listed]:
     return task, Listed(each)
 
 
-def phases_of(task: ShardingTask, pricing: Listed, placed: Placed) -> Floats:
-    """Of each device: [devices, PHASES]."""
+def stages_of(task: ShardingTask, pricing: Listed, placed: Placed) -> Floats:
+    """Of each device: [devices, stages]."""
     columns = np.zeros(DEVICES)
     amounts = torch.zeros(DEVICES, 1, 2)
     for piece, device in placed:
         columns[device] += piece.output_width
         amounts[device] += pricing.amounts([piece])[0]
     forward, backward = pricing.price(amounts)[:, 0].double().numpy().T
-    exchange = task.objective.exchange_ms(columns, task.batch_size)
-    return task.objective.phases_ms(forward, backward, exchange)
+    exchange = StepPrice.of_task(task).exchange_ms(columns)
+    phases = np.stack([forward, backward, exchange, exchange], axis=-1)
+    return stages_of_phases(task.objective, phases)
 
 
 def plan_ms(task: ShardingTask, pricing: Listed, placed: Placed) -> float:
-    return float(task.objective.plan_ms(phases_of(task, pricing, placed)))
+    return float(step_ms(stages_of(task, pricing, placed)))
 
 
 def one_step_from(placed: Placed) -> Iterator[Placed]:
@@ -97,7 +99,7 @@ def test_the_search_minimises_what_a_step_takes(objective: Objective, seed: int)
         search.descend(split)
         placed = search.placed()
         least = plan_ms(task, pricing, placed)
-        waits = objective.waits_ms(phases_of(task, pricing, placed))
+        waits = stages_of(task, pricing, placed)
         assert least <= search.objective() + 1e-6
         slack = DEVICES ** (1 / POWER)
         assert search.objective() <= sum(waits.max(0)) * slack
@@ -126,7 +128,7 @@ def test_what_holds_up_a_wait_is_told_the_longest_wait_first() -> None:
     task, pricing = by_hand(Objective("step", SLOW), 0)
     # Forward-heavy tables on device 0, backward-heavy on 1, wide ones on 2.
     placed = ShardingPlan.table_wise(task, [n % 3 for n in range(10)]).placed(task)
-    waits = task.objective.waits_ms(phases_of(task, pricing, placed))
+    waits = stages_of(task, pricing, placed)
     assert waits.argmax(0).tolist() == [0, 1, 2, 2]
     longest = np.argsort(-np.array([*waits.max(0)[:2], 2 * waits.max(0)[2]])).tolist()
     assert PlanSearch(pricing, task, POWER, placed).slowest == longest
@@ -143,11 +145,9 @@ def test_plans_by_a_cost_model_cost_what_the_search_says(
     prices = oracle.prices([shard for shard in shards if shard is not None])
     assert None not in shards
     columns = np.array([shard.total_dim for shard in shards if shard is not None], float)
-    phases = objective.phases_ms(
-        prices.forward_ms.double().numpy(),
-        prices.backward_ms.double().numpy(),
-        objective.exchange_ms(columns, 1024),
+    stages = StepPrice.of_task(task).stages_ms(
+        prices.forward_ms.double().numpy(), prices.backward_ms.double().numpy(), columns
     )
-    told = float(objective.plan_ms(phases))
+    told = sum(float(stage.max()) for stage in stages)
     assert told <= found * (1 + 1e-5)
     assert found <= told * 4 ** (1 / POWER) * (1 + 1e-5)

@@ -15,6 +15,7 @@ from autoshard.cost_model.inputs import bundle_amounts
 from autoshard.envs import Deal, Deck, EstimatedRewards, Layout, ShardingGame
 from autoshard.workload import EmbeddingTable, Objective
 from autoshard.workload.objective import Link, ObjectiveName
+from autoshard.workload.step_price import StepPrice, step_ms
 
 LINKS = (None, Link(1e9), Link(2e8, 3e-4))
 names = st.sampled_from(["step", "pipelined", "compute"])
@@ -34,8 +35,8 @@ def finished(deck: Deck, deals: list[Deal], seed: int, halving: float = 0.3) -> 
     return game
 
 
-def phases_of(deck: Deck, game: ShardingGame, seat: int) -> np.ndarray:
-    """Of each device, by the oracle, slices that meet there apart: [devices, PHASES]."""
+def stages_of(deck: Deck, game: ShardingGame, seat: int) -> np.ndarray:
+    """Of each device, by the oracle, slices that meet there apart: [devices, stages]."""
     deal, oracle = game.deals[seat], EstimatedCosts(deck.model, deck.batch_size)
     assert deal is not None
     devices = len(deal.memory_bytes)
@@ -49,8 +50,8 @@ def phases_of(deck: Deck, game: ShardingGame, seat: int) -> np.ndarray:
             forward[device], backward[device] = float(price.forward_ms), float(price.backward_ms)
     columns = np.array([sum(piece.output_width for piece in pieces) for pieces in held], float)
     objective = deal.objective
-    exchange = objective.exchange_ms(columns, deck.batch_size)
-    return np.asarray(objective.phases_ms(forward, backward, exchange))
+    price = StepPrice.of(objective, deck.batch_size, devices, columns.sum())
+    return np.stack(price.stages_ms(forward, backward, columns), axis=-1)
 
 
 @few
@@ -61,14 +62,14 @@ def test_a_finished_game_costs_what_its_objective_says(
     """Whatever others beside it are played for."""
     game = finished(split_deck, deals_of(split_deck, dealt), seed)
     estimated = EstimatedRewards()(game, range(game.seats))
-    for seat, (sketch, objective) in enumerate(dealt):
+    for seat, (sketch, _) in enumerate(dealt):
         if game.stuck[seat]:
             continue
-        phases, devices = phases_of(split_deck, game, seat), len(sketch.weights)
-        told = float(objective.plan_ms(phases))
+        stages, devices = stages_of(split_deck, game, seat), len(sketch.weights)
+        told = float(step_ms(stages))
         assert float(game.plan_ms[seat]) == pytest.approx(told, rel=1e-4)
         assert float(estimated.plan_ms[seat]) == pytest.approx(told, rel=1e-4)
-        each = objective.waits_ms(phases).sum(1)
+        each = stages.sum(1)
         assert game.cost_ms[seat, :devices].tolist() == pytest.approx(each.tolist(), rel=1e-4)
         assert not game.waits_ms[seat, devices:].any()
 
@@ -89,9 +90,9 @@ def test_where_no_slices_meet_it_is_what_the_plan_costs(
         forward = np.array([0.0 if cost is None else cost.forward_ms for cost in costs])
         backward = np.array([0.0 if cost is None else cost.backward_ms for cost in costs])
         columns = np.array([0.0 if shard is None else shard.total_dim for shard in shards])
-        exchange = objective.exchange_ms(columns, deck.batch_size)
-        told = objective.plan_ms(objective.phases_ms(forward, backward, exchange))
-        assert float(game.plan_ms[seat]) == pytest.approx(float(told), rel=1e-4)
+        price = StepPrice.of(objective, deck.batch_size, len(shards), columns.sum())
+        told = sum(float(stage.max()) for stage in price.stages_ms(forward, backward, columns))
+        assert float(game.plan_ms[seat]) == pytest.approx(told, rel=1e-4)
 
 
 @few
@@ -126,7 +127,8 @@ def test_the_pace_is_an_even_share_and_the_bound_no_less(
             game = game_of(some, dealt, halvings=halvings)
             share = some.amounts[numbers].sum(0) / devices
             even = np.full(devices, float(some.columns[numbers].sum()) / devices)
-            exchange = 2 * float(objective.exchange_ms(even, some.batch_size).max())
+            price = StepPrice.of(objective, some.batch_size, devices, even.sum())
+            exchange = float(price.exchange_stage(even).max())
             alone = some.alone_ms[numbers]
             compute = float(some.price(share[None]).total_ms) or float(alone.max())
             assert float(game.pace_ms[0]) == pytest.approx(compute + exchange, rel=1e-4)
@@ -203,5 +205,5 @@ def test_a_slow_link_counts_every_output_of_a_table(deck: Deck) -> None:
     game = game_of(own, replace(deal([0, 1], AMPLE, AMPLE), objective=objective))
     while not game.over.all():
         game.place(game.current)
-    exchange = objective.exchange_ms(np.array([16.0, 48.0]), 1024)
-    assert game.waits_ms[0, :, 2].tolist() == pytest.approx((2 * exchange).tolist(), rel=1e-5)
+    exchange = StepPrice.of(objective, 1024, 2, 64.0).exchange_stage(np.array([16.0, 48.0]))
+    assert game.waits_ms[0, :, 2].tolist() == pytest.approx(exchange.tolist(), rel=1e-5)
