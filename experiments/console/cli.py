@@ -3,7 +3,7 @@
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, TypeVar
 
 import tyro
@@ -24,22 +24,45 @@ def run_command(
     main: Callable[[Config], None],
     config: type[Config],
     begun_with: Callable[[Config], Config] | None = None,
+    dropped: Mapping[str, str] | None = None,
 ) -> NoReturn:
-    """Parse the command line into `config`, run `main`, and leave with its exit code.
+    """Parses the command line into `config`, runs `main`, and leaves with its exit code.
 
-    The docstring of the config's class is the help text. Where an option says what others are by
-    default, `begun_with` tells these defaults of what was parsed with the usual ones.
+    Args:
+        main: The command.
+        config: Dataclass of its options; its docstring is the help text.
+        begun_with: Returns the defaults to parse with, given what was parsed with the usual ones:
+            for options that set the defaults of others.
+        dropped: Options that older versions had, or values of options, and what to use instead:
+            `{"--old-name": "use --new-name", "--learner both": "leave it out"}`.
     """
     warnings.formatwarning = lambda message, *_args, **_options: f"note: {message}\n"
-    asked = tyro.cli(config)
-    if begun_with is not None:
-        asked = tyro.cli(config, default=begun_with(asked))
-    sys.exit(_exit_code(main, asked))
+
+    def parse_and_run() -> None:
+        _check_dropped(dropped or {}, sys.argv[1:])
+        asked = tyro.cli(config)
+        if begun_with is not None:
+            asked = tyro.cli(config, default=begun_with(asked))
+        main(asked)
+
+    sys.exit(_exit_code(parse_and_run))
 
 
-def _exit_code(main: Callable[[Config], None], config: Config) -> int:
+def _check_dropped(dropped: Mapping[str, str], arguments: Sequence[str]) -> None:
+    """Raises UserError if the arguments name a dropped option, or give it a dropped value."""
+    words: list[str] = []
+    for argument in arguments:
+        option, *value = argument.split("=", 1)
+        words += [option.replace("_", "-") if option.startswith("--") else option, *value]
+    line = f" {' '.join(words)} "
+    for old, instead in dropped.items():
+        if f" {old} " in line:
+            raise UserError(f"{old} no longer exists: {instead}")
+
+
+def _exit_code(run: Callable[[], None]) -> int:
     try:
-        main(config)
+        run()
     except UserError as error:
         say_error(str(error))
         return BAD_INPUT
