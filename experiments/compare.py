@@ -47,13 +47,13 @@ from autoshard.experiments.judging.scores import Score
 from autoshard.experiments.judging.shard_visits import SEEDS, plan_pool
 from autoshard.experiments.judging.trained import judge_trained
 from autoshard.experiments.tracking.data_sources import short_name, tables_source
+from autoshard.experiments.training.checks import deal_tasks
 from autoshard.experiments.training.loading import (
     all_sharders,
     check_sharders,
     model_beside,
     oracle_for,
 )
-from autoshard.experiments.training.policy_check import deal_tasks
 from autoshard.sharders import MEASURE_SECONDS, NEED_POLICY, NEED_POOL, load_policy
 from autoshard.workload import EmbeddingTable, Objective, UserError, documents, load_tables
 from autoshard.workload.bounds import check_bounds

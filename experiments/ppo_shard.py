@@ -3,81 +3,85 @@
 
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from pathlib import Path
 
 from autoshard.benchmark import MeasurementStore
-from autoshard.cost_model import CostModel, load_model
+from autoshard.cost_model import load_model
 from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage
-from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.checks import split_tables
+from autoshard.experiments.training.config import DROPPED, PPOShardConfig
 from autoshard.experiments.training.loading import oracle_for
-from autoshard.experiments.training.recipes import begun_with, check_recipe
+from autoshard.experiments.training.loop import Training
+from autoshard.experiments.training.recipes import check_recipe, recipe_defaults
 from autoshard.experiments.training.report import TrainingReport
-from autoshard.experiments.training.run_folder import Progress, RunFolder
-from autoshard.experiments.training.settings import check_once, settled, taken_up
-from autoshard.experiments.training.training import Training, parts_of
+from autoshard.experiments.training.run_folder import RunFolder, SavedRun
 from autoshard.workload import UserError, documents
 
-Stood = tuple[Progress, Path, CostModel]  # how far a run had come: with its checkpoint and model
-
-# Of a run that is gone on with.
-MAY_CHANGE = (
+MAY_CHANGE = (  # when a run is resumed
     "iterations", "num_env_runners", "test_seconds", "tables", "cost_model", "store", "storage",
     "json", "mlflow_uri",
 )  # fmt: skip
 
 
 def main(config: PPOShardConfig) -> None:
-    """Set up or take up a run, train it to the end, test the policy."""
+    """Begins or resumes a run, trains it to the end, and tests the policy."""
     budget = Budget(config.seconds)
-    check_once(config)
-    config = replace(config, out=config.out.resolve())
-    folder = RunFolder(config.out)
-    resumed: Stood | None = None
+    config.check_resume()
+    folder = RunFolder(config.out.resolve())
+    config = replace(config, out=folder.folder)
+
+    # 1. Options: given, or those of the run that is resumed.
+    saved: SavedRun | None = None
     if config.resume:
-        config, resumed = _resumed(config, folder)
+        config, saved = _resumed(config, folder)
     else:
-        config = settled(config)
+        config = config.with_absolute_paths()
     check_recipe(config)
     config.check()
     storage = _storage(config)
+
+    # 2. Tables, by part: those that train, check and test. The cost model, which warns of tables
+    # unlike those that it learned from.
     tables = config.all_tables()
-    parts = parts_of(config.source, tables)
-    base = load_model(config.cost_model)
-    oracle_for(base, config.batch_size, tables)  # which tells of tables that it knows little of
-    if resumed is None:
+    parts = split_tables(config.source, tables)
+    model = load_model(config.cost_model)
+    oracle_for(model, config.batch_size, tables)
+
+    # 3. The folder of the run, and the store of measurements.
+    if saved is None:
         if storage is not None and not config.force:
             folder.check_free(storage)
         folder.begin(config.force)
     store = config.store or folder.folder / "costs.db"
     if storage is not None:
         storage.fetch_store(store)
-    MeasurementStore(store).close()  # a store that cannot be used is told before work starts
-    run_id = (resumed[0].mlflow_run or None) if resumed else None  # a sweep's winner has none
+    MeasurementStore(store).close()  # one that cannot be used is reported before work starts
+
+    # 4. The run in MLflow, and the Ray cluster: both end with this command.
     with ExitStack() as stack:
+        run_id = (saved.progress.mlflow_run or None) if saved else None  # a sweep's winner has none
         run = stack.enter_context(
             tracking.tracked_run(
                 "ppo_shard", _run_name(config), asdict(config), config.mlflow_uri, run_id
             )
         )
         stack.enter_context(ray_cluster())
-        begun = resumed[0].iteration if resumed else 0
-        training = Training(config, folder, parts, base, store, run.run_id, begun, budget)
+
+        # 5. Train: a checkpoint after each iteration, a check every few.
+        training = Training(config, folder, parts, model, store, saved, run.run_id, budget)
         stack.callback(training.stop)
         report = TrainingReport(training, run)
-        if resumed is not None:
-            training.take_up(*resumed)
-        report.introduce(len(parts["train"]))
-        if resumed is None:
+        report.introduce()
+        if saved is None:
             run.data(tables_source(config.source, tables))
             training.begin()
         while not training.done:
             figures = training.step()
-            report.tell(figures)
+            report.iteration(figures)
             if storage is not None and "check_score" in figures:
                 folder.mirror(storage)
                 storage.keep_store(store)
@@ -87,6 +91,8 @@ def main(config: PPOShardConfig) -> None:
                 f"{config.most_iterations}: go on with --resume --out {config.out}",
                 soft_wrap=True,
             )
+
+        # 6. Test the policy that is kept on tables that nothing was trained on.
         result = report.test()
         if config.measures:
             run.data(store_source(store))
@@ -108,32 +114,32 @@ def _run_name(config: PPOShardConfig) -> str:
 
 
 def _storage(config: PPOShardConfig) -> Storage | None:
-    """Where the run is kept beside its folder, if anywhere."""
+    """Returns where the run is kept beside its folder, if anywhere."""
     return None if config.storage is None else Storage(config.storage).within(config.out.name)
 
 
-def _resumed(config: PPOShardConfig, folder: RunFolder) -> tuple[PPOShardConfig, Stood]:
-    """The run's own settings, with what may change; and where it stood."""
+def _resumed(config: PPOShardConfig, folder: RunFolder) -> tuple[PPOShardConfig, SavedRun]:
+    """Returns the run's own options with what may change, and where it is resumed from."""
     if config.recipe is not None:
         raise UserError("--resume goes on with the run's own recipe: leave out --recipe")
 
-    def read() -> tuple[PPOShardConfig, Stood]:
-        settings, *_ = found = folder.read()
+    def read() -> tuple[PPOShardConfig, SavedRun]:
+        saved = folder.read()
         with documents.naming(config.out), documents.fields_of("training"):
-            before = PPOShardConfig.from_json(settings)
+            before = PPOShardConfig.from_json(saved.config)
         # Seconds are those of a command, not of the run.
         changed = replace(
-            taken_up(before, config, MAY_CHANGE), out=config.out, seconds=config.seconds
+            before.resumed(config, MAY_CHANGE), out=config.out, seconds=config.seconds
         )
-        return changed, found[1:]
+        return changed, saved
 
     if config.storage is None and folder.exists:
         config = replace(config, storage=read()[0].storage)
     storage = _storage(config)
     if storage is not None:
-        folder.fetch(storage)  # it may have gone on elsewhere since
+        folder.fetch(storage)  # it may have been resumed elsewhere since
     return read()
 
 
 if __name__ == "__main__":
-    cli.run_command(main, PPOShardConfig, begun_with)
+    cli.run_command(main, PPOShardConfig, recipe_defaults, DROPPED)

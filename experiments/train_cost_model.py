@@ -82,7 +82,7 @@ class TrainConfig:
     hardware: str | None = None
     """Which of the store's hardware, if it holds several."""
     hyper: TrainOptions = field(default_factory=TrainOptions)
-    """How to learn; tune_shard.py --what cost-model looks for good ones."""
+    """How to learn."""
     seed: int = 0
     """Of the networks' first weights, and of what is drawn."""
     force: bool = False

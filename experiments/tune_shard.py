@@ -1,214 +1,224 @@
 #!/usr/bin/env python
-"""Sweep the hyperparameters of the policy or of the cost model, with Ray Tune."""
+"""Sweep the hyperparameters of policies, with Ray Tune."""
 
 import math
-import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import ray
+from ray import tune
 from ray.tune.experiment import Trial
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore
+from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.notices import Notices
 from autoshard.experiments.console.ray_cluster import ray_cluster
-from autoshard.experiments.sweeps.config import TuneShardConfig
-from autoshard.experiments.sweeps.log import SweepLog
-from autoshard.experiments.sweeps.report import draw_trials, finished, print_best
-from autoshard.experiments.sweeps.search_space import command_line, default_point
-from autoshard.experiments.sweeps.subjects import Subject, subject_of
-from autoshard.experiments.sweeps.sweep import (
-    CPUS_PER_TRIAL,
+from autoshard.experiments.judging.outcomes import best_of_each, maxima_of, relative
+from autoshard.experiments.sweeps.config import DROPPED, TuneShardConfig
+from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
+from autoshard.experiments.sweeps.search_space import (
+    Value,
+    command_line,
+    default_point,
+    search_space,
+)
+from autoshard.experiments.sweeps.trial import PolicyTask, PolicyTrial
+from autoshard.experiments.sweeps.tuning import (
     TRIALS,
     TrialOutcome,
+    check_nodes,
+    finished,
     make_scheduler,
-    make_search,
-    outcome,
     run_trials,
 )
-from autoshard.experiments.tracking.data_sources import store_source
+from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage, absolute
-from autoshard.experiments.training.run_folder import RunFolder, model_files
-from autoshard.experiments.training.settings import as_json, check_once, settled, taken_up
-from autoshard.workload import UserError, documents
+from autoshard.experiments.training.checks import PolicyCheck, split_tables, unseen_tasks
+from autoshard.experiments.training.loading import oracle_for
+from autoshard.experiments.training.loop import check_hardware
+from autoshard.experiments.training.report import TEST_SEED
+from autoshard.experiments.training.run_folder import RunFolder, policy_files
+from autoshard.sharders import HEURISTICS, load_policy
+from autoshard.workload import UserError, documents, load_tables
 
 SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 1)
 ALIAS = "winner"
 _DOCUMENT = "sweep.json"
-_MAY_CHANGE = ("tables", "cost_model", "store", "json", "mlflow_uri")  # of one gone on with
+_MAY_CHANGE = ("tables", "cost_model", "store", "json", "mlflow_uri")  # when it is resumed
+_TEST_TASKS = 32
+
+# Options, the run in MLflow of a sweep that is resumed, the result of one that is finished.
+Begun = tuple[TuneShardConfig, str | None, dict[str, Any] | None]
 
 
 def main(config: TuneShardConfig) -> None:
-    """Begin a sweep or take one up, run its trials, test and register the winner."""
+    """Begins or resumes a sweep, runs its trials, tests and registers the winner."""
     budget = Budget(config.seconds)
-    check_once(config)
-    config = replace(config, storage=absolute(config.storage))
-    if not config.resume:
-        config = settled(config)
-        config.check()
-    storage = Storage(config.storage)
-    run_id = None
-    if config.resume:
-        config, run_id, result = _resumed(config, storage)
-        if result is not None:
-            cli.console.print(f"the sweep in {config.storage} is finished")
-            if config.json is not None:
-                documents.write(config.json, result)
-            return
-    elif storage.has(_DOCUMENT) and not config.force:
-        raise UserError(
-            f"{config.storage}: holds a sweep: go on with --resume, replace it with --force, or "
-            "name another folder"
-        )
+    config.check_resume()
+
+    # 1. Options: given, or those of the sweep that is resumed. A finished one has its result.
+    storage = Storage(absolute(config.storage))
+    config, run_id, result = (_resumed if config.resume else _begun)(config, storage)
+    if result is None:
+        result = _swept(config, run_id, storage, budget)
+    else:
+        cli.console.print(f"the sweep in {config.storage} is finished")
+    if config.json is not None:
+        documents.write(config.json, result)
+
+
+def _swept(
+    config: TuneShardConfig, run_id: str | None, storage: Storage, budget: Budget
+) -> dict[str, Any]:
+    """Runs the sweep, and returns its result."""
+    # 2. What all trials share: tables by part, the cost model, the store of measurements.
     store = _store(config, storage)
-    subject = subject_of(config, store)
-    name = f"sweep {subject.name}, {config.num_samples} trials"
+    tables = load_tables(config.tables)
+    parts = split_tables(config.tables, tables)
+    model = load_model(config.cost_model)
+    oracle_for(model, config.batch_size, tables)  # which warns of tables that it knows little of
+    task = PolicyTask(replace(config, store=store).training(), parts, model, store)
+    space = search_space(population_based=config.scheduler == "pbt")
+    tags = {
+        "tables": short_name(config.tables),
+        "hardware": model.provenance.hardware,
+        "num_devices": config.num_devices,
+    }
+    name = f"sweep {tags['tables']} {config.num_tables} on {config.num_devices}"
+
     with ExitStack() as stack:
+        # 3. The run in MLflow, the Ray cluster, and the pool: before any trial asks for it, so that
+        # it is on the machine of the store.
         run = stack.enter_context(
-            tracking.tracked_run("tune_shard", name, subject.parameters, config.mlflow_uri, run_id)
+            tracking.tracked_run(
+                "tune_shard",
+                f"{name}, {config.num_samples} trials",
+                asdict(config),
+                config.mlflow_uri,
+                run_id,
+            )
         )
+        kept = {"settings": config.to_json(), "mlflow_run": run.run_id}
         if run_id is None:
-            run.tags(subject.tags)
-            run.data(*subject.data)
-            for old in (TRIALS, "winner", "trials.png"):  # of a sweep that is replaced
+            run.tags(tags)
+            run.data(tables_source(config.tables, tables))
+            for old in (TRIALS, "winner"):  # of a sweep that is replaced
                 storage.remove(old)
-            _keep_document(storage, {"settings": as_json(config), "mlflow_run": run.run_id})
+            _keep_document(storage, kept)
         stack.enter_context(ray_cluster())
         started = time.monotonic()
-        _check_room(storage)
-        watch = _Watch(subject.start_pool(), storage)
-        stack.callback(watch.close)  # also after Ctrl-C
-        resumed = run_id is not None and storage.has_any(f"{TRIALS}/experiment_state-*")
-        grace = min(config.check_every, config.max_iterations)
-        scheduler = make_scheduler(config.scheduler, subject.space, config.max_iterations, grace)
-        log = SweepLog(run, config.num_samples, scheduler, resumed, watch.look)
-        stack.callback(log.close)
+        check_nodes(storage, _DOCUMENT)
+        look_at_pool = _pool_started(stack, task, storage)
+
+        # 4. All trials.
         cli.console.print(
-            f"{config.num_samples} trials: {subject.name}, {config.scheduler}, "
-            f"{config.search_name} search; all is in {config.storage}",
+            f"{config.num_samples} trials: {name}, {config.scheduler}, {config.search_name} "
+            f"search; all is in {config.storage}",
             soft_wrap=True,
         )
+        scheduler = make_scheduler(config, space)
+        resumed = run_id is not None and storage.has_any(f"{TRIALS}/experiment_state-*")
+        logged = MLflowTrials(run, scheduler, resumed, look_at_pool)
+        stack.callback(logged.close)
+        trainable = tune.with_parameters(PolicyTrial, task=task)
         trials, ended = run_trials(
-            subject.trainable(),
-            subject.space,
-            make_search(config.search_name, subject.space, config.seed, config.at_once),
-            scheduler,
-            log,
-            storage,
-            config.num_samples,
-            checkpoint_every=config.check_every,
-            resume=resumed,
-            budget=budget,
+            trainable, config, space, scheduler, logged, storage, resumed, budget
         )
         if not ended:
             raise KeyboardInterrupt(f"go on with --resume --storage {config.storage}")
-        outcomes = [outcome(trial, log) for trial in trials]
+        outcomes = [TrialOutcome.of(trial, logged.run_of(trial).run_id) for trial in trials]
         left_out = config.num_samples - len(finished(outcomes))
         if budget.is_spent and left_out:
             cli.console.print(
                 f"stopped by {budget}: {left_out} of {config.num_samples} trials have no score"
             )
+
+        # 5. The winner is tested beside the defaults, kept and registered.
+        winner = _winner(task, default_point(space), trials, outcomes, storage, run, tags)
+        runs = [logged.run_of(trial) for trial in trials]
+        run.note(
+            f"The best of {len(runs)} trials has the score {winner['best']['score']:.4f}: step "
+            "time over that of each task's best heuristic. "
+            f"[Compare the trials]({run.link(runs)})"
+        )
+        if task.config.measures:
+            run.data(store_source(store))
+
+        # 6. The result.
+        seconds, busy = time.monotonic() - started, logged.train_seconds
         result = {
-            "what": config.what,
+            "what": "policy",
             "trials": [asdict(found) for found in outcomes],
             "finished": len(finished(outcomes)),
             "mlflow_run": run.run_id,
-            **_winner(subject, trials, outcomes, storage, run),
-        }
-        runs = [log.run_of(trial) for trial in trials]
-        run.note(
-            f"The best of {len(runs)} trials has the score {result['best']['score']:.4f} "
-            f"({subject.score}). [Compare the trials]({run.link(runs)})"
-        )
-        seconds = time.monotonic() - started
-        result |= {
-            "at_once": log.at_once,
+            **winner,
+            "at_once": logged.at_once,
             "seconds": seconds,
-            "train_seconds": log.train_seconds,
+            "train_seconds": busy,
             # How much longer the sweep took than training needs with so many at once.
-            "overhead": seconds * log.at_once / log.train_seconds if log.train_seconds else None,
+            "overhead": seconds * logged.at_once / busy if busy else None,
         }
-        if watch.pool is not None:
-            run.data(store_source(store))
-        _keep_document(
-            storage,
-            {"settings": as_json(config), "mlflow_run": run.run_id, "result": result},
-        )
-        if config.json is not None:
-            documents.write(config.json, result)
+        _keep_document(storage, {**kept, "result": result})
+        return result
 
 
-class _Watch:
-    """Keeps what the pool measures, and says what it has noticed, while the sweep goes on."""
+def _pool_started(stack: ExitStack, task: PolicyTask, storage: Storage) -> Callable[[], None]:
+    """Starts the pool if trials measure; returns what keeps its store and prints its notices."""
+    if not task.config.measures:
+        return lambda: None
+    pool, notices = BenchmarkPool(task.store, kind=task.config.devices), Notices()
+    stack.callback(pool.close)
+    check_hardware(task.model, pool, task.config.cost_model)
+    pool.check_store_is_here()
 
-    def __init__(self, pool: BenchmarkPool | None, storage: Storage) -> None:
-        self.pool, self._storage = pool, storage
-        self._notices = Notices()
+    def look() -> None:
+        storage.keep_store(pool.store)
+        notices.tell(pool)
 
-    def look(self) -> None:
-        """Now and then."""
-        if self.pool is not None:
-            self._storage.keep_store(self.pool.store)
-            self._notices.tell(self.pool)
-
-    def close(self) -> None:
-        """At the end."""
-        self.look()
-        if self.pool is not None:
-            self.pool.close()
+    stack.callback(look)  # also after Ctrl-C
+    return look
 
 
 def _winner(
-    subject: Subject,
+    task: PolicyTask,
+    default: dict[str, Value],
     trials: Sequence[Trial],
     outcomes: Sequence[TrialOutcome],
     storage: Storage,
     run: tracking.TrackedRun,
+    tags: dict[str, str],
 ) -> dict[str, Any]:
-    """Test it beside the defaults, register it, draw all trials, say what was found."""
+    """Tests the best trial beside that with the defaults, registers it, prints what was found."""
     ended = finished(outcomes)
     if not ended:
         raise UserError("no trial has finished: each trial's run in MLflow tells why")
-    best = ended[0]
-    by_id = {trial.trial_id: trial for trial in trials}
-    default = default_point(subject.space)
-    with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        kept = {"winner": place / "winner"}
-        for found in outcomes:
-            if found.values == default and found.status == "finished":
-                kept["defaults"] = place / "defaults"
-                _fetch(by_id[found.trial_id], kept["defaults"])
-        _fetch(by_id[best.trial_id], kept["winner"])
-        subject.complete(kept["winner"], best.values)
-        figures = subject.test(kept, run)
-        picture = place / "trials.png"
-        draw_trials(outcomes, subject.space, subject.score, picture)
-        run.artifact(picture)
-        storage.keep(picture)
+    best, by_id = ended[0], {trial.trial_id: trial for trial in trials}
+    with tempfile.TemporaryDirectory() as place:
+        kept = {"winner": _fetched(by_id[best.trial_id], Path(place) / "winner")}
+        for found in ended:
+            if found.values == default:
+                kept["defaults"] = _fetched(by_id[found.trial_id], Path(place) / "defaults")
+        figures = _test(task, kept, run)
         RunFolder(kept["winner"]).mirror(storage.within("winner"))
-        registered = {**subject.tags, "score": f"{best.score:.4f}", "trial": best.trial_id}
-        model = place / "model"
+        model = Path(place) / "model"
         model.mkdir()
-        for path in model_files(kept["winner"]):
+        for path in policy_files(kept["winner"]):
             path.rename(model / path.name)
-        version = run.register(model, subject.registered_as, registered, ALIAS)
-    print_best(outcomes, subject.space)
+        tags |= {"score": f"{best.score:.4f}", "trial": best.trial_id}
+        version = run.register(model, tracking.POLICIES, tags, ALIAS)
     for name, value in sorted(figures.items(), key=lambda pair: pair[1]):
         cli.console.print(f"  {name:<32} {value:.4f}")
-    options = " ".join(command_line(subject.space, best.values))
-    cli.console.print(f"train with them: {subject.script} {options}", soft_wrap=True)
     cli.console.print(
-        f"the winner is in {storage.uri}/winner, and in MLflow as {subject.registered_as} version "
+        f"train with them: ppo_shard.py {' '.join(command_line(best.values))}\n"
+        f"the winner is in {storage.uri}/winner, and in MLflow as {tracking.POLICIES} version "
         f"{version} with the alias {ALIAS}",
         soft_wrap=True,
     )
@@ -217,68 +227,78 @@ def _winner(
         "best": asdict(best),
         "defaults": default,
         "test": figures,
-        "registered": {"name": subject.registered_as, "version": version, "alias": ALIAS},
+        "registered": {"name": tracking.POLICIES, "version": version, "alias": ALIAS},
     }
 
 
-def _fetch(trial: Trial, folder: Path) -> None:
-    checkpoint = trial.checkpoint
-    if checkpoint is None:  # a finished trial ended with one
+def _test(task: PolicyTask, kept: dict[str, Path], run: tracking.TrackedRun) -> dict[str, float]:
+    """Compares kept policies, by name, with heuristics on tasks of test tables.
+
+    Returns step times over those of each task's best heuristic, and how many tasks each policy has
+    no plan for. The winner's first plan is logged.
+    """
+    model = task.model
+    tasks = list(
+        islice(unseen_tasks(task.config, model, task.parts, "test", TEST_SEED), _TEST_TASKS)
+    )
+    policies = {name: load_policy(folder) for name, folder in kept.items()}
+    outcomes = PolicyCheck(tasks).outcomes(
+        policies["winner"], model, (*HEURISTICS, "cost_fused"), policies
+    )
+    plan = outcomes["winner"][0].plan
+    if plan is not None:
+        oracle = EstimatedCosts(model, tasks[0].batch_size)
+        run.plan("winner", plan, oracle.plan_cost(plan, tasks[0]))
+    maxima = maxima_of(outcomes)
+    ratios = {n: relative(values, best_of_each(maxima)) for n, values in maxima.items()}
+    figures = {f"test/{name}": ratio.value for name, ratio in ratios.items() if ratio is not None}
+    return figures | {f"test/{n}_without_plan": float(maxima[n].count(None)) for n in policies}
+
+
+def _fetched(trial: Trial, folder: Path) -> Path:
+    """Copies a trial's run folder here."""
+    if trial.checkpoint is None:  # a finished trial ended with one
         raise UserError(f"trial {trial.trial_id} has no checkpoint: go on with --resume")
-    checkpoint.to_directory(str(folder))
-
-
-def _check_room(storage: Storage) -> None:
-    """UserError if Tune would wait for ever, or if a node cannot keep its trials' checkpoints."""
-    cpus = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
-    if cpus < CPUS_PER_TRIAL:
-        raise UserError(f"a trial takes a CPU, the Ray cluster has {cpus:g}: add nodes")
-    if not storage.is_local:
-        return
-    document = f"{storage.root}/{_DOCUMENT}"
-    without = []
-    for node in ray.nodes():  # type: ignore[no-untyped-call]
-        if node["Alive"] and node["Resources"].get("CPU", 0) >= CPUS_PER_TRIAL:
-            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            look = ray.remote(num_cpus=0)(os.path.exists)
-            if not ray.get(look.options(scheduling_strategy=there).remote(document)):
-                without.append(node["NodeManagerHostname"])
-    if without:
-        raise UserError(
-            f"--storage {storage.uri}: {', '.join(without)} cannot see it: name a path that all "
-            "nodes share, or an object store"
-        )
+    trial.checkpoint.to_directory(str(folder))
+    return folder
 
 
 def _store(config: TuneShardConfig, storage: Storage) -> Path:
-    """The store on this machine, with what the storage has of it."""
-    if config.what == "cost-model":
-        assert config.store is not None
-        return config.store
+    """Returns the store on this machine, with what the storage has of it."""
     where = Path(storage.root) if storage.is_local else Path("runs").resolve()
     store = config.store or where / "costs.db"
     if config.reward != "estimated":
         storage.fetch_store(store)
-        MeasurementStore(store).close()  # one that cannot be used is told before work starts
+        MeasurementStore(store).close()  # one that cannot be used is reported before work starts
     return store
 
 
-def _resumed(
-    config: TuneShardConfig, storage: Storage
-) -> tuple[TuneShardConfig, str, dict[str, Any] | None]:
-    """The sweep's own settings, its run in MLflow, and its result if it has come to an end."""
+def _begun(config: TuneShardConfig, storage: Storage) -> Begun:
+    """Returns the options of a new sweep; raises UserError if the storage has one."""
+    config = config.with_absolute_paths()
+    config.check()
+    if storage.has(_DOCUMENT) and not config.force:
+        raise UserError(
+            f"{config.storage}: holds a sweep: go on with --resume, replace it with --force, or "
+            "name another folder"
+        )
+    return config, None, None
+
+
+def _resumed(config: TuneShardConfig, storage: Storage) -> Begun:
+    """Returns the sweep's own options, its run in MLflow, and its result if it is finished."""
     document = storage.read_json(_DOCUMENT)
     if document is None:
-        raise UserError(f"{config.storage}: holds no sweep to go on with")
-    with documents.naming(f"{config.storage}/{_DOCUMENT}"), documents.fields_of("sweep"):
+        raise UserError(f"{storage.uri}: holds no sweep to go on with")
+    with documents.naming(f"{storage.uri}/{_DOCUMENT}"), documents.fields_of("sweep"):
         SWEEP_SCHEMA.check(document)
         before = TuneShardConfig.from_json(document["settings"])
         run_id = str(document["mlflow_run"])
-    changed = replace(
-        taken_up(before, config, _MAY_CHANGE), storage=config.storage, seconds=config.seconds
+    resumed = replace(
+        before.resumed(config, _MAY_CHANGE), storage=storage.uri, seconds=config.seconds
     )
-    changed.check()
-    return changed, run_id, document.get("result")
+    resumed.check()
+    return resumed, run_id, document.get("result")
 
 
 def _keep_document(storage: Storage, body: dict[str, Any]) -> None:
@@ -289,4 +309,4 @@ def _keep_document(storage: Storage, body: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    cli.run_command(main, TuneShardConfig)
+    cli.run_command(main, TuneShardConfig, dropped=DROPPED)

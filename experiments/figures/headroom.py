@@ -17,7 +17,7 @@ from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choi
 from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.workbench import say
 from autoshard.experiments.judging.outcomes import estimated, make_plans, maxima_of, mean_ratio
-from autoshard.experiments.training.policy_check import draw_tasks
+from autoshard.experiments.training.checks import draw_tasks
 from autoshard.sharders import Means, load_policy, make_sharder
 from autoshard.workload import Sharder, ShardingTask
 from autoshard.workload.parts import tables_by_part

@@ -21,16 +21,14 @@ from autoshard.experiments.figures.headroom import (
     shipped_oracle,
 )
 from autoshard.experiments.figures.workbench import say
-from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.experiments.training.hyperparameters import LearnerName
+from autoshard.experiments.training.config import LearnerName, PPOShardConfig
 from autoshard.experiments.training.ppo import Trainer
-from autoshard.experiments.training.training import setting_of
 from autoshard.sharders import Policy
 from autoshard.sharders.player import Player
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.workload.parts import tables_by_part
 
-_LEARNERS: tuple[LearnerName, ...] = ("critic", "rivals", "imitation", "both")
+_LEARNERS: tuple[LearnerName, ...] = ("critic", "group_baseline")
 _SECONDS, _SEEDS = 120.0, 3  # of training
 _ANNEALING_SECONDS, _TASKS = 20.0, 3  # for a task, and tasks of each family, loose or tight
 _START, _PASS = "before training", "one pass"
@@ -63,18 +61,11 @@ def _trained(families: str, learner: LearnerName, seed: int, seconds: float) -> 
     """As `ppo_shard.py --families` trains, without checks."""
     config = PPOShardConfig(families=families, learner=learner, reward="estimated", seed=seed)
     model, tables = load_model(config.cost_model), tables_by_part(config.all_tables())["train"]
-    trainer = Trainer(
-        setting_of(config, model, tables, config.out, seed),
-        learner,
-        config.hyper,
-        config.games,
-        num_env_runners=0,
-        seed=seed,
-    )
+    trainer = Trainer(config, model, tables, config.out, seed)
     try:
         began = time.monotonic()
-        while (spent := time.monotonic() - began) < seconds:
-            trainer.iterate(1 - spent / seconds)
+        while time.monotonic() - began < seconds:
+            trainer.iterate()
         return deepcopy(trainer.network).eval()
     finally:
         trainer.stop()

@@ -16,20 +16,18 @@ import torch
 
 from autoshard.cost_model import EstimatedCosts, load_model, save_model
 from autoshard.cost_model.training import one_thread
-from autoshard.envs import Deck, Dense, EstimatedRewards, RandomDeals, ShardingVectorEnv
+from autoshard.envs import Deck, RandomDeals, ShardingVectorEnv
 from autoshard.envs.task_families import FAMILIES
 from autoshard.experiments import compare, ppo_shard
 from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.figures.model import calibrated_here
 from autoshard.experiments.figures.workbench import cpu_pool
 from autoshard.experiments.judging.statistics import Ratio
+from autoshard.experiments.training.checks import draw_tasks
 from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.experiments.training.hyperparameters import Hyperparameters
-from autoshard.experiments.training.policy_check import draw_tasks
 from autoshard.experiments.training.ppo import Trainer
-from autoshard.experiments.training.setting import Setting
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
-from autoshard.workload import PlanError, ShardingTask, load_tables
+from autoshard.workload import EmbeddingTable, PlanError, ShardingTask, load_tables
 from autoshard.workload.parts import tables_by_part
 
 _TABLES, _MANY_TABLES = "synthetic:400:1:small", "synthetic:5500:1:small"
@@ -167,15 +165,7 @@ def paired(name: str, goal: str, ours: Mapping[str, Any], theirs: Mapping[str, A
 def training_figures(folder: Path) -> list[Figure]:
     """Steps a second of PPO, and how busy it keeps the pool with measured rewards."""
     tables = tables_by_part(load_tables(_TABLES))["train"]
-    setting = Setting(
-        load_model("cpu"),
-        tuple(tables),
-        _BATCH_SIZE,
-        RandomDeals(),
-        Dense(),
-        EstimatedRewards,
-    )
-    speed = _ppo_speed(setting)
+    speed = _ppo_speed(tables, folder)
     ppo_shard.main(
         PPOShardConfig(
             tables=_TABLES,
@@ -214,14 +204,21 @@ def _game_speed(deck: Deck, seats: int, lengths: tuple[int, int]) -> float:
     return statistics.median(speeds)
 
 
-def _ppo_speed(setting: Setting) -> float:
-    trainer = Trainer(setting, "rivals", Hyperparameters(), _GAMES, num_env_runners=0, seed=0)
-    trainer.iterate()
+def _ppo_speed(tables: Sequence[EmbeddingTable], store: Path) -> float:
+    config = PPOShardConfig(
+        learner="group_baseline",
+        reward="estimated",
+        games=_GAMES,
+        memory_fill="0.1-0.8",
+        memory_unevenness=0.0,
+    )
+    trainer = Trainer(config, load_model("cpu"), tables, store, seed=0)
+    steps = trainer.iterate()["steps"]
     speeds = []
     for _ in range(7):
-        before, started = trainer.steps, time.perf_counter()
-        trainer.iterate()
-        speeds.append((trainer.steps - before) / (time.perf_counter() - started))
+        before, started = steps, time.perf_counter()
+        steps = trainer.iterate()["steps"]
+        speeds.append((steps - before) / (time.perf_counter() - started))
     trainer.stop()
     return statistics.median(speeds)
 

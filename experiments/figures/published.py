@@ -49,7 +49,7 @@ def _trained(folder: Path, recipe: RecipeName) -> Path:
     out = folder / recipe
     ppo_shard.main(
         replace(
-            RECIPES[recipe].settings,
+            RECIPES[recipe],
             tables=FAMILIES[_RECIPES_ON].source,
             num_tables="60-100",
             num_devices="4-8",

@@ -1,1 +1,1 @@
-"""Many trainings at once, by Ray Tune: the space, trials, what is logged and what is found."""
+"""Many trainings at once by Ray Tune: search space, trials, and what MLflow holds of them."""

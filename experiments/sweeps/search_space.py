@@ -1,125 +1,72 @@
-"""What sweeps look for: each hyperparameter, where it may lie, and why there. The one place.
+"""What sweeps search: each hyperparameter, its range, and why. The one place.
 
 The published prototypes' values and ours lie inside; what was measured not to matter is left out
 (see the ablation in docs/policy.md for attention and recurrent memories).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from ray import tune
+from ray.tune.search.sample import Categorical, Domain, Float
 
-from autoshard.cost_model.training import TrainOptions
-from autoshard.experiments.training.hyperparameters import Hyperparameters
+from autoshard.experiments.training.config import Hyperparameters
 
 Value = float | int
-Hyper = TypeVar("Hyper", Hyperparameters, TrainOptions)
+Space = Mapping[str, Domain]
+
+_SPACE: Space = {
+    "learning_rate": tune.loguniform(1e-4, 1e-2),  # Adam's; 1e-3 by hand
+    "epochs": tune.choice([1, 2, 3, 5, 8]),  # passes over the samples of an iteration
+    "minibatch": tune.choice([256, 512, 1024, 2048, 4096]),  # steps in a gradient
+    "clip": tune.loguniform(0.05, 0.4),  # how far odds may move; RLlib takes 0.3
+    "entropy": tune.loguniform(1e-6, 1e-2),  # weight of the entropy bonus
+    "gae_lambda": tune.uniform(0.9, 1.0),  # 1 uses returns alone; games are short
+    "sharpness": tune.loguniform(30.0, 3000.0),  # how strictly it starts out as cost_fused
+    "hidden": tune.choice([32, 64, 128]),  # features of a device
+    "encoded": tune.choice([16, 32, 64]),  # features of a set of tables
+}
+_OF_SHAPE = frozenset(("sharpness", "hidden", "encoded"))  # a network's shape stays as it was made
 
 
-@dataclass(frozen=True)
-class Range:
-    """Any number from `low` to `high`; with `log` each factor is as likely as the next.
-
-    `live`: may change while a trial trains, as population based training does.
-    """
-
-    name: str
-    low: float
-    high: float
-    why: str
-    log: bool = False
-    live: bool = False
-
-    def for_tune(self) -> Any:
-        """As Tune wants it."""
-        return (tune.loguniform if self.log else tune.uniform)(self.low, self.high)
-
-    def for_mutation(self) -> Any:
-        """As population based training wants it: a little more or less, or drawn anew."""
-        return self.for_tune()
+def search_space(population_based: bool) -> Space:
+    """Returns what may differ between trials, or with population based training within one."""
+    return {n: d for n, d in _SPACE.items() if not population_based or n not in _OF_SHAPE}
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One of a few numbers, in ascending order."""
-
-    name: str
-    options: tuple[Value, ...]
-    why: str
-    live: bool = False
-
-    def for_tune(self) -> Any:
-        """As Tune wants it."""
-        return tune.choice(list(self.options))
-
-    def for_mutation(self) -> Any:
-        """As population based training wants it: the next of the options, or drawn anew."""
-        return list(self.options)
+def mutations(space: Space) -> dict[str, Any]:
+    """Returns the space as population based training takes it: it shifts within lists, by one."""
+    return {n: list(d.categories) if isinstance(d, Categorical) else d for n, d in space.items()}
 
 
-Dimension = Range | Choice
-
-POLICY_SPACE: tuple[Dimension, ...] = (
-    Range("learning_rate", 1e-4, 1e-2, "Adam's; 1e-3 by hand", log=True, live=True),
-    Choice("epochs", (1, 2, 3, 5, 8), "passes over what an iteration has sampled", live=True),
-    Choice("minibatch", (256, 512, 1024, 2048, 4096), "steps in a gradient", live=True),
-    Range("clip", 0.05, 0.4, "how far odds may move; RLlib takes 0.3", log=True, live=True),
-    Range("entropy", 1e-6, 1e-2, "weight of staying undecided", log=True, live=True),
-    Range("gae_lambda", 0.9, 1.0, "1 trusts returns alone; games are short", live=True),
-    Range("sharpness", 30.0, 3000.0, "how strictly it starts out as cost_fused", log=True),
-    Choice("hidden", (32, 64, 128), "numbers that a device is known by"),
-    Choice("encoded", (16, 32, 64), "numbers that a set of tables is known by"),
-)
-
-COST_MODEL_SPACE: tuple[Dimension, ...] = (
-    Range("learning_rate", 1e-3, 2e-2, "at its highest; 5e-3 by hand", log=True),
-    Range("weight_decay", 1e-4, 1e-1, "pulls weights to zero", log=True),
-    Choice("members", (3, 5, 8), "networks in the ensemble: more cost time in each use"),
-    Choice("hidden", (16, 32, 64), "width of each network"),
-    Choice("learned", (4, 8, 16, 32), "amounts a table is known by beyond its prices"),
-)
-
-
-def for_tune(space: Sequence[Dimension]) -> dict[str, Any]:
-    """The space as Tune wants it."""
-    return {dimension.name: dimension.for_tune() for dimension in space}
-
-
-def within(space: Sequence[Dimension], values: dict[str, Value]) -> dict[str, Value]:
-    """The point with what left its range brought back into it."""
-    for dimension in space:
-        if isinstance(dimension, Range) and dimension.name in values:
-            value = values[dimension.name]
-            values[dimension.name] = min(max(value, dimension.low), dimension.high)
+def within(space: Space, values: dict[str, Value]) -> dict[str, Value]:
+    """Returns the point with values that left their range brought back into it."""
+    for name, domain in space.items():
+        if isinstance(domain, Float) and name in values:
+            values[name] = min(max(values[name], domain.lower), domain.upper)
     return values
 
 
-def at_point(default: Hyper, values: Mapping[str, Value]) -> Hyper:
-    """The hyperparameters of a point; those that are not in its space are the default's."""
-    sizes: dict[str, Any] = {n: v for n, v in values.items() if hasattr(default.shape, n)}
-    rest: dict[str, Any] = {n: v for n, v in values.items() if n not in sizes}
-    shape: Any = replace(default.shape, **sizes)
-    return replace(default, **rest, shape=shape)
-
-
-def default_point(space: Sequence[Dimension]) -> dict[str, Value]:
-    """Where the defaults lie in the space: what every sweep tries first."""
-    default = _default(space)
+def default_point(space: Space) -> dict[str, Value]:
+    """Returns the point of the default hyperparameters: what every sweep tries first."""
+    default = Hyperparameters()
     known = vars(default) | vars(default.shape)
-    point: dict[str, Value] = {d.name: known[d.name] for d in space}
-    return within(space, point)  # zero is not on a logarithmic scale
+    return within(space, {name: known[name] for name in space})  # a log scale has no zero
 
 
-def command_line(space: Sequence[Dimension], values: Mapping[str, Value]) -> list[str]:
-    """The options of what trains one policy or one cost model, for a point in the space."""
-    shape = _default(space).shape
+def hyperparameters(values: Mapping[str, Value]) -> Hyperparameters:
+    """Returns the hyperparameters of a point; those that it does not have are the default's."""
+    default = Hyperparameters()
+    of_shape: dict[str, Any] = {n: v for n, v in values.items() if n in _OF_SHAPE}
+    others: dict[str, Any] = {n: v for n, v in values.items() if n not in _OF_SHAPE}
+    return replace(default, **others, shape=replace(default.shape, **of_shape))
+
+
+def command_line(values: Mapping[str, Value]) -> list[str]:
+    """Returns the options of ppo_shard.py for a point."""
     options = []
     for name, value in values.items():
-        path = f"shape.{name}" if hasattr(shape, name) else name
+        path = f"shape.{name}" if name in _OF_SHAPE else name
         options += [f"--hyper.{path.replace('_', '-')}", f"{value:.6g}"]
     return options
-
-
-def _default(space: Sequence[Dimension]) -> Hyperparameters | TrainOptions:
-    return TrainOptions() if space is COST_MODEL_SPACE else Hyperparameters()

@@ -1,111 +1,118 @@
-"""The settings of a training run."""
+"""The configuration of a training: options of ppo_shard.py, stored with the run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from autoshard.benchmark.hardware import AskedKind
 from autoshard.envs import Generator, RandomDeals
 from autoshard.envs.task_families import Choice, deals_of, read_choices, tables_of
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ranges import read_range
-from autoshard.experiments.training.hyperparameters import Hyperparameters, LearnerName
+from autoshard.experiments.training.options import TrainingOptions
 from autoshard.sharders.policy_network import PolicyShape
 from autoshard.workload import EmbeddingTable, UserError, load_tables
 from autoshard.workload.bounds import check_bounds
 
 Goal = Literal["maximum", "balance"]
+LearnerName = Literal["critic", "group_baseline", "reinforce"]
 RecipeName = Literal["autoshard", "dreamshard"]
 
 _ITERATIONS = 20
-_PATHS = ("out", "store", "json")
+_USE_LEARNER = "use --learner group_baseline, or critic"
+DROPPED = {
+    "--learner rivals": "it is called group_baseline",
+    "--learner imitation": f"it won nothing over other learners: {_USE_LEARNER}",
+    "--learner both": f"it won nothing over other learners: {_USE_LEARNER}",
+    "--hyper.lessons": "the learners that imitate are gone: leave it out",
+    "--hyper.imitation": "the learners that imitate are gone: leave it out",
+}
+_DROPPED_LEARNERS = ("imitation", "both")  # runs of 0.1.0 may have them
 
 
 @dataclass(frozen=True)
-class PPOShardConfig(ObjectiveOptions):
-    """Train a policy that places embedding tables on devices, and say what its plans are worth.
+class Hyperparameters:
+    """Hyperparameters of PPO and of the policy's network.
 
-    Tables are split once and for all: 70 % teach, the others check and test. The folder --out
-    holds the policy, its cost model, the last checkpoint and what was measured.
+    Args:
+        learning_rate: of Adam.
+        epochs: passes over the samples of an iteration; not of `reinforce`, like the next two.
+        minibatch: steps in a gradient.
+        clip: how far the odds of an action may move in an iteration.
+        entropy: weight of the entropy bonus.
+        gae_lambda: of generalised advantage estimation; 1 uses returns alone, 0 the critic alone.
+        rivals: games of one task, whose mean return is the baseline of learners without a critic.
+        shape: of the network.
+    """
+
+    learning_rate: float = 1e-3
+    epochs: int = 3
+    minibatch: int = 1024
+    clip: float = 0.2
+    entropy: float = 0.0
+    gae_lambda: float = 0.98
+    rivals: int = 8
+    shape: PolicyShape = field(default_factory=PolicyShape)
+
+    def check(self) -> None:
+        """Raises UserError unless the numbers make sense."""
+        positive = (
+            "learning_rate", "epochs", "minibatch", "clip", "shape.hidden", "shape.encoded",
+        )  # fmt: skip
+        check_bounds(
+            self,
+            "hyper.",
+            at_least={"entropy": 0, "gae_lambda": 0, "rivals": 2, "shape.sharpness": 0},
+            more_than=dict.fromkeys(positive, 0),
+            up_to={"gae_lambda": 1},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOShardConfig(TrainingOptions, ObjectiveOptions):
+    """Train a policy that places embedding tables on devices, and test its plans.
+
+    Tables are split once and for all: 70 % train, the others check and test. The folder --out
+    holds the policy, its cost model, the last checkpoint and the measurements.
     """
 
     recipe: RecipeName | None = None
     """A published system, by our own code: autoshard (KDD'22) or dreamshard (NeurIPS'22). What
     makes it that system is fixed; other options begin as it has them. docs/policy.md says how."""
-    tables: str = "synthetic:400:1"
-    """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     families: str | None = None
-    """In place of --tables and all that follows on tasks up to --memory-unevenness: families of
-    tasks with commas between them, such as small,giants:tight, or all; docs/policy.md has them."""
-    num_tables: str = "60"
-    """Tables of a task: a number, or a range such as 20-100."""
-    num_devices: str = "4"
-    """Devices of a task: a number, or a range such as 2-8."""
-    memory_fill: str = "0.1-0.9"
-    """Share of all devices' memory that the tables of a task take: loose to tight."""
+    """In place of --tables and all other options of tasks: families of tasks with commas between
+    them, such as small,giants:tight, or all; docs/policy.md has them."""
     memory_unevenness: float = 0.3
     """Devices have from 1 minus this to 1 of the largest device's memory."""
     max_devices: int = 128
     """The most devices that the policy may be asked for later."""
-    batch_size: int = 1024
-    """Samples of a batch."""
-    cost_model: str = "cpu"
-    """Folder of a cost model, or the name of one that is shipped."""
-    reward: Literal["estimated", "mixed", "measured"] = "mixed"
-    """Where the costs of finished games come from; what is measured also teaches the cost model."""
-    devices: AskedKind = "auto"
-    """What measures: auto takes GPUs where the cluster has any; cuda waits for GPUs to join."""
     goal: Goal = "maximum"
     """What games are worth: minus the slowest device's cost, or AutoShard's min / max."""
-    measured_share: float = 0.03
-    """Of the games, with --reward mixed."""
     collect: int = 0
-    """With --reward estimated: plans that are drawn from the policy and measured before each update
-    of the cost model, which then begins with one."""
+    """With --reward estimated: plans that are drawn from the policy and measured before the first
+    iteration and at each check, for the cost model to learn from."""
     iterations: int | None = None
-    """Of PPO; by default 20, and with --resume as many as the run was to have."""
+    """Iterations of PPO; by default 20, and with --resume as many as the run was to have."""
     seconds: float | None = None
     """End after the iteration by which so many seconds are spent, from the start of the command, as
     if it were the last; --resume goes on. By default as long as all iterations take."""
-    games: int = 128
-    """Played at once; an iteration is about one of each."""
     num_env_runners: int | None = None
     """Processes that play beside the one that learns; by default that one plays too."""
     learner: LearnerName = "critic"
-    """critic: PPO with a critic's advantages; rivals: PPO with those over other games of a task;
-    reinforce: REINFORCE with these, one gradient an iteration; imitation: of the best of these, and
-    of searched plans; both: PPO over rivals, with imitation that fades."""
+    """critic: PPO with a critic and generalised advantages; group_baseline: PPO whose baseline is
+    the mean return of other games of the same task; reinforce: REINFORCE with that baseline, one
+    gradient an iteration."""
     hyper: Hyperparameters = field(default_factory=Hyperparameters)
-    """Of PPO and of the policy's network; tune_shard.py looks for good ones."""
-    check_every: int = 5
-    """Iterations between checks on unseen tables, and between updates of the cost model."""
-    check_tasks: int = 16
-    """Tasks in a check."""
+    """Of PPO and of the policy's network; tune_shard.py searches for good ones."""
     test_seconds: float = 60.0
-    """Where anything measures: how long plans of the test at the end are measured, at most;
-    0 leaves it at what the cost model says of them."""
-    seed: int = 0
-    """Of everything that is drawn."""
+    """Where anything measures: how long plans of the test at the end are measured, at most; with 0
+    they are estimated only."""
     out: Path = Path("runs/autoshard")
     """Folder of the run."""
-    resume: bool = False
-    """Go on with the run in --out, with its own settings; --iterations may be more, there may be
-    other --num-env-runners, and files may lie elsewhere."""
-    force: bool = False
-    """Replace the run in --out."""
-    store: Path | None = None
-    """SQLite file of measurements; by default costs.db in --out."""
-    storage: str | None = None
-    """A shared path or object store (s3://...) that keeps the run and its measurements as well."""
-    json: Path | None = None
-    """Write the result here."""
-    mlflow_uri: str | None = None
-    """Where to log; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
 
     def check(self) -> None:
-        """UserError unless the numbers make sense."""
+        """Raises UserError unless the options make sense together."""
         counts = ("iterations", "games", "check_every", "check_tasks", "max_devices")
         others = ("seed", "num_env_runners", "measured_share", "collect", "test_seconds")
         check_bounds(
@@ -118,26 +125,20 @@ class PPOShardConfig(ObjectiveOptions):
             raise UserError(
                 f"--reward {self.reward} measures plans already: leave out --collect {self.collect}"
             )
-        if not self.hyper.shape.halves and self.learner in ("imitation", "both"):
-            raise UserError(
-                f"--learner {self.learner} imitates plans with halved tables: leave out "
-                "--hyper.shape.no-halves, or name another learner"
-            )
         check_file(self.json, "--json")
-        devices = self.generator().most_devices
-        if devices > self.max_devices:
+        if self.generator().most_devices > self.max_devices:
             raise UserError(f"--max-devices {self.max_devices} is less than --num-devices")
         if self.families is not None and self.names_objective:
             raise UserError("--families say what counts: leave out --objective and --link")
 
     @property
     def measures(self) -> bool:
-        """Whether a pool measures on the way."""
+        """Whether a benchmark pool measures during training."""
         return self.reward != "estimated" or self.collect > 0
 
     @property
     def most_iterations(self) -> int:
-        """Of PPO, in all."""
+        """Iterations of PPO in all."""
         return _ITERATIONS if self.iterations is None else self.iterations
 
     @property
@@ -146,8 +147,13 @@ class PPOShardConfig(ObjectiveOptions):
         return self.num_env_runners or 0
 
     @property
+    def group_size(self) -> int:
+        """Games that are played of one task."""
+        return 1 if self.learner == "critic" else self.hyper.rivals
+
+    @property
     def choices(self) -> tuple[Choice, ...]:
-        """The families that are asked for; none where tables are."""
+        """The families of --families; none where --tables are used."""
         return () if self.families is None else read_choices(self.families, "--families")
 
     @property
@@ -156,18 +162,18 @@ class PPOShardConfig(ObjectiveOptions):
         return self.tables if self.families is None else self.families
 
     @property
-    def tasks_told(self) -> str:
-        """What is dealt, in words."""
+    def task_description(self) -> str:
+        """What tasks are drawn, in words."""
         if self.families is not None:
             return f"families {self.families}"
         return f"{self.num_tables} tables on {self.num_devices} devices"
 
     def all_tables(self) -> tuple[EmbeddingTable, ...]:
-        """The tables of all parts."""
+        """Loads the tables of all parts."""
         return tables_of(self.choices) if self.choices else load_tables(self.tables)
 
     def generator(self) -> Generator:
-        """Who deals."""
+        """Returns what draws tasks."""
         if self.choices:
             return deals_of(self.choices)
         devices = read_range(self.num_devices, "--num-devices", int)
@@ -179,10 +185,19 @@ class PPOShardConfig(ObjectiveOptions):
             objective=self.wanted(devices[1], lambda _devices: None),
         )
 
-    @staticmethod
-    def from_json(settings: Mapping[str, Any]) -> "PPOShardConfig":
-        """What `asdict` made of it, read from JSON."""
-        hyper = dict(settings["hyper"])
-        paths = {n: None if settings[n] is None else Path(settings[n]) for n in _PATHS}
+    @classmethod
+    def from_json(cls, settings: Mapping[str, Any]) -> Self:
+        """Returns a stored run's configuration; raises UserError if its learner was dropped."""
+        learner, hyper = settings["learner"], dict(settings["hyper"])
+        if learner in _DROPPED_LEARNERS:
+            raise UserError(
+                f"the run was trained by --learner {learner}, which is gone: begin a new run, and "
+                f"{_USE_LEARNER}"
+            )
         hyper["shape"] = PolicyShape(**hyper["shape"])
-        return PPOShardConfig(**{**settings, **paths, "hyper": Hyperparameters(**hyper)})
+        for dropped in ("lessons", "imitation"):
+            hyper.pop(dropped, None)
+        learner = "group_baseline" if learner == "rivals" else learner
+        return super().from_json(
+            {**settings, "learner": learner, "hyper": Hyperparameters(**hyper)}
+        )

@@ -1,7 +1,8 @@
-"""PPO on the game: RLlib's algorithm for our environment, policy and connectors."""
+"""PPO on `Sharding-v0`: RLlib's algorithm with our environment, policy network and connectors."""
 
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,96 +20,109 @@ from ray.tune import register_env
 
 from autoshard.cost_model import CostModel
 from autoshard.cost_model.training import one_thread
-from autoshard.envs import ShardingVectorEnv
+from autoshard.envs import (
+    Balance,
+    CostSource,
+    Deck,
+    Dense,
+    EstimatedRewards,
+    MeasuredRewards,
+    MixedRewards,
+    Reward,
+    ShardingVectorEnv,
+)
 from autoshard.experiments.console import cli
-from autoshard.experiments.training.hyperparameters import Hyperparameters, LearnerName
-from autoshard.experiments.training.imitation import REINFORCED, ImitatingLearner
-from autoshard.experiments.training.rivals import RivalLearner
-from autoshard.experiments.training.school import School
-from autoshard.experiments.training.setting import Setting
-from autoshard.experiments.training.teacher import Lessons
+from autoshard.experiments.training.config import Goal, PPOShardConfig
+from autoshard.experiments.training.group_baseline import GroupBaselineLearner
 from autoshard.sharders.policy_connectors import ActionsAsBatch, ObservationsAsBatch
 from autoshard.sharders.policy_module import PolicyModule
 from autoshard.sharders.policy_network import PolicyNetwork
-from autoshard.workload import UserError
+from autoshard.workload import EmbeddingTable, UserError
 
 CPUS_PER_ENV_RUNNER = 0.5
+REWARDS: dict[Goal, Reward] = {"maximum": Dense(), "balance": Balance()}
+_SCENARIOS = 16  # in which estimated rewards expect the slowest device
 _ENVIRONMENT = "Sharding"
 _PATIENCE_SECONDS = 120.0  # a lost env runner is back after ten or twenty
-_BELIEVED = "autoshard_cost_model"  # where an algorithm keeps what its env runners should believe
+_COST_MODEL = "autoshard_cost_model"  # attribute of an algorithm: its env runners' cost model
 
 logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it greets every user of PPO
 
 
-class LostRunners(RLlibCallback):
-    """Tells of env runners that were lost; their successors learn the current cost model."""
+def make_environment(
+    config: PPOShardConfig,
+    model: CostModel,
+    tables: Sequence[EmbeddingTable],
+    store: Path,
+    seed: int,
+    num_envs: int,
+) -> ShardingVectorEnv:
+    """Returns the environment that an env runner plays in.
 
-    def on_env_runners_recreated(
-        self, *, algorithm: Algorithm, env_runner_indices: list[int], **_told: Any
-    ) -> None:
-        """Called by RLlib."""
-        names = ", ".join(map(str, env_runner_indices))
-        cli.console.print(f"note: env runner {names} was lost and is replaced; training goes on")
-        believed = getattr(algorithm, _BELIEVED, None)
-        if believed is not None:
-            tell(algorithm, believed)
+    Args:
+        config: Of the training.
+        model: Cost model that observations and estimated rewards are computed with.
+        tables: Tables that tasks are drawn from.
+        store: Where measured rewards are stored.
+        seed: Decides which games are measured.
+        num_envs: Games played at once.
+    """
+    halves = config.hyper.shape.halves
+    # The systems of recipes use costs as they are predicted.
+    estimated = EstimatedRewards(_SCENARIOS if config.recipe is None else 0)
+    source: CostSource = estimated
+    if config.reward != "estimated":
+        source = measured = MeasuredRewards(store, kind=config.devices)
+        if config.reward == "mixed":
+            source = MixedRewards(measured, config.measured_share, seed)
+    return ShardingVectorEnv(
+        Deck.of_tables(model, tables, config.batch_size, halves),
+        num_envs,
+        config.generator(),
+        REWARDS[config.goal],
+        source,
+        halvings=None if halves else 0,
+        rivals=config.group_size,
+    )
 
 
 class Trainer:
-    """RLlib's PPO on a setting, by one of several learners.
+    """RLlib's PPO on the environment of a configuration.
 
     Args:
-        setting: what is played.
-        learner: that learns.
-        hyperparameters: how.
-        games: played at once, by all env runners together; an iteration is about a game of each.
-        num_env_runners: processes that play; 0: this one does.
-        seed: of everything that is drawn.
+        config: Of the training.
+        model: Cost model to begin with.
+        tables: Tables to train on.
+        store: Where measured rewards are stored.
+        seed: Seed of everything random, in place of the configuration's.
     """
 
     def __init__(
         self,
-        setting: Setting,
-        learner: LearnerName,
-        hyperparameters: Hyperparameters,
-        games: int,
-        num_env_runners: int,
+        config: PPOShardConfig,
+        model: CostModel,
+        tables: Sequence[EmbeddingTable],
+        store: Path,
         seed: int,
     ) -> None:
         # Kept as long as env runners may be started again: Ray forgets large arguments of actors
         # (ray-project/ray#53727), and a lost env runner would not come back.
-        self._setting = ray.put(setting)
-        rivals = 1 if learner == "critic" else hyperparameters.rivals
-        register_env(_ENVIRONMENT, partial(_make, self._setting, rivals))
-        most_tables = setting.generator.most_tables
-        config = ppo_config(most_tables, learner, hyperparameters, games, num_env_runners, seed)
-        self.algorithm: Algorithm = config.build_algo()
-        imitates = learner in ("imitation", "both")
-        self._school = School(self._setting, hyperparameters, seed) if imitates else None
-        self._fades = learner == "both"
-        self._weight = hyperparameters.imitation if self._fades else 1.0
-        self._learning_rate = hyperparameters.learning_rate
+        self._arguments = ray.put((config, model, tuple(tables), store, seed))
+        register_env(_ENVIRONMENT, partial(_make_environment, self._arguments))
+        self.algorithm: Algorithm = ppo_config(config, seed).build_algo()
+        self._learning_rate = config.hyper.learning_rate
         self._steps = 0
 
     @property
     def network(self) -> PolicyNetwork:
-        """The policy as it is."""
+        """The policy as it is now."""
         module = self.algorithm.get_module()
         assert isinstance(module, PolicyModule)
         return module.network
 
-    @property
-    def steps(self) -> int:
-        """Steps played so far, in all iterations."""
-        return self._steps
-
     @one_thread()  # beside a busy pool two threads wait for each other, twenty times as long
-    def iterate(self, left: float = 1.0) -> dict[str, float]:
-        """One iteration; its figures, with the games' `tally` in sum.
-
-        `left`: share of the run that is to come, with which imitation fades beside PPO.
-        """
-        self._teach(left)
+    def iterate(self) -> dict[str, float]:
+        """Plays a round of games, updates the policy, and returns the iteration's figures."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while (result := self._train()).get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) <= self._steps:
             # All env runners are lost, and take a while to come back.
@@ -117,21 +131,19 @@ class Trainer:
                     f"no env runner has played for {_PATIENCE_SECONDS:.0f} s: go on with --resume, "
                     "and see with --num-env-runners 0 what is wrong with them"
                 )
+        self._steps = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
         learned = result.get("learners", {}).get("default_policy", {})
-        tallies: list[dict[str, float]] = _runners(self.algorithm).foreach_env_runner(
+        tallies: list[dict[str, float]] = _env_runners(self.algorithm).foreach_env_runner(
             lambda runner: {} if runner.env is None else runner.env.unwrapped.tally()
         )
-        told = [tally for tally in tallies if tally]
-        finished = sum(tally["games"] - tally["dead_ends"] for tally in told)
-        relative = sum(t["relative_max"] * (t["games"] - t["dead_ends"]) for t in told)
-        self._steps = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
+        tallies = [tally for tally in tallies if tally]
+        finished = sum(tally["games"] - tally["dead_ends"] for tally in tallies)
+        relative = sum(t["relative_max"] * (t["games"] - t["dead_ends"]) for t in tallies)
         return {
             "steps": float(self._steps),
             "episode_return": float(result["env_runners"].get("episode_return_mean", "nan")),
             "relative_max": relative / finished if finished else float("nan"),
-            "games": sum(tally["games"] for tally in told),
-            "dead_ends": sum(tally["dead_ends"] for tally in told),
-            "asked": sum(tally["asked"] for tally in told),
+            **{name: sum(t[name] for t in tallies) for name in ("games", "dead_ends", "asked")},
             **{
                 name: float(learned.get(key, "nan"))
                 for name, key in (
@@ -143,16 +155,6 @@ class Trainer:
             },
         }
 
-    def _teach(self, left: float) -> None:
-        """Hand the learner what teachers have prepared, and let them prepare more."""
-        if self._school is None:
-            return
-        lessons = self._school.lessons(self.network)
-        group = self.algorithm.learner_group
-        assert group is not None
-        weight = self._weight * (left if self._fades else 1.0)
-        group.foreach_learner(partial(_taught, lessons=lessons, weight=weight))
-
     def _train(self) -> dict[str, Any]:
         try:
             result: dict[str, Any] = self.algorithm.train()  # type: ignore[no-untyped-call]
@@ -162,17 +164,17 @@ class Trainer:
             raise
         return result
 
-    def learn(self, model: CostModel) -> None:
-        """All env runners believe this cost model from now on."""
-        setattr(self.algorithm, _BELIEVED, model)
-        tell(self.algorithm, model)
+    def use_cost_model(self, model: CostModel) -> None:
+        """Makes all env runners use this cost model from now on."""
+        setattr(self.algorithm, _COST_MODEL, model)
+        _send_cost_model(self.algorithm, model)
 
     def save(self, folder: Path) -> None:
-        """Write RLlib's checkpoint."""
+        """Writes RLlib's checkpoint."""
         self.algorithm.save_to_path(str(folder))
 
     def restore(self, folder: Path) -> None:
-        """Go on from it, with this trainer's own hyperparameters."""
+        """Resumes from a checkpoint, with this trainer's own hyperparameters."""
         self.algorithm.restore_from_path(str(folder))  # type: ignore[no-untyped-call]
         group = self.algorithm.learner_group
         assert group is not None
@@ -180,82 +182,51 @@ class Trainer:
         group.foreach_learner(partial(_set_learning_rate, rate=self._learning_rate))
 
     def stop(self) -> None:
-        """End the env runners, and the teachers."""
-        if self._school is not None:
-            self._school.close()
+        """Ends the env runners."""
         self.algorithm.stop()  # type: ignore[no-untyped-call]
 
 
-def _to_module(_env: Any = None, _spaces: Any = None, _device: Any = None) -> ConnectorV2:
-    return ObservationsAsBatch()
+class LostRunners(RLlibCallback):
+    """Reports env runners that were lost, and sends their successors the current cost model."""
+
+    def on_env_runners_recreated(
+        self, *, algorithm: Algorithm, env_runner_indices: list[int], **_context: Any
+    ) -> None:
+        """Called by RLlib."""
+        names = ", ".join(map(str, env_runner_indices))
+        cli.console.print(f"note: env runner {names} was lost and is replaced; training goes on")
+        model = getattr(algorithm, _COST_MODEL, None)
+        if model is not None:
+            _send_cost_model(algorithm, model)
 
 
-def _to_env(_env: Any = None, _spaces: Any = None) -> ConnectorV2:
-    return ActionsAsBatch()
+def ppo_config(config: PPOShardConfig, seed: int) -> PPOConfig:
+    """Returns RLlib's configuration. Env runners and learner use CPUs; GPUs are left to the pool.
 
-
-def _make(
-    setting: "ray.ObjectRef[Setting]", rivals: int, context: dict[str, Any]
-) -> ShardingVectorEnv:
-    return ray.get(setting).make(context["num_envs"], rivals)
-
-
-def _taught(learner: Any, lessons: list[Lessons], weight: float) -> None:
-    assert isinstance(learner, ImitatingLearner)
-    learner.teach(lessons, weight)
-
-
-def _set_learning_rate(learner: Any, rate: float) -> None:
-    for module in learner.module.keys():  # noqa: SIM118 - RLlib's container is no mapping
-        for _, optimizer in learner.get_optimizers_for_module(module):
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-
-
-def tell(algorithm: Algorithm, model: CostModel) -> None:
-    """Let all env runners that are there believe a cost model."""
-    _runners(algorithm).foreach_env_runner(partial(_learn, model=model))
-
-
-def _runners(algorithm: Algorithm) -> EnvRunnerGroup:
-    assert algorithm.env_runner_group is not None
-    return algorithm.env_runner_group
-
-
-def _learn(runner: Any, model: CostModel) -> None:
-    if runner.env is not None:
-        runner.env.unwrapped.learn(model)
-
-
-def ppo_config(
-    most_tables: int,
-    learner: LearnerName,
-    hyper: Hyperparameters,
-    games: int,
-    num_env_runners: int,
-    seed: int,
-) -> PPOConfig:
-    """RLlib's configuration. Env runners and learner are on CPUs; GPUs are left to the pool."""
-    rounds = learner != "critic"
-    seats = max(1, games // max(1, num_env_runners))
-    if rounds:  # where all rivals of a task sit side by side
-        seats = max(1, seats // hyper.rivals) * hyper.rivals
-    # A game takes a step for each table, and one to be dealt.
-    batch = (most_tables + 1) * seats * max(1, num_env_runners)
-    config = (
+    With the group baseline, all games of a round end together, and those of one task are played by
+    one env runner; with a critic, samples may be parts of games.
+    """
+    hyper, grouped = config.hyper, config.learner != "critic"
+    runners = max(1, config.env_runners)
+    games = max(1, config.games // runners)  # played at once by each env runner
+    if grouped:
+        games = max(1, games // hyper.rivals) * hyper.rivals
+    # A game takes a step for each table, and one to begin the next.
+    batch = (config.generator().most_tables + 1) * games * runners
+    built = (
         PPOConfig()  # type: ignore[no-untyped-call]
         .environment(_ENVIRONMENT, disable_env_checking=True)
         .env_runners(
-            num_env_runners=num_env_runners,
-            num_envs_per_env_runner=seats,
+            num_env_runners=config.env_runners,
+            num_envs_per_env_runner=games,
             num_cpus_per_env_runner=CPUS_PER_ENV_RUNNER,  # type: ignore[arg-type]
             gym_env_vectorize_mode="vector_entry_point",
             rollout_fragment_length="auto",
-            batch_mode="complete_episodes" if rounds else "truncate_episodes",
+            batch_mode="complete_episodes" if grouped else "truncate_episodes",
             add_default_connectors_to_env_to_module_pipeline=False,
             add_default_connectors_to_module_to_env_pipeline=False,
-            env_to_module_connector=_to_module,
-            module_to_env_connector=_to_env,
+            env_to_module_connector=_env_to_module,
+            module_to_env_connector=_module_to_env,
         )
         .learners(num_learners=0)
         .training(
@@ -280,15 +251,47 @@ def ppo_config(
         .fault_tolerance(restart_failed_env_runners=True, delay_between_env_runner_restarts_s=1.0)
         .debugging(seed=seed, log_level="ERROR")
     )
-    if rounds:
-        kind = ImitatingLearner if learner in ("imitation", "both") else RivalLearner
-        told = {REINFORCED: learner == "both"}
-        config.learners(learner_class=kind, learner_config_dict=told)
-        config.training(use_critic=False)
-    if learner == "reinforce":
-        # One gradient of a round of games, by the policy that played it: no choice's odds have
-        # moved, nothing is clipped, and PPO's gradient is that of REINFORCE. (No round has less
-        # than a step of each seat, so there is no second one.)
-        round_of = seats * max(1, num_env_runners)
-        config.training(num_epochs=1, minibatch_size=None, train_batch_size_per_learner=round_of)
-    return config
+    if grouped:
+        built.learners(learner_class=GroupBaselineLearner).training(use_critic=False)
+    if config.learner == "reinforce":
+        # One gradient of a round of games, by the policy that played it: no action's odds have
+        # moved, nothing is clipped, and PPO's gradient is that of REINFORCE. (No round has fewer
+        # samples than games, so there is no second gradient.)
+        built.training(
+            num_epochs=1, minibatch_size=None, train_batch_size_per_learner=games * runners
+        )
+    return built
+
+
+def _make_environment(arguments: "ray.ObjectRef[Any]", context: Any) -> ShardingVectorEnv:
+    config, model, tables, store, seed = ray.get(arguments)
+    return make_environment(config, model, tables, store, seed, context["num_envs"])
+
+
+def _env_to_module(_env: Any = None, _spaces: Any = None, _device: Any = None) -> ConnectorV2:
+    return ObservationsAsBatch()
+
+
+def _module_to_env(_env: Any = None, _spaces: Any = None) -> ConnectorV2:
+    return ActionsAsBatch()
+
+
+def _env_runners(algorithm: Algorithm) -> EnvRunnerGroup:
+    assert algorithm.env_runner_group is not None
+    return algorithm.env_runner_group
+
+
+def _send_cost_model(algorithm: Algorithm, model: CostModel) -> None:
+    _env_runners(algorithm).foreach_env_runner(partial(_set_cost_model, model=model))
+
+
+def _set_cost_model(runner: Any, model: CostModel) -> None:
+    if runner.env is not None:
+        runner.env.unwrapped.learn(model)
+
+
+def _set_learning_rate(learner: Any, rate: float) -> None:
+    for module in learner.module.keys():  # noqa: SIM118 - RLlib's container is no mapping
+        for _, optimizer in learner.get_optimizers_for_module(module):
+            for group in optimizer.param_groups:
+                group["lr"] = rate

@@ -1,9 +1,10 @@
-"""What people and MLflow hear of a training: a line an iteration, curves, and a test at the end."""
+"""What a training prints and logs: a line an iteration, curves in MLflow, and a test at the end."""
 
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 from rich.table import Table
@@ -12,6 +13,7 @@ from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.notices import Notices
+from autoshard.experiments.judging.contest import Contest
 from autoshard.experiments.judging.contestants import Contestants, judge_measured, scores_of
 from autoshard.experiments.judging.judge import Limits, OutOfTimeError
 from autoshard.experiments.judging.outcomes import (
@@ -23,16 +25,15 @@ from autoshard.experiments.judging.outcomes import (
 from autoshard.experiments.judging.score_report import score_table, verdict
 from autoshard.experiments.judging.statistics import Ratio
 from autoshard.experiments.tracking.runs import TrackedRun
-from autoshard.experiments.training.policy_check import PolicyCheck
-from autoshard.experiments.training.run_folder import model_files
-from autoshard.experiments.training.training import Training
+from autoshard.experiments.training.checks import PolicyCheck, unseen_tables, unseen_tasks
+from autoshard.experiments.training.loop import Training
+from autoshard.experiments.training.run_folder import policy_files
 from autoshard.sharders import Policy, load_policy
 
+TEST_SEED = 1000  # no check's
 _TEST_TASKS = 8
-_TEST_SEED = 1000  # no check's
 
-
-# What MLflow calls the figures of an iteration: charts are grouped by what is before the slash.
+# Names in MLflow of an iteration's figures; its charts are grouped by what is before the slash.
 _CURVES = {
     "check_over_heuristic": "check/over_best_heuristic",
     "check_without_plan": "check/without_plan",
@@ -52,20 +53,12 @@ _CURVES = {
 
 
 def curves(figures: Mapping[str, float]) -> dict[str, float]:
-    """An iteration's figures as MLflow should call them, the telling ones first."""
-    known = {curve: figures[name] for name, curve in _CURVES.items() if name in figures}
-    return known | {n: v for n, v in figures.items() if n not in _CURVES and n not in _SAID_TWICE}
-
-
-_SAID_TWICE = frozenset(("check_score", "games"))  # the check's two figures in sum; an option
-
-
-def _rank(ratio: Ratio | None) -> float:
-    return math.inf if ratio is None else ratio.value
+    """Returns an iteration's figures by their names in MLflow."""
+    return {curve: figures[name] for name, curve in _CURVES.items() if name in figures}
 
 
 class TrainingReport:
-    """Follows a training in a run of MLflow."""
+    """Prints how a training goes on, and logs it to a run of MLflow."""
 
     def __init__(self, training: Training, run: TrackedRun) -> None:
         self._training, self._run = training, run
@@ -73,24 +66,26 @@ class TrainingReport:
         self._notices = Notices()
         self._began = time.time()
 
-    def introduce(self, teaching: int) -> None:
-        """Say what is trained on how many tables."""
-        config, pool = self._training.config, self._training.pool
-        hardware = self._training.model.provenance.hardware
+    def introduce(self) -> None:
+        """Prints what is trained on how many tables."""
+        training, config, pool = self._training, self._training.config, self._training.pool
+        tables = len(training.parts["train"])
+        measured = f", measured on {len(pool.devices())} devices" if pool else ""
         cli.console.print(
-            f"training on {teaching} tables of {config.source}: tasks of {config.tasks_told}, "
-            f"{config.reward} rewards"
-            + (f", measured on {len(pool.devices())} devices" if pool else ""),
+            f"training on {tables} tables of {config.source}: tasks of {config.task_description}, "
+            f"{config.reward} rewards{measured}",
             soft_wrap=True,
         )
-        if not config.choices and config.generator().most_tables > teaching:
-            cli.console.print(f"note: tasks have at most the {teaching} tables that teach")
-        if self._training.progress.iteration:
-            cli.console.print(f"going on after iteration {self._training.progress.iteration}")
-        self._run.tags({"hardware": hardware, "num_devices": config.num_devices})
+        if not config.choices and config.generator().most_tables > tables:
+            cli.console.print(f"note: tasks have at most the {tables} tables that teach")
+        if training.progress.iteration:
+            cli.console.print(f"going on after iteration {training.progress.iteration}")
+        self._run.tags(
+            {"hardware": training.model.provenance.hardware, "num_devices": config.num_devices}
+        )
 
-    def tell(self, figures: dict[str, float]) -> None:
-        """A line for people, the figures for MLflow, and what the pool has to say."""
+    def iteration(self, figures: dict[str, float]) -> None:
+        """Prints a line for an iteration, logs its figures, and prints the pool's new notices."""
         number, pool = self._training.progress.iteration, self._training.pool
         before = self._lines[-1]["steps"] if self._lines else 0.0
         self._lines.append(figures)
@@ -118,37 +113,30 @@ class TrainingReport:
             self._notices.tell(pool)
 
     def test(self) -> dict[str, Any]:
-        """The policy that was put out against the heuristics, on test tables; the run's result."""
+        """Compares the kept policy with heuristics on tasks of test tables.
+
+        Prints and logs what is found, and returns the result of the run.
+        """
         training, folder = self._training, self._training.folder.folder
         busy = self._pool_busy()
-        tasks = training.tasks("test", _TEST_TASKS, _TEST_SEED)
         policy, model = load_policy(folder), training.model
+        drawn = unseen_tasks(training.config, model, training.parts, "test", TEST_SEED)
+        tasks = list(islice(drawn, _TEST_TASKS))
         outcomes = PolicyCheck(tasks, training.config.seed).outcomes(policy, model)
         maxima = maxima_of(outcomes)
-        best, bar = best_heuristic(maxima), best_of_each(maxima)
+        best, references = best_heuristic(maxima), best_of_each(maxima)
         assert best is not None  # all heuristics are among them
-        ratios = {name: relative(values, bar) for name, values in maxima.items()}
-        against = {name: ratio for name, ratio in ratios.items() if ratio is not None}
-        report = Table(
-            title=f"{len(tasks)} tasks of unseen tables, a step by the cost model",
-            title_justify="left",
-        )
-        for column in ("sharder", "over the best heuristic's", "95 %", "without a plan"):
-            report.add_column(column, justify="left" if column == "sharder" else "right")
-        for name, ratio in sorted(ratios.items(), key=lambda pair: _rank(pair[1])):
-            value, interval = "-", "-"
-            if ratio is not None:
-                value, interval = f"{ratio.value:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"
-            report.add_row(name, value, interval, str(maxima[name].count(None)))
-        cli.console.print(report)
-        self._run.metrics({f"test/{name}": ratio.value for name, ratio in against.items()})
-        self._run.note(self._summary(against))
+        found = {name: relative(values, references) for name, values in maxima.items()}
+        ratios = {name: ratio for name, ratio in found.items() if ratio is not None}
+        cli.console.print(_test_table(maxima, ratios))
+        self._run.metrics({f"test/{name}": ratio.value for name, ratio in ratios.items()})
+        self._run.note(self._summary(ratios))
         oracle = EstimatedCosts(model, tasks[0].batch_size)
         for name in (best, "policy", "autoshard"):
             plan = outcomes[name][0].plan
             if plan is not None:
                 self._run.plan(name, plan, oracle.plan_cost(plan, tasks[0]))
-        self._run.model(model_files(folder), "policy")
+        self._run.model(policy_files(folder), "policy")
         self._run.artifact(training.folder.checkpoint(), "checkpoint")
         if self._lines:
             self._run.metrics(
@@ -166,32 +154,35 @@ class TrainingReport:
             "pool_busy": busy,
             "best_check": training.progress.best_check,
             "test_over_best_heuristic": {
-                name: None if ratio is None else ratio.value for name, ratio in ratios.items()
+                name: None if ratio is None else ratio.value for name, ratio in found.items()
             },
-            "test_interval": {name: (ratio.low, ratio.high) for name, ratio in against.items()},
+            "test_interval": {name: (ratio.low, ratio.high) for name, ratio in ratios.items()},
             "test_max_ms": maxima,
-            "test_measured": self._measured(policy, model, best),
+            "test_measured": self._test_measured(policy, model, best),
             "best_heuristic": best,
             "policy": str(folder),
             "mlflow_run": self._run.run_id,
         }
 
-    def _measured(self, policy: Policy, model: CostModel, heuristic: str) -> dict[str, Any] | None:
-        """The same measured, as far as the seconds for it go; None where nothing measures."""
+    def _test_measured(
+        self, policy: Policy, model: CostModel, heuristic: str
+    ) -> dict[str, Any] | None:
+        """The same, measured for at most --test-seconds; None where nothing measures."""
         training = self._training
         pool, config = training.pool, training.config
         if pool is None or not config.test_seconds:
             return None
         oracle = EstimatedCosts(model, config.batch_size)
+        contest = Contest.drawn(
+            unseen_tasks(config, model, training.parts, "test", TEST_SEED),
+            _TEST_TASKS,
+            unseen_tables(training.parts, "test"),
+            config.generator().most_devices,
+        )
         names = (heuristic, "cost_fused", "policy", "autoshard")
-        contest = training.contest(_TEST_TASKS, _TEST_SEED)
+        contestants = Contestants(names, oracle, policy, config.seed)
         try:
-            found = judge_measured(
-                contest,
-                Contestants(names, oracle, policy, config.seed),
-                pool,
-                Limits(seconds=config.test_seconds),
-            )
+            found = judge_measured(contest, contestants, pool, Limits(seconds=config.test_seconds))
         except OutOfTimeError:
             cli.console.print(
                 "note: the test was not measured: --test-seconds "
@@ -207,17 +198,17 @@ class TrainingReport:
         )
         return {name: asdict(score) for name, score in scores.items()}
 
-    def _summary(self, against: Mapping[str, Ratio]) -> str:
+    def _summary(self, ratios: Mapping[str, Ratio]) -> str:
         """In Markdown, for the run's page."""
         config = self._training.config
         rows = "".join(
-            f"| {name} | {against[name].value:.3f} | {against[name].low:.3f} to "
-            f"{against[name].high:.3f} |\n"
+            f"| {name} | {ratios[name].value:.3f} | {ratios[name].low:.3f} to "
+            f"{ratios[name].high:.3f} |\n"
             for name in ("autoshard", "policy", "cost_fused")
-            if name in against
+            if name in ratios
         )
         return (
-            f"A policy that shards {config.tasks_told}, of `{config.source}`.\n\n"
+            f"A policy that shards {config.task_description}, of `{config.source}`.\n\n"
             "| sharder | a step over that of each task's best heuristic, unseen tables "
             f"| 95 % interval |\n|---|---|---|\n{rows}"
         )
@@ -231,3 +222,20 @@ class TrainingReport:
             fresh = [m for m in store.measurements() if m.measured_at >= began]
         busy = sum(m.timing.operator_seconds for m in fresh if m.timing is not None)
         return busy / ((ended - began) * len(pool.devices()))
+
+
+def _test_table(maxima: Mapping[str, list[float | None]], ratios: Mapping[str, Ratio]) -> Table:
+    """A row a sharder, the best first."""
+    count = len(next(iter(maxima.values())))
+    table = Table(
+        title=f"{count} tasks of unseen tables, a step by the cost model", title_justify="left"
+    )
+    for column in ("sharder", "over the best heuristic's", "95 %", "without a plan"):
+        table.add_column(column, justify="left" if column == "sharder" else "right")
+    for name in sorted(maxima, key=lambda n: ratios[n].value if n in ratios else math.inf):
+        value, interval = "-", "-"
+        if name in ratios:
+            ratio = ratios[name]
+            value, interval = f"{ratio.value:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"
+        table.add_row(name, value, interval, str(maxima[name].count(None)))
+    return table

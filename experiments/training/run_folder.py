@@ -1,4 +1,4 @@
-"""The folder of a training run: whatever happens to the process, it can be gone on with."""
+"""The folder of a training run: whatever ends the process, the run can be resumed from it."""
 
 import shutil
 from collections.abc import Callable
@@ -16,22 +16,21 @@ _DOCUMENT, _CHECKPOINT, _ALGORITHM = "training.json", "checkpoint-", "algorithm"
 _PARTIAL = ".partial-"
 
 
-def model_files(folder: Path) -> list[Path]:
-    """What of a run's or a trial's folder a user of the model needs: files, and folders of them.
-
-    The policy with the cost model that it goes by, or where only that was trained, its files.
-    """
-    if (folder / "policy.json").exists():
-        return [folder / name for name in ("policy.json", "policy.safetensors", COST_MODEL)]
-    return sorted((folder / COST_MODEL).iterdir())
+def policy_files(folder: Path) -> list[Path]:
+    """Returns what a user of a run's policy needs: its files, and the folder of its cost model."""
+    return [folder / name for name in ("policy.json", "policy.safetensors", COST_MODEL)]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come: what `--resume` needs besides the checkpoint.
+    """How far a run has come.
 
-    `best_check` is the score of the policy that is kept, `last_check` that of the latest one that
-    was looked at; `seconds` were spent in iterations.
+    Args:
+        iteration: Iterations made.
+        mlflow_run: Its run in MLflow.
+        best_check: Score of the policy that is kept.
+        seconds: Spent in iterations.
+        last_check: Score of the latest policy that was checked.
     """
 
     iteration: int
@@ -41,8 +40,25 @@ class Progress:
     last_check: float
 
 
+@dataclass(frozen=True)
+class SavedRun:
+    """What a run is resumed from.
+
+    Args:
+        config: Its configuration, as JSON.
+        progress: How far it has come.
+        checkpoint: RLlib's checkpoint.
+        model: The cost model as it was then.
+    """
+
+    config: dict[str, Any]
+    progress: Progress
+    checkpoint: Path
+    model: CostModel
+
+
 class RunFolder:
-    """Holds `training.json`, which names the last whole checkpoint, and what training puts out."""
+    """Holds the policy, its cost model, and `training.json`, which names the last checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -53,9 +69,9 @@ class RunFolder:
         return (self.folder / _DOCUMENT).exists()
 
     def begin(self, force: bool) -> None:
-        """Make the folder ours; UserError if it holds something that `force` does not replace.
+        """Begins a run; raises UserError if the folder holds what `force` does not replace.
 
-        A run that ended before its first checkpoint is replaced unasked.
+        A run that ended before its first checkpoint is always replaced.
         """
         if self.folder.is_file():
             raise UserError(f"{self.folder}: is a file: name a folder for --out")
@@ -80,9 +96,9 @@ class RunFolder:
         save_algorithm: Callable[[Path], Any],
         model: CostModel,
     ) -> None:
-        """Write a checkpoint, then let `training.json` name it, then remove the older ones."""
+        """Writes a checkpoint, then lets `training.json` name it, then removes the older ones."""
         name = f"{_CHECKPOINT}{progress.iteration}"
-        if self._document().get("checkpoint") == name:  # gone on with from there: it is the same
+        if self._document().get("checkpoint") == name:  # resumed from there: it is the same
             return
         partial = self.folder / f"{_PARTIAL}{name}"
         for leftover in (partial, self.folder / name):  # of a process killed before it was named
@@ -95,8 +111,8 @@ class RunFolder:
         documents.write(self.folder / _DOCUMENT, RUN_SCHEMA.stamp(body))
         self._remove_checkpoints(keep=name)
 
-    def read(self) -> tuple[dict[str, Any], Progress, Path, CostModel]:
-        """The configuration, the progress, the algorithm's checkpoint and the cost model."""
+    def read(self) -> SavedRun:
+        """Returns what the run is resumed from; raises UserError if it has no whole checkpoint."""
         if not self.exists:
             raise UserError(f"{self.folder}: holds no training run to go on with")
         document = self._document()
@@ -110,21 +126,21 @@ class RunFolder:
             config = dict(document["config"])
         if not (where / _ALGORITHM).is_dir():
             raise UserError(f"{where}: the checkpoint is missing: start anew with --force")
-        return config, progress, where / _ALGORITHM, load_model(where / COST_MODEL)
+        return SavedRun(config, progress, where / _ALGORITHM, load_model(where / COST_MODEL))
 
     def mirror(self, storage: Storage) -> None:
-        """Make a storage hold what the folder holds, but for stores (which are kept as Parquet)."""
+        """Makes a storage hold what the folder holds, but for stores, which are kept as Parquet."""
         storage.keep_folder(self.folder, last=_DOCUMENT, without="*.db*")
 
     def fetch(self, storage: Storage) -> None:
-        """Bring the run here if it is not, or went on elsewhere since."""
+        """Copies the run here if it is not here, or was resumed elsewhere since."""
         there = storage.read_json(_DOCUMENT)
         if there is not None and (not self.exists or _reached(there) > _reached(self._document())):
             storage.fetch_folder(self.folder, last=_DOCUMENT)
 
     @staticmethod
     def check_free(storage: Storage) -> None:
-        """UserError if a run is kept there, which another would replace."""
+        """Raises UserError if the storage has a run, which another would replace."""
         if storage.has(_DOCUMENT):
             raise UserError(
                 f"{storage.uri}: holds a training run: go on with --resume, replace it with "
@@ -132,7 +148,7 @@ class RunFolder:
             )
 
     def checkpoint(self) -> Path:
-        """The folder of the last whole checkpoint."""
+        """Returns the folder of the last whole checkpoint."""
         return self.folder / str(self._document()["checkpoint"])
 
     def _document(self) -> dict[str, Any]:
@@ -149,6 +165,6 @@ class RunFolder:
 
 
 def _reached(document: Any) -> int:
-    """The iteration that a run had come to."""
+    """Returns the iteration that a run had come to."""
     with documents.fields_of("training"):
         return int((document.get("progress") or {}).get("iteration", -1))

@@ -39,7 +39,6 @@ def test_a_sweep_that_is_killed_goes_on(cluster: object, tmp_path: Path) -> None
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     options = f"{SWEEP} --num-samples 4 --max-iterations 8 --storage sweep --json sweep.json"
     sweep = Watched("tune_shard.py", options, tmp_path)
-    sweep.wait_for("2 of 4 trials")
     states = tmp_path / "sweep" / "trials"
     while not any(f.read_text().count("TERMINATED") >= 2 for f in states.glob("experiment_st*")):
         assert sweep.process.poll() is None, sweep.log.read_text()

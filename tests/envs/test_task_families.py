@@ -15,7 +15,7 @@ from autoshard.envs.task_families import (
     read_choices,
     tables_of,
 )
-from autoshard.experiments.training.policy_check import draw_tasks
+from autoshard.experiments.training.checks import draw_tasks
 from autoshard.workload import ShardingTask, UserError
 from autoshard.workload.packing import pack
 from autoshard.workload.parts import PARTS, Part, part_of, tables_by_part

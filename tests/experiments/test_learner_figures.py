@@ -14,9 +14,9 @@ def test_the_mean_of_several_and_where_it_lies() -> None:
 
 
 def test_learners_are_told_beside_what_they_began_as(cluster: object) -> None:
-    found = learner_figures(0.01, 2, 0.2, 2, "small:loose,directions:tight", ("rivals",))
+    found = learner_figures(0.01, 2, 0.2, 2, "small:loose,directions:tight", ("group_baseline",))
     told = {figure.name: figure for figure in found}
-    for name in ("before training", "rivals"):
+    for name in ("before training", "group_baseline"):
         share = told[f"{name}: share of the headroom, memory loose"].value
         assert share is not None
         assert share < 1.2
@@ -24,5 +24,5 @@ def test_learners_are_told_beside_what_they_began_as(cluster: object) -> None:
             over = told[f"{name}: plans over annealing's, memory {memory}"]
             assert over.value is not None
             assert 0.9 < over.value < 2
-            assert (over.interval is not None) == (name == "rivals")  # of two seeds
+            assert (over.interval is not None) == (name == "group_baseline")  # of two seeds
             assert f"{name}: tasks without a plan in one pass, memory {memory}" in told

@@ -12,14 +12,10 @@ from commands import Watched, empty_mlflow, kill_actors, run
 
 from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import load_model
-from autoshard.envs import EstimatedRewards, NegativeStep, RandomDeals
 from autoshard.experiments.ppo_shard import MAY_CHANGE, main
-from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.experiments.training.hyperparameters import Hyperparameters
+from autoshard.experiments.training.config import Hyperparameters, PPOShardConfig
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.experiments.training.run_folder import RunFolder
-from autoshard.experiments.training.setting import Setting
-from autoshard.experiments.training.settings import as_json, settled, taken_up
 from autoshard.sharders import load_policy
 from autoshard.sharders.policy_network import PolicyShape
 from autoshard.workload import EmbeddingTable, UserError
@@ -28,6 +24,11 @@ from autoshard.workload.parts import part_of_shard
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
     "--check-every 2 --batch-size 256 --memory-fill 0.1-0.6 --test-seconds 0"
+)
+
+
+ESTIMATED = PPOShardConfig(
+    reward="estimated", memory_fill="0.1", memory_unevenness=0.0, learner="critic"
 )
 
 
@@ -104,14 +105,13 @@ def test_mlflow_has_curves_checks_plans_and_the_policy(trained: Path) -> None:
 
 
 def test_ppo_learns_from_scratch_what_balances(
-    cluster: object, model: Any, many_tables: tuple[EmbeddingTable, ...]
+    cluster: object, model: Any, many_tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
     """Without the greedy that it otherwise starts from: a policy that knows nothing."""
     shape = replace(PolicyShape(), sharpness=0.01)
     hyper = replace(Hyperparameters(), learning_rate=3e-3, minibatch=256, epochs=4, shape=shape)
-    deals = RandomDeals((10, 10), (3, 3), (0.1, 0.1))
-    setting = Setting(model, many_tables, 1024, deals, NegativeStep(), EstimatedRewards)
-    trainer = Trainer(setting, "critic", hyper, games=64, num_env_runners=0, seed=0)
+    config = replace(ESTIMATED, num_tables="10", num_devices="3", games=64, hyper=hyper)
+    trainer = Trainer(config, model, many_tables, tmp_path, seed=0)
     maxima = [trainer.iterate()["relative_max"] for _ in range(25)]
     trainer.stop()
     assert maxima[0] > 1.5  # about what random placement costs
@@ -122,15 +122,13 @@ def test_what_goes_on_from_a_checkpoint_has_its_own_learning_rate(
     cluster: object, model: Any, many_tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
     """Population based training goes on from another trial's checkpoint with other rates."""
-    deals = RandomDeals((4, 4), (2, 2), (0.1, 0.1))
-    setting = Setting(model, many_tables, 1024, deals, NegativeStep(), EstimatedRewards)
+    config = replace(ESTIMATED, num_tables="4", num_devices="2", games=8, learner="group_baseline")
     trainers = [
         Trainer(
-            setting,
-            "rivals",
-            Hyperparameters(learning_rate=rate),
-            games=8,
-            num_env_runners=0,
+            replace(config, hyper=Hyperparameters(learning_rate=rate)),
+            model,
+            many_tables,
+            tmp_path,
             seed=0,
         )
         for rate in (1e-3, 5e-4)
@@ -172,8 +170,7 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
     training = Watched("ppo_shard.py", options, tmp_path)
     training.wait_for(r"\n +3/400")
     training.kill()
-    _, progress, _, _ = RunFolder(tmp_path / "run").read()
-    reached = progress.iteration
+    reached = RunFolder(tmp_path / "run").read().progress.iteration
     assert reached >= 3
     # As if fewer iterations had been asked for: a run goes on with its own settings.
     document = json.loads((tmp_path / "run" / "training.json").read_text())
@@ -254,13 +251,42 @@ def test_files_of_a_run_may_lie_elsewhere_later(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tables.csv").touch()
     began = PPOShardConfig(tables="tables.csv", games=8, num_env_runners=4, storage="kept")
-    kept = PPOShardConfig.from_json(as_json(settled(began)))
+    kept = PPOShardConfig.from_json(began.with_absolute_paths().to_json())
     assert kept.tables == str(tmp_path / "tables.csv")
     assert kept.storage == str(tmp_path / "kept")
     (tmp_path / "moved.csv").touch()
     asked = PPOShardConfig(tables="moved.csv", num_env_runners=0, games=64, resume=True)
-    gone_on = taken_up(kept, asked, MAY_CHANGE)
+    gone_on = kept.resumed(asked, MAY_CHANGE)
     assert gone_on == replace(kept, tables=str(tmp_path / "moved.csv"), num_env_runners=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("--learner imitation", "--learner imitation no longer exists: it won nothing over other"),
+        ("--learner both", "use --learner group_baseline, or critic"),
+        ("--learner rivals", "--learner rivals no longer exists: it is called group_baseline"),
+        ("--hyper.lessons 4", "--hyper.lessons no longer exists: the learners that imitate"),
+    ],
+)
+def test_dropped_learners_end_in_one_line(option: str, line: str, tmp_path: Path) -> None:
+    done = run("ppo_shard.py", f"{option} --out run", tmp_path, code=2)
+    assert line in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_runs_of_earlier_versions_are_read() -> None:
+    """They have learners and hyperparameters that are gone, and another name of the baseline."""
+    stored = PPOShardConfig().to_json()
+    stored["hyper"] |= {"lessons": 16, "imitation": 0.1}
+    for learner in ("critic", "rivals", "reinforce"):
+        found = PPOShardConfig.from_json({**stored, "learner": learner})
+        expected: Any = {"rivals": "group_baseline"}.get(learner, learner)
+        assert found == PPOShardConfig(learner=expected)
+    for learner in ("imitation", "both"):
+        line = f"by --learner {learner}, which is gone: begin a new run, and use --learner group_b"
+        with pytest.raises(UserError, match=line):
+            PPOShardConfig.from_json({**stored, "learner": learner})
 
 
 def test_env_runners_that_would_never_start_are_refused(cluster: object, tmp_path: Path) -> None:

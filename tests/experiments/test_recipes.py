@@ -14,14 +14,15 @@ from commands import run
 
 from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.envs import EstimatedRewards, NegativeStep, RandomDeals
 from autoshard.experiments.ppo_shard import main
-from autoshard.experiments.training.config import PPOShardConfig, RecipeName
-from autoshard.experiments.training.hyperparameters import Hyperparameters
-from autoshard.experiments.training.ppo import Trainer
-from autoshard.experiments.training.recipes import RECIPES, begun_with
-from autoshard.experiments.training.setting import Setting
-from autoshard.experiments.training.settings import as_json
+from autoshard.experiments.training.config import (
+    Hyperparameters,
+    LearnerName,
+    PPOShardConfig,
+    RecipeName,
+)
+from autoshard.experiments.training.ppo import Trainer, make_environment
+from autoshard.experiments.training.recipes import RECIPES, recipe_defaults
 from autoshard.sharders import PolicySharder, load_policy
 from autoshard.sharders.player import Player, Way
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
@@ -74,10 +75,10 @@ def test_a_run_keeps_its_recipe(trained: tuple[RecipeName, Path]) -> None:
     name, folder = trained
     kept = json.loads((folder / "run" / "training.json").read_text())["config"]
     found = PPOShardConfig.from_json(kept)
-    recipe = RECIPES[name].settings
+    recipe = RECIPES[name]
     assert found == replace(
         recipe,
-        **{f: getattr(found, f) for f in kept if kept[f] != as_json(recipe)[f]},
+        **{f: getattr(found, f) for f in kept if kept[f] != recipe.to_json()[f]},
     )
     assert (found.learner, found.goal) == (recipe.learner, recipe.goal)
     assert found.hyper == recipe.hyper
@@ -115,20 +116,27 @@ def test_it_starts_from_nothing(
         Player(PolicyNetwork(shape).eval(), oracle).play(
             task, [Way(), *[Way(drawn=True)] * 8], split=False, rng=torch.Generator().manual_seed(0)
         )[1:]
-        for shape in (RECIPES[name].settings.hyper.shape, PolicyShape())
+        for shape in (RECIPES[name].hyper.shape, PolicyShape())
     )
     ours, theirs = (np.mean([game.plan_ms for game in some]) for some in (nothing, greedy))
     assert ours > 1.2 * theirs
 
 
 def test_reinforce_makes_one_gradient_of_all_that_was_played(
-    cluster: object, model: CostModel, many_tables: Tables
+    cluster: object, model: CostModel, many_tables: Tables, tmp_path: Path
 ) -> None:
     """Whatever PPO's epochs and minibatches are: then nothing has moved that could be clipped."""
-    deals = RandomDeals((4, 8), (2, 3), (0.1, 0.1))
-    setting = Setting(model, many_tables, 1024, deals, NegativeStep(), EstimatedRewards, False)
-    hyper = Hyperparameters(epochs=3, minibatch=8, rivals=5)
-    trainer = Trainer(setting, "reinforce", hyper, games=20, num_env_runners=0, seed=0)
+    config = PPOShardConfig(
+        num_tables="4-8",
+        num_devices="2-3",
+        memory_fill="0.1",
+        memory_unevenness=0.0,
+        reward="estimated",
+        learner="reinforce",
+        games=20,
+        hyper=Hyperparameters(epochs=3, minibatch=8, rivals=5, shape=PolicyShape(halves=False)),
+    )
+    trainer = Trainer(config, model, many_tables, tmp_path, seed=0)
     for made in (1, 2):
         told = trainer.iterate()
         assert np.isfinite(told["policy_loss"])
@@ -149,16 +157,18 @@ def gradients_made(learner: Any) -> set[int]:
 
 @pytest.mark.parametrize("learner", ["critic", "reinforce"])
 def test_games_of_whole_tables_never_offer_to_halve(
-    learner: str, cluster: object, model: CostModel, many_tables: Tables
+    learner: LearnerName, model: CostModel, many_tables: Tables, tmp_path: Path
 ) -> None:
-    whole, split = (
-        Setting(model, many_tables, 1024, RandomDeals((9, 9)), NegativeStep(), EstimatedRewards, h)
-        for h in (False, True)
-    )
-    for setting, offered in ((whole, False), (split, True)):
-        game = setting.make(4, 1 if learner == "critic" else 2)
+    for halves in (False, True):
+        config = PPOShardConfig(
+            num_tables="9",
+            reward="estimated",
+            learner=learner,
+            hyper=Hyperparameters(rivals=2, shape=PolicyShape(halves=halves)),
+        )
+        game = make_environment(config, model, many_tables, tmp_path, seed=0, num_envs=4)
         game.reset(seed=0)
-        assert bool(game.game.halvable.any()) is offered
+        assert bool(game.game.halvable.any()) is halves
 
 
 CONTRADICTIONS = [
@@ -166,7 +176,7 @@ CONTRADICTIONS = [
         "autoshard --goal maximum",
         "--recipe autoshard goes with --goal balance: leave out --goal max",
     ),
-    ("autoshard --learner rivals", "goes with --learner critic: leave out --learner rivals"),
+    ("autoshard --learner reinforce", "with --learner critic: leave out --learner reinforce"),
     ("dreamshard --reward mixed", "goes with --reward estimated: leave out --reward mixed"),
     ("dreamshard --hyper.shape.halves", "with --hyper.shape.no-halves: leave out --hyper.shape.ha"),
     ("dreamshard --hyper.shape.sharpness 9", "leave out --hyper.shape.sharpness 9.0, or the rec"),
@@ -195,13 +205,6 @@ def test_what_contradicts_a_recipe_is_one_line(asked: str, line: str, tmp_path: 
     [
         ({"collect": 4}, "--reward mixed measures plans already: leave out --collect 4"),
         ({"collect": -1}, "--collect must be at least 0, got -1"),
-        (
-            {
-                "learner": "both",
-                "hyper": Hyperparameters(shape=RECIPES["autoshard"].settings.hyper.shape),
-            },
-            "--learner both imitates plans with halved tables: leave out --hyper.shape.no-halves",
-        ),
     ],
 )
 def test_what_recipes_are_made_of_is_checked_without_them(
@@ -212,4 +215,4 @@ def test_what_recipes_are_made_of_is_checked_without_them(
 
 
 def test_without_a_recipe_all_is_as_it_was() -> None:
-    assert begun_with(PPOShardConfig(games=9)) == PPOShardConfig()
+    assert recipe_defaults(PPOShardConfig(games=9)) == PPOShardConfig()

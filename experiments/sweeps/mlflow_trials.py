@@ -1,0 +1,136 @@
+"""What MLflow holds of a sweep's trials, and what Tune itself forgets when it is resumed."""
+
+import pickle
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ray.tune.experiment import Trial
+from ray.tune.logger import LoggerCallback
+from ray.tune.schedulers import (
+    AsyncHyperBandScheduler,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
+
+from autoshard.benchmark.devices import first_line
+from autoshard.experiments.console import cli
+from autoshard.experiments.sweeps.trial import SCORE, STEP_SECONDS
+from autoshard.experiments.tracking.runs import TrackedRun
+from autoshard.experiments.training.report import curves
+from autoshard.experiments.training.run_folder import RunFolder, policy_files
+from autoshard.workload import UserError
+
+_OFTEN_SECONDS = 60.0
+
+
+class MLflowTrials(LoggerCallback):
+    """Logs each trial to a run under the sweep's: hyperparameters, curves, policy, checkpoint.
+
+    Ray's MLflowLoggerCallback does not do: it begins a new run for a trial that is resumed, fails
+    where population based training changes a parameter, and logs figures one by one.
+
+    Args:
+        run: Run of the sweep.
+        scheduler: Its decisions are kept with Tune's state, which has those of the search alone.
+        resumed: The sweep is to be resumed from Tune's state.
+        often: Called every minute.
+    """
+
+    def __init__(
+        self,
+        run: TrackedRun,
+        scheduler: TrialScheduler,
+        resumed: bool = False,
+        often: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._run, self._scheduler, self._resumed, self._often = run, scheduler, resumed, often
+        self._restored, self._latest = False, time.monotonic()
+        self._trials: dict[str, TrackedRun] = {}
+        self._open: dict[str, TrackedRun] = {}
+        self.train_seconds = 0.0  # of all trials, since this process began
+        self.at_once = 0  # trials that ran at the same time, at most
+
+    def run_of(self, trial: Trial) -> TrackedRun:
+        """Returns the trial's run in MLflow; after a resume the one that it had."""
+        if trial.trial_id not in self._trials:
+            self._trials[trial.trial_id] = self._run.child("trial", trial.trial_id, trial.config)
+        return self._trials[trial.trial_id]
+
+    def setup(self, *_args: Any, **_info: Any) -> None:
+        """Called by Tune before the first trial. What it cannot resume it would begin anew."""
+        if self._resumed and not self._restored:
+            raise UserError("Tune's state in --storage cannot be read: begin anew with --force")
+
+    def on_step_end(self, iteration: int, trials: list[Trial], **_info: Any) -> None:  # noqa: ARG002
+        """Called by Tune many times a second."""
+        self.at_once = max(self.at_once, sum(t.status == Trial.RUNNING for t in trials))
+        if time.monotonic() - self._latest > _OFTEN_SECONDS:
+            self._latest = time.monotonic()
+            self._often()
+
+    def log_trial_start(self, trial: Trial) -> None:
+        """Called by Tune when a trial starts, or starts again."""
+        self._open[trial.trial_id] = self.run_of(trial)
+        self.run_of(trial).go_on()
+
+    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:  # noqa: ARG002
+        """Called by Tune after each iteration of a trial."""
+        if STEP_SECONDS not in result:  # it had nothing left to do
+            return
+        self.train_seconds += result[STEP_SECONDS]
+        figures = curves(result) | {SCORE: result[SCORE]}
+        if isinstance(self._scheduler, PopulationBasedTraining):  # which changes them on the way
+            figures |= {f"hyper/{name}": value for name, value in trial.config.items()}
+        self.run_of(trial).metrics(figures, step=int(result["iteration"]))
+
+    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
+        """Called by Tune when a trial is done, stopped with a last checkpoint, or given up."""
+        run = self.run_of(trial)
+        self._open.pop(trial.trial_id, None)
+        try:
+            if failed:
+                run.note(f"Given up: {_reason(trial)}")
+            elif trial.checkpoint is not None:
+                with tempfile.TemporaryDirectory() as place:
+                    folder = RunFolder(Path(place))
+                    trial.checkpoint.to_directory(place)
+                    run.model(policy_files(folder.folder), "policy")
+                    run.artifact(folder.checkpoint(), "checkpoint")
+            run.end("FAILED" if failed else "FINISHED")
+        except Exception as error:  # which Tune would take for the trial's own, and train it again
+            cli.console.print(f"note: trial {trial.trial_id}: {first_line(error)}", markup=False)
+
+    def on_trial_recover(self, trial: Trial, **_info: Any) -> None:  # type: ignore[override]
+        """Called by Tune when a trial has crashed and is tried again."""
+        cli.console.print(
+            f"note: trial {trial.trial_id} crashed and goes on from its checkpoint: "
+            f"{_reason(trial)}", markup=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Ends the runs of trials that were interrupted."""
+        for run in self._open.values():
+            run.end("KILLED")
+        self._open.clear()
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns ASHA's decisions so far; population based training needs no memory."""
+        if not isinstance(self._scheduler, AsyncHyperBandScheduler):
+            return {"scheduler": None}
+        with tempfile.NamedTemporaryFile() as file:
+            self._scheduler.save(file.name)
+            return {"scheduler": Path(file.name).read_bytes()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Called by Tune on resume, with what `get_state` gave."""
+        self._restored = True
+        if isinstance(self._scheduler, AsyncHyperBandScheduler):
+            self._scheduler.__dict__.update(pickle.loads(state["scheduler"]))
+
+
+def _reason(trial: Trial) -> str:
+    error = trial.get_error()
+    return "no reason is known" if error is None else first_line(error)

@@ -1,0 +1,108 @@
+"""A trial of a sweep: a training in a Ray actor of its own."""
+
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ray.tune import Trainable
+
+from autoshard.cost_model import CostModel
+from autoshard.experiments.sweeps.search_space import hyperparameters
+from autoshard.experiments.training.checks import Parts
+from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.loop import Training
+from autoshard.experiments.training.run_folder import RunFolder, SavedRun
+
+# Names in the results of trials: what sweeps minimise, seconds in all iterations of a trial, and
+# seconds of this step, if it did anything.
+SCORE, SECONDS, STEP_SECONDS = "score", "train_seconds", "seconds"
+
+
+@dataclass(frozen=True)
+class PolicyTask:
+    """What all trials of a sweep share.
+
+    Args:
+        config: Configuration of each training, but for its hyperparameters.
+        parts: Tables by part.
+        model: Cost model that estimates in all trials, so that scores can be compared.
+        store: Measurements, on the machine of the pool.
+    """
+
+    config: PPOShardConfig
+    parts: Parts
+    model: CostModel
+    store: Path
+
+
+class PolicyTrial(Trainable):
+    """Trains a policy; a step of Tune is an iteration of PPO. Everything is in one run folder.
+
+    The score is that of the latest check (`PolicyCheck.score`), not of the best one so far, whose
+    policy is kept: all trials start from the same policy, which would often be the best of many.
+    """
+
+    def setup(self, config: dict[str, Any], task: PolicyTask) -> None:  # type: ignore[override]
+        """Called by Tune. Training starts when it is known from where."""
+        self._task, self._values = task, config
+        self._folder = RunFolder(Path(tempfile.mkdtemp(prefix="autoshard-trial-")) / "work")
+        self._training: Training | None = None
+
+    def step(self) -> dict[str, Any]:
+        """Makes one iteration; before the first also keeps the policy that training starts from."""
+        fresh = self._training is None
+        training = self._training = self._training or self._start()
+        started = time.monotonic()
+        if fresh:
+            training.begin()
+        # Killed between its last checkpoint and Tune's note of it, a trial has nothing left to do.
+        figures: dict[str, float] = {}
+        if not training.done:
+            figures = training.step() | {STEP_SECONDS: time.monotonic() - started}
+        progress = training.progress
+        return {
+            **figures,
+            SCORE: progress.last_check,
+            SECONDS: progress.seconds,
+            "iteration": progress.iteration,
+            "done": training.done,
+        }
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Copies the run folder: policy, cost model, RLlib's checkpoint."""
+        shutil.copytree(self._folder.folder, checkpoint_dir, dirs_exist_ok=True)
+
+    def load_checkpoint(self, checkpoint_dir: Any) -> None:
+        """Resumes from one, maybe another trial's, with this trial's hyperparameters."""
+        self._stop()
+        shutil.copytree(checkpoint_dir, self._folder.folder)
+        self._training = self._start(self._folder.read())
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Becomes another trial: its process has loaded all that is slow to load."""
+        self._stop()
+        self._values = new_config
+        return True
+
+    def cleanup(self) -> None:
+        """Called by Tune at the end."""
+        self._stop()
+        shutil.rmtree(self._folder.folder.parent, ignore_errors=True)
+
+    def _start(self, saved: SavedRun | None = None) -> Training:
+        if saved is None:
+            self._folder.begin(force=True)
+        task = self._task
+        config = replace(task.config, hyper=hyperparameters(self._values), out=self._folder.folder)
+        return Training(
+            config, self._folder, task.parts, task.model, task.store, saved, adapt=False
+        )
+
+    def _stop(self) -> None:
+        if self._training is not None:
+            self._training.stop()
+            self._training = None
+        shutil.rmtree(self._folder.folder, ignore_errors=True)

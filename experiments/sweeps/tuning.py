@@ -1,0 +1,219 @@
+"""Ray Tune over trials, in a storage that it can be resumed from."""
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow.fs
+import ray
+from ray import tune
+from ray.tune import CheckpointConfig, CLIReporter, ResumeConfig
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
+from ray.tune.search import (
+    BasicVariantGenerator,
+    ConcurrencyLimiter,
+    SearchAlgorithm,
+    Searcher,
+)
+from ray.tune.search.optuna import OptunaSearch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from autoshard.experiments.console.budget import Budget
+from autoshard.experiments.sweeps.config import SearchName, TuneShardConfig
+from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
+from autoshard.experiments.sweeps.search_space import (
+    Space,
+    Value,
+    default_point,
+    mutations,
+    within,
+)
+from autoshard.experiments.sweeps.trial import SCORE, SECONDS
+from autoshard.experiments.tracking.storage import Storage
+from autoshard.workload import UserError
+
+TRIALS = "trials"  # Tune's folder in the storage
+_CPUS_PER_TRIAL = 1.0
+_FAILURES = 3  # of a trial, before it is given up
+_KEPT = 3  # checkpoints of a trial: others may be about to resume from one of them
+_REDUCTION = 3  # of every three trials that reach a rung, ASHA lets one go on
+_REPORT_SECONDS = 30  # between two tables of all trials
+_COLUMNS = {SCORE: SCORE, "iteration": "iterations", SECONDS: "seconds"}
+
+
+@dataclass(frozen=True)
+class TrialOutcome:
+    """What became of a trial: finished, failed, or stopped before it had a checkpoint."""
+
+    trial_id: str
+    values: dict[str, Value]
+    status: str
+    score: float | None
+    iterations: int
+    train_seconds: float
+    failures: int
+    mlflow_run: str
+
+    @staticmethod
+    def of(trial: Trial, mlflow_run: str) -> "TrialOutcome":
+        """Returns that of a trial of Tune's."""
+        last, status = trial.last_result or {}, "failed"
+        if trial.status == Trial.TERMINATED:
+            status = "stopped" if trial.checkpoint is None else "finished"
+        return TrialOutcome(
+            trial.trial_id,
+            dict(trial.config),
+            status,
+            last.get(SCORE),
+            int(last.get("iteration", 0)),
+            float(last.get(SECONDS, 0.0)),
+            trial.num_failures,
+            mlflow_run,
+        )
+
+
+def finished(outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
+    """Returns finished trials, the best first; of equals that which trained least."""
+    ended = [o for o in outcomes if o.status == "finished" and o.score is not None]
+    return sorted(ended, key=lambda o: (o.score, o.train_seconds))
+
+
+def make_scheduler(config: TuneShardConfig, space: Space) -> TrialScheduler:
+    """Returns what stops trials, none before its first check.
+
+    ASHA stops the worse two thirds at a third of the way, and at a third of that; population based
+    training lets the worse quarter go on from the better quarter's checkpoints.
+    """
+    grace = min(config.check_every, config.max_iterations)
+    if config.scheduler == "asha":
+        return ASHAScheduler(
+            time_attr="iteration",
+            max_t=config.max_iterations,
+            grace_period=grace,
+            reduction_factor=_REDUCTION,
+        )
+    if config.scheduler == "pbt":
+        return PopulationBasedTraining(
+            time_attr="iteration",
+            perturbation_interval=grace,
+            hyperparam_mutations=mutations(space),
+            custom_explore_fn=partial(within, space),
+        )
+    return FIFOScheduler()  # type: ignore[no-untyped-call]
+
+
+def make_search(
+    name: SearchName, space: Space, seed: int, at_once: int | None
+) -> SearchAlgorithm | Searcher:
+    """Returns what chooses hyperparameters, the defaults first, for `at_once` trials at a time."""
+    first = [default_point(space)]
+    if name == "optuna":
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        searched: Any = dict(space)
+        search = OptunaSearch(searched, SCORE, "min", points_to_evaluate=first, seed=seed)
+        return search if at_once is None else ConcurrencyLimiter(search, at_once)
+    return BasicVariantGenerator(
+        points_to_evaluate=first, max_concurrent=at_once or 0, random_state=seed
+    )
+
+
+def run_trials(
+    trainable: Any,
+    config: TuneShardConfig,
+    space: Space,
+    scheduler: TrialScheduler,
+    callback: MLflowTrials,
+    storage: Storage,
+    resume: bool,
+    budget: Budget,
+) -> tuple[list[Trial], bool]:
+    """Runs all trials; returns those that began, and whether all ended, or the budget.
+
+    Otherwise the sweep can be resumed from the storage.
+    """
+    os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # reporters are of the older output
+    # Loggers of Tune's own would write what MLflow has into every trial's folder.
+    os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
+    # Trials that ended later than this before a kill would train their last iterations again.
+    os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "0.5" if storage.is_local else "5"
+    os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # its table has crashed trials
+    filesystem = None
+    if not storage.is_local:
+        filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(storage.filesystem))
+    resumed: Any = ResumeConfig.ResumeType.RESUME
+    search = make_search(config.search_name, space, config.seed, config.at_once)
+    analysis = tune.run(
+        tune.with_resources(trainable, {"CPU": _CPUS_PER_TRIAL}),
+        name=TRIALS,
+        metric=SCORE,
+        mode="min",
+        # A search over a space of its own wants none here.
+        config=dict(space) if isinstance(search, BasicVariantGenerator) else None,
+        num_samples=config.num_samples,
+        time_budget_s=budget.left_s() if budget.is_limited else None,
+        storage_path=storage.root,
+        storage_filesystem=filesystem,
+        search_alg=search,
+        scheduler=scheduler,
+        checkpoint_config=CheckpointConfig(
+            num_to_keep=_KEPT, checkpoint_frequency=config.check_every, checkpoint_at_end=True
+        ),
+        verbose=1,
+        progress_reporter=CLIReporter(
+            metric_columns=_COLUMNS,
+            parameter_columns=list(space),
+            max_report_frequency=_REPORT_SECONDS,
+            print_intermediate_tables=True,
+            sort_by_metric=True,
+        ),
+        max_failures=_FAILURES,
+        resume_config=ResumeConfig(errored=resumed, unfinished=resumed) if resume else None,
+        reuse_actors=True,
+        raise_on_failed_trial=False,
+        callbacks=[callback],
+    )
+    # A budget that is spent leaves some that have never begun.
+    trials = [
+        t for t in analysis.trials if SCORE in (t.last_result or {}) or t.status == Trial.ERROR
+    ]
+    # After Ctrl-C Tune calls all trials terminated.
+    ended = [t for t in trials if t.status == Trial.ERROR or (t.last_result or {}).get("done")]
+    return trials, budget.is_spent or len(ended) >= config.num_samples
+
+
+def check_nodes(storage: Storage, file: str) -> None:
+    """Raises UserError if Tune would wait forever, or if a node cannot keep trials' checkpoints.
+
+    Args:
+        storage: Of the sweep.
+        file: Name of a file in it, which all nodes must see.
+    """
+    cpus = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+    if cpus < _CPUS_PER_TRIAL:
+        raise UserError(f"a trial takes a CPU, the Ray cluster has {cpus:g}: add nodes")
+    if not storage.is_local:
+        return
+    without = []
+    for node in ray.nodes():  # type: ignore[no-untyped-call]
+        if node["Alive"] and node["Resources"].get("CPU", 0) >= _CPUS_PER_TRIAL:
+            there = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            look = ray.remote(num_cpus=0)(os.path.exists).options(scheduling_strategy=there)
+            if not ray.get(look.remote(f"{storage.root}/{file}")):
+                without.append(node["NodeManagerHostname"])
+    if without:
+        raise UserError(
+            f"--storage {storage.uri}: {', '.join(without)} cannot see it: name a path that all "
+            "nodes share, or an object store"
+        )

@@ -1,0 +1,128 @@
+"""Checks of a policy on tables that it is not trained on, estimated by the cost model."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+
+import numpy as np
+
+from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.envs import Deck, Generator
+from autoshard.experiments.judging.contestants import Contestants
+from autoshard.experiments.judging.outcomes import (
+    Outcome,
+    best_of_each,
+    estimated,
+    make_plans,
+    maxima_of,
+    mean_ratio,
+)
+from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.sharders import HEURISTICS, Policy
+from autoshard.workload import EmbeddingTable, ShardingTask, UserError
+from autoshard.workload.parts import Part, tables_by_part
+
+_FEWEST = 3  # tables that are trained on, and that tasks of checks and tests are drawn from
+_LEARNED = ("cost", "cost_fused", "policy", "autoshard")
+
+Parts = Mapping[Part, Sequence[EmbeddingTable]]
+
+
+def split_tables(source: str, tables: Sequence[EmbeddingTable]) -> Parts:
+    """Returns tables by part; raises UserError, which names their source, if one has too few."""
+    parts = tables_by_part(tables)
+    others = len(tables) - len(parts["train"])
+    if min(len(parts["train"]), others) < _FEWEST:
+        raise UserError(
+            f"{source}: has too few tables: {len(parts['train'])} would teach and {others} "
+            f"check and test, {_FEWEST} of each are needed"
+        )
+    return parts
+
+
+def unseen_tables(parts: Parts, part: Part) -> Sequence[EmbeddingTable]:
+    """Returns the tables of a part that is not trained on, or of both such parts if it has hardly
+    any.
+
+    Checks choose the policy that is kept, so what tests it must not be among their tables: tasks
+    are smaller rather than of both parts.
+    """
+    if len(parts[part]) >= _FEWEST:
+        return parts[part]
+    return [*parts["validation"], *parts["test"]]
+
+
+def unseen_tasks(
+    config: PPOShardConfig, model: CostModel, parts: Parts, part: Part, seed: int
+) -> Iterator[ShardingTask]:
+    """Yields tasks without end, drawn as the training's, of tables that it is not trained on."""
+    deck = Deck.of_tables(model, unseen_tables(parts, part), config.batch_size)
+    return deal_tasks(deck, config.generator(), seed)
+
+
+def deal_tasks(deck: Deck, generator: Generator, seed: int) -> Iterator[ShardingTask]:
+    """Yields tasks as the generator draws them, without end."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield deck.task(generator(deck, rng))
+
+
+def draw_tasks(deck: Deck, generator: Generator, count: int, seed: int) -> list[ShardingTask]:
+    """Returns the first tasks that the generator draws."""
+    return list(islice(deal_tasks(deck, generator, seed), count))
+
+
+class PolicyCheck:
+    """Compares plans of a policy with those of heuristics, each time for the same tasks.
+
+    Args:
+        tasks: Tasks of tables that are not trained on.
+        seed: Seed of sharders that draw.
+    """
+
+    def __init__(self, tasks: Sequence[ShardingTask], seed: int = 0) -> None:
+        self.tasks = tasks
+        self.seed = seed
+        self._references: tuple[CostModel, list[float | None]] | None = None
+
+    def score(self, policy: Policy, model: CostModel) -> dict[str, float]:
+        """Returns the figures of a check; the lower, the better.
+
+        `over_heuristic` is the step time of the policy's plans over that of each task's best
+        heuristic, the mean of tasks. Where memory is too tight for all heuristics, the policy
+        before training stands in. `without_plan` counts tasks that the policy finds no plan for,
+        each of which adds 1 to the `score`: a plan more counts for more than any time saved.
+        """
+        if self._references is None or self._references[0] is not model:  # they do not change
+            found = best_of_each(maxima_of(self.outcomes(policy, model, HEURISTICS)))
+            if None in found:
+                untrained = self.outcomes(Policy.untrained(), model, ("policy",))
+                pairs = zip(found, maxima_of(untrained)["policy"], strict=True)
+                found = [start if best is None else best for best, start in pairs]
+            self._references = (model, found)
+        ours = maxima_of(self.outcomes(policy, model, ("policy",)))["policy"]
+        ratio = mean_ratio(ours, self._references[1])
+        failed = ours.count(None)
+        return {
+            "over_heuristic": float("nan") if ratio is None else ratio,
+            "without_plan": failed,
+            "score": failed + (1.0 if ratio is None else ratio),
+        }
+
+    def outcomes(
+        self,
+        policy: Policy,
+        model: CostModel,
+        names: Iterable[str] = (*HEURISTICS, *_LEARNED),
+        others: Mapping[str, Policy] | None = None,
+    ) -> dict[str, list[Outcome]]:
+        """Returns each sharder's plan for each task, with its estimated cost.
+
+        Args:
+            policy: Of the sharders that use one.
+            model: Estimates the costs.
+            names: Sharders.
+            others: Further policies by name; each makes one plan as the sharder `policy` does.
+        """
+        oracle = EstimatedCosts(model, self.tasks[0].batch_size)
+        contestants = Contestants(tuple(names), oracle, policy, self.seed, others=others or {})
+        return estimated(make_plans(contestants.sharders(), self.tasks), self.tasks, oracle)

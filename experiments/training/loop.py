@@ -1,0 +1,202 @@
+"""The training loop: iterations of PPO, with checks, checkpoints and updates of the cost model.
+
+It prints and logs nothing.
+"""
+
+import math
+import time
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import ray
+
+from autoshard.benchmark import BenchmarkPool
+from autoshard.cost_model import CostModel, save_model
+from autoshard.experiments.console.budget import Budget
+from autoshard.experiments.training.checks import Parts, PolicyCheck, unseen_tasks
+from autoshard.experiments.training.collector import PlanCollector
+from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.online_model import OnlineModel
+from autoshard.experiments.training.ppo import CPUS_PER_ENV_RUNNER, Trainer
+from autoshard.experiments.training.run_folder import COST_MODEL, Progress, RunFolder, SavedRun
+from autoshard.sharders import Policy, load_policy, save_policy
+from autoshard.workload import UserError
+
+# Options that a policy's file has: what it was trained on, and how.
+_KEPT_OPTIONS = (
+    "objective", "link", "recipe", "tables", "families", "num_tables", "num_devices", "memory_fill",
+    "memory_unevenness", "batch_size", "cost_model", "reward", "goal", "collect", "games",
+    "learner", "hyper", "seed",
+)  # fmt: skip
+_SEEDS_APART = 10_007
+
+
+class Training:
+    """PPO on the tables of the part `train`. All state is in a run folder after each iteration.
+
+    Args:
+        config: Of the training.
+        folder: Folder of the run.
+        parts: Tables by part.
+        base: Cost model that the run begins with, from which each update of it starts.
+        store: Measurements.
+        saved: Where to resume; None begins a run.
+        run_id: Run in MLflow, for resuming.
+        budget: Ends training after the iteration by which it is spent.
+        adapt: Whether the cost model learns from measurements; else `base` estimates throughout.
+    """
+
+    def __init__(
+        self,
+        config: PPOShardConfig,
+        folder: RunFolder,
+        parts: Parts,
+        base: CostModel,
+        store: Path,
+        saved: SavedRun | None = None,
+        run_id: str = "",
+        budget: Budget | None = None,
+        adapt: bool = True,
+    ) -> None:
+        self.config, self.folder, self.parts, self.model = config, folder, parts, base
+        self.progress = Progress(0, run_id, math.inf, 0.0, math.inf)
+        self._budget = budget or Budget()
+        self._out_of_time = False
+        self.pool = BenchmarkPool(store, kind=config.devices) if config.measures else None
+        check_env_runners(config)
+        check_hardware(base, self.pool, config.cost_model)
+        if adapt and self.pool is not None:
+            self.pool.check_store_is_here()  # the cost model learns from the file
+        self._online = OnlineModel(base, store, config.batch_size) if adapt else None
+
+        # What resumes after a checkpoint must not play the first iterations' games again.
+        seed = config.seed + _SEEDS_APART * (saved.progress.iteration if saved else 0)
+        self._trainer = Trainer(config, base, parts["train"], store, seed)
+        self._collector: PlanCollector | None = None
+        if self.pool is not None and config.collect:
+            self._collector = PlanCollector(config, parts["train"], self.pool, seed)
+        tasks = unseen_tasks(config, base, parts, "validation", config.seed)
+        self._checks = PolicyCheck(list(islice(tasks, config.check_tasks)))
+        if saved is not None:
+            self._restore(saved, run_id)
+
+    @property
+    def done(self) -> bool:
+        """True after the last iteration, or after that by which the budget was spent."""
+        return self.left_out == 0 or self._out_of_time
+
+    @property
+    def left_out(self) -> int:
+        """Iterations that are not made yet."""
+        return max(0, self.config.most_iterations - self.progress.iteration)
+
+    def begin(self) -> None:
+        """Keeps the policy that training starts from, so that there always is one."""
+        self._check()
+        if self._collect():
+            self._update_cost_model()
+        self._save()
+
+    def step(self) -> dict[str, float]:
+        """Makes an iteration with the check that is due after it, and returns its figures."""
+        number = self.progress.iteration + 1
+        started = time.time()
+        figures = self._trainer.iterate()
+        self.progress = replace(self.progress, iteration=number)
+        # One more would take about as long.
+        self._out_of_time = self._budget.left_s() < time.time() - started
+        if number % self.config.check_every == 0 or self.done:
+            if not self.done:  # or nothing would learn from it
+                figures["asked"] += self._collect()
+            figures |= self._update_cost_model()
+            figures |= self._check()
+            self._out_of_time |= self._budget.is_spent  # measuring may take long
+        figures["seconds"] = time.time() - started
+        self.progress = replace(self.progress, seconds=self.progress.seconds + figures["seconds"])
+        self._save()
+        return figures
+
+    def stop(self) -> None:
+        """Ends the env runners, and closes the store."""
+        self._trainer.stop()
+        if self.pool is not None:
+            self.pool.close()
+
+    def _collect(self) -> int:
+        """Measures plans of the policy if --collect asks for it; returns how many shards."""
+        if self._collector is None:
+            return 0
+        return self._collector.collect(self._trainer.network, self.model)
+
+    def _update_cost_model(self) -> dict[str, float]:
+        """Lets the cost model learn from new measurements, and env runners use it."""
+        if self._online is None or self.pool is None:
+            return {}
+        update = self._online.update()
+        if update is None:
+            return {}
+        self.model = update.model
+        self._trainer.use_cost_model(update.model)
+        # The kept policy goes by the new model too, and is compared by it, not by an old score.
+        save_model(update.model, self.folder.folder / COST_MODEL, force=True)
+        kept = self._checks.score(load_policy(self.folder.folder), update.model)
+        self.progress = replace(self.progress, best_check=kept["score"])
+        return {"cost_model_error": update.error_before, "new_shards": update.new_shards}
+
+    def _check(self) -> dict[str, float]:
+        """Checks the policy, and keeps it with its cost model if no check before was better."""
+        policy = self._policy()
+        check = self._checks.score(policy, self.model)
+        self.progress = replace(self.progress, last_check=check["score"])
+        if check["score"] <= self.progress.best_check:
+            self.progress = replace(self.progress, best_check=check["score"])
+            self._keep(policy)
+        return {f"check_{name}": value for name, value in check.items()}
+
+    def _policy(self) -> Policy:
+        options = self.config.to_json()
+        trained = {
+            **{name: options[name] for name in _KEPT_OPTIONS},
+            "iterations": self.progress.iteration,
+            "hardware": self.model.provenance.hardware,
+        }
+        return Policy(self._trainer.network, self.config.max_devices, trained)
+
+    def _keep(self, policy: Policy) -> None:
+        save_model(self.model, self.folder.folder / COST_MODEL, force=True)
+        save_policy(policy, self.folder.folder)
+
+    def _save(self) -> None:
+        self.folder.save(self.config.to_json(), self.progress, self._trainer.save, self.model)
+
+    def _restore(self, saved: SavedRun, run_id: str) -> None:
+        self._trainer.restore(saved.checkpoint)
+        self._trainer.use_cost_model(saved.model)
+        self.progress = replace(saved.progress, mlflow_run=run_id)
+        self.model = saved.model
+        if not (self.folder.folder / COST_MODEL).is_dir():  # killed while it was replaced
+            self._keep(load_policy(self.folder.folder))
+
+
+def check_env_runners(config: PPOShardConfig) -> None:
+    """Raises UserError where training would wait forever for env runners to start."""
+    cpus = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
+    if config.env_runners * CPUS_PER_ENV_RUNNER > cpus:
+        raise UserError(
+            f"--num-env-runners {config.env_runners} is more than the {cpus:.0f} CPUs of the Ray "
+            f"cluster carry: ask for at most {int(cpus / CPUS_PER_ENV_RUNNER)}"
+        )
+
+
+def check_hardware(model: CostModel, pool: BenchmarkPool | None, named: str) -> None:
+    """Raises UserError where a pool measures on another kind of device than the cost model's."""
+    if pool is None:
+        return
+    known, here = model.provenance.hardware, pool.devices()[0].hardware
+    if known.partition(":")[0] != here.partition(":")[0]:
+        raise UserError(
+            f"the cost model {named} is of {known}, the pool measures on {here}: calibrate it "
+            "with train_cost_model.py --calibrate, or end the pool (pool.py stop) and say with "
+            "--devices what is to measure"
+        )
