@@ -22,14 +22,13 @@ _SEARCHED = 3  # of them: where a search may start, beside the greedy's plan
 
 
 class PolicySharder:
-    """Places tables by a policy, in halves where that pays; if asked, plays more games, or searches
-    from the best of them.
+    """Places tables by a policy, and splits them where that pays; if asked, searches from there.
 
     Args:
         policy: what was trained.
         oracle: prices plans.
-        wide: play more games, and choose by what is expected in scenarios.
-        search: that as well, and improve the best plan by a local search.
+        search: Play more games, improve the best plans by a local search, and choose by what is
+            expected in scenarios.
         seed: of the search.
         seconds: that a search goes on until, if given. The policy's plans come first, however long
             that takes.
@@ -40,7 +39,6 @@ class PolicySharder:
         self,
         policy: Policy,
         oracle: EstimatedCosts,
-        wide: bool = False,
         search: bool = False,
         seed: int = 0,
         seconds: float | None = None,
@@ -48,7 +46,6 @@ class PolicySharder:
     ) -> None:
         self._policy = policy
         self._oracle = oracle
-        self._wide = wide or search
         # From so many games a search wins 0.05 % by kicks, and takes a quarter longer.
         self._search = LocalSearch(oracle, kicks=0, seed=seed, clock=clock) if search else None
         self._player = Player(policy.network, oracle)
@@ -64,32 +61,33 @@ class PolicySharder:
         found = self._played(task)
         if not found:  # so tight that no game ended well
             found = [pack(task, split=self._policy.network.shape.halves)]
-        if self._search is not None and self._clock() < until:
-            found += self._improved(task, found, until)
-        if not self._wide:  # quick: by the mean of what is not known
+        if self._search is None:  # quick: by the mean of what is not known
             plans = [ShardingPlan.of_slices(task, placed) for placed in found]
             return min(plans, key=lambda plan: planned_ms(self._oracle, task, plan))
+        if self._clock() < until:
+            found += self._improved(self._search, task, found, until)
         return TaskOutlook(self._oracle, task).best_plan(found)
 
-    def _improved(self, task: ShardingTask, found: Sequence[Placed], until: float) -> list[Placed]:
+    def _improved(
+        self, search: LocalSearch, task: ShardingTask, found: Sequence[Placed], until: float
+    ) -> list[Placed]:
         """What the greedy by cost and the search add to what was found."""
-        assert self._search is not None
         more: list[Placed] = []
         with suppress(PlanError):  # without a plan it adds none
             more.append(FusedGreedySharder(self._oracle).shard(task).placed(task))
         left = None if until == math.inf else max(0.0, until - self._clock())
-        return more + self._search.improve(task, [*more, *found[:_SEARCHED]], left)
+        return more + search.improve(task, [*more, *found[:_SEARCHED]], left)
 
     def _played(self, task: ShardingTask) -> list[Placed]:
-        """What the policy plans, the best first: of its usual games, and of more where `wide`."""
+        """The policy's plans, the best first: of its usual games, and before a search of more."""
         size = len(task.tables), len(task.devices)
-        usual = self._player.ways(*size)
-        ways = self._player.ways(*size, wide=True) if self._wide else usual
+        usual, wide = self._player.ways(*size), self._search is not None
+        ways = self._player.ways(*size, wide=True) if wide else usual
         played = self._player.play(task, ways)
         if not task.rules and all(game.way >= len(usual) for game in played):
             played += self._player.play(task, shielded=True)
         own = _different([game for game in played if game.way < len(usual)])[:_QUICK]
-        if not self._wide:
+        if not wide:
             return own
         best = _different(played)[:_BEST]
         return best + [placed for placed in own if placed not in best]

@@ -64,20 +64,20 @@ _MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
         means.priced(name), means.seconds or ANNEAL_SECONDS, seed=means.seed
     ),
     "policy": _policy,
-    "policy_best": lambda name, means: _policy(name, means, wide=True),
     "autoshard": lambda name, means: _policy(name, means, search=True),
     "autoshard_verified": lambda name, means: make_measuring(name, means),
     "torchrec": lambda _name, _means: TorchRecSharder(column_wise=False),
     "torchrec_columns": lambda _name, _means: TorchRecSharder(column_wise=True),
 }
 SHARDERS = (*HEURISTICS, *_MAKERS)
+_DROPPED = {"policy_best": "use policy, or autoshard, which searches from the same plans"}
 NEED_TORCHREC = frozenset({"torchrec", "torchrec_columns"})  # they are its planner
 BY_NO_MODEL = frozenset({*HEURISTICS, *NEED_TORCHREC})  # they ask no cost model
 TAKE_SECONDS = frozenset({"autoshard", "cost_fused_search", "annealing"})  # as many as they get
 NEED_POOL = frozenset({"autoshard_verified"})  # they measure
 TAKE_THEIR_TIME = frozenset({"annealing"})  # seconds as they are given, however small the task
 _NEVER_WORSE = frozenset({"autoshard", "cost_fused_search", "cost_fused"})  # than cost_fused
-NEED_POLICY = frozenset({"policy", "policy_best", "autoshard", "autoshard_verified"})
+NEED_POLICY = frozenset({"policy", "autoshard", "autoshard_verified"})
 
 
 def make_sharder(name: str, means: Means | None = None) -> Sharder:
@@ -85,6 +85,8 @@ def make_sharder(name: str, means: Means | None = None) -> Sharder:
     means = means or Means()
     if name in HEURISTICS:
         return GreedySharder(HEURISTICS[name], means.seed)
+    if name in _DROPPED:
+        raise UserError(f"sharder {name} no longer exists: {_DROPPED[name]}")
     if name not in _MAKERS:
         raise UserError(f"sharder {name!r} is not one of {', '.join(SHARDERS)}")
     return _MAKERS[name](name, means)

@@ -28,11 +28,9 @@ _TASKS, _SEED = 2, 5  # of each family, loose or tight
 _SECONDS = 60.0  # of annealing for a task
 _QUICK = 0.5  # seconds of autoshard for a task
 BAR, YARDSTICK = "cost_fused", "annealing"
-_POLICY, _WIDE = "policy", "policy_best"
+_POLICY = "policy"
 _SEARCH, _PUBLISHED = f"autoshard in {_QUICK:g} s", "neuroshard"
-_NAMES = {
-    _POLICY: "policy", _WIDE: "policy_best", _SEARCH: "autoshard", _PUBLISHED: "neuroshard"
-}  # fmt: skip
+_NAMES = {_POLICY: "policy", _SEARCH: "autoshard", _PUBLISHED: "neuroshard"}
 _AT_EASE = {_POLICY: "policy", "autoshard": "autoshard"}
 _UNTRAINED = ",".join(name for name, family in FAMILIES.items() if not family.trained)
 

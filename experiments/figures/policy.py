@@ -34,8 +34,7 @@ _TABLES, _MANY_TABLES = "synthetic:400:1:small", "synthetic:5500:1:small"
 _BATCH_SIZE = 1024
 _SEATS, _MANY_SEATS, _GAMES = 128, 512, 128
 _LADDER = (
-    "cost", "cost_fused", "cost_fused_search", "policy", "policy_best", "autoshard",
-    "autoshard_verified",
+    "cost", "cost_fused", "cost_fused_search", "policy", "autoshard", "autoshard_verified",
 )  # fmt: skip
 # Tables and devices: seconds that policy and autoshard are to take.
 _SIZES = {

@@ -63,7 +63,7 @@ def test_what_a_recipe_trains_places_whole_tables_anywhere(
     policy = load_policy(folder / "run")
     assert policy.trained["recipe"] == name
     assert policy.trained["objective"] == "compute"
-    sharder = PolicySharder(policy, oracle, wide=True)
+    sharder = PolicySharder(policy, oracle)
     for task in (tight(tables[:40], 5), tight((GIANT, *tables[:7]), 3), tight(tables[:1], 1)):
         plan = sharder.shard(task)
         plan.check(task)

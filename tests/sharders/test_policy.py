@@ -49,7 +49,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.packing import first_fit_decreasing, pack
 
-LEARNED = ("policy", "policy_best", "autoshard", "cost_fused_search")
+LEARNED = ("policy", "autoshard", "cost_fused_search")
 
 
 def step_ms(oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask) -> float:
@@ -86,11 +86,11 @@ def test_each_step_of_the_ladder_is_no_worse(
         task = task_of(tables[:some], 8)
         outlook = TaskOutlook(oracle, task)
         steps = [
-            outlook.of(PolicySharder(policy, oracle, wide=wide, search=search).shard(task))
-            for wide, search in ((False, False), (True, False), (True, True))
+            outlook.of(PolicySharder(policy, oracle, search=search).shard(task))
+            for search in (False, True)
         ]
-        alone, best, searched = (step.expected_ms for step in steps)
-        assert alone >= best >= searched
+        alone, searched = (step.expected_ms for step in steps)
+        assert alone >= searched
         gains.append(searched / alone)
     assert min(gains) < 0.999  # the styles leave little for the search where tables are few
 
@@ -126,13 +126,12 @@ def test_what_comes_of_a_search_is_never_worse_than_what_it_began_with(
     outlook = TaskOutlook(oracle, task)
     means = Means(oracle, policy, seed=seed)
     found = {}
-    for name in ("cost_fused", "policy", "policy_best", "cost_fused_search", "autoshard"):
+    for name in ("cost_fused", "policy", "cost_fused_search", "autoshard"):
         with suppress(PlanError):
             found[name] = outlook.of(make_sharder(name, means).shard(task)).expected_ms
     for better, starts in (
         ("autoshard", ("cost_fused", "policy")),
         ("cost_fused_search", ("cost_fused",)),
-        ("policy_best", ("policy",)),
     ):
         for start in starts:
             if start in found:
@@ -267,7 +266,7 @@ def test_seconds_are_the_searchs(policy: Policy, oracle: EstimatedCosts, tables:
         ).shard(task)
         for seconds in (0.5, 300.0)
     }
-    assert plans[0.5] == PolicySharder(policy, oracle, wide=True).shard(task)
+    assert plans[0.5] == PolicySharder(policy, oracle, search=True, seconds=1e-9).shard(task)
     outlook = TaskOutlook(oracle, task)
     assert 200 < next(now) < 310  # looks at the clock, which goes on by one each time
     assert outlook.of(plans[300.0]).expected_ms <= outlook.of(plans[0.5]).expected_ms
@@ -276,7 +275,7 @@ def test_seconds_are_the_searchs(policy: Policy, oracle: EstimatedCosts, tables:
 def test_where_no_usual_game_ends_well_a_shielded_one_counts(
     policy: Policy, oracle: EstimatedCosts, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However well one of more games ends: `policy_best` is never worse than `policy`."""
+    """However well one of more games ends: `autoshard` is never worse than `policy`."""
     task, play = task_of(tables[:12], 3), Player.play
     usual = len(Player(policy.network, oracle).ways(12, 3))
 
@@ -289,8 +288,8 @@ def test_where_no_usual_game_ends_well_a_shielded_one_counts(
     monkeypatch.setattr(Player, "play", unlucky)
     outlook = TaskOutlook(oracle, task)
     alone, best = (
-        outlook.of(PolicySharder(policy, oracle, wide=wide).shard(task)).expected_ms
-        for wide in (False, True)
+        outlook.of(PolicySharder(policy, oracle, search=search).shard(task)).expected_ms
+        for search in (False, True)
     )
     assert best <= alone
 
@@ -327,19 +326,18 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
 def test_a_policy_remembers_that_it_leaves_tables_whole(
     fill: float, oracle: EstimatedCosts, tables: Tables, tmp_path: Path
 ) -> None:
-    """In few games and in many, where halves pay as much as where memory is tight."""
+    """Where halves pay as much as where memory is tight."""
     whole = Policy(PolicyNetwork(PolicyShape(halves=False)).as_greedy(), max_devices=16)
     save_policy(whole, tmp_path / "whole")
     kept = load_policy(tmp_path / "whole")
     giant = replace(GIANT, rows=10_000)
     task = task_of((giant, *tables[:20]), 3, fill)
-    for name in ("policy", "policy_best"):
-        plan, split = (
-            make_sharder(name, Means(oracle, some)).shard(task)
-            for some in (kept, Policy.untrained())
-        )
-        plan.check(task)
-        assert len(plan.placements) == len(task.tables) < len(split.placements)
+    plan, split = (
+        make_sharder("policy", Means(oracle, some)).shard(task)
+        for some in (kept, Policy.untrained())
+    )
+    plan.check(task)
+    assert len(plan.placements) == len(task.tables) < len(split.placements)
 
 
 def test_a_policy_comes_back_to_the_bit(policy: Policy, tmp_path: Path) -> None:
