@@ -59,7 +59,7 @@ lint: setup
 	$(BIN)/lint-imports
 
 bench: setup
-	$(BIN)/python experiments/figures/bench.py
+	$(BIN)/python tests/run_bench.py
 
 mlflow: setup
 	@case '$(STORE)' in \

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import ray
+from bench.pool import simulated_pool, start_askers
 
 from autoshard.benchmark import (
     BenchmarkPool,
@@ -16,7 +17,6 @@ from autoshard.benchmark import (
 )
 from autoshard.benchmark.hardware import NodeReport
 from autoshard.benchmark.places import core_places, gpu_places, nodes_that_measure
-from autoshard.experiments.figures.pool import simulated_pool, start_askers
 from autoshard.workload import EmbeddingTable, random_shards
 
 SETTINGS = MeasureSettings(256)

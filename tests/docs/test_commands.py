@@ -16,11 +16,13 @@ import tyro
 from pages import PAGES, ROOT, code_spans, prose, shell_lines, text_of
 
 EXPERIMENTS = ROOT / "experiments"
-COMMANDS = {path.name: path.stem for path in EXPERIMENTS.glob("[!_]*.py")}
 MODULE = "autoshard.experiments."
+COMMANDS = {path.name: MODULE + path.stem for path in EXPERIMENTS.glob("[!_]*.py")} | {
+    "run_bench.py": "run_bench"  # tests/run_bench.py
+}
 BETWEEN_COMMANDS = frozenset(("&&", "||", "|", ";", "&", ">", ">>"))
 
-Invocation = tuple[str, tuple[str, ...]]  # the command's module below experiments, its arguments
+Invocation = tuple[str, tuple[str, ...]]  # the command's module, its arguments
 
 
 def invocations(line: str) -> Iterator[Invocation]:
@@ -41,9 +43,9 @@ def module_of(word: str, first: bool) -> str | None:
     One of ours that is not there is named all the same: its import tells.
     """
     if word.startswith(MODULE):
-        return word.removeprefix(MODULE)
-    if found := re.fullmatch(r"(?:\./)?experiments/(.+)\.py", word):
-        return found[1].replace("/", ".")
+        return word
+    if found := re.fullmatch(r"(?:\./)?(?:tests/|(experiments/))(.+)\.py", word):
+        return (MODULE if found[1] else "") + found[2].replace("/", ".")
     return COMMANDS.get(word) if first else None
 
 
@@ -59,7 +61,7 @@ def arguments(words: list[str]) -> Iterator[str]:
 @cache
 def config_of(module: str) -> type[Any]:
     """The typed command line: what `main` takes."""
-    command = importlib.import_module(MODULE + module)
+    command = importlib.import_module(module)
     config: type[Any] = next(iter(get_type_hints(command.main).values()))
     return config
 
@@ -114,7 +116,7 @@ def test_a_command_line_parses(page: str, module: str, arguments: tuple[str, ...
 @pytest.mark.parametrize("page", PAGES)
 def test_an_option_that_is_mentioned_is_there(page: str) -> None:
     """`shard.py --policy`, and `--policy` alone if any command has it."""
-    known = set().union(*(options(stem) for stem in COMMANDS.values())) | options("figures.bench")
+    known = set().union(*(options(stem) for stem in COMMANDS.values()))
     for span in code_spans(text_of(page)):
         first, _, rest = span.partition(" ")
         mentioned = re.findall(r"(?<!\S)--[a-z][\w.-]*", rest)
@@ -125,7 +127,7 @@ def test_an_option_that_is_mentioned_is_there(page: str) -> None:
 
 
 def test_commands_are_found_however_they_are_typed() -> None:
-    ppo = ("ppo_shard", ("--seed", "1"))
+    ppo = (f"{MODULE}ppo_shard", ("--seed", "1"))
     for line in (
         "python experiments/ppo_shard.py --seed 1  # with --some more",
         "ray submit CLUSTER experiments/ppo_shard.py -- --seed 1",
@@ -157,7 +159,7 @@ def test_a_wrong_command_line_is_found(block: str, capsys: pytest.CaptureFixture
 
 
 def test_a_command_that_is_no_more_is_found() -> None:
-    ((module, arguments),) = invocations("python experiments/figures/noises.py --quick")
+    ((module, arguments),) = invocations("python experiments/noises.py --quick")
     with pytest.raises(ModuleNotFoundError):
         parse(module, arguments)
 

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import run_bench as bench
+from bench import report
+from bench.figure import Figure, Group, Taken
 from pages import DOCS, PAGES, text_of
 
 from autoshard.experiments.console import cli
-from autoshard.experiments.figures import bench, report
-from autoshard.experiments.figures.figure import Figure, Group, Taken
 from autoshard.workload import UserError
 
 SPEED = Figure("steps a second", "at least 100,000", 112_345.6)
@@ -20,8 +21,7 @@ UNTOLD = Figure("noise", "at most 2 %", None, "%")
 
 
 def taken(*figures: Figure, title: str = "Speed") -> Taken:
-    command = "python experiments/figures/bench.py --only speed"
-    return Taken(title, command, "cpu: X, 2 cores", "2026-01-02", "abc", 61.4, figures)
+    return Taken(title, "cpu: X, 2 cores", "2026-01-02", "abc", 61.4, figures)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_page_tells_each_figure_and_what_it_was_taken_with() -> None:
 Taken on 2026-01-02 in 61 s, commit abc, with cpu: X, 2 cores:
 
 ```
-python experiments/figures/bench.py --only speed
+python tests/run_bench.py --only speed
 ```
 
 ## Noise
@@ -70,7 +70,7 @@ python experiments/figures/bench.py --only speed
 Taken on 2026-01-02 in 61 s, commit abc, with cpu: X, 2 cores:
 
 ```
-python experiments/figures/bench.py --only speed
+python tests/run_bench.py --only noise
 ```
 """
     )
@@ -177,7 +177,9 @@ def test_documents_are_written_anew_without_measuring(
 def test_a_group_that_is_not_there_is_told_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench.py", "--only", "noise,speeed", "--out", str(tmp_path)])
+    monkeypatch.setattr(
+        sys, "argv", ["run_bench.py", "--only", "noise,speeed", "--out", str(tmp_path)]
+    )
     with pytest.raises(SystemExit) as left:
         cli.run_command(bench.main, bench.BenchConfig)
     assert left.value.code == 2
@@ -211,7 +213,7 @@ def test_the_readme_quotes_figures() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_quoted_was_taken(page: str) -> None:
-    """If not: `bench.py --only ''` writes what was taken into the tables of figures."""
+    """If not: `run_bench.py --only ''` writes what was taken into the tables of figures."""
     groups = report.load(DOCS)
     known = {figure.name for taken in groups.values() for figure in taken.figures}
     assert [name for name in report.quotations(text_of(page)) if name not in known] == []

@@ -14,11 +14,11 @@ from autoshard.benchmark.rehearsal.turns import in_turns
 from autoshard.benchmark.statistics import median_interval
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
 from autoshard.experiments.console import cli
-from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.workbench import cpu_pool, say
 from autoshard.experiments.judging.shard_visits import SEEDS, ShardVisits, judging_seeds
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
 from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables
+from bench.figure import Figure
+from bench.workbench import cpu_pool, say
 
 # Of several sets of tables, one whose plans are priced far enough apart to be told from noise.
 _TABLES, _RANKS, _BATCH_SIZE = "synthetic:20:2:small", 2, 8192

@@ -10,9 +10,9 @@ import torch
 from autoshard.benchmark import Measurement, MeasurementStore, Timing, TimingOptions
 from autoshard.benchmark.yardstick import compare_with_fbgemm
 from autoshard.experiments.collecting.collection import Summary, summarise
-from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
+from bench.figure import Figure
+from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 
 _SHARDS, _MOST_TABLES = 200, 20
 _GAIN_SHARDS, _GAIN_TURNS = 30, 2
@@ -110,7 +110,7 @@ def _actor_memory(folder: Path) -> Figure:
 def _read_speed(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
     """Seconds to read 100,000 measurements, shards and all, from a store."""
     say(f"reading {_READ:,} measurements")
-    rng = random.Random(0)  # noqa: S311 - nothing is kept secret with it
+    rng = random.Random(0)
     timing = Timing(1.0, 2.0, 0.01, 12, 0, 0.0, 0.05)
     known: dict[str, Shard] = {}
     while len(known) < _READ:

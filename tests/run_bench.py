@@ -9,6 +9,30 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bench import report
+from bench.collecting import collecting_figures
+from bench.families import (
+    by_heart_figures,
+    family_figures,
+    measured_family_figures,
+)
+from bench.figure import Group, Taken
+from bench.headroom import headroom_figures, size_figures
+from bench.learners import learner_figures
+from bench.measuring import measuring_figures, yardstick_figures
+from bench.model import learning_figures, promise_figures
+from bench.noise import flush_figures, noise_figures
+from bench.policy import (
+    memory_figures,
+    plan_figures,
+    speed_figures,
+    training_figures,
+    transfer_figures,
+)
+from bench.pool import scale_figures
+from bench.published import published_figures
+from bench.rehearsal import rehearsal_figures
+from bench.sweep import sweep_figures
 from rich.table import Table
 
 from autoshard.benchmark.hardware import cpu_fingerprint, machine_memory_bytes, physical_cores
@@ -16,30 +40,6 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.checkout import git_commit, is_changed
 from autoshard.experiments.console.outputs import check_folder
 from autoshard.experiments.console.ray_cluster import ray_cluster
-from autoshard.experiments.figures import report
-from autoshard.experiments.figures.collecting import collecting_figures
-from autoshard.experiments.figures.families import (
-    by_heart_figures,
-    family_figures,
-    measured_family_figures,
-)
-from autoshard.experiments.figures.figure import Group, Taken
-from autoshard.experiments.figures.headroom import headroom_figures, size_figures
-from autoshard.experiments.figures.learners import learner_figures
-from autoshard.experiments.figures.measuring import measuring_figures, yardstick_figures
-from autoshard.experiments.figures.model import learning_figures, promise_figures
-from autoshard.experiments.figures.noise import flush_figures, noise_figures
-from autoshard.experiments.figures.policy import (
-    memory_figures,
-    plan_figures,
-    speed_figures,
-    training_figures,
-    transfer_figures,
-)
-from autoshard.experiments.figures.pool import scale_figures
-from autoshard.experiments.figures.published import published_figures
-from autoshard.experiments.figures.rehearsal import rehearsal_figures
-from autoshard.experiments.figures.sweep import sweep_figures
 from autoshard.workload import UserError
 
 # In the order in which they are taken and told.
@@ -144,7 +144,6 @@ def _take(name: str) -> Taken:
     cores, gib = len(physical_cores()), machine_memory_bytes() / 2**30
     return Taken(
         title=GROUPS[name].title,
-        command=f"python experiments/figures/bench.py --only {name}",
         machine=f"{cpu_fingerprint()}, {cores} cores, {gib:.0f} GiB",
         date=datetime.now(tz=UTC).date().isoformat(),
         commit=commit[:12] + (" with changes" if is_changed() else ""),

@@ -12,21 +12,21 @@ from copy import deepcopy
 from autoshard.cost_model import OutsideTraining, load_model
 from autoshard.cost_model.training import one_thread
 from autoshard.envs.task_families import ALL, FILLS, Choice
-from autoshard.experiments.figures.figure import Figure, mean_and_interval
-from autoshard.experiments.figures.headroom import (
-    Headroom,
-    Tried,
-    annealed,
-    mean_of,
-    shipped_oracle,
-)
-from autoshard.experiments.figures.workbench import say
 from autoshard.experiments.training.config import LearnerName, PPOShardConfig
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.sharders import Policy
 from autoshard.sharders.player import Player
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.workload.parts import tables_by_part
+from bench.figure import Figure, mean_and_interval
+from bench.headroom import (
+    Headroom,
+    Tried,
+    annealed,
+    mean_of,
+    shipped_oracle,
+)
+from bench.workbench import say
 
 _LEARNERS: tuple[LearnerName, ...] = ("critic", "group_baseline")
 _SECONDS, _SEEDS = 120.0, 3  # of training

@@ -18,9 +18,9 @@ from autoshard.benchmark.hardware import last_level_cache_bytes
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.stopwatch import CpuStopwatch, Stopwatch, Subject
 from autoshard.benchmark.timing import time_by_turns
-from autoshard.experiments.figures.figure import Figure, mean_and_interval
-from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 from autoshard.workload import Shard, load_tables, random_shards
+from bench.figure import Figure, mean_and_interval
+from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 
 _SHARDS, _REPEATED = 16, 50
 _VISITS = 4
@@ -136,7 +136,7 @@ def _flush_ratio(
 class _FullFlush(CpuStopwatch):
     """Clears all of the cache, whatever it takes."""
 
-    def clear_cache(self, most_ms: float) -> bool:  # noqa: ARG002
+    def clear_cache(self, most_ms: float) -> bool:
         return super().clear_cache(math.inf)
 
 

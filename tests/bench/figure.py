@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Taken:
-    """A group of figures as it was taken: by which command, where, when, with which code."""
+    """A group of figures as it was taken: where, when, with which code."""
 
     title: str
-    command: str
     machine: str
     date: str
     commit: str
@@ -88,7 +87,8 @@ class Taken:
                 Figure(**{**each, "interval": each["interval"] and tuple(each["interval"])})
                 for each in document["figures"]
             )
-            return Taken(**{**document, "figures": figures})
+            known = {field.name: document[field.name] for field in fields(Taken)}
+            return Taken(**{**known, "figures": figures})
 
 
 def _number(value: float) -> str:

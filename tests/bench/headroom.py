@@ -14,13 +14,13 @@ import ray
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
 from autoshard.envs import Deck
 from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choices
-from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.workbench import say
 from autoshard.experiments.judging.outcomes import estimated, make_plans, maxima_of, mean_ratio
 from autoshard.experiments.training.checks import draw_tasks
 from autoshard.sharders import Means, load_policy, make_sharder
 from autoshard.workload import Sharder, ShardingTask
 from autoshard.workload.parts import tables_by_part
+from bench.figure import Figure
+from bench.workbench import say
 
 _BATCH_SIZE = 1024
 _NEGLIGIBLE = 1e-6  # of what a plan costs: no headroom

@@ -3,7 +3,7 @@
 import pytest
 
 from autoshard.envs.task_families import Choice
-from autoshard.experiments.figures.headroom import Headroom, Tried, headroom_figures, size_figures
+from bench.headroom import Headroom, Tried, headroom_figures, size_figures
 
 
 def test_each_family_is_told_loose_and_tight(cluster: object) -> None:

@@ -22,9 +22,6 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.checkpoint import PRETRAINED
 from autoshard.cost_model.evaluation import evaluate
-from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.model import shipped_costs
-from autoshard.experiments.figures.workbench import cpu_pool, say
 from autoshard.experiments.judging.judge import judge_plan
 from autoshard.experiments.judging.knowledge import Knowledge
 from autoshard.experiments.judging.shard_visits import SEEDS, ShardVisits, judging_seeds, told_as
@@ -37,6 +34,9 @@ from autoshard.sharders import (
     make_sharder,
 )
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, load_tables
+from bench.figure import Figure
+from bench.model import shipped_costs
+from bench.workbench import cpu_pool, say
 
 _DATA = PRETRAINED.parent / "families"
 # Tables that tasks are made of: others than those that were measured for the tests of the model,

@@ -19,9 +19,6 @@ from autoshard.cost_model.training import one_thread
 from autoshard.envs import Deck, RandomDeals, ShardingVectorEnv
 from autoshard.envs.task_families import FAMILIES
 from autoshard.experiments import compare, ppo_shard
-from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.model import calibrated_here
-from autoshard.experiments.figures.workbench import cpu_pool
 from autoshard.experiments.judging.statistics import Ratio
 from autoshard.experiments.training.checks import draw_tasks
 from autoshard.experiments.training.config import PPOShardConfig
@@ -29,6 +26,9 @@ from autoshard.experiments.training.ppo import Trainer
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
 from autoshard.workload import EmbeddingTable, PlanError, ShardingTask, load_tables
 from autoshard.workload.parts import tables_by_part
+from bench.figure import Figure
+from bench.model import calibrated_here
+from bench.workbench import cpu_pool
 
 _TABLES, _MANY_TABLES = "synthetic:400:1:small", "synthetic:5500:1:small"
 _BATCH_SIZE = 1024

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from autoshard.envs.task_families import FAMILIES
 from autoshard.experiments import ppo_shard
-from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.policy import compared, paired
-from autoshard.experiments.figures.workbench import say
 from autoshard.experiments.training.config import RecipeName
 from autoshard.experiments.training.recipes import RECIPES
+from bench.figure import Figure
+from bench.policy import compared, paired
+from bench.workbench import say
 
 _TRAINING_SECONDS, _MEASURING_SECONDS = 300.0, 240.0  # of a recipe; of a family, at most
 _MOST = 10_000  # iterations: the seconds are over before

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from autoshard.experiments.figures.figure import Figure, Taken
 from autoshard.workload import UserError, documents
+from bench.figure import Figure, Taken
 
 FIGURES_SCHEMA = documents.Schema("autoshard.figures", 1)
 DATA, PAGE = "figures.json", "figures.md"
@@ -49,7 +49,7 @@ def save(folder: Path, groups: Mapping[str, Taken]) -> None:
 def page(groups: Mapping[str, Taken]) -> str:
     """`docs/figures.md`: a table a group, and what it was taken with."""
     parts = [_INTRODUCTION]
-    for taken in groups.values():
+    for name, taken in groups.items():
         rows = "\n".join((_HEAD, _RULE, *(row(figure) for figure in taken.figures)))
         parts.append(f"""## {taken.title}
 
@@ -58,7 +58,7 @@ def page(groups: Mapping[str, Taken]) -> str:
 Taken on {taken.date} in {taken.seconds:,.0f} s, commit {taken.commit}, with {taken.machine}:
 
 ```
-{taken.command}
+python tests/run_bench.py --only {name}
 ```
 """)
     return "\n".join(parts)

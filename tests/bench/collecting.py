@@ -4,9 +4,9 @@ from pathlib import Path
 
 from autoshard.experiments.collecting.collection import collect
 from autoshard.experiments.console.budget import Budget
-from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool
 from autoshard.workload import load_tables, random_shards
+from bench.figure import Figure
+from bench.workbench import SETTINGS, TABLES, cpu_pool
 
 _SHARDS, _MOST_TABLES = 100, 20
 _MORE_SHARDS = 1_600  # than can be measured in that time

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 from autoshard.experiments import tune_shard
-from autoshard.experiments.figures.figure import Figure
 from autoshard.experiments.sweeps.config import TuneShardConfig
 from autoshard.workload import documents
+from bench.figure import Figure
 
 
 def sweep_figures(folder: Path) -> list[Figure]:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autoshard.experiments.figures.figure import mean_and_interval
-from autoshard.experiments.figures.learners import learner_figures
+from bench.figure import mean_and_interval
+from bench.learners import learner_figures
 
 
 def test_the_mean_of_several_and_where_it_lies() -> None:

@@ -35,9 +35,9 @@ from autoshard.cost_model.evaluation import (
 )
 from autoshard.cost_model.training import TrainOptions, one_thread
 from autoshard.experiments.collecting.proposals import SEARCH, Proposer
-from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.workbench import SETTINGS, cpu_pool, say
 from autoshard.workload import EmbeddingTable, Shard, UserError, load_tables, random_shards
+from bench.figure import Figure
+from bench.workbench import SETTINGS, cpu_pool, say
 
 DATA = (PRETRAINED / "cpu.parquet", PRETRAINED / "cpu-features.parquet")
 OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # another machine, with other weights

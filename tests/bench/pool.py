@@ -19,9 +19,9 @@ from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings, Tim
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.benchmark.places import Place
-from autoshard.experiments.figures.figure import Figure
-from autoshard.experiments.figures.workbench import SETTINGS, TABLES, cpu_pool, say
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
+from bench.figure import Figure
+from bench.workbench import SETTINGS, TABLES, cpu_pool, say
 
 _VERSIONS = "simulated"
 _DEVICES_A_PROCESS = 64
