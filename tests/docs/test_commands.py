@@ -44,8 +44,10 @@ def module_of(word: str, first: bool) -> str | None:
     """
     if word.startswith(MODULE):
         return word
-    if found := re.fullmatch(r"(?:\./)?(?:tests/|(experiments/))(.+)\.py", word):
-        return (MODULE if found[1] else "") + found[2].replace("/", ".")
+    if found := re.fullmatch(r"(?:\./)?experiments/(.+)\.py", word):
+        return MODULE + found[1].replace("/", ".")
+    if word == "tests/run_bench.py":
+        return "run_bench"
     return COMMANDS.get(word) if first else None
 
 
