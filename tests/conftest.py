@@ -86,7 +86,9 @@ def cluster() -> Iterator[object]:
     # Ray takes half a minute to hold a node for dead that has died; nothing here is worth the wait.
     quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
     head = {"num_cpus": 2, "include_dashboard": False, "_system_config": quick}
-    nodes = Cluster(initialize_head=True, head_node_args=head)
+    with pytest.MonkeyPatch.context() as environment:  # its workers import tests/bench
+        environment.setenv("PYTHONPATH", str(Path(__file__).parent))
+        nodes = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=nodes.address, logging_level="ERROR", log_to_driver=False)
     os.environ["RAY_ADDRESS"] = nodes.address  # commands that tests run join it
     yield nodes
