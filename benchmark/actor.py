@@ -1,18 +1,14 @@
 """What runs inside the actor on a device: it owns the device and measures on it."""
 
 import gc
-import os
-import resource
 import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
-from autoshard.benchmark import exchange, fbgemm, hardware
-from autoshard.benchmark.containers import cpu_quota, throttled_seconds
-from autoshard.benchmark.core_lock import claimed, this_pool
+from autoshard.benchmark import exchange, fbgemm
+from autoshard.benchmark.backends.base import DeviceBackend, Place, Subject
+from autoshard.benchmark.core_lock import this_pool
 from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.benchmark.measurement import (
@@ -24,48 +20,23 @@ from autoshard.benchmark.measurement import (
     Status,
     Timing,
 )
-from autoshard.benchmark.memory import keep_freed_memory, release_freed_memory
 from autoshard.benchmark.reference import reference_operators
-from autoshard.benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch, Subject
 from autoshard.benchmark.timing import SubjectFault, time_by_turns
 from autoshard.workload import UserError
 
-# Of a core's memory, what its actor may keep beside shards: of freed pages, and for the flush.
-_KEPT_SHARE, _FLUSH_SHARE = 24, 32
-
 
 class DeviceBenchmark:
-    """Measures shards on one GPU, or on one CPU core that it pins itself to.
+    """Measures shards on one device, which this process binds itself to."""
 
-    Args:
-        name: the device's name in reports.
-        core: the CPU core to pin to; None for the GPU that Ray assigned.
-        memory_bytes: what a shard may take on a CPU core; a GPU's is its own.
-    """
-
-    def __init__(self, name: str, core: int | None, memory_bytes: int) -> None:
+    def __init__(self, backend: DeviceBackend, place: Place) -> None:
         fbgemm.training_ops()
-        self._core = core
+        self._backend = backend
         self._pool = this_pool()
-        kind: hardware.Kind = "cuda" if core is None else "cpu"
-        if core is None:
-            self._torch_device = torch.device("cuda", 0)
-            self._kept_bytes = 0
-            memory_bytes = torch.cuda.get_device_properties(0).total_memory
-            self._watch: Stopwatch = CudaStopwatch(self._torch_device)
-            fingerprint = hardware.cuda_fingerprint()
-        else:
-            self._torch_device = torch.device("cpu")
-            os.sched_setaffinity(0, {core})
-            torch.set_num_threads(1)
-            self._kept_bytes = memory_bytes // _KEPT_SHARE
-            keep_freed_memory(self._kept_bytes)
-            cache_bytes = min(hardware.last_level_cache_bytes(core), memory_bytes // _FLUSH_SHARE)
-            self._watch = CpuStopwatch(core, cache_bytes, reference_operators())
-            fingerprint = hardware.cpu_fingerprint()
-        self._info = DeviceInfo(name, kind, socket.gethostname(), fingerprint, memory_bytes)
+        backend.bind(place)
+        self._watch = backend.stopwatch(references=reference_operators(backend))
+        host, hardware = socket.gethostname(), backend.fingerprint()
+        self._info = DeviceInfo(place.name, place.kind, host, hardware, backend.memory_bytes)
         self._versions = fbgemm.library_versions()
-        self._has_quota = core is not None and cpu_quota() is not None
         gc.collect()
         gc.freeze()  # later collections look at a shard's own objects only: 1 ms instead of 130
 
@@ -74,30 +45,29 @@ class DeviceBenchmark:
         return self._info, self._versions
 
     def peak_bytes(self) -> int:
-        """The most main memory that this process has ever taken."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        """The most memory that this process has ever taken on the device."""
+        return self._backend.peak_bytes()
 
     def measure(self, orders: Sequence[Order]) -> list[Measurement]:
-        """Measure shards by turns, or say why one was refused. DeviceBusy if the core is taken.
+        """Measure shards by turns, or say why one was refused. DeviceBusy if the device is taken.
 
         ShardFault if an operator fails: then this process must not measure on.
         """
-        with claimed(self._core, self._pool):
-            started, stopped_s = time.monotonic(), throttled_seconds() if self._has_quota else 0.0
+        with self._backend.claim(self._pool):
+            started, throttled_s = time.monotonic(), self._backend.throttled_seconds()
             answers: dict[int, Measurement] = {}
             waiting = list(range(len(orders)))
             while waiting:
                 together = self._that_fit(orders, waiting)
                 waiting = waiting[len(together) :]
                 answers.update(self._by_turns(orders, together))
-            if self._has_quota:
-                share = min(1.0, (throttled_seconds() - stopped_s) / (time.monotonic() - started))
-                answers = {n: replace(answer, throttled=share) for n, answer in answers.items()}
-            return [answers[number] for number in range(len(orders))]
+            throttled_s = self._backend.throttled_seconds() - throttled_s
+            share = min(1.0, throttled_s / (time.monotonic() - started))
+            return [replace(answers[n], throttled=share) for n in range(len(orders))]
 
     def check_free(self) -> None:
-        """DeviceBusy if the core is taken."""
-        with claimed(self._core, self._pool):
+        """DeviceBusy if the device is taken."""
+        with self._backend.claim(self._pool):
             pass
 
     def open_meeting_point(self) -> tuple[str, int]:
@@ -107,12 +77,12 @@ class DeviceBenchmark:
 
     def exchange(self, part: ExchangePart) -> list[RankTimes]:
         """Run this device's ranks of an all-to-all."""
-        with claimed(self._core, self._pool):
-            return exchange.run_ranks(part, self._torch_device)
+        with self._backend.claim(self._pool):
+            return exchange.run_ranks(part, self._backend)
 
     def _that_fit(self, orders: Sequence[Order], waiting: Sequence[int]) -> list[int]:
         """The first of those that wait, as many as fit into the memory at once; at least one."""
-        free, taken, chosen = self._free_bytes(), 0, 0
+        free, taken, chosen = self._backend.free_bytes(), 0, 0
         for number in waiting:
             taken += orders[number].settings.needed_bytes(orders[number].shard)
             if taken > free and chosen:
@@ -124,7 +94,7 @@ class DeviceBenchmark:
         """Measure these orders, all at once in memory."""
         answers: dict[int, Measurement] = {}
         operators: dict[int, EmbeddingOp] = {}
-        free = self._free_bytes()
+        free = self._backend.free_bytes()
         for number in numbers:
             shard, settings, _ = orders[number]
             needed = settings.needed_bytes(shard)
@@ -133,7 +103,7 @@ class DeviceBenchmark:
                 answers[number] = self._answer(orders[number], "refused", reason=reason)
                 continue
             try:
-                operators[number] = EmbeddingOp(shard, settings, self._torch_device)
+                operators[number] = EmbeddingOp(shard, settings, self._backend)
             except UserError as error:  # the shard's own fault, such as a trace that is not here
                 answers[number] = self._answer(orders[number], "failed", reason=str(error))
         numbered = list(operators)
@@ -148,20 +118,12 @@ class DeviceBenchmark:
         finally:
             operators.clear()
             gc.collect()  # modules are cycles: free their weights before the next shard's
-            if sum(orders[n].settings.needed_bytes(orders[n].shard) for n in numbers) > (
-                self._kept_bytes
-            ):
-                release_freed_memory()
-            if self._info.kind == "cuda":
-                torch.cuda.empty_cache()
+            self._backend.flush(
+                sum(orders[n].settings.needed_bytes(orders[n].shard) for n in numbers)
+            )
         for number, timing in zip(numbered, timings, strict=True):
             answers[number] = self._answer(orders[number], "ok", timing)
         return answers
-
-    def _free_bytes(self) -> int:
-        if self._info.kind == "cpu":
-            return self._info.memory_bytes
-        return int(torch.cuda.mem_get_info(self._torch_device)[0])
 
     def _answer(
         self, order: Order, status: Status, timing: Timing | None = None, reason: str = ""

@@ -15,9 +15,6 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
-# Longer than most measurements, so that two pools take turns at a core; short beside the minutes
-# after which a device counts as hanging, and the shard may be handed to another device meanwhile.
-_PATIENCE_S = 2.0
 _LOOK_EVERY_S = 0.01  # a look takes microseconds of the core that is being measured on
 
 
@@ -26,19 +23,16 @@ class DeviceBusy(Exception):  # noqa: N818 - a state of affairs, not an error
 
 
 @contextmanager
-def claimed(core: int | None, label: str, patience_s: float = _PATIENCE_S) -> Iterator[None]:
+def claimed(core: int, label: str, patience_s: float) -> Iterator[None]:
     """Hold a core against others who measure on this machine, as long as the block runs.
 
     DeviceBusy says who holds it if it does not come free within `patience_s`, during which this
     thread waits. Pools of one user see each other if they share the folder for temporary files.
 
     Args:
-        core: None for a GPU, which Ray itself gives to one actor only.
+        core: its number.
         label: who measures, as others are told: "the pool of ...".
     """
-    if core is None:
-        yield
-        return
     folder = Path(tempfile.gettempdir()) / f"autoshard-cores-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     # To append: whoever opens a file to write empties it, and the holder may be another.

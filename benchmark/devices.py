@@ -1,43 +1,35 @@
 """Finding the cluster's devices and keeping one actor on each of them.
 
-A GPU gets an actor that holds it through Ray (`num_gpus=1`). A CPU core gets one that pins itself
-and asks Ray for nothing: an actor that held a CPU would leave none for RLlib or Tune on a small
-machine. Which nodes may be measured on is for `places` to say.
+Which nodes may be measured on `places` decides; what an actor asks of Ray, and how it takes its
+device, is up to the backend of the kind of device.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from autoshard.benchmark.fleet import Fleet, PoolDevice
-from autoshard.benchmark.hardware import AskedKind, NodeReport, this_machine
-from autoshard.benchmark.places import (
-    RESOURCE,
-    Node,
+from autoshard.benchmark.backends import (
+    DeviceBackend,
     Place,
-    best_kind,
-    core_places,
-    gpu_places,
-    is_declared,
-    nodes_that_measure,
+    asked_backend,
+    best_backend,
 )
+from autoshard.benchmark.fleet import Fleet, PoolDevice
+from autoshard.benchmark.hardware import NodeReport
+from autoshard.benchmark.places import RESOURCE, is_declared, nodes_that_measure, reports_of
 from autoshard.benchmark.priority import at_usual_priority
 
-KINDS: tuple[str, ...] = get_args(AskedKind)
 # Limits for hangs alone: an actor is up within seconds, on a crowded machine within tens of them.
 _START_SECONDS = 300.0
 _REPORT_SECONDS = 60.0
 _RETRY_SECONDS = 60.0  # before a place where no actor could be started is tried again
-_MOST_DEVICELESS_SECONDS = 120.0  # without any node that could be asked
-_MOST_GPULESS_SECONDS = 900.0  # a cloud takes minutes to start a machine with GPUs
 _MOST_WISHED = 256  # GPUs: a longer list only keeps the autoscaler busy
 _TRACE = 0.001  # of a node's `benchmark`: enough to say that only such nodes will do
 
@@ -45,11 +37,11 @@ _TRACE = 0.001  # of a node's `benchmark`: enough to say that only such nodes wi
 class DeviceProcess:
     """The actor on a device. It alone loads torch and fbgemm; whoever starts it stays light."""
 
-    def __init__(self, name: str, core: int | None, memory_bytes: int) -> None:
+    def __init__(self, backend: DeviceBackend, place: Place) -> None:
         at_usual_priority()
         from autoshard.benchmark.actor import DeviceBenchmark
 
-        self._benchmark = DeviceBenchmark(name, core, memory_bytes)
+        self._benchmark = DeviceBenchmark(backend, place)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What a method of the device's benchmark answers."""
@@ -57,17 +49,17 @@ class DeviceProcess:
 
 
 class DeviceFleet(Fleet):
-    """The cluster's GPUs or CPU cores.
+    """All devices of one kind in the cluster.
 
     Args:
-        kind: "cpu", "cuda", or "auto" for GPUs where the cluster has any and cores elsewhere.
+        kind: one of `KINDS`.
         most_devices: use at most so many devices; None for all.
     """
 
     def __init__(self, kind: str, most_devices: int | None) -> None:
         super().__init__()
-        self._kind = kind
-        self._settled: str | None = None  # what "auto" has come to, as long as devices are held
+        self._asked = asked_backend(kind)
+        self._settled = self._asked  # what "auto" has come to, as long as devices are held
         self._most = most_devices
         self._reports: dict[str, NodeReport] = {}
         self._places: list[Place] = []  # known and free of actors
@@ -89,20 +81,24 @@ class DeviceFleet(Fleet):
                     else "its node left the cluster",
                 )
         await self._report_on([node_id for node_id in nodes if node_id not in self._reports])
-        self._places = self._free_places(nodes)
+        backend = self._settle(best_backend(nodes.values()))
+        reports = [self._reports[node_id] for node_id in nodes if node_id in self._reports]
+        taken = [*(device.place for device in self.devices), *self._starting]
+        self._places = backend.places(nodes, reports, taken)
         places = [place for place in self._places if self._failure(place) is None]
         if self._most is not None:
             places = places[: max(0, self._most - len(self.devices) - len(self._starting))]
         for place in places:  # in the background: one that is slow to start holds up nobody
-            task = self._starting[place] = asyncio.create_task(self._start(place))
+            task = self._starting[place] = asyncio.create_task(self._start(backend, place))
             task.add_done_callback(partial(self._started, place))
 
     def wish(self, count: int) -> None:
         """Ask Ray's autoscaler, if there is one, for GPUs that are still to come."""
-        if self._kind != "cuda":
+        if self._asked is None or not self._asked.num_gpus:
             return
         count = min(count, _MOST_WISHED if self._most is None else self._most)
-        bundle = {"GPU": 1.0} | ({RESOURCE: _TRACE} if self._only_declared else {})
+        bundle = {"GPU": float(self._asked.num_gpus)}
+        bundle |= {RESOURCE: _TRACE} if self._only_declared else {}
         wished = [bundle] * count
         if wished != self._wished:
             request_resources(bundles=wished)
@@ -120,15 +116,15 @@ class DeviceFleet(Fleet):
         failures = [self._failure(place) for place in self._places]
         if failures and None not in failures:
             return "; ".join(map(str, failures))
-        if self._kind == "cuda" and waited_s > _MOST_GPULESS_SECONDS:
-            return f"no node with a GPU joined it within {waited_s / 60:.0f} minutes"
-        if self._kind != "cuda" and waited_s > _MOST_DEVICELESS_SECONDS:
-            return "; ".join(self.faults) or "no GPU and no CPU core was found"
-        return None
+        asked = self._asked or best_backend(())
+        if waited_s < asked.limits.patience_s:
+            return None
+        missing = f"no node with a {asked.noun} joined it within {waited_s / 60:.0f} minutes"
+        return "; ".join(self.faults) or missing
 
     def release(self) -> None:
         """End all actors; `grow` starts them again."""
-        self._settled = None
+        self._settled = self._asked
         for task in self._starting.values():
             task.cancel()
         super().release()
@@ -138,38 +134,27 @@ class DeviceFleet(Fleet):
         failed_at, reason = self._failures.get(place, (-math.inf, ""))
         return reason if time.monotonic() < failed_at + _RETRY_SECONDS else None
 
-    def _free_places(self, nodes: Mapping[str, Node]) -> list[Place]:
-        kind = self._kind if self._kind != "auto" else self._settle(best_kind(nodes.values()))
-        reports = [self._reports[node_id] for node_id in nodes if node_id in self._reports]
-        taken = [*(device.place for device in self.devices), *self._starting]
-        if kind == "cuda":
-            return gpu_places(reports, nodes, taken)
-        return core_places(reports, taken)
-
-    def _settle(self, best: str) -> str:
+    def _settle(self, best: DeviceBackend) -> DeviceBackend:
         """The kind that measures for as long as the pool is in use: whoever asks relies on it."""
         self._settled = self._settled or best
-        if best != self._settled:
+        if self._asked is None and best.kind != self._settled.kind:
             self.tell(
-                "GPUs joined after the pool began to measure on CPU cores, and are left aside: "
-                "end the pool (experiments/pool.py stop) and ask for GPUs with --devices cuda"
+                f"the pool began to measure on {self._settled.noun}s, so {best.noun}s are left "
+                "aside: end the pool (experiments/pool.py stop) and ask for them with "
+                f"--devices {best.kind}"
             )
         return self._settled
 
     async def _report_on(self, node_ids: Sequence[str]) -> None:
-        probe = ray.remote(num_cpus=0)(this_machine)
-        asked = [probe.options(**_on_node(node_id)).remote(node_id) for node_id in node_ids]
-        for node_id, answer in zip(node_ids, asked, strict=True):
+        for node_id, answer in zip(node_ids, reports_of(node_ids), strict=True):
             try:
                 self._reports[node_id] = await asyncio.wait_for(answer, _REPORT_SECONDS)
             except (TimeoutError, RayError) as error:
                 self.tell(f"node {node_id[:8]} cannot be looked at: {first_line(error)}")
 
-    async def _start(self, place: Place) -> PoolDevice | None:
-        actor: Any = ray.remote(num_cpus=0, num_gpus=0 if place.gpu is None else 1)(DeviceProcess)
-        handle = actor.options(**_on_node(place.node_id)).remote(
-            place.name, place.core, place.memory_bytes
-        )
+    async def _start(self, backend: DeviceBackend, place: Place) -> PoolDevice | None:
+        actor: Any = ray.remote(**backend.ray_options(place))(DeviceProcess)
+        handle = actor.remote(backend, place)
         try:
             answer = handle.call.remote("describe")
             info, versions = await asyncio.wait_for(answer, _START_SECONDS)
@@ -197,10 +182,6 @@ class DeviceFleet(Fleet):
 def _nodes() -> list[dict[str, Any]]:
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     return nodes
-
-
-def _on_node(node_id: str) -> dict[str, Any]:
-    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id, soft=False)}
 
 
 def first_line(error: BaseException) -> str:

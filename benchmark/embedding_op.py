@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from autoshard.benchmark import fbgemm
+from autoshard.benchmark.backends.base import DeviceBackend
 from autoshard.benchmark.measurement import MeasureSettings
 from autoshard.workload import IndexBatch, OperatorOptions, Shard, shard_batch
 
@@ -17,13 +18,13 @@ class EmbeddingOp:
     are in different modules.
     """
 
-    def __init__(self, shard: Shard, settings: MeasureSettings, device: torch.device) -> None:
+    def __init__(self, shard: Shard, settings: MeasureSettings, backend: DeviceBackend) -> None:
         kinds = [
             tuple(piece for piece in shard.slices if piece.table.weighted == weighted)
             for weighted in (False, True)
         ]
-        self.parts = [FusedPart(Shard.in_order(kind), settings, device) for kind in kinds if kind]
-        self.gradient = torch.ones(settings.batch_size, shard.total_dim, device=device)
+        self.parts = [FusedPart(Shard.in_order(kind), settings, backend) for kind in kinds if kind]
+        self.gradient = torch.ones(settings.batch_size, shard.total_dim, device=backend.device)
 
     def forward(self) -> torch.Tensor:
         """Pooled embeddings of the batch: [batch, sum of output widths]."""
@@ -38,14 +39,15 @@ class FusedPart:
     the same time for any finite numbers.
     """
 
-    def __init__(self, shard: Shard, settings: MeasureSettings, device: torch.device) -> None:
+    def __init__(self, shard: Shard, settings: MeasureSettings, backend: DeviceBackend) -> None:
+        device = backend.device
         self.batch: IndexBatch = shard_batch(shard, settings.batch_size, settings.seed)
         self._indices = torch.from_numpy(self.batch.indices).to(device)
         self._offsets = torch.from_numpy(self.batch.offsets).to(device)
         self._weights = None
         if shard.slices[0].table.weighted:
             self._weights = torch.ones(len(self._indices), device=device)
-        self.module = build_module(shard, settings.operator, device)
+        self.module = build_module(shard, settings.operator, backend)
 
     def forward(self) -> torch.Tensor:
         """Pooled embeddings of the batch: [batch, sum of output widths]."""
@@ -53,12 +55,11 @@ class FusedPart:
         return output
 
 
-def build_module(shard: Shard, options: OperatorOptions, device: torch.device) -> Any:
+def build_module(shard: Shard, options: OperatorOptions, backend: DeviceBackend) -> Any:
     """fbgemm's SplitTableBatchedEmbeddingBagsCodegen for the slices of a shard, in their order."""
     ops = fbgemm.training_ops()
-    on_gpu = device.type == "cuda"
-    location = ops.EmbeddingLocation.DEVICE if on_gpu else ops.EmbeddingLocation.HOST
-    compute = ops.ComputeDevice.CUDA if on_gpu else ops.ComputeDevice.CPU
+    location = ops.EmbeddingLocation[backend.operator.location]
+    compute = ops.ComputeDevice[backend.operator.compute]
     optimizers = {
         "rowwise_adagrad": ops.OptimType.EXACT_ROWWISE_ADAGRAD,
         "adagrad": ops.OptimType.EXACT_ADAGRAD,
@@ -75,5 +76,5 @@ def build_module(shard: Shard, options: OperatorOptions, device: torch.device) -
         learning_rate=0.01,
         # Our batches are valid, and fbgemm's own benchmarks do not check theirs either.
         bounds_check_mode=ops.BoundsCheckMode.NONE,
-        device=device,
+        device=backend.device,
     )

@@ -2,8 +2,8 @@
 
 Rank r computes `dims[r]` columns for the whole batch. Forward, it sends each rank that rank's
 share of the samples and receives all columns of its own; backward, the gradients travel the
-other way. gloo carries it between CPU cores, NCCL between GPUs. A plan for more devices than
-there are CPU cores runs several ranks on a core, and its key says so.
+other way. A plan for more devices than there are may run several ranks on each, if its kind
+allows that, and its key says so.
 """
 
 import datetime
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from autoshard.benchmark.backends.base import DeviceBackend
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, RankTimes
 
 _WARM_UP = 3
@@ -43,14 +44,14 @@ def samples_of_ranks(key: ExchangeKey) -> list[int]:
     return [share + (rank < rest) for rank in range(key.ranks)]
 
 
-def run_ranks(part: ExchangePart, device: torch.device) -> list[RankTimes]:
+def run_ranks(part: ExchangePart, backend: DeviceBackend) -> list[RankTimes]:
     """Play the ranks of this device, each in a thread of its own."""
     results: dict[int, RankTimes] = {}
     errors: list[BaseException] = []
 
     def play(rank: int) -> None:
         try:
-            results[rank] = _play(part, rank, device)
+            results[rank] = _play(part, rank, backend)
         except BaseException as error:  # handed to the caller below
             errors.append(error)
 
@@ -64,8 +65,10 @@ def run_ranks(part: ExchangePart, device: torch.device) -> list[RankTimes]:
     return [results[rank] for rank in part.ranks]
 
 
-def _play(part: ExchangePart, rank: int, device: torch.device) -> RankTimes:
-    group = _process_group(part, rank, device)
+def _play(part: ExchangePart, rank: int, backend: DeviceBackend) -> RankTimes:
+    meeting = dist.TCPStore(part.host, part.port, is_master=False, timeout=_TIMEOUT)
+    store = dist.PrefixStore(part.name, meeting)
+    group, device = backend.process_group(store, rank, part.key.ranks, _TIMEOUT), backend.device
     samples = samples_of_ranks(part.key)
     own_dim, own_samples = part.key.dims[rank], samples[rank]
     columns_out = [own_dim * count for count in samples]  # my columns of everyone's samples
@@ -75,20 +78,9 @@ def _play(part: ExchangePart, rank: int, device: torch.device) -> RankTimes:
     received, returned = torch.empty_like(gathered), torch.empty_like(computed)
     forward, backward = [], []
     for _ in range(_WARM_UP + part.iterations):
-        forward.append(_timed(group, received, computed, columns_in, columns_out, device))
-        backward.append(_timed(group, returned, gathered, columns_out, columns_in, device))
+        forward.append(_timed(group, received, computed, columns_in, columns_out, backend))
+        backward.append(_timed(group, returned, gathered, columns_out, columns_in, backend))
     return RankTimes(rank, tuple(forward[_WARM_UP:]), tuple(backward[_WARM_UP:]))
-
-
-def _process_group(part: ExchangePart, rank: int, device: torch.device) -> Any:
-    store = dist.PrefixStore(
-        part.name, dist.TCPStore(part.host, part.port, is_master=False, timeout=_TIMEOUT)
-    )
-    if device.type == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = _TIMEOUT
-        return dist.ProcessGroupNCCL(store, rank, part.key.ranks, options)
-    return dist.ProcessGroupGloo(store, rank, part.key.ranks, _TIMEOUT)
 
 
 def _timed(
@@ -97,14 +89,12 @@ def _timed(
     sent: torch.Tensor,
     received_splits: list[int],
     sent_splits: list[int],
-    device: torch.device,
+    backend: DeviceBackend,
 ) -> float:
     """Milliseconds from the moment all ranks are ready until this one has all it waits for."""
     group.barrier().wait()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    backend.synchronize()
     start = time.perf_counter_ns()
     group.alltoall_base(received, sent, received_splits, sent_splits).wait()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    backend.synchronize()
     return (time.perf_counter_ns() - start) / 1e6

@@ -5,6 +5,7 @@ import statistics
 import time
 import uuid
 
+from autoshard.benchmark.backends import backend_of
 from autoshard.benchmark.fleet import PoolDevice
 from autoshard.benchmark.measurement import (
     Exchange,
@@ -24,10 +25,11 @@ async def measure_exchange(
     key: ExchangeKey, devices: list[PoolDevice], hardware: str, versions: str
 ) -> Exchange:
     """Run the exchange on the devices, which the caller holds; ranks are dealt to them in turn."""
-    if devices[0].info.kind == "cuda" and key.ranks > len(devices):
+    backend = backend_of(devices[0].info.kind)
+    if key.ranks > len(devices) * backend.limits.ranks:
         raise MeasurementError(
-            f"an all-to-all among {key.ranks} GPUs needs as many, the pool has {len(devices)}: "
-            "NCCL runs one rank a GPU"
+            f"an all-to-all among {key.ranks} {backend.noun}s needs as many, the pool has "
+            f"{len(devices)}: {backend.collectives} runs one rank on each"
         )
     forward: list[list[float]] = [[] for _ in range(key.ranks)]
     backward: list[list[float]] = [[] for _ in range(key.ranks)]

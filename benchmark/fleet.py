@@ -9,9 +9,9 @@ from typing import Any
 
 import ray
 
+from autoshard.benchmark.backends import Place
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.benchmark.measurement import Measurement
-from autoshard.benchmark.places import Place
 from autoshard.workload import UserError
 
 _HIGH_LOAD = 0.15  # of a device's time: beyond the system's own small share

@@ -9,13 +9,9 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
 
 from autoshard.benchmark.containers import cpu_quota, memory_limit
 from autoshard.benchmark.system_files import ROOT, parsed_list, read_list, read_text
-
-Kind = Literal["cpu", "cuda"]
-AskedKind = Literal["auto", Kind]  # auto: GPUs where the cluster has any, cores elsewhere
 
 _CPUS = "sys/devices/system/cpu"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -55,7 +51,7 @@ class DeviceInfo:
     """A device that measures."""
 
     name: str
-    kind: Kind
+    kind: str
     node: str
     hardware: str
     memory_bytes: int
@@ -173,15 +169,6 @@ def cpu_fingerprint(root: Path = ROOT) -> str:
     vectors = next((name for name in _VECTORS if name in flags), "scalar")
     cache_mib = last_level_cache_bytes(0, root) // 2**20
     return f"cpu: {model} {family}.{part}, {vectors}, {cache_mib} MiB cache"
-
-
-def cuda_fingerprint(index: int = 0) -> str:
-    """Model, compute capability and memory of a GPU."""
-    import torch
-
-    found = torch.cuda.get_device_properties(index)
-    memory = round(found.total_memory / 2**30)
-    return f"cuda: {found.name} sm{found.major}{found.minor}, {memory} GiB"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,10 @@
-"""How the C library deals with the memory of shards that come and go."""
+"""Main memory of a process: what the C library keeps of it, and the most that was taken."""
 
 import ctypes
+import re
 from contextlib import suppress
+
+from autoshard.benchmark.system_files import ROOT, read_text
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # numbers of glibc's mallopt
 _MOST_INT = 2**31 - 1  # which takes C's int
@@ -24,3 +27,9 @@ def release_freed_memory() -> None:
     """Hand all freed memory back, also what lies below something that is still in use."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def peak_bytes() -> int:
+    """Returns the most main memory that this process has ever taken; 0 if the system is silent."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", read_text(ROOT / "proc/self/status"))
+    return int(found[1]) * 1024 if found else 0

@@ -10,8 +10,9 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from autoshard.benchmark.backends import KINDS
 from autoshard.benchmark.coordinator import PoolCoordinator
-from autoshard.benchmark.devices import KINDS, DeviceFleet, first_line
+from autoshard.benchmark.devices import DeviceFleet, first_line
 from autoshard.benchmark.fleet import Fleet, PoolError
 from autoshard.benchmark.hardware import DeviceInfo, machine_id
 from autoshard.benchmark.measurement import (
@@ -43,8 +44,8 @@ class BenchmarkPool:
     Args:
         store: SQLite file of measurements, looked up first and written as they arrive. It lies on
             the machine of the pool's actor, that is of whoever started the pool.
-        kind: "auto" (GPUs where the cluster has any, else CPU cores), "cpu" or "cuda". For "cuda"
-            the pool asks Ray's autoscaler for GPUs and waits a quarter of an hour for the first.
+        kind: one of `KINDS`; "auto" takes GPUs where the cluster has any, CPU cores elsewhere. For
+            GPUs the pool asks Ray's autoscaler and waits a quarter of an hour for the first.
         most_devices: use at most so many devices.
         time_limit_s: a shard that takes longer hangs and is recorded as failed; a limit for hangs
             alone, for a visit ends by itself after `TimingOptions.max_seconds`.

@@ -7,8 +7,7 @@ that of the shard. So it runs before and after each iteration, and costs are tol
 which it takes its quiet time.
 """
 
-import torch
-
+from autoshard.benchmark.backends.base import DeviceBackend, Subject
 from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.measurement import MeasureSettings
 from autoshard.workload import EmbeddingTable, Shard
@@ -28,15 +27,18 @@ _TABLES = (
 )
 
 
-def reference_operators() -> list[EmbeddingOp]:
-    """The reference on the CPU, several times over, to be run in turn.
+def reference_operators(backend: DeviceBackend) -> list[Subject]:
+    """Returns the reference several times over, to be run in turn; none where nothing is shared.
 
     Where an operator's weights came to lie in memory makes it faster or slower by 1 to 2 % for
     good, and with one reference all that its process measures.
     """
+    if not backend.limits.is_shared:
+        return []
     tables = [
         EmbeddingTable(f"reference{number}", rows, dim, pooling, zipf_alpha=alpha)
         for number, (rows, dim, pooling, alpha) in enumerate(_TABLES)
     ]
     shard = Shard.of_tables(tables)
-    return [EmbeddingOp(shard, _SETTINGS, torch.device("cpu")) for _ in range(_COPIES)]
+    operators = [EmbeddingOp(shard, _SETTINGS, backend) for _ in range(_COPIES)]
+    return [Subject(operator.forward, operator.gradient) for operator in operators]

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from autoshard.benchmark.backends import DeviceBackend
+from autoshard.benchmark.backends.base import Stopwatch, Subject
 from autoshard.benchmark.embedding_op import build_module
 from autoshard.benchmark.measurement import TimingOptions
 from autoshard.benchmark.memory import keep_freed_memory
-from autoshard.benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Stopwatch, Subject
 from autoshard.benchmark.timing import time_operator
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard
 
@@ -28,26 +29,27 @@ class Agreement:
     backward: float
 
 
-def compare_with_fbgemm(device: torch.device, core: int, rounds: int = 15) -> Agreement:
-    """Time one operator by turns with both, on fbgemm's own requests; medians of the ratios.
+def compare_with_fbgemm(backend: DeviceBackend, watch: Stopwatch, rounds: int = 15) -> Agreement:
+    """Times one operator by turns with both, on fbgemm's own requests; medians of the ratios.
 
-    fbgemm flushes no cache on a CPU, so here ours leaves it alone too. Its forward pass is timed
-    together with the backward pass that follows: by itself it would find its rows in the cache,
-    which in training the backward pass has taken.
+    fbgemm's forward pass is timed together with the backward pass that follows: by itself it would
+    find its rows in the cache, which in training the backward pass has taken.
+
+    Args:
+        backend: of the device.
+        watch: of the device. It clears no cache, for fbgemm clears none on a CPU.
+        rounds: to take medians of.
     """
     from fbgemm_gpu.tbe.utils import generate_requests
 
     keep_freed_memory(_KEPT_BYTES)
     tables = [EmbeddingTable(f"t{n}", _ROWS, _DIM, _POOLING) for n in range(_TABLES)]
-    module = build_module(Shard.of_tables(tables), OperatorOptions(), device)
+    module = build_module(Shard.of_tables(tables), OperatorOptions(), backend)
     (request,) = generate_requests(
-        1, _BATCH, _TABLES, _POOLING, _ROWS, use_cpu=device.type == "cpu"
+        1, _BATCH, _TABLES, _POOLING, _ROWS, use_cpu=backend.device.type == "cpu"
     )
     indices, offsets = request.indices.long(), request.offsets.long()
-    gradient = torch.ones(_BATCH, _TABLES * _DIM, device=device)
-    watch: Stopwatch = (
-        CudaStopwatch(device, flush_cache=False) if device.type == "cuda" else CpuStopwatch(core)
-    )
+    gradient = torch.ones(_BATCH, _TABLES * _DIM, device=backend.device)
     request.indices, request.offsets = indices, offsets
     ratios = []
     for _ in range(rounds):

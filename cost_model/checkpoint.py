@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from autoshard.benchmark import Level
-from autoshard.benchmark.hardware import cpu_fingerprint, cuda_fingerprint
+from autoshard.benchmark.backends import fingerprint_here
 from autoshard.benchmark.measurement import method_of
 from autoshard.cost_model import communication, network
 from autoshard.cost_model.communication import CommCostModel, RankNetwork
@@ -98,17 +98,10 @@ def load_model(model: Path | str, hardware: str | None = None) -> CostModel:
         MODEL_SCHEMA.check(document)
         with documents.fields_of("model"):
             found = _model(document, _read_tensors(where / _WEIGHTS))
-    strangeness = found.strangeness(hardware or _hardware_here(found.provenance.hardware))
+    strangeness = found.strangeness(hardware or fingerprint_here(found.provenance.hardware))
     if strangeness is not None:
         warnings.warn(strangeness, OtherHardware, stacklevel=2)
     return found
-
-
-def _hardware_here(like: str) -> str:
-    """This machine's GPU for a model of GPUs, if it has one, else its CPU."""
-    if like.startswith("cuda") and torch.cuda.is_available():
-        return cuda_fingerprint()
-    return cpu_fingerprint()
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
-from autoshard.benchmark.hardware import AskedKind
+from autoshard.benchmark.backends import AskedKind
 from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.proposals import CANDIDATES, most_doubted
 from autoshard.experiments import tracking

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autoshard.benchmark.hardware import AskedKind
+from autoshard.benchmark.backends import AskedKind
 from autoshard.benchmark.rehearsal.rehearsal import stage
 from autoshard.benchmark.rehearsal.times import MUCH
 from autoshard.experiments.console import cli

@@ -4,16 +4,15 @@ A step is one sequence of phases on a rank: each lasts until the next begins, so
 step, and a look at the clock now and then is all that timing adds to it.
 """
 
-import time
 from collections.abc import Callable
-from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from autoshard.benchmark import fbgemm
+from autoshard.benchmark.backends.base import Stopwatch
 from autoshard.benchmark.rehearsal.times import PHASES
 
 _INPUT, _FORWARD, _FORWARD_EXCHANGE, _DENSE, _BACKWARD_EXCHANGE, _BACKWARD, _REDUCE = range(
@@ -21,56 +20,16 @@ _INPUT, _FORWARD, _FORWARD_EXCHANGE, _DENSE, _BACKWARD_EXCHANGE, _BACKWARD, _RED
 )
 
 
-class Clock(Protocol):
-    """What time it is on a device, once it has come to there."""
-
-    def mark(self) -> Any:
-        """Now; what it is, `between` knows."""
-        ...
-
-    def between(self, marks: list[Any]) -> list[tuple[float, float]]:
-        """Milliseconds from each mark to the next, and how many of them the device had for us."""
-        ...
-
-
-class CoreClock:
-    """Of a rank that computes on a core."""
-
-    def mark(self) -> tuple[int, int]:
-        """Nanoseconds, and those that this thread has had of its core."""
-        return time.perf_counter_ns(), time.thread_time_ns()
-
-    def between(self, marks: list[tuple[int, int]]) -> list[tuple[float, float]]:
-        """Milliseconds from each mark to the next, and how many of them this thread computed."""
-        return [((b - a) / 1e6, (d - c) / 1e6) for (a, c), (b, d) in pairwise(marks)]
-
-
-class GpuClock:
-    """Of a rank that computes on a GPU: when the GPU has come to the mark, not who asked it to."""
-
-    def mark(self) -> Any:
-        """An event in the current stream."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def between(self, marks: list[Any]) -> list[tuple[float, float]]:
-        """Milliseconds from each mark to the next; waits for the last. A GPU is ours alone."""
-        marks[-1].synchronize()
-        found = [before.elapsed_time(after) for before, after in pairwise(marks)]
-        return [(milliseconds, milliseconds) for milliseconds in found]
-
-
 class Phases:
     """Times the phases of steps.
 
     Args:
         model: sharded, with layers `bottom` and `in_order` as those of `RehearsedModel`.
-        clock: of its device.
+        watch: of its device.
     """
 
-    def __init__(self, model: nn.Module, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, model: nn.Module, watch: Stopwatch) -> None:
+        self._watch = watch
         self._marks: list[Any] = []
         self._begun: list[int] = []  # the phase that begins at each mark
         ops = fbgemm.training_ops()
@@ -101,7 +60,7 @@ class Phases:
         """
         self._begin(_DENSE)
         found, ours = [0.0] * len(PHASES), [0.0] * len(PHASES)
-        passed = self._clock.between(self._marks)
+        passed = self._watch.between(self._marks)
         for phase, (milliseconds, had) in zip(self._begun, passed, strict=False):
             found[phase] += milliseconds
             ours[phase] += had
@@ -114,7 +73,7 @@ class Phases:
         self._begin(_DENSE)
 
     def _begin(self, phase: int) -> None:
-        self._marks.append(self._clock.mark())
+        self._marks.append(self._watch.mark())
         self._begun.append(phase)
 
     def _beginning(self, phase: int) -> Callable[..., None]:

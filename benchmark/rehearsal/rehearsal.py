@@ -7,18 +7,18 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from autoshard.benchmark.backends import (
+    AskedKind,
+    DeviceBackend,
+    Place,
+    asked_backend,
+    best_backend,
+)
+from autoshard.benchmark.backends.base import Node
 from autoshard.benchmark.core_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line
-from autoshard.benchmark.hardware import AskedKind, Kind, this_machine
-from autoshard.benchmark.places import (
-    Place,
-    best_kind,
-    core_places,
-    gpu_places,
-    nodes_that_measure,
-)
+from autoshard.benchmark.places import nodes_that_measure, reports_of
 from autoshard.benchmark.rehearsal.rank import RehearsalRank
 from autoshard.benchmark.rehearsal.times import RankTimes, Rehearsal
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError
@@ -37,13 +37,15 @@ class Stage:
 
     Args:
         ranks: how many.
-        kind: of devices: "auto" is GPUs where the cluster has any, cores elsewhere.
+        kind: of devices.
     """
 
     def __init__(self, ranks: int, kind: AskedKind = "auto") -> None:
         from autoshard.workload.torchrec import to_torchrec  # noqa: F401 - says if it is missing
 
-        self.places, self.kind = _places(ranks, kind)
+        nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]
+        self.backend = asked_backend(kind) or best_backend(nodes.values())
+        self.places = _places(ranks, self.backend, nodes)
         self._tasks: dict[str, tuple[ShardingTask, ShardingPlan | None]] = {}
         self._actors: list[Any] = []
         try:
@@ -62,11 +64,7 @@ class Stage:
 
     def devices(self) -> tuple[Device, ...]:
         """The ranks as devices, with the memory that each has."""
-        cores = [place.unit for place in self.places]
-        return tuple(
-            Device(place.name, place.memory_bytes // cores.count(place.unit) or _UNKNOWN_BYTES)
-            for place in self.places
-        )
+        return tuple(Device(p.name, p.memory_bytes or _UNKNOWN_BYTES) for p in self.places)
 
     def prepare(self, name: str, task: ShardingTask, plan: ShardingPlan | None) -> None:
         """Make the model of a task by a plan; without one, TorchRec's planner decides.
@@ -86,7 +84,7 @@ class Stage:
         else:
             from autoshard.benchmark.rehearsal.native import native_plan
 
-            self._all("prepare", name, here, native_plan(here, self.kind))
+            self._all("prepare", name, here, native_plan(here, self.backend.device.type))
         self._tasks[name] = (here, plan)
 
     def train(self, name: str, steps: int, warm_up: int = WARM_UP) -> Rehearsal:
@@ -124,12 +122,9 @@ class Stage:
         self._actors = []
 
     def _start(self, rank: int, place: Place) -> Any:
-        actor: Any = ray.remote(num_cpus=0, num_gpus=0 if place.gpu is None else 1)(RehearsalRank)
-        there = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+        actor: Any = ray.remote(**self.backend.ray_options(place))(RehearsalRank)
         first = place.unit not in [other.unit for other in self.places[:rank]]
-        return actor.options(scheduling_strategy=there).remote(
-            rank, len(self.places), place.core, first, self.devices()[rank].memory_bytes
-        )
+        return actor.remote(rank, len(self.places), self.backend, place, first)
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         """What each rank answers."""
@@ -183,28 +178,18 @@ def stage(ranks: int, kind: AskedKind = "auto") -> Iterator[Stage]:
         found.close()
 
 
-def _places(ranks: int, asked: AskedKind) -> tuple[list[Place], Kind]:
-    """Where each rank sits. Of cores, some take several ranks where these are too few."""
-    nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]
-    probe = ray.remote(num_cpus=0)(this_machine)
-    asking = [
-        probe.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
-        ).remote(node_id)
-        for node_id in nodes
-    ]
-    reports = ray.get(asking)
-    kind = best_kind(nodes.values()) if asked == "auto" else asked
-    if kind == "cpu":
-        cores = core_places(reports, ())
-        return [cores[rank % len(cores)] for rank in range(ranks)], kind
-    gpus = gpu_places(reports, nodes, ())
-    if len(gpus) < ranks:
+def _places(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> list[Place]:
+    """Returns the place of each rank. Where devices are too few, some take several ranks if their
+    kind allows that, and share out the device's memory.
+    """
+    found = backend.places(nodes, ray.get(reports_of(nodes)), ())
+    if not found or ranks > len(found) * backend.limits.ranks:
         raise UserError(
-            f"{ranks} ranks need a GPU each, and the cluster has {len(gpus)}: take a plan for as "
-            "many devices, or --devices cpu"
+            f"{ranks} ranks need a {backend.noun} each, and the cluster has {len(found)}: take a "
+            "plan for as many devices, or another kind of --devices"
         )
-    return gpus[:ranks], kind
+    places = [found[rank % len(found)] for rank in range(ranks)]
+    return [replace(p, memory_bytes=p.memory_bytes // places.count(p)) for p in places]
 
 
 def _error(answer: Any) -> RayError | None:

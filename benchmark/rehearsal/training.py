@@ -16,6 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
+from autoshard.benchmark.backends import DeviceBackend
 from autoshard.benchmark.rehearsal.model import (
     RehearsedModel,
     draw_batch,
@@ -23,7 +24,7 @@ from autoshard.benchmark.rehearsal.model import (
     in_model,
     plan_in_model,
 )
-from autoshard.benchmark.rehearsal.phases import CoreClock, GpuClock, Phases
+from autoshard.benchmark.rehearsal.phases import Phases
 from autoshard.benchmark.rehearsal.times import Step
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.torchrec import to_torchrec
@@ -49,14 +50,13 @@ class Training:
     Args:
         task: whose batch is that of all ranks together.
         plan: ours, or what a planner of TorchRec's made for `RehearsedModel`.
-        device: of this rank.
+        backend: bound to the device of this rank.
     """
 
     def __init__(
-        self, task: ShardingTask, plan: ShardingPlan | TorchRecPlan, device: torch.device
+        self, task: ShardingTask, plan: ShardingPlan | TorchRecPlan, backend: DeviceBackend
     ) -> None:
-        rank, ranks = dist.get_rank(), dist.get_world_size()
-        self._device = device
+        rank, ranks, device = dist.get_rank(), dist.get_world_size(), backend.device
         self._task = task
         torch.manual_seed(0)  # of the dense layers: the same on all ranks
         model = RehearsedModel(task.tables, task.operator)
@@ -82,8 +82,7 @@ class Training:
             for seed in range(BATCHES)
         ]
         self._steps = 0
-        clock = GpuClock() if device.type == "cuda" else CoreClock()
-        self._phases = Phases(self.model.module, clock)
+        self._phases = Phases(self.model.module, backend.stopwatch(flush=False))
 
     def run(self, steps: int) -> list[Step]:
         """So many steps more. All ranks begin each at the same time."""

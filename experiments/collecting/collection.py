@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings
+from autoshard.benchmark.backends import backend_of
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.experiments.collecting.pacing import Pace, stream_within
 from autoshard.experiments.console import cli
@@ -141,12 +142,13 @@ def collect_exchanges(
 ) -> None:
     """Measure `count` random all-to-alls, those that are not in the store yet, within the budget.
 
-    On GPUs each rank needs its own; on a CPU several may share a core.
+    They are among as many ranks as the kind of device allows.
     """
     if count == 0:
         return
     devices = pool.devices()
-    most = MOST_TASK_DEVICES if devices[0].kind == "cpu" else len(devices)
+    ranks = len(devices) * backend_of(devices[0].kind).limits.ranks
+    most = int(min(MOST_TASK_DEVICES, ranks))
     if most < 2:
         raise UserError("an all-to-all needs at least two devices, the cluster has one")
     exchanges = random_exchanges(tables, count, most, seed)

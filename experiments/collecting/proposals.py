@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.benchmark import BenchmarkPool, Level, Measurement, MeasureSettings, TimingOptions
-from autoshard.benchmark.devices import KINDS
+from autoshard.benchmark.backends import KINDS
 from autoshard.cost_model import CostDataset, EstimatedCosts
 from autoshard.cost_model.proposals import MakeSharder, promises, worth_measuring
 from autoshard.experiments.collecting.pacing import Pace, stream_within

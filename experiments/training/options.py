@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from autoshard.benchmark.hardware import AskedKind
+from autoshard.benchmark.backends import AskedKind
 from autoshard.experiments.tracking.runs import absolute_uri
 from autoshard.experiments.tracking.storage import absolute
 from autoshard.workload import UserError

@@ -5,9 +5,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
 from autoshard.benchmark import Measurement, MeasurementStore, Timing, TimingOptions
+from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.yardstick import compare_with_fbgemm
 from autoshard.experiments.collecting.collection import Summary, summarise
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
@@ -24,7 +23,7 @@ def yardstick_figures() -> list[Figure]:
     """Our timing over that of fbgemm's own benchmark, on one operator and batch."""
     say("our timing against fbgemm_gpu.tbe.bench")
     with on_one_core() as core:
-        ratios = compare_with_fbgemm(torch.device("cpu"), core)
+        ratios = compare_with_fbgemm(CpuBackend(), CpuStopwatch(core))
     return [
         Figure("our timing over fbgemm's, a whole step", "0.95 to 1.05", ratios.step),
         Figure("our timing over fbgemm's, backward", "0.95 to 1.05", ratios.backward),

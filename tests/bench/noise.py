@@ -10,13 +10,12 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from autoshard.benchmark import Measurement, MeasurementStore, MeasureSettings, TimingOptions
+from autoshard.benchmark.backends.base import Stopwatch, Subject
+from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.hardware import last_level_cache_bytes
 from autoshard.benchmark.reference import reference_operators
-from autoshard.benchmark.stopwatch import CpuStopwatch, Stopwatch, Subject
 from autoshard.benchmark.timing import time_by_turns
 from autoshard.workload import Shard, load_tables, random_shards
 from bench.figure import Figure, mean_and_interval
@@ -100,9 +99,9 @@ def flush_figures() -> list[Figure]:
         shards = random_shards(load_tables(TABLES), 8, 20, seed=7)
         subjects = [
             Subject(op.forward, op.gradient)
-            for op in (EmbeddingOp(shard, SETTINGS, torch.device("cpu")) for shard in shards)
+            for op in (EmbeddingOp(shard, SETTINGS, CpuBackend()) for shard in shards)
         ]
-        cache, references = last_level_cache_bytes(core), reference_operators()
+        cache, references = last_level_cache_bytes(core), reference_operators(CpuBackend())
         watches = (CpuStopwatch(core, cache, references), _FullFlush(core, cache, references))
         time_by_turns(subjects, watches[0], [_SAME_WORK] * len(subjects))  # it learns what will do
         return [

@@ -16,9 +16,9 @@ from typing import Any
 import ray
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings, Timing, TimingOptions
+from autoshard.benchmark.backends import Place
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo
-from autoshard.benchmark.places import Place
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
 from bench.figure import Figure
 from bench.workbench import SETTINGS, TABLES, cpu_pool, say
@@ -87,8 +87,8 @@ class SleepingFleet(Fleet):
         await asyncio.gather(*(process.__ray_ready__.remote() for process in processes))
         node = ray.get_runtime_context().get_node_id()
         for number, hardware in enumerate(self._hardware):
-            place = Place("simulated", node, "simulated", number, None, 0)
-            info = DeviceInfo(place.name, "cpu", place.host, hardware, 0)
+            place = Place("cpu", "simulated", number, node, f"cpu{number}@simulated")
+            info = DeviceInfo(place.name, place.kind, place.owner, hardware, 0)
             process = processes[number // _DEVICES_A_PROCESS]
             self.add(_Sleeper(place, process, info, _VERSIONS))
 

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autoshard.benchmark.backends.base import Iteration, Subject
+from autoshard.benchmark.backends.cpu import LOST_SHARE, REFERENCE_WARM_UPS
 from autoshard.benchmark.clearing import Clearing
-from autoshard.benchmark.stopwatch import LOST_SHARE, REFERENCE_WARM_UPS, Iteration, Subject
 
 MIB = 2**20
 _FIRST_FLUSH_BYTES = MIB  # read before it is known how fast that is

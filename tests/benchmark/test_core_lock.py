@@ -30,9 +30,7 @@ def told(core: int = CORE) -> str:
 
 def test_a_held_core_says_who_holds_it_and_since_when() -> None:
     where = re.escape(f"core {CORE} of {socket.gethostname()} is held by")
-    with claimed(CORE, "the pool of A"), claimed(CORE + 1, "the pool of B"), claimed(None, "gpu"):
-        with claimed(None, "a GPU is not for us to lock"):
-            pass
+    with claimed(CORE, "the pool of A", 0), claimed(CORE + 1, "the pool of B", 0):
         for _ in range(2):  # who asked in vain has not written over it
             pattern = rf"{where} the pool of A \(process {os.getpid()}, for \d+ s\)"
             assert re.fullmatch(pattern, told())
@@ -42,7 +40,7 @@ def test_a_held_core_says_who_holds_it_and_since_when() -> None:
 
 
 def test_after_an_error_a_core_is_free_and_its_file_names_nobody(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), claimed(CORE, "broken"):
+    with pytest.raises(ZeroDivisionError), claimed(CORE, "broken", patience_s=0):
         raise ZeroDivisionError
     assert [file.read_bytes() for file in tmp_path.glob("*/core*.lock")] == [b""]
     with claimed(CORE, "next", patience_s=0):
@@ -53,7 +51,7 @@ HOLD = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
 from autoshard.benchmark.core_lock import claimed
-with claimed(int(sys.argv[2]), "a pool with a long label that is killed"):
+with claimed(int(sys.argv[2]), "a pool with a long label that is killed", 0):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -88,7 +86,7 @@ def test_one_who_waits_gets_it_as_soon_as_it_is_free() -> None:
 
 @pytest.mark.parametrize("left", ["", "{", "[1]", '{"label": "x"}', "\udcff"])
 def test_a_lock_file_that_says_nothing_names_nobody(tmp_path: Path, left: str) -> None:
-    with claimed(CORE, "unheard"):
+    with claimed(CORE, "unheard", patience_s=0):
         (file,) = tmp_path.glob("*/core*.lock")
         file.write_bytes(left.encode(errors="surrogateescape"))
         assert told().endswith("is held by another process")

@@ -15,8 +15,9 @@ from autoshard.benchmark import (
     PoolError,
     TimingOptions,
 )
+from autoshard.benchmark.backends import backend_of
 from autoshard.benchmark.hardware import NodeReport
-from autoshard.benchmark.places import core_places, gpu_places, nodes_that_measure
+from autoshard.benchmark.places import nodes_that_measure
 from autoshard.workload import EmbeddingTable, random_shards
 
 SETTINGS = MeasureSettings(256)
@@ -145,13 +146,14 @@ def test_cores_are_dealt_per_machine_and_gpus_per_node() -> None:
         return NodeReport(name, machine, machine, (0, 1), 100, "hw")
 
     reports = [report("n0", "m0"), report("n1", "m0"), report("n2", "m1")]
-    places = core_places(reports, [])
-    assert [(p.machine, p.core, p.node_id) for p in places] == [
+    nodes = {"n0": node("n0", GPU=2), "n1": node("n1"), "n2": node("n2", GPU=1)}
+    cores, gpus = backend_of("cpu"), backend_of("cuda")
+    places = cores.places(nodes, reports, [])
+    assert [(p.owner, p.number, p.node_id) for p in places] == [
         ("m0", 0, "n0"), ("m0", 1, "n1"), ("m1", 0, "n2"), ("m1", 1, "n2"),
     ]  # fmt: skip
     assert {place.memory_bytes for place in places} == {50}
-    assert core_places(reports, places[1:]) == places[:1]
-    nodes = {"n0": node("n0", GPU=2), "n1": node("n1"), "n2": node("n2", GPU=1)}
-    gpus = gpu_places(reports, nodes, [])
-    assert [place.name for place in gpus] == ["gpu0@m0", "gpu1@m0", "gpu0@m1"]
-    assert gpu_places(reports, nodes, gpus[:2]) == gpus[2:]
+    assert cores.places(nodes, reports, places[1:]) == places[:1]
+    found = gpus.places(nodes, reports, [])
+    assert [place.name for place in found] == ["gpu0@m0", "gpu1@m0", "gpu0@m1"]
+    assert gpus.places(nodes, reports, found[:2]) == found[2:]

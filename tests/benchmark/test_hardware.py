@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from machines import CPUS, DOCKER_V1, JOB_V2, NODES, server, written
 
+from autoshard.benchmark.backends.cpu import CpuBackend, share_memory
 from autoshard.benchmark.hardware import (
     NodeReport,
     NumaNode,
@@ -17,7 +18,6 @@ from autoshard.benchmark.hardware import (
     pick_cores,
     this_machine,
 )
-from autoshard.benchmark.places import core_places, share_memory
 
 GIB = 2**30
 QUOTA = "sys/fs/cgroup/jobs.slice/cpu.max"
@@ -122,8 +122,8 @@ def test_ray_nodes_on_parts_of_a_machine_do_not_deal_its_memory_twice() -> None:
     halves = [
         replace(whole, node_id=name, cores=cores) for name, cores in (("a", (0, 1)), ("b", (2, 3)))
     ]
-    places = core_places(halves, [])
-    assert [(place.node_id, place.core) for place in places] == [
+    places = CpuBackend().places({}, halves, [])
+    assert [(place.node_id, place.number) for place in places] == [
         ("a", 0),
         ("a", 1),
         ("b", 2),

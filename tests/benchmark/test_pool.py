@@ -244,7 +244,7 @@ def test_an_all_to_all_waits_for_a_core_that_another_pool_holds(make_pool: MakeP
         pytest.skip("an all-to-all needs two devices, and only cores are shared")
     pool, told = make_pool(), list[str]()
     with ThreadPoolExecutor() as threads:
-        with claimed(physical_cores()[-1], "another pool"):
+        with claimed(physical_cores()[-1], "another pool", 2.0):
             asked = threads.submit(pool.exchange, [8] * len(devices), 512)
             wait_until(
                 "a notice",

@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
+from autoshard.benchmark.backends import DeviceBackend, Place, backend_of
+from autoshard.benchmark.backends.base import Iteration, Stopwatch, Subject
+from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.clearing import Clearing
 from autoshard.benchmark.embedding_op import EmbeddingOp, build_module
 from autoshard.benchmark.hardware import last_level_cache_bytes, physical_cores
@@ -17,7 +20,6 @@ from autoshard.benchmark.measurement import Level, MeasureSettings, TimingOption
 from autoshard.benchmark.quiet import QuietLevel
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.statistics import UNKNOWN, median_spread, standard_error
-from autoshard.benchmark.stopwatch import CpuStopwatch, CudaStopwatch, Iteration, Stopwatch, Subject
 from autoshard.benchmark.timing import SubjectFault, time_by_turns, time_operator
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
 
@@ -25,8 +27,13 @@ SETTINGS = MeasureSettings(256)
 
 
 @pytest.fixture
-def device(device_kind: str) -> torch.device:
-    return torch.device(device_kind)
+def backend(device_kind: str) -> DeviceBackend:
+    return backend_of(device_kind)
+
+
+@pytest.fixture
+def device(backend: DeviceBackend) -> torch.device:
+    return backend.device
 
 
 @pytest.fixture
@@ -42,8 +49,15 @@ def core() -> Iterator[int]:
 
 
 @pytest.fixture
-def watch(device: torch.device, core: int) -> Stopwatch:
-    return CudaStopwatch(device) if device.type == "cuda" else CpuStopwatch(core)
+def bound(backend: DeviceBackend, core: int) -> DeviceBackend:
+    """To a device of this machine."""
+    backend.bind(Place(backend.kind, "here", core, "", "here", 2**30))
+    return backend
+
+
+@pytest.fixture
+def watch(bound: DeviceBackend) -> Stopwatch:
+    return bound.stopwatch()
 
 
 def shard(tables: tuple[EmbeddingTable, ...], count: int = 4) -> Shard:
@@ -55,11 +69,11 @@ def subject_of(op: EmbeddingOp) -> Subject:
 
 
 def test_the_operator_pools_the_rows_of_its_batch(
-    tables: tuple[EmbeddingTable, ...], device: torch.device
+    tables: tuple[EmbeddingTable, ...], backend: DeviceBackend, device: torch.device
 ) -> None:
     """Against plain torch: forward sums the looked-up rows, backward updates exactly those."""
     pieces = (tables[0].whole(), TableSlice(tables[1], 0, 8), TableSlice(tables[1], 8, 8))
-    op = EmbeddingOp(Shard(pieces), MeasureSettings(32, OperatorOptions("fp32", "sgd")), device)
+    op = EmbeddingOp(Shard(pieces), MeasureSettings(32, OperatorOptions("fp32", "sgd")), backend)
     (part,) = op.parts
     torch.manual_seed(0)
     weights = part.module.split_embedding_weights()
@@ -88,11 +102,11 @@ def test_the_operator_pools_the_rows_of_its_batch(
 
 
 def test_each_feature_of_a_table_has_its_own_output(
-    tables: tuple[EmbeddingTable, ...], device: torch.device
+    tables: tuple[EmbeddingTable, ...], backend: DeviceBackend, device: torch.device
 ) -> None:
     """Against plain torch: three features look rows up in one table, with weights."""
     table = dataclasses.replace(tables[0], features=3, weighted=True)
-    op = EmbeddingOp(Shard.of_tables([table]), MeasureSettings(32), device)
+    op = EmbeddingOp(Shard.of_tables([table]), MeasureSettings(32), backend)
     (part,) = op.parts
     (weights,) = part.module.split_embedding_weights()
     weights.data.normal_()
@@ -109,14 +123,14 @@ def test_each_feature_of_a_table_has_its_own_output(
 
 
 def test_tables_with_weights_run_in_an_operator_of_their_own(
-    tables: tuple[EmbeddingTable, ...], device: torch.device
+    tables: tuple[EmbeddingTable, ...], backend: DeviceBackend
 ) -> None:
     """One with weights beside two without: each kind looks up and learns what it does alone."""
     plain = [dataclasses.replace(table, features=2) for table in tables[:2]]
     weighted = dataclasses.replace(tables[2], weighted=True)
-    op = EmbeddingOp(Shard.of_tables([*plain, weighted]), SETTINGS, device)
+    op = EmbeddingOp(Shard.of_tables([*plain, weighted]), SETTINGS, backend)
     assert op.forward().shape == op.gradient.shape
-    alone = [EmbeddingOp(Shard.of_tables(some), SETTINGS, device) for some in (plain, [weighted])]
+    alone = [EmbeddingOp(Shard.of_tables(some), SETTINGS, backend) for some in (plain, [weighted])]
     for part, other in zip(op.parts, alone, strict=True):
         (whole,) = other.parts
         assert part.batch.indices.tolist() == whole.batch.indices.tolist()
@@ -131,10 +145,10 @@ def test_tables_with_weights_run_in_an_operator_of_their_own(
 @pytest.mark.parametrize("weights", ["fp32", "fp16"])
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
 def test_every_operator_runs_and_keeps_the_bytes_it_says(
-    tables: tuple[EmbeddingTable, ...], device: torch.device, weights: str, optimizer: str
+    tables: tuple[EmbeddingTable, ...], backend: DeviceBackend, weights: str, optimizer: str
 ) -> None:
     options = OperatorOptions(weights, optimizer)  # type: ignore[arg-type]
-    op = EmbeddingOp(shard(tables), MeasureSettings(64, options), device)
+    op = EmbeddingOp(shard(tables), MeasureSettings(64, options), backend)
     op.forward().backward(op.gradient)
     (part,) = op.parts
     stored = sum(w.numel() * w.element_size() for w in part.module.split_embedding_weights())
@@ -147,16 +161,16 @@ def test_every_operator_runs_and_keeps_the_bytes_it_says(
     assert stored == parts.weights + parts.optimizer
 
 
-def test_a_table_that_is_never_looked_up_runs(device: torch.device, watch: Stopwatch) -> None:
-    op = EmbeddingOp(Shard.of_tables([EmbeddingTable("t", 9, 8, 0.0)]), SETTINGS, device)
+def test_a_table_that_is_never_looked_up_runs(backend: DeviceBackend, watch: Stopwatch) -> None:
+    op = EmbeddingOp(Shard.of_tables([EmbeddingTable("t", 9, 8, 0.0)]), SETTINGS, backend)
     timing = time_operator(subject_of(op), watch, TimingOptions())
     assert timing.forward_ms > 0
 
 
 def test_a_measurement_carries_how_well_it_is_known(
-    tables: tuple[EmbeddingTable, ...], device: torch.device, watch: Stopwatch
+    tables: tuple[EmbeddingTable, ...], backend: DeviceBackend, watch: Stopwatch
 ) -> None:
-    op = EmbeddingOp(shard(tables), SETTINGS, device)
+    op = EmbeddingOp(shard(tables), SETTINGS, backend)
     timing = time_operator(subject_of(op), watch, TimingOptions(precision=0.05))
     assert timing.forward_ms > 0
     assert timing.backward_ms > 0
@@ -328,7 +342,7 @@ def test_who_failed_is_named() -> None:
 
 
 def test_the_core_has_a_reference(core: int) -> None:
-    watch = CpuStopwatch(core, references=reference_operators())
+    watch = CpuStopwatch(core, references=reference_operators(CpuBackend()))
     runs = [watch.reference() for _ in range(5)]  # more than there are copies
     for run in runs:
         assert run is not None
@@ -402,7 +416,7 @@ def test_somebody_else_on_the_core_is_noticed(
     tables: tuple[EmbeddingTable, ...], core: int
 ) -> None:
     """The silent doubling of costs: a second process on the same core."""
-    op = EmbeddingOp(shard(tables, 8), MeasureSettings(1024), torch.device("cpu"))
+    op = EmbeddingOp(shard(tables, 8), MeasureSettings(1024), CpuBackend())
     options = TimingOptions(precision=0.0, max_iterations=40)
     other = multiprocessing.get_context("spawn").Process(target=_spin, args=(core, 60))
     other.start()
@@ -422,11 +436,11 @@ def _is_spinning(pid: int) -> bool:
         return int(file.read().split()[13]) > 20  # 0.2 s of its own in user mode: past its imports
 
 
-def test_our_timing_agrees_with_fbgemm_on_its_own_requests(device: torch.device, core: int) -> None:
+def test_our_timing_agrees_with_fbgemm_on_its_own_requests(bound: DeviceBackend) -> None:
     """`make bench` prints the difference; here the bound is generous: machines are shared."""
     from autoshard.benchmark.yardstick import compare_with_fbgemm
 
-    ratios = compare_with_fbgemm(device, core, rounds=3)
+    ratios = compare_with_fbgemm(bound, bound.stopwatch(flush=False), rounds=3)
     assert ratios.step == pytest.approx(1, abs=0.3)
     assert ratios.backward == pytest.approx(1, abs=0.3)
 
@@ -435,7 +449,7 @@ def test_what_is_needed_counts_everything(tables: tuple[EmbeddingTable, ...]) ->
     options = OperatorOptions()
     needed = SETTINGS.needed_bytes(shard(tables))
     assert needed == options.memory(shard(tables).slices, 256).total
-    assert build_module(shard(tables), options, torch.device("cpu")).total_D == sum(
+    assert build_module(shard(tables), options, CpuBackend()).total_D == sum(
         table.dim for table in tables[:4]
     )
     assert last_level_cache_bytes() >= 2**19

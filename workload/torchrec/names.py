@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.planner.types import CustomTopologyData, ParameterConstraints, Topology
 from torchrec.modules.embedding_configs import DataType
@@ -23,9 +24,9 @@ _MS = 1e3
 
 def topology_of(task: ShardingTask, device: str) -> Topology:
     """The task's devices as ranks, with their room as storage, and what connects them, where the
-    objective says it (TorchRec knows no latency); `device` is cuda or cpu.
+    objective says it (TorchRec knows no latency); `device`: torch's type of them.
     """
-    memory = {"hbm_cap" if device == "cuda" else "ddr_cap": task.room_bytes.tolist()}
+    memory = {"ddr_cap" if device == "cpu" else "hbm_cap": task.room_bytes.tolist()}
     ranks, link = len(task.devices), task.objective.link
     speed = {} if link is None else dict.fromkeys(_SPEEDS, link.bytes_s / _MS)
     return Topology(
@@ -35,6 +36,12 @@ def topology_of(task: ShardingTask, device: str) -> Topology:
         created_by_factory=True,  # else it warns that a job would fail
         **speed,
     )
+
+
+def device_type_here() -> str:
+    """Returns torch's type of this machine's accelerator; "cpu" without one."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return "cpu" if found is None else found.type
 
 
 def lookups_of(table: EmbeddingTable) -> ParameterConstraints:

@@ -22,7 +22,7 @@ from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 from autoshard.workload.plans import PlanError, ShardingPlan
 from autoshard.workload.tables import DIM_STEP, EmbeddingTable
 from autoshard.workload.tasks import ShardingTask
-from autoshard.workload.torchrec.names import DATA_TYPES, lookups_of, topology_of
+from autoshard.workload.torchrec.names import DATA_TYPES, device_type_here, lookups_of, topology_of
 from autoshard.workload.torchrec.plans import FUSED, placements_of
 
 _OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad, "rowwise_adagrad": RowWiseAdagrad}
@@ -39,9 +39,8 @@ def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
     """
     named = {f"t{number}": table for number, table in enumerate(task.tables)}
     model = _model(task, named)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     made = EmbeddingShardingPlanner(
-        topology=topology_of(task, device),
+        topology=topology_of(task, device_type_here()),
         batch_size=math.ceil(task.batch_size / len(task.devices)),
         constraints={name: _constraints(t, column_wise) for name, t in named.items()},
         storage_reservation=FixedPercentageStorageReservation(0.0),

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Mapping
 
-import torch
 from torch import distributed, nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
 from torchrec.distributed import types as torchrec
@@ -14,6 +13,7 @@ from autoshard.workload.plans import Placement, PlanError, ShardingPlan
 from autoshard.workload.tables import DIM_STEP
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.torchrec.bags import BagTable, bag_tables, name_of
+from autoshard.workload.torchrec.names import device_type_here
 
 FUSED = EmbeddingComputeKernel.FUSED.value
 _WHOLE = torchrec.ShardingType.TABLE_WISE.value
@@ -40,14 +40,14 @@ def to_torchrec(
         plan: for the tables of `model`, named as `tables_of` names them.
         model: not sharded yet; it may be on device meta.
         world_size: ranks that train; by default those of the process group, else the plan's.
-        device_type: "cpu" or "cuda"; by default cuda where there is one.
+        device_type: torch's, of the devices that train; by default that of `device_type_here`.
 
     Raises:
         PlanError: a line on the table, columns or rank that is off: TorchRec checks little of it.
     """
     tables = bag_tables(model)
     ranks = _world_size(world_size, plan)
-    device = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = device_type or device_type_here()
     modules: dict[str, torchrec.EmbeddingModuleShardingPlan] = {}
     pieces = pieces_of(plan, tables, ranks)
     types = sharding_types(pieces, tables)

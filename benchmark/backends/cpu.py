@@ -1,0 +1,286 @@
+"""CPU cores: each is pinned to by one process, and shared with whatever else the machine runs."""
+
+import datetime
+import itertools
+import math
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autoshard.benchmark.backends.base import (
+    CLAIM_PATIENCE_S,
+    DeviceBackend,
+    Iteration,
+    Limits,
+    Node,
+    OperatorPlacement,
+    Place,
+    Subject,
+)
+from autoshard.benchmark.clearing import Clearing
+from autoshard.benchmark.containers import cpu_quota, throttled_seconds
+from autoshard.benchmark.core_lock import claimed
+from autoshard.benchmark.hardware import NodeReport, cpu_fingerprint, last_level_cache_bytes
+from autoshard.benchmark.memory import keep_freed_memory, peak_bytes, release_freed_memory
+
+if TYPE_CHECKING:
+    import torch
+
+# Of a core's memory, what its process may keep beside shards: of freed pages, and for the flush.
+_KEPT_SHARE, _FLUSH_SHARE = 24, 32
+LOST_SHARE = 0.15  # of its time: so much taken by others is worth telling
+_FIRST_FLUSH = 2**17  # of 8 bytes: enough to learn how fast they are read
+# Forward passes before the one that counts. What ran before the reference makes its forward pass
+# by up to 40 % slower or faster, and with it what is told beside it; after two of them by 4 %.
+REFERENCE_WARM_UPS = 2
+
+
+class CpuBackend(DeviceBackend):
+    """One core. Ray is asked for no CPU: on a small machine none would be left for trainers."""
+
+    kind, noun = "cpu", "CPU core"
+    limits = Limits(ranks=math.inf, patience_s=120.0, is_shared=True)
+    operator = OperatorPlacement("HOST", "CPU")
+    collectives = "gloo"
+
+    @property
+    def device(self) -> "torch.device":
+        """All cores are one device to torch."""
+        import torch
+
+        return torch.device("cpu")
+
+    def is_on(self, nodes: Iterable[Node]) -> bool:  # noqa: ARG002
+        """Every node has cores."""
+        return True
+
+    def places(
+        self,
+        nodes: Mapping[str, Node],  # noqa: ARG002
+        reports: Sequence[NodeReport],
+        taken: Iterable[Place],
+    ) -> list[Place]:
+        """Returns free cores. Nodes that share a machine share its cores: each core goes to the
+        node that has the fewest.
+        """
+        taken = list(taken)
+        units = {place.unit for place in taken}
+        load = Counter(place.node_id for place in taken)
+        machines: dict[str, list[NodeReport]] = defaultdict(list)
+        for report in reports:
+            machines[report.machine_id].append(report)
+        places = []
+        for machine, nodes_there in sorted(machines.items()):
+            cores = sorted({core for report in nodes_there for core in report.cores})
+            memory = {report.node_id: share_memory(cores, report) for report in nodes_there}
+            for core in cores:
+                able = [report for report in nodes_there if core in report.cores]
+                node = min(able, key=lambda report: (load[report.node_id], report.node_id))
+                name, share = f"cpu{core}@{node.host}", memory[node.node_id][core]
+                place = Place(self.kind, machine, core, node.node_id, name, share)
+                if place.unit not in units:
+                    load[node.node_id] += 1
+                    places.append(place)
+        return places
+
+    def is_here(self) -> bool:
+        """Every machine has cores."""
+        return True
+
+    def fingerprint(self) -> str:
+        """Returns model, vector instructions and cache of the CPU."""
+        return cpu_fingerprint()
+
+    def bind(self, place: Place) -> None:
+        """Pins this process to the core, on which torch gets one thread."""
+        import torch
+
+        self._core, self._memory_bytes = place.number, place.memory_bytes
+        os.sched_setaffinity(0, {self._core})
+        torch.set_num_threads(1)
+        self._kept_bytes = self._memory_bytes // _KEPT_SHARE
+        keep_freed_memory(self._kept_bytes)
+        self._has_quota = cpu_quota() is not None
+
+    def claim(
+        self, label: str, patience_s: float = CLAIM_PATIENCE_S
+    ) -> AbstractContextManager[None]:
+        """Holds the core against others that measure on this machine."""
+        return claimed(self._core, label, patience_s)
+
+    @property
+    def memory_bytes(self) -> int:
+        """The core's share of the machine's memory."""
+        return self._memory_bytes
+
+    def free_bytes(self) -> int:
+        """Returns all of the share: nothing else is kept between measurements."""
+        return self._memory_bytes
+
+    def peak_bytes(self) -> int:
+        """Returns the most main memory that this process has ever taken."""
+        return peak_bytes()
+
+    def flush(self, freed_bytes: int) -> None:
+        """Gives freed pages back if they are more than what is kept for shards to come."""
+        if freed_bytes > self._kept_bytes:
+            release_freed_memory()
+
+    def throttled_seconds(self) -> float:
+        """Returns for how long the container's CPU quota has stopped its processes so far."""
+        return throttled_seconds() if self._has_quota else 0.0
+
+    def stopwatch(self, flush: bool = True, references: Sequence[Subject] = ()) -> "CpuStopwatch":
+        """Returns a stopwatch of the core."""
+        cache_bytes = last_level_cache_bytes(self._core)
+        most_bytes = self._memory_bytes // _FLUSH_SHARE if flush else 0
+        return CpuStopwatch(self._core, min(cache_bytes, most_bytes), references)
+
+    def process_group(self, store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+        """Returns a group of gloo."""
+        import torch.distributed as dist
+
+        return dist.ProcessGroupGloo(store, rank, ranks, timeout)
+
+    def synchronize(self) -> None:
+        """Returns at once: a core does what it is given before the call returns."""
+
+
+def share_memory(cores: Sequence[int], report: NodeReport) -> dict[int, int]:
+    """Bytes for each core of a machine: alike, but for cores whose NUMA node has less than that.
+
+    Pages lie on the node of the thread that first writes to them, and the actor of a core stays on
+    it. Beyond its node's memory it would measure how slow that of others is.
+    """
+    homes = {cpu: node for node in report.numa if node.memory_bytes for cpu in node.cpus}
+    crowds = Counter(homes[core].number for core in cores if core in homes)
+    near = {
+        core: homes[core].memory_bytes // crowds[homes[core].number]
+        if core in homes
+        else report.memory_bytes
+        for core in cores
+    }
+    shares: dict[int, int] = {}
+    left = report.memory_bytes
+    for core in sorted(cores, key=lambda core: near[core]):
+        shares[core] = min(near[core], left // (len(cores) - len(shares)))
+        left -= shares[core]
+    return shares
+
+
+class CpuStopwatch:
+    """Times the calling thread, which must be pinned to `core`.
+
+    The clock is the thread's own CPU time. On a core of its own that is wall time; where others
+    take the core for a while it leaves that while out.
+
+    Args:
+        core: the core.
+        cache_bytes: of its last-level cache, as far as clearing it may take memory; 0 leaves the
+            cache alone.
+        references: run beside iterations, in turn, so that costs can be told apart from the hour.
+    """
+
+    def __init__(self, core: int, cache_bytes: int = 0, references: Sequence[Subject] = ()) -> None:
+        import torch
+
+        self._core = core
+        # Reading evicts as well as writing and takes half the time. Memory is taken as it is read.
+        self._flush = torch.empty(cache_bytes // 8, dtype=torch.float64)
+        self._touched = 0  # of its elements: they have pages of their own
+        self._per_ms = 0.0  # elements read in a millisecond
+        self._references = itertools.cycle(references)
+        self._seen = _CoreTime.now(core)
+        self.clearing = Clearing()
+
+    def iteration(self, subject: Subject) -> Iteration:
+        """One forward and backward pass of the thread."""
+        start_wall, start = time.perf_counter_ns(), time.thread_time_ns()
+        output = subject.forward()
+        between = time.thread_time_ns()
+        output.backward(subject.gradient)
+        end, end_wall = time.thread_time_ns(), time.perf_counter_ns()
+        wall_ms = (end_wall - start_wall) / 1e6
+        return Iteration(
+            forward_ms=(between - start) / 1e6,
+            backward_ms=(end - between) / 1e6,
+            wall_ms=wall_ms,
+            disturbed=wall_ms - (end - start) / 1e6 > LOST_SHARE * wall_ms,
+        )
+
+    def reference(self) -> Iteration | None:
+        """One run of the reference that is next, and runs before it that do not count."""
+        following = next(self._references, None)
+        if following is None:
+            return None
+        start = time.perf_counter_ns()
+        for _ in range(REFERENCE_WARM_UPS):
+            following.forward()
+        found = self.iteration(following)
+        return replace(found, wall_ms=(time.perf_counter_ns() - start) / 1e6)
+
+    def clear_cache(self, most_ms: float) -> bool:
+        """Read as much as the cache holds, or as can be read in so long; True if all of it."""
+        whole = self._flush.numel()
+        wanted = whole
+        if math.isfinite(most_ms):
+            wanted = min(whole, int(self._per_ms * most_ms) or _FIRST_FLUSH)
+        if not wanted:
+            return True
+        if wanted > self._touched:  # pages that were never written are all the same page of zeros
+            self._flush[self._touched : wanted].fill_(1.0)
+            self._touched = wanted
+        start = time.thread_time_ns()
+        self._flush[:wanted].sum()
+        self._per_ms = wanted / max((time.thread_time_ns() - start) / 1e6, 1e-3)
+        return wanted == whole
+
+    def foreign_load(self) -> float:
+        """Share of the core's time that others took: busy and stolen time beyond our own."""
+        before, self._seen = self._seen, _CoreTime.now(self._core)
+        return self._seen.foreign_share(before)
+
+    def now(self) -> float:
+        """Seconds of the system's clock."""
+        return time.monotonic()
+
+    def mark(self) -> tuple[int, int]:
+        """Returns nanoseconds of the wall clock, and those that this thread has computed."""
+        return time.perf_counter_ns(), time.thread_time_ns()
+
+    def between(self, marks: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
+        """Returns ms from each mark to the next, and how many of them this thread computed."""
+        return [((b - a) / 1e6, (d - c) / 1e6) for (a, c), (b, d) in pairwise(marks)]
+
+
+@dataclass(frozen=True)
+class _CoreTime:
+    """Seconds a core was busy (or stolen by the hypervisor), and seconds this process ran."""
+
+    wall: float
+    busy: float
+    own: float
+
+    @staticmethod
+    def now(core: int) -> "_CoreTime":
+        wall, own = time.monotonic(), time.process_time()
+        for line in Path("/proc/stat").read_text().splitlines():
+            fields = line.split()
+            if fields[0] == f"cpu{core}":
+                user, nice, system, _, _, irq, soft, steal = map(int, fields[1:9])
+                ticks = user + nice + system + irq + soft + steal
+                return _CoreTime(wall, ticks / os.sysconf("SC_CLK_TCK"), own)
+        return _CoreTime(wall, own, own)
+
+    def foreign_share(self, before: "_CoreTime") -> float:
+        """Foreign share since `before`; the kernel counts in ticks, so short spans say 0."""
+        wall = self.wall - before.wall
+        ticks = 2 / os.sysconf("SC_CLK_TCK")
+        foreign = (self.busy - before.busy) - (self.own - before.own) - ticks
+        return min(1.0, max(0.0, foreign / wall)) if wall > 0 else 0.0

@@ -1,0 +1,241 @@
+"""NVIDIA GPUs: Ray gives each to one actor, which sees no other."""
+
+import datetime
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from autoshard.benchmark.backends.base import (
+    DeviceBackend,
+    Iteration,
+    Limits,
+    Node,
+    OperatorPlacement,
+    Place,
+    Subject,
+)
+from autoshard.benchmark.clearing import Clearing
+from autoshard.benchmark.hardware import NodeReport
+from autoshard.benchmark.memory import release_freed_memory
+from autoshard.benchmark.quiet import QuietLevel
+
+if TYPE_CHECKING:
+    import torch
+
+_SLOW_FLUSH = 1.3  # times the quiet level of a flush, which is always the same work
+
+
+class CudaRuntime:
+    """What `CudaBackend` asks of torch.cuda, NCCL and NVML, on the one GPU that a process sees.
+
+    Whatever has these members can stand in for a GPU.
+    """
+
+    operator = OperatorPlacement("DEVICE", "CUDA")
+    collectives = "nccl"
+
+    @property
+    def device(self) -> "torch.device":
+        """The GPU."""
+        import torch
+
+        return torch.device("cuda", 0)
+
+    @property
+    def _cuda(self) -> Any:
+        import torch
+
+        return torch.cuda
+
+    def is_available(self) -> bool:
+        """Returns whether there is a GPU, and a build of torch for it."""
+        return bool(self._cuda.is_available())
+
+    def select(self) -> None:
+        """Makes the GPU the one that work goes to by default."""
+        self._cuda.set_device(self.device)
+
+    def properties(self) -> Any:
+        """Returns name, capability, memory and cache, by torch's names."""
+        return self._cuda.get_device_properties(self.device)
+
+    def free_bytes(self) -> int:
+        """Returns the GPU's free memory."""
+        return int(self._cuda.mem_get_info(self.device)[0])
+
+    def peak_bytes(self) -> int:
+        """Returns the most memory that tensors of this process have ever taken."""
+        return int(self._cuda.max_memory_allocated(self.device))
+
+    def empty_cache(self) -> None:
+        """Frees what torch keeps for tensors to come."""
+        self._cuda.empty_cache()
+
+    def event(self) -> Any:
+        """Returns an event with a time, to be recorded."""
+        return self._cuda.Event(enable_timing=True)
+
+    def synchronize(self) -> None:
+        """Waits until the GPU is done."""
+        self._cuda.synchronize(self.device)
+
+    def process_group(self, store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+        """Returns a group of NCCL."""
+        import torch.distributed as dist
+
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, ranks, options)
+
+    def processes(self) -> set[int]:
+        """Returns the processes on the GPU; none if NVML is missing or not allowed here."""
+        try:
+            import pynvml
+
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{self.properties().uuid}")
+            return {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+        except Exception:  # whatever NVML raises, there is nothing to be learned from it
+            return set()
+
+
+class CudaBackend(DeviceBackend):
+    """One GPU."""
+
+    kind, noun = "cuda", "GPU"
+    # A cloud takes minutes to start a machine with GPUs.
+    limits = Limits(ranks=1, patience_s=900.0, is_shared=False)
+    num_gpus = 1
+
+    def __init__(self, runtime: CudaRuntime | None = None) -> None:
+        self._runtime = runtime or CudaRuntime()
+        self.operator, self.collectives = self._runtime.operator, self._runtime.collectives
+
+    @property
+    def device(self) -> "torch.device":
+        """The GPU that Ray has assigned: the first that this process sees."""
+        return self._runtime.device
+
+    def is_on(self, nodes: Iterable[Node]) -> bool:
+        """Returns whether any node declares a GPU to Ray."""
+        return any(node["Resources"].get("GPU", 0) >= 1 for node in nodes)
+
+    def places(
+        self, nodes: Mapping[str, Node], reports: Sequence[NodeReport], taken: Iterable[Place]
+    ) -> list[Place]:
+        """Returns free GPUs, which are numbered by node."""
+        units = {place.unit for place in taken}
+        found = [
+            Place(self.kind, report.node_id, number, report.node_id, f"gpu{number}@{report.host}")
+            for report in reports
+            for number in range(int(nodes[report.node_id]["Resources"].get("GPU", 0)))
+        ]
+        return [place for place in found if place.unit not in units]
+
+    def is_here(self) -> bool:
+        """Returns whether this machine has a GPU that torch can use."""
+        return self._runtime.is_available()
+
+    def fingerprint(self) -> str:
+        """Returns model, compute capability and memory."""
+        found = self._runtime.properties()
+        memory = round(found.total_memory / 2**30)
+        return f"{self.kind}: {found.name} sm{found.major}{found.minor}, {memory} GiB"
+
+    def bind(self, place: Place) -> None:  # noqa: ARG002
+        """Selects the GPU."""
+        self._runtime.select()
+
+    @property
+    def memory_bytes(self) -> int:
+        """All of the GPU's memory."""
+        return int(self._runtime.properties().total_memory)
+
+    def free_bytes(self) -> int:
+        """Returns the GPU's free memory."""
+        return self._runtime.free_bytes()
+
+    def peak_bytes(self) -> int:
+        """Returns the most that tensors have ever taken."""
+        return self._runtime.peak_bytes()
+
+    def flush(self, freed_bytes: int) -> None:  # noqa: ARG002
+        """Gives back what torch keeps of the GPU's memory, and the batches in main memory."""
+        release_freed_memory()
+        self._runtime.empty_cache()
+
+    def stopwatch(
+        self,
+        flush: bool = True,
+        references: Sequence[Subject] = (),  # noqa: ARG002
+    ) -> "CudaStopwatch":
+        """Returns a stopwatch of the GPU. It runs no references: a GPU is nobody else's."""
+        return CudaStopwatch(self._runtime, flush)
+
+    def process_group(self, store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+        """Returns a group of NCCL."""
+        return self._runtime.process_group(store, rank, ranks, timeout)
+
+    def synchronize(self) -> None:
+        """Waits until the GPU is done."""
+        self._runtime.synchronize()
+
+
+class CudaStopwatch:
+    """Times with CUDA events, so that launches and queues are not charged to the kernels.
+
+    The flush of the L2 cache before each iteration is always the same work, so where it takes
+    longer than it can, somebody else is on the GPU.
+    """
+
+    def __init__(self, runtime: CudaRuntime, flush: bool = True) -> None:
+        import torch
+
+        self._runtime = runtime
+        size = runtime.properties().L2_cache_size * 2 if flush else 0
+        self._flush = torch.empty(size, dtype=torch.int8, device=runtime.device)
+        self._flush_level = QuietLevel()
+        self.clearing = Clearing()
+
+    def iteration(self, subject: Subject) -> Iteration:
+        """Returns one forward and backward pass; disturbed if the flush before it was slow."""
+        marks = [self.mark()]
+        self._flush.zero_()
+        marks.append(self.mark())
+        output = subject.forward()
+        marks.append(self.mark())
+        output.backward(subject.gradient)
+        marks.append(self.mark())
+        (flush_ms, _), (forward_ms, _), (backward_ms, _) = self.between(marks)
+        slow = self._flush.numel() > 0 and self._flush_level.slowdown(flush_ms) > _SLOW_FLUSH
+        return Iteration(forward_ms, backward_ms, forward_ms + backward_ms, slow)
+
+    def reference(self) -> None:
+        """A GPU is nobody else's: it needs none."""
+        return
+
+    def clear_cache(self, most_ms: float) -> bool:  # noqa: ARG002
+        """Done before each iteration."""
+        return True
+
+    def foreign_load(self) -> float:
+        """Returns 1.0 if another process is on the GPU (NVML does not say how much), else 0.0."""
+        return 1.0 if self._runtime.processes() - {os.getpid()} else 0.0
+
+    def now(self) -> float:
+        """Returns the seconds of the system's clock."""
+        return time.monotonic()
+
+    def mark(self) -> Any:
+        """Returns an event in the current stream."""
+        event = self._runtime.event()
+        event.record()
+        return event
+
+    def between(self, marks: Sequence[Any]) -> list[tuple[float, float]]:
+        """Returns ms from each mark to the next, all of them ours; waits for the last."""
+        marks[-1].synchronize()
+        found = [before.elapsed_time(after) for before, after in pairwise(marks)]
+        return [(milliseconds, milliseconds) for milliseconds in found]

@@ -1,0 +1,156 @@
+"""What the CUDA backend does with a GPU, on one that is simulated: control flow, no kernels."""
+
+import asyncio
+import gc
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from simulated_gpu import SimulatedRuntime
+
+from autoshard.benchmark import MeasurementError, MeasureSettings, TimingOptions
+from autoshard.benchmark.actor import DeviceBenchmark
+from autoshard.benchmark.backends import Place, backend_of, best_backend, fingerprint_here
+from autoshard.benchmark.backends.base import Subject
+from autoshard.benchmark.backends.cuda import CudaBackend, CudaRuntime
+from autoshard.benchmark.exchange import run_ranks
+from autoshard.benchmark.exchanging import measure_exchange
+from autoshard.benchmark.fleet import PoolDevice
+from autoshard.benchmark.hardware import DeviceInfo, NodeReport, cpu_fingerprint
+from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order
+from autoshard.workload import EmbeddingTable, Shard
+
+PLACE = Place("cuda", "n0", 1, "n0", "gpu1@m0")
+FINGERPRINT = "cuda: NVIDIA H100 80GB HBM3 sm90, 79 GiB"
+
+
+def backend(**options: Any) -> tuple[CudaBackend, SimulatedRuntime]:
+    runtime = SimulatedRuntime(**options)
+    return CudaBackend(runtime), runtime  # type: ignore[arg-type]
+
+
+def test_places_are_the_gpus_that_nodes_declare_and_are_auto_s_first_choice() -> None:
+    nodes = {"n0": {"Resources": {"GPU": 2.0}}, "n1": {"Resources": {"CPU": 8.0}}}
+    reports = [NodeReport(name, "m0", "machine", (0, 1), 100, "hw") for name in nodes]
+    found = CudaBackend().places(nodes, reports, [])
+    assert found == [Place("cuda", "n0", n, "n0", f"gpu{n}@m0") for n in (0, 1)]
+    assert CudaBackend().places(nodes, reports, found[:1]) == found[1:]
+    # A core of that number is another device.
+    (core, *_) = backend_of("cpu").places(nodes, reports, found)
+    assert (core.number, core.kind) == (0, "cpu")
+    assert best_backend(nodes.values()).kind == "cuda"
+    assert best_backend([nodes["n1"]]).kind == best_backend([]).kind == "cpu"
+
+
+def test_an_actor_holds_a_gpu_or_no_more_than_a_pinned_core() -> None:
+    for kind, gpus in (("cuda", 1), ("cpu", 0)):
+        node = "ab" * 28  # as long as Ray's own
+        options = backend_of(kind).ray_options(replace(PLACE, node_id=node))
+        strategy = options.pop("scheduling_strategy")
+        assert (strategy.node_id, strategy.soft) == (node, False)
+        assert options == {"num_cpus": 0, "num_gpus": gpus}
+
+
+def test_bound_to_a_gpu_it_reports_what_the_gpu_reports() -> None:
+    gpu, runtime = backend()
+    gpu.bind(PLACE)
+    assert runtime.calls == ["select"]
+    assert gpu.fingerprint() == FINGERPRINT
+    assert (gpu.memory_bytes, gpu.free_bytes(), gpu.peak_bytes()) == (85_028_765_696, 2**36, 7)
+    gpu.flush(1)
+    assert runtime.calls[1:] == ["empty_cache"]
+    with gpu.claim("others"), gpu.claim("Ray gives it to one actor"):
+        pass
+
+
+def test_a_model_of_gpus_is_compared_with_the_gpu_that_is_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not CudaBackend().is_here():
+        assert fingerprint_here(FINGERPRINT) == cpu_fingerprint()
+    monkeypatch.setattr(CudaBackend.__init__, "__defaults__", (SimulatedRuntime(),))
+    assert fingerprint_here("cuda: another") == FINGERPRINT
+    assert fingerprint_here("cpu: another") == fingerprint_here("abacus") == cpu_fingerprint()
+
+
+def test_its_stopwatch_reads_events_once_the_gpu_is_there() -> None:
+    """Per iteration one before the flush and one after it, after forward and after backward."""
+    gpu, runtime = backend(pace_ms=(100.0, 2.0, 3.0, 5.0), others=frozenset({1}))
+    watch = gpu.stopwatch()
+    weight = torch.ones(4, requires_grad=True)
+    found = watch.iteration(Subject(lambda: weight * 2, torch.ones(4)))
+    assert (found.forward_ms, found.backward_ms, found.wall_ms) == (3.0, 5.0, 8.0)
+    assert weight.grad is not None
+    assert runtime.calls == ["event"]
+    assert watch.reference() is None
+    assert watch.foreign_load() == 1.0
+    assert backend()[0].stopwatch().foreign_load() == 0.0
+
+
+def test_a_flush_that_takes_longer_than_it_can_is_a_disturbance() -> None:
+    slow = (1.0, 2.0, 3.0, 5.0) * 5 + (1.0, 4.0, 3.0, 5.0)
+    watch = backend(pace_ms=slow)[0].stopwatch()
+    weight = torch.ones(4, requires_grad=True)
+    subject = Subject(lambda: weight * 2, torch.ones(4))
+    assert [watch.iteration(subject).disturbed for _ in range(6)] == [False] * 5 + [True]
+    unflushed = backend(pace_ms=slow)[0].stopwatch(flush=False)
+    assert not any(unflushed.iteration(subject).disturbed for _ in range(6))
+
+
+def test_marks_of_phases_are_told_apart() -> None:
+    gpu, runtime = backend(pace_ms=(1.0, 2.0, 4.0))
+    watch = gpu.stopwatch(flush=False)
+    marks = [watch.mark() for _ in range(3)]
+    assert runtime.calls == []  # nothing waits before all is done
+    assert watch.between(marks) == [(2.0, 2.0), (4.0, 4.0)]
+
+
+@pytest.fixture
+def freezing() -> Iterator[None]:
+    """A benchmark freezes what is there for good: here only for a test."""
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("freezing")
+def test_a_shard_is_measured_or_refused_for_want_of_memory() -> None:
+    small = Shard.of_tables([EmbeddingTable("small", 100, 16, 4.0)])
+    large = Shard.of_tables([EmbeddingTable("large", 100_000, 64, 4.0)])
+    settings, quick = MeasureSettings(32), TimingOptions(precision=0.2, max_iterations=9)
+    gpu, runtime = backend(pace_ms=(9.0, 1.0, 2.0, 3.0), free_bytes=2**20)
+    benchmark = DeviceBenchmark(gpu, PLACE)
+    info, _ = benchmark.describe()
+    assert info == DeviceInfo("gpu1@m0", "cuda", socket.gethostname(), FINGERPRINT, 85_028_765_696)
+    measured, refused = benchmark.measure(
+        [Order(small, settings, quick), Order(large, settings, quick)]
+    )
+    assert measured.timing is not None
+    assert (measured.timing.forward_ms, measured.timing.backward_ms) == (2.0, 3.0)
+    assert (measured.timing.quiet, measured.hardware) == (None, FINGERPRINT)
+    assert (refused.status, refused.throttled) == ("refused", 0.0)
+    assert "gpu1@m0 has 1,048,576" in refused.reason
+    assert runtime.calls.count("empty_cache") == 2  # they do not fit together
+    assert benchmark.peak_bytes() == 7
+
+
+def test_ranks_meet_through_what_the_runtime_has() -> None:
+    assert CudaRuntime.collectives == CudaBackend().collectives == "nccl"
+    gpu, runtime = backend()
+    assert gpu.collectives == "gloo"
+    meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    part = ExchangePart(ExchangeKey((8, 24), 64, 1), (0, 1), "127.0.0.1", meeting.port, "x", 2)
+    first, second = run_ranks(part, gpu)
+    assert [len(first.forward_ms), len(second.backward_ms)] == [2, 2]
+    passes = 2 * 2 * (2 + 3)  # of two ranks, forward and backward, with those that warm up
+    assert runtime.calls.count("synchronize") == 2 * passes  # before and after each
+
+
+def test_a_gpu_runs_one_rank() -> None:
+    info = DeviceInfo("gpu0@m0", "cuda", "m0", FINGERPRINT, 0)
+    device = PoolDevice(PLACE, None, info, "versions")
+    with pytest.raises(MeasurementError, match="among 3 GPUs needs as many, the pool has 1: nccl"):
+        asyncio.run(measure_exchange(ExchangeKey((8,) * 3, 64, 1), [device], FINGERPRINT, "v"))
