@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Compare sharders: the same tasks for all of them, their plans measured one beside the other."""
+"""Compare sharders: all plan the same tasks, and their plans are measured, trained or estimated."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -10,44 +10,32 @@ from typing import Literal
 
 import tyro
 
-from autoshard.benchmark import MeasurementStore
-from autoshard.benchmark.hardware import cpu_fingerprint
 from autoshard.cost_model import CostModel, EstimatedCosts, load_model
+from autoshard.cost_model.shard_visits import SEEDS
 from autoshard.cost_model.training import one_thread
-from autoshard.envs import Deck, Generator, RandomDeals
+from autoshard.envs import Deck, RandomDeals
 from autoshard.envs.task_families import Choice
 from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file, check_folder
-from autoshard.experiments.console.ray_cluster import ray_cluster
-from autoshard.experiments.judging.contest import (
-    Contest,
-    check_task_folder,
-    named_folders,
-    write_results,
-)
-from autoshard.experiments.judging.contestants import (
-    Contestants,
-    judge_estimated,
-    judge_measured,
-    scores_of,
-)
-from autoshard.experiments.judging.judge import Judgement, Limits
-from autoshard.experiments.judging.score_report import (
-    PRICED,
-    TRAINED,
-    Subject,
+from autoshard.experiments.evaluation.evaluator import Evaluation, Limits
+from autoshard.experiments.evaluation.planners import Planners
+from autoshard.experiments.evaluation.report import (
+    Score,
     best_sharder,
     score_picture,
     score_table,
     verdict,
 )
-from autoshard.experiments.judging.scores import Score
-from autoshard.experiments.judging.shard_visits import SEEDS, plan_pool
-from autoshard.experiments.judging.trained import judge_trained
+from autoshard.experiments.evaluation.task_sets import (
+    TaskSet,
+    check_task_folder,
+    named_folders,
+    sample_tasks,
+    write_results,
+)
 from autoshard.experiments.tracking.data_sources import short_name, tables_source
-from autoshard.experiments.training.checks import deal_tasks
 from autoshard.experiments.training.loading import (
     all_sharders,
     check_sharders,
@@ -55,7 +43,7 @@ from autoshard.experiments.training.loading import (
     oracle_for,
 )
 from autoshard.sharders import MEASURE_SECONDS, NEED_POLICY, NEED_POOL, load_policy
-from autoshard.workload import EmbeddingTable, Objective, UserError, documents, load_tables
+from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.parts import tables_by_part
 
@@ -64,89 +52,110 @@ _ALL = "all"  # of --sharders
 
 @dataclass(frozen=True)
 class CompareConfig(ObjectiveOptions):
-    """Compare sharders, and plans from elsewhere, on the same tasks: measured, or estimated.
+    """Compare sharders, and plans of other planners, on the same tasks.
 
-    Tasks are drawn from tables of a file that neither cost models nor policies ever learn from
-    (20 % of them), or from all if these are too few; or they are read from a folder.
+    Tasks are drawn from those tables of a file that neither cost models nor policies learn from
+    (20 %), or from all tables if these are too few; or they are read from a folder.
     """
 
     tables: str | None = None
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     family: str | None = None
-    """In place of --tables, --num-tables, --num-devices and --memory-fill: a family of tasks, such
-    as giants or giants:tight; docs/policy.md has them."""
+    """Family of tasks, such as giants or giants:tight, in place of --tables, --num-tables,
+    --num-devices and --memory-fill; docs/policy.md lists them."""
     tasks: Path | None = None
-    """In place of --tables: a folder of tasks as --save-tasks writes them. All are compared, and
-    they say how many tables and devices they have, how much memory and which batch size."""
+    """Folder of tasks as --save-tasks writes them, in place of --tables. They define the number of
+    tables and devices, the memory, the batch size and the objective."""
     save_tasks: Path | None = None
-    """Write the tasks into this folder, for other planners: 0.json, 1.json, ..."""
+    """Folder into which the tasks are written for other planners: 0.json, 1.json, ..."""
     plans: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """NAME=FOLDER: plans from elsewhere for --tasks, called as the tasks are: 0.json, ... Those of
-    tasks without such a file count as out of memory. May be given several times."""
+    """NAME=FOLDER: plans of another planner for --tasks, in files with the names of the tasks'. A
+    task without such a file counts as out of memory. Can be given several times."""
     num_tasks: int = 8
-    """Tasks to begin with. With --measure more are drawn where that is what is missing."""
+    """Number of tasks to begin with. With --measure, more are drawn where that helps most."""
     num_tables: int = 60
     """Tables of a task."""
     num_devices: int = 4
     """Devices of a task."""
     sharders: str = "random,dim,size,lookup,size_lookup,cost,autoshard"
-    """Names with commas between them, or all: those that can run here, and that measure only with
+    """Names of sharders, separated by commas. all: those that can run here; those that measure need
     --measure."""
     policy: Path = Path("cpu")
-    """Folder of a policy, as ppo_shard.py makes it, or the name of one that is shipped."""
+    """Folder of a policy, as ppo_shard.py writes it, or the name of a shipped one."""
     policies: str | None = None
-    """NAME=FOLDER,...: further policies, by names for the table. Each makes one plan, as policy
-    does, by the same cost model."""
+    """NAME=FOLDER,...: further policies. Each makes one plan, as the sharder policy does, by the
+    same cost model."""
     cost_model: Path | None = None
-    """Folder of a cost model, or the name of one that is shipped; by default the one in the
-    policy's folder, else the shipped one."""
+    """Folder of a cost model, or the name of a shipped one. Default: the one in the policy's
+    folder, else the shipped one."""
     batch_size: int = 1024
     """Samples of a batch."""
     memory_fill: float = 0.1
     """Share of all devices' memory that the tables take: 0.1 is loose, 0.9 is tight."""
     seed: int = 0
-    """Of the tasks, and of sharders that draw."""
+    """Seed of the tasks, and of sharders that draw."""
     measure: bool = False
-    """Measure every shard on the Ray cluster: what its fused operator computes, forward and
-    backward. All-to-alls are those of the objective's link: on a CPU ranks share cores, so measured
-    ones would say more about this machine than about the plans. Without it, plans are priced with
-    the cost model that some of the sharders go by themselves."""
+    """Measure every shard on the Ray cluster: forward and backward of its fused operator.
+    All-to-alls are priced by the objective's link, because CPU ranks share cores. Without this
+    option, plans are priced by the cost model that some of the sharders use themselves."""
     judge: Literal["costs", "training"] = "costs"
-    """costs: what a step takes by the objective. training: what it takes when TorchRec trains a
-    small model by each plan, as train_torchrec.py does, all in turns for --seconds."""
+    """costs: the objective's step time. training: the step time when TorchRec trains a small model
+    by each plan, as train_torchrec.py does, all in turns for --seconds."""
     precision: float = 0.01
     """Measure until the 95 % interval of each sharder's ratio to the best heuristic is within plus
-    and minus this: more visits of shards that matter, other index batches, more tasks."""
+    and minus this: with more visits of shards, other index batches, more tasks."""
     seconds: float = 300.0
-    """Or until so many seconds are spent, planning included; what is left out is told."""
+    """Time limit in seconds, planning included. The report says what was left out."""
     seeds: int = SEEDS
-    """Index batches that the visits of a shard are spread over; with one, results hold for this
-    batch alone. What autoshard_verified chooses by is measured with others."""
+    """Number of index batches that the visits of a shard are spread over. With one, results hold
+    for this batch alone. autoshard_verified measures with others."""
     verified: int = 3
-    """Plans that autoshard_verified measures in the end: all once, the better half again, ..."""
+    """Number of plans that autoshard_verified measures in the end: all once, the better half
+    again, ..."""
     verify_seconds: float = MEASURE_SECONDS
-    """Seconds that autoshard_verified may take for a task. Its best plans are measured once."""
+    """Seconds that autoshard_verified can measure for a task. Its best plans are measured once in
+    any case."""
     store: Path = Path("costs.db")
-    """SQLite file that keeps what is measured, and where it is looked up first."""
+    """SQLite file that keeps all measurements. What it holds is not measured again."""
     out: Path | None = None
     """Folder for tasks, plans and pictures."""
     json: Path | None = None
-    """Write the scores here."""
+    """File for the scores."""
     mlflow_uri: str | None = None
-    """Where to log; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
+    """MLflow tracking URI. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
 
     @property
     def names(self) -> list[str]:
-        """Of the sharders."""
+        """Names of the sharders."""
         return list(dict.fromkeys(name.strip() for name in self.sharders.split(",")))
 
     @property
     def further(self) -> list[str]:
-        """What --policies names."""
+        """Entries of --policies."""
         return [] if self.policies is None else [one.strip() for one in self.policies.split(",")]
 
+    @property
+    def choice(self) -> Choice | None:
+        """The family; None with tables or tasks."""
+        return None if self.family is None else Choice.read(self.family, "--family")
+
+    @property
+    def action(self) -> str:
+        """What is done with the plans."""
+        if self.judge == "training":
+            return "train"
+        return "measure" if self.measure else "estimate"
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run in MLflow."""
+        if self.tasks is not None or self.family is not None:
+            return f"{self.action} {self.family or (self.tasks and self.tasks.name)}"
+        tables = short_name(str(self.tables))
+        return f"{self.action} {self.num_tables} on {self.num_devices}, {tables}"
+
     def check(self) -> None:
-        """UserError unless the options make sense."""
+        """Raises UserError unless the options make sense."""
         if _ALL in self.names:
             raise UserError(f"--sharders {_ALL} are all there are: name no others beside it")
         check_sharders(self.names)
@@ -155,9 +164,7 @@ class CompareConfig(ObjectiveOptions):
                 "name tables to draw tasks from with --tables, or a folder with --tasks, or a "
                 "family of tasks with --family"
             )
-        if self.family is not None:
-            Choice.read(self.family, "--family")
-        assert self.choice is None or self.choice.name  # or a name that is wrong is told
+        assert self.choice is None or self.choice.name  # reading it raises for a wrong name
         if self.plans and self.tasks is None:
             raise UserError("--plans needs the tasks that they are for: name their folder, --tasks")
         if self.tasks is not None and self.names_objective:
@@ -184,70 +191,49 @@ class CompareConfig(ObjectiveOptions):
         check_folder(self.save_tasks, "--save-tasks")
         check_task_folder(self.save_tasks)
 
-    def told_as(self, objectives: Collection[Objective]) -> tuple[str, Subject]:
-        """What counts of tasks with such objectives and how it is known, and what it is of."""
-        if self.judge == "training":
-            return "with TorchRec", TRAINED
-        known = "measured" if self.measure else "estimated, not measured"
-        first, *others = objectives
-        told = f"{first.name}, each task with its own link" if others else str(first)
-        return f"{told}; {known}", PRICED
 
-    @property
-    def choice(self) -> Choice | None:
-        """The family that is asked for; None where tables or tasks are."""
-        return None if self.family is None else Choice.read(self.family, "--family")
-
-    @property
-    def source(self) -> str:
-        """Where tasks come from, in words."""
-        return str(self.tables or self.tasks or self.family)
-
-    def deals(self) -> Generator:
-        """Who deals."""
-        if self.choice is not None:
-            return self.choice.deals
-        fill = (self.memory_fill, self.memory_fill)
-        return RandomDeals((self.num_tables,) * 2, (self.num_devices,) * 2, fill)
-
-
-@one_thread()  # of several, each waits for the others: networks this small gain nothing
+@one_thread()  # with several, each waits for the others: networks this small gain nothing
 def main(config: CompareConfig) -> None:
-    """Let every sharder plan the same tasks, cost the plans, say who is best."""
+    """Plans the tasks with every sharder, evaluates the plans, reports which sharder is best."""
     if config.names == [_ALL]:
         config = replace(config, sharders=",".join(all_sharders(config.measure)))
     config.check()
-    theirs = named_folders("--plans", config.plans, ())
-    policies = named_folders("--policies", config.further, theirs)
+    plans = named_folders("--plans", config.plans, ())
+    policies = named_folders("--policies", config.further, plans)
     cost_model = config.cost_model or model_beside(config.policy)
     policy, model = load_policy(config.policy), load_model(cost_model)
     others = {name: load_policy(folder) for name, folder in policies.items()}
-    contest, oracle = _contest(config, theirs, model)
+    task_set, oracle = _task_set(config, plans, model)
     for one in ([policy] if NEED_POLICY.intersection(config.names) else []) + [*others.values()]:
-        one.check(contest.most_devices)
-    contestants = Contestants(
+        one.check(task_set.max_devices)
+    planners = Planners(
         config.names, oracle, policy, config.seed, config.verified, config.verify_seconds, others
     )
     if config.measure:
-        MeasurementStore(config.store).close()  # one that cannot be used is told before work starts
-    with ExitStack() as stack:
-        run = stack.enter_context(
-            tracking.tracked_run("compare", _run_name(config), asdict(config), config.mlflow_uri)
-        )
-        found, hardware = _judged(config, contest, contestants, stack)
-        scores, best = scores_of(found, oracle, config.measure, config.judge == "training")
-        objectives = list(dict.fromkeys(task.objective for task in found.tasks))
-        what, subject = config.told_as(objectives)
+        from autoshard.benchmark import MeasurementStore
+
+        MeasurementStore(config.store).close()  # fails before the work if it cannot be used
+    with tracking.tracked_run("compare", config.run_name, asdict(config), config.mlflow_uri) as run:
+        found, hardware = _evaluate(config, task_set, planners)
+        scores, best = found.scores(oracle, config.measure, config.judge == "training")
+        what, subject = _subject(config, found)
+        cli.console.print(score_table(scores, best, what, subject))
+        if found.ended:
+            cli.console.print(
+                f"{found.ended} ({len(found.tasks)} tasks, {found.visits} visits in "
+                f"{found.measuring_seconds:.0f} of {found.seconds:.0f} s)",
+                soft_wrap=True,
+            )
         figures = {
             "sharders": {name: asdict(score) for name, score in scores.items()},
             "best_heuristic": best,
             "tasks": len(found.tasks),
-            "devices": contest.most_devices,
+            "devices": task_set.max_devices,
             "tables": max(len(task.tables) for task in found.tasks),
             "measured": config.measure,
             "trained": config.judge == "training",
             "batch_size": oracle.batch_size,
-            "objectives": [objective.to_json() for objective in objectives],
+            "objectives": [one.to_json() for one in {task.objective: 0 for task in found.tasks}],
             "memory_fill": None if config.tables is None else config.memory_fill,
             "seconds": found.seconds,
             "measuring_seconds": found.measuring_seconds,
@@ -258,116 +244,59 @@ def main(config: CompareConfig) -> None:
             "cost_model": str(cost_model),
             "hardware": hardware,
         }
-        cli.console.print(score_table(scores, best, what, subject))
-        if found.ended:
-            cli.console.print(_told(found), soft_wrap=True)
-        folder = config.out or Path(stack.enter_context(TemporaryDirectory()))
-        plans = {name: [o.plan for o in some] for name, some in found.outcomes.items()}
-        files = [
-            *write_results(folder, found.tasks, plans),
-            *_pictures(folder, found, scores, what, subject),
-        ]
-        for path in files:
-            run.artifact(path, path.parent.relative_to(folder).as_posix())
-        documents.write(folder / "compare.json", figures)
-        run.artifact(folder / "compare.json")
+        with ExitStack() as stack:
+            folder = config.out or Path(stack.enter_context(TemporaryDirectory()))
+            made = {name: [o.plan for o in some] for name, some in found.outcomes.items()}
+            for path in (
+                *write_results(folder, found.tasks, made),
+                *_pictures(folder / "pictures", found, scores, what, subject),
+            ):
+                run.artifact(path, path.parent.relative_to(folder).as_posix())
+            documents.write(folder / "compare.json", figures)
+            run.artifact(folder / "compare.json")
         run.metrics(_metrics(scores))
-        run.tags({"hardware": hardware, "num_devices": contest.most_devices})
-        run.data(tables_source(config.source, contest.tables))
+        run.tags({"hardware": hardware, "num_devices": task_set.max_devices})
+        source = str(config.tables or config.tasks or config.family)
+        run.data(tables_source(source, task_set.tables))
         run.note(verdict(scores, best, what, subject))
         if config.json is not None:
             documents.write(config.json, figures)
     cli.console.print(verdict(scores, best, what, subject), soft_wrap=True)
 
 
-def _judged(
-    config: CompareConfig, contest: Contest, contestants: Contestants, stack: ExitStack
-) -> tuple[Judgement, str]:
-    """What the judge finds, and on which hardware."""
-    if config.judge == "training":
-        stack.enter_context(ray_cluster())
-        found = judge_trained(contest, contestants, config.seconds, config.save_tasks)
-        return found, cpu_fingerprint()
-    if not config.measure:
-        found = judge_estimated(contest, contestants, config.save_tasks)
-        return found, contestants.oracle.model.provenance.hardware
-    pool = stack.enter_context(plan_pool(config.store))
-    hardware = pool.devices()[0].hardware
-    limits = Limits(config.precision, config.seconds)
-    found = judge_measured(
-        contest, contestants, pool, limits, config.seeds, save_tasks=config.save_tasks
-    )
-    return found, hardware
-
-
-def _contest(
+def _task_set(
     config: CompareConfig, plans: Mapping[str, Path], model: CostModel
-) -> tuple[Contest, EstimatedCosts]:
-    """The tasks, and the oracle for them; UserError if it does not speak of such tasks."""
+) -> tuple[TaskSet, EstimatedCosts]:
+    """Returns the tasks, and the oracle for them; UserError if it does not price such tasks."""
     if config.tasks is not None:
-        contest = Contest.read(config.tasks, plans)
-        first = contest.first
-        oracle = oracle_for(model, first.batch_size, contest.tables)
+        task_set = TaskSet.read(config.tasks, plans)
+        oracle = oracle_for(model, task_set.first.batch_size, task_set.tables)
         with documents.naming(config.tasks):
-            oracle.check(first)
-        return contest, oracle
-    tables = _tables(config)
+            oracle.check(task_set.first)
+        return task_set, oracle
+    tables, fill = _tables(config), (config.memory_fill, config.memory_fill)
     oracle = oracle_for(model, config.batch_size, tables)
-    deck = Deck(oracle, [table.whole() for table in tables])
-    deals = config.deals()
+    deals = (
+        RandomDeals((config.num_tables,) * 2, (config.num_devices,) * 2, fill)
+        if config.choice is None
+        else config.choice.deals
+    )
     objective = config.wanted(deals.most_devices, oracle.link)
-    dealt = deal_tasks(deck, deals, config.seed)
     # A family may draw links: they count unless an option is given.
-    overruled = config.names_objective
     tasks = (
-        replace(task, objective=objective) if overruled or task.objective.link is None else task
-        for task in dealt
+        replace(task, objective=objective)
+        if config.names_objective or task.objective.link is None
+        else task
+        for task in sample_tasks(Deck(oracle, [t.whole() for t in tables]), deals, config.seed)
     )
-    return Contest.drawn(tasks, config.num_tasks, tables, deals.most_devices), oracle
-
-
-def _pictures(
-    folder: Path, found: Judgement, scores: Mapping[str, Score], what: str, subject: Subject
-) -> list[Path]:
-    """What steps take by all sharders, and a plan of the best one."""
-    pictures = folder / "pictures"
-    pictures.mkdir(parents=True, exist_ok=True)
-    files = [pictures / "step_ms.png"]
-    score_picture(scores, what, files[0], subject)
-    best = best_sharder(scores)
-    cost = next((o.cost for o in found.outcomes.get(best or "", ()) if o.cost is not None), None)
-    if cost is not None:
-        files.append(pictures / "best_plan.png")
-        cost.picture(files[-1], f"{best}, {what}")
-    return files
-
-
-def _told(found: Judgement) -> str:
-    """How judging went, in a line."""
-    return (
-        f"{found.ended} ({len(found.tasks)} tasks, {found.visits} visits in "
-        f"{found.measuring_seconds:.0f} of {found.seconds:.0f} s)"
-    )
-
-
-def _run_name(config: CompareConfig) -> str:
-    what = "measure" if config.measure else "estimate"
-    if config.judge == "training":
-        what = "train"
-    if config.tasks is not None:
-        return f"{what} {config.tasks.name}"
-    if config.family is not None:
-        return f"{what} {config.family}"
-    assert config.tables is not None
-    return f"{what} {config.num_tables} on {config.num_devices}, {short_name(config.tables)}"
+    return TaskSet.drawn(tasks, config.num_tasks, tables, deals.most_devices), oracle
 
 
 def _tables(config: CompareConfig) -> list[EmbeddingTable]:
-    """The tables that tasks are drawn from: those that nothing has learned from, if they do."""
+    """Returns the tables that tasks are drawn from: if they suffice, those of the test part."""
     if config.choice is not None:
         return tables_by_part(config.choice.family.tables())["test"]
-    assert config.tables is not None
-    tables = load_tables(config.tables)
+    tables = load_tables(str(config.tables))
     if config.num_tables > len(tables):
         raise UserError(
             f"--num-tables {config.num_tables} is more than the {len(tables)} tables of "
@@ -376,20 +305,70 @@ def _tables(config: CompareConfig) -> list[EmbeddingTable]:
     unseen = tables_by_part(tables)["test"]
     if config.num_tables <= len(unseen):
         return unseen
-    cli.console.print(
-        f"note: {config.tables} has {len(unseen)} tables that models and policies never learn "
-        f"from, too few for tasks of {config.num_tables}: all {len(tables)} are used",
-        soft_wrap=True,
+    cli.note(
+        f"{config.tables} has {len(unseen)} tables that models and policies never learn "
+        f"from, too few for tasks of {config.num_tables}: all {len(tables)} are used"
     )
     return list(tables)
 
 
+def _evaluate(
+    config: CompareConfig, task_set: TaskSet, planners: Planners
+) -> tuple[Evaluation, str]:
+    """Returns the evaluated plans, and the hardware that the step times are of."""
+    if config.action == "estimate":
+        from autoshard.experiments.evaluation.evaluator import evaluate_estimated
+
+        found = evaluate_estimated(task_set, planners, config.save_tasks)
+        return found, planners.oracle.model.provenance.hardware
+    from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
+
+    if config.action == "train":
+        from autoshard.benchmark.hardware import cpu_fingerprint
+        from autoshard.experiments.evaluation.trained import evaluate_trained
+
+        with ray_cluster():
+            found = evaluate_trained(task_set, planners, config.seconds, config.save_tasks)
+        return found, cpu_fingerprint()
+    from autoshard.experiments.evaluation.evaluator import evaluate_measured
+
+    with measuring_pool(config.store) as pool:
+        limits = Limits(config.precision, config.seconds)
+        found = evaluate_measured(task_set, planners, pool, limits, config.seeds, config.save_tasks)
+        return found, pool.devices()[0].hardware
+
+
+def _subject(config: CompareConfig, found: Evaluation) -> tuple[str, str]:
+    """Returns the objective with how its times are known, and what the times are of."""
+    if config.action == "train":
+        return "with TorchRec", "training step"
+    known = "measured" if config.measure else "estimated, not measured"
+    first, *others = {task.objective: 0 for task in found.tasks}
+    objective = f"{first.name}, each task with its own link" if others else str(first)
+    return f"objective {objective}; {known}", "step"
+
+
+def _pictures(
+    folder: Path, found: Evaluation, scores: Mapping[str, Score], what: str, subject: str
+) -> list[Path]:
+    """Draws the step times of all sharders, and a plan of the best one; returns the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / "step_ms.png"]
+    score_picture(scores, what, files[0], subject)
+    best = best_sharder(scores)
+    cost = next((o.cost for o in found.outcomes.get(best or "", ()) if o.cost is not None), None)
+    if cost is not None:
+        files.append(folder / "best_plan.png")
+        cost.picture(files[-1], f"{best}, {what}")
+    return files
+
+
 def _metrics(scores: Mapping[str, Score]) -> dict[str, float]:
-    """What MLflow takes of the scores: numbers, by name and sharder."""
+    """Returns the numbers of the scores for MLflow, by name and sharder."""
     return {
         f"{field}/{name}": float(value)
-        for name, found in scores.items()
-        for field, value in asdict(found).items()
+        for name, score in scores.items()
+        for field, value in asdict(score).items()
         if isinstance(value, int | float)
     }
 

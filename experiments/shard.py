@@ -13,12 +13,12 @@ from autoshard.experiments.console.devices import read_devices
 from autoshard.experiments.console.imports import model_tables
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import PICTURES, check_file
+from autoshard.experiments.evaluation.measured_plan import measured_plan
 from autoshard.experiments.explaining.explain import explanation
 from autoshard.experiments.explaining.layout import show
 from autoshard.experiments.explaining.memory import memory_parts
 from autoshard.experiments.explaining.plan_files import read_plan
 from autoshard.experiments.explaining.rival import beside, best_heuristic
-from autoshard.experiments.judging.measured_plan import measured_plan
 from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
 from autoshard.sharders import (
     BY_NO_MODEL,

@@ -19,9 +19,9 @@ from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
-from autoshard.experiments.console.notices import Notices
-from autoshard.experiments.console.ray_cluster import ray_cluster
-from autoshard.experiments.judging.outcomes import best_of_each, maxima_of, relative
+from autoshard.experiments.console.ray_cluster import Notices, ray_cluster
+from autoshard.experiments.evaluation.planners import best_of_each, maxima_of
+from autoshard.experiments.evaluation.posterior import relative
 from autoshard.experiments.sweeps.config import DROPPED, TuneShardConfig
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
 from autoshard.experiments.sweeps.search_space import (

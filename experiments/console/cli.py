@@ -75,6 +75,11 @@ def _exit_code(run: Callable[[], None]) -> int:
     return 0
 
 
+def note(line: str) -> None:
+    """Prints a note for people, as it is."""
+    console.print(f"note: {line}", markup=False, soft_wrap=True)
+
+
 def say_error(line: str) -> None:
     """One line to standard error, as it is."""
     error_console.print(line, markup=False)

@@ -1,4 +1,4 @@
-"""Joining the Ray cluster that is there, or starting one on this machine."""
+"""The Ray cluster that is there, or one started on this machine, and its pool that measures."""
 
 import logging
 import os
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import ray
 
+from autoshard.benchmark import BenchmarkPool
+from autoshard.experiments.console import cli
 from autoshard.workload import UserError
 
 _ANSWER_SECONDS = 5.0
@@ -41,6 +43,36 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def measuring_pool(store: Path) -> Iterator[BenchmarkPool]:
+    """A connection to the cluster's pool, whose measurements go into the store."""
+    with ray_cluster():
+        pool = BenchmarkPool(store)
+        try:
+            yield pool
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"what was measured is in {store}; run again to go on"
+            ) from None
+        Notices().tell(pool)
+        pool.close()
+
+
+class Notices:
+    """Prints each notice of the pool once, however often the pool repeats it."""
+
+    def __init__(self) -> None:
+        self._subjects: set[str] = set()
+
+    def tell(self, pool: BenchmarkPool) -> None:
+        """Prints the new notices."""
+        for notice in pool.notices():
+            subject = notice.partition(":")[0]  # how much of a load is printed once
+            if subject not in self._subjects:
+                self._subjects.add(subject)
+                cli.note(notice)
 
 
 def _address(must_run: bool) -> str | None:

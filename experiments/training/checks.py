@@ -3,19 +3,18 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 
-import numpy as np
-
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import Deck, Generator
-from autoshard.experiments.judging.contestants import Contestants
-from autoshard.experiments.judging.outcomes import (
+from autoshard.experiments.evaluation.planners import (
     Outcome,
+    Planners,
     best_of_each,
     estimated,
     make_plans,
     maxima_of,
-    mean_ratio,
 )
+from autoshard.experiments.evaluation.posterior import mean_ratio
+from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.sharders import HEURISTICS, Policy
 from autoshard.workload import EmbeddingTable, ShardingTask, UserError
@@ -56,19 +55,12 @@ def unseen_tasks(
 ) -> Iterator[ShardingTask]:
     """Yields tasks without end, drawn as the training's, of tables that it is not trained on."""
     deck = Deck.of_tables(model, unseen_tables(parts, part), config.batch_size)
-    return deal_tasks(deck, config.generator(), seed)
-
-
-def deal_tasks(deck: Deck, generator: Generator, seed: int) -> Iterator[ShardingTask]:
-    """Yields tasks as the generator draws them, without end."""
-    rng = np.random.default_rng(seed)
-    while True:
-        yield deck.task(generator(deck, rng))
+    return sample_tasks(deck, config.generator(), seed)
 
 
 def draw_tasks(deck: Deck, generator: Generator, count: int, seed: int) -> list[ShardingTask]:
     """Returns the first tasks that the generator draws."""
-    return list(islice(deal_tasks(deck, generator, seed), count))
+    return list(islice(sample_tasks(deck, generator, seed), count))
 
 
 class PolicyCheck:
@@ -124,5 +116,5 @@ class PolicyCheck:
             others: Further policies by name; each makes one plan as the sharder `policy` does.
         """
         oracle = EstimatedCosts(model, self.tasks[0].batch_size)
-        contestants = Contestants(tuple(names), oracle, policy, self.seed, others=others or {})
-        return estimated(make_plans(contestants.sharders(), self.tasks), self.tasks, oracle)
+        planners = Planners(tuple(names), oracle, policy, self.seed, others=others or {})
+        return estimated(make_plans(planners.sharders(), self.tasks), self.tasks, oracle)

@@ -12,18 +12,17 @@ from rich.table import Table
 from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.notices import Notices
-from autoshard.experiments.judging.contest import Contest
-from autoshard.experiments.judging.contestants import Contestants, judge_measured, scores_of
-from autoshard.experiments.judging.judge import Limits, OutOfTimeError
-from autoshard.experiments.judging.outcomes import (
+from autoshard.experiments.console.ray_cluster import Notices
+from autoshard.experiments.evaluation.evaluator import Limits, OutOfTimeError, evaluate_measured
+from autoshard.experiments.evaluation.planners import (
+    Planners,
     best_heuristic,
     best_of_each,
     maxima_of,
-    relative,
 )
-from autoshard.experiments.judging.score_report import score_table, verdict
-from autoshard.experiments.judging.statistics import Ratio
+from autoshard.experiments.evaluation.posterior import Ratio, relative
+from autoshard.experiments.evaluation.report import score_table, verdict
+from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.experiments.tracking.runs import TrackedRun
 from autoshard.experiments.training.checks import PolicyCheck, unseen_tables, unseen_tasks
 from autoshard.experiments.training.loop import Training
@@ -173,16 +172,17 @@ class TrainingReport:
         if pool is None or not config.test_seconds:
             return None
         oracle = EstimatedCosts(model, config.batch_size)
-        contest = Contest.drawn(
+        task_set = TaskSet.drawn(
             unseen_tasks(config, model, training.parts, "test", TEST_SEED),
             _TEST_TASKS,
             unseen_tables(training.parts, "test"),
             config.generator().most_devices,
         )
         names = (heuristic, "cost_fused", "policy", "autoshard")
-        contestants = Contestants(names, oracle, policy, config.seed)
+        planners = Planners(names, oracle, policy, config.seed)
         try:
-            found = judge_measured(contest, contestants, pool, Limits(seconds=config.test_seconds))
+            limits = Limits(seconds=config.test_seconds)
+            found = evaluate_measured(task_set, planners, pool, limits)
         except OutOfTimeError:
             cli.console.print(
                 "note: the test was not measured: --test-seconds "
@@ -190,7 +190,7 @@ class TrainingReport:
                 soft_wrap=True,
             )
             return None
-        scores, best = scores_of(found, oracle, measured=True)
+        scores, best = found.scores(oracle, measured=True)
         cli.console.print(score_table(scores, best, "measured"))
         cli.console.print(verdict(scores, best, "measured"), soft_wrap=True)
         self._run.metrics(

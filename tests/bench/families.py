@@ -22,9 +22,9 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.checkpoint import PRETRAINED
 from autoshard.cost_model.evaluation import evaluate
-from autoshard.experiments.judging.judge import judge_plan
-from autoshard.experiments.judging.knowledge import Knowledge
-from autoshard.experiments.judging.shard_visits import SEEDS, ShardVisits, judging_seeds, told_as
+from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
+from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, evaluation_seeds, normalizer
+from autoshard.experiments.evaluation.evaluator import measure_step
 from autoshard.sharders import (
     HEURISTICS,
     USUAL_HEURISTICS,
@@ -105,7 +105,7 @@ def measured_family_figures(folder: Path) -> list[Figure]:
         means = Means(oracle, load_policy("cpu"))
         with _strangers(), cpu_pool(folder / f"{family}.db") as pool:
             settings = MeasureSettings(_BATCH_SIZE, task.operator)
-            visits = ShardVisits(pool, settings, judging_seeds(SEEDS))
+            visits = ShardVisits(pool, settings, evaluation_seeds(SEEDS))
             plans = {name: make_sharder(name, means).shard(task) for name in names}
             slowest = {name: _slowest_ms(visits, task, plan) for name, plan in plans.items()}
         bar = min(slowest[heuristic] for heuristic in USUAL_HEURISTICS)
@@ -130,13 +130,13 @@ def by_heart_figures(folder: Path) -> list[Figure]:
         task, oracle = task_of(FAMILIES[family]), EstimatedCosts(model, _BATCH_SIZE)
         with _strangers(), cpu_pool(folder / f"heart-{family}.db") as pool:
             settings = MeasureSettings(_BATCH_SIZE, task.operator)
-            knowledge = Knowledge(pool, model, settings, tables=task.tables)
+            knowledge = MeasuredKnowledge(pool, model, settings, tables=task.tables)
             means = Means(oracle, load_policy("cpu"), knowledge, measure_seconds=_SECONDS)
             plan = make_measuring("autoshard", means).shard(task)
             promise = TaskOutlook(knowledge.informed(oracle), task).of(plan).expected_ms
             before = make_sharder("cost_fused", means).shard(task)
-            told = told_as(model, pool)
-            judging = ShardVisits(pool, settings, judging_seeds(SEEDS), told=told)
+            normalize = normalizer(model, pool)
+            judging = ShardVisits(pool, settings, evaluation_seeds(SEEDS), normalize=normalize)
             ours, theirs = (_slowest_ms(judging, task, each) for each in (plan, before))
         figures += [
             Figure(f"{family}, {_SECONDS:.0f} s of measuring: measured over promised",
@@ -156,7 +156,7 @@ def task_of(source: str) -> ShardingTask:
 
 
 def _slowest_ms(visits: ShardVisits, task: ShardingTask, plan: ShardingPlan) -> float:
-    found = judge_plan(visits, task, plan, visits=SEEDS)
+    found = measure_step(visits, task, plan, visits=SEEDS)
     if found is None:
         raise UserError("a shard of a plan could not be measured: its figures cannot be told")
     return found.mean_ms

@@ -14,7 +14,8 @@ import ray
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
 from autoshard.envs import Deck
 from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choices
-from autoshard.experiments.judging.outcomes import estimated, make_plans, maxima_of, mean_ratio
+from autoshard.experiments.evaluation.planners import estimated, make_plans, maxima_of
+from autoshard.experiments.evaluation.posterior import mean_ratio
 from autoshard.experiments.training.checks import draw_tasks
 from autoshard.sharders import Means, load_policy, make_sharder
 from autoshard.workload import Sharder, ShardingTask

@@ -19,7 +19,7 @@ from autoshard.cost_model.training import one_thread
 from autoshard.envs import Deck, RandomDeals, ShardingVectorEnv
 from autoshard.envs.task_families import FAMILIES
 from autoshard.experiments import compare, ppo_shard
-from autoshard.experiments.judging.statistics import Ratio
+from autoshard.experiments.evaluation.posterior import Ratio
 from autoshard.experiments.training.checks import draw_tasks
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.ppo import Trainer

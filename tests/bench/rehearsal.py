@@ -13,8 +13,8 @@ from autoshard.benchmark.rehearsal.rehearsal import stage
 from autoshard.benchmark.rehearsal.turns import in_turns
 from autoshard.benchmark.statistics import median_interval
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
+from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, evaluation_seeds
 from autoshard.experiments.console import cli
-from autoshard.experiments.judging.shard_visits import SEEDS, ShardVisits, judging_seeds
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
 from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables
 from bench.figure import Figure
@@ -124,7 +124,7 @@ def _measured(
     """What each plan's shards and all-to-alls measure."""
     settings = MeasureSettings(task.batch_size, task.operator)
     with cpu_pool(folder / "rehearsal.db", most_devices=_RANKS) as pool:
-        visits = ShardVisits(pool, settings, judging_seeds(SEEDS))
+        visits = ShardVisits(pool, settings, evaluation_seeds(SEEDS))
         shards = [s for plan in plans.values() for s in plan.shards(task) if s is not None]
         visits.measure(shards, SEEDS)
         costs = []

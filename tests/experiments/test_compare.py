@@ -18,9 +18,9 @@ from autoshard.benchmark import DeviceCost, MeasurementStore, PlanCost, price_pl
 from autoshard.cost_model import EstimatedCosts, load_model, save_model
 from autoshard.experiments import compare
 from autoshard.experiments.compare import CompareConfig
-from autoshard.experiments.judging.outcomes import Outcome
-from autoshard.experiments.judging.score_report import verdict
-from autoshard.experiments.judging.scores import Score, certain, score_all
+from autoshard.experiments.evaluation.planners import Outcome, maxima_of
+from autoshard.experiments.evaluation.posterior import as_samples
+from autoshard.experiments.evaluation.report import Score, score_all, verdict
 from autoshard.sharders import NEED_POOL, NEED_TORCHREC, SHARDERS, Policy, save_policy
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import Objective, OperatorOptions, ShardingPlan, ShardingTask, UserError
@@ -157,9 +157,8 @@ def test_the_last_line_says_by_how_much(estimated: tuple[Path, str]) -> None:
     folder, said = estimated
     figures = figures_of(folder)
     found = re.match(
-        r"a step takes ([\d.]+)% less by autoshard than by (\w+), the best "
-        r"heuristic \(step, without all-to-alls; estimated, not measured; 95 % interval "
-        r"([\d.]+)% to ([\d.]+)%\)",
+        r"autoshard: step time ([\d.]+)% lower than (\w+), the best heuristic \(95% CI "
+        r"([\d.]+)% to ([\d.]+)%; objective step, without all-to-alls; estimated, not measured\)",
         said.splitlines()[-1],
     )
     assert found is not None, said
@@ -246,7 +245,8 @@ PLAN = ShardingPlan((), 1)
 def scored(
     outcomes: dict[str, list[Outcome]], bounds_ms: Sequence[float], **promised: Sequence[float]
 ) -> tuple[dict[str, Score], str | None]:
-    return score_all(outcomes, certain(outcomes), bounds_ms, promised)
+    steps = {name: as_samples(some) for name, some in maxima_of(outcomes).items()}
+    return score_all(outcomes, steps, bounds_ms, promised)
 
 
 def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> None:
@@ -270,7 +270,7 @@ def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> No
         assert score["promise"] is None  # a cost model does not speak of steps
     low, high = scores["cost"]["ratio_low"], scores["cost"]["ratio_high"]
     assert low < scores["cost"]["ratio"] < high
-    assert "a step of training, mean of tasks, with TorchRec" in " ".join(done.stdout.split())
+    assert "training step time, mean of the tasks (with TorchRec)" in " ".join(done.stdout.split())
     assert "step ms" in done.stdout
 
 
@@ -304,7 +304,8 @@ def test_scores_by_hand() -> None:
     assert scores["size"].improvement == 0
     assert (never.step_ms_mean, never.seconds_mean, never.improvement, never.gap) == (None,) * 4
     assert (never.oom, never.win_rate) == (3, 0)
-    assert "ours cannot be told apart from size" in verdict(scores, best, "measured")
+    said = verdict(scores, best, "measured")
+    assert "ours: step time not significantly different from size" in said
 
 
 def test_a_gain_is_told_where_it_is_larger_than_its_interval() -> None:
@@ -312,17 +313,19 @@ def test_a_gain_is_told_where_it_is_larger_than_its_interval() -> None:
     clear = {"size": outcomes_of(*bar), "ours": outcomes_of(*(0.9 * ms + 0.01 for ms in bar))}
     scores, best = scored(clear, bar)
     said = verdict(scores, best, "measured")
-    assert said.startswith("a step takes 9.8% less by ours than by size, the best")
-    assert "cannot be told apart" not in said
+    assert said.startswith("ours: step time 9.8% lower than size, the best")
+    assert "significant" not in said
     close = {**clear, "like": outcomes_of(*(ms + 0.3 * (-1) ** n for n, ms in enumerate(bar)))}
     close["also"] = outcomes_of(*(0.9 * ms + 0.02 * (-1) ** n for n, ms in enumerate(bar)))
     scores, best = scored(close, bar)
     assert list(scores)[:2] == ["also", "ours"]
-    assert verdict(scores, best, "measured").endswith("; also cannot be told apart from ours")
+    said = verdict(scores, best, "measured")
+    assert said.endswith("; the difference from ours is not significant")
     del close["ours"], close["also"]
     close["like"][0] = outcomes_of(4.0)[0]
     scores, best = scored(close, bar)
-    assert "like cannot be told apart from size" in verdict(scores, best, "measured")
+    said = verdict(scores, best, "measured")
+    assert "like: step time not significantly different from size" in said
 
 
 def test_without_a_heuristic_nothing_is_claimed() -> None:
@@ -331,11 +334,12 @@ def test_without_a_heuristic_nothing_is_claimed() -> None:
     assert scores["ours"].improvement is None
     assert "no heuristic" in verdict(scores, best, "measured")
     scores, best = scored({"dim": outcomes_of(4.0), "ours": outcomes_of(5.0)}, [4.0])
-    assert "nothing beats the best heuristic, dim" in verdict(scores, best, "measured")
+    assert "no sharder beats dim, the best heuristic" in verdict(scores, best, "measured")
     scores, best = scored({"dim": outcomes_of(4.0), "ours": outcomes_of(2.0)}, [4.0])
     assert scores["ours"].half_width is None
-    assert "ours cannot be told apart from dim, the best heuristic, by one task" in verdict(
-        scores, best, "measured"
+    assert verdict(scores, best, "measured") == (
+        "ours: step time not significantly different from dim, the best heuristic (ratio 0.500, "
+        "one task; measured)"
     )
     scores, best = scored({"dim": outcomes_of(None)}, [4.0])
     assert "no sharder found a plan" in verdict(scores, best, "measured")

@@ -16,9 +16,9 @@ from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model, slowest_by_phase
 from autoshard.cost_model.checkpoint import OtherHardware
 from autoshard.experiments import shard
+from autoshard.experiments.evaluation.measured_plan import FIRST_SEED
 from autoshard.experiments.explaining.layout import show
 from autoshard.experiments.explaining.memory import memory_parts
-from autoshard.experiments.judging.measured_plan import JUDGED
 from autoshard.experiments.shard import ShardConfig
 from autoshard.sharders import Policy, make_sharder, next_steps, save_policy
 from autoshard.workload import (
@@ -247,19 +247,19 @@ def test_what_tells_most_is_measured_and_the_plan_itself(
     means = []
     for shard_ in plan.shards(task_of(small, 1, 1)):
         assert shard_ is not None
-        mine = [m for m in kept if m.shard == shard_ and m.settings.seed >= JUDGED]
+        mine = [m for m in kept if m.shard == shard_ and m.settings.seed >= FIRST_SEED]
         assert {m.settings.seed for m in mine} == {
-            JUDGED,
-            JUDGED + 2,
-            JUDGED + 4,
+            FIRST_SEED,
+            FIRST_SEED + 2,
+            FIRST_SEED + 4,
         }  # none that the plan was chosen by
         same = [m.told_at(level if (m.hardware, m.versions) == here else None) for m in mine]
         costs = [m.cost() for m in same]
         means.append((sum(c.forward_ms for c in costs) / 3, sum(c.backward_ms for c in costs) / 3))
-    learned = [m for m in kept if m.settings.seed < JUDGED]
+    learned = [m for m in kept if m.settings.seed < FIRST_SEED]
     assert {m.settings.seed for m in learned} >= {1}
     assert any(len(m.shard) == 1 for m in learned)  # a table alone
-    ratio = re.search(r"which is ([\d.]+) of what was promised", said)
+    ratio = re.search(r"pred/meas ([\d.]+)", said)
     assert ratio is not None
     assert 0.5 < float(ratio[1]) < 2
     with warnings.catch_warnings():

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.experiments.judging.outcomes import plan_task, warm_up
+from autoshard.experiments.evaluation.planners import plan_task, warm_up
 from autoshard.sharders import NEED_POOL, SHARDERS, LocalSearch, Means, Policy, make_sharder
 from autoshard.workload import (
     Constraints,

@@ -1,60 +1,54 @@
-"""What is compared: tasks that are drawn or read from a folder, plans of ours and of others."""
+"""The tasks of a comparison, drawn or read from a folder, and plans of other planners for them."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from autoshard.experiments.judging.judge import Entry
-from autoshard.experiments.judging.outcomes import Outcome, plan_task
+import numpy as np
+
+from autoshard.envs import Deck, Generator
 from autoshard.sharders import SHARDERS
-from autoshard.workload import (
-    EmbeddingTable,
-    Sharder,
-    ShardingPlan,
-    ShardingTask,
-    UserError,
-    documents,
-)
+from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask, UserError, documents
 
 _TASKS, _PLANS = "tasks", "plans"  # folders of results
 
 
 @dataclass(frozen=True)
-class Contest:
-    """Tasks in order, without end if they are drawn, and what others have made of them.
+class TaskSet:
+    """Tasks in order, without end if they are drawn, and the plans of other planners for them.
 
     Args:
-        first: of the tasks.
-        tasks: all of them, of one batch size, operator and objective.
-        begin: how many of them to begin with.
-        tables: that they hold, or may.
-        most_devices: of the largest.
-        plans: of other planners: of each task a plan, or None.
+        first: The first task.
+        tasks: All tasks, of one batch size, operator and objective.
+        begin: Number of tasks to begin with.
+        tables: Tables that the tasks hold, or may hold.
+        max_devices: Devices of the largest task.
+        plans: Plans of other planners by name: one for each task, or None.
     """
 
     first: ShardingTask
     tasks: Iterator[ShardingTask]
     begin: int
     tables: Sequence[EmbeddingTable]
-    most_devices: int
+    max_devices: int
     plans: Mapping[str, Sequence[ShardingPlan | None]] = field(default_factory=dict)
 
     @staticmethod
     def drawn(
         tasks: Iterator[ShardingTask], begin: int, tables: Sequence[EmbeddingTable], devices: int
-    ) -> "Contest":
-        """Of tasks that are dealt."""
+    ) -> "TaskSet":
+        """Returns the set of tasks that a sampler draws."""
         first = next(tasks)
-        return Contest(first, chain([first], tasks), begin, tables, devices)
+        return TaskSet(first, chain([first], tasks), begin, tables, devices)
 
     @staticmethod
-    def read(folder: Path, others: Mapping[str, Path]) -> "Contest":
-        """Of a folder of tasks, and folders of plans for them."""
+    def read(folder: Path, others: Mapping[str, Path]) -> "TaskSet":
+        """Returns the tasks of a folder, with the plans that other folders hold for them."""
         tasks = load_tasks(folder)
         plans = {name: load_plans(where, tasks) for name, where in others.items()}
         tables = {t.whole().digest: t for task in tasks.values() for t in task.tables}
-        return Contest(
+        return TaskSet(
             next(iter(tasks.values())),
             iter(tasks.values()),
             len(tasks),
@@ -63,28 +57,20 @@ class Contest:
             {name: [some.get(file) for file in tasks] for name, some in plans.items()},
         )
 
-    def entries(
-        self,
-        sharders: Mapping[str, Sharder],
-        save: Path | None = None,
-        measuring: Callable[[], float] = lambda: 0.0,
-    ) -> Iterator[Entry]:
-        """Tasks with the plans of all, made when they are asked for; tasks are saved as they come.
 
-        `measuring` tells how many seconds sharders have spent measuring so far.
-        """
-        for number, task in enumerate(self.tasks):
-            if save is not None:
-                save_task(save, number, task)
-            theirs = {name: Outcome(some[number]) for name, some in self.plans.items()}
-            yield Entry(task, plan_task(sharders, task, measuring) | theirs)
+def sample_tasks(deck: Deck, generator: Generator, seed: int) -> Iterator[ShardingTask]:
+    """Yields tasks of a deck's tables as the generator draws them, without end."""
+    rng = np.random.default_rng(seed)
+    while True:
+        yield deck.task(generator(deck, rng))
 
 
 def load_tasks(folder: Path) -> dict[str, ShardingTask]:
-    """The tasks of a folder by the names of their files, in order: 2.json before 10.json.
+    """Returns the tasks of a folder by the names of their files, 2.json before 10.json.
 
-    UserError names the file that is not a task, or not for the batch, operator and objective of the
-    others.
+    Raises:
+        UserError: A file is no task, or its batch size, operator or objective is not that of the
+            others.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder of tasks, as --save-tasks writes them")
@@ -110,38 +96,13 @@ def load_tasks(folder: Path) -> dict[str, ShardingTask]:
     return tasks
 
 
-def check_task_folder(folder: Path | None) -> None:
-    """UserError if tasks are to be saved among others."""
-    if folder is not None and any(folder.glob("*.json")):
-        raise UserError(f"{folder}: holds tasks already: name another folder for --save-tasks")
-
-
-def save_task(folder: Path, number: int, task: ShardingTask) -> Path:
-    """Write a task as `load_tasks` reads it; returns the file."""
-    file = folder / f"{number}.json"
-    task.save(file)
-    return file
-
-
-def named_folders(option: str, given: Sequence[str], taken: Collection[str]) -> dict[str, Path]:
-    """The folders of an option of NAME=FOLDER; UserError if one is no such thing, or its name one
-    that a sharder or something else has.
-    """
-    found: dict[str, Path] = {}
-    for one in given:
-        name, _, folder = one.partition("=")
-        if not name or not folder or not name.isprintable() or "/" in name:
-            raise UserError(f"{option} must be NAME=FOLDER, got {one!r}")
-        if name in SHARDERS or name in taken or name in found:
-            raise UserError(f"{option} {one}: {name!r} is taken: choose another name")
-        found[name] = Path(folder)
-    return found
-
-
 def load_plans(folder: Path, tasks: Mapping[str, ShardingTask]) -> dict[str, ShardingPlan]:
-    """The plans of a folder, which are called as their tasks; some may be missing.
+    """Returns the plans of a folder, whose files have the names of their tasks'.
 
-    UserError names the file that is not a plan, or does not fit its task.
+    Plans may be missing, but not all.
+
+    Raises:
+        UserError: A file is no plan, or the plan does not fit its task.
     """
     found = {}
     for name, task in tasks.items():
@@ -157,10 +118,40 @@ def load_plans(folder: Path, tasks: Mapping[str, ShardingTask]) -> dict[str, Sha
     return found
 
 
+def check_task_folder(folder: Path | None) -> None:
+    """Raises UserError if the folder for tasks holds some already."""
+    if folder is not None and any(folder.glob("*.json")):
+        raise UserError(f"{folder}: holds tasks already: name another folder for --save-tasks")
+
+
+def named_folders(option: str, given: Sequence[str], taken: Collection[str]) -> dict[str, Path]:
+    """Returns the folders of an option NAME=FOLDER by name.
+
+    Raises:
+        UserError: One is not of that form, or its name is that of a sharder or in `taken`.
+    """
+    found: dict[str, Path] = {}
+    for one in given:
+        name, _, folder = one.partition("=")
+        if not name or not folder or not name.isprintable() or "/" in name:
+            raise UserError(f"{option} must be NAME=FOLDER, got {one!r}")
+        if name in SHARDERS or name in taken or name in found:
+            raise UserError(f"{option} {one}: {name!r} is taken: choose another name")
+        found[name] = Path(folder)
+    return found
+
+
+def save_task(folder: Path, number: int, task: ShardingTask) -> Path:
+    """Writes a task as `load_tasks` reads it; returns the file."""
+    file = folder / f"{number}.json"
+    task.save(file)
+    return file
+
+
 def write_results(
     folder: Path, tasks: Sequence[ShardingTask], plans: Mapping[str, Sequence[ShardingPlan | None]]
 ) -> Iterator[Path]:
-    """Write tasks and plans as this module reads them; the files."""
+    """Writes tasks and plans as this module reads them; yields the files."""
     for number, task in enumerate(tasks):
         yield save_task(folder / _TASKS, number, task)
     for name, some in plans.items():

@@ -1,4 +1,4 @@
-"""The judge that trains: what a step takes by the plans of each sharder, all in turns."""
+"""Compares sharders by training: TorchRec trains a small model by each plan, all in turns."""
 
 import time
 from itertools import islice
@@ -9,24 +9,24 @@ import numpy as np
 from autoshard.benchmark.rehearsal.rehearsal import stage
 from autoshard.benchmark.rehearsal.times import MUCH
 from autoshard.benchmark.rehearsal.turns import in_turns
+from autoshard.cost_model.shard_visits import Floats
 from autoshard.experiments.console.progress import following
-from autoshard.experiments.judging.contest import Contest
-from autoshard.experiments.judging.contestants import Contestants
-from autoshard.experiments.judging.judge import Judgement
-from autoshard.experiments.judging.statistics import SCENARIOS, Floats
+from autoshard.experiments.evaluation.evaluator import Evaluation
+from autoshard.experiments.evaluation.planners import Planners
+from autoshard.experiments.evaluation.posterior import SAMPLES
+from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.workload import UserError
 
 
-def judge_trained(
-    contest: Contest, contestants: Contestants, seconds: float, save_tasks: Path | None = None
-) -> Judgement:
-    """Milliseconds of a training step by each plan, on ranks of the Ray cluster.
+def evaluate_trained(
+    task_set: TaskSet, planners: Planners, seconds: float, save_tasks: Path | None = None
+) -> Evaluation:
+    """Compares sharders by training steps on ranks of the Ray cluster, within the seconds.
 
-    `seconds` are shared by all tasks. Like plans of several sharders are trained once.
+    A plan that several sharders have made is trained once.
     """
     began = time.monotonic()
-    entries = contest.entries(contestants.warmed_up(contest.first), save_tasks)
-    made = list(islice(entries, contest.begin))
+    made = list(islice(planners.entries(task_set, save_tasks), task_set.begin))
     ranks = {len(entry.task.devices) for entry in made}
     if len(ranks) > 1:
         raise UserError(
@@ -34,36 +34,32 @@ def judge_trained(
             "all, so compare tasks of one number of devices at a time"
         )
     steps: dict[str, list[Floats]] = {name: [] for name in made[0].outcomes}
-    rng, rounds, taken = np.random.default_rng(0), 0, list[float]()
+    rng, rounds, disturbed = np.random.default_rng(0), 0, list[float]()
     training = time.monotonic()
     with stage(ranks.pop()) as found, following(len(made), "tasks trained") as step:
         for number, entry in enumerate(made):
             left = seconds - (time.monotonic() - began)
             plans = {n: o.plan for n, o in entry.outcomes.items() if o.plan is not None}
-            different = {plan: name for name, plan in plans.items()}
-            names = {name: different[plan] for name, plan in plans.items()}
-            trained = {name: plan for plan, name in different.items()}
+            trainer = {plan: name for name, plan in plans.items()}
+            trained = {name: plan for plan, name in trainer.items()}
             rehearsed = in_turns(found, entry.task, trained, left / (len(made) - number))
             times = {n: np.array([each.median_ms for each in r]) for n, r in rehearsed.items()}
-            taken += [each.disturbed for some in rehearsed.values() for each in some]
+            disturbed += [each.disturbed for some in rehearsed.values() for each in some]
             count = len(next(iter(times.values()), ()))
             rounds += count * len(times)
-            # The same rounds for all plans: what slows a round tells nothing of a plan.
-            drawn = rng.integers(max(1, count), size=(SCENARIOS, count))
+            # The same rounds for all plans: what slows a round says nothing of a plan.
+            drawn = rng.integers(max(1, count), size=(SAMPLES, count))
             for name, tasks in steps.items():
-                known = name in names
-                tasks.append(
-                    np.median(times[names[name]][drawn], axis=1)
-                    if known
-                    else np.full(SCENARIOS, np.nan)
-                )
+                plan = plans.get(name)
+                ms = None if plan is None else np.median(times[trainer[plan]][drawn], axis=1)
+                tasks.append(np.full(SAMPLES, np.nan) if ms is None else ms)
             step()
     ended = "all tasks were trained"
     if found.ranks_per_core > 1:
         ended += f"; {found.ranks_per_core:g} ranks shared a core, so steps took longer"
-    elif taken and (share := float(np.mean(taken))) > MUCH:
-        ended += f"; others took {share:.0%} of the ranks' cores, so steps took longer"
-    return Judgement(
+    elif disturbed and (share := float(np.mean(disturbed))) > MUCH:
+        ended += f"; other processes took {share:.0%} of the ranks' cores, so steps took longer"
+    return Evaluation(
         [entry.task for entry in made],
         {name: [entry.outcomes[name] for entry in made] for name in steps},
         {name: np.stack(tasks, axis=1) for name, tasks in steps.items()},

@@ -1,33 +1,38 @@
-"""What a store and a pool know of a task's tables: measured before, and measured now."""
+"""What a store and a pool know of a task's tables: measured before, and measured on request."""
 
-from collections.abc import Sequence
+import math
+import warnings
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
-from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableFactors
 from autoshard.cost_model.calibration import FEWEST, calibrate
-from autoshard.cost_model.dataset import stored_costs
-from autoshard.cost_model.table_factors import few
-from autoshard.experiments.judging.shard_visits import SEEDS, ShardVisits, told_as, verifying_seeds
+from autoshard.cost_model.dataset import CostDataset, stored_costs
+from autoshard.cost_model.model import CostModel
+from autoshard.cost_model.oracle import EstimatedCosts
+from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, normalizer, selection_seeds
+from autoshard.cost_model.table_factors import TableFactors, few
 from autoshard.workload import EmbeddingTable, Shard, ShardingPlan, ShardingTask
 
-_CALIBRATED_AGAIN = 1.5  # times as many shards as the last time are worth it
+_RECALIBRATION_GROWTH = 1.5  # times as many shards as at the last calibration
 
 
-class Knowledge:
+class MeasuredKnowledge:
     """A `Measurer` on the cluster's pool, for tasks of one batch size.
 
-    What is measured stays in the pool's store, where others learn from it; and what they measured
-    is learned from here. Where the pool measures other hardware than the model's, the model is
-    calibrated as soon as there is enough to do so.
+    Measurements stay in the pool's store, and those that are there already are learned from. Where
+    the pool measures other hardware than the model's, the model is calibrated as soon as there are
+    enough shards.
 
     Args:
-        pool: measures.
-        model: that oracles go by.
-        settings: of all shards.
-        visits: how the pool is asked.
-        tables: of tasks: if the store has more than can be learned, these come first.
-        unseen: seeds of index batches that are not looked at: those that plans are judged by.
+        pool: Measures.
+        model: The cost model of the oracles.
+        settings: Settings of all shards.
+        seeds: Number of index batches that visits are spread over.
+        tables: Tables of tasks: if the store has more than can be learned, these come first.
+        unseen: Seeds of the index batches that plans are evaluated by; their measurements are not
+            learned from.
+        notify: Receives one line for each reason why a shard cannot be measured.
     """
 
     def __init__(
@@ -35,13 +40,14 @@ class Knowledge:
         pool: BenchmarkPool,
         model: CostModel,
         settings: MeasureSettings,
-        visits: ShardVisits | None = None,
+        seeds: int = SEEDS,
         tables: Sequence[EmbeddingTable] = (),
         unseen: Sequence[int] = (),
+        notify: Callable[[str], None] = warnings.warn,
     ) -> None:
-        self._pool, self._told = pool, told_as(model, pool)
-        self._visits = visits or ShardVisits(
-            pool, settings, verifying_seeds(SEEDS), told=self._told
+        self._pool, self._normalize = pool, normalizer(model, pool)
+        self._visits = ShardVisits(
+            pool, settings, selection_seeds(seeds), normalize=self._normalize, notify=notify
         )
         self._settings, self._tables, self._unseen = settings, tables, frozenset(unseen)
         devices, self._make = pool.devices(), pool.make()
@@ -52,34 +58,34 @@ class Knowledge:
 
     @cached_property
     def _before(self) -> list[Measurement]:
-        """What the store had when it was first asked."""
+        """What the store had when it was first read."""
         settings = self._settings
         with MeasurementStore(self._pool.store) as store:
             found = stored_costs(store, self._make, settings.operator, settings.batch_size)
-        return [self._told(m) for m in found if m.settings.seed not in self._unseen]
+        return [self._normalize(m) for m in found if m.settings.seed not in self._unseen]
 
     @property
     def seconds(self) -> float:
-        """That measuring took by now."""
+        """Seconds spent measuring so far."""
         return self._visits.seconds
 
     @property
     def shards(self) -> int:
-        """How many different ones are known."""
+        """Number of different shards with a measurement."""
         return len({measurement.shard.digest for measurement in self._measurements()})
 
     def fits(self, shard: Shard) -> bool:
-        """Whether one of the devices that measure has room for it."""
+        """Returns whether every measuring device has memory for the shard."""
         return self._settings.needed_bytes(shard) <= self._room
 
     def learn(self, shards: Sequence[Shard], seconds: float) -> int:
-        """Measure the first of these, as far as the time goes; how many are new."""
+        """Measures the first of these shards, within the time; returns how many are new."""
         before = self._visits.visits
         self._visits.measure(shards, deadline=self._visits.now_s + seconds)
         return self._visits.visits - before
 
     def informed(self, oracle: EstimatedCosts) -> EstimatedCosts:
-        """The oracle, by all that has been measured."""
+        """Returns the oracle, corrected by all measurements."""
         measurements = self._measurements()
         if not measurements:
             return oracle
@@ -92,17 +98,20 @@ class Knowledge:
     def step_ms(
         self, task: ShardingTask, plans: Sequence[ShardingPlan], visits: int
     ) -> Sequence[float]:
-        """What a step takes by each plan; infinite where a shard cannot be measured."""
-        return self._visits.step_ms(task, plans, visits)
+        """Returns each plan's measured step, in ms; infinite if a shard cannot be measured."""
+        shards = [shard for plan in plans for shard in plan.shards(task) if shard is not None]
+        self._visits.measure(shards, visits)
+        costs = [self._visits.plan_cost(task, plan) for plan in plans]
+        return [math.inf if cost is None else cost.step_ms for cost in costs]
 
     def _of_this_machine(self, model: CostModel, data: CostDataset) -> CostModel:
-        if self._calibrated is None or len(data) > _CALIBRATED_AGAIN * self._calibrated[0]:
-            # Strange tables stay strange: what they cost is known by their factors.
+        if self._calibrated is None or len(data) > _RECALIBRATION_GROWTH * self._calibrated[0]:
+            # Out-of-distribution tables stay so: their cost is known by their factors.
             self._calibrated = len(data), calibrate(model, few(data), acquaint=False)
         return self._calibrated[1]
 
     def _measurements(self) -> list[Measurement]:
-        """Those of the store, but for what is known better by now."""
+        """Returns those of the store, replaced where the pool has measured again since."""
         answers = self._visits.answers()
         again = {(answer.shard.digest, answer.settings) for answer in answers}
         return [m for m in self._before if (m.shard.digest, m.settings) not in again] + answers

@@ -3,14 +3,8 @@
 import numpy as np
 import pytest
 
-from autoshard.experiments.judging.statistics import (
-    Batches,
-    Known,
-    Pricing,
-    Ratio,
-    Scenarios,
-    spread_of_batches,
-)
+from autoshard.cost_model.shard_visits import BatchCosts, KnownCost, spread_of_batches
+from autoshard.experiments.evaluation.posterior import Pricing, Ratio, StepPosterior
 from autoshard.workload import Objective
 
 COMPUTE = Pricing(Objective("compute"), {})
@@ -18,13 +12,13 @@ COMPUTE = Pricing(Objective("compute"), {})
 
 def devices(
     rng: np.random.Generator, tasks: int, count: int, noise: float, spread: float
-) -> tuple[dict[str, Known], list[tuple[str, ...]], np.ndarray, np.ndarray]:
+) -> tuple[dict[str, KnownCost], list[tuple[str, ...]], np.ndarray, np.ndarray]:
     """What is known of the devices of some plans, the plans, and both maxima: true and as read."""
     true = 10 * (1 + spread * rng.standard_normal((tasks, count)))
     read = true * (1 + noise * rng.standard_normal((tasks, count)))
     plans = [tuple(f"{task}/{n}" for n in range(count)) for task in range(tasks)]
     flat = zip([digest for plan in plans for digest in plan], read.ravel(), strict=True)
-    known = {digest: Known(float(ms), noise * float(ms)) for digest, ms in flat}
+    known = {digest: KnownCost(float(ms), noise * float(ms)) for digest, ms in flat}
     return known, plans, true.max(axis=1), read.max(axis=1)
 
 
@@ -43,7 +37,7 @@ def test_the_slowest_of_noisy_devices_does_not_read_high(
     for seed in range(25):
         known, plans, true, read = devices(rng, 8, 4, noise, spread * noise)
         found = (
-            Scenarios(known, {"sharder": plans}, [COMPUTE] * 8, 300, seed)
+            StepPosterior(known, {"sharder": plans}, [COMPUTE] * 8, 300, seed)
             .steps_ms["sharder"]
             .mean(axis=0)
         )
@@ -56,18 +50,17 @@ def test_the_slowest_of_noisy_devices_does_not_read_high(
 
 
 def test_a_slow_device_among_equal_ones_stays_slow() -> None:
-    known = {name: Known(10.0, 0.1) for name in "abc"} | {"slow": Known(20.0, 0.2)}
-    scenarios = Scenarios(known, {"sharder": [("a", "b", "c", "slow")]}, [COMPUTE])
+    known = {name: KnownCost(10.0, 0.1) for name in "abc"} | {"slow": KnownCost(20.0, 0.2)}
+    scenarios = StepPosterior(known, {"sharder": [("a", "b", "c", "slow")]}, [COMPUTE])
     slowest = scenarios.steps_ms["sharder"]
     assert slowest.mean() == pytest.approx(20.0, abs=0.05)
     assert slowest.std() == pytest.approx(0.2, rel=0.15)
-    assert scenarios.slopes("sharder", 0) == {"a": 0, "b": 0, "c": 0, "slow": 1}
 
 
 def test_plans_that_share_their_slowest_device_are_equal_in_all_scenarios() -> None:
-    known = {"slow": Known(20.0, 0.8)} | {name: Known(10.0, 0.4) for name in "abcd"}
+    known = {"slow": KnownCost(20.0, 0.8)} | {name: KnownCost(10.0, 0.4) for name in "abcd"}
     plans = {"one": [("slow", "a", "b"), None], "other": [("c", "slow", "d"), ("a", "b")]}
-    found = Scenarios(known, plans, [COMPUTE] * 2).steps_ms
+    found = StepPosterior(known, plans, [COMPUTE] * 2).steps_ms
     assert (found["one"][:, 0] == found["other"][:, 0]).all()
     assert found["one"][:, 0].std() > 0.5
     assert np.isnan(found["one"][:, 1]).all()
@@ -77,27 +70,28 @@ def test_plans_that_share_their_slowest_device_are_equal_in_all_scenarios() -> N
 
 
 def test_a_plan_with_a_shard_that_nothing_is_known_of_is_none() -> None:
-    scenarios = Scenarios({"a": Known(1.0, 0.1)}, {"x": [("a", "b")], "y": [("a",)]}, [COMPUTE])
+    scenarios = StepPosterior(
+        {"a": KnownCost(1.0, 0.1)}, {"x": [("a", "b")], "y": [("a",)]}, [COMPUTE]
+    )
     assert np.isnan(scenarios.steps_ms["x"]).all()
-    assert scenarios.slopes("x", 0) == {}
     assert scenarios.steps_ms["y"].mean() == pytest.approx(1.0, abs=0.02)
 
 
 def test_waits_add_up_in_each_scenario_and_all_to_alls_come_on_top() -> None:
     """One shard is slow forward, one backward, and one is nowhere slowest."""
-    known = {"f": Known(10.0, 0.1, 0.8), "b": Known(10.0, 0.1, 0.2), "none": Known(8.0, 0.1, 0.5)}
+    known = {
+        "f": KnownCost(10.0, 0.1, 0.8),
+        "b": KnownCost(10.0, 0.1, 0.2),
+        "none": KnownCost(8.0, 0.1, 0.5),
+    }
     plan = ("f", "b", "none")
     pricing = [Pricing(Objective("step"), {plan: 1.5}), COMPUTE]
-    scenarios = Scenarios(known, {"sharder": [plan, plan]}, pricing)
+    scenarios = StepPosterior(known, {"sharder": [plan, plan]}, pricing)
     step, compute = scenarios.steps_ms["sharder"].T
     assert step.mean() == pytest.approx(8 + 8 + 1.5, abs=0.1)
     assert compute.mean() == pytest.approx(10, abs=0.15)
     # Two shards of which 0.8 count, with an error of 0.1 each.
     assert step.std() == pytest.approx(0.8 * 0.1 * np.sqrt(2), rel=0.2)
-    assert scenarios.slopes("sharder", 0) == pytest.approx({"f": 0.8, "b": 0.8, "none": 0.0})
-    slopes = scenarios.slopes("sharder", 1)
-    assert slopes["f"] + slopes["b"] == pytest.approx(1)
-    assert min(slopes["f"], slopes["b"]) > 0.2
 
 
 @pytest.mark.parametrize("tasks", [3, 8])
@@ -132,11 +126,6 @@ def test_the_variance_is_split() -> None:
     certain = Ratio.of(noisy[:1], bar[:1])
     assert certain is not None
     assert certain.measuring == 0 < certain.tasks
-    assert certain.gain_of_measuring(1.0) == 0
-    assert both.gain_of_measuring(both.measuring) == pytest.approx(
-        both.measuring / (both.measuring + both.tasks)
-    )
-    assert both.gain_of_a_task() == pytest.approx(1 / 41, abs=0.01)
 
 
 def test_probabilities() -> None:
@@ -157,9 +146,9 @@ def test_probabilities() -> None:
     assert Ratio.of(np.full((1, 2), np.nan), bar[:, :2]) is None
 
 
-def batches(rng: np.random.Generator, count: int, spread: float, noise: float) -> Batches:
+def batches(rng: np.random.Generator, count: int, spread: float, noise: float) -> BatchCosts:
     means = 5 * (1 + spread * rng.standard_normal(count)) * (1 + noise * rng.standard_normal(count))
-    return Batches(means, np.full(count, noise), np.ones(count))
+    return BatchCosts(means, np.full(count, noise))
 
 
 def test_what_index_batches_differ_by_is_told_from_noise() -> None:
@@ -171,13 +160,10 @@ def test_what_index_batches_differ_by_is_told_from_noise() -> None:
     assert spread_of_batches(alone) == pytest.approx(0.02)  # not known: as much as noise
 
 
-def test_another_visit_goes_where_it_helps() -> None:
-    shard = Batches(np.array([5.0, 5.0]), np.array([0.02, 0.01]), np.array([1.0, 4.0]))
+def test_the_mean_over_batches_has_the_error_of_all() -> None:
+    shard = BatchCosts(np.array([5.0, 5.0]), np.array([0.02, 0.01]))
     known = shard.known(0.0)
     assert known.mean_ms == 5.0
     assert known.error_ms == pytest.approx(5 * np.sqrt(0.02**2 + 0.01**2) / 2)
-    # With two batches at most, the first gets a second visit; with three, a third batch is drawn.
-    again = 5**2 * (0.02**2 - 0.02**2 / 2) / 4
-    assert shard.gain(0.0, most=2) == pytest.approx(again)
-    assert shard.gain(0.05, most=2) == pytest.approx(again)
-    assert shard.gain(0.05, most=3) > 2 * again
+    spread = shard.known(0.05).error_ms
+    assert spread == pytest.approx(5 * np.sqrt(2 * 0.05**2 + 0.02**2 + 0.01**2) / 2)

@@ -1,0 +1,291 @@
+"""Repeat measurements of shards: their mean costs over several index batches, and the errors.
+
+Sharders select plans by these costs, and the evaluator compares sharders by them. Both use index
+batches of their own: the best of noisy costs was also lucky.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from autoshard.benchmark import (
+    BenchmarkPool,
+    Level,
+    Measurement,
+    MeasureSettings,
+    PlanCost,
+    Timing,
+    TimingOptions,
+    price_plan,
+)
+from autoshard.benchmark.statistics import pooled_variance
+from autoshard.cost_model.model import CostModel
+from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
+
+Floats = npt.NDArray[np.float64]
+
+SEEDS = 3  # index batches that the visits of a shard are spread over
+_BATCHES_PRIOR = 4.0  # number of costs that the first guess of their variance counts for
+_WIDTH_95 = 1.96  # half width of a 95 % interval, in standard errors
+
+
+def evaluation_seeds(count: int) -> tuple[int, ...]:
+    """Returns the seeds of the index batches by which the evaluator compares plans: even ones."""
+    return tuple(range(0, 2 * count, 2))
+
+
+def selection_seeds(count: int) -> tuple[int, ...]:
+    """Returns the seeds of the index batches by which sharders select plans: odd ones."""
+    return tuple(range(1, 2 * count, 2))
+
+
+@dataclass(frozen=True)
+class KnownCost:
+    """The measured cost of a shard.
+
+    Args:
+        mean_ms: mean of forward and backward together.
+        error_ms: standard error of the mean.
+        forward: share of the mean that is forward. It is known better than the cost itself: noise
+            of a visit affects both directions alike.
+    """
+
+    mean_ms: float
+    error_ms: float
+    forward: float = 0.5
+
+
+@dataclass(frozen=True)
+class BatchCosts:
+    """The cost of a shard with each of several index batches.
+
+    Args:
+        means_ms: mean of each batch, shape [batches].
+        errors: relative standard error of each mean, shape [batches].
+        forward: share of the cost that is forward.
+    """
+
+    means_ms: Floats
+    errors: Floats
+    forward: float = 0.5
+
+    def known(self, spread: float) -> KnownCost:
+        """Returns the mean over all batches that could be drawn, whose costs have the relative
+        standard deviation `spread`.
+        """
+        mean, count = float(self.means_ms.mean()), len(self.errors)
+        error = math.sqrt(spread**2 * count + float((self.errors**2).sum())) / count
+        return KnownCost(mean, mean * error, self.forward)
+
+
+def spread_of_batches(shards: Sequence[BatchCosts]) -> float:
+    """Returns the relative standard deviation of a shard's cost between index batches, without the
+    noise of measuring.
+
+    It is one number for all shards, because a few batches of each say little. Until enough shards
+    have several batches it is assumed to be as large as the noise of one batch.
+    """
+    noise = float(np.mean([np.mean(shard.errors**2) for shard in shards]))
+    groups = [(shard.means_ms / shard.means_ms.mean()).tolist() for shard in shards]
+    return math.sqrt(max(0.0, pooled_variance(groups, 2 * noise, _BATCHES_PRIOR) - noise))
+
+
+class Measuring(Protocol):
+    """What measures shards: a `BenchmarkPool` or a simulation of one."""
+
+    def stream(
+        self,
+        shards: Sequence[Shard],
+        settings: MeasureSettings,
+        timing: TimingOptions | None = None,
+        retry_failed: bool = False,
+        visits: int = 1,
+    ) -> Iterator[tuple[int, Measurement]]:
+        """Yields each shard's number and measurement, once it has so many visits."""
+        ...
+
+
+class ShardVisits:
+    """Measures shards repeatedly and averages the visits, which are spread over index batches.
+
+    Only forward and backward of the fused operator are measured. All-to-alls are priced by the
+    task's objective: CPU ranks share cores, so measured ones would depend on this machine more
+    than on the plan.
+
+    Args:
+        pool: Measures.
+        settings: Settings of all shards; their seed is replaced by `seeds`.
+        seeds: Seeds of the index batches. Visits take them in turns.
+        timing: Effort of a visit; by default the pool's.
+        normalize: Converts each measurement, such as to the reference level of a cost model.
+        notify: Receives one line for each reason why a shard cannot be measured.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        pool: Measuring,
+        settings: MeasureSettings,
+        seeds: Sequence[int],
+        timing: TimingOptions | None = None,
+        normalize: Callable[[Measurement], Measurement] = lambda measurement: measurement,
+        notify: Callable[[str], None] = warnings.warn,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self._settings = [replace(settings, seed=seed) for seed in seeds]
+        self._timing = timing
+        self._normalize, self._notify = normalize, notify
+        self._clock = clock
+        self._answers: dict[str, dict[int, Measurement]] = {}  # by digest, and index of the seed
+        self._exhausted: set[str] = set()  # one more visit was requested, and the pool had none
+        self._reasons: set[str] = set()
+        self._level: Level | None = None  # reference level of the latest measurement
+        self._known: dict[str, KnownCost] | None = None  # until something new is measured
+        self.visits, self.seconds = 0, 0.0
+
+    def measure(self, shards: Sequence[Shard], visits: int = 1, deadline: float = math.inf) -> bool:
+        """Measures until each shard has so many visits over all batches.
+
+        Returns:
+            False if the deadline (by the clock) came first. What is being measured then goes into
+            the store nevertheless.
+        """
+        started = self._clock()
+        try:
+            for place in range(min(visits, len(self._settings))):
+                of_batch = self._share(visits, place)
+                missing = {s.digest: s for s in shards if self._count(s.digest, place) < of_batch}
+                missing = {d: s for d, s in missing.items() if not self._failed(d)}
+                if not self._request(list(missing.values()), place, of_batch, deadline):
+                    return False
+        finally:
+            self.seconds += self._clock() - started
+        return True
+
+    def wanted(self, shard: Shard) -> int | None:
+        """Returns the number of visits to request for one more; None if the shard cannot be
+        measured further.
+        """
+        if self._failed(shard.digest) or shard.digest in self._exhausted:
+            return None
+        counts = [self._count(shard.digest, place) for place in range(len(self._settings))]
+        visits = 1
+        while all(self._share(visits, place) <= count for place, count in enumerate(counts)):
+            visits += 1
+        return visits
+
+    def known(self) -> dict[str, KnownCost]:
+        """Returns the cost of each shard that could be measured, by digest."""
+        if self._known is None:
+            batches = self._batches()
+            # With one batch, results are for this batch alone.
+            one = len(self._settings) == 1 or not batches
+            spread = 0.0 if one else spread_of_batches(list(batches.values()))
+            self._known = {digest: found.known(spread) for digest, found in batches.items()}
+        return self._known
+
+    @property
+    def now_s(self) -> float:
+        """The time by the clock that deadlines refer to."""
+        return self._clock()
+
+    def answers(self) -> list[Measurement]:
+        """Returns the mean of the visits of each shard and batch that could be measured."""
+        return [answer for some in self._answers.values() for answer in some.values() if answer.ok]
+
+    def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
+        """Returns the mean cost of each shard, and its relative 95 % half width."""
+        known = self.known()
+        found = []
+        for shard in shards:
+            timings = self._timings(shard.digest)
+            forward = float(np.mean([timing.forward_ms for timing in timings]))
+            backward = float(np.mean([timing.backward_ms for timing in timings]))
+            cost = known[shard.digest]
+            found.append(ShardCost(forward, backward, _WIDTH_95 * cost.error_ms / cost.mean_ms))
+        return found
+
+    def plan_cost(self, task: ShardingTask, plan: ShardingPlan) -> PlanCost | None:
+        """Returns the plan's measured cost; None if one of its shards could not be measured."""
+        if any(self._failed(digest) for digest in digests_of(task, plan)):
+            return None
+        return price_plan(plan, task, self)
+
+    def _request(self, shards: Sequence[Shard], place: int, visits: int, deadline: float) -> bool:
+        """Measures until each shard has so many visits with one batch; False at the deadline."""
+        if not shards:
+            return True
+        if self._clock() >= deadline:
+            return False
+        missing = len(shards)
+        stream = self._pool.stream(shards, self._settings[place], self._timing, True, visits)
+        for number, answer in stream:
+            self._take(shards[number].digest, place, self._normalize(answer))
+            missing -= 1
+            if missing and self._clock() >= deadline:
+                return False  # the pool drops the rest when nobody reads on
+        return True
+
+    def _take(self, digest: str, place: int, answer: Measurement) -> None:
+        before = self._count(digest, place)
+        self._answers.setdefault(digest, {})[place] = answer
+        if answer.timing is not None:
+            self._level = answer.timing.quiet
+        self._known = None
+        if not answer.ok and answer.reason not in self._reasons:
+            self._reasons.add(answer.reason)
+            self._notify(f"a shard cannot be measured: {answer.reason}")
+        if not answer.reused:
+            self.visits += max(0, self._count(digest, place) - before)
+        if self._count(digest, place) <= before:
+            self._exhausted.add(digest)
+
+    def _share(self, visits: int, place: int) -> int:
+        """Returns how many of so many visits are with the batch at this place."""
+        return -(-max(0, visits - place) // len(self._settings))
+
+    def _count(self, digest: str, place: int) -> int:
+        answer = self._answers.get(digest, {}).get(place)
+        return 0 if answer is None or answer.timing is None else answer.timing.visits
+
+    def _failed(self, digest: str) -> bool:
+        return any(not answer.ok for answer in self._answers.get(digest, {}).values())
+
+    def _batches(self) -> dict[str, BatchCosts]:
+        found = {}
+        for digest in self._answers:
+            timings = self._timings(digest)
+            if timings and not self._failed(digest):
+                totals = np.array([timing.total_ms for timing in timings])
+                found[digest] = BatchCosts(
+                    totals,
+                    np.array([timing.error for timing in timings]),
+                    sum(timing.forward_ms for timing in timings) / float(totals.sum()),
+                )
+        return found
+
+    def _timings(self, digest: str) -> list[Timing]:
+        """Returns the timing with each batch, all at the reference level of the latest one."""
+        answers = self._answers[digest].values()
+        return [a.timing.told_at(self._level) for a in answers if a.timing is not None]
+
+
+def digests_of(task: ShardingTask, plan: ShardingPlan) -> tuple[str, ...]:
+    """Returns the digest of the shard of each device that holds any table."""
+    return tuple(shard.digest for shard in plan.shards(task) if shard is not None)
+
+
+def normalizer(model: CostModel, pool: BenchmarkPool) -> Callable[[Measurement], Measurement]:
+    """Returns what converts measurements to the model's reference level, if the pool measures the
+    hardware that the model was trained on.
+    """
+    same = pool.make() == (model.provenance.hardware, model.provenance.versions)
+    level = model.provenance.quiet if same else None
+    return lambda measurement: measurement.told_at(level)

@@ -1,0 +1,330 @@
+"""Compares sharders by measured plans, until the intervals are narrow or the time is up.
+
+First every shard of every plan is measured once, task by task. Then the evaluator reduces the
+larger part of the ratios' variance: it draws more tasks, or measures the plans of the tasks once
+more, in turns.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from autoshard.benchmark import BenchmarkPool, MeasureSettings
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
+from autoshard.cost_model.shard_visits import (
+    SEEDS,
+    Floats,
+    ShardVisits,
+    digests_of,
+    evaluation_seeds,
+    normalizer,
+)
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.progress import following
+from autoshard.experiments.evaluation.planners import (
+    Entry,
+    Outcome,
+    Planners,
+    best_heuristic,
+    estimated,
+    maxima_of,
+)
+from autoshard.experiments.evaluation.posterior import (
+    Plan,
+    Pricing,
+    Ratio,
+    StepPosterior,
+    as_samples,
+    means_of,
+)
+from autoshard.experiments.evaluation.report import Score, bounds_ms, score_all
+from autoshard.experiments.evaluation.task_sets import TaskSet
+from autoshard.workload import Shard, ShardingPlan, ShardingTask, UserError
+
+_SHARE_A_TURN = 8  # a turn draws an eighth more tasks: of many tasks a single one changes little
+_REPORTS = 5  # lines of progress until the seconds are over
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop: all 95 % intervals are within +-`precision`, or `seconds` are spent."""
+
+    precision: float = 0.01
+    seconds: float = 300.0
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Plans of several sharders for the same tasks, and what their steps take.
+
+    Args:
+        tasks: The tasks, in order.
+        outcomes: Plans of each sharder for each task, with costs.
+        steps_ms: Posterior samples of each sharder's steps, [samples, tasks]; NaN without a plan.
+        seconds: Seconds that the evaluation took, planning included.
+        measuring_seconds: Those of them in which the evaluator measured.
+        visits: Number of visits that were measured.
+        ended: Why it stopped, in one line.
+    """
+
+    tasks: list[ShardingTask]
+    outcomes: dict[str, list[Outcome]]
+    steps_ms: dict[str, Floats]
+    seconds: float = 0.0
+    measuring_seconds: float = 0.0
+    visits: int = 0
+    ended: str = ""
+
+    def scores(
+        self, oracle: EstimatedCosts, measured: bool, trained: bool = False
+    ) -> tuple[dict[str, Score], str | None]:
+        """Returns the score of each sharder, and the best heuristic's name.
+
+        Measured steps are compared with the oracle's predictions. Trained ones hold more than the
+        oracle prices, so they are compared with no lower bound either.
+        """
+        predicted = maxima_of(estimated(self.outcomes, self.tasks, oracle)) if measured else {}
+        bounds = [] if trained else bounds_ms(oracle, self.tasks)
+        return score_all(self.outcomes, self.steps_ms, bounds, predicted)
+
+
+class OutOfTimeError(UserError):
+    """The seconds were over before one task was measured."""
+
+
+class Evaluator:
+    """Measures the plans of entries, all of the same sharders.
+
+    Args:
+        entries: Tasks with plans, made when they are asked for, which takes time as well.
+        visits: Measures shards.
+        limits: When to stop.
+        clock: Seconds; the clock of `visits`.
+    """
+
+    def __init__(
+        self,
+        entries: Iterator[Entry],
+        visits: ShardVisits,
+        limits: Limits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = entries
+        self._visits = visits
+        self._limits = limits
+        self._clock = clock
+        self._started = clock()
+        self._entries: list[Entry] = []
+        self._plans: dict[str, list[Plan | None]] = {}
+        self._pricing: list[Pricing] = []  # of each task
+        self._shards: list[list[Shard]] = []  # of each task
+        self._more_tasks = True
+        self._reported = 0
+
+    def run(self, tasks: int) -> Evaluation:
+        """Evaluates so many tasks and more; OutOfTimeError if there is no time for even one."""
+        missing = tasks
+        with following(tasks, "tasks measured") as step:
+            while missing and (not self._entries or not self._late) and self._take_task():
+                missing -= 1
+                step()
+        if not self._entries:
+            raise OutOfTimeError(
+                f"--seconds {self._limits.seconds:g} were over before all plans of one task were "
+                "measured: allow more, and what was measured counts then"
+            )
+        ended = self._narrow()
+        left_out = missing if self._more_tasks else 0
+        if left_out:
+            ended += f"; {left_out} of {tasks} tasks were left out"
+        return Evaluation(
+            [entry.task for entry in self._entries],
+            self._outcomes(),
+            self._posterior().steps_ms,
+            self._clock() - self._started,
+            self._visits.seconds,
+            self._visits.visits,
+            ended,
+        )
+
+    @property
+    def _late(self) -> bool:
+        return self._clock() >= self._deadline
+
+    @property
+    def _deadline(self) -> float:
+        return self._started + self._limits.seconds
+
+    def _take_task(self) -> bool:
+        """Plans and measures the next task; False if there is none, or no time for it."""
+        entry = next(self._source, None)
+        if entry is None:
+            self._more_tasks = False
+            return False
+        # Sharders come first in turns, so that drift of the machine affects all of them alike.
+        outcomes = list(entry.outcomes.values())
+        first = len(self._entries) % len(outcomes)
+        turned = [*outcomes[first:], *outcomes[:first]]
+        plans = [outcome.plan for outcome in turned if outcome.plan is not None]
+        shards = [s for plan in plans for s in plan.shards(entry.task) if s is not None]
+        if not self._visits.measure(shards, 1, self._deadline):
+            return False
+        self._entries.append(entry)
+        self._shards.append(list({shard.digest: shard for shard in shards}.values()))
+        self._pricing.append(Pricing.of(entry.task, plans))
+        for name, outcome in entry.outcomes.items():
+            plan = None if outcome.plan is None else digests_of(entry.task, outcome.plan)
+            self._plans.setdefault(name, []).append(plan)
+        return True
+
+    def _narrow(self) -> str:
+        """Narrows the intervals of the ratios to the best heuristic; returns why it ended."""
+        while True:
+            ratios = _ratios(self._posterior().steps_ms)
+            precision = self._limits.precision
+            wide = {n: ratio for n, ratio in ratios.items() if ratio.half_width > precision}
+            if not wide:
+                return f"all intervals are within +-{precision:.1%}" if ratios else "measured once"
+            widest = _format_widest(wide)
+            if self._late:
+                return f"stopped by --seconds {self._limits.seconds:g}: {widest}"
+            self._report(widest)
+            by_tasks = sum(r.tasks for r in wide.values()) > sum(r.measuring for r in wide.values())
+            helps = any(ratio.measured_width > precision for ratio in wide.values())
+            if not self._more_tasks and not (helps and self._repeat()):
+                return f"there are no more tasks, and more visits would not help: {widest}"
+            if self._more_tasks and (by_tasks or not self._repeat()):
+                for _ in range(1 + len(self._entries) // _SHARE_A_TURN):
+                    if self._late or not self._take_task():
+                        break
+
+    def _repeat(self) -> bool:
+        """Measures the task with the fewest visits once more; False if the pool has no more."""
+        tasks = []
+        for shards in self._shards:
+            wanted = [(self._visits.wanted(shard), shard) for shard in shards]
+            tasks.append([(visits, shard) for visits, shard in wanted if visits is not None])
+        left = [some for some in tasks if some]
+        least = min(left, key=lambda some: min(visits for visits, _ in some), default=[])
+        for visits in sorted({visits for visits, _ in least}):
+            some = [shard for wanted, shard in least if wanted == visits]
+            self._visits.measure(some, visits, self._deadline)
+        return bool(least)
+
+    def _posterior(self) -> StepPosterior:
+        return StepPosterior(self._visits.known(), self._plans, self._pricing)
+
+    def _outcomes(self) -> dict[str, list[Outcome]]:
+        """Returns the outcomes with the measured costs of their plans."""
+
+        def costed(entry: Entry, outcome: Outcome) -> Outcome:
+            plan = outcome.plan
+            if plan is None:
+                return outcome
+            return replace(outcome, cost=self._visits.plan_cost(entry.task, plan))
+
+        names = self._entries[0].outcomes
+        return {name: [costed(e, e.outcomes[name]) for e in self._entries] for name in names}
+
+    def _report(self, widest: str) -> None:
+        """Prints the progress, a few times in all."""
+        passed = self._clock() - self._started
+        if passed * _REPORTS >= (self._reported + 1) * self._limits.seconds:
+            self._reported = int(passed * _REPORTS / self._limits.seconds)
+            cli.console.print(
+                f"  {passed:.0f} of {self._limits.seconds:.0f} s: {self._visits.visits} visits, "
+                f"{len(self._entries)} tasks; {widest}",
+                soft_wrap=True,
+            )
+
+
+def evaluate_measured(
+    task_set: TaskSet,
+    planners: Planners,
+    pool: BenchmarkPool,
+    limits: Limits,
+    seeds: int = SEEDS,
+    save_tasks: Path | None = None,
+) -> Evaluation:
+    """Compares sharders by plans that are measured on the pool.
+
+    Args:
+        task_set: Tasks, and plans of other planners.
+        planners: Sharders.
+        pool: Measures.
+        limits: When to stop.
+        seeds: Index batches of a shard; sharders select plans by others.
+        save_tasks: Folder into which tasks are written as they come.
+    """
+    oracle, unseen = planners.oracle, evaluation_seeds(seeds)
+    settings = MeasureSettings(oracle.batch_size, oracle.model.provenance.operator)
+    visits = ShardVisits(pool, settings, unseen, None, normalizer(oracle.model, pool), cli.note)
+    knowledge = MeasuredKnowledge(
+        pool, oracle.model, settings, seeds, unseen=unseen, notify=cli.note
+    )
+    entries = planners.entries(task_set, save_tasks, knowledge, lambda: knowledge.seconds)
+    return Evaluator(entries, visits, limits).run(task_set.begin)
+
+
+def evaluate_estimated(
+    task_set: TaskSet, planners: Planners, save_tasks: Path | None = None
+) -> Evaluation:
+    """Compares sharders by the planners' oracle, as if its costs were certain."""
+    made = []
+    with following(task_set.begin, "tasks planned") as step:
+        for entry in islice(planners.entries(task_set, save_tasks), task_set.begin):
+            made.append(entry)
+            step()
+    tasks = [entry.task for entry in made]
+    plans = {name: [entry.outcomes[name] for entry in made] for name in made[0].outcomes}
+    outcomes = estimated(plans, tasks, planners.oracle)
+    steps = {name: as_samples(some) for name, some in maxima_of(outcomes).items()}
+    return Evaluation(tasks, outcomes, steps)
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """The measured step of a plan, in ms, with its 95 % interval."""
+
+    mean_ms: float
+    interval_ms: tuple[float, float]
+
+
+def measure_step(
+    measuring: ShardVisits, task: ShardingTask, plan: ShardingPlan, visits: int
+) -> MeasuredStep | None:
+    """Measures a plan with so many visits of each shard; None if one cannot be measured."""
+    measuring.measure([shard for shard in plan.shards(task) if shard is not None], visits)
+    known = measuring.known()
+    digests = digests_of(task, plan)
+    if not known.keys() >= set(digests):
+        return None
+    pricing = [Pricing.of(task, [plan])]
+    steps = StepPosterior(known, {"": [digests]}, pricing).steps_ms[""]
+    low, high = np.quantile(steps, (0.025, 0.975))
+    return MeasuredStep(float(steps.mean()), (float(low), float(high)))
+
+
+def _ratios(steps_ms: Mapping[str, Floats]) -> dict[str, Ratio]:
+    """Returns the ratios of all sharders to the best heuristic; empty without one."""
+    best = best_heuristic(means_of(steps_ms))
+    if best is None:
+        return {}
+    others = {name: Ratio.of(some, steps_ms[best]) for name, some in steps_ms.items()}
+    return {name: ratio for name, ratio in others.items() if ratio is not None and name != best}
+
+
+def _format_widest(wide: Mapping[str, Ratio]) -> str:
+    """Returns the widest intervals, in words."""
+    if any(math.isinf(ratio.half_width) for ratio in wide.values()):
+        return "one task says nothing of others"
+    order = sorted(wide, key=lambda name: -wide[name].half_width)
+    widths = [f"{name} is +-{wide[name].half_width:.1%}" for name in order[:3]]
+    more = f" and {len(order) - 3} more are wide" if len(order) > 3 else ""
+    return f"the interval of {', of '.join(widths)}{more}"

@@ -1,0 +1,286 @@
+"""Scores of sharders on the same tasks: a table, a picture, and the verdict in one line."""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.table import Table
+
+from autoshard.cost_model import EstimatedCosts
+from autoshard.experiments.evaluation.planners import Outcome, Outcomes, best_heuristic
+from autoshard.experiments.evaluation.posterior import Floats, Ratio, means_of, relative
+from autoshard.sharders import HEURISTICS
+from autoshard.workload import ShardingTask, UserError
+from autoshard.workload.step_price import StepPrice
+
+_NOTHING = "-"
+_OPTIONAL = {"bal.": _NOTHING, "oom": "0", "pred/meas": _NOTHING, "meas. s": _NOTHING}
+_SURE = 0.975  # a probability beyond a 95 % interval
+
+
+@dataclass(frozen=True)
+class Score:
+    """A sharder on all tasks. Tasks without a plan are in no mean, and are not won.
+
+    Args:
+        step_ms_mean: Step time, mean of the tasks.
+        step_ms: Step time of each task, without the upward bias of the largest of noisy costs; None
+            where the sharder ran out of memory.
+        balance_mean: Mean over slowest device, all stages together, mean of the tasks.
+        oom: Number of tasks without a plan that fits.
+        seconds_mean: Planning time without measuring; None for plans from elsewhere.
+        measuring_seconds_mean: Seconds that the sharder measured for a plan.
+        win_rate: Share of the tasks on which no sharder's step is shorter.
+        ratio: Mean step over the best heuristic's, on tasks for which both have a plan; None
+            without such tasks, or without a heuristic.
+        ratio_low: Lower end of its 95 % interval for other tasks of this kind; None with one task.
+        ratio_high: Upper end.
+        ratio_variance: Parts of its variance: by measuring, and by the choice of tasks.
+        improvement: 1 minus the ratio.
+        better_than_heuristic: Probability that the ratio is below 1; None for the best heuristic.
+        better_than_next: Probability that the sharder is faster than the next in the ranking.
+        promise: The cost model's predicted step over the measured one, in sum over the tasks.
+        gap: Mean step over the model's lower bound for whole tables, minus 1.
+    """
+
+    step_ms_mean: float | None
+    step_ms: tuple[float | None, ...]
+    balance_mean: float | None
+    oom: int
+    seconds_mean: float | None
+    measuring_seconds_mean: float | None
+    win_rate: float
+    ratio: float | None
+    ratio_low: float | None
+    ratio_high: float | None
+    ratio_variance: Mapping[str, float] | None
+    improvement: float | None
+    better_than_heuristic: float | None
+    better_than_next: float | None
+    promise: float | None
+    gap: float | None
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the ratio's 95 % interval."""
+        if self.ratio_high is None or self.ratio_low is None:
+            return None
+        return (self.ratio_high - self.ratio_low) / 2
+
+
+def score_all(
+    outcomes: Outcomes,
+    steps_ms: Mapping[str, Floats],
+    bounds_ms: Sequence[float],
+    predicted_ms: Mapping[str, Sequence[float | None]],
+) -> tuple[dict[str, Score], str | None]:
+    """Returns the score of each sharder, the least mean step first, and the best heuristic's name.
+
+    Args:
+        outcomes: Plans and costs.
+        steps_ms: Posterior samples of each sharder's steps, [samples, tasks], NaN without a plan.
+        bounds_ms: Lower bound of each task, or none.
+        predicted_ms: Steps by a cost model, where they were measured or trained.
+    """
+    maxima = means_of(steps_ms)
+    best = best_heuristic(maxima)
+    least = [
+        min((ms for ms in column if ms is not None), default=None)
+        for column in zip(*maxima.values(), strict=True)
+    ]
+    means = {name: _mean(some) for name, some in maxima.items()}
+    ranked = sorted(maxima, key=lambda name: (means[name] or math.inf, name))
+    following = dict(pairwise(ranked))
+    scores = {}
+    for name in ranked:
+        ours, some = maxima[name], outcomes[name]
+        planned = [outcome for outcome in some if outcome.plan]
+        ratio = None if best is None else Ratio.of(steps_ms[name], steps_ms[best])
+        bounded = ratio if ratio is not None and ratio.count > 1 else None
+        after = following.get(name)
+        against = None if after is None else Ratio.of(steps_ms[name], steps_ms[after])
+        wins = [ms is not None and ms == other for ms, other in zip(ours, least, strict=True)]
+        predicted = relative(predicted_ms.get(name, [None] * len(ours)), ours)
+        bound = relative(ours, bounds_ms) if bounds_ms else None
+        scores[name] = Score(
+            step_ms_mean=means[name],
+            step_ms=tuple(ours),
+            balance_mean=_mean(_balances(some, ours)),
+            oom=ours.count(None),
+            seconds_mean=_mean([o.seconds for o in planned]),
+            measuring_seconds_mean=_mean([o.measuring_seconds for o in planned]),
+            win_rate=sum(wins) / len(ours),
+            ratio=ratio and ratio.value,
+            ratio_low=bounded and bounded.low,
+            ratio_high=bounded and bounded.high,
+            ratio_variance=bounded and {"measuring": bounded.measuring, "tasks": bounded.tasks},
+            improvement=None if ratio is None else 1 - ratio.value,
+            better_than_heuristic=None if ratio is None or name == best else ratio.below_one,
+            better_than_next=against and against.below_one,
+            promise=predicted and predicted.value,
+            gap=None if bound is None else bound.value - 1,
+        )
+    return scores, best
+
+
+def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[float]:
+    """Returns a lower bound of each task's step for plans of whole tables, in ms, by the model.
+
+    Each stage takes at least what an even split of all tables takes, and what each table takes
+    alone.
+    """
+    pricing, found = oracle.expectation(), []
+    for task in tasks:
+        price, ranks = StepPrice.of_task(task), len(task.devices)
+        whole = [table.whole() for table in task.tables]
+        amounts = pricing.amounts(whole)
+        columns = np.array([float(piece.output_width) for piece in whole])
+        every = torch.cat([amounts, amounts.sum(0, keepdim=True) / ranks])
+        forward, backward = pricing.price(every)[:, 0].double().numpy().T
+        columns = np.append(columns, columns.sum() / ranks)
+        stages = price.stages_ms(forward, backward, columns)
+        found.append(sum(float(stage.max()) for stage in stages))
+    return found
+
+
+def score_table(
+    scores: Mapping[str, Score], best: str | None, what: str, subject: str = "step"
+) -> Table:
+    """Returns a table with a row for each sharder.
+
+    Args:
+        scores: Scores by sharder.
+        best: Name of the best heuristic.
+        what: Objective, and how costs are known.
+        subject: What is timed.
+    """
+    report = Table(
+        title=f"{subject} time, mean of the tasks ({what})",
+        title_justify="left",
+        caption=f"ratio: step over that of {best or 'the best heuristic (none is compared)'}, with "
+        "the half width of its 95 % CI; P(faster), P(next): probability of being faster than it, "
+        "and than the next row; bal.: mean over slowest device, all stages together; pred/meas: "
+        "predicted over measured step; oom: tasks without a plan that fits, left out of the means; "
+        "plan s, meas. s: seconds of planning on one core, and of measuring by the sharder",
+        caption_justify="left",
+        box=None,
+        padding=(0, 0, 0, 1),
+    )
+    rows = [_row(name, score, best) for name, score in scores.items()]
+    shown = [
+        column
+        for column in rows[0]
+        if column not in _OPTIONAL or any(row[column] != _OPTIONAL[column] for row in rows)
+    ]
+    for column in shown:
+        report.add_column(column, justify="left" if column == "sharder" else "right", no_wrap=True)
+    for row in rows:
+        style = "bold" if row["sharder"] == best else ""
+        report.add_row(*(row[column] for column in shown), style=style)
+    return report
+
+
+def score_picture(scores: Mapping[str, Score], what: str, path: Path, subject: str) -> None:
+    """Writes a PNG or SVG: a bar for each sharder's mean step, a dot for each task."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(1.6 + 0.9 * max(4, len(scores)), 4.2), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(scores))
+    axes.bar(
+        places,
+        [score.step_ms_mean or 0.0 for score in scores.values()],
+        color=["lightgray" if name in HEURISTICS else "tab:blue" for name in scores],
+    )
+    for place, score in zip(places, scores.values(), strict=True):
+        dots = [ms for ms in score.step_ms if ms is not None]
+        axes.scatter([place] * len(dots), dots, s=10, color="black", zorder=2)
+    axes.set_xticks(list(places), list(scores), rotation=30, ha="right")
+    axes.set_ylabel(f"{subject} time in ms")
+    axes.set_title(f"{what} (dots: tasks, gray: heuristics)", fontsize="medium")
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: the picture cannot be written: {error}") from error
+
+
+def best_sharder(scores: Mapping[str, Score]) -> str | None:
+    """Returns the sharder with the lowest ratio, else the least mean step; None without a plan."""
+    planned = [name for name, score in scores.items() if score.step_ms_mean is not None]
+    return max(planned, key=lambda name: scores[name].improvement or 0.0, default=None)
+
+
+def verdict(scores: Mapping[str, Score], best: str | None, what: str, subject: str = "step") -> str:
+    """Returns one line: the best sharder's step time against the best heuristic's."""
+    first = best_sharder(scores)
+    if first is None:
+        return "no sharder found a plan that fits"
+    score = scores[first]
+    if best is None or score.improvement is None:
+        return f"{first} is best with {score.step_ms_mean:.2f} ms ({what}); no heuristic to compare"
+    if first == best:
+        return f"no sharder beats {best}, the best heuristic: {score.step_ms_mean:.2f} ms ({what})"
+    against = f"{best}, the best heuristic"
+    if score.ratio_low is None or score.ratio_high is None:
+        return (
+            f"{first}: {subject} time not significantly different from {against} (ratio "
+            f"{score.ratio:.3f}, one task; {what})"
+        )
+    interval = f"95% CI {score.ratio_low:.3f} to {score.ratio_high:.3f}"
+    if score.ratio_high >= 1:
+        return (
+            f"{first}: {subject} time not significantly different from {against} (ratio "
+            f"{score.ratio:.3f}, {interval}; {what})"
+        )
+    return (
+        f"{first}: {subject} time {score.improvement:.1%} lower than {against} (95% CI "
+        f"{1 - score.ratio_high:.1%} to {1 - score.ratio_low:.1%}; {what}){_tied(scores, first)}"
+    )
+
+
+def _tied(scores: Mapping[str, Score], first: str) -> str:
+    """Returns a clause about the next in the ranking, where it may be as good."""
+    names = list(scores)
+    after = names[names.index(first) + 1 :][:1]
+    sure = scores[first].better_than_next
+    if not after or sure is None or sure > _SURE:
+        return ""
+    return f"; the difference from {after[0]} is not significant"
+
+
+def _row(name: str, score: Score, best: str | None) -> dict[str, str]:
+    width = "" if name == best or score.half_width is None else f"±{score.half_width:.3f}"
+    return {
+        "sharder": name,
+        "step ms": _format(score.step_ms_mean, ".2f"),
+        "bal.": _format(score.balance_mean, ".3f"),
+        "oom": str(score.oom),
+        "ratio": _format(score.ratio, ".3f") + width,
+        "P(faster)": _format(score.better_than_heuristic, ".0%"),
+        "P(next)": _format(score.better_than_next, ".0%"),
+        "pred/meas": _format(score.promise, ".2f"),
+        "plan s": _format(score.seconds_mean, ".3f"),
+        "meas. s": _format(score.measuring_seconds_mean or None, ".1f"),
+    }
+
+
+def _balances(outcomes: Sequence[Outcome], maxima: Sequence[float | None]) -> list[float | None]:
+    return [
+        outcome.cost.mean_ms / slowest
+        for outcome, slowest in zip(outcomes, maxima, strict=True)
+        if outcome.cost is not None and slowest is not None
+    ]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.mean(known) if known else None
+
+
+def _format(value: float | None, form: str) -> str:
+    return _NOTHING if value is None else format(value, form)

@@ -1,1 +1,0 @@
-"""Which sharder is better, and how sure that is: tasks, plans, what they cost, scores, verdict."""
