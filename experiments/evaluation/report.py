@@ -12,8 +12,9 @@ import torch
 from rich.table import Table
 
 from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.shard_visits import Floats
 from autoshard.experiments.evaluation.planners import Outcome, Outcomes, best_heuristic
-from autoshard.experiments.evaluation.posterior import Floats, Ratio, means_of, relative
+from autoshard.experiments.evaluation.posterior import Ratio, means_of, relative
 from autoshard.sharders import HEURISTICS
 from autoshard.workload import ShardingTask, UserError
 from autoshard.workload.step_price import StepPrice
@@ -115,14 +116,16 @@ def score_all(
             seconds_mean=_mean([o.seconds for o in planned]),
             measuring_seconds_mean=_mean([o.measuring_seconds for o in planned]),
             win_rate=sum(wins) / len(ours),
-            ratio=ratio and ratio.value,
-            ratio_low=bounded and bounded.low,
-            ratio_high=bounded and bounded.high,
-            ratio_variance=bounded and {"measuring": bounded.measuring, "tasks": bounded.tasks},
+            ratio=None if ratio is None else ratio.value,
+            ratio_low=None if bounded is None else bounded.low,
+            ratio_high=None if bounded is None else bounded.high,
+            ratio_variance=None
+            if bounded is None
+            else {"measuring": bounded.measuring, "tasks": bounded.tasks},
             improvement=None if ratio is None else 1 - ratio.value,
             better_than_heuristic=None if ratio is None or name == best else ratio.below_one,
-            better_than_next=against and against.below_one,
-            promise=predicted and predicted.value,
+            better_than_next=None if against is None else against.below_one,
+            promise=None if predicted is None else predicted.value,
             gap=None if bound is None else bound.value - 1,
         )
     return scores, best
