@@ -145,7 +145,8 @@ def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[flo
         columns = np.array([float(piece.output_width) for piece in whole])
         every = torch.cat([amounts, amounts.sum(0, keepdim=True) / ranks])
         forward, backward = pricing.price(every)[:, 0].double().numpy().T
-        columns = np.append(columns, columns.sum() / ranks)
+        # Some device sends at least an even share, and receives no more than it sends then.
+        columns = np.maximum(np.append(columns, 0.0), columns.sum() / ranks)
         stages = price.stages_ms(forward, backward, columns)
         found.append(sum(float(stage.max()) for stage in stages))
     return found
