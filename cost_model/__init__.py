@@ -1,8 +1,8 @@
 """What a plan would cost: networks that learned from measurements, and know how well they know.
 
 May import `benchmark` and `workload`. Hands out the model (`CostModel`, of `ComputeCostModel` and
-`CommCostModel`), the oracle over it (`EstimatedCosts`, with `DeviceSums` for those who fill
-devices one table at a time), what was measured of tables (`TableFactors`), what a plan is worth
+`CommCostModel`), the oracle over it (`EstimatedCosts`), plans that are being made
+(`placement_state`), what was measured of tables (`TableFactors`), what a plan is worth
 where costs are not sure (`TaskOutlook`), why it takes as long as it does (`slowest_by_phase`), what
 it learns from (`CostDataset`), its training,
 calibration and checkpoints.
@@ -12,7 +12,6 @@ from autoshard.cost_model.checkpoint import CheckpointError, OtherHardware, load
 from autoshard.cost_model.communication import CommCostModel, ExchangeCosts
 from autoshard.cost_model.compute import ComputeCostModel, Prices, Uncertainty
 from autoshard.cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
-from autoshard.cost_model.device_sums import DeviceSums
 from autoshard.cost_model.explanation import PhaseCost, SliceCost, slowest_by_phase
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.oracle import EstimatedCosts, OutsideTraining
@@ -26,7 +25,6 @@ __all__ = [
     "CostDataset",
     "CostModel",
     "DataError",
-    "DeviceSums",
     "EstimatedCosts",
     "ExchangeCosts",
     "OtherHardware",

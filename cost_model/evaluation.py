@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.dataset import CostDataset
-from autoshard.cost_model.device_sums import DeviceSums, Pricing
+from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
+from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.training import one_thread
 from autoshard.workload import Shard, TableSlice
 from autoshard.workload.beliefs import BELIEFS
@@ -195,14 +195,13 @@ def evaluations_per_second(oracle: EstimatedCosts, slices: Sequence[TableSlice])
     return placements_per_second(oracle.model.compute, oracle.amounts(slices))
 
 
-def placements_per_second(pricing: Pricing[Any], amounts: Tensor) -> float:
+def placements_per_second(pricing: ComputeCostModel | Pricing, amounts: Tensor) -> float:
     """The same for items with such amounts, by whatever prices them."""
     with one_thread():
-        devices = DeviceSums(pricing, amounts, _TIMED_DEVICES)
-        items = torch.arange(len(amounts))
-        devices.fill(items % _TIMED_DEVICES)
+        homes = np.arange(len(amounts)) % _TIMED_DEVICES
+        sums = sums_of_devices(amounts, homes, _TIMED_DEVICES)
         count, started = 0, time.perf_counter()
         while time.perf_counter() - started < _TIMED_SECONDS:
-            devices.with_each(items)
-            count += len(items) * _TIMED_DEVICES
+            pricing.price(sums.float() + amounts[:, None])
+            count += len(homes) * _TIMED_DEVICES
         return count / (time.perf_counter() - started)

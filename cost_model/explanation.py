@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from torch import Tensor
 
-from autoshard.cost_model.compute import Prices
+from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.workload import Objective, ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.objective import PHASES
@@ -93,12 +93,12 @@ class _Parts:
         self._objective = objective
         self._pieces = [piece for piece, _ in placed]
         self._homes = np.array([home for _, home in placed])
-        self._devices = oracle.devices(self._pieces, count)
-        self._devices.fill(torch.from_numpy(self._homes))
+        self._amounts = oracle.amounts(self._pieces)
+        self._sums = sums_of_devices(self._amounts, self._homes, count)
         widths = [piece.output_width for piece in self._pieces]
         self._dims = np.bincount(self._homes, widths, count).astype(int)
         exchanges = self._exchange(self._dims)
-        self.all_ms = np.concatenate([_both(self._devices.prices()), exchanges], 1)
+        self.all_ms = np.concatenate([self._compute_ms(self._sums), exchanges], 1)
 
     def held(self, device: int) -> list[TableSlice]:
         """The slices of a device."""
@@ -106,8 +106,8 @@ class _Parts:
 
     def brought_ms(self, device: int) -> Floats:
         """What each slice of a device brings to it: [slices, phases]."""
-        numbers = torch.from_numpy(np.flatnonzero(self._homes == device))
-        computing = _both(self._devices.without(numbers, torch.full_like(numbers, device)))
+        numbers = np.flatnonzero(self._homes == device)
+        computing = self._compute_ms(self._sums[device] - self._amounts[numbers])
         exchanges = np.zeros((len(numbers), 2))  # a device without any may still wait for others
         for number, piece in enumerate(self.held(device)):
             fewer = self._dims.copy()
@@ -115,15 +115,13 @@ class _Parts:
             exchanges[number] = self._exchange(fewer)[device]
         return np.asarray(self.all_ms[device] - np.concatenate([computing, exchanges], 1))
 
+    def _compute_ms(self, sums: Tensor) -> Floats:
+        """Returns milliseconds forward and backward by sums of amounts: [..., 2]."""
+        return np.asarray(self._oracle.model.compute.means(sums.float()).double().numpy())
+
     def _exchange(self, dims: npt.NDArray[np.int64]) -> Floats:
         """All-to-alls of devices with so many columns [devices, 2]; 0 where they are not known."""
         found = self._oracle.exchange(dims.tolist(), self._objective)
         if found is None:
             return np.zeros((len(dims), 2))
         return np.array([found.forward_ms, found.backward_ms]).T
-
-
-def _both(prices: Prices) -> Floats:
-    """Forward and backward."""
-    ms = torch.stack([prices.forward_ms, prices.backward_ms], -1)
-    return np.asarray(ms.double().numpy())

@@ -11,8 +11,9 @@ from torch.nn import functional
 
 from autoshard.cost_model.network import INPUTS
 from autoshard.workload import FEATURE_NAMES, Shard, TableSlice, slice_features
-from autoshard.workload.terms import Bundle, Piece
+from autoshard.workload.units import Bundle, Piece
 
+_AT_ONCE = 256  # pieces added up together: in scenarios all of them would take much memory
 _COLUMNS = [FEATURE_NAMES.index(name) for name in INPUTS]
 
 
@@ -59,6 +60,21 @@ def bundle_amounts(
         return found
     ends = np.cumsum([len(bundle.slices) for bundle in bundles])
     return Memberships.of(np.split(np.arange(len(found)), ends[:-1])).sums(found)
+
+
+def sums_of_devices(amounts: Tensor, homes: npt.NDArray[np.int64], devices: int) -> Tensor:
+    """Returns the sums of amounts of each device, in double precision: [devices, ...].
+
+    Args:
+        amounts: What each piece brings, [pieces, ...].
+        homes: The device of each piece.
+        devices: How many there are.
+    """
+    sums = torch.zeros(devices, *amounts.shape[1:], dtype=torch.float64)
+    places = torch.from_numpy(homes)
+    for rows in torch.split(torch.arange(len(homes)), _AT_ONCE):
+        sums.index_add_(0, places[rows], amounts[rows].double())
+    return sums
 
 
 class SliceRows:

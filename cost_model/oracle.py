@@ -4,13 +4,13 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from autoshard.benchmark import PlanCost, price_plan
 from autoshard.cost_model.communication import ExchangeCosts
 from autoshard.cost_model.compute import OUTSIDE, Prices
-from autoshard.cost_model.device_sums import DeviceSums
 from autoshard.cost_model.inputs import Memberships, SliceRows, bundle_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
@@ -29,8 +29,9 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.step_price import StepPrice
-from autoshard.workload.terms import Piece
+from autoshard.workload.units import Piece
 
+Floats = npt.NDArray[np.float64]
 _TOGETHER = 500  # tables that scenarios know of together
 
 
@@ -124,9 +125,10 @@ class EstimatedCosts:
             if asked != known:
                 raise UserError(f"the task's {what} is {asked}, the oracle's is {known}")
 
-    def devices(self, pieces: Sequence[Piece], count: int) -> DeviceSums[Prices]:
-        """`count` empty devices for these pieces, to be priced while they are filled."""
-        return DeviceSums(self.model.compute, bundle_amounts(self.amounts, pieces), count)
+    def alone_ms(self, pieces: Sequence[Piece]) -> Floats:
+        """Returns milliseconds of each piece on a device of its own: [pieces]."""
+        prices = self.model.compute.price(bundle_amounts(self.amounts, pieces))
+        return np.asarray(prices.total_ms.double().numpy())
 
     def expectation(self) -> Expectation:
         """What is priced in the mean, for those who price scenarios as well."""

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from autoshard.cost_model.device_sums import DeviceSums
+from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.table_factors import Left
 from autoshard.workload import Shard, ShardingPlan, ShardingTask, TableSlice
@@ -115,9 +114,8 @@ class TaskOutlook:
         """
         pieces, homes = zip(*placed, strict=True)
         amounts = self._scenarios.amounts(pieces)
-        devices = DeviceSums(self._scenarios, amounts, len(self._task.devices))
-        devices.fill(torch.tensor(homes))
-        costs = np.moveaxis(devices.prices().double().numpy(), -1, -2)
+        sums = sums_of_devices(amounts, np.array(homes), len(self._task.devices))
+        costs = np.moveaxis(self._scenarios.price(sums.float()).double().numpy(), -1, -2)
         factors = self._oracle.factors
         known = [Left() if shard is None else factors.left(shard) for shard in shards]
         times, doubt = (

@@ -20,52 +20,15 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.tables import DIM_STEP, TableSlice
-from autoshard.workload.terms import Bundle, Piece, Terms, Truths, bytes_of_bundles
+from autoshard.workload.units import Bundle, Piece, bytes_of_bundles
 
 Ints = npt.NDArray[np.int64]
 
 WHOLE = -1  # in place of the halves of what cannot be halved
 _COLUMNS = 6.0  # logarithm of 64 columns, to base 2
 BESIDE = 6  # what is known of a piece beside what its amounts describe
-
-
-@dataclass(frozen=True)
-class Demands:
-    """A task's rules as numbers, for each piece of a deal.
-
-    Args:
-        lawful: whether it may lie on each device: [pieces, devices].
-        conflicts: which two may not share a device: [pieces, pieces]; None if all may.
-        freedom: pieces with less of it come first.
-        most_slices: of each, 1 where it must stay whole.
-        least_width: columns that a slice of it must have.
-    """
-
-    lawful: Truths
-    conflicts: Truths | None
-    freedom: Ints
-    most_slices: Ints
-    least_width: Ints
-
-    @staticmethod
-    def of(task: ShardingTask, bundles: Sequence[Bundle]) -> "Demands | None":
-        """What a task demands of these; None if it has no rules."""
-        if not task.rules:
-            return None
-        terms = Terms(task)
-        limits = [terms.limits(bundle.name) for bundle in bundles]
-        most = [
-            limit if terms.may_halve(bundle) else 1
-            for bundle, (limit, _) in zip(bundles, limits, strict=True)
-        ]
-        return Demands(
-            terms.lawful(bundles),
-            terms.conflicts(bundles),
-            terms.freedom(bundles),
-            np.array(most, np.int64),
-            np.array([least for _, least in limits], np.int64),
-        )
 
 
 @dataclass(frozen=True)
@@ -89,7 +52,7 @@ class Deal:
 
     pieces: Ints
     memory_bytes: Ints
-    demands: Demands | None = None
+    masks: RuleMasks | None = None
     objective: Objective = field(default_factory=Objective)
     larger: Larger | None = None
 

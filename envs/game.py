@@ -18,14 +18,13 @@ from autoshard.cost_model.inputs import Memberships
 from autoshard.envs.deck import BESIDE, Deal, Deck, Ints, Larger
 from autoshard.envs.foresight import room_is_left
 from autoshard.envs.known import COST, DEVIATION, KNOWN, WAITS, KnownDevices
-from autoshard.envs.ruling import Ruling
 from autoshard.workload import Shard, TableSlice, UserError
+from autoshard.workload.admission import ANY_PARTS, Occupancy
 from autoshard.workload.plans import dealt_out
 from autoshard.workload.step_price import StepPrice
 
 _ABSENT = -1  # memory of a device that a game does not have
 _WORTH = 0.02  # of the pace: what costs less alone evens nothing out that counts
-_ANY = 2**30  # slices, where no rule says how many
 _STRICT = 1e6  # ms: what rules leave little room for comes first, whatever it costs
 _SLICES = 0  # of a table: its slices, the most that it may have, and how wide they must be
 _ALONE, _DOUBT, _SIZE, _ADDED, _HALF, _WIDTH = range(-BESIDE, 0)  # of the deck's facts
@@ -108,7 +107,7 @@ class ShardingGame(KnownDevices):
         self._everyone = torch.arange(seats)
         self._places = torch.arange(self.max_pieces)
         self._pairs = torch.zeros(0, 2, dtype=torch.int64)
-        self._ruled: dict[int, Ruling] = {}
+        self._held: dict[int, Occupancy] = {}  # of games with rules
 
     @property
     def over(self) -> Tensor:
@@ -175,17 +174,18 @@ class ShardingGame(KnownDevices):
         rows, width = len(deals), self.max_pieces
         order, origin = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
         strict = np.zeros((rows, self.max_tables))
-        most = np.full((rows, self.max_tables), _ANY)
+        most = np.full((rows, self.max_tables), ANY_PARTS)
         least = np.zeros((rows, self.max_tables), np.int64)
         alone = self.deck.alone_ms.numpy()
         for row, (seat, deal) in enumerate(zip(new.tolist(), deals, strict=True)):
             tables = len(deal.pieces)
-            self._ruled.pop(seat, None)  # nothing is kept where no game has rules
-            if deal.demands is not None:
-                self._ruled[seat] = Ruling(deal.demands)
-                strict[row, :tables] = _STRICT * deal.demands.freedom
-                most[row, :tables] = deal.demands.most_slices
-                least[row, :tables] = deal.demands.least_width
+            self._held.pop(seat, None)  # nothing is kept where no game has rules
+            if (masks := deal.masks) is not None:
+                free = self.free[seat : seat + 1, : len(deal.memory_bytes)].numpy()
+                self._held[seat] = Occupancy(masks, free)  # the game itself keeps what is free
+                strict[row, :tables] = _STRICT * masks.freedom(np.arange(tables))
+                most[row, :tables] = masks.max_parts[:-1]
+                least[row, :tables] = masks.min_width[:-1]
             ranked = np.argsort(strict[row, :tables] - alone[deal.pieces], kind="stable")
             order[row, :tables], origin[row, :tables] = deal.pieces[ranked], ranked
         self.count[new] = torch.tensor([len(deal.pieces) for deal in deals])
@@ -311,6 +311,9 @@ class ShardingGame(KnownDevices):
         self.rest_ms.index_add_(0, seats, facts[:, _ALONE], alpha=-1)
         self.rest_bytes.index_add_(0, seats, sizes, alpha=-1)
         self.placed += lawful
+        for seat, held in self._held.items():
+            if lawful[seat]:
+                held.settle(int(self.origin[seat, self._place[seat]]), int(devices[seat]))
         if bool(cut.any()):
             self._halve(cut.nonzero()[:, 0])
         self._look_ahead()
@@ -372,10 +375,10 @@ class ShardingGame(KnownDevices):
         torch.stack([*waits, all_of_it, deviation], dim=-1, out=self.known[:, :, 1])
         self.left_after = self.free - self._size[:, None]
         self.allowed = self.exists & (self.left_after >= 0)
-        for seat, ruling in self._ruled.items():
-            homes, origin = self.homes[seat], self.origin[seat]
-            admitted = ruling.admitted(int(origin[int(place[seat])]), homes, origin)
-            self.allowed[seat, : len(admitted)] &= admitted
+        for seat, held in self._held.items():
+            unit, size = self.origin[seat, place[seat]], self._size[seat]
+            (admitted,) = held.admits(unit[None].numpy(), size[None].numpy())
+            self.allowed[seat, : len(admitted)] &= torch.from_numpy(admitted)
         largest = self._largest_after.gather(1, self.placed[:, None].clamp_max(self.max_pieces - 1))
         self.safe = self.allowed & room_is_left(
             self.free, self._size, largest[:, 0], self._sizes, self.placed

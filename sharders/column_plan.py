@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.device_waits import DeviceWaits
 from autoshard.cost_model.outlook import Placed
+from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
 from autoshard.workload import ShardingTask, TableSlice
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import step_ms
 from autoshard.workload.tables import DIM_STEP
-from autoshard.workload.terms import Bundle, Terms
+from autoshard.workload.units import Bundle
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -74,13 +75,11 @@ class ColumnPlan:
 
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, placed: Placed) -> None:
         self.task, self._oracle = task, oracle
-        terms = Terms(task)
-        self.bundles = terms.bundles()
-        self._lawful = terms.lawful(self.bundles)
-        self._conflicts = terms.conflicts(self.bundles)
-        limits = [_limits(terms, bundle) for bundle in self.bundles]
-        self.most_slices, least, self._full = np.array(limits, np.int64).T
-        self._least = -(-least // DIM_STEP)
+        masks = RuleMasks(task)
+        self.bundles = masks.units
+        self.most_slices = masks.max_parts[:-1]
+        self._least = -(-masks.min_width[:-1] // DIM_STEP)
+        self._full = np.array([_steps(bundle) for bundle in self.bundles], np.int64)
         self.devices = len(task.devices)
         self.widths = np.zeros((len(self.bundles), self.devices), np.int64)
         numbers = {bundle.name: number for number, bundle in enumerate(self.bundles)}
@@ -96,19 +95,17 @@ class ColumnPlan:
         self._row[self._first] = _NOTHING
         self._row[self._first[0] + self._full[0]] = _NOTHING + 1
         items = [Bundle(()), self.bundles[0]]
-        self._devices = DeviceWaits(oracle.expectation(), task, items)
-        self._bytes = np.array([task.bytes_of(item.slices) for item in items], np.int64)
+        self._catalog = PieceCatalog(oracle.expectation(), task, masks, items)
+        self.state = PlacementState(self._catalog)
         self._begin()
 
     def _begin(self) -> None:
         tables, devices = self.widths.nonzero()
         rows = self.rows(tables, self.widths[tables, devices])
         for row, device in zip(rows.tolist(), devices.tolist(), strict=True):
-            self._devices.put(row, device)
-        self.free = self.task.room_bytes
-        np.subtract.at(self.free, devices, self._bytes[rows])
+            self.state.put(row, device)
         self.slices = (self.widths > 0).sum(1)
-        self.waits = self._devices.costs()[..., 0]
+        self.waits = self.state.costs()[..., 0]
 
     def rows(self, tables: Ints, widths: Ints) -> Ints:
         """Items of so many columns of tables, known from then on."""
@@ -126,10 +123,8 @@ class ColumnPlan:
                 self.item(int(table), int(width))
                 for table, width in zip(owners, unknown - self._first[owners], strict=True)
             ]
-            first = self._devices.extend(items)
+            first = self._catalog.extend(items)
             self._row[unknown] = np.arange(first, first + len(items))
-            sizes = [self.task.bytes_of(item.slices) for item in items]
-            self._bytes = np.concatenate([self._bytes, np.array(sizes, np.int64)])
         return self._row[places]
 
     def item(self, table: int, width: int) -> Bundle:
@@ -172,37 +167,21 @@ class ColumnPlan:
         )
         leave, enter = rows[[0, 2]], rows[[1, 3]]
         devices = np.stack([c.first, c.second])
-        return After(self._devices.exchanged(leave, devices, enter)[..., 0].swapaxes(0, 1), rows)
+        return After(self.state.exchanged(leave, devices, enter)[..., 0].swapaxes(0, 1), rows)
 
     def admitted(self, changes: Changes, after: After) -> Truths:
         """Whether memory and rules admit each change."""
-        c, grown = changes, self._bytes[after.rows]
-        swapped = c.other >= 0
-        other = np.where(swapped, c.other, 0)
-        found = grown[1] - grown[0] <= self.free[c.first]
-        found &= grown[3] - grown[2] <= self.free[c.second]
+        c, (out_first, into_first, out_second, into_second) = changes, after.rows
+        found = self.state.admits_swaps(c.first, out_first, into_first)
+        found &= self.state.admits_swaps(c.second, out_second, into_second)
         if not self.task.rules:
-            return np.asarray(found)
-        found &= self._lawful[c.table, c.second]
-        found &= ~swapped | self._lawful[other, c.first]
+            return found
+        swapped = c.other >= 0
         stays = (c.keeps > 0) & ~swapped
         slices = self.slices[c.table] + stays - (self.widths[c.table, c.second] > 0) * ~swapped
         found &= (slices <= self.most_slices[c.table]) | ~stays
         least = self._least[c.table]
-        found &= ~stays | ((c.keeps >= least) & (c.gets >= least))
-        if self._conflicts is not None:
-            found &= self._rivals(c.table, c.second, other, swapped) == 0
-            found &= ~swapped | (self._rivals(other, c.first, c.table, swapped) == 0)
-        return np.asarray(found)
-
-    def _rivals(self, tables: Ints, devices: Ints, leaving: Ints, leave: Truths) -> Ints:
-        """How many tables are on each device, without the one that leaves it, that each of these
-        may not share it with.
-        """
-        assert self._conflicts is not None
-        there = (self.widths[:, devices] > 0).T
-        there[np.flatnonzero(leave), leaving[leave]] = False
-        return np.asarray((self._conflicts[tables] & there).sum(1))
+        return np.asarray(found & (~stays | ((c.keeps >= least) & (c.gets >= least))))
 
     def apply(self, changes: Changes, after: After, number: int) -> None:
         """Make one of the changes."""
@@ -210,9 +189,8 @@ class ColumnPlan:
         devices = (int(c.first[number]), int(c.second[number]))
         rows = after.rows[:, number].tolist()
         for device, leave, enter in zip(devices, rows[::2], rows[1::2], strict=True):
-            self._devices.take(leave, device)
-            self._devices.put(enter, device)
-            self.free[device] += self._bytes[leave] - self._bytes[enter]
+            self.state.take(leave, device)
+            self.state.put(enter, device)
         table, other = int(c.table[number]), int(c.other[number])
         self.widths[table, devices] = c.keeps[number], c.gets[number]
         self.slices[table] = (self.widths[table] > 0).sum()
@@ -222,12 +200,9 @@ class ColumnPlan:
         self.waits[list(devices)] = after.waits[number]
 
 
-def _limits(terms: Terms, bundle: Bundle) -> tuple[int, int, int]:
-    """The most slices, the least columns that one of several may have, and all steps of four."""
-    if len(bundle.slices) > 1:
-        return 1, 0, 1
-    most, least = terms.limits(bundle.name)
-    return most, least, bundle.slices[0].width // DIM_STEP
+def _steps(bundle: Bundle) -> int:
+    """All columns in steps of four; a bundle of several tables has one step."""
+    return bundle.slices[0].width // DIM_STEP if len(bundle.slices) == 1 else 1
 
 
 def stacked(parts: Sequence[Changes]) -> Changes:

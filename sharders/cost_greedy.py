@@ -4,18 +4,15 @@ Costs are all that counts of a device's step: forward, backward, and what its co
 sent in both all-to-alls.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
-import torch
 
-from autoshard.cost_model import DeviceSums, EstimatedCosts
-from autoshard.cost_model.inputs import bundle_amounts
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.heuristics import Floats, greedy_plan, place_in_turn, sum_of
 from autoshard.workload import ShardingPlan, ShardingTask
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import StepPrice
-from autoshard.workload.terms import Bundle, Terms
 
 
 class AloneGreedySharder:
@@ -28,13 +25,11 @@ class AloneGreedySharder:
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError names the table that no device has room for."""
         self._oracle.check(task)
-        alone = self._oracle.devices([table.whole() for table in task.tables], 1).alone()
-        names = [table.name for table in task.tables]
-        costs = dict(zip(names, alone.total_ms.tolist(), strict=True))
-        bundles = Terms(task).bundles()
-        sent = _sent_ms(task, bundles)
-        each = [sum_of(bundle, costs) + ms for bundle, ms in zip(bundles, sent, strict=True)]
-        return greedy_plan(task, bundles, each)
+        alone_ms = self._oracle.alone_ms([table.whole() for table in task.tables])
+        costs = {t.name: ms for t, ms in zip(task.tables, alone_ms.tolist(), strict=True)}
+        masks, column_ms = RuleMasks(task), StepPrice.of_task(task).column_ms()
+        each = [sum_of(unit, costs) + column_ms * unit.columns for unit in masks.units]
+        return greedy_plan(task, masks, each)
 
 
 class FusedGreedySharder:
@@ -47,26 +42,17 @@ class FusedGreedySharder:
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError names the table that no device has room for."""
         self._oracle.check(task)
-        bundles = Terms(task).bundles()
+        masks = RuleMasks(task)
         pricing = self._oracle.expectation()  # what is not known of costs would take as long again
-        amounts = bundle_amounts(pricing.amounts, bundles)
-        devices = DeviceSums(pricing, amounts, len(task.devices))
-        sent, sending = torch.tensor(_sent_ms(task, bundles)), torch.zeros(len(task.devices))
-        each = torch.split(torch.arange(len(bundles)), 1)  # lists of one take longer to index by
+        catalog = PieceCatalog(pricing, task, masks, masks.units)
+        devices, numbers = PlacementState(catalog), np.arange(len(masks.units))
+        column_ms = devices.price.column_ms()
 
         def burden(number: int) -> Floats:
-            computing = devices.with_each(each[number]).sum((1, 2, 3))
-            return np.asarray((computing + sending + sent[number]).double().numpy())
+            compute = devices.compute_joined(numbers[number : number + 1]).sum((0, 2, 3))
+            columns = devices.columns[0] + catalog.columns[number]
+            return np.asarray(compute.double().numpy() + column_ms * columns)
 
-        def placed(number: int, device: int) -> None:
-            devices.put(number, device)
-            sending[device] += sent[number]
-
-        alone = (devices.alone().sum((1, 2)) + sent).tolist()
-        return place_in_turn(task, bundles, alone, burden, placed)
-
-
-def _sent_ms(task: ShardingTask, bundles: Sequence[Bundle]) -> list[float]:
-    """Milliseconds that the columns of each bundle are sent for in the all-to-alls that count."""
-    each = float(StepPrice.of_task(task).column_ms())
-    return [each * sum(piece.output_width for piece in bundle.slices) for bundle in bundles]
+        alone = pricing.price(catalog.amounts).sum((1, 2)).double().numpy()
+        costs = alone + column_ms * catalog.columns
+        return place_in_turn(task, devices, costs.tolist(), burden, devices.add)

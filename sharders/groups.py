@@ -45,7 +45,7 @@ def in_groups(deck: Deck, whole: Group) -> list[Group]:
     """
     deal, devices = whole.deal, len(whole.devices)
     count = min(devices // DEVICES, len(deal.pieces) // PIECES)
-    if count <= 1 or deal.demands is not None:
+    if count <= 1 or deal.masks is not None:
         return [whole]
     # The largest memory first, to and fro: so all groups have as many devices, and much alike.
     ranked = np.argsort(-deal.memory_bytes, kind="stable")

@@ -7,10 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload.admission import Occupancy, RuleMasks
 from autoshard.workload.beliefs import BELIEFS
 from autoshard.workload.packing import does_not_fit
 from autoshard.workload.sizes import told
-from autoshard.workload.terms import Bundle, Terms, bytes_of_bundles
+from autoshard.workload.units import Bundle, bytes_of_bundles
 
 Floats = npt.NDArray[np.float64]
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
@@ -66,8 +67,8 @@ class GreedySharder:
         """A valid plan; PlanError names what no device has room for, or may take."""
         rng = np.random.default_rng(self._seed)
         costs = {table.name: self._cost(table, rng) for table in task.tables}
-        bundles = Terms(task).bundles()
-        return greedy_plan(task, bundles, [sum_of(bundle, costs) for bundle in bundles])
+        masks = RuleMasks(task)
+        return greedy_plan(task, masks, [sum_of(bundle, costs) for bundle in masks.units])
 
 
 def sum_of(bundle: Bundle, costs: Mapping[str, float]) -> float:
@@ -75,21 +76,20 @@ def sum_of(bundle: Bundle, costs: Mapping[str, float]) -> float:
     return sum(costs[piece.table.name] for piece in bundle.slices)
 
 
-def greedy_plan(
-    task: ShardingTask, bundles: Sequence[Bundle], costs: Sequence[float]
-) -> ShardingPlan:
+def greedy_plan(task: ShardingTask, masks: RuleMasks, costs: Sequence[float]) -> ShardingPlan:
     """Balances the sums of the costs of what is placed over the devices."""
     load = np.zeros(len(task.devices))
 
     def placed(number: int, device: int) -> None:
         load[device] += costs[number]
 
-    return place_in_turn(task, bundles, costs, lambda _number: load, placed)
+    held = Occupancy.of_task(task, masks)
+    return place_in_turn(task, held, costs, lambda _number: load, placed)
 
 
 def place_in_turn(
     task: ShardingTask,
-    bundles: Sequence[Bundle],
+    held: Occupancy,
     costs: Sequence[float],
     burden: Callable[[int], Floats],
     placed: Callable[[int, int], None],
@@ -99,31 +99,26 @@ def place_in_turn(
 
     Args:
         task: what is to be sharded.
-        bundles: its tables, as `Terms.bundles` has them.
-        costs: of each bundle; they give the order.
+        held: Its devices, empty; all units of its rules are placed.
+        costs: of each unit; they give the order.
         burden: each device's, for the bundle of that number.
-        placed: hears of each bundle and its device.
+        placed: Called with the number of each unit and its device.
     """
-    terms, free = Terms(task), task.room_bytes
-    lawful, freedom = terms.lawful(bundles), terms.freedom(bundles)
-    conflicts = terms.conflicts(bundles)
-    sizes = bytes_of_bundles(task.operator, task.batch_size, bundles)
-    chosen = np.full(len(bundles), -1)
-    for number in sorted(range(len(bundles)), key=lambda n: (freedom[n], -costs[n])):
-        needed = int(sizes[number])
-        fitting = lawful[number] & (free >= needed)
-        if conflicts is not None:
-            homes = chosen[conflicts[number]]
-            fitting[homes[homes >= 0]] = False
+    units = held.masks.units
+    sizes = bytes_of_bundles(task.operator, task.batch_size, units)
+    chosen, numbers = np.full(len(units), -1), np.arange(len(units))
+    for number in np.lexsort((-np.array(costs), held.masks.freedom(numbers))).tolist():
+        fitting = held.admits(numbers[number : number + 1], sizes[number : number + 1])[0]
         if not fitting.any():
-            raise DeadEnd(task, bundles[number].name, needed, int(free.max()))
+            needed, most = int(sizes[number]), int(held.free.max())
+            raise DeadEnd(task, units[number].name, needed, most)
         device = int(np.where(fitting, burden(number), np.inf).argmin())
         chosen[number] = device
-        free[device] -= needed
+        held.enter(number, int(sizes[number]), device)
         placed(number, device)
     devices = {
         piece.table.name: home
-        for bundle, home in zip(bundles, chosen.tolist(), strict=True)
-        for piece in bundle.slices
+        for unit, home in zip(units, chosen.tolist(), strict=True)
+        for piece in unit.slices
     }
     return ShardingPlan.table_wise(task, [devices[table.name] for table in task.tables])

@@ -10,7 +10,6 @@ import numpy as np
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.outlook import Placed, TaskOutlook
 from autoshard.cost_model.training import one_thread
-from autoshard.sharders.admission import Near
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.plan_search import PlanSearch
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
@@ -35,7 +34,7 @@ class LocalSearch:
         kicks: restarts from a change of the best plan so far.
         split: allow tables to be split by columns.
         seed: of the kicks, and of scenarios.
-        near: a plan to stay near; by default none.
+        near: A plan in use, and the bytes that may move away from it; by default none.
         clock: seconds.
     """
 
@@ -45,7 +44,7 @@ class LocalSearch:
         kicks: int = 8,
         split: bool = True,
         seed: int = 0,
-        near: Near | None = None,
+        near: tuple[ShardingPlan, int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._oracle = oracle

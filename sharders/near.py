@@ -1,7 +1,6 @@
 """A better plan that is near to one in use: moving tables takes time, so not all may change."""
 
 from autoshard.cost_model import EstimatedCosts, TaskOutlook
-from autoshard.sharders.admission import Near
 from autoshard.sharders.local_search import LocalSearch
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moved_bytes, moves_between
@@ -23,7 +22,7 @@ class NearSharder:
         self._oracle = oracle
         self._plan = plan
         self._most_bytes = most_bytes
-        self._search = LocalSearch(oracle, seed=seed, near=Near(plan, most_bytes))
+        self._seed = seed
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan, at worst the one in use; PlanError if that one is not valid."""
@@ -33,9 +32,10 @@ class NearSharder:
         except PlanError as fault:
             raise PlanError(f"the plan to stay near to is no plan for this task: {fault}") from None
         outlook = TaskOutlook(self._oracle, task)
+        search = LocalSearch(self._oracle, seed=self._seed, near=(self._plan, self._most_bytes))
         found = [
             ShardingPlan.in_place(task, placed)
-            for placed in self._search.improve(task, [self._plan.placed(task)])
+            for placed in search.improve(task, [self._plan.placed(task)])
         ]
         near = [
             plan

@@ -16,8 +16,9 @@ from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.grid_greedy import GridGreedy
 from autoshard.workload import ShardingPlan, ShardingTask
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.packing import does_not_fit
-from autoshard.workload.terms import Bundle, Terms, bytes_of_bundles
+from autoshard.workload.units import Bundle, bytes_of_bundles
 
 # As published: the defaults of `shard` and `_table_wise_shard` in neuroshard/neurosharder.py of
 # github.com/daochenzha/neuroshard, there `n`, `k`, `max_length`, `search_steps` and `threshold_*`.
@@ -45,8 +46,9 @@ class NeuroShardSharder:
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """A valid plan; PlanError says what is missing where none is found."""
         self._oracle.check(task)
-        greedy, cuts = GridGreedy(self._oracle, task, _SHARES), _Cuts(self._oracle, task)
-        (whole,) = greedy.best([Terms(task).bundles()])
+        greedy = GridGreedy(self._oracle, task, _SHARES)
+        cuts = _Cuts(self._oracle, task, greedy.masks)
+        (whole,) = greedy.best([greedy.masks.units])
         beam, best = [whole], whole
         for _ in range(_STEPS):
             tried = cuts.after([plan.bundles for plan in beam])
@@ -66,9 +68,8 @@ class _Cuts:
     columns they are does not matter until a plan is written down.
     """
 
-    def __init__(self, oracle: EstimatedCosts, task: ShardingTask) -> None:
-        self._oracle, self._task = oracle, task
-        self._terms = Terms(task)
+    def __init__(self, oracle: EstimatedCosts, task: ShardingTask, masks: RuleMasks) -> None:
+        self._oracle, self._task, self._masks = oracle, task, masks
         self._slices: dict[tuple[str, int], Bundle] = {}
 
     def after(self, cuts: Sequence[Sequence[Bundle]]) -> list[list[Bundle]]:
@@ -84,14 +85,14 @@ class _Cuts:
 
     def _worth_halving(self, cut: Sequence[Bundle]) -> list[Bundle]:
         different = list(dict.fromkeys(cut))
-        costs = self._oracle.devices(different, 1).alone().total_ms.numpy()
+        costs = self._oracle.alone_ms(different)
         sizes = bytes_of_bundles(self._task.operator, self._task.batch_size, different)
         costliest, largest = (np.argsort(-by, kind="stable")[:_CANDIDATES] for by in (costs, sizes))
         slices = Counter(piece.name for piece in cut)
         return [
             piece
             for number in dict.fromkeys([*costliest.tolist(), *largest.tolist()])
-            if self._terms.may_halve(piece := different[number], slices[piece.name])
+            if self._masks.may_split(piece := different[number], slices[piece.name])
         ]
 
     def _the_only(self, half: Bundle) -> Bundle:

@@ -10,12 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from autoshard.cost_model.device_waits import DeviceWaits
 from autoshard.cost_model.outlook import Placed
+from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
 from autoshard.cost_model.scenarios import Pricing
-from autoshard.sharders.admission import GONE, Admission, Near
-from autoshard.workload import ShardingTask, TableSlice
-from autoshard.workload.terms import Bundle, Terms
+from autoshard.sharders.move_budget import GONE, MoveBudget
+from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload.admission import RuleMasks, Truths
+from autoshard.workload.units import Bundle
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -56,7 +57,7 @@ class PlanSearch:
         task: of the plan.
         power: of the norms of the devices' costs that are minimised.
         placed: the plan to begin with.
-        near: a plan to stay near, if any.
+        near: A plan in use, and the bytes that may move away from it, if any.
     """
 
     def __init__(
@@ -65,15 +66,19 @@ class PlanSearch:
         task: ShardingTask,
         power: float,
         placed: Placed,
-        near: Near | None = None,
+        near: tuple[ShardingPlan, int] | None = None,
     ) -> None:
         self._power = power
-        gathered = Terms(task).gathered(placed)
-        items, homes = [i for i, _ in gathered], np.array([d for _, d in gathered], np.int64)
-        self._at = Admission(task, items, homes, near)
-        self._devices = DeviceWaits(pricing, task, items)
-        self._devices.fill(homes)
-        self._weight = self._devices.beside()  # [items, waits]
+        self._masks = RuleMasks(task)
+        gathered = self._masks.gathered(placed)
+        self._catalog = PieceCatalog(pricing, task, self._masks, [unit for unit, _ in gathered])
+        self._homes = np.array([device for _, device in gathered], np.int64)
+        self._devices = PlacementState(self._catalog)
+        self._devices.fill(self._homes)
+        self._budget = None if near is None else MoveBudget(*near, task)
+        if self._budget is not None:
+            self._budget.extend(self._catalog.pieces)
+        self._weight = self._devices.beside()  # [items, stages]
         self._price_anew()
 
     def objective(self) -> float:
@@ -82,14 +87,14 @@ class PlanSearch:
 
     def placed(self, change: Change | None = None) -> list[tuple[TableSlice, int]]:
         """Each slice and its device, as it is or after a step."""
-        homes = self._at.homes.copy()
+        homes = self._homes.copy()
         if change is not None:
             homes[list(change.leave)] = GONE
             for item, device in change.enter:
                 homes[item] = device
         return [
             (piece, int(device))
-            for item, device in zip(self._at.items, homes, strict=True)
+            for item, device in zip(self._catalog.pieces, homes, strict=True)
             if device != GONE
             for piece in item.slices
         ]
@@ -98,7 +103,7 @@ class PlanSearch:
         """The best move as long as one helps; else the best swap, else the best split; not further
         when it is `late`.
         """
-        for _ in range(20 * len(self._at.homes)):
+        for _ in range(20 * len(self._homes)):
             if late() or not (
                 self._take(self.moves(), _LEAST_GAIN)
                 or self._take(self.swaps(), _LEAST_GAIN)
@@ -118,16 +123,17 @@ class PlanSearch:
 
     def _apply(self, change: Change) -> None:
         for item in change.leave:
-            self._devices.take(item, self._at.leave(item))
+            self._devices.take(item, int(self._homes[item]))
+            self._homes[item] = GONE
         for item, device in change.enter:
             self._devices.put(item, device)
-            self._at.enter(item, device)
+            self._homes[item] = device
         self._price_anew()
 
     def kick(self, rng: np.random.Generator) -> None:
         """Move three slices to random devices with room for them."""
-        for item in rng.permutation(np.flatnonzero(self._at.homes != GONE))[:3].tolist():
-            fitting = np.flatnonzero(self._at.admitted(np.array([item]))[0])
+        for item in rng.permutation(np.flatnonzero(self._homes != GONE))[:3].tolist():
+            fitting = np.flatnonzero(self._admitted(np.array([item]))[0])
             if len(fitting):
                 self._apply(Change((item,), ((item, int(rng.choice(fitting))),)))
 
@@ -136,13 +142,13 @@ class PlanSearch:
         put one half where that wait is shortest; False if there is none, or no room.
         """
         slowest, wait = self.slowest[0], self._longest[0]
-        mine = self._at.to_halve(np.flatnonzero(self._at.homes == slowest).tolist())
+        mine = self._splittable(np.flatnonzero(self._homes == slowest))
         if rank >= len(mine):
             return False
         item = sorted(mine, key=lambda number: -self._weight[number, wait])[rank]
-        pair = self._at.items[item].halves()
+        pair = self._catalog.pieces[item].halves()
         stays, goes = (self._add([half]) for half in pair)
-        admitted = self._at.admitted(np.array([goes]))[0]
+        admitted = self._admitted(np.array([goes]))[0]
         admitted[slowest] = False
         if not admitted.any():
             return False
@@ -152,15 +158,15 @@ class PlanSearch:
 
     def moves(self) -> Choices:
         """Give a slice of a device that holds up a wait away."""
-        items = np.flatnonzero(np.isin(self._at.homes, self.slowest))
+        items = np.flatnonzero(np.isin(self._homes, self.slowest))
         if not len(items):
             return _NONE
-        homes = self._at.homes[items]
-        left, joined = self._devices.without(items, homes), self._devices.with_each(items)
+        homes = self._homes[items]
+        left, joined = self._devices.without(items, homes), self._devices.joined(items)
         gone = self._powers[homes][:, None] + self._powers
         after = self._after(gone, left[:, None], joined)
         after[np.arange(len(items)), homes] = np.inf
-        after[~self._at.admitted(items)] = np.inf
+        after[~self._admitted(items)] = np.inf
 
         def change(number: int) -> Change:
             item, device = int(items[number // len(self._costs)]), number % len(self._costs)
@@ -173,7 +179,7 @@ class PlanSearch:
         out, into = self._promising()
         if not len(out):
             return _NONE
-        here, there = self._at.homes[out], self._at.homes[into]
+        here, there = self._homes[out], self._homes[into]
         after_here = self._devices.exchanged(out, here, into)
         after_there = self._devices.exchanged(into, there, out)
         after = self._after(self._powers[here] + self._powers[there], after_here, after_there)
@@ -186,10 +192,10 @@ class PlanSearch:
 
     def _promising(self) -> tuple[Whole, Whole]:
         """Pairs to swap that memory admits and that should even out most, if costs added up."""
-        places = np.flatnonzero(self._at.homes != GONE)
+        places = np.flatnonzero(self._homes != GONE)
         pairs, worths = [], []
         for device in self.slowest:
-            here = self._at.homes[places] == device
+            here = self._homes[places] == device
             mine, others = places[here], places[~here]
             worths.append(self._evened(device, mine, others).ravel())
             pairs.append(np.stack(np.meshgrid(mine, others, indexing="ij")).reshape(2, -1))
@@ -208,32 +214,32 @@ class PlanSearch:
         Of each wait the two devices count, and those that hold it up in any case.
         """
         gain = self._weight[mine][:, None] - self._weight[others][None]
-        homes = self._at.homes[others]
+        homes = self._homes[others]
         worse = np.maximum(self._means[device] - gain, self._means[homes][None] + gain)
         leader = self._means.argmax(0)
         both = (leader == device) | (leader == homes[:, None])
         worse = np.maximum(worse, np.where(both, 0.0, self._means.max(0)))
         found = np.asarray(worse.sum(-1))
-        found[~self._at.may_swap(device, mine, others)] = np.inf
+        found[~self._may_swap(device, mine, others)] = np.inf
         return found
 
     def splits(self) -> Choices:
         """Halve a slice of a device that holds up a wait and give one half away."""
-        wide = self._at.to_halve(np.flatnonzero(np.isin(self._at.homes, self.slowest)).tolist())
+        wide = self._splittable(np.flatnonzero(np.isin(self._homes, self.slowest)))
         if not wide or len(self._costs) == 1:
             return _NONE
-        homes = self._at.homes[wide]
-        pairs = [self._at.items[item].halves() for item in wide]
+        homes = self._homes[wide]
+        pairs = [self._catalog.pieces[item].halves() for item in wide]
         first = self._add([stays for stays, _ in pairs])
         second = self._add([goes for _, goes in pairs])
         staying = np.arange(first, first + len(pairs))
         going = np.arange(second, second + len(pairs))
         kept = self._devices.exchanged(np.array(wide), homes, staying)
-        joined = self._devices.with_each(going)
+        joined = self._devices.joined(going)
         gone = self._powers[homes][:, None] + self._powers
         after = self._after(gone, kept[:, None], joined)
         after[np.arange(len(wide)), homes] = np.inf
-        after[~self._at.admitted(going)] = np.inf
+        after[~self._admitted(going)] = np.inf
 
         def change(number: int) -> Change:
             place, device = divmod(number, len(self._costs))
@@ -242,10 +248,35 @@ class PlanSearch:
 
         return Choices(after.ravel(), change)
 
+    def _admitted(self, items: Whole) -> Truths:
+        """Whether each item may go to each device: [items, devices]."""
+        found = self._devices.admits_pieces(items)
+        return found if self._budget is None else found & self._budget.admits(items, self._homes)
+
+    def _may_swap(self, here: int, mine: Whole, others: Whole) -> Truths:
+        """Whether each of mine, all of them here, may change places with each of the others:
+        [mine, others].
+        """
+        devices, mine_, others_ = self._devices, mine[:, None], others[None]
+        found = devices.admits_swaps(np.array(here), mine_, others_)
+        found = found & devices.admits_swaps(self._homes[others_], others_, mine_)
+        if self._budget is not None:
+            found &= self._budget.admits_swaps(here, mine, others, self._homes)
+        return found
+
+    def _splittable(self, items: Whole) -> list[int]:
+        """Those of the items that may be halved."""
+        present = self._catalog.units[self._homes != GONE]
+        parts = np.bincount(present, minlength=len(self._masks.units))
+        pieces, units = self._catalog.pieces, self._catalog.units
+        return [n for n in items.tolist() if self._masks.may_split(pieces[n], int(parts[units[n]]))]
+
     def _add(self, items: list[Bundle]) -> int:
         """Make items that are on no device yet; returns the number of the first."""
-        first = self._devices.extend(items)
-        self._at.extend(items)
+        first = self._catalog.extend(items)
+        self._homes = np.concatenate([self._homes, np.full(len(items), GONE)])
+        if self._budget is not None:
+            self._budget.extend(items)
         self._weight = np.concatenate([self._weight, self._devices.beside(first)])
         return first
 

@@ -13,13 +13,12 @@ from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import Deal, Deck, Layout, ShardingGame
-from autoshard.envs.deck import Demands
 from autoshard.sharders.groups import DEVICES, Group, in_groups
 from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, Style
 from autoshard.sharders.shield import Shield
 from autoshard.workload import ShardingTask, TableSlice
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import Floats
-from autoshard.workload.terms import Terms
 
 # Beside what was learned, in the order in which they gain most: of 42, on validation tasks of
 # twelve families, one style alone is 2.5 % worse than the best of all, two are 0.8 %, four 0.2 %.
@@ -159,11 +158,12 @@ class Player:
         they take longer, and know of no rules.
         """
         assert rng is not None or not any(way.drawn for way in ways)
-        bundles = Terms(task).bundles()
+        masks = RuleMasks(task)
+        bundles = masks.units
         split = split and self._network.shape.halves and not shielded and len(task.devices) > 1
         deck = Deck(self._oracle, bundles, split)
-        demands = Demands.of(task, bundles)
-        deal = Deal(np.arange(len(bundles)), task.room_bytes, demands, task.objective)
+        rules = masks if masks.any else None
+        deal = Deal(np.arange(len(bundles)), task.room_bytes, rules, task.objective)
         whole = Group(np.arange(len(task.devices)), deal)
         groups = [whole] if shielded else in_groups(deck, whole)
         ended = self._ended(deck, groups, ways, split, rng, shielded)

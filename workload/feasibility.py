@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy import optimize, sparse
 
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.errors import UserError
 from autoshard.workload.rules import Rule
 from autoshard.workload.tables import DIM_STEP, EmbeddingTable, TableSlice
 from autoshard.workload.tasks import ShardingTask
-from autoshard.workload.terms import Bundle, Terms
 
 _SECONDS = 20.0  # of search, for one question of a user
 _WHOLE_SHARE = 0.5  # of the time is for whole tables, where they may be split
@@ -171,12 +171,14 @@ class _Program:
     def __init__(self, task: ShardingTask, split: bool) -> None:
         self._task = task
         self._split = split
-        self._terms = Terms(task)
+        self._masks = RuleMasks(task)
         self._tables, self._devices = len(task.tables), len(task.devices)
         self._steps = np.array([table.dim // DIM_STEP for table in task.tables], np.float64)
-        limits = [self._terms.limits(table.name) for table in task.tables]
-        self._most = np.array([most if split else 1 for most, _ in limits], np.float64)
-        self._least = np.array([-(-least // DIM_STEP) for _, least in limits], np.float64)
+        units = self._masks.numbers([table.whole() for table in task.tables])
+        most = np.minimum(self._masks.max_parts[units], self._devices if split else 1)
+        self._most = most.astype(np.float64)
+        self._least = np.ceil(self._masks.min_width[units] / DIM_STEP)
+        self._lawful = self._masks.lawful[units].astype(float)
 
     def solved(self, deadline: float) -> Placed | None:
         """A plan, or None if there is none; Undecided at the deadline."""
@@ -199,7 +201,7 @@ class _Program:
 
     def _solve(self, tighter: float, seconds: float) -> optimize.OptimizeResult:
         count = self._tables * self._devices
-        lawful = self._lawful()
+        lawful = self._lawful
         most = np.concatenate([lawful.ravel(), (lawful * self._steps[:, None]).ravel()])
         return optimize.milp(
             np.zeros(2 * count),
@@ -208,11 +210,6 @@ class _Program:
             constraints=[*self._columns(), *self._together(), *self._memory(tighter)],
             options={"time_limit": seconds},
         )
-
-    def _lawful(self) -> npt.NDArray[np.float64]:
-        # Rules over several tables have rows of their own: here each is looked at alone.
-        alone = [table.whole() for table in self._task.tables]
-        return self._terms.lawful([Bundle.of(piece) for piece in alone]).astype(float)
 
     def _columns(self) -> list[optimize.LinearConstraint]:
         """All columns are somewhere, on as many devices and as wide as the rules say."""

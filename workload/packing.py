@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from autoshard.workload.admission import Occupancy, RuleMasks
 from autoshard.workload.feasibility import Undecided, any_plan, contradiction
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.plans import PlanError
 from autoshard.workload.sizes import told
 from autoshard.workload.tables import EmbeddingTable, TableSlice, can_be_halved, halves
 from autoshard.workload.tasks import ShardingTask
-from autoshard.workload.terms import Terms, Truths
 
 _NAMED = 3  # tables that an error names
 
@@ -16,8 +18,7 @@ _NAMED = 3  # tables that an error names
 def first_fit_decreasing(
     sizes: Sequence[int],
     rooms: Sequence[int],
-    lawful: Truths | None = None,
-    conflicts: Truths | None = None,
+    masks: RuleMasks | None = None,
 ) -> list[int] | None:
     """The room of each size: the largest first, each where it fits first; None if one does not.
 
@@ -26,28 +27,25 @@ def first_fit_decreasing(
     Args:
         sizes: what is to be packed.
         rooms: where.
-        lawful: whether each may go into each room: [sizes, rooms].
-        conflicts: which two may not share a room: [sizes, sizes].
+        masks: rules of the units that have these sizes, if any.
     """
     free = list(rooms)
     order = sorted(range(len(free)), key=lambda room: -free[room])
     homes = [-1] * len(sizes)
-
-    def admits(room: int, number: int) -> bool:
-        if free[room] < sizes[number] or not (lawful is None or lawful[number, room]):
-            return False
-        return conflicts is None or not any(
-            homes[other] == room for other in conflicts[number].nonzero()[0]
-        )
-
+    held = None if masks is None else Occupancy(masks, np.array([free]))
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        size = sizes[number]
+        if held is not None:
+            admitted = held.admits(np.array([number]), np.array([size]))[0].tolist()
         for room in order:
-            if admits(room, number):
-                free[room] -= sizes[number]
-                homes[number] = room
+            if free[room] >= size if held is None else admitted[room]:
                 break
         else:
             return None
+        homes[number] = room
+        free[room] -= size
+        if held is not None:
+            held.enter(number, size, room)
     return homes
 
 
@@ -74,10 +72,10 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
 
 
 def _pack_by_rules(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
-    terms, rooms = Terms(task), task.room_bytes.tolist()
-    bundles = terms.bundles()
+    masks = RuleMasks(task)
+    bundles = masks.units
     sizes = [task.bytes_of(bundle.slices) for bundle in bundles]
-    homes = first_fit_decreasing(sizes, rooms, terms.lawful(bundles), terms.conflicts(bundles))
+    homes = first_fit_decreasing(sizes, task.room_bytes.tolist(), masks)
     if homes is not None:
         return [
             (piece, home)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from autoshard.cost_model import (
     CostDataset,
     CostModel,
-    DeviceSums,
     EstimatedCosts,
     OutsideTraining,
     compute,
@@ -22,8 +21,18 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.evaluation import Score, evaluate, net_of_noise
+from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
 from autoshard.cost_model.training import TrainOptions
-from autoshard.workload import EmbeddingTable, Shard, TableSlice, random_shards, synthetic_tables
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Shard,
+    ShardingTask,
+    TableSlice,
+    random_shards,
+    synthetic_tables,
+)
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.parts import Part
 from autoshard.workload.tables import can_be_halved, halves
 
@@ -196,13 +205,18 @@ def test_sums_add_up(model: CostModel, first: list[int], second: list[int]) -> N
     torch.testing.assert_close(both, amounts[first + second].sum(0), rtol=1e-5, atol=1e-5)
 
 
+def state_of(oracle: EstimatedCosts, slices: list[TableSlice], devices: int) -> PlacementState:
+    task = ShardingTask(tuple(TABLES), Device.uniform(devices, 2**50), 1024)
+    return PlacementState(PieceCatalog(oracle.expectation(), task, RuleMasks(task), slices))
+
+
 @given(chosen=numbers, taken=st.integers(0, 29), data=st.data())
 def test_incremental_prices_are_full_ones(
     model: CostModel, chosen: list[int], taken: int, data: st.DataObject
 ) -> None:
     slices = [table.whole() for table in TABLES]
     oracle = EstimatedCosts(model, 1024)
-    devices = oracle.devices(slices, 2)
+    devices = state_of(oracle, slices, 2)
     placed: list[list[int]] = [[], []]
     for item in chosen:
         device = data.draw(st.integers(0, 1))
@@ -215,19 +229,19 @@ def test_incremental_prices_are_full_ones(
     def full(items: list[int]) -> float:
         return oracle.costs([Shard(tuple(slices[n] for n in items))])[0].total_ms if items else 0.0
 
-    def same(found: torch.Tensor, items: list[int]) -> None:
-        assert float(found) == pytest.approx(full(items), rel=1e-5, abs=1e-6)
+    def same(found: np.ndarray, items: list[int]) -> None:
+        assert float(found.sum()) == pytest.approx(full(items), rel=1e-5, abs=1e-6)
 
     for device in (0, 1):
-        same(devices.prices().total_ms[device], placed[device])
-        same(devices.with_each([other]).total_ms[device, 0], [*placed[device], other])
-    where, out, into = torch.tensor([home]), torch.tensor([leaver]), torch.tensor([other])
+        same(devices.costs()[device], placed[device])
+        same(devices.joined(np.array([other]))[0, device], [*placed[device], other])
+    where, out, into = np.array([home]), np.array([leaver]), np.array([other])
     rest = [item for item in placed[home] if item != leaver]
-    same(devices.without(out, where).total_ms[0], rest)
-    same(devices.exchanged(out, where, into).total_ms[0], [*rest, other])
+    same(devices.without(out, where)[0], rest)
+    same(devices.exchanged(out, where, into)[0], [*rest, other])
     devices.take(leaver, home)
-    same(devices.prices().total_ms[home], rest)
-    same(devices.alone().total_ms[other], [other])
+    same(devices.costs()[home], rest)
+    same(oracle.alone_ms([slices[other]]), [other])
 
 
 def test_many_shards_are_priced_in_parts(
@@ -253,23 +267,26 @@ def test_many_shards_are_priced_in_parts(
     torch.testing.assert_close(whole[-2].sum(-1), whole[0] + whole[1])
 
 
-def test_items_can_be_added_later(oracle: EstimatedCosts) -> None:
-    devices = oracle.devices([TABLES[0].whole()], 1)
+def test_pieces_can_be_added_later(oracle: EstimatedCosts) -> None:
+    devices = state_of(oracle, [TABLES[0].whole()], 1)
     half = TableSlice(TABLES[1], 0, TABLES[1].dim // 2)
-    number = devices.extend(oracle.amounts([half]))
-    devices.put(number, 0)
-    assert float(devices.prices().total_ms[0]) == pytest.approx(
+    devices.put(devices.catalog.extend([half]), 0)
+    assert float(devices.costs()[0].sum()) == pytest.approx(
         oracle.costs([Shard((half,))])[0].total_ms, rel=1e-5
     )
 
 
-def test_nothing_costs_nothing(model: CostModel, amounts: torch.Tensor) -> None:
-    devices = DeviceSums(model.compute, amounts, 3)
+def test_nothing_costs_nothing(oracle: EstimatedCosts) -> None:
+    devices = state_of(oracle, [table.whole() for table in TABLES], 3)
+    free = devices.free.copy()
     devices.put(0, 1)
     devices.put(1, 1)
+    assert devices.columns[0].tolist() == [0, TABLES[0].dim + TABLES[1].dim, 0]
     devices.take(0, 1)
     devices.take(1, 1)
-    assert devices.prices().total_ms.tolist() == [0.0, 0.0, 0.0]
+    assert not devices.costs().any()
+    assert not devices.columns.any()
+    assert (devices.free == free).all()
 
 
 def test_a_table_unlike_any_other_is_answered_with_doubt(oracle: EstimatedCosts) -> None:

@@ -11,14 +11,14 @@ from plays import AMPLE, AtRandom, Sketch, deal, few, fewest, game_of, ragged, s
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import Deal, Deck, Layout, RandomDeals, ShardingGame, ShardingVectorEnv
-from autoshard.envs.deck import WHOLE, Demands
+from autoshard.envs.deck import WHOLE
 from autoshard.workload import (
     EmbeddingTable,
     Rule,
     ShardingPlan,
 )
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.tables import halves
-from autoshard.workload.terms import Terms
 
 HALVE = 0.3  # of the moves, where it is allowed
 
@@ -178,10 +178,11 @@ def ruled(deck: Deck, numbers: list[int], devices: int, *rules: Rule) -> Shardin
     """A game of these tables by rules, on devices with room."""
     dealt = deal(numbers, *[AMPLE] * devices)
     task = replace(deck.task(dealt), rules=rules)
-    bundles = Terms(task).bundles()
+    masks = RuleMasks(task)
+    bundles = masks.units
     own = Deck(EstimatedCosts(deck.model, deck.batch_size), bundles, split=True)
     pieces = np.arange(len(bundles))
-    return game_of(own, Deal(pieces, dealt.memory_bytes, Demands.of(task, bundles)), halvings=9)
+    return game_of(own, Deal(pieces, dealt.memory_bytes, masks), halvings=9)
 
 
 def test_rules_say_what_may_be_halved(split_deck: Deck) -> None:

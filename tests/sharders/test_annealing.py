@@ -61,7 +61,7 @@ def test_what_it_goes_by_is_what_the_plan_costs(
         # What was priced first is what has come of it.
         made = ShardingPlan.of_slices(task, plan.placed(plan.widths))
         made.check(task)
-        assert plan.free.tolist() == (task.room_bytes - made.device_bytes(task)).tolist()
+        assert plan.state.free[0].tolist() == (task.room_bytes - made.device_bytes(task)).tolist()
         assert plan.plan_ms() == pytest.approx(planned_ms(oracle, task, made), rel=1e-4)
     assert kinds == {(True, False), (False, True), (False, False)}
 

@@ -11,7 +11,6 @@ from tasks import Tables
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.envs import Deal, Deck
-from autoshard.envs.deck import Demands
 from autoshard.sharders import Policy, PolicySharder, groups, player
 from autoshard.sharders.groups import Group, in_groups
 from autoshard.sharders.player import Player
@@ -25,7 +24,7 @@ from autoshard.workload import (
     ShardingTask,
     synthetic_tables,
 )
-from autoshard.workload.terms import Terms
+from autoshard.workload.admission import RuleMasks
 
 DEVICES = 3 * groups.DEVICES + 2  # so that not all groups have as many
 OVER_A_LINK = Objective("step", Link(5e9, 30e-6))
@@ -54,8 +53,10 @@ def task_of(tables: Tables, fill: float, devices: int = DEVICES) -> ShardingTask
 
 
 def whole_of(deck: Deck, task: ShardingTask) -> Group:
-    bundles = Terms(task).bundles()
-    deal = Deal(np.arange(len(bundles)), task.room_bytes, Demands.of(task, bundles), task.objective)
+    masks = RuleMasks(task)
+    bundles = masks.units
+    rules = masks if masks.any else None
+    deal = Deal(np.arange(len(bundles)), task.room_bytes, rules, task.objective)
     return Group(np.arange(len(task.devices)), deal)
 
 
@@ -65,7 +66,7 @@ def as_one(_deck: Deck, whole: Group) -> list[Group]:
 
 def test_each_group_has_its_share(oracle: EstimatedCosts, hundreds: Tables) -> None:
     task = task_of(hundreds, 0.5)
-    deck = Deck(oracle, Terms(task).bundles(), split=True)
+    deck = Deck(oracle, RuleMasks(task).units, split=True)
     found = in_groups(deck, whole_of(deck, task))
     assert len(found) == 3
     assert sorted(np.concatenate([group.devices for group in found]).tolist()) == list(
@@ -91,7 +92,7 @@ def test_rules_and_few_devices_leave_it_whole(oracle: EstimatedCosts, hundreds: 
     few = task_of(hundreds, 0.1, 2 * groups.DEVICES - 1)
     ruled = replace(task, rules=(Rule("apart", (hundreds[0].name, hundreds[1].name)),))
     for each in (few, ruled):
-        deck = Deck(oracle, Terms(each).bundles(), split=True)
+        deck = Deck(oracle, RuleMasks(each).units, split=True)
         (only,) = in_groups(deck, whole_of(deck, each))
         assert len(only.devices) == len(each.devices)
 
@@ -150,7 +151,7 @@ def test_where_few_devices_have_the_memory_it_stays_one(
         for number, device in enumerate(task.devices)
     )
     task = replace(task, devices=rich)
-    deck = Deck(oracle, Terms(task).bundles(), split=True)
+    deck = Deck(oracle, RuleMasks(task).units, split=True)
     assert len(in_groups(deck, whole_of(deck, task))) == 1
 
 

@@ -19,8 +19,8 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
-from autoshard.workload.terms import Terms
 
 SLOW = Link(2e7, 1e-4)
 OBJECTIVES = (Objective(), Objective("step", SLOW), Objective("pipelined", SLOW),
@@ -57,7 +57,7 @@ def columns_of(task: ShardingTask, plan: ShardingPlan) -> list[int]:
 
 
 def grid(oracle: EstimatedCosts, task: ShardingTask, *shares: float) -> ShardingPlan:
-    (found,) = GridGreedy(oracle, task, shares).best([Terms(task).bundles()])
+    (found,) = GridGreedy(oracle, task, shares).best([RuleMasks(task).units])
     plan = ShardingPlan.of_slices(task, found.placed())
     assert found.cost_ms == pytest.approx(cost_ms(oracle, task, plan))
     return plan
@@ -86,7 +86,7 @@ def test_limits_balance_columns_and_the_best_limit_counts(
     assert max(columns_of(task, even)) <= most < max(columns_of(task, free))
     assert cost_ms(oracle, task, even) < cost_ms(oracle, task, free)
     assert grid(oracle, task, np.inf, 1.05, 2.0) == even
-    (stuck,) = GridGreedy(oracle, task, (0.5,)).best([Terms(task).bundles()])
+    (stuck,) = GridGreedy(oracle, task, (0.5,)).best([RuleMasks(task).units])
     assert stuck.cost_ms == np.inf
     left = [t for t, home in zip(task.tables, stuck.homes, strict=True) if home < 0]
     assert 0 < stuck.lack == sum(float(task.table_bytes(table)) ** 2 for table in left)
@@ -97,7 +97,7 @@ def test_many_cuts_at_once_are_as_each_of_them(
 ) -> None:
     """Devices that hold the same in several placements are priced once."""
     task = task_of(many_tables[:20])
-    whole = Terms(task).bundles()
+    whole = RuleMasks(task).units
     cuts = [[*whole[:n], *whole[n + 1 :], *whole[n].halves()] for n in range(0, 20, 3)]
     greedy = GridGreedy(oracle, task, (1.0, 1.1, 1.3, np.inf))
     for cut, found in zip(cuts, greedy.best(cuts), strict=True):

@@ -1,0 +1,66 @@
+"""How much a search may move away from a plan in use."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload.admission import Ints, Truths
+from autoshard.workload.units import Bundle
+
+GONE = -1  # the device of pieces that are on none: split, or only looked at
+
+
+class MoveBudget:
+    """The bytes that may lie elsewhere than a plan in use has them.
+
+    Args:
+        plan: The plan in use.
+        max_bytes: Bytes of weights and optimizer state that may move.
+        task: Of the plan.
+    """
+
+    def __init__(self, plan: ShardingPlan, max_bytes: int, task: ShardingTask) -> None:
+        self._max_bytes, self._task = max_bytes, task
+        self._placements = plan.by_table()
+        self._moving = np.empty((0, len(task.devices)), np.int64)  # of each piece, by device
+
+    def extend(self, pieces: Sequence[Bundle]) -> None:
+        """Adds pieces, in the order of the search's own."""
+        stored, devices = self._task.operator.stored_bytes, np.arange(len(self._task.devices))
+        sizes = [sum(stored(s.table.rows, s.width) for s in piece.slices) for piece in pieces]
+        homes = np.array([self._home(piece.slices[0]) for piece in pieces], np.int64)
+        moving = np.array(sizes, np.int64)[:, None] * (homes[:, None] != devices)
+        self._moving = np.concatenate([self._moving, moving])
+
+    def admits(self, pieces: Ints, homes: Ints) -> Truths:
+        """Returns whether each piece may go to each device: [pieces, devices].
+
+        Args:
+            pieces: Numbers of pieces.
+            homes: The device of each piece that there is, or `GONE`.
+        """
+        moved = self._moved_without(pieces, homes)[:, None] + self._moving[pieces]
+        return np.asarray(moved <= self._max_bytes)
+
+    def admits_swaps(self, here: int, mine: Ints, others: Ints, homes: Ints) -> Truths:
+        """Returns whether each of mine, all on device `here`, may change places with each of the
+        others: [mine, others].
+        """
+        there = homes[others]
+        others_stay = self._moving[others, there]
+        moved = self._moved_without(mine, homes)[:, None] - others_stay + self._moving[others, here]
+        return np.asarray(moved + self._moving[mine][:, there] <= self._max_bytes)
+
+    def _home(self, piece: TableSlice) -> int:
+        """Returns the device that the plan in use has the piece on."""
+        return next(
+            placement.device
+            for placement in self._placements[piece.table.name]
+            if placement.start <= piece.start < placement.start + placement.width
+        )
+
+    def _moved_without(self, pieces: Ints, homes: Ints) -> Ints:
+        """Returns the bytes that lie elsewhere, each piece left out: [pieces]."""
+        moved = np.where(homes == GONE, 0, self._moving[np.arange(len(homes)), homes])
+        return np.asarray(moved.sum() - moved[pieces])

@@ -1,0 +1,220 @@
+"""Decides what a device may hold: memory, rules of the task, and parts of a table.
+
+`RuleMasks` compiles the rules of a task once, as arrays over its placement units: a table, or whole
+tables that a rule keeps together. `Occupancy` knows what the devices of one plan, or of several
+plans side by side, hold and have free, and answers what they admit. Heuristics, greedies, searches,
+annealing and the environment ask here; `ShardingPlan.check` is written apart, for it judges them.
+"""
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from autoshard.workload.tables import TableSlice, halves
+from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.units import Bundle, Piece
+
+Truths: TypeAlias = npt.NDArray[np.bool_]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+NOTHING = -1  # the number of no unit: it takes no memory, and breaks no rule
+ANY_PARTS = 2**30  # parts of a table, where no rule says how many
+
+
+class RuleMasks:
+    """The rules of a task as arrays.
+
+    The last row of each array, at `NOTHING`, is that of no unit.
+
+    Args:
+        task: Whose rules are compiled.
+
+    Attributes:
+        units: What is placed, whole, in the order of the task's tables.
+        lawful: Whether each unit may lie on each device, as far as it alone goes:
+            [units + 1, devices].
+        groups: Which units are in which group of tables that must lie apart: [units + 1, groups].
+        max_parts: Most parts that a table may be split into; 1 where it must stay whole.
+        min_width: Fewest columns of each of several parts.
+    """
+
+    def __init__(self, task: ShardingTask) -> None:
+        self.units = units_of(task)
+        self.any = bool(task.rules)
+        self._numbers = {
+            piece.table.name: number
+            for number, unit in enumerate(self.units)
+            for piece in unit.slices
+        }
+        count, devices = len(self.units), len(task.devices)
+        apart = [rule for rule in task.rules if rule.kind == "apart"]
+        self.lawful = np.ones((count + 1, devices), bool)
+        self.groups = np.zeros((count + 1, len(apart)), bool)
+        self.max_parts = np.full(count + 1, ANY_PARTS)
+        self.min_width = np.zeros(count + 1, np.int64)
+        for rule in task.rules:
+            for table in rule.tables:
+                number = self._numbers[table]
+                if rule.kind in ("together", "whole"):
+                    self.max_parts[number] = 1
+                elif rule.kind == "most_slices":
+                    self.max_parts[number] = min(rule.numbers[0], self.max_parts[number])
+                elif rule.kind == "least_width":
+                    self.min_width[number] = max(rule.numbers[0], self.min_width[number])
+                elif rule.of_devices:
+                    named = np.isin(np.arange(devices), rule.numbers)
+                    self.lawful[number] &= named if rule.kind == "on" else ~named
+        for column, rule in enumerate(apart):
+            members = [self._numbers[table] for table in dict.fromkeys(rule.tables)]
+            self.groups[members, column] = True
+            for number in {n for n in members if members.count(n) > 1}:
+                self.lawful[number] = False  # of one unit: together and apart at once
+
+    def number(self, piece: Piece) -> int:
+        """Returns the number of the unit that a slice, or a unit, is of; `NOTHING` of none."""
+        slices = Bundle.of(piece).slices
+        return self._numbers[slices[0].table.name] if slices else NOTHING
+
+    def numbers(self, pieces: Sequence[Piece]) -> Ints:
+        """Returns the number of each piece's unit."""
+        return np.array([self.number(piece) for piece in pieces], np.int64)
+
+    def freedom(self, units: Ints) -> Ints:
+        """Returns how many devices each of these pieces may lie on, less one for each other piece
+        that it must lie apart from: [pieces]. Those with little freedom are placed first.
+        """
+        freedom = self.lawful.sum(1)
+        if self.groups.shape[1]:
+            groups = self.groups[:-1].astype(np.float32)
+            apart = (groups @ groups.T > 0) & ~np.eye(len(groups), dtype=bool)
+            freedom[:-1] -= apart @ np.bincount(units, minlength=len(groups))
+        return np.asarray(freedom[units])
+
+    def may_split(self, unit: Bundle, parts: int = 1) -> bool:
+        """Returns whether a slice may become two, where its table has so many parts already."""
+        if not unit.can_be_halved:
+            return False
+        number = self.number(unit)
+        narrow = min(half.width for half in halves(unit.slices[0]))
+        return bool(parts < self.max_parts[number] and narrow >= self.min_width[number])
+
+    def gathered(self, placed: Sequence[tuple[TableSlice, int]]) -> list[tuple[Bundle, int]]:
+        """Returns the slices of a plan as units, each with its device."""
+        together = [unit for unit in self.units if len(unit.slices) > 1]
+        if not together:
+            return [(Bundle.of(piece), device) for piece, device in placed]
+        homes = {piece.table.name: device for piece, device in placed}
+        names = {piece.table.name for unit in together for piece in unit.slices}
+        alone = [(Bundle.of(p), device) for p, device in placed if p.table.name not in names]
+        return [(unit, homes[unit.name]) for unit in together] + alone
+
+
+class Occupancy:
+    """What the devices of a task hold and have free, in one plan or in several side by side.
+
+    Args:
+        masks: The task's rules.
+        free: Bytes that each device has free, [plans, devices]; kept up to date in place.
+    """
+
+    def __init__(self, masks: RuleMasks, free: Ints) -> None:
+        self.masks, self.free = masks, free
+        groups = masks.groups.shape[1]
+        # Of each device and group: the unit that lies there, of which there is one at most, and how
+        # many parts of it.
+        self._resident = np.full((*free.shape, groups), NOTHING)
+        self._parts = np.zeros((*free.shape, groups), np.int64)
+
+    @staticmethod
+    def of_task(task: ShardingTask, masks: RuleMasks, plans: int = 1) -> "Occupancy":
+        """Returns empty devices of a task, for so many plans."""
+        return Occupancy(masks, np.tile(task.room_bytes, (plans, 1)))
+
+    def admits(self, units: Ints, sizes: Ints) -> Truths:
+        """Returns whether each device may take one more: [n, devices].
+
+        Args:
+            units: Numbers of units, one for each plan; or any number of them for the only plan.
+            sizes: Bytes of each.
+        """
+        found = np.asarray(self.free >= sizes[:, None])
+        if not self.masks.any:
+            return found
+        found = found & self.masks.lawful[units]
+        for group in range(self._resident.shape[2]):
+            resident, asks = self._resident[..., group], self.masks.groups[units, group][:, None]
+            found &= ~asks | (resident == NOTHING) | (resident == units[:, None])
+        return found
+
+    def admits_exchange(
+        self, devices: Ints, leaving: Ints, gone: Ints, entering: Ints, come: Ints
+    ) -> Truths:
+        """Returns whether devices of the only plan may take something in place of something else.
+
+        All arguments broadcast; `NOTHING` may leave or enter.
+
+        Args:
+            devices: Numbers of devices.
+            leaving: The unit that leaves each.
+            gone: Bytes that leave.
+            entering: The unit that enters each.
+            come: Bytes that enter.
+        """
+        found = come - gone <= self.free[0, devices]
+        if not self.masks.any:
+            return np.asarray(found)
+        found = found & self.masks.lawful[entering, devices]
+        for group in range(self._resident.shape[2]):
+            resident = self._resident[0, devices, group]
+            emptied = (resident == leaving) & (self._parts[0, devices, group] == 1)
+            free = (resident == NOTHING) | (resident == entering) | emptied
+            found = found & (~self.masks.groups[entering, group] | free)
+        return np.asarray(found)
+
+    def enter(self, unit: int, size: int, device: int) -> None:
+        """Puts a part of a unit, or all of it, on a device of the only plan."""
+        self.free[0, device] -= size
+        self.settle(unit, device)
+
+    def leave(self, unit: int, size: int, device: int) -> None:
+        """Takes a part of a unit, or all of it, off its device."""
+        self.free[0, device] += size
+        for group in np.flatnonzero(self.masks.groups[unit]):
+            self._parts[0, device, group] -= 1
+            if not self._parts[0, device, group]:
+                self._resident[0, device, group] = NOTHING
+
+    def settle(self, unit: int, device: int) -> None:
+        """Notes a part of a unit on a device; for those who keep the free memory themselves."""
+        for group in np.flatnonzero(self.masks.groups[unit]):
+            self._resident[0, device, group] = unit
+            self._parts[0, device, group] += 1
+
+    def enter_each(self, plans: Ints, units: Ints, sizes: Ints, devices: Ints) -> None:
+        """Puts a unit on a device in each of these plans, which are different ones."""
+        self.free[plans, devices] -= sizes
+        for group in range(self._resident.shape[2]):
+            mine = self.masks.groups[units, group]
+            self._resident[plans[mine], devices[mine], group] = units[mine]
+            self._parts[plans[mine], devices[mine], group] += 1
+
+
+def units_of(task: ShardingTask) -> list[Bundle]:
+    """Returns what is placed: all tables whole, those that a rule keeps together as one."""
+    leader = {table.name: table.name for table in task.tables}
+
+    def led_by(name: str) -> str:
+        while leader[name] != name:
+            name = leader[name]
+        return name
+
+    for rule in task.rules:
+        if rule.kind == "together":
+            for other in rule.tables[1:]:
+                leader[led_by(other)] = led_by(rule.tables[0])
+    joined: dict[str, list[TableSlice]] = {}
+    for table in task.tables:
+        joined.setdefault(led_by(table.name), []).append(table.whole())
+    return [Bundle(tuple(slices)) for slices in joined.values()]
