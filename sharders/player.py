@@ -15,7 +15,6 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import Deal, Deck, Layout, ShardingGame
 from autoshard.sharders.groups import DEVICES, Group, in_groups
 from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, Style
-from autoshard.sharders.shield import Shield
 from autoshard.workload import ShardingTask, TableSlice
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import Floats
@@ -147,26 +146,23 @@ class Player:
         ways: Sequence[Way] = (Way(),),
         split: bool = True,
         rng: torch.Generator | None = None,
-        shielded: bool = False,
     ) -> list[Played]:
         """Plans of a task, in all these ways; games that end at a dead end are left out.
 
         `split` games may halve tables, if the policy does. Ways that are drawn need `rng`, and one
         beside them that is not; of a task that is played in groups only the best of these others
         is handed out.
-        `shielded` games are of whole tables and end well wherever first fit decreasing packs them;
-        they take longer, and know of no rules.
         """
         assert rng is not None or not any(way.drawn for way in ways)
         masks = RuleMasks(task)
         bundles = masks.units
-        split = split and self._network.shape.halves and not shielded and len(task.devices) > 1
+        split = split and self._network.shape.halves and len(task.devices) > 1
         deck = Deck(self._oracle, bundles, split)
         rules = masks if masks.any else None
         deal = Deal(np.arange(len(bundles)), task.room_bytes, rules, task.objective)
         whole = Group(np.arange(len(task.devices)), deal)
-        groups = [whole] if shielded else in_groups(deck, whole)
-        ended = self._ended(deck, groups, ways, split, rng, shielded)
+        groups = in_groups(deck, whole)
+        ended = self._ended(deck, groups, ways, split, rng)
         played = [Played.together(games, number) for number, games in enumerate(ended)]
         if len(groups) > 1:
             sure = [number for number, way in enumerate(ways) if not way.drawn]
@@ -208,7 +204,6 @@ class Player:
         ways: Sequence[Way],
         split: bool,
         rng: torch.Generator | None = None,
-        shielded: bool = False,
     ) -> list[list[_Ended]]:
         """Games of each group in all ways: [ways][groups]."""
         deals = [group.deal for group in groups]
@@ -222,7 +217,6 @@ class Player:
             torch.tensor(each).repeat_interleave(len(groups), 0) for each in zip(*ways, strict=True)
         )
         last_turn = int(turns.max())
-        shields = [Shield(game, seat) for seat in range(games)] if shielded else []
         for step in count():
             if bool(game.over.all()):
                 break
@@ -234,10 +228,6 @@ class Player:
                 noise = torch.empty_like(logits).exponential_(generator=rng)
                 drawn = (logits - noise.log()).argmax(1)  # Gumbel's way to draw
                 chosen = torch.where(by_lot, drawn, chosen)
-            for seat, shield in enumerate(shields):
-                if shield.holds:
-                    preferred = logits[seat, :devices].argsort(descending=True).tolist()
-                    chosen[seat] = shield.choose(preferred)
             game.place(chosen)
         return [
             [

@@ -59,8 +59,11 @@ class PolicySharder:
         self._policy.check(len(task.devices))
         until = math.inf if self._seconds is None else self._clock() + self._seconds
         found = self._played(task)
-        if not found:  # so tight that no game ended well
-            found = [pack(task, split=self._policy.network.shape.halves)]
+        if not found:  # memory is so tight that no episode placed everything
+            split = self._policy.network.shape.halves
+            packed = pack(task, split)
+            search = LocalSearch(self._oracle, kicks=0, split=split)
+            found = [packed, *search.improve(task, [packed])]
         if self._search is None:  # quick: by the mean of what is not known
             plans = [ShardingPlan.of_slices(task, placed) for placed in found]
             return min(plans, key=lambda plan: planned_ms(self._oracle, task, plan))
@@ -84,8 +87,6 @@ class PolicySharder:
         usual, wide = self._player.ways(*size), self._search is not None
         ways = self._player.ways(*size, wide=True) if wide else usual
         played = self._player.play(task, ways)
-        if not task.rules and all(game.way >= len(usual) for game in played):
-            played += self._player.play(task, shielded=True)
         own = _different([game for game in played if game.way < len(usual)])[:_QUICK]
         if not wide:
             return own

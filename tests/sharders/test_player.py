@@ -96,9 +96,8 @@ def test_as_many_games_are_played_as_cost_little(policy: Policy, oracle: Estimat
 def test_whole_tables_are_played_on_demand(oracle: EstimatedCosts, tables: Tables) -> None:
     task = task_of((GIANT, *tables[:10]), 4)
     player = Player(Policy.untrained().network, oracle)
-    for options in ({"split": False}, {"shielded": True}):
-        (played,) = player.play(task, **options)
-        assert {piece for piece, _ in played.placed} == {table.whole() for table in task.tables}
+    (played,) = player.play(task, split=False)
+    assert {piece for piece, _ in played.placed} == {table.whole() for table in task.tables}
     (split,) = player.play(task)
     assert split.plan_ms < 0.8 * played.plan_ms
     assert len(split.placed) > len(task.tables)
