@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Take the figures that README and docs quote, on this machine, and write them there."""
+"""Measure the metrics that README and docs quote, and update these documents."""
 
 import tempfile
 import time
@@ -10,29 +10,29 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import report
-from bench.collecting import collecting_figures
+from bench.collecting import collecting_metrics
 from bench.families import (
-    by_heart_figures,
-    family_figures,
-    measured_family_figures,
+    correction_metrics,
+    family_metrics,
+    measured_family_metrics,
 )
-from bench.figure import Group, Taken
-from bench.headroom import headroom_figures, size_figures
-from bench.learners import learner_figures
-from bench.measuring import measuring_figures, yardstick_figures
-from bench.model import learning_figures, promise_figures
-from bench.noise import flush_figures, noise_figures
+from bench.headroom import headroom_metrics, size_metrics
+from bench.learners import learner_metrics
+from bench.measuring import measuring_metrics, yardstick_metrics
+from bench.metric import Group, GroupResult
+from bench.model import learning_metrics, prediction_metrics
+from bench.noise import flush_metrics, noise_metrics
 from bench.policy import (
-    memory_figures,
-    plan_figures,
-    speed_figures,
-    training_figures,
-    transfer_figures,
+    memory_metrics,
+    plan_metrics,
+    speed_metrics,
+    training_metrics,
+    transfer_metrics,
 )
-from bench.pool import scale_figures
-from bench.published import published_figures
-from bench.rehearsal import rehearsal_figures
-from bench.sweep import sweep_figures
+from bench.pool import scale_metrics
+from bench.published import published_metrics
+from bench.rehearsal import rehearsal_metrics
+from bench.sweep import sweep_metrics
 from rich.table import Table
 
 from autoshard.benchmark.hardware import cpu_fingerprint, machine_memory_bytes, physical_cores
@@ -42,73 +42,72 @@ from autoshard.experiments.console.outputs import check_folder
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.workload import UserError
 
-# In the order in which they are taken and told.
+# In the order of measuring and of the page.
 GROUPS: Mapping[str, Group] = {
     "timing": Group(
-        "Timing on one core", lambda _: [*yardstick_figures(), *flush_figures()], on_ray=False
+        "Timing on one core", lambda _: [*yardstick_metrics(), *flush_metrics()], on_ray=False
     ),
-    "cost-model": Group("The cost model", lambda _: learning_figures(), on_ray=False),
+    "cost-model": Group("The cost model", lambda _: learning_metrics(), on_ray=False),
     "families": Group(
-        "Families of tables that the shipped model has not learned from",
-        lambda _: family_figures(),
+        "Families of tables held out from the shipped model",
+        lambda _: family_metrics(),
         on_ray=False,
     ),
     "sharders": Group(
-        "Speed of sharders, and tight memory",
-        lambda _: [*speed_figures(), *memory_figures()],
+        "Speed of environment and sharders; tight memory",
+        lambda _: [*speed_metrics(), *memory_metrics()],
         on_ray=False,
     ),
     "headroom": Group(
-        "What there is to be won in families of tasks, by the cost model",
-        lambda _: headroom_figures(),
+        "Headroom over cost_fused in families of tasks, by the cost model",
+        lambda _: headroom_metrics(),
     ),
     "sizes": Group(
-        "Plans for tasks of sizes that nobody trains on, by the cost model",
-        lambda _: size_figures(),
+        "Task sizes that training does not use, by the cost model",
+        lambda _: size_metrics(),
     ),
     "learners": Group(
-        "What learners learn of all families in 120 s, three seeds each, by the cost model",
-        lambda _: learner_figures(),
+        "Learners after 120 s on all families, three seeds each, by the cost model",
+        lambda _: learner_metrics(),
     ),
-    "measuring": Group("Measuring", measuring_figures),
-    "noise": Group("Noise of a measurement", noise_figures),
-    "collecting": Group("What collecting promises", collecting_figures),
-    "pool": Group("Many devices, many askers", scale_figures),
-    "promises": Group(
-        "What plans promise by the calibrated cost model, and measure", promise_figures
+    "measuring": Group("Measuring", measuring_metrics),
+    "noise": Group("Noise of measurements", noise_metrics),
+    "collecting": Group("Time prediction of cost collection", collecting_metrics),
+    "pool": Group("Many devices, many clients", scale_metrics),
+    "predictions": Group(
+        "Predicted and measured cost of plans, calibrated cost model", prediction_metrics
     ),
-    "by-heart": Group("Tables learned by heart", by_heart_figures),
-    "family-plans": Group("Plans for families left out, measured", measured_family_figures),
-    "plans": Group("Plans for 60 tables on 4 devices, measured", plan_figures),
+    "corrections": Group("Per-table corrections from 60 s of measuring", correction_metrics),
+    "family-plans": Group("Measured plans for held-out families", measured_family_metrics),
+    "plans": Group("Measured plans for 60 tables on 4 devices", plan_metrics),
     "published": Group(
-        "Plans of two families of tasks, and of the published recipes, measured",
-        published_figures,
+        "Measured plans for two families of tasks, and published systems", published_metrics
     ),
-    "transfer": Group("The same policy on other tasks, measured", transfer_figures),
-    "training-torchrec": Group("Training by plans, with TorchRec", rehearsal_figures),
-    "training": Group("Training a policy", training_figures),
-    "sweep": Group("Sweeps", sweep_figures),
+    "transfer": Group("Measured plans for other task sizes, same policy", transfer_metrics),
+    "training-torchrec": Group("Training step time with TorchRec", rehearsal_metrics),
+    "training": Group("Training a policy", training_metrics),
+    "sweep": Group("Sweeps", sweep_metrics),
 }
 
 
 @dataclass(frozen=True)
 class BenchConfig:
-    """Take the figures that README and docs quote, and write them there.
+    """Measure the metrics that README and docs quote, and update these documents.
 
-    All of them take about 105 minutes on two slow cores; docs/figures.md tells of each group how
-    long it took. What was taken stays when the bench is stopped.
+    All groups take about 105 minutes on two slow cores; docs/figures.md has the time of each. If
+    the bench is stopped, completed groups are kept.
     """
 
     only: str = ",".join(GROUPS)
-    """Groups of figures to take, with commas between them; the others stay as they are. With
-    none ('') documents are written anew with what was taken before."""
+    """Groups to measure, separated by commas; others keep their values. The empty string measures
+    nothing and rewrites the documents."""
     out: Path = Path("docs")
-    """Folder for figures.json and figures.md. Tables of figures in its other pages, and in the
-    README beside it, are brought up to date."""
+    """Folder of figures.json and figures.md. Tables of metrics in its other pages, and in the
+    README beside it, are updated."""
 
 
 def main(config: BenchConfig) -> None:
-    """Take a group of figures after another, and write the documents after each."""
+    """Measures the groups and writes the documents after each."""
     names = _names(config.only)
     check_folder(config.out, "--out")
     known = report.load(config.out)
@@ -118,50 +117,48 @@ def main(config: BenchConfig) -> None:
             cli.console.rule(f"{number}/{len(names)} {GROUPS[name].title}", align="left")
             if GROUPS[name].on_ray:
                 stack.enter_context(ray_cluster())  # the first one starts or joins it for all
-            taken = _take(name)
-            _print(taken)
-            known[name] = taken
+            known[name] = _measured(name)
+            _print(known[name])
             report.save(config.out, _in_order(known))
 
 
 def _names(asked: str) -> Sequence[str]:
-    """The groups asked for, in our order; UserError if one is not known."""
+    """Returns the requested groups in the order of GROUPS; raises UserError for unknown ones."""
     wanted = {name.strip() for name in asked.split(",") if name.strip()}
     if unknown := sorted(wanted - set(GROUPS)):
         raise UserError(
-            f"--only: no group of figures is called {', '.join(unknown)}: there are "
-            f"{', '.join(GROUPS)}"
+            f"--only: unknown group {', '.join(unknown)}: use some of {', '.join(GROUPS)}"
         )
     return [name for name in GROUPS if name in wanted]
 
 
-def _take(name: str) -> Taken:
-    """A group of figures, with what they were taken with."""
+def _measured(name: str) -> GroupResult:
+    """Measures a group; adds machine, date, commit and duration."""
     commit = git_commit() or "unknown"
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        figures = tuple(GROUPS[name].take(Path(folder)))
+        metrics = tuple(GROUPS[name].measure(Path(folder)))
     cores, gib = len(physical_cores()), machine_memory_bytes() / 2**30
-    return Taken(
+    return GroupResult(
         title=GROUPS[name].title,
         machine=f"{cpu_fingerprint()}, {cores} cores, {gib:.0f} GiB",
         date=datetime.now(tz=UTC).date().isoformat(),
         commit=commit[:12] + (" with changes" if is_changed() else ""),
         seconds=round(time.monotonic() - started, 1),
-        figures=figures,
+        metrics=metrics,
     )
 
 
-def _in_order(known: Mapping[str, Taken]) -> Mapping[str, Taken]:
-    """As they are told, whenever they were taken; without groups that are no more."""
+def _in_order(known: Mapping[str, GroupResult]) -> Mapping[str, GroupResult]:
+    """Returns the results in the order of GROUPS, without groups that no longer exist."""
     return {name: known[name] for name in GROUPS if name in known}
 
 
-def _print(taken: Taken) -> None:
-    table = Table("figure", "goal", "measured")
-    for figure in taken.figures:
-        table.add_row(figure.name, figure.goal, figure.measured)
-    cli.console.print(table, f"{taken.seconds:,.0f} s")
+def _print(result: GroupResult) -> None:
+    table = Table("metric", "target", "measured")
+    for metric in result.metrics:
+        table.add_row(metric.name, metric.target, metric.measured)
+    cli.console.print(table, f"{result.seconds:,.0f} s")
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What `make bench` measures: the figures that we tell of ourselves, each with its goal."""
+"""The metrics that `make bench` measures: speed, accuracy and plans, each with its target."""

@@ -1,6 +1,6 @@
-"""What holds on families of tables that the shipped model has not learned from.
+"""Accuracy and plans for families of tables that are held out from the shipped model.
 
-It learned from `wide` tables alone: all the others are left out, so none is tested on its own.
+The model is trained on `wide` tables only, so all other families are test data.
 """
 
 import warnings
@@ -34,13 +34,12 @@ from autoshard.sharders import (
     make_sharder,
 )
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, load_tables
-from bench.figure import Figure
+from bench.metric import Metric
 from bench.model import shipped_costs
 from bench.workbench import cpu_pool, say
 
 _DATA = PRETRAINED.parent / "families"
-# Tables that tasks are made of: others than those that were measured for the tests of the model,
-# where a family has more.
+# Tables of the tasks: where a family has more, others than those measured to test the model.
 FAMILIES: Mapping[str, str] = {
     "small": "synthetic:60:9:small",
     "full": "synthetic:60:9:full",
@@ -50,34 +49,34 @@ FAMILIES: Mapping[str, str] = {
     "hot": "hot:60:9",
     "cold": "cold:40:9",
 }
-_LEARNED = ("zipf", "hot")  # by heart, in 60 seconds each
+_LEARNED = ("zipf", "hot")  # measured for 60 seconds each
 _MEASURED = ("small", "criteo", "mlperf", "zipf", "hot")  # on CPUs: the others take minutes a plan
 _DEVICES, _BATCH_SIZE, _FILL = 4, 1024, 0.5
 _SECONDS = 60.0
 _NAMES = ("policy", "autoshard")
 
 
-def family_figures() -> list[Figure]:
-    """What the shipped model says of measured shards of each family, and of plans for it."""
-    figures: list[Figure] = []
+def family_metrics() -> list[Metric]:
+    """Tests the shipped model on measured shards of each family, and predicts plans."""
+    metrics: list[Metric] = []
     training = split(shipped_costs())["train"]
     model = _shipped_model()
     for name in FAMILIES:
         data = read_costs([_DATA / f"{name}.parquet"], level=model.provenance.quiet)
         found = evaluate(model.compute, training, data)
-        figures += [
-            Figure(f"{name}, left out: median error", "", found.score.median_error),
-            Figure(f"{name}, left out: Kendall tau", "", found.score.kendall_tau),
-            Figure(f"{name}, left out: share of shards within their 90 % interval",
+        metrics += [
+            Metric(f"{name}, held out: median error", "", found.score.median_error),
+            Metric(f"{name}, held out: Kendall tau", "", found.score.kendall_tau),
+            Metric(f"{name}, held out: coverage of 90 % intervals",
                    "0.85 to 0.95", found.coverage_90),
         ]  # fmt: skip
     for name, source in FAMILIES.items():
-        with _strangers():
-            figures += _estimated(name, task_of(source))
-    return figures
+        with _out_of_distribution():
+            metrics += _estimated(name, task_of(source))
+    return metrics
 
 
-def _estimated(name: str, task: ShardingTask) -> list[Figure]:
+def _estimated(name: str, task: ShardingTask) -> list[Metric]:
     oracle = EstimatedCosts(_shipped_model(), _BATCH_SIZE)
     means, outlook = Means(oracle, load_policy("cpu")), TaskOutlook(oracle, task)
     expected = {
@@ -86,69 +85,69 @@ def _estimated(name: str, task: ShardingTask) -> list[Figure]:
     }
     bar = min(expected[heuristic] for heuristic in HEURISTICS)
     return [
-        Figure(f"{name}: expected step over the best heuristic's, autoshard", "",
+        Metric(f"{name}: expected step time, autoshard over best heuristic", "",
                expected["autoshard"] / bar),
-        Figure(f"{name}: expected step over cost_fused's, autoshard", "at most 1",
+        Metric(f"{name}: expected step time, autoshard over cost_fused", "at most 1",
                expected["autoshard"] / expected["cost_fused"]),
-        Figure(f"{name}: expected step over cost_fused's, policy", "at most 1.01",
+        Metric(f"{name}: expected step time, policy over cost_fused", "at most 1.01",
                expected["policy"] / expected["cost_fused"]),
     ]  # fmt: skip
 
 
-def measured_family_figures(folder: Path) -> list[Figure]:
-    """What plans by the shipped model measure, for families that it has not learned from."""
-    figures: list[Figure] = []
+def measured_family_metrics(folder: Path) -> list[Metric]:
+    """Measures plans by the shipped model for held-out families."""
+    metrics: list[Metric] = []
     names = (*USUAL_HEURISTICS, "cost_fused", *_NAMES)
     for family in _MEASURED:
         say(f"plans for {FAMILIES[family]}")
         task, oracle = task_of(FAMILIES[family]), EstimatedCosts(_shipped_model(), _BATCH_SIZE)
         means = Means(oracle, load_policy("cpu"))
-        with _strangers(), cpu_pool(folder / f"{family}.db") as pool:
+        with _out_of_distribution(), cpu_pool(folder / f"{family}.db") as pool:
             settings = MeasureSettings(_BATCH_SIZE, task.operator)
             visits = ShardVisits(pool, settings, evaluation_seeds(SEEDS))
             plans = {name: make_sharder(name, means).shard(task) for name in names}
             slowest = {name: _slowest_ms(visits, task, plan) for name, plan in plans.items()}
         bar = min(slowest[heuristic] for heuristic in USUAL_HEURISTICS)
-        figures += [
+        metrics += [
             *(
-                Figure(f"{family}: measured step over the best heuristic's, {name}", "",
+                Metric(f"{family}: measured slowest device, {name} over best heuristic", "",
                        slowest[name] / bar)
                 for name in _NAMES
             ),
-            Figure(f"{family}: measured step over cost_fused's, autoshard",
+            Metric(f"{family}: measured slowest device, autoshard over cost_fused",
                    "at most 0.99", slowest["autoshard"] / slowest["cost_fused"]),
         ]  # fmt: skip
-    return figures
+    return metrics
 
 
-def by_heart_figures(folder: Path) -> list[Figure]:
-    """What 60 seconds of measuring make of promises and plans, as `shard.py --measure` does."""
-    figures: list[Figure] = []
+def correction_metrics(folder: Path) -> list[Metric]:
+    """Measures plans and predictions after 60 s of measuring, as by `shard.py --measure`."""
+    metrics: list[Metric] = []
     model = _shipped_model()
     for family in _LEARNED:
-        say(f"what tells most about {FAMILIES[family]}")
+        say(f"measuring while planning for {FAMILIES[family]}")
         task, oracle = task_of(FAMILIES[family]), EstimatedCosts(model, _BATCH_SIZE)
-        with _strangers(), cpu_pool(folder / f"heart-{family}.db") as pool:
+        with _out_of_distribution(), cpu_pool(folder / f"{family}-corrections.db") as pool:
             settings = MeasureSettings(_BATCH_SIZE, task.operator)
             knowledge = MeasuredKnowledge(pool, model, settings, tables=task.tables)
             means = Means(oracle, load_policy("cpu"), knowledge, measure_seconds=_SECONDS)
             plan = make_measuring("autoshard", means).shard(task)
-            promise = TaskOutlook(knowledge.informed(oracle), task).of(plan).expected_ms
+            predicted = TaskOutlook(knowledge.informed(oracle), task).of(plan).expected_ms
             before = make_sharder("cost_fused", means).shard(task)
             normalize = normalizer(model, pool)
             judging = ShardVisits(pool, settings, evaluation_seeds(SEEDS), normalize=normalize)
             ours, theirs = (_slowest_ms(judging, task, each) for each in (plan, before))
-        figures += [
-            Figure(f"{family}, {_SECONDS:.0f} s of measuring: measured over promised",
-                   "0.97 to 1.03", ours / promise),
-            Figure(f"{family}, {_SECONDS:.0f} s of measuring: measured over cost_fused before",
-                   "at most 0.95", ours / theirs),
+        metrics += [
+            Metric(f"{family}, {_SECONDS:.0f} s of measuring: predicted over measured",
+                   "0.97 to 1.03", predicted / ours),
+            Metric(f"{family}, {_SECONDS:.0f} s of measuring: slowest device, "
+                   "autoshard over cost_fused without measuring", "at most 0.95", ours / theirs),
         ]  # fmt: skip
-    return figures
+    return metrics
 
 
 def task_of(source: str) -> ShardingTask:
-    """The source's tables on devices with room for half as much again as they need, or more."""
+    """Returns a task whose tables fill at most half of the devices' memory."""
     tables, operator = load_tables(source), _shipped_model().provenance.operator
     sizes = [operator.memory((table.whole(),), _BATCH_SIZE).total for table in tables]
     room = int(max(sum(sizes) / _DEVICES / _FILL, 1.1 * max(sizes)))
@@ -158,21 +157,21 @@ def task_of(source: str) -> ShardingTask:
 def _slowest_ms(visits: ShardVisits, task: ShardingTask, plan: ShardingPlan) -> float:
     found = measure_step(visits, task, plan, visits=SEEDS)
     if found is None:
-        raise UserError("a shard of a plan could not be measured: its figures cannot be told")
+        raise UserError("a shard of a plan could not be measured, so its metrics are not available")
     return found.mean_ms
 
 
 @cache
 def _shipped_model() -> CostModel:
-    """The shipped model; that it is of other hardware is why these figures are taken."""
+    """Returns the shipped model; ignores the warning of other hardware."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OtherHardware)
         return load_model("cpu")
 
 
 @contextmanager
-def _strangers() -> Iterator[None]:
-    """Where tables may be strange: that is what is tested."""
+def _out_of_distribution() -> Iterator[None]:
+    """Ignores warnings of out-of-distribution tables, which these metrics test."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)
         yield

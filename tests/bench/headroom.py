@@ -1,7 +1,7 @@
-"""What there is to be won in each family of tasks: plans of all sharders beside annealing's.
+"""Step times of sharders relative to annealing, in families of tasks.
 
-By the cost model and each task's objective: nothing is measured. Annealing is no bound, but it
-looks at all that a plan is judged by, and takes as long as it is given.
+All step times are predicted by the cost model. Annealing is no bound, but it optimises the
+complete objective of a task and takes as long as it is given.
 """
 
 import warnings
@@ -20,14 +20,14 @@ from autoshard.experiments.training.checks import draw_tasks
 from autoshard.sharders import Means, load_policy, make_sharder
 from autoshard.workload import Sharder, ShardingTask
 from autoshard.workload.parts import tables_by_part
-from bench.figure import Figure
+from bench.metric import Metric
 from bench.workbench import say
 
 _BATCH_SIZE = 1024
-_NEGLIGIBLE = 1e-6  # of what a plan costs: no headroom
-_TASKS, _SEED = 2, 5  # of each family, loose or tight
-_SECONDS = 60.0  # of annealing for a task
-_QUICK = 0.5  # seconds of autoshard for a task
+_NEGLIGIBLE = 1e-6  # relative headroom that counts as none
+_TASKS, _SEED = 2, 5  # per family and memory fill
+_SECONDS = 60.0  # of annealing per task
+_QUICK = 0.5  # seconds of autoshard per task
 BAR, YARDSTICK = "cost_fused", "annealing"
 _POLICY = "policy"
 _SEARCH, _PUBLISHED = f"autoshard in {_QUICK:g} s", "neuroshard"
@@ -38,7 +38,7 @@ _UNTRAINED = ",".join(name for name, family in FAMILIES.items() if not family.tr
 
 @dataclass(frozen=True)
 class Tried:
-    """What a sharder made of tasks: ms by their objectives, None without a plan; and seconds."""
+    """Step time of each task in ms (None without a plan), and planning time in seconds."""
 
     plan_ms: Sequence[float | None]
     seconds: Sequence[float]
@@ -46,7 +46,7 @@ class Tried:
 
 @dataclass(frozen=True)
 class Headroom:
-    """Tasks of a family, and what each sharder made of them, by its name."""
+    """Tasks of a family, and the results of each sharder by its name."""
 
     choice: Choice
     tasks: Sequence[ShardingTask]
@@ -54,116 +54,119 @@ class Headroom:
 
     @property
     def name(self) -> str:
-        """Of the family, and which memory."""
+        """Returns the name of family and memory fill."""
         return f"{self.choice.name}, {self.choice.memory}"
 
     def share(self, name: str) -> float | None:
-        """Of what annealing wins over cost_fused, how much a sharder does, on tasks for which all
-        three have plans; None where there are none, or nothing is won.
+        """Returns the share of annealing's gain over cost_fused that a sharder reaches.
+
+        Only tasks count for which all three have plans; None if there is no such task or no gain.
         """
         rows = (self.tried[each].plan_ms for each in (BAR, name, YARDSTICK))
-        told = np.array(list(zip(*rows, strict=True)), float)  # None becomes NaN
-        bar, ours, least = told[~np.isnan(told).any(1)].sum(0)
+        step_ms = np.array(list(zip(*rows, strict=True)), float)  # None becomes NaN
+        bar, ours, least = step_ms[~np.isnan(step_ms).any(1)].sum(0)
         return float((bar - ours) / (bar - least)) if bar - least > _NEGLIGIBLE * bar else None
 
     def over(self, name: str, other: str = YARDSTICK) -> float | None:
-        """What a sharder's plans cost over those of another, in the mean of tasks for which both
-        have one; None where there are none.
-        """
+        """Returns the mean ratio of two sharders' step times; None without common tasks."""
         return mean_ratio(self.tried[name].plan_ms, self.tried[other].plan_ms)
 
-    def figures(self) -> list[Figure]:
-        """As they are told."""
+    def metrics(self) -> list[Metric]:
+        """Returns the metrics of this family."""
         overs = [
-            Figure(f"{self.name}: plans over annealing's, {name}", "", self.over(name))
+            Metric(f"{self.name}: step time, {name} over annealing", "", self.over(name))
             for name in self.tried
             if name != YARDSTICK
         ]
         without = [
-            Figure(f"{self.name}: tasks without a plan, {name}",
+            Metric(f"{self.name}: tasks without a plan, {name}",
                    "" if name == BAR else "0", self.tried[name].plan_ms.count(None))
             for name in (BAR, _POLICY)
         ]  # fmt: skip
-        share = Figure(f"{self.name}: share of the headroom, {_POLICY}", "", self.share(_POLICY))
+        share = Metric(f"{self.name}: share of headroom, {_POLICY}", "", self.share(_POLICY))
         return [*overs, share, *without]
 
 
-def headroom_figures(
+def headroom_metrics(
     seconds: float = _SECONDS, tasks: int = _TASKS, families: str = ALL
-) -> list[Figure]:
-    """Of each family, loose and tight, and of all. `seconds`: of annealing, for each task."""
+) -> list[Metric]:
+    """Measures each family with loose and tight memory. `seconds`: of annealing per task."""
     found = [_beside(known, _NAMES, _QUICK) for known in annealed(families, seconds, tasks)]
-    return [*_in_all(found), *(figure for each in found for figure in each.figures())]
+    return [*_in_all(found), *(metric for each in found for metric in each.metrics())]
 
 
-def size_figures(seconds: float = _SECONDS, families: str = _UNTRAINED) -> list[Figure]:
-    """Of sizes that nobody trains on, a task each; searches take as long as they do for users."""
+def size_metrics(seconds: float = _SECONDS, families: str = _UNTRAINED) -> list[Metric]:
+    """Measures task sizes that training does not use, one task each, without a time limit."""
     found = [_beside(known, _AT_EASE, None) for known in annealed(families, seconds, 1)]
-    figures = []
+    metrics = []
     for each in found:
         over = each.over(_POLICY, BAR)
-        figures += [
-            Figure(f"{each.name}: plans over cost_fused's, {_POLICY}", "at most 1", over),
-            *each.figures(),
+        metrics += [
+            Metric(f"{each.name}: step time, {_POLICY} over cost_fused", "at most 1", over),
+            *each.metrics(),
             *(
-                Figure(f"{each.name}: seconds a plan, {name}", "",
+                Metric(f"{each.name}: planning time, {name}", "",
                        mean_of(each.tried[name].seconds), "s")
                 for name in _AT_EASE
             ),
         ]  # fmt: skip
-    return figures
+    return metrics
 
 
 def _beside(known: Headroom, names: Mapping[str, str], seconds: float | None) -> Headroom:
-    """The same with what further sharders make of it: by what they are told as, their names."""
-    say(f"what sharders make of {known.name}")
+    """Adds the results of further sharders. `names`: sharder name by label."""
+    say(f"plans of {known.name}")
     policy = load_policy("cpu")
-    # An oracle each: what one sharder has looked up would cost the next no time.
+    # An oracle each: it caches features, which would make the next sharder faster.
     sharders = {
-        told: make_sharder(name, Means(shipped_oracle(), policy, seconds=seconds))
-        for told, name in names.items()
+        label: make_sharder(name, Means(shipped_oracle(), policy, seconds=seconds))
+        for label, name in names.items()
     }
     return replace(known, tried={**known.tried, **_tried_by(sharders, known.tasks)})
 
 
-def _in_all(found: Sequence[Headroom]) -> Iterator[Figure]:
-    """Of all families together."""
+def _in_all(found: Sequence[Headroom]) -> Iterator[Metric]:
+    """Yields means over families."""
     worst = [over for each in found if (over := each.over(_POLICY, BAR)) is not None]
-    told = "policy over cost_fused, the family where it is worst"
-    yield Figure(told, "at most 1", max(worst, default=None))
+    name = "step time, policy over cost_fused, worst family"
+    yield Metric(name, "at most 1", max(worst, default=None))
     for memory in FILLS:
         some = [each for each in found if each.choice.memory == memory]
         if not some:
             continue
         shares = [each.share(_POLICY) for each in some]
         if any(share is not None for share in shares):
-            told = f"memory {memory}: share of the headroom, policy, mean of families"
-            yield Figure(told, "at least 0.70", mean_of(shares))
-        for name in _NAMES:
-            goal = "at most 1.01" if name == _SEARCH else ""
-            told = f"memory {memory}: plans over annealing's, {name}, mean of families"
-            yield Figure(told, goal, mean_of(each.over(name) for each in some))
+            name = f"memory {memory}: share of headroom, policy, mean over families"
+            yield Metric(name, "at least 0.70", mean_of(shares))
+        for label in _NAMES:
+            target = "at most 1.01" if label == _SEARCH else ""
+            name = f"memory {memory}: step time, {label} over annealing, mean over families"
+            yield Metric(name, target, mean_of(each.over(label) for each in some))
         ours = [each.over(_SEARCH, _PUBLISHED) for each in some]
-        told = f"memory {memory}: plans of {_SEARCH} over neuroshard's, mean of families"
+        name = f"memory {memory}: step time, {_SEARCH} over neuroshard, mean over families"
         if any(over is not None for over in ours):
-            yield Figure(told, "at most 0.99", mean_of(ours))
-    taken = {
-        name: mean_of(s for each in found for s in each.tried[name].seconds) for name in _NAMES
+            yield Metric(name, "at most 0.99", mean_of(ours))
+    seconds = {
+        label: mean_of(s for each in found for s in each.tried[label].seconds) for label in _NAMES
     }
-    for name in _NAMES:
-        yield Figure(f"seconds a plan, {name}, mean of families", "", taken[name], "s")
-    ratio = taken[_SEARCH] / taken[_PUBLISHED]
-    yield Figure(f"seconds of {_SEARCH} over neuroshard's", "at most 0.05", ratio)
+    for label in _NAMES:
+        yield Metric(f"planning time, {label}, mean over families", "", seconds[label], "s")
+    ratio = seconds[_SEARCH] / seconds[_PUBLISHED]
+    yield Metric(f"planning time, {_SEARCH} over neuroshard", "at most 0.05", ratio)
 
 
 def mean_of(values: Iterable[float | None]) -> float:
-    """Of those that are there."""
+    """Returns the mean of values other than None."""
     return float(np.mean([value for value in values if value is not None]))
 
 
 def annealed(families: str, seconds: float, tasks: int) -> list[Headroom]:
-    """So many test tasks of each family, with plans of the bar and the yardstick: made on all cores
-    of the Ray cluster, with so many seconds of annealing for each task.
+    """Draws test tasks of each family and plans them with cost_fused and annealing, on all cores.
+
+    Args:
+        families: As `ppo_shard.py --families`.
+        seconds: Of annealing per task.
+        tasks: Number of tasks per family and memory fill.
     """
     asked = read_choices(families, "families")
     choices = [Choice(each.name, memory) for each in asked for memory in each.memories]
@@ -184,7 +187,7 @@ def _annealed(choice: Choice, seconds: float, count: int) -> Headroom:
 
 def _tried_by(sharders: Mapping[str, Sharder], tasks: Sequence[ShardingTask]) -> dict[str, Tried]:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OutsideTraining)  # whatever tables cost, all go by it
+        warnings.simplefilter("ignore", OutsideTraining)  # all sharders use the same predictions
         made = make_plans(sharders, tasks)
         costs = maxima_of(estimated(made, tasks, shipped_oracle()))
     return {
@@ -194,5 +197,5 @@ def _tried_by(sharders: Mapping[str, Sharder], tasks: Sequence[ShardingTask]) ->
 
 
 def shipped_oracle() -> EstimatedCosts:
-    """What prices these tasks."""
+    """Returns an oracle of the shipped model."""
     return EstimatedCosts(load_model("cpu"), _BATCH_SIZE)

@@ -1,7 +1,7 @@
-"""What each learner learns of all families in the same seconds, from the same start: three seeds.
+"""Learners compared after equal training time from the same start, with three seeds.
 
-One greedy pass of the policy alone is told, not side by side with what it began as, which would
-hide what is learned wrong. By the cost model: nothing is measured.
+The policy plays one greedy episode per task. The untrained variants, which always play in `policy`,
+would hide regressions. All step times are predicted by the cost model.
 """
 
 import time
@@ -18,7 +18,6 @@ from autoshard.sharders import Policy
 from autoshard.sharders.player import Player
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.workload.parts import tables_by_part
-from bench.figure import Figure, mean_and_interval
 from bench.headroom import (
     Headroom,
     Tried,
@@ -26,39 +25,40 @@ from bench.headroom import (
     mean_of,
     shipped_oracle,
 )
+from bench.metric import Metric, mean_and_interval
 from bench.workbench import say
 
 _LEARNERS: tuple[LearnerName, ...] = ("critic", "group_baseline")
 _SECONDS, _SEEDS = 120.0, 3  # of training
-_ANNEALING_SECONDS, _TASKS = 20.0, 3  # for a task, and tasks of each family, loose or tight
+_ANNEALING_SECONDS, _TASKS = 20.0, 3  # per task; tasks per family and memory fill
 _START, _PASS = "before training", "one pass"
 
-# Of each family: share of the headroom, plans over annealing's, tasks without a plan.
-Told = Mapping[Choice, tuple[float | None, float | None, int]]
+# For each family: share of headroom, step time over annealing, tasks without a plan.
+Results = Mapping[Choice, tuple[float | None, float | None, int]]
 
 
-def learner_figures(
+def learner_metrics(
     seconds: float = _SECONDS,
     seeds: int = _SEEDS,
     annealing_seconds: float = _ANNEALING_SECONDS,
     tasks: int = _TASKS,
     families: str = ALL,
     learners: Sequence[LearnerName] = _LEARNERS,
-) -> list[Figure]:
-    """Of each learner, the mean of all families. `seconds`: of iterations, for each training."""
+) -> list[Metric]:
+    """Returns means over all families for each learner. `seconds`: of iterations per training."""
     known = annealed(families, annealing_seconds, tasks)
-    figures = list(_figures(_START, [_told(Policy.untrained().network, known)]))
+    metrics = list(_metrics(_START, [_results(Policy.untrained().network, known)]))
     for learner in learners:
-        told = []
+        results = []
         for seed in range(seeds):
-            say(f"what {learner} learns in {seconds:g} s, seed {seed}")
-            told.append(_told(_trained(families, learner, seed, seconds), known))
-        figures += _figures(learner, told)
-    return figures
+            say(f"training {learner} for {seconds:g} s, seed {seed}")
+            results.append(_results(_trained(families, learner, seed, seconds), known))
+        metrics += _metrics(learner, results)
+    return metrics
 
 
 def _trained(families: str, learner: LearnerName, seed: int, seconds: float) -> PolicyNetwork:
-    """As `ppo_shard.py --families` trains, without checks."""
+    """Trains as `ppo_shard.py --families` does, without checks."""
     config = PPOShardConfig(families=families, learner=learner, reward="estimated", seed=seed)
     model, tables = load_model(config.cost_model), tables_by_part(config.all_tables())["train"]
     trainer = Trainer(config, model, tables, config.out, seed)
@@ -72,8 +72,8 @@ def _trained(families: str, learner: LearnerName, seed: int, seconds: float) -> 
 
 
 @one_thread()
-def _told(network: PolicyNetwork, known: Sequence[Headroom]) -> Told:
-    """One pass of this policy, alone."""
+def _results(network: PolicyNetwork, known: Sequence[Headroom]) -> Results:
+    """Returns the results of one episode per task."""
     player = Player(network, shipped_oracle())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)
@@ -87,23 +87,25 @@ def _of_family(player: Player, known: Headroom) -> tuple[float | None, float | N
     return seen.share(_PASS), seen.over(_PASS), ours.count(None)
 
 
-def _figures(learner: str, told: Sequence[Told]) -> Iterator[Figure]:
-    """Means over families; intervals by the seeds."""
+def _metrics(learner: str, results: Sequence[Results]) -> Iterator[Metric]:
+    """Yields means over families, with intervals over seeds."""
     for memory in FILLS:
-        some = [[row for choice, row in seed.items() if choice.memory == memory] for seed in told]
+        some = [
+            [row for choice, row in seed.items() if choice.memory == memory] for seed in results
+        ]
         if not some[0]:
             continue
         shares = [mean_of(row[0] for row in rows) for rows in some]
         overs = [mean_of(row[1] for row in rows) for rows in some]
         if memory == "loose":
-            yield _mean(f"{learner}: share of the headroom, memory loose", shares)
-        yield _mean(f"{learner}: plans over annealing's, memory {memory}", overs)
+            yield _mean(f"{learner}: share of headroom, memory loose", shares)
+        yield _mean(f"{learner}: step time over annealing, memory {memory}", overs)
         lost = [sum(row[2] for row in rows) for rows in some]
         yield _mean(f"{learner}: tasks without a plan in one pass, memory {memory}", lost)
 
 
-def _mean(name: str, values: Sequence[float]) -> Figure:
+def _mean(name: str, values: Sequence[float]) -> Metric:
     if len(values) < 2:
-        return Figure(name, "", mean_of(values))
+        return Metric(name, "", mean_of(values))
     mean, interval = mean_and_interval(values)
-    return Figure(name, "", mean, interval=interval)
+    return Metric(name, "", mean, interval=interval)

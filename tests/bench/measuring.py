@@ -1,4 +1,4 @@
-"""Figures of measuring: our timing against fbgemm's, the pool's work, its memory, its store."""
+"""Metrics of measuring: timing against fbgemm's, utilization of the pool, memory, store."""
 
 import random
 import time
@@ -10,7 +10,7 @@ from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.yardstick import compare_with_fbgemm
 from autoshard.experiments.collecting.collection import Summary, summarise
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
-from bench.figure import Figure
+from bench.metric import Metric
 from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 
 _SHARDS, _MOST_TABLES = 200, 20
@@ -19,31 +19,31 @@ _READ = 100_000
 _SAME_WORK = TimingOptions(precision=0.0, max_iterations=16)
 
 
-def yardstick_figures() -> list[Figure]:
-    """Our timing over that of fbgemm's own benchmark, on one operator and batch."""
+def yardstick_metrics() -> list[Metric]:
+    """Compares our timing with fbgemm's own benchmark, on one operator and batch."""
     say("our timing against fbgemm_gpu.tbe.bench")
     with on_one_core() as core:
         ratios = compare_with_fbgemm(CpuBackend(), CpuStopwatch(core))
     return [
-        Figure("our timing over fbgemm's, a whole step", "0.95 to 1.05", ratios.step),
-        Figure("our timing over fbgemm's, backward", "0.95 to 1.05", ratios.backward),
+        Metric("our timing over fbgemm's, whole step", "0.95 to 1.05", ratios.step),
+        Metric("our timing over fbgemm's, backward", "0.95 to 1.05", ratios.backward),
     ]
 
 
-def measuring_figures(folder: Path) -> list[Figure]:
-    """From the pool's start to reading what it has measured."""
+def measuring_metrics(folder: Path) -> list[Metric]:
+    """Measures the pool from its start to reading its measurements."""
     tables = load_tables(TABLES)
     return [
-        *_start_figures(tables, folder),
-        *_work_figures(tables, folder),
-        *_gain_figures(tables, folder),
+        *_start_metrics(tables, folder),
+        *_work_metrics(tables, folder),
+        *_gain_metrics(tables, folder),
         _actor_memory(folder),
         _read_speed(tables, folder),
     ]
 
 
-def _start_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
-    """Seconds from the pool's start to its first shard."""
+def _start_metrics(tables: Sequence[EmbeddingTable], folder: Path) -> list[Metric]:
+    """Measures the time from the pool's start to its first shard."""
     say("a pool's start")
     (shard,) = random_shards(tables, 1, 4, seed=2)
     started = time.monotonic()
@@ -53,27 +53,29 @@ def _start_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figur
         pool.measure([shard], SETTINGS)
         answered = time.monotonic() - started
     return [
-        Figure("from a pool's start until shards are under way", "at most 5 s", ready, "s"),
-        Figure("from a pool's start until the first shard is measured", "", answered, "s"),
+        Metric("start-up time of the pool", "at most 5 s", ready, "s"),
+        Metric("time from the pool's start to its first measurement", "", answered, "s"),
     ]
 
 
-def _work_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
-    """How busy all devices are with shards as collect_costs.py draws them."""
+def _work_metrics(tables: Sequence[EmbeddingTable], folder: Path) -> list[Metric]:
+    """Measures utilization with shards as collect_costs.py draws them."""
     say(f"{_SHARDS} shards on all devices")
     shards = random_shards(tables, _SHARDS, _MOST_TABLES)
     every = _collected(shards, folder / "all.db", TimingOptions())
     return [
-        Figure(f"duty cycle over {_SHARDS} shards", "at least 0.80", every.duty_cycle),
-        Figure("shards measured a second, all devices", "", every.shards_per_second),
-        Figure("median spread of a measurement", "at most 0.02", every.median_spread),
+        Metric(f"duty cycle over {_SHARDS} shards", "at least 0.80", every.duty_cycle),
+        Metric("shards measured per second, all devices", "", every.shards_per_second),
+        Metric(
+            "median relative half width of a cost's 95 % interval",
+            "at most 0.02",
+            every.median_spread,
+        ),
     ]
 
 
-def _gain_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
-    """What all devices gain over one, taken by turns: the same shards, with the same number of
-    undisturbed iterations.
-    """
+def _gain_metrics(tables: Sequence[EmbeddingTable], folder: Path) -> list[Metric]:
+    """Compares all devices with one, in turns, with the same shards and number of iterations."""
     say(f"{_GAIN_SHARDS} shards on one device and on all, by turns")
     shards = random_shards(tables, _GAIN_SHARDS, _MOST_TABLES)
     seconds: dict[int | None, float] = {1: 0.0, None: 0.0}
@@ -82,16 +84,16 @@ def _gain_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure
             summary = _collected(shards, folder / f"{turn}-{most}.db", _SAME_WORK, most)
             seconds[most] += summary.seconds
     return [
-        Figure(
-            "all devices over one, shards a second",
+        Metric(
+            "shards per second, all devices over one",
             "at least 1.8 with two",
             seconds[1] / seconds[None],
         ),
     ]
 
 
-def _actor_memory(folder: Path) -> Figure:
-    """Peak memory of an actor beyond the bytes of the largest shard that it measured."""
+def _actor_memory(folder: Path) -> Metric:
+    """Measures the peak memory of an actor beyond the bytes of its largest shard."""
     say("memory of an actor")
     shards = [
         Shard.of_tables([EmbeddingTable(f"t{n}", rows, 64, 8.0) for n in range(16)])
@@ -101,13 +103,13 @@ def _actor_memory(folder: Path) -> Figure:
         pool.measure(shards, SETTINGS, TimingOptions(max_iterations=9))
         (peak,) = pool.peak_bytes().values()
     largest = max(map(SETTINGS.needed_bytes, shards))
-    return Figure(
-        "actor's peak memory beyond its shard", "at most 1.07 GB", (peak - largest) / 1e9, "GB"
+    return Metric(
+        "peak memory of an actor beyond its shard", "at most 1.07 GB", (peak - largest) / 1e9, "GB"
     )
 
 
-def _read_speed(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
-    """Seconds to read 100,000 measurements, shards and all, from a store."""
+def _read_speed(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
+    """Measures the time to read 100,000 measurements with their shards from a store."""
     say(f"reading {_READ:,} measurements")
     rng = random.Random(0)
     timing = Timing(1.0, 2.0, 0.01, 12, 0, 0.0, 0.05)
@@ -125,13 +127,15 @@ def _read_speed(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
     with MeasurementStore(path) as store:
         count = len(store.measurements())
     seconds = time.perf_counter() - started
-    return Figure(f"reading {_READ:,} measurements", "at most 1 s", seconds * _READ / count, "s")
+    return Metric(
+        f"time to read {_READ:,} measurements", "at most 1 s", seconds * _READ / count, "s"
+    )
 
 
 def _collected(
     shards: Sequence[Shard], store: Path, timing: TimingOptions, most_devices: int | None = None
 ) -> Summary:
-    """What came of measuring the shards on a pool of its own."""
+    """Measures the shards on a new pool."""
     with cpu_pool(store, most_devices) as pool:
         devices = pool.devices()
         started = time.monotonic()

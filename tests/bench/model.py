@@ -1,4 +1,4 @@
-"""The cost model's figures: from measurements that are shipped, and from plans measured here."""
+"""Metrics of the cost model, from shipped measurements and from plans measured here."""
 
 import statistics
 import time
@@ -36,26 +36,26 @@ from autoshard.cost_model.evaluation import (
 from autoshard.cost_model.training import TrainOptions, one_thread
 from autoshard.experiments.collecting.proposals import SEARCH, Proposer
 from autoshard.workload import EmbeddingTable, Shard, UserError, load_tables, random_shards
-from bench.figure import Figure
+from bench.metric import Metric
 from bench.workbench import SETTINGS, cpu_pool, say
 
 DATA = (PRETRAINED / "cpu.parquet", PRETRAINED / "cpu-features.parquet")
-OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # another machine, with other weights
-# Other than the model learned from; and small, for plans of all of these are measured.
+OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # another machine, fp16 weights
+# Not training data of the model; small, because plans of all of them are measured.
 _CHECK_TASKS, _CHECK_TABLES = 20, "synthetic:400:1:small"
 _WHOLE_SHARDS, _WHOLE_TABLES = 20_000, 20
 _SCENARIOS, _SOME_TABLES = 16, 200
-_HEART_TABLES, _HEART_SHARDS, _HEART_NOISE = 1_000, 10_000, 0.02
+_CORRECTED_TABLES, _CORRECTED_SHARDS, _CORRECTED_NOISE = 1_000, 10_000, 0.02
 
 
 @cache
 def shipped_costs() -> CostDataset:
-    """The measurements that the shipped model has learned from."""
+    """Returns the training data of the shipped model."""
     return read_costs(DATA)
 
 
-def learning_figures() -> list[Figure]:
-    """Train on the shipped measurements; test on their test tables."""
+def learning_metrics() -> list[Metric]:
+    """Trains on the shipped measurements and tests on their test tables."""
     data = shipped_costs()
     parts = split(data)
     compute, curves = train_compute(parts["train"], parts["validation"], TrainOptions(), seed=0)
@@ -67,59 +67,46 @@ def learning_figures() -> list[Figure]:
         [n for n, s in enumerate(parts["test"].shards) if _is_unusual(s)]
     )
     featured = evaluate(compute, parts["train"], unusual)
+    score, proxies = found.score, found.baselines
+    alone, less_starts = proxies["additive"], proxies["additive_less_starts"]
+    values = [
+        ("Kendall tau, tables unseen in training", "at least 0.96", score.kendall_tau),
+        ("Kendall tau, sum of single-table costs", "", alone.kendall_tau),
+        ("Kendall tau, dim x pooling factor", "", proxies["lookup"].kendall_tau),
+        ("Kendall tau, sum of single-table costs less operator starts", "",
+         less_starts.kendall_tau),
+        ("median error of the cost model",
+         "at most 1.5 times the difference of repeat measurements", score.median_error),
+        ("median error, net of measurement noise", "", found.net_error),
+        ("median error, measurement noise", "", found.noise),
+        ("median difference of repeat measurements", "", found.noise_floor),
+        ("median error, sum of single-table costs less operator starts", "",
+         less_starts.median_error),
+        ("median error, shards of 8 or more tables", "", float(own)),
+        ("median error, sum of single-table costs, shards of 8 or more tables", "",
+         float(additive)),
+        ("coverage of 90 % intervals", "0.85 to 0.95", found.coverage_90),
+        ("median error, tables with several features or weights", "",
+         featured.score.median_error),
+        ("Kendall tau, tables with several features or weights", "", featured.score.kendall_tau),
+        ("coverage of 90 % intervals, tables with several features or weights", "0.85 to 0.95",
+         featured.coverage_90),
+    ]  # fmt: skip
     return [
-        Figure("training the cost model", "at most 60 s", curves.seconds, "s"),
-        Figure("Kendall tau, tables unseen in training", "at least 0.96", found.score.kendall_tau),
-        Figure(
-            "Kendall tau of the sum of tables alone",
-            "",
-            found.baselines["additive"].kendall_tau,
-        ),
-        Figure("Kendall tau of dim x pooling", "", found.baselines["lookup"].kendall_tau),
-        Figure(
-            "Kendall tau of the sum of tables alone less their starts",
-            "",
-            found.baselines["additive_less_starts"].kendall_tau,
-        ),
-        Figure(
-            "median error of the cost model",
-            "at most 1.5 times the difference of a shard measured twice",
-            found.score.median_error,
-        ),
-        Figure("median error, the model's own part", "", found.net_error),
-        Figure("median error, the part of noise", "", found.noise),
-        Figure("median difference of a shard measured twice", "", found.noise_floor),
-        Figure(
-            "median error of the sum of tables alone less their starts",
-            "",
-            found.baselines["additive_less_starts"].median_error,
-        ),
-        Figure("median error, shards of 8 and more tables", "", float(own)),
-        Figure(
-            "median error of the sum of tables alone, shards of 8 and more tables",
-            "",
-            float(additive),
-        ),
-        Figure("share of shards within their 90 % interval", "0.85 to 0.95", found.coverage_90),
-        Figure("median error, tables with features and weights", "", featured.score.median_error),
-        Figure("Kendall tau, tables with features and weights", "", featured.score.kendall_tau),
-        Figure(
-            "share of shards with features and weights within their 90 % interval",
-            "0.85 to 0.95",
-            featured.coverage_90,
-        ),
+        Metric("training time of the cost model", "at most 60 s", curves.seconds, "s"),
+        *(Metric(*each) for each in values),
         *_speeds(CostModel(compute, Provenance.of(data)), parts["test"]),
         *_calibration(compute, data),
     ]
 
 
 def _is_unusual(shard: Shard) -> bool:
-    """Whether it holds a table of several features, or one with weights of lookups."""
+    """Returns whether the shard has a table with several features, or a weighted one."""
     return any(piece.table.features > 1 or piece.table.weighted for piece in shard.slices)
 
 
 def calibrated_here(pool: BenchmarkPool) -> CostModel:
-    """The shipped model, calibrated with shards that the pool measures."""
+    """Returns the shipped model, calibrated with shards that the pool measures."""
     data = shipped_costs()
     train = split(data)["train"]
     few = [
@@ -135,30 +122,30 @@ def calibrated_here(pool: BenchmarkPool) -> CostModel:
         return calibrate(load_model("cpu"), found)
 
 
-def promise_figures(folder: Path) -> list[Figure]:
-    """What plans promise and what they measure, by the shipped model calibrated to this machine."""
+def prediction_metrics(folder: Path) -> list[Metric]:
+    """Compares predicted and measured plans, with the shipped model calibrated to this machine."""
     data = shipped_costs()
     with cpu_pool(folder / "plans.db") as pool:
         oracle = EstimatedCosts(calibrated_here(pool), data.most_common_batch)
-        told = Proposer(pool, data, 0, load_tables(_CHECK_TABLES)).check(oracle, _CHECK_TASKS)
-    if told is None:
-        raise UserError("no plan could be measured: its promises cannot be checked")
-    best = told["measured_max_ms"][SEARCH]
+        found = Proposer(pool, data, 0, load_tables(_CHECK_TABLES)).check(oracle, _CHECK_TASKS)
+    if found is None:
+        raise UserError("no plan could be measured, so predictions cannot be checked")
+    best = found["measured_max_ms"][SEARCH]
     return [
-        Figure("measured over promised, mean of devices", "0.97 to 1.03",
-               told["measured_over_promised"]),
-        Figure("measured over promised, slowest device", "at most 1.05",
-               told["max_measured_over_promised"]),
+        Metric("predicted over measured, mean of devices", "0.97 to 1.03",
+               1 / found["measured_over_promised"]),
+        Metric("predicted over measured, slowest device", "at least 0.95",
+               1 / found["max_measured_over_promised"]),
         *(
-            Figure(f"slowest device, search over {name}", "below 1", best / ms)
-            for name, ms in told["measured_max_ms"].items()
+            Metric(f"slowest device, search over {name}", "below 1", best / ms)
+            for name, ms in found["measured_max_ms"].items()
             if name != SEARCH
         ),
     ]  # fmt: skip
 
 
-def _speeds(model: CostModel, data: CostDataset) -> list[Figure]:
-    """How often a second a device plus a table is priced, and a whole shard."""
+def _speeds(model: CostModel, data: CostDataset) -> list[Metric]:
+    """Measures predictions per second: device plus table, and whole shards."""
     oracle = EstimatedCosts(model, data.most_common_batch)
     tables = data.tables()
     incremental = statistics.median(
@@ -175,44 +162,37 @@ def _speeds(model: CostModel, data: CostDataset) -> list[Figure]:
         oracle.costs(shards)
         whole = _WHOLE_SHARDS / (time.perf_counter() - started)
     return [
-        Figure("device plus table, priced a second on a core", "at least 1,000,000", incremental),
-        Figure(
-            f"device plus table in {_SCENARIOS} scenarios, priced a second on a core",
-            "at least 100,000",
-            _in_scenarios_per_second(oracle, tables),
-        ),
-        Figure(
-            f"{_HEART_TABLES:,} tables learned by heart from {_HEART_SHARDS:,} shards",
-            "seconds",
-            _by_heart_seconds(model),
-            "s",
-        ),
-        Figure(f"shards of {_WHOLE_TABLES} tables, a second on a core", "at least 20,000", whole),
-    ]
+        Metric("predictions of device plus table per second, one core", "at least 1,000,000",
+               incremental),
+        Metric(f"predictions of device plus table in {_SCENARIOS} scenarios per second, one core",
+               "at least 100,000", _in_scenarios_per_second(oracle, tables)),
+        Metric(f"fitting corrections of {_CORRECTED_TABLES:,} tables to "
+               f"{_CORRECTED_SHARDS:,} shards", "seconds", _correction_seconds(model), "s"),
+        Metric(f"predictions of {_WHOLE_TABLES}-table shards per second, one core",
+               "at least 20,000", whole),
+    ]  # fmt: skip
 
 
 def _in_scenarios_per_second(oracle: EstimatedCosts, tables: Sequence[EmbeddingTable]) -> float:
-    """How many times a second "this device plus that table" is priced in all scenarios."""
+    """Measures predictions per second of device plus table in all scenarios."""
     some = tables[:_SOME_TABLES]
     scenarios = oracle.scenarios(some, _SCENARIOS)
     return placements_per_second(scenarios, scenarios.amounts([table.whole() for table in some]))
 
 
-def _by_heart_seconds(model: CostModel) -> float:
-    """To learn the factors of many tables, from shards whose costs are made up: that of learning
-    does not depend on them.
-    """
-    tables = load_tables(f"wide:{_HEART_TABLES}:8")
-    shards = tuple(random_shards(tables, _HEART_SHARDS, 20, seed=3))
+def _correction_seconds(model: CostModel) -> float:
+    """Measures the time to fit table corrections, with simulated costs of shards."""
+    tables = load_tables(f"wide:{_CORRECTED_TABLES}:8")
+    shards = tuple(random_shards(tables, _CORRECTED_SHARDS, 20, seed=3))
     prices = EstimatedCosts(model, SETTINGS.batch_size).prices(shards)
     costs = torch.stack([prices.forward_ms, prices.backward_ms], 1).double().numpy()
-    noise = np.random.default_rng(0).normal(0, _HEART_NOISE, costs.shape)
+    noise = np.random.default_rng(0).normal(0, _CORRECTED_NOISE, costs.shape)
     data = replace(
         shipped_costs(),
         shards=shards,
         batch_sizes=(SETTINGS.batch_size,) * len(shards),
         costs_ms=costs * np.exp(noise),
-        errors=np.full(len(shards), _HEART_NOISE),
+        errors=np.full(len(shards), _CORRECTED_NOISE),
         repeats_ms=((1.0,),) * len(shards),
     )
     with one_thread():
@@ -221,8 +201,8 @@ def _by_heart_seconds(model: CostModel) -> float:
         return time.perf_counter() - started
 
 
-def _calibration(compute: ComputeCostModel, data: CostDataset) -> list[Figure]:
-    """How much of what full training on another profile would gain 50 of its shards gain."""
+def _calibration(compute: ComputeCostModel, data: CostDataset) -> list[Metric]:
+    """Measures the share of full training's gain on other weights that calibration reaches."""
     other = read_costs([OTHER_DATA])
     parts = split(other)
     few = parts["train"].subset(range(FEW))
@@ -238,10 +218,10 @@ def _calibration(compute: ComputeCostModel, data: CostDataset) -> list[Figure]:
         for model in (compute, calibrated, full)
     )
     return [
-        Figure("median error on fp16 tables, as trained on fp32", "", before),
-        Figure(f"median error on fp16 tables, calibrated with {FEW} shards", "", after),
-        Figure("median error on fp16 tables, trained on all shards", "", most),
-        Figure(
+        Metric("median error on fp16 tables, as trained on fp32", "", before),
+        Metric(f"median error on fp16 tables, calibrated with {FEW} shards", "", after),
+        Metric("median error on fp16 tables, trained on all shards", "", most),
+        Metric(
             "share of the gap on fp16 tables that calibration closes",
             "at least 0.80",
             (before - after) / (before - most),

@@ -1,8 +1,7 @@
-"""Where the noise of a measurement comes from: the components of its variance, and what is done
-against it.
+"""Components of the variance of a measurement, and the effect of flushing the cache.
 
-Each component is what a difference between two measurements of the same shards has beyond the
-differences within: visits beyond iterations, processes beyond visits, and so on.
+Each component is the variance between measurements of the same shards beyond that within: repeats
+beyond iterations, processes beyond repeats, and so on.
 """
 
 import math
@@ -18,7 +17,7 @@ from autoshard.benchmark.hardware import last_level_cache_bytes
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.timing import time_by_turns
 from autoshard.workload import Shard, load_tables, random_shards
-from bench.figure import Figure, mean_and_interval
+from bench.metric import Metric, mean_and_interval
 from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 
 _SHARDS, _REPEATED = 16, 50
@@ -27,8 +26,8 @@ _FLUSH_TURNS = 4
 _SAME_WORK = TimingOptions(precision=0.0, max_iterations=24)
 
 
-def noise_figures(folder: Path) -> list[Figure]:
-    """The components, one after another, and the deviation of a single measurement."""
+def noise_metrics(folder: Path) -> list[Metric]:
+    """Measures the components, and the standard deviation of a single measurement."""
     tables = load_tables(TABLES)
     shards = random_shards(tables, _SHARDS, 20, seed=7)
     say(f"{_SHARDS} shards on one device: again, with other batches, in another process")
@@ -53,30 +52,30 @@ def noise_figures(folder: Path) -> list[Figure]:
         together = within - same_core
     return [
         _repeatability(folder),
-        _component("deviation between iterations", iterations),
-        _component("deviation between visits", same_core - iterations),
+        _component("standard deviation between iterations", iterations),
+        _component("standard deviation between repeat measurements", same_core - iterations),
         _component(
-            "deviation between processes", _variance(zip(first, again, strict=True)) - same_core
+            "standard deviation between processes",
+            _variance(zip(first, again, strict=True)) - same_core,
         ),
         _component(
-            "deviation between index batches",
+            "standard deviation between index batches",
             _variance(zip(first, others, strict=True)) - same_core,
         ),
-        _component("deviation between cores", cores),
-        _component("deviation added by measuring on all devices at once", together),
-    ]
+        _component("standard deviation between cores", cores),
+        _component("standard deviation added by measuring on all devices at once", together),
+    ]  # fmt: skip
 
 
-def _component(name: str, variance: float | None) -> Figure:
-    """A deviation in percent; none where what is beyond another is within the noise of it."""
+def _component(name: str, variance: float | None) -> Metric:
+    """Returns a standard deviation in percent; 0 for a negative difference of variances."""
     percent = None if variance is None else 100 * math.sqrt(max(0.0, variance))
-    return Figure(name, "", percent, "%")
+    return Metric(name, "", percent, "%")
 
 
-def _repeatability(folder: Path) -> Figure:
-    """The deviation of a single measurement, from shards measured by two generations of processes.
-
-    What all of them differ by in common counts, too.
+def _repeatability(folder: Path) -> Metric:
+    """Measures the standard deviation between two generations of processes, common factors
+    included.
     """
     say(f"{_REPEATED} shards in two separate processes")
     shards = random_shards(load_tables(TABLES), _REPEATED, 20, seed=1)
@@ -84,17 +83,17 @@ def _repeatability(folder: Path) -> Figure:
     for name in ("first.db", "second.db"):
         with cpu_pool(folder / name) as pool:
             found.append(pool.measure(shards, SETTINGS))
-    return Figure(
-        f"deviation of a single measurement ({_REPEATED} shards in two processes)",
+    return Metric(
+        f"standard deviation of a single measurement ({_REPEATED} shards, two processes)",
         "at most 2 % (1 % on a quiet host)",
         100 * math.sqrt(_variance(zip(*found, strict=True))),
         "%",
     )
 
 
-def flush_figures() -> list[Figure]:
-    """Costs with the flush that measuring affords, over those with a flush of all of the cache."""
-    say("the flush against one of all of the cache")
+def flush_metrics() -> list[Metric]:
+    """Compares costs with the partial cache flush of the pool and with a full flush."""
+    say("partial against full cache flush")
     with on_one_core() as core:
         shards = random_shards(load_tables(TABLES), 8, 20, seed=7)
         subjects = [
@@ -103,17 +102,17 @@ def flush_figures() -> list[Figure]:
         ]
         cache, references = last_level_cache_bytes(core), reference_operators(CpuBackend())
         watches = (CpuStopwatch(core, cache, references), _FullFlush(core, cache, references))
-        time_by_turns(subjects, watches[0], [_SAME_WORK] * len(subjects))  # it learns what will do
+        time_by_turns(subjects, watches[0], [_SAME_WORK] * len(subjects))  # it adapts its flush
         return [
-            _flush_ratio("eight by turns", watches, [subjects]),
-            _flush_ratio("alone", watches, [[each] for each in subjects[:4]]),
+            _flush_ratio("eight shards interleaved", watches, [subjects]),
+            _flush_ratio("one shard", watches, [[each] for each in subjects[:4]]),
         ]
 
 
 def _flush_ratio(
     name: str, watches: Sequence[Stopwatch], groups: Sequence[Sequence[Subject]]
-) -> Figure:
-    """Costs by the first stopwatch over those by the second, in groups that take turns."""
+) -> Metric:
+    """Compares the costs of two stopwatches, in groups that take turns."""
     ratios = []
     for _ in range(_FLUSH_TURNS):
         for group in groups:
@@ -124,8 +123,8 @@ def _flush_ratio(
                 for a, b in zip(ours, full, strict=True)
             ]
     mean, (low, high) = mean_and_interval(ratios)
-    return Figure(
-        f"costs over those with a full flush, {name}",
+    return Metric(
+        f"cost with partial cache flush over full flush, {name}",
         "1 within the interval",
         math.exp(mean),
         interval=(math.exp(low), math.exp(high)),
@@ -133,14 +132,14 @@ def _flush_ratio(
 
 
 class _FullFlush(CpuStopwatch):
-    """Clears all of the cache, whatever it takes."""
+    """Clears the complete cache, however long it takes."""
 
     def clear_cache(self, most_ms: float) -> bool:
         return super().clear_cache(math.inf)
 
 
 def _variance(pairs: Iterable[tuple[Measurement, Measurement]]) -> float:
-    """Of the logarithm of one measurement, from pairs of measurements of the same shard."""
+    """Returns the variance of the logarithm of a measurement, from pairs of the same shard."""
     squares = []
     for one, other in pairs:
         if one.timing is not None and other.timing is not None:
@@ -156,7 +155,7 @@ def _pairs(visits: Sequence[Measurement]) -> Iterator[tuple[Measurement, Measure
 
 
 def _visits(store: Path, shards: Sequence[Shard]) -> list[list[Measurement]]:
-    """The visits of each shard, of the first index batch."""
+    """Returns the repeat measurements of each shard with the first index batch."""
     with MeasurementStore(store) as kept:
         visits = [visit for visit in kept.measurements() if visit.settings == SETTINGS]
     return [[v for v in visits if v.shard.digest == shard.digest] for shard in shards]

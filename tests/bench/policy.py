@@ -1,4 +1,4 @@
-"""The policy's figures: its speed, and what the plans of all sharders measure."""
+"""Speed of environment, training and sharders, and measured plans of all sharders."""
 
 import json
 import multiprocessing
@@ -26,17 +26,17 @@ from autoshard.experiments.training.ppo import Trainer
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
 from autoshard.workload import EmbeddingTable, PlanError, ShardingTask, load_tables
 from autoshard.workload.parts import tables_by_part
-from bench.figure import Figure
+from bench.metric import Metric
 from bench.model import calibrated_here
 from bench.workbench import cpu_pool
 
 _TABLES, _MANY_TABLES = "synthetic:400:1:small", "synthetic:5500:1:small"
 _BATCH_SIZE = 1024
-_SEATS, _MANY_SEATS, _GAMES = 128, 512, 128
+_ENVS, _MANY_ENVS, _EPISODES = 128, 512, 128
 _LADDER = (
     "cost", "cost_fused", "cost_fused_search", "policy", "autoshard", "autoshard_verified",
 )  # fmt: skip
-# Tables and devices: seconds that policy and autoshard are to take.
+# Tables and devices: target seconds of policy and autoshard.
 _SIZES = {
     (100, 8): (0.05, 0.25),
     (1000, 32): (0.4, 1.0),
@@ -49,55 +49,55 @@ _TIGHT_TASKS = 24
 _LADDER_SECONDS, _TRANSFER_SECONDS = 300.0, 45.0  # that are measured at most
 
 
-def speed_figures() -> list[Figure]:
-    """Steps a second of the game; seconds to shard. Ray must not be starting meanwhile."""
+def speed_metrics() -> list[Metric]:
+    """Measures environment steps per second and planning time, before Ray starts."""
     model = load_model("cpu")
     tables = tables_by_part(load_tables(_TABLES))["train"]
     deck = Deck.of_tables(model, tables, _BATCH_SIZE, split=True)
-    figures = [
-        Figure(f"steps of the game a second, one core, {seats} games of {told} side by side",
-               "at least 100,000", _game_speed(deck, seats, lengths))
-        for told, lengths in (("60 tables", (60, 60)), ("20 to 100 tables", (20, 100)))
-        for seats in (_SEATS, _MANY_SEATS)
+    metrics = [
+        Metric(f"environment steps per second, one core, {num_envs} episodes of {length}",
+               "at least 100,000", _env_speed(deck, num_envs, lengths))
+        for length, lengths in (("60 tables", (60, 60)), ("20 to 100 tables", (20, 100)))
+        for num_envs in (_ENVS, _MANY_ENVS)
     ]  # fmt: skip
-    # In a process of its own, for the memory that it takes.
+    # In a separate process, to measure its memory.
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        figures += process.submit(_planning_figures).result()
-    return figures
+        metrics += process.submit(_planning_metrics).result()
+    return metrics
 
 
-def _planning_figures() -> list[Figure]:
-    """Seconds to shard, by size, and the most memory that it took."""
+def _planning_metrics() -> list[Metric]:
+    """Measures planning time by task size, and peak memory."""
     unseen = tables_by_part(load_tables(FAMILIES["thousands"].source))["test"]
     deck = Deck.of_tables(load_model("cpu"), unseen, _BATCH_SIZE)
-    figures = []
-    for (tables, devices), goals in _SIZES.items():
+    metrics = []
+    for (tables, devices), targets in _SIZES.items():
         task = _task(deck, tables, devices)
-        for name, goal in zip(("policy", "autoshard"), goals, strict=True):
+        for name, target in zip(("policy", "autoshard"), targets, strict=True):
             seconds = _seconds(name, task, 5 if tables <= 100 else 1)
-            told = f"{tables:,} tables on {devices} devices, {name}"
-            figures.append(Figure(told, f"at most {goal:g} s", seconds, "s"))
+            label = f"planning time, {tables:,} tables on {devices} devices, {name}"
+            metrics.append(Metric(label, f"at most {target:g} s", seconds, "s"))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
-    told = "peak memory of these, of a process that has 26,000 tables"
-    return [*figures, Figure(told, "at most 2 GB", peak, "GB")]
+    label = "peak memory of planning, process with 26,000 tables"
+    return [*metrics, Metric(label, "at most 2 GB", peak, "GB")]
 
 
-def memory_figures() -> list[Figure]:
-    """Plans found where memory is tight, of tasks that first fit decreasing can pack."""
+def memory_metrics() -> list[Metric]:
+    """Counts plans found with tight memory, of tasks that first fit decreasing can pack."""
     model = load_model("cpu")
     deck = Deck.of_tables(model, tables_by_part(load_tables(_TABLES))["test"], _BATCH_SIZE)
     deals = RandomDeals((60, 60), (4, 8), (0.9, 0.9), 0.3)
     tasks = draw_tasks(deck, deals, _TIGHT_TASKS, seed=0)
     found = {name: _plans(name, tasks) for name in ("cost_fused", "policy", "autoshard")}
     return [
-        Figure(f"plans for {_TIGHT_TASKS} tasks that take 90 % of all memory, {name}",
+        Metric(f"plans found for {_TIGHT_TASKS} tasks at 90 % memory fill, {name}",
                "" if name == "cost_fused" else f"{_TIGHT_TASKS}", count)
         for name, count in found.items()
     ]  # fmt: skip
 
 
-def plan_figures(folder: Path) -> list[Figure]:
-    """What plans of all sharders measure, for tasks of 60 tables and 4 devices."""
+def plan_metrics(folder: Path) -> list[Metric]:
+    """Measures plans of all sharders for tasks of 60 tables on 4 devices."""
     theirs = ("neuroshard", *(_TORCHREC if find_spec("torchrec") else ()))
     names = (*USUAL_HEURISTICS, *_LADDER, *theirs)
     sharders = compared(
@@ -106,63 +106,63 @@ def plan_figures(folder: Path) -> list[Figure]:
     )  # fmt: skip
     return [
         *(
-            _ratio(f"step over the best heuristic's, {name}",
+            _ratio(f"step time over best heuristic, {name}",
                    "at most 0.88" if name.startswith("autoshard") else "", sharders[name])
             for name in names
         ),
-        paired("step, policy over cost", "at most 0.98", sharders["policy"],
+        paired("step time, policy over cost", "at most 0.98", sharders["policy"],
                sharders["cost"]),
-        paired("step, policy over cost_fused", "at most 1", sharders["policy"],
+        paired("step time, policy over cost_fused", "at most 1", sharders["policy"],
                sharders["cost_fused"]),
-        paired("step, autoshard over cost_fused_search", "", sharders["autoshard"],
+        paired("step time, autoshard over cost_fused_search", "", sharders["autoshard"],
                sharders["cost_fused_search"]),
         *(
-            paired(f"step, autoshard over {name}", "at most 0.78" if name in _TORCHREC else "",
+            paired(f"step time, autoshard over {name}", "at most 0.78" if name in _TORCHREC else "",
                     sharders["autoshard"], sharders[name])
             for name in theirs
         ),
-        Figure("balance, autoshard", "at least 0.95", sharders["autoshard"]["balance_mean"]),
-        Figure("balance, autoshard_verified", "at least 0.95",
+        Metric("balance, autoshard", "at least 0.95", sharders["autoshard"]["balance_mean"]),
+        Metric("balance, autoshard_verified", "at least 0.95",
                sharders["autoshard_verified"]["balance_mean"]),
-        Figure("plans out of memory, autoshard", "0", sharders["autoshard"]["oom"]),
+        Metric("plans out of memory, autoshard", "0", sharders["autoshard"]["oom"]),
     ]  # fmt: skip
 
 
-def transfer_figures(folder: Path) -> list[Figure]:
-    """What the policy's plans measure for other counts of tables and devices."""
-    figures = []
+def transfer_metrics(folder: Path) -> list[Metric]:
+    """Measures the policy's plans for other numbers of tables and devices."""
+    metrics = []
     names = (*USUAL_HEURISTICS, "policy", "autoshard")
     for tables, devices in _TRANSFER:
-        told = compared(
+        scores = compared(
             folder, f"{tables}x{devices}", names, _TRANSFER_SECONDS,
             tables=_MANY_TABLES, num_tasks=3, num_tables=tables, num_devices=devices,
         )  # fmt: skip
-        figures += [
-            _ratio(f"{tables} tables on {devices} devices over the best heuristic's, {name}",
-                   "at most 1", told[name])
+        metrics += [
+            _ratio(f"{tables} tables on {devices} devices: step time over best heuristic, {name}",
+                   "at most 1", scores[name])
             for name in ("policy", "autoshard")
         ]  # fmt: skip
-    return figures
+    return metrics
 
 
-def _ratio(name: str, goal: str, score: Mapping[str, Any]) -> Figure:
-    """A sharder's ratio to the best heuristic, which is exactly 1 for itself."""
+def _ratio(name: str, target: str, score: Mapping[str, Any]) -> Metric:
+    """Returns a sharder's ratio to the best heuristic (1 for that heuristic itself)."""
     low, high = score["ratio_low"], score["ratio_high"]
     known = low is not None and low < high
-    return Figure(name, goal, score["ratio"], interval=(low, high) if known else None)
+    return Metric(name, target, score["ratio"], interval=(low, high) if known else None)
 
 
-def paired(name: str, goal: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Figure:
-    """The ratio of two sharders' means, its interval by what it differs by between tasks."""
+def paired(name: str, target: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Metric:
+    """Returns the ratio of two sharders' mean step times with its interval over tasks."""
     ratio = Ratio.of(*(np.array([score["step_ms"]], float) for score in (ours, theirs)))
     if ratio is None:
-        return Figure(name, goal, None)
+        return Metric(name, target, None)
     known = ratio.count > 1
-    return Figure(name, goal, ratio.value, interval=(ratio.low, ratio.high) if known else None)
+    return Metric(name, target, ratio.value, interval=(ratio.low, ratio.high) if known else None)
 
 
-def training_figures(folder: Path) -> list[Figure]:
-    """Steps a second of PPO, and how busy it keeps the pool with measured rewards."""
+def training_metrics(folder: Path) -> list[Metric]:
+    """Measures PPO steps per second, and utilization of the pool with measured rewards."""
     tables = tables_by_part(load_tables(_TABLES))["train"]
     speed = _ppo_speed(tables, folder)
     ppo_shard.main(
@@ -182,24 +182,24 @@ def training_figures(folder: Path) -> list[Figure]:
     )
     busy = json.loads((folder / "measured.json").read_text())["pool_busy"]
     return [
-        Figure("steps of PPO a second, estimated rewards", "at least 8,000", speed),
-        Figure("pool busy while training with measured rewards", "at least 0.60", busy),
+        Metric("PPO steps per second, estimated rewards", "at least 8,000", speed),
+        Metric("pool utilization while training with measured rewards", "at least 0.60", busy),
     ]
 
 
 @one_thread()
-def _game_speed(deck: Deck, seats: int, lengths: tuple[int, int]) -> float:
-    env = ShardingVectorEnv(deck, seats, RandomDeals(lengths))
+def _env_speed(deck: Deck, num_envs: int, lengths: tuple[int, int]) -> float:
+    env = ShardingVectorEnv(deck, num_envs, RandomDeals(lengths))
     env.reset(seed=0)
     speeds = []
     for _ in range(7):
         started = time.perf_counter()
         for _ in range(61):
             game = env.game
-            # By devices alone, and nothing halved: games of as many tables end together.
+            # Greedy without splits: episodes with equal numbers of tables end together.
             devices = torch.where(game.safe, game.joined_ms, torch.inf).argmin(1)
             env.step(devices.numpy())
-        speeds.append(61 * seats / (time.perf_counter() - started))
+        speeds.append(61 * num_envs / (time.perf_counter() - started))
     return statistics.median(speeds)
 
 
@@ -207,7 +207,7 @@ def _ppo_speed(tables: Sequence[EmbeddingTable], store: Path) -> float:
     config = PPOShardConfig(
         learner="group_baseline",
         reward="estimated",
-        games=_GAMES,
+        games=_EPISODES,
         memory_fill="0.1-0.8",
         memory_unevenness=0.0,
     )
@@ -228,7 +228,7 @@ def _task(deck: Deck, tables: int, devices: int) -> ShardingTask:
 
 
 def _seconds(name: str, task: ShardingTask, times: int) -> float:
-    """To shard, features of the tables known: they are read once, whatever is made of them."""
+    """Returns the median planning time with table features already computed."""
     oracle = EstimatedCosts(load_model("cpu"), _BATCH_SIZE)
     sharder = make_sharder(name, Means(oracle, load_policy("cpu")))
     sharder.shard(task)
@@ -257,16 +257,16 @@ def _plans(name: str, tasks: list[ShardingTask]) -> int:
 def compared(
     folder: Path, name: str, sharders: Sequence[str], seconds: float, **tasks: Any
 ) -> Mapping[str, Any]:
-    """The scores of the sharders on such tasks, of tables that nothing has learned from.
+    """Compares sharders by measurement on held-out tables; returns their scores by name.
 
-    They go by the shipped cost model, calibrated to this machine as a user would.
+    All use the shipped cost model, calibrated to this machine.
 
     Args:
-        folder: for what is measured, and the model.
-        name: of what is written there.
-        sharders: by their names.
-        seconds: that are measured at most.
-        tasks: what `compare.py` is told of them.
+        folder: For the store and the calibrated model.
+        name: Name of the JSON file.
+        sharders: Names of sharders.
+        seconds: Time limit of measuring.
+        tasks: Options of `compare.py` that define the tasks.
     """
     model, store = folder / "model", folder / "compared.db"
     if not model.is_dir():

@@ -1,7 +1,7 @@
-"""The pool's figures: how it keeps many devices busy, and what many askers cost it.
+"""Metrics of the pool: utilization of many devices, and throughput with several clients.
 
-Sixty-four devices are more than a machine has, so their part is played by devices that sleep for
-as long as a shard takes; the pool's actor, its clients and its store are the real ones.
+Devices are simulated by sleeping for the time that a shard takes, as no machine here has 64. The
+pool's actor, its clients and its store are real.
 """
 
 import asyncio
@@ -20,34 +20,34 @@ from autoshard.benchmark.backends import Place
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
-from bench.figure import Figure
+from bench.metric import Metric
 from bench.workbench import SETTINGS, TABLES, cpu_pool, say
 
 _VERSIONS = "simulated"
 _DEVICES_A_PROCESS = 64
-_SHARD_SECONDS = 0.5  # of a shard on a core, the start of its operator and all: 0.15 to 0.5
+_SHARD_SECONDS = 0.5  # of a shard on a core, with the start of its operator: 0.15 to 0.5
 _SHARDS_A_DEVICE = 20
 _FLEETS = (1, 8, 64, 256)
-_SHARDS_A_SECOND = 128  # of all devices together, so that fleets differ in nothing but their size
+_SHARDS_A_SECOND = 128  # of all devices together, so that fleets differ in size only
 _FLEET_SHARDS, _FLEET_TURNS = 512, 2
-_ASKERS = 4
+_CLIENTS = 4
 _REAL_SHARDS, _TURNS = 32, 4
 _SAME_WORK = TimingOptions(precision=0.0, max_iterations=16)
 
 
 class Sleepers:
-    """Devices in one process that sleep instead of computing, which many can do at once."""
+    """Devices in one process that sleep instead of computing."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
 
     async def call(self, device: DeviceInfo, method: str, *arguments: Any) -> Any:
-        """What a device's benchmark answers."""
+        """Answers as the benchmark actor of a device does."""
         if method != "measure":
             raise NotImplementedError(method)
         answers = []
         for shard, settings, _ in arguments[0]:
-            # Half to three halves of the mean, by the shard: no two devices are done together.
+            # 0.5 to 1.5 times the mean, by the shard, so that devices finish at different times.
             seconds = self._seconds * (0.5 + int(shard.digest[:8], 16) / 2**32)
             await asyncio.sleep(seconds)
             timing = Timing(1.0, 2.0, 0.01, 16, 0, 0.0, seconds)
@@ -64,11 +64,11 @@ class _Sleeper(PoolDevice):
         return await self.handle.call.remote(self.info, method, *arguments)
 
     def end(self) -> None:
-        """Its process serves others too."""
+        """Does nothing: the process serves other devices as well."""
 
 
 class SleepingFleet(Fleet):
-    """Devices that sleep for `seconds` a shard in the mean: one for each name of hardware."""
+    """Devices that sleep `seconds` per shard on average: one for each name of hardware."""
 
     def __init__(self, hardware: Sequence[str], seconds: float) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class SleepingFleet(Fleet):
         self._seconds = seconds
 
     async def grow(self) -> None:
-        """Start them all."""
+        """Starts all devices."""
         if self.devices:
             return
         actor: Any = ray.remote(num_cpus=0)(Sleepers)
@@ -93,49 +93,49 @@ class SleepingFleet(Fleet):
             self.add(_Sleeper(place, process, info, _VERSIONS))
 
 
-class Asker:
-    """A client of the pool in a process of its own."""
+class Client:
+    """A client of the pool in a separate process."""
 
     def __init__(self, store: str) -> None:
         self._pool = BenchmarkPool(store, kind="cpu")
 
     def ask(self, shards: list[Shard], settings: MeasureSettings, timing: TimingOptions) -> Any:
-        """The measurements, in the order of the shards."""
+        """Returns the measurements in the order of the shards."""
         return self._pool.measure(shards, settings, timing)
 
 
 def simulated_pool(store: Path, hardware: Sequence[str], seconds: float) -> BenchmarkPool:
-    """A pool of its own, beside that of the cluster, over devices that sleep."""
+    """Returns a separate pool over devices that sleep."""
     fleet = SleepingFleet(hardware, seconds)
     return BenchmarkPool(store, fleet=fleet, name=f"simulated-{uuid.uuid4().hex}")
 
 
-def start_askers(store: Path, count: int) -> list[Any]:
-    """Clients of the cluster's pool, each in a process of its own."""
-    actor: Any = ray.remote(num_cpus=0)(Asker)
-    askers = [actor.remote(str(store)) for _ in range(count)]
-    ray.get([asker.__ray_ready__.remote() for asker in askers])
-    return askers
+def start_clients(store: Path, count: int) -> list[Any]:
+    """Starts clients of the cluster's pool, each in a separate process."""
+    actor: Any = ray.remote(num_cpus=0)(Client)
+    clients = [actor.remote(str(store)) for _ in range(count)]
+    ray.get([client.__ray_ready__.remote() for client in clients])
+    return clients
 
 
-def scale_figures(folder: Path) -> list[Figure]:
-    """What the pool makes of many devices and of many askers."""
+def scale_metrics(folder: Path) -> list[Metric]:
+    """Measures the pool with many devices and with several clients."""
     tables = load_tables(TABLES)
     return [
-        *_sleeping_figures(tables, folder),
+        *_sleeping_metrics(tables, folder),
         _throughput(tables, folder),
         _measured_once(tables, folder),
     ]
 
 
-def _sleeping_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Figure]:
-    """How busy a pool keeps devices that sleep, and what its actor takes for that."""
+def _sleeping_metrics(tables: Sequence[EmbeddingTable], folder: Path) -> list[Metric]:
+    """Measures utilization of simulated devices, and CPU time of the pool's actor."""
     count = 64
     say(f"{count} devices that sleep {_SHARD_SECONDS} s a shard")
     shards = random_shards(tables, count * _SHARDS_A_DEVICE, 20, seed=2)
     busy, _ = _sleep(shards, folder / "busy.db", count, _SHARD_SECONDS)
-    figures = [
-        Figure(f"{count} devices of {_SHARD_SECONDS} s a shard, share of time busy",
+    metrics = [
+        Metric(f"utilization of {count} simulated devices, {_SHARD_SECONDS} s per shard",
                "at least 0.90", busy),
     ]  # fmt: skip
     taken = dict.fromkeys(_FLEETS, math.inf)
@@ -146,20 +146,20 @@ def _sleeping_figures(tables: Sequence[EmbeddingTable], folder: Path) -> list[Fi
             mean_seconds = count / _SHARDS_A_SECOND
             _, used_ms = _sleep(shards[:_FLEET_SHARDS], store, count, mean_seconds)
             taken[count] = min(taken[count], used_ms)
-    figures += [
-        Figure(f"CPU time of the pool's actor a shard, {count} devices", "", taken[count], "ms")
+    metrics += [
+        Metric(f"CPU time of the pool's actor per shard, {count} devices", "", taken[count], "ms")
         for count in _FLEETS
     ]
-    figures += [
-        Figure(f"CPU time of the pool's actor a shard, {count} devices over 8", "at most 1.2",
+    metrics += [
+        Metric(f"CPU time of the pool's actor per shard, {count} devices over 8", "at most 1.2",
                taken[count] / taken[8])
         for count in _FLEETS if count > 8
     ]  # fmt: skip
-    return figures
+    return metrics
 
 
 def _sleep(shards: Sequence[Shard], store: Path, count: int, seconds: float) -> tuple[float, float]:
-    """The share of time devices are busy; milliseconds of CPU time a shard takes the actor."""
+    """Returns the utilization of the devices, and the actor's CPU time per shard in ms."""
     pool = simulated_pool(store, ["sleeping"] * count, seconds)
     pool.devices()
     used, started = pool.cpu_seconds(), time.monotonic()
@@ -170,45 +170,47 @@ def _sleep(shards: Sequence[Shard], store: Path, count: int, seconds: float) -> 
     return slept / (count * took), used * 1e3 / len(shards)
 
 
-def _throughput(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
-    """Shards a second of four askers over those of one, by turns and with the same work."""
+def _throughput(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
+    """Compares shards per second of four clients and of one, in turns, with equal work."""
     shards = random_shards(tables, _REAL_SHARDS, 20, seed=3)
-    seconds: dict[int, list[float]] = {1: [], _ASKERS: []}
+    seconds: dict[int, list[float]] = {1: [], _CLIENTS: []}
     with cpu_pool(folder / "asked.db") as pool:
         pool.devices()
-        askers = start_askers(pool.store, _ASKERS)
+        clients = start_clients(pool.store, _CLIENTS)
         for turn in range(_TURNS):
-            say(f"one asker and {_ASKERS}, turn {turn + 1} of {_TURNS}")
-            for count in (1, _ASKERS) if turn % 2 else (_ASKERS, 1):
-                # Other batches are other measurements: the seed keeps the store from answering.
+            say(f"one client and {_CLIENTS}, turn {turn + 1} of {_TURNS}")
+            for count in (1, _CLIENTS) if turn % 2 else (_CLIENTS, 1):
+                # Another seed, so that the store has no answer.
                 settings = MeasureSettings(1024, seed=2 * turn + (count > 1))
                 started = time.monotonic()
                 ray.get([
-                    asker.ask.remote(shards[place::count], settings, _SAME_WORK)
-                    for place, asker in enumerate(askers[:count])
+                    client.ask.remote(shards[place::count], settings, _SAME_WORK)
+                    for place, client in enumerate(clients[:count])
                 ])  # fmt: skip
                 seconds[count].append(time.monotonic() - started)
-    return Figure(
-        f"shards a second, {_ASKERS} askers over one",
+    return Metric(
+        f"shards per second, {_CLIENTS} clients over one",
         "at least 0.90",
         statistics.median(one / four for one, four in zip(*seconds.values(), strict=True)),
     )
 
 
-def _measured_once(tables: Sequence[EmbeddingTable], folder: Path) -> Figure:
-    """Measurements made for each distinct shard that four askers ask for at once."""
-    say(f"{_ASKERS} askers that ask for the same shards")
+def _measured_once(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
+    """Counts measurements per distinct shard that four clients request concurrently."""
+    say(f"{_CLIENTS} clients with the same shards")
     shards = random_shards(tables, 24, 10, seed=4)
     with cpu_pool(folder / "shared.db") as pool:
         pool.devices()
-        askers = start_askers(pool.store, _ASKERS)
-        asked = [[*shards[6 * place :], *shards[: 6 * place]][:18] for place in range(_ASKERS)]
+        clients = start_clients(pool.store, _CLIENTS)
+        asked = [[*shards[6 * place :], *shards[: 6 * place]][:18] for place in range(_CLIENTS)]
         answers = ray.get([
-            asker.ask.remote(some, SETTINGS, _SAME_WORK)
-            for asker, some in zip(askers, asked, strict=True)
+            client.ask.remote(some, SETTINGS, _SAME_WORK)
+            for client, some in zip(clients, asked, strict=True)
         ])  # fmt: skip
     made = {(each.shard.digest, each.measured_at) for some in answers for each in some}
     distinct = {shard.digest for some in asked for shard in some}
-    return Figure(
-        f"measurements a distinct shard, {_ASKERS} askers at once", "1", len(made) / len(distinct)
+    return Metric(
+        f"measurements per distinct shard, {_CLIENTS} concurrent clients",
+        "1",
+        len(made) / len(distinct),
     )

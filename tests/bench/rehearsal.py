@@ -1,4 +1,4 @@
-"""Whether plans that are priced lower train faster: real steps with TorchRec beside our prices."""
+"""Correlation of predicted and measured costs of plans with TorchRec training steps."""
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -17,33 +17,32 @@ from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, evaluation_see
 from autoshard.experiments.console import cli
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
 from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables
-from bench.figure import Figure
+from bench.metric import Metric
 from bench.workbench import cpu_pool, say
 
-# Of several sets of tables, one whose plans are priced far enough apart to be told from noise.
+# Tables whose plans differ in cost by more than noise.
 _TABLES, _RANKS, _BATCH_SIZE = "synthetic:20:2:small", 2, 8192
 _OURS = ("cost_fused", "policy", "autoshard")
 _THEIRS = ("torchrec", "torchrec_columns")
 _PLANS = 12  # that differ
-_DEFAULT = "torchrec_default"  # may split tables by rows, which has no price here
+_DEFAULT = "torchrec_default"  # may shard row-wise, which the cost model does not price
 _TRAINING_S = 260.0  # six rounds: with three, noise decides
-_DRAWS = 500  # of rounds, for intervals
+_DRAWS = 500  # bootstrap samples of rounds
 
 Floats = npt.NDArray[np.float64]
-# What a step might be, as its price is made of phases; the first tells best: ranks wait for each
-# other in every all-to-all.
+# How phases may compose to a step. In the first, ranks wait for each other in every all-to-all.
 STEPS: Mapping[str, Callable[[PlanCost], float]] = {
-    "each phase's slowest device": lambda cost: float(cost.phases_ms.max(0).sum()),
-    "the slowest device's phases": lambda cost: float(cost.phases_ms.sum(1).max()),
-    "the slowest device's computation": lambda cost: float(cost.phases_ms[:, :2].sum(1).max()),
+    "slowest device per phase": lambda cost: float(cost.phases_ms.max(0).sum()),
+    "slowest device, all phases": lambda cost: float(cost.phases_ms.sum(1).max()),
+    "slowest device, compute only": lambda cost: float(cost.phases_ms[:, :2].sum(1).max()),
 }
 
 
-def rehearsal_figures(folder: Path) -> list[Figure]:
-    """Twelve plans of 20 tables on two cores: priced, measured, and trained in turns."""
+def rehearsal_metrics(folder: Path) -> list[Metric]:
+    """Predicts, measures and trains twelve plans of 20 tables on two cores."""
     say(f"12 plans of {_TABLES} on {_RANKS} cores, then training by them")
     tables, devices = load_tables(_TABLES), Device.uniform(_RANKS, 2**33)
-    with warnings.catch_warnings():  # what the model says of strangers is judged here
+    with warnings.catch_warnings():  # out-of-distribution tables are part of this test
         warnings.simplefilter("ignore", OtherHardware)
         warnings.simplefilter("ignore", OutsideTraining)
         model = load_model("cpu")
@@ -60,21 +59,23 @@ def rehearsal_figures(folder: Path) -> list[Figure]:
     rounds = {n: np.array([each.median_ms for each in r]) for n, r in rehearsed.items()}
     real = np.stack([rounds[name] for name in plans])
     for number, name in enumerate(plans):
-        told = ", ".join(
+        composed = ", ".join(
             f"{what} {step(prices['measured'][number]):.2f}" for what, step in STEPS.items()
         )
-        cli.console.print(f"{name}: {np.median(real[number]):.2f} ms a step; measured: {told}")
-    figures = [
-        Figure("share of their cores that others took of ranks that trained", "at most 0.05",
+        cli.console.print(
+            f"{name}: {np.median(real[number]):.2f} ms per step; measured: {composed}"
+        )
+    metrics = [
+        Metric("share of the ranks' cores used by other processes", "at most 0.05",
                float(np.mean([each.disturbed for some in rehearsed.values() for each in some]))),
     ]  # fmt: skip
     for kind, costs in prices.items():
         for what, step in STEPS.items():
-            goal = "at least 0.9" if what == next(iter(STEPS)) else ""
-            figures += _agreement(f"{kind} price, {what}", goal, [step(c) for c in costs], real)
-    own = [STEPS["the slowest device's phases"](cost) for cost in prices["measured"]]
-    figures.append(
-        Figure("a step of training over its measured price, mean of plans", "",
+            target = "at least 0.9" if what == next(iter(STEPS)) else ""
+            metrics += _agreement(f"{kind} cost, {what}", target, [step(c) for c in costs], real)
+    own = [STEPS["slowest device, all phases"](cost) for cost in prices["measured"]]
+    metrics.append(
+        Metric("training step time over measured cost, mean of plans", "",
                float(np.mean(_levels(real).mean(axis=1) * np.median(real) / own)))
     )  # fmt: skip
     trained = {name: rounds[like] for name, plan in named.items() for like in _like(plan, plans)}
@@ -82,9 +83,8 @@ def rehearsal_figures(folder: Path) -> list[Figure]:
     best = min(
         (trained[name] for name in USUAL_HEURISTICS), key=lambda some: float(np.median(some))
     )
-    others = {"the best heuristic's": best}
-    others |= {f"{name}'s": trained[name] for name in (_DEFAULT, *_THEIRS)}
-    return [*figures, *(_ratio(name, trained["autoshard"], o) for name, o in others.items())]
+    others = {"best heuristic": best, **{name: trained[name] for name in (_DEFAULT, *_THEIRS)}}
+    return [*metrics, *(_ratio(name, trained["autoshard"], o) for name, o in others.items())]
 
 
 def _plans(task: ShardingTask, oracle: EstimatedCosts) -> dict[str, ShardingPlan]:
@@ -94,7 +94,7 @@ def _plans(task: ShardingTask, oracle: EstimatedCosts) -> dict[str, ShardingPlan
 
 
 def _different(task: ShardingTask, named: Mapping[str, ShardingPlan]) -> dict[str, ShardingPlan]:
-    """One of those that are the same, and random ones until there are enough."""
+    """Returns the distinct plans, and random ones up to the required number."""
     plans: dict[str, ShardingPlan] = {}
     for name, plan in named.items():
         if not _like(plan, plans):
@@ -105,13 +105,13 @@ def _different(task: ShardingTask, named: Mapping[str, ShardingPlan]) -> dict[st
 
 
 def _like(plan: ShardingPlan, plans: Mapping[str, ShardingPlan]) -> list[str]:
-    """What the same plan is called among others, if it is there: devices are alike."""
+    """Returns the names of equal plans; device numbers do not matter."""
     parts = _parts(plan)
     return [name for name, other in plans.items() if _parts(other) == parts]
 
 
 def _parts(plan: ShardingPlan) -> frozenset[frozenset[tuple[str, int]]]:
-    """What lies together, whichever device it is and whichever columns they are."""
+    """Returns the sets of slices on devices, as names and widths."""
     return frozenset(
         frozenset((p.table, p.width) for p in plan.placements if p.device == device)
         for device in range(plan.num_devices)
@@ -121,7 +121,7 @@ def _parts(plan: ShardingPlan) -> frozenset[frozenset[tuple[str, int]]]:
 def _measured(
     task: ShardingTask, plans: Mapping[str, ShardingPlan], folder: Path
 ) -> list[PlanCost]:
-    """What each plan's shards and all-to-alls measure."""
+    """Measures the shards and all-to-alls of each plan."""
     settings = MeasureSettings(task.batch_size, task.operator)
     with cpu_pool(folder / "rehearsal.db", most_devices=_RANKS) as pool:
         visits = ShardVisits(pool, settings, evaluation_seeds(SEEDS))
@@ -135,8 +135,8 @@ def _measured(
     return costs
 
 
-def _agreement(name: str, goal: str, prices: Sequence[float], real: Floats) -> list[Figure]:
-    """Rank correlations of prices and steps, [plans, rounds]."""
+def _agreement(name: str, target: str, prices: Sequence[float], real: Floats) -> list[Metric]:
+    """Returns rank correlations of costs and training steps, shape [plans, rounds]."""
     levels = _levels(real)
     rng = np.random.default_rng(0)
     drawn = rng.integers(levels.shape[1], size=(_DRAWS, levels.shape[1]))
@@ -147,19 +147,19 @@ def _agreement(name: str, goal: str, prices: Sequence[float], real: Floats) -> l
     low, high = np.quantile([spearman(rounds) for rounds in drawn], (0.025, 0.975))
     steps = np.median(levels, axis=1)
     return [
-        Figure(f"Spearman's rank correlation with steps of training: {name}", goal,
+        Metric(f"Spearman correlation with training step time: {name}", target,
                float(stats.spearmanr(prices, steps).statistic), "", (float(low), float(high))),
-        Figure(f"Kendall tau with steps of training: {name}", "",
+        Metric(f"Kendall tau with training step time: {name}", "",
                float(stats.kendalltau(prices, steps).statistic)),
     ]  # fmt: skip
 
 
 def _levels(real: Floats) -> Floats:
-    """Steps over the mean of all plans in the same round: what slows a round is not a plan's."""
+    """Normalises steps to the mean of all plans in the same round."""
     return np.asarray(real / real.mean(axis=0))
 
 
-def _ratio(name: str, ours: Floats, theirs: Floats) -> Figure:
+def _ratio(name: str, ours: Floats, theirs: Floats) -> Metric:
     ratios = ours / theirs
-    return Figure(f"a step of training by autoshard's plan over {name}", "",
+    return Metric(f"training step time, autoshard over {name}", "",
                   float(np.median(ratios)), "", median_interval(ratios.tolist()))  # fmt: skip

@@ -1,7 +1,7 @@
-"""The documents that tell figures: docs/figures.json, the page made from it, and quotations.
+"""Documents with metrics: docs/figures.json, the page made from it, and tables in other pages.
 
-A document quotes figures in a table with the head `| figure | goal | measured |`. Whoever writes
-one gives the name in the first cell of a row; the others are filled in here.
+A page quotes metrics in a table with the head `| metric | target | measured |`. Its author writes
+the name of a metric into the first cell of a row; `save` fills in the other cells.
 """
 
 import re
@@ -9,35 +9,36 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autoshard.workload import UserError, documents
-from bench.figure import Figure, Taken
+from bench.metric import GroupResult, Metric
 
-FIGURES_SCHEMA = documents.Schema("autoshard.figures", 1)
+SCHEMA = documents.Schema("autoshard.figures", 1)
 DATA, PAGE = "figures.json", "figures.md"
-_HEAD, _RULE = "| figure | goal | measured |", "|---|---|---|"
-_INTRODUCTION = """# Figures
+_HEAD, _RULE = "| metric | target | measured |", "|---|---|---|"
+_INTRODUCTION = """# Metrics
 
-`make bench` takes these figures and writes this page; what README and other pages quote of them
-comes from here, too. Each group can be taken anew by itself, with the command below it. Where an
-interval stands, a difference within it is noise.
+`make bench` measures these metrics and writes this page and the tables in the README and other
+pages. The command below a group measures it alone. Differences within an interval are not
+significant.
 """
 
 
-def load(folder: Path) -> dict[str, Taken]:
-    """The groups of figures that the folder's documents hold; none where nothing was taken yet."""
+def load(folder: Path) -> dict[str, GroupResult]:
+    """Reads the measured groups of a folder of documents; empty if nothing was measured yet."""
     path = folder / DATA
     if not path.exists():
         return {}
     with documents.naming(path):
         document = documents.read(path)
-        FIGURES_SCHEMA.check(document)
+        SCHEMA.check(document)
         with documents.fields_of("the document"):
-            return {name: Taken.from_json(group) for name, group in document["groups"].items()}
+            groups = document["groups"].items()
+            return {name: GroupResult.from_json(group) for name, group in groups}
 
 
-def save(folder: Path, groups: Mapping[str, Taken]) -> None:
-    """Write the figures, the page of them, and what the documents around quote of them."""
-    body = {"groups": {name: taken.to_json() for name, taken in groups.items()}}
-    documents.write(folder / DATA, FIGURES_SCHEMA.stamp(body))
+def save(folder: Path, groups: Mapping[str, GroupResult]) -> None:
+    """Writes the metrics, their page, and the tables that quote them in other pages."""
+    body = {"groups": {name: result.to_json() for name, result in groups.items()}}
+    documents.write(folder / DATA, SCHEMA.stamp(body))
     _write(folder / PAGE, page(groups))
     for path in (folder.parent / "README.md", *sorted(folder.glob("*.md"))):
         if path.exists():
@@ -46,16 +47,16 @@ def save(folder: Path, groups: Mapping[str, Taken]) -> None:
                 _write(path, quoting)
 
 
-def page(groups: Mapping[str, Taken]) -> str:
-    """`docs/figures.md`: a table a group, and what it was taken with."""
+def page(groups: Mapping[str, GroupResult]) -> str:
+    """Returns the text of `docs/figures.md`: for each group a table, machine and command."""
     parts = [_INTRODUCTION]
-    for name, taken in groups.items():
-        rows = "\n".join((_HEAD, _RULE, *(row(figure) for figure in taken.figures)))
-        parts.append(f"""## {taken.title}
+    for name, result in groups.items():
+        rows = "\n".join((_HEAD, _RULE, *(row(metric) for metric in result.metrics)))
+        parts.append(f"""## {result.title}
 
 {rows}
 
-Taken on {taken.date} in {taken.seconds:,.0f} s, commit {taken.commit}, with {taken.machine}:
+Measured on {result.date} in {result.seconds:,.0f} s, commit {result.commit}, on {result.machine}:
 
 ```
 python tests/run_bench.py --only {name}
@@ -64,20 +65,20 @@ python tests/run_bench.py --only {name}
     return "\n".join(parts)
 
 
-def row(figure: Figure) -> str:
-    """A figure's line in a table, here and where it is quoted."""
-    cells = (figure.name, figure.goal, figure.measured)
+def row(metric: Metric) -> str:
+    """Returns the metric's row of a table."""
+    cells = (metric.name, metric.target, metric.measured)
     return "|" + "".join(f" {cell} |" if cell else " |" for cell in cells)
 
 
 def quotations(text: str) -> list[str]:
-    """The names of the figures that a document quotes."""
+    """Returns the names of the metrics that a page quotes."""
     return [name for _, name in _quoting_lines(text.splitlines())]
 
 
-def with_quotations(text: str, groups: Mapping[str, Taken]) -> str:
-    """The document with what it quotes as it was taken last; what is not known stays as it is."""
-    rows = {figure.name: row(figure) for taken in groups.values() for figure in taken.figures}
+def with_quotations(text: str, groups: Mapping[str, GroupResult]) -> str:
+    """Returns the page with current values; rows with unknown names stay unchanged."""
+    rows = {metric.name: row(metric) for result in groups.values() for metric in result.metrics}
     lines = text.split("\n")
     for number, name in _quoting_lines(lines):
         lines[number] = rows.get(name, lines[number])
@@ -85,7 +86,7 @@ def with_quotations(text: str, groups: Mapping[str, Taken]) -> str:
 
 
 def _quoting_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
-    """The numbers of lines that quote a figure, and its name."""
+    """Yields the index of each line that quotes a metric, and the metric's name."""
     in_table = False
     for number, line in enumerate(lines):
         if line.strip() == _HEAD:

@@ -1,15 +1,15 @@
-"""What a sweep costs beyond the training in it: one of the README's figures."""
+"""Overhead of a sweep beyond its training."""
 
 from pathlib import Path
 
 from autoshard.experiments import tune_shard
 from autoshard.experiments.sweeps.config import TuneShardConfig
 from autoshard.workload import documents
-from bench.figure import Figure
+from bench.metric import Metric
 
 
-def sweep_figures(folder: Path) -> list[Figure]:
-    """A sweep of a dozen trials with ASHA and Optuna, from Ray's start to the winner's test."""
+def sweep_metrics(folder: Path) -> list[Metric]:
+    """Runs a sweep of twelve trials with ASHA and Optuna, including Ray's start and final test."""
     told = folder / "sweep.json"
     tune_shard.main(
         TuneShardConfig(
@@ -23,8 +23,8 @@ def sweep_figures(folder: Path) -> list[Figure]:
     )
     result = documents.read(told)
     return [
-        Figure(
-            "a sweep's time over that of its training, divided by what runs at once",
+        Metric(
+            "wall time of a sweep over training time per concurrent trial",
             "at most 1.3",
             result["overhead"],
         )

@@ -1,33 +1,33 @@
-"""The figures of headroom, with next to no time for annealing."""
+"""Metrics of headroom, with little time for annealing."""
 
 import pytest
 
 from autoshard.envs.task_families import Choice
-from bench.headroom import Headroom, Tried, headroom_figures, size_figures
+from bench.headroom import Headroom, Tried, headroom_metrics, size_metrics
 
 
-def test_each_family_is_told_loose_and_tight(cluster: object) -> None:
-    figures = {each.name: each for each in headroom_figures(0.2, 2, "directions")}
+def test_each_family_with_loose_and_tight_memory(cluster: object) -> None:
+    metrics = {each.name: each for each in headroom_metrics(0.2, 2, "directions")}
     for memory in ("loose", "tight"):
         for name in ("cost_fused", "policy", "autoshard in 0.5 s", "neuroshard"):
-            over = figures[f"directions, {memory}: plans over annealing's, {name}"].value
+            over = metrics[f"directions, {memory}: step time, {name} over annealing"].value
             assert over is None or 0.9 < over < 2
-        assert figures[f"directions, {memory}: tasks without a plan, policy"].value == 0
-        assert figures[f"memory {memory}: plans over annealing's, policy, mean of families"]
-    share = figures["directions, loose: share of the headroom, policy"].value
+        assert metrics[f"directions, {memory}: tasks without a plan, policy"].value == 0
+        assert metrics[f"memory {memory}: step time, policy over annealing, mean over families"]
+    share = metrics["directions, loose: share of headroom, policy"].value
     assert share is not None
-    assert figures["memory loose: share of the headroom, policy, mean of families"].value == share
-    assert figures["seconds a plan, neuroshard, mean of families"].unit == "s"
+    assert metrics["memory loose: share of headroom, policy, mean over families"].value == share
+    assert metrics["planning time, neuroshard, mean over families"].unit == "s"
 
 
-def test_other_sizes_are_told_beside_the_greedy_by_cost(cluster: object) -> None:
-    figures = {each.name: each for each in size_figures(0.2, "directions:loose")}
-    over = figures["directions, loose: plans over cost_fused's, policy"]
-    assert over.goal == "at most 1"
+def test_other_sizes_are_compared_with_cost_fused(cluster: object) -> None:
+    metrics = {each.name: each for each in size_metrics(0.2, "directions:loose")}
+    over = metrics["directions, loose: step time, policy over cost_fused"]
+    assert over.target == "at most 1"
     assert over.value is not None
     assert over.value <= 1
-    assert figures["directions, loose: plans over annealing's, autoshard"].value is not None
-    assert figures["directions, loose: seconds a plan, autoshard"].unit == "s"
+    assert metrics["directions, loose: step time, autoshard over annealing"].value is not None
+    assert metrics["directions, loose: planning time, autoshard"].unit == "s"
 
 
 def test_shares_by_hand() -> None:
@@ -38,13 +38,13 @@ def test_shares_by_hand() -> None:
         "annealing": Tried([8.0, 8.0, 7.0], [60.0] * 3),
     }
     found = Headroom(Choice("small", "tight"), (), tried)
-    # Of the first two tasks, for the third has no bar: 3 of the 4 ms that there are to be won.
+    # Of the first two tasks (cost_fused has no plan for the third): 3 of 4 ms of headroom.
     assert found.share("policy") == pytest.approx(0.75)
-    assert found.share("best heuristic") == pytest.approx(-1.0)  # of the first alone
+    assert found.share("best heuristic") == pytest.approx(-1.0)  # first task only
     assert found.over("policy") == pytest.approx((9 / 8 + 8 / 8 + 8 / 7) / 3)
     assert found.over("policy", "cost_fused") == pytest.approx((0.9 + 0.8) / 2)
-    told = {figure.name: figure.value for figure in found.figures()}
-    assert told["small, tight: tasks without a plan, cost_fused"] == 1
-    assert told["small, tight: share of the headroom, policy"] == found.share("policy")
+    values = {metric.name: metric.value for metric in found.metrics()}
+    assert values["small, tight: tasks without a plan, cost_fused"] == 1
+    assert values["small, tight: share of headroom, policy"] == found.share("policy")
     nothing = Headroom(found.choice, (), {**tried, "annealing": tried["cost_fused"]})
     assert nothing.share("policy") is None

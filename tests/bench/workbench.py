@@ -1,4 +1,4 @@
-"""What most figures are taken with: the same tables, the same settings, a pool for a while."""
+"""Tables, settings and pools that several groups share."""
 
 import os
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ SETTINGS = MeasureSettings(1024)
 
 @contextmanager
 def cpu_pool(store: Path, most_devices: int | None = None) -> Iterator[BenchmarkPool]:
-    """A pool on the machine's cores, which is ended: the next one starts with new processes."""
+    """Provides a pool on the machine's cores and ends it, so that the next has new processes."""
     pool = BenchmarkPool(store, kind="cpu", most_devices=most_devices)
     try:
         yield pool
@@ -27,7 +27,7 @@ def cpu_pool(store: Path, most_devices: int | None = None) -> Iterator[Benchmark
 
 @contextmanager
 def on_one_core() -> Iterator[int]:
-    """This process pinned to a core, with one thread, as an actor is; the core's number."""
+    """Pins this process to a core, with one thread, as an actor is; returns the core's number."""
     core, before = physical_cores()[-1], os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -38,5 +38,5 @@ def on_one_core() -> Iterator[int]:
 
 
 def say(what: str) -> None:
-    """Tell what is being measured."""
+    """Prints what is being measured."""
     cli.console.print(f"measuring: {what}", soft_wrap=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from bench.pool import simulated_pool, start_askers
+from bench.pool import simulated_pool, start_clients
 
 from autoshard.benchmark import (
     BenchmarkPool,
@@ -96,7 +96,7 @@ def test_a_few_shards_need_not_wait_for_thousands(
         assert 40 < len(store) < 750
 
 
-def test_four_askers_of_overlapping_shards_measure_each_once(
+def test_four_clients_of_overlapping_shards_measure_each_once(
     make_pool: Callable[..., BenchmarkPool], tables: tuple[EmbeddingTable, ...]
 ) -> None:
     """They are processes of their own, on real devices."""
@@ -104,9 +104,9 @@ def test_four_askers_of_overlapping_shards_measure_each_once(
     asked = [[*shards[6 * place :], *shards[: 6 * place]][:18] for place in range(4)]
     pool = make_pool("shared.db")
     pool.devices()
-    askers = start_askers(pool.store, 4)
+    clients = start_clients(pool.store, 4)
     answers = ray.get(
-        [asker.ask.remote(some, SETTINGS, QUICK) for asker, some in zip(askers, asked, strict=True)]
+        [client.ask.remote(some, SETTINGS, QUICK) for client, some in zip(clients, asked, strict=True)]
     )
     for some, wanted in zip(answers, asked, strict=True):
         assert [answer.shard for answer in some] == wanted
