@@ -105,9 +105,10 @@ def test_four_clients_of_overlapping_shards_measure_each_once(
     pool = make_pool("shared.db")
     pool.devices()
     clients = start_clients(pool.store, 4)
-    answers = ray.get(
-        [client.ask.remote(some, SETTINGS, QUICK) for client, some in zip(clients, asked, strict=True)]
-    )
+    answers = ray.get([
+        client.ask.remote(some, SETTINGS, QUICK)
+        for client, some in zip(clients, asked, strict=True)
+    ])  # fmt: skip
     for some, wanted in zip(answers, asked, strict=True):
         assert [answer.shard for answer in some] == wanted
         assert all(answer.ok for answer in some)
