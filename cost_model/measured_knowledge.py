@@ -1,6 +1,5 @@
 """What a store and a pool know of a task's tables: measured before, and measured on request."""
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -12,7 +11,7 @@ from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, normalizer, selection_seeds
 from autoshard.cost_model.table_factors import TableFactors, few
-from autoshard.workload import EmbeddingTable, Shard, ShardingPlan, ShardingTask
+from autoshard.workload import EmbeddingTable, Shard
 
 _RECALIBRATION_GROWTH = 1.5  # times as many shards as at the last calibration
 
@@ -94,15 +93,6 @@ class MeasuredKnowledge:
             model = self._of_this_machine(model, data)
         factors = TableFactors(model.compute, oracle.batch_size).learn(data, self._tables)
         return EstimatedCosts(model, oracle.batch_size, factors)
-
-    def step_ms(
-        self, task: ShardingTask, plans: Sequence[ShardingPlan], visits: int
-    ) -> Sequence[float]:
-        """Returns each plan's measured step, in ms; infinite if a shard cannot be measured."""
-        shards = [shard for plan in plans for shard in plan.shards(task) if shard is not None]
-        self._visits.measure(shards, visits)
-        costs = [self._visits.plan_cost(task, plan) for plan in plans]
-        return [math.inf if cost is None else cost.step_ms for cost in costs]
 
     def _of_this_machine(self, model: CostModel, data: CostDataset) -> CostModel:
         if self._calibrated is None or len(data) > _RECALIBRATION_GROWTH * self._calibrated[0]:

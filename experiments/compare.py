@@ -109,12 +109,8 @@ class CompareConfig(ObjectiveOptions):
     seeds: int = SEEDS
     """Number of index batches that the visits of a shard are spread over. With one, results hold
     for this batch alone. autoshard_verified measures with others."""
-    verified: int = 3
-    """Number of plans that autoshard_verified measures in the end: all once, the better half
-    again, ..."""
     verify_seconds: float = MEASURE_SECONDS
-    """Seconds that autoshard_verified can measure for a task. Its best plans are measured once in
-    any case."""
+    """Seconds that autoshard_verified measures for a task at most."""
     store: Path = Path("costs.db")
     """SQLite file that keeps all measurements. What it holds is not measured again."""
     out: Path | None = None
@@ -171,7 +167,7 @@ class CompareConfig(ObjectiveOptions):
             raise UserError(
                 "the tasks of --tasks say what counts: leave out --objective and --link"
             )
-        counts = ("num_tasks", "num_tables", "num_devices", "batch_size", "verified", "seeds")
+        counts = ("num_tasks", "num_tables", "num_devices", "batch_size", "seeds")
         check_bounds(
             self,
             at_least={**dict.fromkeys(counts, 1), "seed": 0},
@@ -184,7 +180,7 @@ class CompareConfig(ObjectiveOptions):
         for name in NEED_POOL.intersection(self.names):
             if not self.measure:
                 raise UserError(
-                    f"sharder {name} measures its best plans: add --measure, or leave it out"
+                    f"sharder {name} measures while it plans: add --measure, or leave it out"
                 )
         check_file(self.json, "--json")
         check_folder(self.out, "--out")
@@ -206,9 +202,7 @@ def main(config: CompareConfig) -> None:
     task_set, oracle = _task_set(config, plans, model)
     for one in ([policy] if NEED_POLICY.intersection(config.names) else []) + [*others.values()]:
         one.check(task_set.max_devices)
-    planners = Planners(
-        config.names, oracle, policy, config.seed, config.verified, config.verify_seconds, others
-    )
+    planners = Planners(config.names, oracle, policy, config.seed, config.verify_seconds, others)
     if config.measure:
         from autoshard.benchmark import MeasurementStore
 
@@ -374,4 +368,4 @@ def _metrics(scores: Mapping[str, Score]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    cli.run_command(main, CompareConfig)
+    cli.run_command(main, CompareConfig, dropped=cli.VERIFIED)

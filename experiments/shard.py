@@ -101,13 +101,11 @@ class ShardConfig(ObjectiveOptions):
     """Of sharders that draw."""
     measure: bool = False
     """Measure, on the Ray cluster that is found or started, what tells most about these tables;
-    learn from it, plan again, measure the best plans. autoshard_verified always does."""
+    learn from it, plan again. autoshard_verified always does."""
     seconds: float | None = None
     """That planning may take, by default as long as it takes: the policy's own plan comes first,
     the rest is for the search. With --measure, that measuring for the plan may take, by default 60;
     its plan's own measurement comes after."""
-    verified: int = 3
-    """Plans that are measured in the end: all once, the better half again, and so on."""
     store: Path = Path("costs.db")
     """SQLite file that keeps what is measured. What it knows of the tables is used in any case."""
 
@@ -132,7 +130,7 @@ class ShardConfig(ObjectiveOptions):
             raise UserError("--plan is priced as it is: leave out --sharder and --measure")
         self._check_near()
         self.check_objective(self.num_devices)
-        counts = ("num_devices", "batch_size", "verified")
+        counts = ("num_devices", "batch_size")
         near = {} if self.most_moved_gb is None else {"most_moved_gb": 0}
         check_bounds(
             self,
@@ -199,7 +197,6 @@ def main(config: ShardConfig) -> None:
     means = Means(
         oracle,
         policy,
-        verified=config.verified,
         measure_seconds=config.seconds or _MEASURE_SECONDS,
         seed=config.seed,
         seconds=None if measures else config.seconds,
@@ -252,4 +249,4 @@ def _near(
 
 
 if __name__ == "__main__":
-    cli.run_command(main, ShardConfig)
+    cli.run_command(main, ShardConfig, dropped=cli.VERIFIED)

@@ -37,7 +37,6 @@ from autoshard.sharders.registry import (
     make_measuring,
     make_sharder,
 )
-from autoshard.sharders.rounds import best_by_rounds
 from autoshard.sharders.steps import Step, next_steps
 from autoshard.sharders.torchrec_planner import TorchRecSharder
 
@@ -69,7 +68,6 @@ __all__ = [
     "PolicySharder",
     "Step",
     "TorchRecSharder",
-    "best_by_rounds",
     "find_policy",
     "load_policy",
     "make_measuring",

@@ -24,7 +24,6 @@ class Means:
     oracle: EstimatedCosts | None = None
     policy: Policy | None = None
     measurer: Measurer | None = None
-    verified: int = 3
     measure_seconds: float = MEASURE_SECONDS
     seed: int = 0
     seconds: float | None = None
@@ -44,7 +43,7 @@ class Means:
     def measuring(self, name: str) -> Measurer:
         """What measures; UserError without."""
         if self.measurer is None:
-            raise UserError(f"sharder {name} measures its best plans: no pool is there to do so")
+            raise UserError(f"sharder {name} measures while it plans: no pool is there to do so")
         return self.measurer
 
 
@@ -100,6 +99,5 @@ def make_measuring(name: str, means: Means) -> Sharder:
         lambda oracle: make_sharder(inner, replace(means, oracle=oracle)),
         means.measuring(name),
         means.measure_seconds,
-        means.verified,
         greedy=inner in _NEVER_WORSE,
     )

@@ -16,6 +16,8 @@ Config = TypeVar("Config")
 BAD_INPUT = 2
 INTERRUPTED = 130
 
+VERIFIED = {"--verified": "measuring corrects the cost model alone: leave it out"}  # dropped
+
 console = Console(highlight=False)
 error_console = Console(stderr=True, highlight=False, soft_wrap=True)
 

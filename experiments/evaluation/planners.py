@@ -68,8 +68,7 @@ class Planners:
         oracle: Oracle for the tasks' batch size.
         policy: Policy of those that have one.
         seed: Seed of those that draw.
-        verified: Number of plans that `autoshard_verified` measures for a task in the end.
-        measure_seconds: Seconds that it may measure for a task.
+        measure_seconds: Seconds that `autoshard_verified` measures for a task.
         others: Further policies by name: each makes one plan, as `policy` does.
     """
 
@@ -77,7 +76,6 @@ class Planners:
     oracle: EstimatedCosts
     policy: Policy
     seed: int = 0
-    verified: int = 3
     measure_seconds: float = MEASURE_SECONDS
     others: Mapping[str, Policy] = field(default_factory=dict)
 
@@ -113,7 +111,7 @@ class Planners:
     def _made(self, name: str, policy: Policy, measurer: Measurer | None = None) -> Sharder:
         # An oracle for each: what one sharder has priced would cost the next no time.
         oracle = EstimatedCosts(self.oracle.model, self.oracle.batch_size)
-        means = Means(oracle, policy, measurer, self.verified, self.measure_seconds, self.seed)
+        means = Means(oracle, policy, measurer, self.measure_seconds, self.seed)
         return make_sharder(name, means)
 
 

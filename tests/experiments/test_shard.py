@@ -226,9 +226,13 @@ def test_what_tells_most_is_measured_and_the_plan_itself(
     config: ShardConfig, cluster: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = replace(
-        config, tables="synthetic:8:5:small", num_devices=2, batch_size=128, verified=2,
-        measure=True, seconds=8.0,
-    )  # fmt: skip
+        config,
+        tables="synthetic:8:5:small",
+        num_devices=2,
+        batch_size=128,
+        measure=True,
+        seconds=8.0,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         shard.main(small)
@@ -338,7 +342,6 @@ def test_bad_input_is_one_line_before_any_work(config: ShardConfig, tmp_path: Pa
         ({"memory_gb": "1,2"}, "--memory-gb names 2 devices and --num-devices 3"),
         ({"batch_size": 0}, "--batch-size must be at least 1"),
         ({"seed": -1}, "--seed must be at least 0"),
-        ({"verified": 0}, "--verified must be at least 1"),
         ({"seconds": 0.0}, "--seconds must be more than 0, got 0.0"),
         ({"policy": tmp_path}, "holds no policy"),
         ({"cost_model": tmp_path / "none"}, "none: holds no cost model"),
