@@ -11,7 +11,7 @@ import torch
 from autoshard.cost_model.inputs import Memberships
 from autoshard.envs.deck import Deal, Deck, Ints
 from autoshard.workload import FieldError, Link, Objective
-from autoshard.workload.packing_many import all_fit, all_fit_split
+from autoshard.workload.first_fit import all_fit, all_fit_split
 from autoshard.workload.step_price import StepPrice
 
 Floats = npt.NDArray[np.float64]

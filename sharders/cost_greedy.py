@@ -55,4 +55,4 @@ class FusedGreedySharder:
 
         alone = pricing.price(catalog.amounts).sum((1, 2)).double().numpy()
         costs = alone + column_ms * catalog.columns
-        return place_in_turn(task, devices, costs.tolist(), burden, devices.add)
+        return place_in_turn(task, masks, devices, costs.tolist(), burden, devices.add)

@@ -83,12 +83,13 @@ def greedy_plan(task: ShardingTask, masks: RuleMasks, costs: Sequence[float]) ->
     def placed(number: int, device: int) -> None:
         load[device] += costs[number]
 
-    held = Occupancy.of_task(task, masks)
-    return place_in_turn(task, held, costs, lambda _number: load, placed)
+    held = Occupancy(masks, task.room_bytes[None])
+    return place_in_turn(task, masks, held, costs, lambda _number: load, placed)
 
 
 def place_in_turn(
     task: ShardingTask,
+    masks: RuleMasks,
     held: Occupancy,
     costs: Sequence[float],
     burden: Callable[[int], Floats],
@@ -99,15 +100,16 @@ def place_in_turn(
 
     Args:
         task: what is to be sharded.
-        held: Its devices, empty; all units of its rules are placed.
+        masks: Its rules, and the units to be placed.
+        held: Its devices, empty.
         costs: of each unit; they give the order.
         burden: each device's, for the bundle of that number.
         placed: Called with the number of each unit and its device.
     """
-    units = held.masks.units
+    units = masks.units
     sizes = bytes_of_bundles(task.operator, task.batch_size, units)
     chosen, numbers = np.full(len(units), -1), np.arange(len(units))
-    for number in np.lexsort((-np.array(costs), held.masks.freedom(numbers))).tolist():
+    for number in np.lexsort((-np.array(costs), masks.freedom(numbers))).tolist():
         fitting = held.admits(numbers[number : number + 1], sizes[number : number + 1])[0]
         if not fitting.any():
             needed, most = int(sizes[number]), int(held.free.max())

@@ -115,22 +115,18 @@ class Occupancy:
     """What the devices of a task hold and have free, in one plan or in several side by side.
 
     Args:
-        masks: The task's rules.
+        masks: The task's rules; None where there are none.
         free: Bytes that each device has free, [plans, devices]; kept up to date in place.
     """
 
-    def __init__(self, masks: RuleMasks, free: Ints) -> None:
-        self.masks, self.free = masks, free
-        groups = masks.groups.shape[1]
+    def __init__(self, masks: RuleMasks | None, free: Ints) -> None:
+        self.free = free
+        self._rules = masks if masks is not None and masks.any else None
+        groups = 0 if self._rules is None else self._rules.groups.shape[1]
         # Of each device and group: the unit that lies there, of which there is one at most, and how
         # many parts of it.
         self._resident = np.full((*free.shape, groups), NOTHING)
         self._parts = np.zeros((*free.shape, groups), np.int64)
-
-    @staticmethod
-    def of_task(task: ShardingTask, masks: RuleMasks, plans: int = 1) -> "Occupancy":
-        """Returns empty devices of a task, for so many plans."""
-        return Occupancy(masks, np.tile(task.room_bytes, (plans, 1)))
 
     def admits(self, units: Ints, sizes: Ints) -> Truths:
         """Returns whether each device may take one more: [n, devices].
@@ -140,11 +136,11 @@ class Occupancy:
             sizes: Bytes of each.
         """
         found = np.asarray(self.free >= sizes[:, None])
-        if not self.masks.any:
+        if self._rules is None:
             return found
-        found = found & self.masks.lawful[units]
+        found = found & self._rules.lawful[units]
         for group in range(self._resident.shape[2]):
-            resident, asks = self._resident[..., group], self.masks.groups[units, group][:, None]
+            resident, asks = self._resident[..., group], self._rules.groups[units, group][:, None]
             found &= ~asks | (resident == NOTHING) | (resident == units[:, None])
         return found
 
@@ -163,14 +159,14 @@ class Occupancy:
             come: Bytes that enter.
         """
         found = come - gone <= self.free[0, devices]
-        if not self.masks.any:
+        if self._rules is None:
             return np.asarray(found)
-        found = found & self.masks.lawful[entering, devices]
+        found = found & self._rules.lawful[entering, devices]
         for group in range(self._resident.shape[2]):
             resident = self._resident[0, devices, group]
             emptied = (resident == leaving) & (self._parts[0, devices, group] == 1)
             free = (resident == NOTHING) | (resident == entering) | emptied
-            found = found & (~self.masks.groups[entering, group] | free)
+            found = found & (~self._rules.groups[entering, group] | free)
         return np.asarray(found)
 
     def enter(self, unit: int, size: int, device: int) -> None:
@@ -181,24 +177,30 @@ class Occupancy:
     def leave(self, unit: int, size: int, device: int) -> None:
         """Takes a part of a unit, or all of it, off its device."""
         self.free[0, device] += size
-        for group in np.flatnonzero(self.masks.groups[unit]):
+        for group in self._groups_of(unit):
             self._parts[0, device, group] -= 1
             if not self._parts[0, device, group]:
                 self._resident[0, device, group] = NOTHING
 
     def settle(self, unit: int, device: int) -> None:
         """Notes a part of a unit on a device; for those who keep the free memory themselves."""
-        for group in np.flatnonzero(self.masks.groups[unit]):
+        for group in self._groups_of(unit):
             self._resident[0, device, group] = unit
             self._parts[0, device, group] += 1
 
     def enter_each(self, plans: Ints, units: Ints, sizes: Ints, devices: Ints) -> None:
         """Puts a unit on a device in each of these plans, which are different ones."""
         self.free[plans, devices] -= sizes
+        if self._rules is None:
+            return
         for group in range(self._resident.shape[2]):
-            mine = self.masks.groups[units, group]
+            mine = self._rules.groups[units, group]
             self._resident[plans[mine], devices[mine], group] = units[mine]
             self._parts[plans[mine], devices[mine], group] += 1
+
+    def _groups_of(self, unit: int) -> list[int]:
+        """Returns the groups of units that must lie apart which this unit is in."""
+        return [] if self._rules is None else self._rules.groups[unit].nonzero()[0].tolist()
 
 
 def units_of(task: ShardingTask) -> list[Bundle]:

@@ -1,52 +1,18 @@
-"""Fitting tables into memory, whatever they cost: first fit decreasing, and what is missing."""
+"""Any valid plan of a task, or what is missing for one."""
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from autoshard.workload.admission import Occupancy, RuleMasks
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.feasibility import Undecided, any_plan, contradiction
+from autoshard.workload.first_fit import first_fit_decreasing
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.plans import PlanError
 from autoshard.workload.sizes import told
 from autoshard.workload.tables import EmbeddingTable, TableSlice, can_be_halved, halves
 from autoshard.workload.tasks import ShardingTask
+from autoshard.workload.units import bytes_of_bundles
 
 _NAMED = 3  # tables that an error names
-
-
-def first_fit_decreasing(
-    sizes: Sequence[int],
-    rooms: Sequence[int],
-    masks: RuleMasks | None = None,
-) -> list[int] | None:
-    """The room of each size: the largest first, each where it fits first; None if one does not.
-
-    The largest rooms are tried first.
-
-    Args:
-        sizes: what is to be packed.
-        rooms: where.
-        masks: rules of the units that have these sizes, if any.
-    """
-    free = list(rooms)
-    order = sorted(range(len(free)), key=lambda room: -free[room])
-    homes = [-1] * len(sizes)
-    held = None if masks is None else Occupancy(masks, np.array([free]))
-    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
-        size = sizes[number]
-        if held is not None:
-            admitted = held.admits(np.array([number]), np.array([size]))[0].tolist()
-        for room in order:
-            if free[room] >= size if held is None else admitted[room]:
-                break
-        else:
-            return None
-        homes[number] = room
-        free[room] -= size
-        if held is not None:
-            held.enter(number, size, room)
-    return homes
 
 
 def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
@@ -57,30 +23,28 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
     """
     if task.rules:
         return _pack_by_rules(task, split)
-    rooms = task.room_bytes.tolist()
     pieces = [table.whole() for table in task.tables]
     while True:
-        sizes = task.operator.bytes_of_each(pieces, task.batch_size).tolist()
-        homes = first_fit_decreasing(sizes, rooms)
-        if homes is not None:
-            return list(zip(pieces, homes, strict=True))
+        sizes = task.operator.bytes_of_each(pieces, task.batch_size)
+        homes = first_fit_decreasing(sizes[None], task.room_bytes[None])[0]
+        if homes.min() >= 0:
+            return list(zip(pieces, homes.tolist(), strict=True))
         wide = [n for n, piece in enumerate(pieces) if can_be_halved(piece)]
-        if not split or not wide or sum(sizes) > sum(rooms):
+        if not split or not wide or sizes.sum() > task.room_bytes.sum():
             raise does_not_fit(task, split)
-        largest = max(wide, key=lambda n: sizes[n])
+        largest = max(wide, key=sizes.__getitem__)
         pieces[largest : largest + 1] = halves(pieces[largest])
 
 
 def _pack_by_rules(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
     masks = RuleMasks(task)
-    bundles = masks.units
-    sizes = [task.bytes_of(bundle.slices) for bundle in bundles]
-    homes = first_fit_decreasing(sizes, task.room_bytes.tolist(), masks)
-    if homes is not None:
+    sizes = bytes_of_bundles(task.operator, task.batch_size, masks.units)
+    homes = first_fit_decreasing(sizes[None], task.room_bytes[None], masks)[0]
+    if homes.min() >= 0:
         return [
             (piece, home)
-            for bundle, home in zip(bundles, homes, strict=True)
-            for piece in bundle.slices
+            for unit, home in zip(masks.units, homes.tolist(), strict=True)
+            for piece in unit.slices
         ]
     try:
         placed = any_plan(task, split)

@@ -46,7 +46,8 @@ from autoshard.workload import (
     UserError,
     load_tables,
 )
-from autoshard.workload.packing import first_fit_decreasing, pack
+from autoshard.workload.first_fit import first_fit_decreasing
+from autoshard.workload.packing import pack
 
 LEARNED = ("policy", "autoshard", "cost_fused_search")
 
@@ -165,11 +166,11 @@ def test_where_first_fit_packs_a_plan_is_found(
 ) -> None:
     numbers = np.random.default_rng(seed).permutation(len(many_tables))[:count]
     task = task_of(tuple(many_tables[n] for n in numbers), devices, fill)
-    sizes = [task.table_bytes(table) for table in task.tables]
-    packed = first_fit_decreasing(sizes, [device.memory_bytes for device in task.devices])
+    sizes = np.array([[task.table_bytes(table) for table in task.tables]])
+    packed = first_fit_decreasing(sizes, task.room_bytes[None]).min() >= 0
     for name in ("policy", "autoshard"):
         sharder = make_sharder(name, Means(oracle, policy))
-        if packed is not None:
+        if packed:
             sharder.shard(task).check(task)
             continue
         with suppress(PlanError):  # it may still find one, and autoshard may split tables

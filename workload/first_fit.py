@@ -1,14 +1,38 @@
-"""Whether tables can be packed, for many tasks at once: first fit decreasing over arrays."""
+"""First fit decreasing: packs tables into memory whatever they cost, for many tasks at once."""
 
 import numpy as np
 import numpy.typing as npt
 
+from autoshard.workload.admission import Occupancy, RuleMasks
 from autoshard.workload.tables import DIM_STEP
 
 Ints = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
+_NOWHERE = -1
 _MOST_HALVED = 48  # slices that become two before a task is given up
+
+
+def first_fit_decreasing(sizes: Ints, rooms: Ints, masks: RuleMasks | None = None) -> Ints:
+    """Returns the room of each size, the largest size first, each in the first room that admits it;
+    -1 where none does. The largest rooms are tried first: [tasks, sizes].
+
+    Args:
+        sizes: What is to be packed, [tasks, sizes]; 0 where a task has fewer.
+        rooms: Where, [tasks, rooms]; 0 where a task has fewer.
+        masks: The rules of the only task; its sizes are those of its units.
+    """
+    tasks, homes = np.arange(len(sizes)), np.full(sizes.shape, _NOWHERE)
+    held, order = Occupancy(masks, rooms.copy()), np.argsort(-rooms, axis=1, kind="stable")
+    for units in np.argsort(-sizes, axis=1, kind="stable").T:
+        size = sizes[tasks, units]
+        admitted = np.take_along_axis(held.admits(units, size), order, 1)
+        first = admitted.argmax(1)
+        fit = np.flatnonzero(admitted[tasks, first])
+        chosen = order[fit, first[fit]]
+        homes[fit, units[fit]] = chosen
+        held.enter_each(fit, units[fit], size[fit], chosen)
+    return homes
 
 
 def surely_pack(sizes: Ints, rooms: Ints) -> Truths:
@@ -29,25 +53,11 @@ def surely_pack(sizes: Ints, rooms: Ints) -> Truths:
 
 
 def all_fit(sizes: Ints, rooms: Ints) -> Truths:
-    """Whether first fit decreasing packs the sizes of each task, as `first_fit_decreasing` does:
-    [tasks], of arrays as `surely_pack` takes them.
-    """
+    """Returns whether first fit decreasing packs all sizes of each task: [tasks]."""
     fits = surely_pack(sizes, rooms)
     unsure = np.flatnonzero(~fits)
     if len(unsure):
-        falling, largest_first = (-np.sort(-values[unsure], axis=1) for values in (sizes, rooms))
-        fits[unsure] = _first_fit(falling, largest_first)
-    return fits
-
-
-def _first_fit(falling: Ints, free: Ints) -> Truths:
-    """Of sizes that fall, into rooms that fall: each where it fits first."""
-    fits = np.ones(len(falling), bool)
-    tasks = np.arange(len(falling))
-    for size in falling.T:
-        room = (free >= size[:, None]).argmax(1)  # the first; of none 0, which has too little
-        fits &= free[tasks, room] >= size
-        free[tasks, room] -= size
+        fits[unsure] = (first_fit_decreasing(sizes[unsure], rooms[unsure]) >= 0).all(1)
     return fits
 
 

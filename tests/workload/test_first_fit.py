@@ -5,8 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autoshard.workload import Device, EmbeddingTable, PlanError, ShardingTask
-from autoshard.workload.packing import first_fit_decreasing, pack
-from autoshard.workload.packing_many import all_fit, all_fit_split, surely_pack
+from autoshard.workload.first_fit import (
+    all_fit,
+    all_fit_split,
+    first_fit_decreasing,
+    surely_pack,
+)
+from autoshard.workload.packing import pack
 
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=8)
 rooms = st.lists(st.integers(1, 25), min_size=1, max_size=4)
@@ -23,9 +28,24 @@ def arrays(
     )
 
 
+def by_hand(sizes: list[int], rooms: list[int]) -> list[int]:
+    """The room of each size, in a loop; -1: none has so much left."""
+    free, homes = list(rooms), [-1] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        for room in sorted(range(len(rooms)), key=lambda room: -rooms[room]):
+            if free[room] >= sizes[number]:
+                free[room] -= sizes[number]
+                homes[number] = room
+                break
+    return homes
+
+
 @given(some=tasks)
 def test_many_are_packed_as_each(some: list[Task]) -> None:
-    each = [first_fit_decreasing(*task) is not None for task in some]
+    found = first_fit_decreasing(*arrays(some))
+    for row, (sizes, rooms) in zip(found, some, strict=True):
+        assert row[: len(sizes)].tolist() == by_hand(sizes, rooms)
+    each = [-1 not in by_hand(*task) for task in some]
     assert all_fit(*arrays(some)).tolist() == each
 
 
