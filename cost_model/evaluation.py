@@ -90,6 +90,28 @@ class Evaluation:
                 groups.append((name, int(chosen.sum()), errors[0], errors[1]))
         return groups
 
+    @property
+    def error_text(self) -> str:
+        """The median error, and which part of it is the model's own."""
+        error = f"{self.score.median_error:.1%}"
+        if self.net_error is None:
+            return f"{error} (how much of it is noise is not known)"
+        return f"{error}: model {self.net_error:.1%}, noise {self.noise:.1%}"
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Returns the figures for people: names and texts, by number of tables at the end."""
+        additive = self.baselines["additive"].kendall_tau
+        tau = f"{self.score.kendall_tau:.3f} (sum of tables alone {additive:.3f})"
+        return [
+            ("median error", self.error_text),
+            ("Kendall tau", tau),
+            ("90 % interval", f"holds {self.coverage_90:.1%}"),
+            *(
+                (f"{name} tables", f"error {own:.1%}, of the sum {summed:.1%} ({count} shards)")
+                for name, count, own, summed in self.by_size()
+            ),
+        ]
+
     def to_json(self) -> dict[str, Any]:
         """The figures, by the names under which they are published."""
         return {

@@ -2,15 +2,12 @@
 """Train a cost model on measured shards, let it learn from its own proposals, and test it."""
 
 import tempfile
-import warnings
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from autoshard.benchmark import Exchange
 from autoshard.cost_model import (
-    CommCostModel,
     CostDataset,
     CostModel,
     EstimatedCosts,
@@ -19,17 +16,14 @@ from autoshard.cost_model import (
     read_costs,
     split,
 )
-from autoshard.cost_model.calibration import FEW, calibrate
-from autoshard.cost_model.checkpoint import OtherHardware, check_free, load_model, save_model
+from autoshard.cost_model.checkpoint import check_free, save_model
 from autoshard.cost_model.communication import (
     FEWEST_EXCHANGES,
     communication_error,
     held_out_of,
-    train_communication,
 )
-from autoshard.cost_model.compute_training import train_compute
-from autoshard.cost_model.dataset import FEWEST_SHARDS
-from autoshard.cost_model.evaluation import Evaluation, evaluate, evaluations_per_second
+from autoshard.cost_model.evaluation import evaluate, evaluations_per_second
+from autoshard.cost_model.model_training import calibrate_model, train_model
 from autoshard.cost_model.pictures import draw_all
 from autoshard.cost_model.training import Curves, TrainOptions
 from autoshard.experiments import tracking
@@ -129,12 +123,15 @@ def main(config: TrainConfig) -> None:
 def _trained(
     config: TrainConfig, data: CostDataset, run: tracking.TrackedRun, budget: Budget
 ) -> tuple[CostModel, dict[str, Any]]:
-    """Train on the store, round by round; then test."""
+    """Trains on the store, round by round, and tests the model; returns it with its figures."""
     with ExitStack() as stack:
+        # What measures on the hardware of the store, if that is here.
         proposer = Proposer.start(
             stack, config.store, data, needed=config.rounds > 0, seed=config.seed
         )
-        model, curves = _train(config, data)
+
+        # 1. Train; then measure what sharders propose by the model, and train again.
+        model, curves = _fitted(config, data)
         rounds = budget.part(_ROUNDS_SHARE) if config.check_tasks else budget
         for number in range(config.rounds):
             assert proposer is not None
@@ -146,7 +143,9 @@ def _trained(
             oracle = EstimatedCosts(model, data.most_common_batch)
             proposer.measure_proposals(oracle, number, count, this)
             data = _read(config)
-            model, curves = _train(config, data)
+            model, curves = _fitted(config, data)
+
+        # 2. Measure test shards again, to know the noise; and plans, to check predictions.
         if proposer is not None and split(data)["test"].noise_floor() is None:
             proposer.measure_again(split(data)["test"], budget.part(_NOISE_SHARE))
             data = _read(config)
@@ -155,76 +154,69 @@ def _trained(
         if proposer is not None and config.check_tasks:
             promised = proposer.check(oracle, config.check_tasks, budget)
         left_out = {} if proposer is None else proposer.left_out
+
+    # 3. Evaluate on shards of test tables; print, log, draw.
     parts = split(data)
     found = evaluate(model.compute, parts["train"], parts["test"])
-    slices = list(
-        {piece.digest: piece for s in parts["test"].shards for piece in s.slices}.values()
-    )
-    figures = {
-        "num_train": len(parts["train"]),
-        "num_validation": len(parts["validation"]),
-        **found.to_json(),
-        "communication_error": _communication_error(model.communication, data.exchanges),
-        "proposals": promised,
-        "left_out": left_out,
-        "seconds": curves.seconds,
-        "evaluations_per_second": evaluations_per_second(oracle, slices),
-    }
-    _report(found, figures)
+    pieces = {piece.digest: piece for shard in parts["test"].shards for piece in shard.slices}
+    speed = evaluations_per_second(oracle, list(pieces.values()))
+    lines = [*found.lines(), ("evaluations", f"{speed:,.0f} a second"), *_promises(promised)]
+    for name, value in lines:
+        cli.console.print(f"  {name:<14} {value}", soft_wrap=True)
     if left_out:
-        told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in left_out.items())
-        cli.console.print(f"stopped by {budget}: left out {told}", soft_wrap=True)
+        texts = (f"{count} {what.replace('_', ' ')}" for what, count in left_out.items())
+        cli.console.print(f"stopped by {budget}: left out {', '.join(texts)}", soft_wrap=True)
     run.curve("training_loss", curves.steps, curves.losses)
     run.curve("validation_error", curves.steps, curves.errors)
     with tempfile.TemporaryDirectory() as folder:
         for picture in draw_all(found, curves, Path(folder)):
             run.artifact(picture, "pictures")
-    provenance = Provenance.of(data, _numbers(figures))
-    return CostModel(model.compute, provenance, model.communication), figures
+    communication = model.communication
+    figures = {
+        "num_train": len(parts["train"]),
+        "num_validation": len(parts["validation"]),
+        **found.to_json(),
+        "communication_error": None
+        if communication is None
+        else communication_error(communication, held_out_of(data.exchanges)),
+        "proposals": promised,
+        "left_out": left_out,
+        "seconds": curves.seconds,
+        "evaluations_per_second": speed,
+    }
+    return replace(model, provenance=Provenance.of(data, _numbers(figures))), figures
 
 
-def _train(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
+def _fitted(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
     parts = split(data)
     cli.console.print(
         f"training on {len(parts['train'])} shards, stopped by {len(parts['validation'])}, "
         f"tested by {len(parts['test'])} of other tables"
     )
     with following(config.hyper.steps, "steps") as step:
-        compute, curves = train_compute(
-            parts["train"], parts["validation"], config.hyper, config.seed, step
-        )
-    communication = None
-    if len(data.exchanges) >= FEWEST_EXCHANGES:
-        communication, _ = train_communication(data.exchanges, config.hyper, config.seed)
-    else:
+        model, curves = train_model(data, config.hyper, config.seed, step)
+    if model.communication is None:
         cli.console.print(
             f"note: {len(data.exchanges)} all-to-alls teach nothing of communication, "
             f"{FEWEST_EXCHANGES} would: collect_costs.py --num-exchanges",
             soft_wrap=True,
         )
-    return CostModel(compute, Provenance.of(data), communication), curves
+    return model, curves
 
 
 def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, Any]]:
-    """Adapt a model to a few of the store's shards; test it on those of test tables, if any."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
-        before = load_model(source)
-    parts = split(data, must_be_full=False)
-    few = parts["train"].subset(range(min(FEW, len(parts["train"]))))
-    model = calibrate(before, few)
-    figures: dict[str, Any] = {"num_train": len(few), "num_test": len(parts["test"])}
-    if len(parts["test"]) >= FEWEST_SHARDS:
-        old = evaluate(before.compute, few, parts["test"])
-        new = evaluate(model.compute, few, parts["test"])
+    """Adapts a model to a few of the store's shards, and tests it on those of test tables."""
+    model, count, evaluations = calibrate_model(source, data)
+    figures: dict[str, Any] = {"num_train": count, "num_test": len(split(data, False)["test"])}
+    if evaluations is not None:
+        old, new = evaluations
         figures |= {**new.to_json(), "uncalibrated_mape": old.score.median_error}
         cli.console.print(
-            f"calibrated with {len(few)} shards: on {len(parts['test'])} others its median error "
-            f"was {old.score.median_error:.1%} and is {_error_told(new)}",
+            f"calibrated with {count} shards: on {figures['num_test']} others its median error "
+            f"was {old.score.median_error:.1%} and is {new.error_text}",
             soft_wrap=True,
         )
-    provenance = replace(model.provenance, figures=_numbers(figures))
-    return replace(model, provenance=provenance), figures
+    return replace(model, provenance=replace(model.provenance, figures=_numbers(figures))), figures
 
 
 def _read(config: TrainConfig) -> CostDataset:
@@ -232,49 +224,23 @@ def _read(config: TrainConfig) -> CostDataset:
     return read_costs(config.store, selection)
 
 
-def _communication_error(
-    model: CommCostModel | None, exchanges: tuple[Exchange, ...]
-) -> float | None:
-    return None if model is None else communication_error(model, held_out_of(exchanges))
-
-
-def _report(found: Evaluation, figures: dict[str, Any]) -> None:
-    """The figures for people."""
-    additive = found.baselines["additive"]
-    lines = [
-        ("median error", _error_told(found)),
-        ("Kendall tau", f"{found.score.kendall_tau:.3f} (sum of tables alone "
-                        f"{additive.kendall_tau:.3f})"),
-        ("90 % interval", f"holds {found.coverage_90:.1%}"),
-        ("evaluations", f"{figures['evaluations_per_second']:,.0f} a second"),
-    ]  # fmt: skip
-    if figures["proposals"] is not None:
-        told = figures["proposals"]
-        lines.append(
-            ("promises", f"measured / promised {told['measured_over_promised']:.3f}, of the "
-                         f"slowest device {told['max_measured_over_promised']:.3f}")
-        )  # fmt: skip
-        for name, ms in told["measured_max_ms"].items():
-            lines.append((name, f"{ms:.2f} ms on the slowest device, mean of tasks"))
-    for name, value in lines:
-        cli.console.print(f"  {name:<14} {value}", soft_wrap=True)
-    for name, count, own, additive_error in found.by_size():
-        cli.console.print(
-            f"  {name + ' tables':<14} error {own:.1%}, of the sum {additive_error:.1%} "
-            f"({count} shards)"
-        )
-
-
-def _error_told(found: Evaluation) -> str:
-    """The median error, and what of it is the model's."""
-    told = f"{found.score.median_error:.1%}"
-    if found.net_error is None:
-        return f"{told} (how much of it is noise is not known)"
-    return f"{told}: model {found.net_error:.1%}, noise {found.noise:.1%}"
+def _promises(promised: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Returns the lines of the check: measured costs of plans over predicted ones."""
+    if promised is None:
+        return []
+    text = (
+        f"measured / promised {promised['measured_over_promised']:.3f}, of the slowest device "
+        f"{promised['max_measured_over_promised']:.3f}"
+    )
+    of_sharders = promised["measured_max_ms"].items()
+    return [
+        ("promises", text),
+        *((name, f"{ms:.2f} ms on the slowest device, mean of tasks") for name, ms in of_sharders),
+    ]
 
 
 def _numbers(figures: dict[str, Any]) -> dict[str, float]:
-    """Those that MLflow takes as metrics."""
+    """Returns those figures that MLflow takes as metrics."""
     return {
         name: float(value)
         for name, value in tracking.flat(figures).items()

@@ -1,0 +1,62 @@
+"""Trains a whole cost model on measurements, or adapts one to a few of them."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from autoshard.cost_model.calibration import FEW, calibrate
+from autoshard.cost_model.checkpoint import OtherHardware, load_model
+from autoshard.cost_model.communication import (
+    FEWEST_EXCHANGES,
+    train_communication,
+)
+from autoshard.cost_model.compute_training import train_compute
+from autoshard.cost_model.dataset import FEWEST_SHARDS, CostDataset, split
+from autoshard.cost_model.evaluation import Evaluation, evaluate
+from autoshard.cost_model.model import CostModel, Provenance
+from autoshard.cost_model.training import Curves, TrainOptions
+
+
+def train_model(
+    data: CostDataset, options: TrainOptions, seed: int, step: Callable[[], None] = lambda: None
+) -> tuple[CostModel, Curves]:
+    """Trains a cost model on a dataset's tables of the parts `train` and `validation`.
+
+    All-to-alls are learned where there are enough of them, else the model knows none.
+
+    Args:
+        data: Measurements.
+        options: How to learn.
+        seed: Seed of the first weights, and of what is drawn.
+        step: Called after each step of training.
+
+    Returns:
+        The model, and the curves of training its computation.
+    """
+    parts = split(data)
+    compute, curves = train_compute(parts["train"], parts["validation"], options, seed, step)
+    communication = None
+    if len(data.exchanges) >= FEWEST_EXCHANGES:
+        communication, _ = train_communication(data.exchanges, options, seed)
+    return CostModel(compute, Provenance.of(data), communication), curves
+
+
+def calibrate_model(
+    source: Path, data: CostDataset
+) -> tuple[CostModel, int, tuple[Evaluation, Evaluation] | None]:
+    """Adapts a saved model to at most `FEW` shards of the dataset's part `train`.
+
+    Returns:
+        The model, the number of shards, and evaluations before and after on the dataset's test
+        tables; None if there are too few of them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
+        before = load_model(source)
+    parts = split(data, must_be_full=False)
+    few = parts["train"].subset(range(min(FEW, len(parts["train"]))))
+    model = calibrate(before, few)
+    if len(parts["test"]) < FEWEST_SHARDS:
+        return model, len(few), None
+    old, new = (evaluate(some.compute, few, parts["test"]) for some in (before, model))
+    return model, len(few), (old, new)
