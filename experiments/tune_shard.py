@@ -1,35 +1,25 @@
 #!/usr/bin/env python
 """Sweep the hyperparameters of policies, with Ray Tune."""
 
-import math
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ray import tune
-from ray.tune.experiment import Trial
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore
-from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.cost_model import load_model
 from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.ray_cluster import Notices, ray_cluster
-from autoshard.experiments.evaluation.planners import best_of_each, maxima_of
-from autoshard.experiments.evaluation.posterior import relative
 from autoshard.experiments.sweeps.config import DROPPED, TuneShardConfig
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
-from autoshard.experiments.sweeps.search_space import (
-    Value,
-    command_line,
-    default_point,
-    search_space,
-)
+from autoshard.experiments.sweeps.search_space import default_point, search_space
 from autoshard.experiments.sweeps.trial import PolicyTask, PolicyTrial
 from autoshard.experiments.sweeps.tuning import (
     TRIALS,
@@ -39,24 +29,17 @@ from autoshard.experiments.sweeps.tuning import (
     make_scheduler,
     run_trials,
 )
+from autoshard.experiments.sweeps.winner import keep_winner
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage, absolute
-from autoshard.experiments.training.checks import PolicyCheck, split_tables, unseen_tasks
+from autoshard.experiments.training.checks import split_tables
 from autoshard.experiments.training.loading import oracle_for
 from autoshard.experiments.training.loop import check_hardware
-from autoshard.experiments.training.report import TEST_SEED
-from autoshard.experiments.training.run_folder import RunFolder, policy_files
-from autoshard.sharders import HEURISTICS, load_policy
 from autoshard.workload import UserError, documents, load_tables
 
 SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 1)
-ALIAS = "winner"
 _DOCUMENT = "sweep.json"
 _MAY_CHANGE = ("tables", "cost_model", "store", "json", "mlflow_uri")  # when it is resumed
-_TEST_TASKS = 32
-
-# Options, the run in MLflow of a sweep that is resumed, the result of one that is finished.
-Begun = tuple[TuneShardConfig, str | None, dict[str, Any] | None]
 
 
 def main(config: TuneShardConfig) -> None:
@@ -65,8 +48,18 @@ def main(config: TuneShardConfig) -> None:
     config.check_resume()
 
     # 1. Options: given, or those of the sweep that is resumed. A finished one has its result.
-    storage = Storage(absolute(config.storage))
-    config, run_id, result = (_resumed if config.resume else _begun)(config, storage)
+    if config.resume:
+        storage = Storage(absolute(config.storage))
+        config, run_id, result = _resumed(config, storage)
+    else:
+        config = config.with_absolute_paths()
+        config.check()
+        storage, run_id, result = Storage(config.storage), None, None
+        if storage.has(_DOCUMENT) and not config.force:
+            raise UserError(
+                f"{config.storage}: holds a sweep: go on with --resume, replace it with --force, "
+                "or name another folder"
+            )
     if result is None:
         result = _swept(config, run_id, storage, budget)
     else:
@@ -142,7 +135,7 @@ def _swept(
             )
 
         # 5. The winner is tested beside the defaults, kept and registered.
-        winner = _winner(task, default_point(space), trials, outcomes, storage, run, tags)
+        winner = keep_winner(task, default_point(space), trials, outcomes, storage, run, tags)
         runs = [logged.run_of(trial) for trial in trials]
         run.note(
             f"The best of {len(runs)} trials has the score {winner['best']['score']:.4f}: step "
@@ -187,82 +180,6 @@ def _pool_started(stack: ExitStack, task: PolicyTask, storage: Storage) -> Calla
     return look
 
 
-def _winner(
-    task: PolicyTask,
-    default: dict[str, Value],
-    trials: Sequence[Trial],
-    outcomes: Sequence[TrialOutcome],
-    storage: Storage,
-    run: tracking.TrackedRun,
-    tags: dict[str, str],
-) -> dict[str, Any]:
-    """Tests the best trial beside that with the defaults, registers it, prints what was found."""
-    ended = finished(outcomes)
-    if not ended:
-        raise UserError("no trial has finished: each trial's run in MLflow tells why")
-    best, by_id = ended[0], {trial.trial_id: trial for trial in trials}
-    with tempfile.TemporaryDirectory() as place:
-        kept = {"winner": _fetched(by_id[best.trial_id], Path(place) / "winner")}
-        for found in ended:
-            if found.values == default:
-                kept["defaults"] = _fetched(by_id[found.trial_id], Path(place) / "defaults")
-        figures = _test(task, kept, run)
-        RunFolder(kept["winner"]).mirror(storage.within("winner"))
-        model = Path(place) / "model"
-        model.mkdir()
-        for path in policy_files(kept["winner"]):
-            path.rename(model / path.name)
-        tags |= {"score": f"{best.score:.4f}", "trial": best.trial_id}
-        version = run.register(model, tracking.POLICIES, tags, ALIAS)
-    for name, value in sorted(figures.items(), key=lambda pair: pair[1]):
-        cli.console.print(f"  {name:<32} {value:.4f}")
-    cli.console.print(
-        f"train with them: ppo_shard.py {' '.join(command_line(best.values))}\n"
-        f"the winner is in {storage.uri}/winner, and in MLflow as {tracking.POLICIES} version "
-        f"{version} with the alias {ALIAS}",
-        soft_wrap=True,
-    )
-    run.metrics({"score": best.score or math.nan, **figures, "finished": len(ended)})
-    return {
-        "best": asdict(best),
-        "defaults": default,
-        "test": figures,
-        "registered": {"name": tracking.POLICIES, "version": version, "alias": ALIAS},
-    }
-
-
-def _test(task: PolicyTask, kept: dict[str, Path], run: tracking.TrackedRun) -> dict[str, float]:
-    """Compares kept policies, by name, with heuristics on tasks of test tables.
-
-    Returns step times over those of each task's best heuristic, and how many tasks each policy has
-    no plan for. The winner's first plan is logged.
-    """
-    model = task.model
-    tasks = list(
-        islice(unseen_tasks(task.config, model, task.parts, "test", TEST_SEED), _TEST_TASKS)
-    )
-    policies = {name: load_policy(folder) for name, folder in kept.items()}
-    outcomes = PolicyCheck(tasks).outcomes(
-        policies["winner"], model, (*HEURISTICS, "cost_fused"), policies
-    )
-    plan = outcomes["winner"][0].plan
-    if plan is not None:
-        oracle = EstimatedCosts(model, tasks[0].batch_size)
-        run.plan("winner", plan, oracle.plan_cost(plan, tasks[0]))
-    maxima = maxima_of(outcomes)
-    ratios = {n: relative(values, best_of_each(maxima)) for n, values in maxima.items()}
-    figures = {f"test/{name}": ratio.value for name, ratio in ratios.items() if ratio is not None}
-    return figures | {f"test/{n}_without_plan": float(maxima[n].count(None)) for n in policies}
-
-
-def _fetched(trial: Trial, folder: Path) -> Path:
-    """Copies a trial's run folder here."""
-    if trial.checkpoint is None:  # a finished trial ended with one
-        raise UserError(f"trial {trial.trial_id} has no checkpoint: go on with --resume")
-    trial.checkpoint.to_directory(str(folder))
-    return folder
-
-
 def _store(config: TuneShardConfig, storage: Storage) -> Path:
     """Returns the store on this machine, with what the storage has of it."""
     where = Path(storage.root) if storage.is_local else Path("runs").resolve()
@@ -273,19 +190,9 @@ def _store(config: TuneShardConfig, storage: Storage) -> Path:
     return store
 
 
-def _begun(config: TuneShardConfig, storage: Storage) -> Begun:
-    """Returns the options of a new sweep; raises UserError if the storage has one."""
-    config = config.with_absolute_paths()
-    config.check()
-    if storage.has(_DOCUMENT) and not config.force:
-        raise UserError(
-            f"{config.storage}: holds a sweep: go on with --resume, replace it with --force, or "
-            "name another folder"
-        )
-    return config, None, None
-
-
-def _resumed(config: TuneShardConfig, storage: Storage) -> Begun:
+def _resumed(
+    config: TuneShardConfig, storage: Storage
+) -> tuple[TuneShardConfig, str, dict[str, Any] | None]:
     """Returns the sweep's own options, its run in MLflow, and its result if it is finished."""
     document = storage.read_json(_DOCUMENT)
     if document is None:

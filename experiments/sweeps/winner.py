@@ -1,0 +1,105 @@
+"""The winner of a sweep: tested beside the defaults, kept in the storage, registered in MLflow."""
+
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ray.tune.experiment import Trial
+
+from autoshard.cost_model import EstimatedCosts
+from autoshard.experiments import tracking
+from autoshard.experiments.console import cli
+from autoshard.experiments.evaluation.planners import best_of_each, maxima_of
+from autoshard.experiments.evaluation.posterior import relative
+from autoshard.experiments.sweeps.search_space import Value, command_line
+from autoshard.experiments.sweeps.trial import PolicyTask
+from autoshard.experiments.sweeps.tuning import TrialOutcome, finished
+from autoshard.experiments.tracking.storage import Storage
+from autoshard.experiments.training.checks import PolicyCheck, unseen_tasks
+from autoshard.experiments.training.report import TEST_SEED
+from autoshard.experiments.training.run_folder import RunFolder, policy_files
+from autoshard.sharders import HEURISTICS, load_policy
+from autoshard.workload import UserError
+
+ALIAS = "winner"
+_TEST_TASKS = 32
+
+
+def keep_winner(
+    task: PolicyTask,
+    default: dict[str, Value],
+    trials: Sequence[Trial],
+    outcomes: Sequence[TrialOutcome],
+    storage: Storage,
+    run: tracking.TrackedRun,
+    tags: dict[str, str],
+) -> dict[str, Any]:
+    """Tests the best trial beside that with the defaults, registers it, prints what was found."""
+    ended = finished(outcomes)
+    if not ended:
+        raise UserError("no trial has finished: each trial's run in MLflow tells why")
+    best, by_id = ended[0], {trial.trial_id: trial for trial in trials}
+    with tempfile.TemporaryDirectory() as place:
+        kept = {"winner": _fetched(by_id[best.trial_id], Path(place) / "winner")}
+        for found in ended:
+            if found.values == default:
+                kept["defaults"] = _fetched(by_id[found.trial_id], Path(place) / "defaults")
+        figures = _test(task, kept, run)
+        RunFolder(kept["winner"]).mirror(storage.within("winner"))
+        model = Path(place) / "model"
+        model.mkdir()
+        for path in policy_files(kept["winner"]):
+            path.rename(model / path.name)
+        tags |= {"score": f"{best.score:.4f}", "trial": best.trial_id}
+        version = run.register(model, tracking.POLICIES, tags, ALIAS)
+    for name, value in sorted(figures.items(), key=lambda pair: pair[1]):
+        cli.console.print(f"  {name:<32} {value:.4f}")
+    cli.console.print(
+        f"train with them: ppo_shard.py {' '.join(command_line(best.values))}\n"
+        f"the winner is in {storage.uri}/winner, and in MLflow as {tracking.POLICIES} version "
+        f"{version} with the alias {ALIAS}",
+        soft_wrap=True,
+    )
+    run.metrics({"score": best.score or math.nan, **figures, "finished": len(ended)})
+    return {
+        "best": asdict(best),
+        "defaults": default,
+        "test": figures,
+        "registered": {"name": tracking.POLICIES, "version": version, "alias": ALIAS},
+    }
+
+
+def _test(task: PolicyTask, kept: dict[str, Path], run: tracking.TrackedRun) -> dict[str, float]:
+    """Compares kept policies, by name, with heuristics on tasks of test tables.
+
+    Returns step times over those of each task's best heuristic, and how many tasks each policy has
+    no plan for. The winner's first plan is logged.
+    """
+    model = task.model
+    tasks = list(
+        islice(unseen_tasks(task.config, model, task.parts, "test", TEST_SEED), _TEST_TASKS)
+    )
+    policies = {name: load_policy(folder) for name, folder in kept.items()}
+    outcomes = PolicyCheck(tasks).outcomes(
+        policies["winner"], model, (*HEURISTICS, "cost_fused"), policies
+    )
+    plan = outcomes["winner"][0].plan
+    if plan is not None:
+        oracle = EstimatedCosts(model, tasks[0].batch_size)
+        run.plan("winner", plan, oracle.plan_cost(plan, tasks[0]))
+    maxima = maxima_of(outcomes)
+    ratios = {n: relative(values, best_of_each(maxima)) for n, values in maxima.items()}
+    figures = {f"test/{name}": ratio.value for name, ratio in ratios.items() if ratio is not None}
+    return figures | {f"test/{n}_without_plan": float(maxima[n].count(None)) for n in policies}
+
+
+def _fetched(trial: Trial, folder: Path) -> Path:
+    """Copies a trial's run folder here."""
+    if trial.checkpoint is None:  # a finished trial ended with one
+        raise UserError(f"trial {trial.trial_id} has no checkpoint: go on with --resume")
+    trial.checkpoint.to_directory(str(folder))
+    return folder
