@@ -1,4 +1,4 @@
-"""The cost model while a policy trains: it learns from what was measured for the rewards."""
+"""Adapts the cost model, while a policy trains, to what was measured for the rewards."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +12,19 @@ from autoshard.cost_model.training import one_thread
 from autoshard.workload import OperatorOptions
 from autoshard.workload.parts import part_of_shard
 
-_FEWEST = 30  # shards before the model is touched: with fewer it would learn noise
-_MOST = 240  # of the latest ones that it is adapted to
+_FEWEST = 30  # shards before the model is adapted: with fewer it would learn noise
+_MOST = 240  # latest shards that it is adapted to
 
 
 @dataclass(frozen=True)
 class Update:
-    """What measuring taught. `error_before`: of the model on shards it had not learned from."""
+    """An adapted cost model.
+
+    Args:
+        model: The model.
+        new_shards: Shards measured since the last update.
+        error_before: Median relative error of the model before on these.
+    """
 
     model: CostModel
     new_shards: int
@@ -26,14 +32,12 @@ class Update:
 
 
 class OnlineModel:
-    """Adapts a cost model to the shards of a store, and says how wrong it was about them.
-
-    Shards of test tables in the store teach nothing.
+    """Adapts a cost model to the shards of a store that are of training tables alone.
 
     Args:
-        base: the model that training began with; each update starts from it.
-        store: where measurements arrive.
-        batch_size: of those that count.
+        base: Model that training began with; each update starts from it.
+        store: Where measurements arrive.
+        batch_size: Samples of a batch; other measurements are ignored.
     """
 
     def __init__(self, base: CostModel, store: Path, batch_size: int) -> None:
@@ -45,16 +49,18 @@ class OnlineModel:
 
     @one_thread()
     def update(self) -> Update | None:
-        """Adapt the model if there are new shards; None if there are none."""
+        """Adapts the model to new shards; returns None if there are none, or too few in all."""
         measured = self._measured()
         new = [m for m in measured if m.shard.digest not in self._seen]
         if not new or len(measured) < _FEWEST:
             return None
         self._seen.update(m.shard.digest for m in new)
         level = self.model.provenance.quiet
-        told = np.array([m.told_at(level).total_ms for m in new])
+        measured_ms = np.array([m.told_at(level).total_ms for m in new])
         batches = [self._batch_size] * len(new)
-        said = self.model.compute.predict([m.shard for m in new], batches).total_ms.numpy()
+        shards = [m.shard for m in new]
+        predicted_ms = self.model.compute.predict(shards, batches).total_ms.numpy()
+        error = float(np.median(np.abs(predicted_ms / measured_ms - 1)))
         data = CostDataset.of(sorted(measured, key=lambda m: m.measured_at)[-_MOST:])
         compute = adapted(self._base.compute, data)
         provenance = replace(
@@ -66,7 +72,7 @@ class OnlineModel:
             num_shards=self._base.provenance.num_shards + len(measured),
         )
         self.model = replace(self._base, compute=compute, provenance=provenance)
-        return Update(self.model, len(new), float(np.median(np.abs(said / told - 1))))
+        return Update(self.model, len(new), error)
 
     def _measured(self) -> list[Measurement]:
         if not self._store.exists():
