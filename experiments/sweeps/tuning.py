@@ -176,7 +176,6 @@ def run_trials(
             parameter_columns=list(space),
             max_report_frequency=_REPORT_SECONDS,
             print_intermediate_tables=True,
-            sort_by_metric=True,
         ),
         max_failures=_FAILURES,
         resume_config=ResumeConfig(errored=resumed, unfinished=resumed) if resume else None,
