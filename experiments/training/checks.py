@@ -1,10 +1,9 @@
 """Checks of a policy on tables that it is not trained on, estimated by the cost model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.envs import Deck, Generator
+from autoshard.envs import Deck
 from autoshard.experiments.evaluation.planners import (
     Outcome,
     Planners,
@@ -56,11 +55,6 @@ def unseen_tasks(
     """Yields tasks without end, drawn as the training's, of tables that it is not trained on."""
     deck = Deck.of_tables(model, unseen_tables(parts, part), config.batch_size)
     return sample_tasks(deck, config.generator(), seed)
-
-
-def draw_tasks(deck: Deck, generator: Generator, count: int, seed: int) -> list[ShardingTask]:
-    """Returns the first tasks that the generator draws."""
-    return list(islice(sample_tasks(deck, generator, seed), count))
 
 
 class PolicyCheck:

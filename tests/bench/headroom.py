@@ -7,6 +7,7 @@ complete objective of a task and takes as long as it is given.
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import ray
@@ -16,7 +17,7 @@ from autoshard.envs import Deck
 from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choices
 from autoshard.experiments.evaluation.planners import estimated, make_plans, maxima_of
 from autoshard.experiments.evaluation.posterior import mean_ratio
-from autoshard.experiments.training.checks import draw_tasks
+from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.sharders import Means, load_policy, make_sharder
 from autoshard.workload import Sharder, ShardingTask
 from autoshard.workload.parts import tables_by_part
@@ -179,7 +180,7 @@ def annealed(families: str, seconds: float, tasks: int) -> list[Headroom]:
 def _annealed(choice: Choice, seconds: float, count: int) -> Headroom:
     oracle, tables = shipped_oracle(), tables_by_part(choice.family.tables())["test"]
     deck = Deck(oracle, [table.whole() for table in tables])
-    tasks = draw_tasks(deck, choice.deals, count, _SEED)
+    tasks = list(islice(sample_tasks(deck, choice.deals, _SEED), count))
     means = Means(oracle, seconds=seconds)
     sharders = {name: make_sharder(name, means) for name in (BAR, YARDSTICK)}
     return Headroom(choice, tasks, _tried_by(sharders, tasks))

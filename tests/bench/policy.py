@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from autoshard.envs import Deck, RandomDeals, ShardingVectorEnv
 from autoshard.envs.task_families import FAMILIES
 from autoshard.experiments import compare, ppo_shard
 from autoshard.experiments.evaluation.posterior import Ratio
-from autoshard.experiments.training.checks import draw_tasks
+from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
@@ -87,7 +88,7 @@ def memory_metrics() -> list[Metric]:
     model = load_model("cpu")
     deck = Deck.of_tables(model, tables_by_part(load_tables(_TABLES))["test"], _BATCH_SIZE)
     deals = RandomDeals((60, 60), (4, 8), (0.9, 0.9), 0.3)
-    tasks = draw_tasks(deck, deals, _TIGHT_TASKS, seed=0)
+    tasks = list(islice(sample_tasks(deck, deals, seed=0), _TIGHT_TASKS))
     found = {name: _plans(name, tasks) for name in ("cost_fused", "policy", "autoshard")}
     return [
         Metric(f"plans found for {_TIGHT_TASKS} tasks at 90 % memory fill, {name}",
@@ -224,7 +225,7 @@ def _ppo_speed(tables: Sequence[EmbeddingTable], store: Path) -> float:
 
 def _task(deck: Deck, tables: int, devices: int) -> ShardingTask:
     deals = RandomDeals((tables, tables), (devices, devices), (0.3, 0.3))
-    return draw_tasks(deck, deals, 1, seed=0)[0]
+    return next(sample_tasks(deck, deals, seed=0))
 
 
 def _seconds(name: str, task: ShardingTask, times: int) -> float:

@@ -1,5 +1,7 @@
 """Families of tasks: what each promises, on the shipped model's costs."""
 
+from itertools import islice
+
 import numpy as np
 import pytest
 
@@ -15,7 +17,7 @@ from autoshard.envs.task_families import (
     read_choices,
     tables_of,
 )
-from autoshard.experiments.training.checks import draw_tasks
+from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.workload import ShardingTask, UserError
 from autoshard.workload.packing import pack
 from autoshard.workload.parts import PARTS, Part, part_of, tables_by_part
@@ -32,7 +34,7 @@ def deck() -> Deck:
 
 
 def some(deck: Deck, name: str, memory: Memory, count: int = 24) -> list[ShardingTask]:
-    return draw_tasks(deck, FAMILIES[name].deals(memory), count, 3)
+    return list(islice(sample_tasks(deck, FAMILIES[name].deals(memory), 3), count))
 
 
 def fill_of(task: ShardingTask) -> float:
