@@ -38,16 +38,16 @@ from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer, Weights
 
 REGISTERED_AS = tracking.COST_MODELS
-# Of the seconds, where there is a check as well: rounds make the model better, a check only tells.
+# Share of --seconds for rounds, where there is a check as well: only rounds make the model better.
 _ROUNDS_SHARE = 0.7
-_NOISE_SHARE = 0.25  # of what is left after the rounds: to learn how noisy measurements are
+_NOISE_SHARE = 0.25  # of what is left after the rounds: to measure how noisy measurements are
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Train a cost model on what was measured, and say how good it is on tables it never saw.
+    """Train a cost model on measurements, and test it on tables that it was not trained on.
 
-    Tables are split once and for all into those that teach, those that stop and those that test;
+    Tables are split once and for all: some train, some stop the training, some test;
     collect_costs.py keeps them apart.
     """
 
@@ -56,15 +56,15 @@ class TrainConfig:
     out: Path
     """Folder for the model."""
     rounds: int = 0
-    """Rounds of learning from what sharders propose by the model as it is."""
+    """Rounds of measuring what sharders propose by the current model, and training on that too."""
     budget_shards: int = 300
-    """Shards to be measured in all rounds together."""
+    """Shards to measure in all rounds together."""
     check_tasks: int = 20
-    """Tasks of test tables on which a search's promises are measured; 0: none."""
+    """Tasks of test tables for which predictions of plans are measured; 0: none."""
     seconds: float | None = None
     """Measure no longer than this, from the start of the command: rounds come first, then the noise
-    of test shards, then the check. What is left out is told. Training itself takes what it takes.
-    By default as long as it takes."""
+    of test shards, then the check. What is left out is reported. Training itself is not limited. By
+    default there is no limit."""
     calibrate: Path | None = None
     """Do not train: adapt this model to at most 50 shards of the store."""
     batch_size: tuple[int, ...] = ()
@@ -86,19 +86,23 @@ class TrainConfig:
     mlflow_uri: str | None = None
     """Where to log; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
 
+    def check(self) -> None:
+        """Raises UserError unless the options make sense together, and --out is free."""
+        check_free(self.out, self.force)
+        check_file(self.json, "--json")
+        counts = ("rounds", "check_tasks", "budget_shards", "seed")
+        check_bounds(self, at_least=dict.fromkeys(counts, 0))
+        if self.budget_shards < self.rounds:
+            raise UserError(f"--budget-shards {self.budget_shards} is less than one a round")
+        self.hyper.check()
+        if self.calibrate is not None and (self.rounds or self.hyper != TrainOptions()):
+            raise UserError("--calibrate trains nothing: leave --rounds and --hyper out")
+
 
 def main(config: TrainConfig) -> None:
-    """Train, test, save, log."""
+    """Trains or calibrates a model, tests, saves and logs it."""
     budget = Budget(config.seconds)
-    check_free(config.out, config.force)
-    check_file(config.json, "--json")
-    counts = ("rounds", "check_tasks", "budget_shards", "seed")
-    check_bounds(config, at_least=dict.fromkeys(counts, 0))
-    if config.budget_shards < config.rounds:
-        raise UserError(f"--budget-shards {config.budget_shards} is less than one a round")
-    config.hyper.check()
-    if config.calibrate is not None and (config.rounds or config.hyper != TrainOptions()):
-        raise UserError("--calibrate trains nothing: leave --rounds and --hyper out")
+    config.check()
     data = _read(config)
     name = f"cost model {config.out.name}"
     with tracking.tracked_run("train_cost_model", name, asdict(config), config.mlflow_uri) as run:
@@ -197,8 +201,8 @@ def _fitted(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
         model, curves = train_model(data, config.hyper, config.seed, step)
     if model.communication is None:
         cli.console.print(
-            f"note: {len(data.exchanges)} all-to-alls teach nothing of communication, "
-            f"{FEWEST_EXCHANGES} would: collect_costs.py --num-exchanges",
+            f"note: {len(data.exchanges)} all-to-alls are too few to train on, "
+            f"{FEWEST_EXCHANGES} are needed: collect_costs.py --num-exchanges measures them",
             soft_wrap=True,
         )
     return model, curves
@@ -225,7 +229,7 @@ def _read(config: TrainConfig) -> CostDataset:
 
 
 def _promises(promised: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Returns the lines of the check: measured costs of plans over predicted ones."""
+    """Returns the lines of the check: measured step times of plans, over predicted ones too."""
     if promised is None:
         return []
     text = (

@@ -41,7 +41,7 @@ def keep_winner(
     """Tests the best trial beside that with the defaults, registers it, prints what was found."""
     ended = finished(outcomes)
     if not ended:
-        raise UserError("no trial has finished: each trial's run in MLflow tells why")
+        raise UserError("no trial has finished: each trial's run in MLflow has the reason")
     best, by_id = ended[0], {trial.trial_id: trial for trial in trials}
     with tempfile.TemporaryDirectory() as place:
         kept = {"winner": _fetched(by_id[best.trial_id], Path(place) / "winner")}

@@ -31,8 +31,8 @@ def split_tables(source: str, tables: Sequence[EmbeddingTable]) -> Parts:
     others = len(tables) - len(parts["train"])
     if min(len(parts["train"]), others) < _FEWEST:
         raise UserError(
-            f"{source}: has too few tables: {len(parts['train'])} would teach and {others} "
-            f"check and test, {_FEWEST} of each are needed"
+            f"{source}: has too few tables: {len(parts['train'])} to train on and {others} "
+            f"for checks and tests, {_FEWEST} of each are needed"
         )
     return parts
 

@@ -18,7 +18,7 @@ from ray.rllib.connectors.learner import (
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
-_LEAST_SPREAD = 1e-3  # of returns, relative to an ideal plan's: smaller differences teach nothing
+_LEAST_SPREAD = 1e-3  # of returns, relative to an ideal plan's: smaller differences do not count
 
 
 class GroupAdvantages(ConnectorV2):

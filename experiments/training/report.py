@@ -76,7 +76,7 @@ class TrainingReport:
             soft_wrap=True,
         )
         if not config.choices and config.generator().most_tables > tables:
-            cli.console.print(f"note: tasks have at most the {tables} tables that teach")
+            cli.console.print(f"note: tasks have at most the {tables} tables to train on")
         if training.progress.iteration:
             cli.console.print(f"going on after iteration {training.progress.iteration}")
         self._run.tags(
