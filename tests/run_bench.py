@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import report
-from bench.collecting import collecting_metrics
 from bench.families import (
     correction_metrics,
     family_metrics,
@@ -18,7 +17,7 @@ from bench.families import (
 )
 from bench.headroom import headroom_metrics, size_metrics
 from bench.learners import learner_metrics
-from bench.measuring import measuring_metrics, yardstick_metrics
+from bench.measuring import collecting_metrics, measuring_metrics, yardstick_metrics
 from bench.metric import Group, GroupResult
 from bench.model import learning_metrics, prediction_metrics
 from bench.noise import flush_metrics, noise_metrics
@@ -26,13 +25,13 @@ from bench.policy import (
     memory_metrics,
     plan_metrics,
     speed_metrics,
+    sweep_metrics,
     training_metrics,
     transfer_metrics,
 )
 from bench.pool import scale_metrics
 from bench.published import published_metrics
 from bench.rehearsal import rehearsal_metrics
-from bench.sweep import sweep_metrics
 from rich.table import Table
 
 from autoshard.benchmark.hardware import cpu_fingerprint, machine_memory_bytes, physical_cores
@@ -48,41 +47,24 @@ GROUPS: Mapping[str, Group] = {
         "Timing on one core", lambda _: [*yardstick_metrics(), *flush_metrics()], on_ray=False
     ),
     "cost-model": Group("The cost model", lambda _: learning_metrics(), on_ray=False),
-    "families": Group(
-        "Families of tables held out from the shipped model",
-        lambda _: family_metrics(),
-        on_ray=False,
-    ),
+    "families": Group("Held-out families of tables", lambda _: family_metrics(), on_ray=False),
     "sharders": Group(
-        "Speed of environment and sharders; tight memory",
-        lambda _: [*speed_metrics(), *memory_metrics()],
-        on_ray=False,
+        "Speed, and tight memory", lambda _: [*speed_metrics(), *memory_metrics()], on_ray=False
     ),
-    "headroom": Group(
-        "Headroom over cost_fused in families of tasks, by the cost model",
-        lambda _: headroom_metrics(),
-    ),
-    "sizes": Group(
-        "Task sizes that training does not use, by the cost model",
-        lambda _: size_metrics(),
-    ),
+    "headroom": Group("Headroom in families of tasks, predicted", lambda _: headroom_metrics()),
+    "sizes": Group("Task sizes not used in training, predicted", lambda _: size_metrics()),
     "learners": Group(
-        "Learners after 120 s on all families, three seeds each, by the cost model",
-        lambda _: learner_metrics(),
+        "Learners after 120 s with three seeds, predicted", lambda _: learner_metrics()
     ),
     "measuring": Group("Measuring", measuring_metrics),
     "noise": Group("Noise of measurements", noise_metrics),
     "collecting": Group("Time prediction of cost collection", collecting_metrics),
     "pool": Group("Many devices, many clients", scale_metrics),
-    "predictions": Group(
-        "Predicted and measured cost of plans, calibrated cost model", prediction_metrics
-    ),
+    "predictions": Group("Predicted and measured cost of plans", prediction_metrics),
     "corrections": Group("Per-table corrections from 60 s of measuring", correction_metrics),
     "family-plans": Group("Measured plans for held-out families", measured_family_metrics),
     "plans": Group("Measured plans for 60 tables on 4 devices", plan_metrics),
-    "published": Group(
-        "Measured plans for two families of tasks, and published systems", published_metrics
-    ),
+    "published": Group("Measured plans, and published systems", published_metrics),
     "transfer": Group("Measured plans for other task sizes, same policy", transfer_metrics),
     "training-torchrec": Group("Training step time with TorchRec", rehearsal_metrics),
     "training": Group("Training a policy", training_metrics),

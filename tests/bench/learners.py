@@ -18,13 +18,7 @@ from autoshard.sharders import Policy
 from autoshard.sharders.player import Player
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.workload.parts import tables_by_part
-from bench.headroom import (
-    Headroom,
-    Tried,
-    annealed,
-    mean_of,
-    shipped_oracle,
-)
+from bench.headroom import Headroom, Tried, annealed, mean_of, shipped_oracle
 from bench.metric import Metric, mean_and_interval
 from bench.workbench import say
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from autoshard.benchmark import Measurement, MeasurementStore, Timing, TimingOptions
 from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.yardstick import compare_with_fbgemm
-from autoshard.experiments.collecting.collection import Summary, summarise
+from autoshard.experiments.collecting.collection import Summary, collect, summarise
+from autoshard.experiments.console.budget import Budget
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
 from bench.metric import Metric
 from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
@@ -16,6 +17,7 @@ from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 _SHARDS, _MOST_TABLES = 200, 20
 _GAIN_SHARDS, _GAIN_TURNS = 30, 2
 _READ = 100_000
+_COLLECTED, _MANY, _BUDGET_SECONDS = 100, 1_600, 20.0  # shards; more than the budget allows
 _SAME_WORK = TimingOptions(precision=0.0, max_iterations=16)
 
 
@@ -30,13 +32,29 @@ def yardstick_metrics() -> list[Metric]:
     ]
 
 
+def collecting_metrics(folder: Path) -> list[Metric]:
+    """Measures predicted over actual time, and time taken over a budget."""
+    tables = load_tables(TABLES)
+    with cpu_pool(folder / "collected.db") as pool:
+        every = collect(pool, random_shards(tables, _COLLECTED, _MOST_TABLES, 11), SETTINGS)
+        many = random_shards(tables, _MANY, _MOST_TABLES, 12)
+        hurried = collect(pool, many, SETTINGS, Budget(_BUDGET_SECONDS))
+    predicted = every.promised_seconds
+    ratio = None if predicted is None else predicted / every.seconds
+    taken = hurried.seconds / _BUDGET_SECONDS
+    return [
+        Metric(f"predicted over actual time to collect {_COLLECTED} shards", "0.67 to 1.33", ratio),
+        Metric(f"time taken over budget, --seconds {_BUDGET_SECONDS:g}", "0.7 to 1.1", taken),
+    ]
+
+
 def measuring_metrics(folder: Path) -> list[Metric]:
     """Measures the pool from its start to reading its measurements."""
     tables = load_tables(TABLES)
     return [
         *_start_metrics(tables, folder),
         *_work_metrics(tables, folder),
-        *_gain_metrics(tables, folder),
+        _gain(tables, folder),
         _actor_memory(folder),
         _read_speed(tables, folder),
     ]
@@ -66,15 +84,12 @@ def _work_metrics(tables: Sequence[EmbeddingTable], folder: Path) -> list[Metric
     return [
         Metric(f"duty cycle over {_SHARDS} shards", "at least 0.80", every.duty_cycle),
         Metric("shards measured per second, all devices", "", every.shards_per_second),
-        Metric(
-            "median relative half width of a cost's 95 % interval",
-            "at most 0.02",
-            every.median_spread,
-        ),
-    ]
+        Metric("median relative half width of a cost's 95 % interval", "at most 0.02",
+               every.median_spread),
+    ]  # fmt: skip
 
 
-def _gain_metrics(tables: Sequence[EmbeddingTable], folder: Path) -> list[Metric]:
+def _gain(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
     """Compares all devices with one, in turns, with the same shards and number of iterations."""
     say(f"{_GAIN_SHARDS} shards on one device and on all, by turns")
     shards = random_shards(tables, _GAIN_SHARDS, _MOST_TABLES)
@@ -83,13 +98,8 @@ def _gain_metrics(tables: Sequence[EmbeddingTable], folder: Path) -> list[Metric
         for most in seconds:
             summary = _collected(shards, folder / f"{turn}-{most}.db", _SAME_WORK, most)
             seconds[most] += summary.seconds
-    return [
-        Metric(
-            "shards per second, all devices over one",
-            "at least 1.8 with two",
-            seconds[1] / seconds[None],
-        ),
-    ]
+    gain = seconds[1] / seconds[None]
+    return Metric("shards per second, all devices over one", "at least 1.8 with two", gain)
 
 
 def _actor_memory(folder: Path) -> Metric:
@@ -103,9 +113,8 @@ def _actor_memory(folder: Path) -> Metric:
         pool.measure(shards, SETTINGS, TimingOptions(max_iterations=9))
         (peak,) = pool.peak_bytes().values()
     largest = max(map(SETTINGS.needed_bytes, shards))
-    return Metric(
-        "peak memory of an actor beyond its shard", "at most 1.07 GB", (peak - largest) / 1e9, "GB"
-    )
+    beyond_gb = (peak - largest) / 1e9
+    return Metric("peak memory of an actor beyond its shard", "at most 1.07 GB", beyond_gb, "GB")
 
 
 def _read_speed(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
@@ -127,9 +136,8 @@ def _read_speed(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
     with MeasurementStore(path) as store:
         count = len(store.measurements())
     seconds = time.perf_counter() - started
-    return Metric(
-        f"time to read {_READ:,} measurements", "at most 1 s", seconds * _READ / count, "s"
-    )
+    name = f"time to read {_READ:,} measurements"
+    return Metric(name, "at most 1 s", seconds * _READ / count, "s")
 
 
 def _collected(

@@ -83,12 +83,9 @@ def _repeatability(folder: Path) -> Metric:
     for name in ("first.db", "second.db"):
         with cpu_pool(folder / name) as pool:
             found.append(pool.measure(shards, SETTINGS))
-    return Metric(
-        f"standard deviation of a single measurement ({_REPEATED} shards, two processes)",
-        "at most 2 % (1 % on a quiet host)",
-        100 * math.sqrt(_variance(zip(*found, strict=True))),
-        "%",
-    )
+    name = f"standard deviation of a single measurement ({_REPEATED} shards, two processes)"
+    percent = 100 * math.sqrt(_variance(zip(*found, strict=True)))
+    return Metric(name, "at most 2 % (1 % on a quiet host)", percent, "%")
 
 
 def flush_metrics() -> list[Metric]:
@@ -123,12 +120,9 @@ def _flush_ratio(
                 for a, b in zip(ours, full, strict=True)
             ]
     mean, (low, high) = mean_and_interval(ratios)
-    return Metric(
-        f"cost with partial cache flush over full flush, {name}",
-        "1 within the interval",
-        math.exp(mean),
-        interval=(math.exp(low), math.exp(high)),
-    )
+    label = f"cost with partial cache flush over full flush, {name}"
+    ends = (math.exp(low), math.exp(high))
+    return Metric(label, "1 within the interval", math.exp(mean), interval=ends)
 
 
 class _FullFlush(CpuStopwatch):

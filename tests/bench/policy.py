@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -19,13 +20,21 @@ from autoshard.cost_model import EstimatedCosts, load_model, save_model
 from autoshard.cost_model.training import one_thread
 from autoshard.envs import Deck, RandomDeals, ShardingVectorEnv
 from autoshard.envs.task_families import FAMILIES
-from autoshard.experiments import compare, ppo_shard
+from autoshard.experiments import compare, ppo_shard, tune_shard
 from autoshard.experiments.evaluation.posterior import Ratio
 from autoshard.experiments.evaluation.task_sets import sample_tasks
+from autoshard.experiments.sweeps.config import TuneShardConfig
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
-from autoshard.workload import EmbeddingTable, PlanError, ShardingTask, load_tables
+from autoshard.workload import (
+    EmbeddingTable,
+    PlanError,
+    Sharder,
+    ShardingTask,
+    documents,
+    load_tables,
+)
 from autoshard.workload.parts import tables_by_part
 from bench.metric import Metric
 from bench.model import calibrated_here
@@ -111,15 +120,11 @@ def plan_metrics(folder: Path) -> list[Metric]:
                    "at most 0.88" if name.startswith("autoshard") else "", sharders[name])
             for name in names
         ),
-        paired("step time, policy over cost", "at most 0.98", sharders["policy"],
-               sharders["cost"]),
-        paired("step time, policy over cost_fused", "at most 1", sharders["policy"],
-               sharders["cost_fused"]),
-        paired("step time, autoshard over cost_fused_search", "", sharders["autoshard"],
-               sharders["cost_fused_search"]),
+        paired(sharders, "policy", "cost", "at most 0.98"),
+        paired(sharders, "policy", "cost_fused", "at most 1"),
+        paired(sharders, "autoshard", "cost_fused_search"),
         *(
-            paired(f"step time, autoshard over {name}", "at most 0.78" if name in _TORCHREC else "",
-                    sharders["autoshard"], sharders[name])
+            paired(sharders, "autoshard", name, "at most 0.78" if name in _TORCHREC else "")
             for name in theirs
         ),
         Metric("balance, autoshard", "at least 0.95", sharders["autoshard"]["balance_mean"]),
@@ -153,9 +158,12 @@ def _ratio(name: str, target: str, score: Mapping[str, Any]) -> Metric:
     return Metric(name, target, score["ratio"], interval=(low, high) if known else None)
 
 
-def paired(name: str, target: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Metric:
+def paired(
+    scores: Mapping[str, Any], ours: str, theirs: str, target: str = "", family: str = ""
+) -> Metric:
     """Returns the ratio of two sharders' mean step times with its interval over tasks."""
-    ratio = Ratio.of(*(np.array([score["step_ms"]], float) for score in (ours, theirs)))
+    name = f"{family}{': ' if family else ''}step time, {ours} over {theirs}"
+    ratio = Ratio.of(*(np.array([scores[each]["step_ms"]], float) for each in (ours, theirs)))
     if ratio is None:
         return Metric(name, target, None)
     known = ratio.count > 1
@@ -186,6 +194,23 @@ def training_metrics(folder: Path) -> list[Metric]:
         Metric("PPO steps per second, estimated rewards", "at least 8,000", speed),
         Metric("pool utilization while training with measured rewards", "at least 0.60", busy),
     ]
+
+
+def sweep_metrics(folder: Path) -> list[Metric]:
+    """Runs a sweep of twelve trials with ASHA and Optuna, including Ray's start and final test."""
+    summary = folder / "sweep.json"
+    tune_shard.main(
+        TuneShardConfig(
+            num_samples=12,
+            max_iterations=30,
+            tables="synthetic:400:1:small",
+            storage=str(folder / "sweep"),
+            json=summary,
+            mlflow_uri=f"sqlite:///{folder}/sweep-mlflow.db",
+        )
+    )
+    name = "wall time of a sweep over training time per concurrent trial"
+    return [Metric(name, "at most 1.3", documents.read(summary)["overhead"])]
 
 
 @one_thread()
@@ -228,10 +253,15 @@ def _task(deck: Deck, tables: int, devices: int) -> ShardingTask:
     return next(sample_tasks(deck, deals, seed=0))
 
 
+def _sharder(name: str) -> Sharder:
+    return make_sharder(
+        name, Means(EstimatedCosts(load_model("cpu"), _BATCH_SIZE), load_policy("cpu"))
+    )
+
+
 def _seconds(name: str, task: ShardingTask, times: int) -> float:
     """Returns the median planning time with table features already computed."""
-    oracle = EstimatedCosts(load_model("cpu"), _BATCH_SIZE)
-    sharder = make_sharder(name, Means(oracle, load_policy("cpu")))
+    sharder = _sharder(name)
     sharder.shard(task)
     seconds = []
     for _ in range(times):
@@ -242,16 +272,11 @@ def _seconds(name: str, task: ShardingTask, times: int) -> float:
 
 
 def _plans(name: str, tasks: list[ShardingTask]) -> int:
-    sharder = make_sharder(
-        name, Means(EstimatedCosts(load_model("cpu"), _BATCH_SIZE), load_policy("cpu"))
-    )
-    found = 0
+    sharder, found = _sharder(name), 0
     for task in tasks:
-        try:
+        with suppress(PlanError):
             sharder.shard(task).check(task)
-        except PlanError:
-            continue
-        found += 1
+            found += 1
     return found
 
 

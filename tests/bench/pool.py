@@ -188,11 +188,8 @@ def _throughput(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
                     for place, client in enumerate(clients[:count])
                 ])  # fmt: skip
                 seconds[count].append(time.monotonic() - started)
-    return Metric(
-        f"shards per second, {_CLIENTS} clients over one",
-        "at least 0.90",
-        statistics.median(one / four for one, four in zip(*seconds.values(), strict=True)),
-    )
+    ratio = statistics.median(one / four for one, four in zip(*seconds.values(), strict=True))
+    return Metric(f"shards per second, {_CLIENTS} clients over one", "at least 0.90", ratio)
 
 
 def _measured_once(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
@@ -209,8 +206,5 @@ def _measured_once(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
         ])  # fmt: skip
     made = {(each.shard.digest, each.measured_at) for some in answers for each in some}
     distinct = {shard.digest for some in asked for shard in some}
-    return Metric(
-        f"measurements per distinct shard, {_CLIENTS} concurrent clients",
-        "1",
-        len(made) / len(distinct),
-    )
+    name = f"measurements per distinct shard, {_CLIENTS} concurrent clients"
+    return Metric(name, "1", len(made) / len(distinct))

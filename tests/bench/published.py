@@ -35,13 +35,10 @@ def _metrics(folder: Path, family: str, recipes: dict[str, Path]) -> Iterator[Me
         folder, family, _OURS, _MEASURING_SECONDS, family=f"{family}:loose", num_tasks=_TASKS,
         policies=",".join(f"{name}={path}" for name, path in known.items()) or None,
     )  # fmt: skip
-    ours, greedy = scores["autoshard"], scores["cost_fused"]
-    label = f"{family}: step time, policy over cost_fused"
-    yield paired(label, "at most 0.97", scores["policy"], greedy)
-    yield paired(f"{family}: step time, autoshard over cost_fused", "", ours, greedy)
+    yield paired(scores, "policy", "cost_fused", "at most 0.97", family)
+    yield paired(scores, "autoshard", "cost_fused", family=family)
     for name in known:
-        label = f"{family}: step time, autoshard over {name}"
-        yield paired(label, "at most 0.95", ours, scores[name])
+        yield paired(scores, "autoshard", name, "at most 0.95", family)
 
 
 def _trained(folder: Path, recipe: RecipeName) -> Path:
