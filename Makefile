@@ -1,5 +1,5 @@
-# make demo   set up and run the tour          make lint   style, types, imports between rooms
-# make test   set up and run the tests         make bench  the figures that we tell
+# make demo   set up and run the tour          make lint   style, types, imports between packages
+# make test   set up and run the tests         make bench  measure the metrics of docs/figures.md
 # make e2e    those with browsers, ssh servers, PostgreSQL, several nodes, an autoscaler
 # make mlflow browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
 
