@@ -373,9 +373,14 @@ def test_tasks_and_plans_from_elsewhere(
     first = figures_of(folder)["sharders"]
     scores = figures["sharders"]
     assert (figures["tasks"], figures["devices"], figures["tables"]) == (6, 3, 12)
-    assert scores["size"]["step_ms"] == scores["size2"]["step_ms"] == first["size"]["step_ms"]
-    assert scores["theirs"]["step_ms"][:5] == first["autoshard"]["step_ms"][:5]
-    assert (scores["theirs"]["oom"], scores["theirs"]["step_ms"][5]) == (1, None)
+    # What is priced beside other tables, or in another order, may differ in its last bits.
+    for name, steps_ms in (
+        ("size", first["size"]["step_ms"]),
+        ("size2", first["size"]["step_ms"]),
+        ("theirs", [*first["autoshard"]["step_ms"][:5], None]),
+    ):
+        assert scores[name]["step_ms"] == pytest.approx(steps_ms, rel=1e-6)
+    assert scores["theirs"]["oom"] == 1
     assert scores["theirs"]["seconds_mean"] is None
     assert scores["dim"]["seconds_mean"] > 0
     assert len(list((tmp_path / "out" / "plans" / "theirs").iterdir())) == 5
@@ -394,9 +399,10 @@ def test_further_policies_stand_beside_ours(policy: Path, tmp_path: Path) -> Non
     compare.main(replace(common, policy=tmp_path / "whole", out=tmp_path / "alone"))
     both, alone = (figures_of(tmp_path / name) for name in ("both", "alone"))
     assert set(both["sharders"]) == {"dim", "policy", "same", "dreamshard"}
-    assert both["sharders"]["same"]["step_ms"] == both["sharders"]["policy"]["step_ms"]
-    assert both["sharders"]["dreamshard"]["step_ms"] == alone["sharders"]["policy"]["step_ms"]
-    assert both["sharders"]["dreamshard"]["step_ms"] != both["sharders"]["same"]["step_ms"]
+    steps_ms = {name: score["step_ms"] for name, score in both["sharders"].items()}
+    assert steps_ms["same"] == pytest.approx(steps_ms["policy"], rel=1e-6)
+    of_whole = pytest.approx(alone["sharders"]["policy"]["step_ms"], rel=1e-6)
+    assert steps_ms["dreamshard"] == of_whole != steps_ms["same"]
     assert both["policies"] == {"same": str(policy), "dreamshard": str(tmp_path / "whole")}
     assert len(list((tmp_path / "both" / "plans" / "dreamshard").iterdir())) == 3
 

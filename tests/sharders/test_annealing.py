@@ -90,7 +90,7 @@ def test_it_is_no_worse_than_what_it_starts_from_and_obeys(
                 theirs = other.shard(task)
             except PlanError:
                 continue
-            assert found <= planned_ms(oracle, task, theirs)
+            assert found <= planned_ms(oracle, task, theirs) * (1 + 1e-6)
 
 
 def test_few_tables_are_placed_as_trying_all_places_them(
