@@ -118,8 +118,14 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
             return as_picture(self._seats.game)
         return None
 
+    def action_masks(self) -> npt.NDArray[np.bool_]:
+        """Returns which actions are allowed: [max_devices + 1].
+
+        MaskablePPO of sb3-contrib asks environments for it by this name.
+        """
+        game = self._seats.game
+        return np.asarray(torch.cat([game.allowed[0], game.halvable[:1]]).numpy())
+
     def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
         told = {name: value[0] for name, value in infos.items() if not name.startswith("_")}
-        game = self._seats.game
-        mask = torch.cat([game.allowed[0], game.halvable[:1]])
-        return {**told, "action_mask": mask.numpy().astype(np.int8)}
+        return {**told, "action_mask": self.action_masks().astype(np.int8)}
