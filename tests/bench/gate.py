@@ -1,0 +1,221 @@
+"""Speed gate: is this checkout slower than another one?
+
+    .venv/bin/python tests/bench/gate.py BASE [--only REGEX] [--pairs N] [--current PATH]
+
+BASE is a checkout with an environment of its own in `.venv`, usually of commit 748108b. A worker
+process in each checkout does the same work by turns, so that both meet the same disturbances. Times
+are processor seconds of one thread. For each measure the table shows the time in BASE, the median
+of the ratios current/base of the pairs, and its 95 % interval. The exit code is 1 if a median is
+above 1.03.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import bootstrap
+
+LIMIT = 1.03  # a median ratio above it counts as slower
+_SECONDS = 0.3  # that a measurement takes at least
+_BATCH_SIZE = 1024
+_EACH = 8  # devices that are priced with each table
+_SHARDERS = (
+    "round_robin", "random", "dim", "size", "lookup", "size_lookup", "cost", "cost_fused",
+    "neuroshard", "policy", "cost_fused_search", "autoshard", "annealing",
+)  # fmt: skip
+_OF_MANY = ("size_lookup", "dim", "policy", "autoshard")
+_PROPOSALS = 2000
+
+Work = Callable[[], object]
+
+
+# --- What is measured: runs in either checkout ----------------------------------------------------
+# All names of the project are strings here. Where a name has changed, `_find` takes the old and the
+# new one; where more has changed, the function tries the new way first.
+
+
+def _find(*names: str) -> Any:
+    """Returns what the first of these names, `module:attribute`, refers to."""
+    for name in names:
+        module, _, attribute = name.partition(":")
+        try:
+            return getattr(importlib.import_module(f"autoshard.{module}"), attribute)
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError(f"none of {', '.join(names)} is in this checkout: add its new name")
+
+
+def _oracle() -> Any:
+    model = _find("cost_model:load_model")("cpu")
+    return _find("cost_model:EstimatedCosts")(model, _BATCH_SIZE)
+
+
+def _tables(source: str) -> Any:
+    return _find("workload:load_tables")(source)
+
+
+def game(envs: int, tables: tuple[int, int]) -> Work:
+    """Episodes side by side, whose tables go to any device that has memory."""
+    deck = _find("envs:Deck", "envs:PieceCatalog").of_tables(
+        _find("cost_model:load_model")("cpu"), _tables("synthetic:320:1:small"), _BATCH_SIZE, True
+    )
+    drawn = _find("envs:RandomDeals", "envs:RandomTaskSampler")(tables, (4, 4), (0.05, 0.2))
+    env = _find("envs:ShardingVectorEnv")(deck, envs, drawn)
+    seen, _ = env.reset(seed=0)
+    wishes = np.random.default_rng(0).random((61, envs, 4)) + 0.01
+
+    def play() -> None:
+        nonlocal seen
+        for wish in wishes:
+            actions = (env.layout.split(seen)["allowed"] * wish).argmax(1)
+            seen, *_ = env.step(actions)
+
+    return play
+
+
+def prices(scenarios: int = 0) -> Work:
+    """What devices would cost with each table more, in the mean or in scenarios."""
+    import torch
+
+    oracle, tables = _oracle(), _tables("synthetic:200:1:small")
+    pieces = [table.whole() for table in tables]
+    pricing = oracle.scenarios(tables, scenarios) if scenarios else oracle.model.compute
+    amounts = (pricing if scenarios else oracle).amounts(pieces)
+    devices = _find("cost_model:DeviceSums")(pricing, amounts, _EACH)
+    items = torch.arange(len(pieces))
+    devices.fill(items % _EACH)
+    return lambda: devices.with_each(items)
+
+
+def plan(sharder: str, tables: int, devices: int) -> Work:
+    """Plans by a sharder; features of tables are known, they are read once."""
+    chosen = _tables("synthetic:5500:11:small")[:tables]
+    task_of, device = _find("workload:ShardingTask"), _find("workload:Device")
+    loose = task_of(chosen, device.uniform(devices, 2**50), _BATCH_SIZE)
+    room = int(sum(map(loose.table_bytes, chosen)) / devices / 0.3)
+    task = task_of(chosen, device.uniform(devices, room), _BATCH_SIZE)
+    oracle = _oracle()
+    if sharder == "annealing":
+        made = _find("sharders:AnnealingSharder")(oracle, 1e9, _PROPOSALS)
+    else:
+        means = _find("sharders:Means", "sharders:SharderContext")
+        policy = _find("sharders:load_policy")("cpu")
+        made = _find("sharders:make_sharder")(sharder, means(oracle, policy))
+    return lambda: made.shard(task)
+
+
+MEASURES: Mapping[str, Callable[[], Work]] = {
+    "game, 512 equal": partial(game, 512, (60, 60)),
+    "game, 512 mixed": partial(game, 512, (20, 100)),
+    "game, 128 equal": partial(game, 128, (60, 60)),
+    "game, 128 mixed": partial(game, 128, (20, 100)),
+    "prices, mean": prices,
+    "prices, 16 scenarios": partial(prices, 16),
+    **{f"{name}, 100 on 8": partial(plan, name, 100, 8) for name in _SHARDERS},
+    **{f"{name}, 1000 on 32": partial(plan, name, 1000, 32) for name in _OF_MANY},
+}
+
+
+def work() -> None:
+    """Answers lines `[measure, times]` with processor seconds, until there are no more."""
+    import warnings
+
+    import torch
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    ready: dict[str, Work] = {}
+    for line in sys.stdin:
+        name, times = json.loads(line)
+        if name not in ready:
+            ready[name] = MEASURES[name]()
+            ready[name]()  # what is done once, such as looking up features of tables
+        started = time.process_time()
+        for _ in range(times):
+            ready[name]()
+        print(json.dumps(time.process_time() - started), flush=True)
+
+
+# --- The comparison -------------------------------------------------------------------------------
+
+
+class Worker:
+    """A process that measures in a checkout."""
+
+    def __init__(self, checkout: Path) -> None:
+        python = checkout.resolve() / ".venv" / "bin" / "python"
+        one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        self._process = subprocess.Popen(
+            [str(python), str(Path(__file__).resolve()), "--worker", "."],
+            cwd=checkout,
+            env={**os.environ, **one},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def seconds(self, measure: str, times: int) -> float:
+        """Processor seconds of doing it so many times."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([measure, times]) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"gate: the worker in {self._process.args!r} failed at {measure!r}")
+        return float(json.loads(answer))
+
+
+def compare(base: Worker, current: Worker, measure: str, pairs: int) -> bool:
+    """Prints a line of the table; returns whether the current checkout is slower."""
+    current.seconds(measure, 1)
+    times = max(1, round(_SECONDS / base.seconds(measure, 1)))
+    ratios, base_s = [], []
+    for number in range(pairs):
+        pair = (base, current) if number % 2 else (current, base)
+        found = {worker: worker.seconds(measure, times) / times for worker in pair}
+        ratios.append(found[current] / found[base])
+        base_s.append(found[base])
+    median = float(np.median(ratios))
+    interval = bootstrap((ratios,), np.median, method="percentile").confidence_interval
+    slower = median > LIMIT
+    print(
+        f"{measure:28}{1e3 * float(np.median(base_s)):10.2f} ms{median:8.3f}   "
+        f"{interval.low:.3f} to {interval.high:.3f}{'   SLOWER' if slower else ''}",
+        flush=True,
+    )
+    return slower
+
+
+def main() -> int:
+    """Compares two checkouts; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("base", type=Path, help="checkout to compare with")
+    parser.add_argument("--current", type=Path, default=Path(__file__).parents[2])
+    parser.add_argument("--only", default="", help="regular expression of measures")
+    parser.add_argument("--pairs", type=int, default=15, help="of measurements")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work()
+        return 0
+    base, current = Worker(options.base), Worker(options.current)
+    print(f"{'measure':28}{'base':>13}{'ratio':>8}   95 % interval")
+    chosen = [measure for measure in MEASURES if re.search(options.only, measure)]
+    slower = [measure for measure in chosen if compare(base, current, measure, options.pairs)]
+    print(f"{len(slower)} of {len(chosen)} are slower by more than {LIMIT - 1:.0%}")
+    return int(bool(slower))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
