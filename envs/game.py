@@ -166,7 +166,7 @@ class ShardingGame(KnownDevices):
             larger = deal.larger or Larger(len(deal.memory_bytes), own)
             price = StepPrice.of(deal.objective, self.deck.batch_size, larger.ranks, larger.columns)
             found.append(price.row)
-        self.prices[new] = torch.tensor(found)
+        self.prices[new] = torch.tensor(found, dtype=self.prices.dtype)
         self._exchanges = bool(self.price.exchanges.any())
 
     def _line_up(self, new: Tensor, deals: Sequence[Deal]) -> None:
