@@ -24,7 +24,7 @@ READY  := $(VENV)/.ready-$(EXTRA)$(if $(ALONE),-torchrec)
 STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
 PORT   ?= 5000
 
-.PHONY: setup demo test e2e lint bench mlflow clean
+.PHONY: setup demo test e2e lint bench gate mlflow clean
 
 setup: $(READY)
 
@@ -60,6 +60,9 @@ lint: setup
 
 bench: setup
 	$(BIN)/python tests/run_bench.py
+
+gate: setup
+	$(BIN)/python tests/bench/gate.py $(BASE)
 
 mlflow: setup
 	@case '$(STORE)' in \

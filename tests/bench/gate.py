@@ -44,6 +44,11 @@ Work = Callable[[], object]
 # new one; where more has changed, the function tries the new way first.
 
 
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def _find(*names: str) -> Any:
     """Returns what the first of these names, `module:attribute`, refers to."""
     for name in names:
@@ -91,10 +96,9 @@ def prices(scenarios: int = 0) -> Work:
     pieces = [table.whole() for table in tables]
     pricing = oracle.scenarios(tables, scenarios) if scenarios else oracle.model.compute
     amounts = (pricing if scenarios else oracle).amounts(pieces)
-    devices = _find("cost_model:DeviceSums")(pricing, amounts, _EACH)
-    items = torch.arange(len(pieces))
-    devices.fill(items % _EACH)
-    return lambda: devices.with_each(items)
+    sums = torch.zeros(_EACH, *amounts.shape[1:])
+    sums.index_add_(0, torch.arange(len(pieces)) % _EACH, amounts)
+    return lambda: pricing.price(sums + amounts[:, None])
 
 
 def plan(sharder: str, tables: int, devices: int) -> Work:
@@ -143,7 +147,7 @@ def work() -> None:
         started = time.process_time()
         for _ in range(times):
             ready[name]()
-        print(json.dumps(time.process_time() - started), flush=True)
+        _say(json.dumps(time.process_time() - started))
 
 
 # --- The comparison -------------------------------------------------------------------------------
@@ -156,7 +160,7 @@ class Worker:
         python = checkout.resolve() / ".venv" / "bin" / "python"
         one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
-            [str(python), str(Path(__file__).resolve()), "--worker", "."],
+            [str(python), "-P", str(Path(__file__).resolve()), "--worker", "."],
             cwd=checkout,
             env={**os.environ, **one},
             stdin=subprocess.PIPE,
@@ -189,10 +193,9 @@ def compare(base: Worker, current: Worker, measure: str, pairs: int) -> bool:
     median = float(np.median(ratios))
     interval = bootstrap((ratios,), np.median, method="percentile").confidence_interval
     slower = median > LIMIT
-    print(
+    _say(
         f"{measure:28}{1e3 * float(np.median(base_s)):10.2f} ms{median:8.3f}   "
-        f"{interval.low:.3f} to {interval.high:.3f}{'   SLOWER' if slower else ''}",
-        flush=True,
+        f"{interval.low:.3f} to {interval.high:.3f}{'   SLOWER' if slower else ''}"
     )
     return slower
 
@@ -210,10 +213,10 @@ def main() -> int:
         work()
         return 0
     base, current = Worker(options.base), Worker(options.current)
-    print(f"{'measure':28}{'base':>13}{'ratio':>8}   95 % interval")
+    _say(f"{'measure':28}{'base':>13}{'ratio':>8}   95 % interval")
     chosen = [measure for measure in MEASURES if re.search(options.only, measure)]
     slower = [measure for measure in chosen if compare(base, current, measure, options.pairs)]
-    print(f"{len(slower)} of {len(chosen)} are slower by more than {LIMIT - 1:.0%}")
+    _say(f"{len(slower)} of {len(chosen)} are slower by more than {LIMIT - 1:.0%}")
     return int(bool(slower))
 
 

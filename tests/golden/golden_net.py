@@ -24,7 +24,6 @@ from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.outlook import TaskOutlook
 from autoshard.cost_model.training import one_thread
 from autoshard.envs import Balance, Deal, Deck, MixedDeals, RandomDeals, ShardingVectorEnv
-from autoshard.envs.deck import Demands
 from autoshard.sharders import (
     HEURISTICS,
     AnnealingSharder,
@@ -33,8 +32,8 @@ from autoshard.sharders import (
     make_sharder,
 )
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.plans import Placement
-from autoshard.workload.terms import Terms
 
 FOLDER = Path(__file__).parent
 TASKS: dict[str, Any] = json.loads((FOLDER / "tasks.json").read_text())
@@ -162,11 +161,11 @@ class Game:
         more = task_of("small_loose"), task_of("giants"), task_of("slow_link")
         units, instances = [], []
         for task in (*tasks, *more):
-            placed = Terms(task).bundles()
-            numbers = len(units) + np.arange(len(placed))
-            rules = Demands.of(task, placed)
+            masks = RuleMasks(task)
+            numbers = len(units) + np.arange(len(masks.units))
+            rules = masks if task.rules else None
             instances.append(Deal(numbers, task.room_bytes, rules, task.objective))
-            units += placed
+            units += masks.units
         deck = Deck(_oracle(1024), units, split=True)
         drawn = MixedDeals((
             RandomDeals((5, 40), (2, 8), (0.5, 0.99), unevenness=0.6, split=True),
