@@ -134,8 +134,10 @@ class PlacementState(Occupancy):
         mean of scenarios: [pieces, W].
         """
         alone = self.catalog.amounts[first:, :, :DIRECTIONS].mean(1).double().numpy()
-        compute = self.price.compute_stages(alone[:, 0], alone[:, 1])
-        return np.stack(self._with_sending(compute, self.catalog.columns[first:]), axis=-1)
+        stages = self.price.compute_stages(alone[:, 0], alone[:, 1])
+        if self.price.exchanges:
+            stages = (*stages, self.catalog.columns[first:] * self.price.column_ms())
+        return np.stack(stages, axis=-1)
 
     def costs(self) -> Floats:
         """Returns what each device of the only plan spends: [devices, W, S]."""
@@ -192,16 +194,10 @@ class PlacementState(Occupancy):
             columns: Output columns, [...].
         """
         ms = np.asarray(prices.double().numpy())
-        compute = self.price.compute_stages(ms[..., 0], ms[..., 1])
-        stages = self._with_sending(compute, columns[..., None])
+        stages = self.price.compute_stages(ms[..., 0], ms[..., 1])
+        if self.price.exchanges:
+            # What devices send: none receives for longer than the one with the most columns sends.
+            # What the others receive would hide the slowest one where stages become norms.
+            latency_ms = self.price.exchanges * self.price.latency_ms
+            stages = (*stages, latency_ms + self.price.column_ms() * columns[..., None])
         return np.stack(np.broadcast_arrays(*stages), axis=-2)
-
-    def _with_sending(self, compute: tuple[Floats, ...], columns: Floats) -> tuple[Floats, ...]:
-        """Returns stages of compute and what devices send in all-to-alls, where these count.
-
-        No device receives for longer than the one with the most columns sends, so the slowest is
-        the same but for the latency. What the others receive would only hide it in a norm.
-        """
-        if not self.price.exchanges:
-            return compute
-        return (*compute, columns * self.price.column_ms())
