@@ -5,26 +5,33 @@ May import `workload`. Hands out the pool (`BenchmarkPool`, `MeasuredCosts`), wh
 plans (`measure_plan`, `price_plan`).
 """
 
-from autoshard.benchmark.fleet import PoolError
-from autoshard.benchmark.measurement import (
-    Exchange,
-    Level,
-    Measurement,
-    MeasurementError,
-    MeasureSettings,
-    Timing,
-    TimingOptions,
-)
-from autoshard.benchmark.parquet import (
-    export_parquet,
-    import_parquet,
-    read_parquet,
-    read_parquet_exchanges,
-)
-from autoshard.benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
-from autoshard.benchmark.pool import BenchmarkPool, MeasuredCosts
-from autoshard.benchmark.store import MeasurementStore
-from autoshard.benchmark.store_file import StoreError
+from typing import TYPE_CHECKING
+
+from autoshard.workload.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from autoshard.benchmark.fleet import PoolError
+    from autoshard.benchmark.measurement import (
+        Exchange,
+        Level,
+        Measurement,
+        MeasurementError,
+        MeasureSettings,
+        Timing,
+        TimingOptions,
+    )
+    from autoshard.benchmark.parquet import (
+        export_parquet,
+        import_parquet,
+        read_parquet,
+        read_parquet_exchanges,
+    )
+    from autoshard.benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
+    from autoshard.benchmark.pool import BenchmarkPool, MeasuredCosts
+    from autoshard.benchmark.store import MeasurementStore
+    from autoshard.benchmark.store_file import StoreError
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "BenchmarkPool",

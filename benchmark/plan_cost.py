@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 from rich.table import Table
 
 from autoshard.benchmark.measurement import MeasureSettings
-from autoshard.benchmark.pool import BenchmarkPool, MeasuredCosts
 from autoshard.workload import (
     CostOracle,
     Objective,
@@ -20,6 +20,9 @@ from autoshard.workload import (
 )
 from autoshard.workload.objective import PHASES
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
+
+if TYPE_CHECKING:
+    from autoshard.benchmark.pool import BenchmarkPool
 
 _COLUMNS = ("device", "tables", "MB", "fwd", "bwd", "a2a fwd", "a2a bwd", "total", "+/-")
 Floats = npt.NDArray[np.float64]
@@ -214,11 +217,13 @@ def price_plan(
 def measure_plan(
     plan: ShardingPlan,
     task: ShardingTask,
-    pool: BenchmarkPool,
+    pool: "BenchmarkPool",
     with_exchange: bool = True,
     seed: int = 0,
 ) -> PlanCost:
     """Measure every device's shard, and the all-to-all among them, on the pool."""
+    from autoshard.benchmark.pool import MeasuredCosts  # loads Ray, which planning does without
+
     plan.check(task)
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))
     if not with_exchange or plan.num_devices == 1:

@@ -6,6 +6,8 @@ from math import comb
 from statistics import NormalDist, median
 
 FEWEST_FOR_INTERVAL = 9  # from here on the extremes may be left out of a 95 % interval
+# Of the sizes of normal values, in deviations: medians do not feel the few that are far off.
+NORMAL_MEDIAN = NormalDist().inv_cdf(0.75)
 UNKNOWN = 1.0  # the error of a cost of which nothing is known: as large as itself
 
 

@@ -8,15 +8,27 @@ it learns from (`CostDataset`), its training,
 calibration and checkpoints.
 """
 
-from autoshard.cost_model.checkpoint import CheckpointError, OtherHardware, load_model, save_model
-from autoshard.cost_model.communication import CommCostModel, ExchangeCosts
-from autoshard.cost_model.compute import ComputeCostModel, Prices, Uncertainty
-from autoshard.cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
-from autoshard.cost_model.explanation import PhaseCost, SliceCost, slowest_by_phase
-from autoshard.cost_model.model import CostModel, Provenance
-from autoshard.cost_model.oracle import EstimatedCosts, OutsideTraining
-from autoshard.cost_model.outlook import Outlook, TaskOutlook
-from autoshard.cost_model.table_factors import TableFactors
+from typing import TYPE_CHECKING
+
+from autoshard.workload.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from autoshard.cost_model.checkpoint import (
+        CheckpointError,
+        OtherHardware,
+        load_model,
+        save_model,
+    )
+    from autoshard.cost_model.communication import CommCostModel, ExchangeCosts
+    from autoshard.cost_model.compute import ComputeCostModel, Prices, Uncertainty
+    from autoshard.cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
+    from autoshard.cost_model.explanation import PhaseCost, SliceCost, slowest_by_phase
+    from autoshard.cost_model.model import CostModel, Provenance
+    from autoshard.cost_model.oracle import EstimatedCosts, OutsideTraining
+    from autoshard.cost_model.outlook import Outlook, TaskOutlook
+    from autoshard.cost_model.table_factors import TableFactors
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "CheckpointError",

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy  # which loads its parts when they are used
 import torch
-from scipy import optimize
 from torch import Tensor, nn
 
 from autoshard.benchmark import Exchange
@@ -119,7 +119,7 @@ class CommCostModel:
         # Relative errors count: else only the largest would.
         weights = 1 / np.array(slowest)
         lines = np.stack([weights, weights * np.array(most)], axis=1)
-        (latency_ms, column_ms), _ = optimize.nnls(lines, np.ones(len(slowest)))
+        (latency_ms, column_ms), _ = scipy.optimize.nnls(lines, np.ones(len(slowest)))
         if column_ms <= 0:
             return None
         one = float(StepPrice.of(Objective("step", Link(1.0)), batch_size, ranks, 0.0).column_ms())

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import scipy  # which loads its parts when they are used
 import torch
-from scipy import sparse
 
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.inputs import SliceRows
@@ -21,14 +21,14 @@ class Contributions:
     """Milliseconds of each shard's start, and of each table in it, forward and backward."""
 
     starts_ms: tuple[Floats, ...]
-    tables_ms: tuple[sparse.csr_matrix, ...]
+    tables_ms: "tuple[scipy.sparse.csr_matrix, ...]"
 
-    def of(self, direction: int) -> tuple[Floats, sparse.csr_matrix]:
+    def of(self, direction: int) -> "tuple[Floats, scipy.sparse.csr_matrix]":
         """All shards' costs in one direction, and of it those of the tables."""
         parts = self.tables_ms[direction]
         return self.starts_ms[direction] + np.asarray(parts.sum(1)).ravel(), parts
 
-    def together(self) -> tuple[Floats, sparse.csr_matrix]:
+    def together(self) -> "tuple[Floats, scipy.sparse.csr_matrix]":
         """Forward and backward added up."""
         parts = sum(self.tables_ms[1:], self.tables_ms[0])
         return sum(self.starts_ms) + np.asarray(parts.sum(1)).ravel(), parts
@@ -82,6 +82,6 @@ class Held:
         for direction in range(DIRECTIONS):
             each = beside[:, self._held.rows, direction] * times[:, self._owners, direction]
             values = each.mean(0).double().numpy()
-            found.append(sparse.csr_matrix((values, (self._owners, columns)), self._shape))
+            found.append(scipy.sparse.csr_matrix((values, (self._owners, columns)), self._shape))
         begun = (starts[:, None] * times).mean(0).double().numpy()
         return Contributions(tuple(begun.T), tuple(found))

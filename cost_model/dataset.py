@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -19,15 +18,13 @@ from autoshard.benchmark import (
     read_parquet,
     read_parquet_exchanges,
 )
-from autoshard.benchmark.statistics import UNKNOWN
+from autoshard.benchmark.statistics import NORMAL_MEDIAN, UNKNOWN
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, UserError
 from autoshard.workload.parts import PARTS, Part, part_of_shard
 
 Floats = npt.NDArray[np.float64]
 
 FEWEST_SHARDS = 5  # shards that a part needs, or nothing can be said of it
-# Of the sizes of normal values, in deviations: medians do not feel the few that are far off.
-NORMAL_MEDIAN = NormalDist().inv_cdf(0.75)
 
 
 class DataError(UserError):

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from autoshard.benchmark import Level
 from autoshard.cost_model.communication import CommCostModel
 from autoshard.cost_model.compute import ComputeCostModel
-from autoshard.cost_model.dataset import CostDataset
 from autoshard.workload import OperatorOptions
+
+if TYPE_CHECKING:
+    from autoshard.cost_model.dataset import CostDataset
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Provenance:
     figures: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
-    def of(data: CostDataset, figures: Mapping[str, float] | None = None) -> "Provenance":
+    def of(data: "CostDataset", figures: Mapping[str, float] | None = None) -> "Provenance":
         """That of a model which learned from this dataset."""
         return Provenance(
             hardware=data.hardware,

@@ -9,18 +9,22 @@ linear but for the logarithm, so a few steps of Gauss and Newton find the poster
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import scipy  # which loads its parts when they are used
 import torch
-from scipy import linalg, sparse
 
+from autoshard.benchmark.statistics import NORMAL_MEDIAN
 from autoshard.cost_model.compute import ComputeCostModel, FactorPrior
 from autoshard.cost_model.contributions import Contributions, Held
-from autoshard.cost_model.dataset import NORMAL_MEDIAN, CostDataset
 from autoshard.cost_model.inputs import slice_inputs
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.workload import EmbeddingTable, Shard
+
+if TYPE_CHECKING:
+    from autoshard.cost_model.dataset import CostDataset
 
 Floats = npt.NDArray[np.float64]
 
@@ -123,7 +127,7 @@ class TableFactors:
         """How many have been measured."""
         return len(self._known)
 
-    def learn(self, data: CostDataset, of: Sequence[EmbeddingTable] = ()) -> "TableFactors":
+    def learn(self, data: "CostDataset", of: Sequence[EmbeddingTable] = ()) -> "TableFactors":
         """What is known after these measurements alone, those with our batch size.
 
         Where they are of very many tables, those of shards with tables `of` come first, and what is
@@ -150,7 +154,7 @@ class TableFactors:
                     said, direction, factors[direction], costs[:, direction], noise, number == 0
                 )
                 # Posterior covariance: (K^-1 + I)^-1 = K - K (I K + 1)^-1 I K, and so its mean.
-                solved = linalg.solve(np.eye(len(before)) + information @ before, information)
+                solved = scipy.linalg.solve(np.eye(len(before)) + information @ before, information)
                 found._gains.append(solved)
                 found._pulls.append(moments - solved @ (before @ moments))
                 factors[direction] = before @ found._pulls[-1]
@@ -275,7 +279,7 @@ class Evidence:
     likeness: Likeness
 
     @staticmethod
-    def of(model: ComputeCostModel, data: CostDataset) -> "Evidence":
+    def of(model: ComputeCostModel, data: "CostDataset") -> "Evidence":
         """What the shards say of the model."""
         tables = distinct_tables(data)
         total, parts = Held(model, data.shards, data.batch_sizes, tables).contributions().together()
@@ -284,7 +288,7 @@ class Evidence:
         most = _FAR_OFF * float(np.median(np.abs(errors))) / NORMAL_MEDIAN
         return Evidence(
             np.clip(errors, -most, most),
-            (sparse.diags(1 / total) @ parts).toarray(),
+            (scipy.sparse.diags(1 / total) @ parts).toarray(),
             data.errors,
             TableFactors(model, data.most_common_batch).likeness(tables),
         )
@@ -293,8 +297,8 @@ class Evidence:
         """Of the errors, where factors of tables are as believed."""
         left = np.diag(prior.rest**2 + np.square(self.noisy))
         covariance = self.shares @ self.likeness.covariance(prior) @ self.shares.T + left
-        factor = linalg.cho_factor(covariance)
-        fit = self.errors @ linalg.cho_solve(factor, self.errors)
+        factor = scipy.linalg.cho_factor(covariance)
+        fit = self.errors @ scipy.linalg.cho_solve(factor, self.errors)
         return float(fit / 2 + np.log(np.diag(factor[0])).sum())
 
 
@@ -306,10 +310,10 @@ def _step(
     shards alone decide.
     """
     total, parts = said.of(direction)
-    slopes = sparse.diags(1 / total) @ parts
+    slopes = scipy.sparse.diags(1 / total) @ parts
     missed = known - np.log(total)
     trust = np.ones(len(known)) if first else _trust(missed / noise)
-    weighted = slopes.T @ sparse.diags(trust / np.square(noise))
+    weighted = slopes.T @ scipy.sparse.diags(trust / np.square(noise))
     return (weighted @ slopes).toarray(), np.asarray(weighted @ (missed + slopes @ factors))
 
 
@@ -331,12 +335,12 @@ def _fitting(prior: FactorPrior, evidence: Evidence) -> FactorPrior:
     return min(candidates, key=evidence.unlikeliness)
 
 
-def few(data: CostDataset) -> CostDataset:
+def few(data: "CostDataset") -> "CostDataset":
     """Some of the shards, evenly spread: enough to find a few numbers by."""
     return data.subset(range(0, len(data), max(1, -(-len(data) // _MOST_EVIDENCE))))
 
 
-def _worth_knowing(data: CostDataset, batch_size: int, of: Sequence[EmbeddingTable]) -> list[int]:
+def _worth_knowing(data: "CostDataset", batch_size: int, of: Sequence[EmbeddingTable]) -> list[int]:
     """Numbers of shards of at most so many tables, those with tables `of` first."""
     wanted = {table.access_digest for table in of}
     digests = [{p.table.access_digest for p in shard.slices} for shard in data.shards]
@@ -352,7 +356,7 @@ def _worth_knowing(data: CostDataset, batch_size: int, of: Sequence[EmbeddingTab
     return sorted(kept)
 
 
-def distinct_tables(data: CostDataset) -> list[EmbeddingTable]:
+def distinct_tables(data: "CostDataset") -> list[EmbeddingTable]:
     """The tables of all shards, once each, whatever their name and width."""
     return list(
         {p.table.access_digest: p.table for shard in data.shards for p in shard.slices}.values()

@@ -8,27 +8,32 @@ come from (`EstimatedRewards`, `MeasuredRewards`,
 `MixedRewards`).
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import gymnasium
 
-from autoshard.envs.deck import Deal, Deck
-from autoshard.envs.game import ShardingGame
-from autoshard.envs.generators import Generator, MixedDeals, RandomDeals
-from autoshard.envs.observation import Layout
-from autoshard.envs.rewards import (
-    Balance,
-    Costs,
-    CostSource,
-    Dense,
-    EstimatedRewards,
-    MeasuredRewards,
-    MixedRewards,
-    NegativeStep,
-    Reward,
-)
-from autoshard.envs.single import ShardingEnv, default_deck
-from autoshard.envs.vector import ShardingVectorEnv
+from autoshard.workload.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from autoshard.envs.deck import Deal, Deck
+    from autoshard.envs.game import ShardingGame
+    from autoshard.envs.generators import Generator, MixedDeals, RandomDeals
+    from autoshard.envs.observation import Layout
+    from autoshard.envs.rewards import (
+        Balance,
+        Costs,
+        CostSource,
+        Dense,
+        EstimatedRewards,
+        MeasuredRewards,
+        MixedRewards,
+        NegativeStep,
+        Reward,
+    )
+    from autoshard.envs.single import ShardingEnv, default_deck
+    from autoshard.envs.vector import ShardingVectorEnv
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "Balance",
@@ -53,15 +58,9 @@ __all__ = [
 ]
 
 
-def _make_vector(num_envs: int, **arguments: Any) -> ShardingVectorEnv:
-    """As Gymnasium calls it, with the arguments of the single environment."""
-    deck = arguments.pop("deck", None) or default_deck()
-    return ShardingVectorEnv(deck, num_envs, **arguments)
-
-
 if "Sharding-v0" not in gymnasium.registry:
     gymnasium.register(
         "Sharding-v0",
         entry_point="autoshard.envs.single:ShardingEnv",
-        vector_entry_point=_make_vector,  # type: ignore[arg-type]
+        vector_entry_point="autoshard.envs.single:make_vector",
     )

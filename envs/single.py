@@ -129,3 +129,8 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
         told = {name: value[0] for name, value in infos.items() if not name.startswith("_")}
         return {**told, "action_mask": self.action_masks().astype(np.int8)}
+
+
+def make_vector(num_envs: int, deck: Deck | None = None, **arguments: Any) -> ShardingVectorEnv:
+    """Makes the vector environment with the arguments of the single one, as Gymnasium calls it."""
+    return ShardingVectorEnv(deck or default_deck(), num_envs, **arguments)

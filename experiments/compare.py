@@ -36,13 +36,15 @@ from autoshard.experiments.evaluation.task_sets import (
     write_results,
 )
 from autoshard.experiments.tracking.data_sources import short_name, tables_source
-from autoshard.experiments.training.loading import (
-    all_sharders,
-    check_sharders,
-    model_beside,
-    oracle_for,
+from autoshard.sharders import (
+    MEASURE_SECONDS,
+    cost_model_beside,
+    load_policy,
+    needs_of,
+    open_oracle,
+    spec_of,
+    usable_sharders,
 )
-from autoshard.sharders import MEASURE_SECONDS, NEED_POLICY, NEED_POOL, load_policy
 from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.parts import tables_by_part
@@ -154,7 +156,7 @@ class CompareConfig(ObjectiveOptions):
         """Raises UserError unless the options make sense."""
         if _ALL in self.names:
             raise UserError(f"--sharders {_ALL} are all there are: name no others beside it")
-        check_sharders(self.names)
+        measuring = [name for name in self.names if "pool" in spec_of(name).needs]
         if sum(source is not None for source in (self.tables, self.family, self.tasks)) != 1:
             raise UserError(
                 "name tables to draw tasks from with --tables, or a folder with --tasks, or a "
@@ -177,11 +179,10 @@ class CompareConfig(ObjectiveOptions):
         self.check_objective(self.num_devices)
         if self.judge == "training" and self.measure:
             raise UserError("--measure measures costs: leave it out, or --judge training")
-        for name in NEED_POOL.intersection(self.names):
-            if not self.measure:
-                raise UserError(
-                    f"sharder {name} measures while it plans: add --measure, or leave it out"
-                )
+        if measuring and not self.measure:
+            raise UserError(
+                f"sharder {measuring[0]} measures while it plans: add --measure, or leave it out"
+            )
         check_file(self.json, "--json")
         check_folder(self.out, "--out")
         check_folder(self.save_tasks, "--save-tasks")
@@ -192,15 +193,15 @@ class CompareConfig(ObjectiveOptions):
 def main(config: CompareConfig) -> None:
     """Plans the tasks with every sharder, evaluates the plans, reports which sharder is best."""
     if config.names == [_ALL]:
-        config = replace(config, sharders=",".join(all_sharders(config.measure)))
+        config = replace(config, sharders=",".join(usable_sharders(config.measure)))
     config.check()
     plans = named_folders("--plans", config.plans, ())
     policies = named_folders("--policies", config.further, plans)
-    cost_model = config.cost_model or model_beside(config.policy)
+    cost_model = config.cost_model or cost_model_beside(config.policy)
     policy, model = load_policy(config.policy), load_model(cost_model)
     others = {name: load_policy(folder) for name, folder in policies.items()}
     task_set, oracle = _task_set(config, plans, model)
-    for one in ([policy] if NEED_POLICY.intersection(config.names) else []) + [*others.values()]:
+    for one in ([policy] if "policy" in needs_of(config.names) else []) + [*others.values()]:
         one.check(task_set.max_devices)
     planners = Planners(config.names, oracle, policy, config.seed, config.verify_seconds, others)
     if config.measure:
@@ -264,12 +265,12 @@ def _task_set(
     """Returns the tasks, and the oracle for them; UserError if it does not price such tasks."""
     if config.tasks is not None:
         task_set = TaskSet.read(config.tasks, plans)
-        oracle = oracle_for(model, task_set.first.batch_size, task_set.tables)
+        oracle = open_oracle(model, task_set.first.batch_size, task_set.tables)
         with documents.naming(config.tasks):
             oracle.check(task_set.first)
         return task_set, oracle
     tables, fill = _tables(config), (config.memory_fill, config.memory_fill)
-    oracle = oracle_for(model, config.batch_size, tables)
+    oracle = open_oracle(model, config.batch_size, tables)
     deals = (
         RandomDeals((config.num_tables,) * 2, (config.num_devices,) * 2, fill)
         if config.choice is None

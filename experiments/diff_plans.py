@@ -12,13 +12,12 @@ import tyro
 from autoshard.cost_model import TaskOutlook, load_model
 from autoshard.cost_model.training import one_thread
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.devices import read_devices
+from autoshard.experiments.console.inputs import read_devices, read_plan
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.explaining.diff import PlanDiff
-from autoshard.experiments.explaining.layout import show
-from autoshard.experiments.explaining.plan_files import read_plan
-from autoshard.experiments.training.loading import oracle_for
+from autoshard.experiments.explaining.plan_report import show
+from autoshard.sharders import open_oracle
 from autoshard.workload import (
     Constraints,
     Device,
@@ -96,7 +95,7 @@ def main(config: DiffConfig) -> None:
     config.check()
     devices, tables = config.devices(), load_tables(config.tables)
     model = load_model(config.cost_model)
-    oracle = oracle_for(model, config.batch_size, tables, config.store)
+    oracle = open_oracle(model, config.batch_size, tables, config.store)
     objective = config.wanted(len(devices), oracle.link)
     operator = model.provenance.operator
     task = ShardingTask(tables, devices, config.batch_size, operator, objective=objective)

@@ -14,11 +14,11 @@ from autoshard.experiments.tracking.data_sources import short_name, store_source
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.experiments.training.checks import split_tables
 from autoshard.experiments.training.config import DROPPED, PPOShardConfig
-from autoshard.experiments.training.loading import oracle_for
 from autoshard.experiments.training.loop import Training
 from autoshard.experiments.training.recipes import check_recipe, recipe_defaults
 from autoshard.experiments.training.report import TrainingReport
 from autoshard.experiments.training.run_folder import RunFolder, SavedRun
+from autoshard.sharders import open_oracle
 from autoshard.workload import UserError, documents
 
 MAY_CHANGE = (  # when a run is resumed
@@ -49,7 +49,7 @@ def main(config: PPOShardConfig) -> None:
     tables = config.all_tables()
     parts = split_tables(config.source, tables)
     model = load_model(config.cost_model)
-    oracle_for(model, config.batch_size, tables)
+    open_oracle(model, config.batch_size, tables)
 
     # 3. The folder of the run, and the store of measurements.
     if saved is None:

@@ -1,34 +1,33 @@
 #!/usr/bin/env python
 """Shard your own tables: a plan of who holds what, and what it will cost."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import tyro
 
-from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model
+from autoshard.cost_model import EstimatedCosts, TaskOutlook
 from autoshard.cost_model.training import one_thread
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.devices import read_devices
-from autoshard.experiments.console.imports import model_tables
+from autoshard.experiments.console.inputs import read_devices, read_plan
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import PICTURES, check_file
-from autoshard.experiments.evaluation.measured_plan import measured_plan
 from autoshard.experiments.explaining.explain import explanation
-from autoshard.experiments.explaining.layout import show
-from autoshard.experiments.explaining.memory import memory_parts
-from autoshard.experiments.explaining.plan_files import read_plan
-from autoshard.experiments.explaining.rival import beside, best_heuristic
-from autoshard.experiments.training.loading import check_sharders, model_beside, oracle_for
+from autoshard.experiments.explaining.plan_report import (
+    best_heuristic,
+    expected_line,
+    memory_parts,
+    show,
+)
 from autoshard.sharders import (
-    BY_NO_MODEL,
-    NEED_POLICY,
-    NEED_POOL,
-    TAKE_SECONDS,
-    Means,
+    SHARDERS,
     NearSharder,
-    load_policy,
+    SharderSpec,
     make_sharder,
+    needs_of,
+    open_context,
+    spec_of,
 )
 from autoshard.workload import (
     Constraints,
@@ -47,6 +46,7 @@ from autoshard.workload.sizes import told
 _DEFAULT = "autoshard"
 _GB = 2**30
 _MEASURE_SECONDS = 60.0
+_SHARDERS = "\n".join(f"{name}: {spec.text}" for name, spec in SHARDERS.items())
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,7 @@ class ShardConfig(ObjectiveOptions):
     constraints: Path | None = None
     """YAML file of what plans must obey: tables together, apart, on certain devices, whole, ...,
     and memory that is kept free."""
-    sharder: str = _DEFAULT
-    """Who decides: autoshard, policy, cost, size_lookup, ...; a wrong name lists them all."""
+    sharder: Annotated[str, tyro.conf.arg(help=f"Sharder:\n{_SHARDERS}")] = _DEFAULT
     plan: Path | None = None
     """File of a plan that is priced as it is, in place of making one; nothing is written."""
     explain: bool = False
@@ -111,20 +110,20 @@ class ShardConfig(ObjectiveOptions):
 
     def check(self) -> None:
         """UserError unless the options make sense."""
-        check_sharders([self.sharder])
+        spec = self.spec
         if (self.tables is None) == (self.model is None):
             raise UserError("name a file of tables with --tables, or a TorchRec model with --model")
         if self.batches is not None and self.model is None:
             raise UserError("--batches are those of a model: name it with --model")
-        if self.measure and self.sharder in BY_NO_MODEL:
+        if self.measure and "model" not in spec.needs:
             raise UserError(
                 f"--measure teaches a cost model, which {self.sharder} does not go by: leave it out"
             )
-        if self.seconds is not None and not (
-            self.measure or self.sharder in NEED_POOL or self.sharder in TAKE_SECONDS
-        ):
+        if self.seconds is not None and not self.measure and spec.time == "own":
+            limited = [name for name, spec in SHARDERS.items() if spec.time != "own"]
             raise UserError(
-                f"--seconds are for those who search: {self.sharder} takes as long as it takes"
+                f"--seconds is not supported by sharder {self.sharder}: use one of "
+                f"{', '.join(limited)}, or omit --seconds"
             )
         if self.plan is not None and (self.measure or self.sharder != _DEFAULT):
             raise UserError("--plan is priced as it is: leave out --sharder and --measure")
@@ -150,18 +149,24 @@ class ShardConfig(ObjectiveOptions):
                 "--plan"
             )
 
-    def workload(self, known: OperatorOptions) -> tuple[EmbeddingTable, ...]:
-        """The tables; UserError if a model's store other than the cost model knows."""
+    @property
+    def spec(self) -> SharderSpec:
+        """What the sharder needs and does; UserError lists all if there is none of that name."""
+        return spec_of(self.sharder)
+
+    @property
+    def measures(self) -> bool:
+        """Whether the plan is measured while it is made."""
+        return self.measure or "pool" in self.spec.needs
+
+    def workload(self) -> tuple[tuple[EmbeddingTable, ...], OperatorOptions | None]:
+        """Returns the tables, and how a TorchRec model stores them."""
         if self.model is None:
             assert self.tables is not None
-            return load_tables(self.tables)
+            return load_tables(self.tables), None
+        from autoshard.experiments.console.imports import model_tables  # as slow as the model
+
         found = model_tables(self.model, self.batches, self.num_devices)
-        if found.operator != known:
-            raise UserError(
-                f"--model {self.model}: its tables are {found.operator}, and the cost model knows "
-                f"those that are {known}: name another with --cost-model, which learned from "
-                "collect_costs.py with their --weights and --optimizer"
-            )
         counted = {t.reuse_batch_size for t in found.tables if t.reuse_batch_size is not None}
         if counted and counted != {self.batch_size}:
             cli.console.print(
@@ -169,7 +174,7 @@ class ShardConfig(ObjectiveOptions):
                 f"together, and --batch-size is {self.batch_size}: lookups are scaled to that",
                 soft_wrap=True,
             )
-        return found.tables
+        return found.tables, found.operator
 
     def devices(self) -> tuple[Device, ...]:
         """The devices with their memory; UserError unless it is one number, or one for each."""
@@ -178,55 +183,75 @@ class ShardConfig(ObjectiveOptions):
 
 @one_thread()  # of several, each waits for the others: networks this small gain nothing
 def main(config: ShardConfig) -> None:
-    """Plan, say what the plan costs beside the best heuristic's, write it."""
+    """Plans, prints what the plan costs beside the best heuristic's, writes it."""
     config.check()
-    devices, policy = config.devices(), load_policy(config.policy)
-    model = load_model(config.cost_model or model_beside(config.policy))
-    tables = config.workload(model.provenance.operator)
-    if config.sharder in NEED_POLICY and config.plan is None:
-        policy.check(len(devices))
-    oracle = oracle_for(model, config.batch_size, tables, config.store)
-    objective = config.wanted(len(devices), oracle.link)
-    operator = model.provenance.operator
-    task = ShardingTask(tables, devices, config.batch_size, operator, objective=objective)
-    if config.constraints is not None:
-        task = Constraints.of_file(config.constraints, task)
+    devices, (tables, stored) = config.devices(), config.workload()
+    given = config.plan or config.keep_near
+    context = open_context(
+        frozenset() if given else needs_of([config.sharder]),
+        tables,
+        config.batch_size,
+        config.policy,
+        config.cost_model,
+        config.store,
+    )
+    task = _task(config, tables, devices, stored, context.costs)
     if config.save_task is not None:
         task.save(config.save_task)
-    measures = config.measure or config.sharder in NEED_POOL
-    means = Means(
-        oracle,
-        policy,
+    context = replace(
+        context,
         measure_seconds=config.seconds or _MEASURE_SECONDS,
         seed=config.seed,
-        seconds=None if measures else config.seconds,
+        seconds=None if config.measures else config.seconds,
     )
+    oracle = context.costs
     said: list[str] = []
     if config.plan is not None:
         plan = read_plan(config.plan, task, fitting=True)
     elif config.keep_near is not None:
         plan, said = _near(config, task, oracle)
-    elif measures:
-        plan, oracle, said = measured_plan(config.sharder, task, means, config.store)
+    elif config.measures:
+        from autoshard.experiments.evaluation.measured_plan import measured_plan  # starts Ray
+
+        plan, oracle, said = measured_plan(config.sharder, task, context, config.store)
     else:
-        plan = make_sharder(config.sharder, means).shard(task)
+        plan = make_sharder(config.sharder, context).shard(task)
     plan.check(task)
-    given = config.plan or config.keep_near
     name = config.sharder if given is None else given.name
     outlook, cost = TaskOutlook(oracle, task), oracle.plan_cost(plan, task)
-    rival = best_heuristic(task, outlook, config.seed)
+    best = best_heuristic(task, outlook, config.seed)
     what = f"near {name}" if config.keep_near else name
     cli.console.print(cost.table(f"{what}, estimated"))
     show(memory_parts(plan, task))
-    for line in (beside(name, outlook.of(plan), rival, task.objective), *said):
+    for line in (expected_line(name, outlook.of(plan), best, task.objective), *said):
         cli.console.print(line, soft_wrap=True)
     if config.explain:
-        show(explanation(oracle, task, plan, rival))
+        show(explanation(oracle, task, plan, best))
     if config.picture is not None:
         cost.picture(config.picture, name)
     if config.plan is None:
         plan.save(config.out)
         cli.console.print(f"the plan is in {config.out}", soft_wrap=True)
+
+
+def _task(
+    config: ShardConfig,
+    tables: tuple[EmbeddingTable, ...],
+    devices: tuple[Device, ...],
+    stored: OperatorOptions | None,
+    oracle: EstimatedCosts,
+) -> ShardingTask:
+    """Returns the task; UserError if a model stores tables other than the cost model knows."""
+    known = oracle.model.provenance.operator
+    if stored not in (None, known):
+        raise UserError(
+            f"--model {config.model}: its tables are {stored}, and the cost model knows those "
+            f"that are {known}: name another with --cost-model, which learned from "
+            "collect_costs.py with their --weights and --optimizer"
+        )
+    objective = config.wanted(len(devices), oracle.link)
+    task = ShardingTask(tables, devices, config.batch_size, known, objective=objective)
+    return task if config.constraints is None else Constraints.of_file(config.constraints, task)
 
 
 def _near(

@@ -33,8 +33,8 @@ from autoshard.experiments.sweeps.winner import keep_winner
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage, absolute
 from autoshard.experiments.training.checks import split_tables
-from autoshard.experiments.training.loading import oracle_for
 from autoshard.experiments.training.loop import check_hardware
+from autoshard.sharders import open_oracle
 from autoshard.workload import UserError, documents, load_tables
 
 SWEEP_SCHEMA = documents.Schema("autoshard.sweep", 1)
@@ -77,7 +77,7 @@ def _swept(
     tables = load_tables(config.tables)
     parts = split_tables(config.tables, tables)
     model = load_model(config.cost_model)
-    oracle_for(model, config.batch_size, tables)  # which warns of tables that it knows little of
+    open_oracle(model, config.batch_size, tables)  # which warns of tables that it knows little of
     task = PolicyTask(replace(config, store=store).training(), parts, model, store)
     space = search_space(population_based=config.scheduler == "pbt")
     tags = {

@@ -1,56 +1,61 @@
 """Who decides: everything that turns a task into a plan.
 
-May import `envs`, `cost_model`, `benchmark` and `workload`. Hands out every sharder by name
-(`make_sharder`, with the `Means` that it needs): the published heuristics, greedy placement by
-learned costs, `NeuroShardSharder`, which splits tables around it, `PolicySharder`, a trained policy
-alone or with sampling, splits and local search, `MeasuringSharder`, which measures and learns while
-it plans, `AnnealingSharder`, the yardstick of all that are quicker, `NearSharder`, which improves a
-plan in use, and `TorchRecSharder`, TorchRec's own planner to be compared with. `next_steps` says
-what one more move, swap or split would bring to a plan. Policies are kept in folders
-(`load_policy`, `save_policy`).
+May import `envs`, `cost_model`, `benchmark` and `workload`. `make_sharder` makes every sharder by
+its name, out of a `SharderContext`; `SHARDERS` says what each name stands for. There are the
+published heuristics, greedy placement by learned costs, `NeuroShardSharder`, which splits tables
+around it, `PolicySharder`, a trained policy alone or with a local search, `MeasuringSharder`, which
+measures and learns while it plans, `AnnealingSharder`, the yardstick of all that are quicker,
+`NearSharder`, which improves a plan in use, and `TorchRecSharder`, TorchRec's own planner to be
+compared with. `next_steps` says what one more move, swap or split would bring to a plan. Policies
+are kept in folders (`load_policy`, `save_policy`).
 """
 
-from autoshard.sharders.annealing import ANNEAL_SECONDS, AnnealingSharder
-from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
-from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
-from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
-from autoshard.sharders.measuring import MEASURE_SECONDS, Measurer, MeasuringSharder
-from autoshard.sharders.near import NearSharder
-from autoshard.sharders.neuroshard import NeuroShardSharder
-from autoshard.sharders.policy import PolicySharder
-from autoshard.sharders.policy_files import (
-    Policy,
-    PolicyError,
-    find_policy,
-    load_policy,
-    save_policy,
-)
-from autoshard.sharders.registry import (
-    BY_NO_MODEL,
-    NEED_POLICY,
-    NEED_POOL,
-    NEED_TORCHREC,
-    SHARDERS,
-    TAKE_SECONDS,
-    TAKE_THEIR_TIME,
-    Means,
-    make_measuring,
-    make_sharder,
-)
-from autoshard.sharders.steps import Step, next_steps
-from autoshard.sharders.torchrec_planner import TorchRecSharder
+from typing import TYPE_CHECKING
+
+from autoshard.workload.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from autoshard.sharders.annealing import ANNEAL_SECONDS, AnnealingSharder
+    from autoshard.sharders.context import (
+        MEASURE_SECONDS,
+        SharderContext,
+        open_context,
+        open_oracle,
+    )
+    from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
+    from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
+    from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
+    from autoshard.sharders.measuring import Measurer, MeasuringSharder
+    from autoshard.sharders.near import NearSharder
+    from autoshard.sharders.neuroshard import NeuroShardSharder
+    from autoshard.sharders.policy import PolicySharder
+    from autoshard.sharders.policy_files import (
+        Policy,
+        PolicyError,
+        cost_model_beside,
+        find_policy,
+        load_policy,
+        save_policy,
+    )
+    from autoshard.sharders.registry import (
+        SHARDERS,
+        SharderSpec,
+        make_measuring,
+        make_sharder,
+        needs_of,
+        spec_of,
+        usable_sharders,
+    )
+    from autoshard.sharders.steps import Step, next_steps
+    from autoshard.sharders.torchrec_planner import TorchRecSharder
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "ANNEAL_SECONDS",
-    "BY_NO_MODEL",
     "HEURISTICS",
     "MEASURE_SECONDS",
-    "NEED_POLICY",
-    "NEED_POOL",
-    "NEED_TORCHREC",
     "SHARDERS",
-    "TAKE_SECONDS",
-    "TAKE_THEIR_TIME",
     "USUAL_HEURISTICS",
     "AloneGreedySharder",
     "AnnealingSharder",
@@ -58,7 +63,6 @@ __all__ = [
     "GreedySharder",
     "LocalSearch",
     "LocalSearchSharder",
-    "Means",
     "Measurer",
     "MeasuringSharder",
     "NearSharder",
@@ -66,12 +70,20 @@ __all__ = [
     "Policy",
     "PolicyError",
     "PolicySharder",
+    "SharderContext",
+    "SharderSpec",
     "Step",
     "TorchRecSharder",
+    "cost_model_beside",
     "find_policy",
     "load_policy",
     "make_measuring",
     "make_sharder",
+    "needs_of",
     "next_steps",
+    "open_context",
+    "open_oracle",
     "save_policy",
+    "spec_of",
+    "usable_sharders",
 ]

@@ -8,10 +8,10 @@ from typing import Protocol
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.outlook import TaskOutlook
 from autoshard.cost_model.telling import most_telling
+from autoshard.sharders.context import MEASURE_SECONDS
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import PlanError, Shard, Sharder, ShardingPlan, ShardingTask
 
-MEASURE_SECONDS = 20.0  # a task of 60 tables is well known by then, on two cores
 _ROUND_SHARE = 0.4  # of the seconds left: later rounds know better what to measure
 _MIN_ROUND_SECONDS = 2.0  # less is not worth a round
 _SHARDS_PER_DEVICE = 24  # of a round: more than a device can measure in it

@@ -18,6 +18,8 @@ from autoshard.workload import UserError, documents
 # 1: of games without halvings; 2: parts of devices came in another order
 POLICY_SCHEMA = documents.Schema("autoshard.policy", 3)
 PRETRAINED = Path(__file__).parent / "pretrained"
+SHIPPED = Path("cpu")  # the policy and the cost model that are used unless others are named
+COST_MODEL = "cost_model"  # the folder, in the policy's own, of the cost model that it goes with
 _WEIGHTS, _DOCUMENT = "policy.safetensors", "policy.json"
 
 
@@ -95,6 +97,12 @@ def find_policy(policy: Path | str) -> Path:
             f"{shipped}"
         )
     return where
+
+
+def cost_model_beside(policy: Path | str) -> Path:
+    """Returns the folder of the cost model that a policy was trained with; else the shipped one."""
+    folder = find_policy(policy) / COST_MODEL
+    return folder if folder.is_dir() else SHIPPED
 
 
 def _fill(network: PolicyNetwork, path: Path) -> None:

@@ -1,103 +1,174 @@
-"""All sharders by name."""
+"""All sharders by name: what each does, what it needs, how it uses time, how it is made."""
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from autoshard.cost_model import EstimatedCosts
-from autoshard.sharders.annealing import ANNEAL_SECONDS, AnnealingSharder
-from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
+# Attributes of the package, which loads the module of a sharder when the sharder is made.
+from autoshard import sharders
+from autoshard.sharders.context import SharderContext
 from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
-from autoshard.sharders.measuring import MEASURE_SECONDS, Measurer, MeasuringSharder
-from autoshard.sharders.neuroshard import NeuroShardSharder
-from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
-from autoshard.sharders.torchrec_planner import TorchRecSharder
 from autoshard.workload import Sharder, UserError
+
+Need = Literal["model", "policy", "pool", "torchrec"]
+_MODEL, _POLICY = frozenset[Need]({"model"}), frozenset[Need]({"model", "policy"})
 
 
 @dataclass(frozen=True)
-class Means:
-    """What sharders need, as far as it is there. `seed`: of everything that they draw. `seconds`:
-    that those who search may take; by default as long as it takes them.
+class SharderSpec:
+    """What a sharder's name stands for.
+
+    Args:
+        text: What it does, in a phrase.
+        make: Makes it, of a context that has all that it needs.
+        needs: A cost model, a trained policy, a pool that measures, or TorchRec.
+        time: `own`: it takes as long as it takes. `at_most`: it searches until it finds no better
+            plan, or for as many seconds as it is given. `all`: it takes all seconds it is given.
+        floor: Name of a sharder than whose plans its own are never worse, by the cost model.
     """
 
-    oracle: EstimatedCosts | None = None
-    policy: Policy | None = None
-    measurer: Measurer | None = None
-    measure_seconds: float = MEASURE_SECONDS
-    seed: int = 0
-    seconds: float | None = None
-
-    def priced(self, name: str) -> EstimatedCosts:
-        """The oracle; UserError without."""
-        if self.oracle is None:
-            raise UserError(f"sharder {name} goes by a cost model: none is named")
-        return self.oracle
-
-    def trained(self, name: str) -> Policy:
-        """The policy; UserError without."""
-        if self.policy is None:
-            raise UserError(f"sharder {name} needs a trained policy: name one with --policy")
-        return self.policy
-
-    def measuring(self, name: str) -> Measurer:
-        """What measures; UserError without."""
-        if self.measurer is None:
-            raise UserError(f"sharder {name} measures while it plans: no pool is there to do so")
-        return self.measurer
+    text: str
+    make: Callable[[SharderContext], Sharder]
+    needs: frozenset[Need] = _MODEL
+    time: Literal["own", "at_most", "all"] = "own"
+    floor: str | None = None
 
 
-def _policy(name: str, means: Means, **options: object) -> PolicySharder:
-    policy, oracle = means.trained(name), means.priced(name)
-    return PolicySharder(policy, oracle, seed=means.seed, seconds=means.seconds, **options)  # type: ignore[arg-type]
+def _heuristic(name: str) -> SharderSpec:
+    return SharderSpec(
+        f"published heuristic: a greedy that balances {name}",
+        lambda context: GreedySharder(HEURISTICS[name], context.seed),
+        frozenset(),
+    )
 
 
-_MAKERS: dict[str, Callable[[str, Means], Sharder]] = {
-    "cost": lambda name, means: AloneGreedySharder(means.priced(name)),
-    "cost_fused": lambda name, means: FusedGreedySharder(means.priced(name)),
-    "cost_fused_search": lambda name, means: _policy(
-        name, replace(means, policy=Policy.untrained()), search=True
+def _policy(context: SharderContext, search: bool = False) -> Sharder:
+    assert context.policy is not None
+    return sharders.PolicySharder(
+        context.policy, context.costs, search, context.seed, context.seconds
+    )
+
+
+SHARDERS: dict[str, SharderSpec] = {
+    **{name: _heuristic(name) for name in HEURISTICS},
+    "cost": SharderSpec(
+        "greedy by the cost model's price of each table alone",
+        lambda context: sharders.AloneGreedySharder(context.costs),
     ),
-    "neuroshard": lambda name, means: NeuroShardSharder(means.priced(name)),
-    "annealing": lambda name, means: AnnealingSharder(
-        means.priced(name), means.seconds or ANNEAL_SECONDS, seed=means.seed
+    "cost_fused": SharderSpec(
+        "puts each table where device and table together cost least",
+        lambda context: sharders.FusedGreedySharder(context.costs),
+        floor="cost_fused",
     ),
-    "policy": _policy,
-    "autoshard": lambda name, means: _policy(name, means, search=True),
-    "autoshard_verified": lambda name, means: make_measuring(name, means),
-    "torchrec": lambda _name, _means: TorchRecSharder(column_wise=False),
-    "torchrec_columns": lambda _name, _means: TorchRecSharder(column_wise=True),
+    "cost_fused_search": SharderSpec(
+        "autoshard by the policy as it was before training",
+        lambda context: _policy(replace(context, policy=Policy.untrained()), search=True),
+        time="at_most",
+        floor="cost_fused",
+    ),
+    "neuroshard": SharderSpec(
+        "NeuroShard's beam search over column splits",
+        lambda context: sharders.NeuroShardSharder(context.costs),
+    ),
+    "annealing": SharderSpec(
+        "simulated annealing, by default a minute: shows what quicker ones leave",
+        lambda context: sharders.AnnealingSharder(
+            context.costs, context.seconds or sharders.ANNEAL_SECONDS, seed=context.seed
+        ),
+        time="all",
+    ),
+    "policy": SharderSpec("one pass of the trained policy", _policy, _POLICY),
+    "autoshard": SharderSpec(
+        "local search from the plans of policy and cost_fused",
+        lambda context: _policy(context, search=True),
+        _POLICY,
+        time="at_most",
+        floor="cost_fused",
+    ),
+    "autoshard_verified": SharderSpec(
+        "autoshard in rounds of planning, measuring and learning",
+        lambda context: make_measuring("autoshard", context),
+        frozenset({"model", "policy", "pool"}),
+        time="at_most",
+    ),
+    "torchrec": SharderSpec(
+        "TorchRec's planner with whole tables",
+        lambda _context: sharders.TorchRecSharder(column_wise=False),
+        frozenset({"torchrec"}),
+    ),
+    "torchrec_columns": SharderSpec(
+        "TorchRec's planner with whole and column-wise split tables",
+        lambda _context: sharders.TorchRecSharder(column_wise=True),
+        frozenset({"torchrec"}),
+    ),
 }
-SHARDERS = (*HEURISTICS, *_MAKERS)
 _DROPPED = {"policy_best": "use policy, or autoshard, which searches from the same plans"}
-NEED_TORCHREC = frozenset({"torchrec", "torchrec_columns"})  # they are its planner
-BY_NO_MODEL = frozenset({*HEURISTICS, *NEED_TORCHREC})  # they ask no cost model
-TAKE_SECONDS = frozenset({"autoshard", "cost_fused_search", "annealing"})  # as many as they get
-NEED_POOL = frozenset({"autoshard_verified"})  # they measure
-TAKE_THEIR_TIME = frozenset({"annealing"})  # seconds as they are given, however small the task
-_NEVER_WORSE = frozenset({"autoshard", "cost_fused_search", "cost_fused"})  # than cost_fused
-NEED_POLICY = frozenset({"policy", "autoshard", "autoshard_verified"})
+_LACKS: dict[Need, str] = {
+    "model": "goes by a cost model: none is named",
+    "policy": "needs a trained policy: name one with --policy",
+    "pool": "measures while it plans: no pool is there to do so",
+}
 
 
-def make_sharder(name: str, means: Means | None = None) -> Sharder:
-    """The sharder of that name; UserError lists the names there are, or says what it lacks."""
-    means = means or Means()
-    if name in HEURISTICS:
-        return GreedySharder(HEURISTICS[name], means.seed)
+def spec_of(name: str) -> SharderSpec:
+    """Returns what a name stands for; UserError lists all names, or what replaces a dropped one."""
     if name in _DROPPED:
         raise UserError(f"sharder {name} no longer exists: {_DROPPED[name]}")
-    if name not in _MAKERS:
+    if name not in SHARDERS:
         raise UserError(f"sharder {name!r} is not one of {', '.join(SHARDERS)}")
-    return _MAKERS[name](name, means)
+    return SHARDERS[name]
 
 
-def make_measuring(name: str, means: Means) -> Sharder:
-    """The sharder of that name in rounds of planning, measuring and learning."""
-    inner = "autoshard" if name in NEED_POOL else name
-    return MeasuringSharder(
-        means.priced(name),
-        lambda oracle: make_sharder(inner, replace(means, oracle=oracle)),
-        means.measuring(name),
-        means.measure_seconds,
-        greedy=inner in _NEVER_WORSE,
+def needs_of(names: Sequence[str]) -> frozenset[Need]:
+    """Returns what sharders of these names need, all together."""
+    return frozenset[Need]().union(*(spec_of(name).needs for name in names))
+
+
+def usable_sharders(measure: bool) -> list[str]:
+    """Returns the names of all sharders that can run here; with `measure` those that need a pool.
+
+    Warns where TorchRec is missing.
+    """
+    found = {n: spec for n, spec in SHARDERS.items() if measure or "pool" not in spec.needs}
+    theirs = [name for name, spec in found.items() if "torchrec" in spec.needs]
+    try:
+        for name in theirs:
+            make_sharder(name)
+    except UserError as missing:
+        warnings.warn(f"{' and '.join(theirs)} are left out: {missing}", stacklevel=2)
+        return [name for name in found if name not in theirs]
+    return list(found)
+
+
+def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
+    """Makes a sharder.
+
+    Args:
+        name: One of `SHARDERS`.
+        context: Oracle, policy and measurer, as far as the sharder needs them.
+
+    Raises:
+        UserError: The name is unknown, or the context lacks what this sharder needs.
+    """
+    spec, context = spec_of(name), context or SharderContext()
+    given = {"model": context.oracle, "policy": context.policy, "pool": context.measurer}
+    for need, lack in _LACKS.items():
+        if need in spec.needs and given[need] is None:
+            raise UserError(f"sharder {name} {lack}")
+    return spec.make(context)
+
+
+def make_measuring(name: str, context: SharderContext) -> Sharder:
+    """Makes a sharder that plans by another, in rounds of planning, measuring and learning."""
+    if "pool" in spec_of(name).needs:
+        return make_sharder(name, context)
+    assert context.measurer is not None
+    return sharders.MeasuringSharder(
+        context.costs,
+        lambda oracle: make_sharder(name, replace(context, oracle=oracle)),
+        context.measurer,
+        context.measure_seconds,
+        greedy=spec_of(name).floor is not None,
     )

@@ -6,20 +6,27 @@ Hands out the words of the platform (`EmbeddingTable`, `TableSlice`, `Shard`, `D
 the index batches that a table's description stands for, and the features that models see of it.
 """
 
-from autoshard.workload.batches import IndexBatch, shard_batch, table_lookups
-from autoshard.workload.constraints import Constraints
-from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.features import FEATURE_NAMES, slice_features
-from autoshard.workload.objective import Link, Objective
-from autoshard.workload.operators import OperatorOptions
-from autoshard.workload.plans import Placement, PlanError, ShardingPlan
-from autoshard.workload.protocols import CostOracle, ShardCost, Sharder
-from autoshard.workload.readers import load_tables
-from autoshard.workload.rules import Rule
-from autoshard.workload.sampling import random_exchanges, random_shards, random_tasks
-from autoshard.workload.synthetic import synthetic_tables
-from autoshard.workload.tables import EmbeddingTable, Shard, TableSlice, Trace
-from autoshard.workload.tasks import Device, ShardingTask
+from typing import TYPE_CHECKING
+
+from autoshard.workload.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from autoshard.workload.batches import IndexBatch, shard_batch, table_lookups
+    from autoshard.workload.constraints import Constraints
+    from autoshard.workload.errors import FieldError, UserError
+    from autoshard.workload.features import FEATURE_NAMES, slice_features
+    from autoshard.workload.objective import Link, Objective
+    from autoshard.workload.operators import OperatorOptions
+    from autoshard.workload.plans import Placement, PlanError, ShardingPlan
+    from autoshard.workload.protocols import CostOracle, ShardCost, Sharder
+    from autoshard.workload.readers import load_tables
+    from autoshard.workload.rules import Rule
+    from autoshard.workload.sampling import random_exchanges, random_shards, random_tasks
+    from autoshard.workload.synthetic import synthetic_tables
+    from autoshard.workload.tables import EmbeddingTable, Shard, TableSlice, Trace
+    from autoshard.workload.tasks import Device, ShardingTask
+else:
+    __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "FEATURE_NAMES",

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy import optimize, sparse
+import scipy  # which loads its parts when they are used
 
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.errors import UserError
@@ -199,38 +199,44 @@ class _Program:
             "there is none"
         )
 
-    def _solve(self, tighter: float, seconds: float) -> optimize.OptimizeResult:
+    def _solve(self, tighter: float, seconds: float) -> "scipy.optimize.OptimizeResult":
         count = self._tables * self._devices
         lawful = self._lawful
         most = np.concatenate([lawful.ravel(), (lawful * self._steps[:, None]).ravel()])
-        return optimize.milp(
+        return scipy.optimize.milp(
             np.zeros(2 * count),
             integrality=np.ones(2 * count),
-            bounds=optimize.Bounds(0, most),
+            bounds=scipy.optimize.Bounds(0, most),
             constraints=[*self._columns(), *self._together(), *self._memory(tighter)],
             options={"time_limit": seconds},
         )
 
-    def _columns(self) -> list[optimize.LinearConstraint]:
+    def _columns(self) -> "list[scipy.optimize.LinearConstraint]":
         """All columns are somewhere, on as many devices and as wide as the rules say."""
-        each = sparse.identity(self._tables * self._devices, format="csr")
-        of_table = sparse.kron(
-            sparse.identity(self._tables), np.ones((1, self._devices)), format="csr"
+        each = scipy.sparse.identity(self._tables * self._devices, format="csr")
+        of_table = scipy.sparse.kron(
+            scipy.sparse.identity(self._tables), np.ones((1, self._devices)), format="csr"
         )
-        nothing = sparse.csr_matrix(of_table.shape)
+        nothing = scipy.sparse.csr_matrix(of_table.shape)
         steps = np.repeat(self._steps, self._devices)
         # What is not split is as wide as its table, however wide slices have to be.
         least = np.repeat(np.minimum(np.maximum(self._least, 1), self._steps), self._devices)
         return [
-            optimize.LinearConstraint(sparse.hstack([nothing, of_table]), self._steps, self._steps),
-            optimize.LinearConstraint(sparse.hstack([of_table, nothing]), 1, self._most),
-            optimize.LinearConstraint(
-                sparse.hstack([sparse.diags(steps), -each]), 0, np.inf
+            scipy.optimize.LinearConstraint(
+                scipy.sparse.hstack([nothing, of_table]), self._steps, self._steps
+            ),
+            scipy.optimize.LinearConstraint(
+                scipy.sparse.hstack([of_table, nothing]), 1, self._most
+            ),
+            scipy.optimize.LinearConstraint(
+                scipy.sparse.hstack([scipy.sparse.diags(steps), -each]), 0, np.inf
             ),  # columns only where it is
-            optimize.LinearConstraint(sparse.hstack([-sparse.diags(least), each]), 0, np.inf),
+            scipy.optimize.LinearConstraint(
+                scipy.sparse.hstack([-scipy.sparse.diags(least), each]), 0, np.inf
+            ),
         ]
 
-    def _together(self) -> list[optimize.LinearConstraint]:
+    def _together(self) -> "list[scipy.optimize.LinearConstraint]":
         """Rules over several tables."""
         numbers = {table.name: number for number, table in enumerate(self._task.tables)}
         rows: list[tuple[dict[int, float], float, float]] = []
@@ -244,27 +250,27 @@ class _Program:
                     rows.append((dict.fromkeys(places, 1.0), 0.0, 1.0))
         if not rows:
             return []
-        matrix = sparse.lil_matrix((len(rows), 2 * self._tables * self._devices))
+        matrix = scipy.sparse.lil_matrix((len(rows), 2 * self._tables * self._devices))
         for number, (entries, _, _) in enumerate(rows):
             for place, value in entries.items():
                 matrix[number, place] = value
         low, high = ([row[side] for row in rows] for side in (1, 2))
-        return [optimize.LinearConstraint(matrix.tocsr(), low, high)]
+        return [scipy.optimize.LinearConstraint(matrix.tocsr(), low, high)]
 
-    def _memory(self, tighter: float) -> list[optimize.LinearConstraint]:
+    def _memory(self, tighter: float) -> "list[scipy.optimize.LinearConstraint]":
         """Bytes grow evenly with columns, from those that a table takes wherever it is."""
         rooms = self._task.room_bytes.astype(float)
         sizes = np.array([self._bytes(table) for table in self._task.tables])
         per_step = (sizes[:, 1] - sizes[:, 0]) / np.maximum(self._steps - 1, 1)
         fixed = sizes[:, 0] - per_step
         scale = 1 / rooms.max()
-        on_device = sparse.identity(self._devices)
+        on_device = scipy.sparse.identity(self._devices)
         parts = [
-            sparse.hstack([on_device * value * scale for value in values])
+            scipy.sparse.hstack([on_device * value * scale for value in values])
             for values in (fixed, per_step)
         ]
         most = rooms * scale * (1 - tighter)
-        return [optimize.LinearConstraint(sparse.hstack(parts, format="csr"), 0, most)]
+        return [scipy.optimize.LinearConstraint(scipy.sparse.hstack(parts, format="csr"), 0, most)]
 
     def _bytes(self, table: EmbeddingTable) -> tuple[float, float]:
         """Of its narrowest slice, and whole."""

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
+import scipy  # which loads its parts when they are used
 
 from autoshard.workload.plans import Placement, PlanError, ShardingPlan
 from autoshard.workload.tables import EmbeddingTable
@@ -102,7 +102,7 @@ def renumbered(
             )
     # Of equally good numbers its own: a plan is not renumbered for nothing.
     kept += np.eye(len(kept)) * 1e-9 * max(1.0, kept.max())
-    _, numbers = linear_sum_assignment(kept, maximize=True)
+    _, numbers = scipy.optimize.linear_sum_assignment(kept, maximize=True)
     placements = tuple(replace(p, device=int(numbers[p.device])) for p in plan.placements)
     return ShardingPlan(placements, plan.num_devices)
 

@@ -11,28 +11,27 @@ from autoshard.cost_model.telling import held_piece
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool
 from autoshard.experiments.evaluation.evaluator import measure_step
-from autoshard.sharders import Means, make_measuring
+from autoshard.sharders import SharderContext, make_measuring
 from autoshard.workload import ShardingPlan, ShardingTask
 
 FIRST_SEED = 1000  # from here on: the index batches by which a plan is compared with its prediction
 
 
 def measured_plan(
-    sharder: str, task: ShardingTask, means: Means, store: Path
+    sharder: str, task: ShardingTask, context: SharderContext, store: Path
 ) -> tuple[ShardingPlan, EstimatedCosts, list[str]]:
     """Plans while measuring, then measures the plan with other index batches.
 
     Args:
         sharder: Name of the sharder.
         task: Task to plan.
-        means: What the sharder requires, with the oracle by what is known beforehand.
+        context: What the sharder requires, with the oracle by what is known beforehand.
         store: File that keeps measurements.
 
     Returns:
         The plan, the oracle by all measurements, and the lines of the report.
     """
-    assert means.oracle is not None
-    model = means.oracle.model
+    model = context.costs.model
     MeasurementStore(store).close()  # fails before the work if it cannot be used
     with measuring_pool(store) as pool:
         settings = MeasureSettings(task.batch_size, task.operator)
@@ -42,12 +41,12 @@ def measured_plan(
         )
         lines = _stand_ins(task, knowledge)
         before = knowledge.shards
-        plan = make_measuring(sharder, replace(means, measurer=knowledge)).shard(task)
+        plan = make_measuring(sharder, replace(context, measurer=knowledge)).shard(task)
         lines.append(
             f"measured: {knowledge.shards - before} shards in {knowledge.seconds:.0f} s; "
             f"{knowledge.shards} of such batches are known by now"
         )
-        oracle = knowledge.informed(means.oracle)
+        oracle = knowledge.informed(context.costs)
         visits = ShardVisits(pool, settings, seeds, None, normalizer(model, pool), cli.note)
         found = measure_step(visits, task, plan, visits=SEEDS)
     if found is None:

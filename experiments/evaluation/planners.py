@@ -12,11 +12,10 @@ from autoshard.experiments.evaluation.task_sets import TaskSet, save_task
 from autoshard.sharders import (
     HEURISTICS,
     MEASURE_SECONDS,
-    NEED_POOL,
-    TAKE_THEIR_TIME,
-    Means,
+    SHARDERS,
     Measurer,
     Policy,
+    SharderContext,
     make_sharder,
 )
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
@@ -100,7 +99,7 @@ class Planners:
             measuring: Returns the seconds that sharders have spent measuring so far.
         """
         sharders = self.sharders(measurer)
-        late = NEED_POOL | TAKE_THEIR_TIME
+        late = {n for n, spec in SHARDERS.items() if "pool" in spec.needs or spec.time == "all"}
         warm_up({name: each for name, each in sharders.items() if name not in late}, task_set.first)
         for number, task in enumerate(task_set.tasks):
             if save is not None:
@@ -111,8 +110,8 @@ class Planners:
     def _made(self, name: str, policy: Policy, measurer: Measurer | None = None) -> Sharder:
         # An oracle for each: what one sharder has priced would cost the next no time.
         oracle = EstimatedCosts(self.oracle.model, self.oracle.batch_size)
-        means = Means(oracle, policy, measurer, self.measure_seconds, self.seed)
-        return make_sharder(name, means)
+        context = SharderContext(oracle, policy, measurer, self.measure_seconds, self.seed)
+        return make_sharder(name, context)
 
 
 def warm_up(sharders: Mapping[str, Sharder], task: ShardingTask) -> None:

@@ -1,1 +1,1 @@
-"""What is told of plans: their memory by part, why they cost what they do, how two differ."""
+"""Reports on plans: their memory and expected step, why they cost what they do, how two differ."""

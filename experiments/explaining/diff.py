@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autoshard.cost_model import Outlook, TaskOutlook
-from autoshard.experiments.explaining.layout import Part, columns_told, report
+from autoshard.experiments.explaining.plan_report import Part, format_columns, report
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.documents import Schema
 from autoshard.workload.moves import Move, Traffic, moved_bytes, moves_between, traffic_of
@@ -102,7 +102,7 @@ class PlanDiff:
         shown = report(("table", "columns", "from", "to", "MB"), texts=4)
         largest = sorted(self.moves, key=lambda move: -move.bytes)
         for move in largest[:_NAMED]:
-            columns = columns_told(tables[move.table], move.start, move.width)
+            columns = format_columns(tables[move.table], move.start, move.width)
             ends = names[move.source], names[move.target]
             shown.add_row(move.table, columns, *ends, f"{move.bytes / _MB:,.1f}")
         if left := largest[_NAMED:]:

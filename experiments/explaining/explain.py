@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from autoshard.benchmark import PlanCost
 from autoshard.cost_model import EstimatedCosts, TaskOutlook, slowest_by_phase
-from autoshard.experiments.explaining.layout import Part, columns_told, report
-from autoshard.experiments.explaining.rival import Rival
+from autoshard.experiments.explaining.plan_report import Baseline, Part, format_columns, report
 from autoshard.sharders import Step, next_steps
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between, renumbered
@@ -18,13 +17,13 @@ _ELSEWHERE = 5  # tables that are named as lying elsewhere
 
 
 def explanation(
-    oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, rival: Rival | None
+    oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, best: Baseline | None
 ) -> Iterator[Part]:
     """All of it, part by part as it is found."""
     yield from phases(oracle, task, plan)
     yield from steps(oracle, task, plan)
-    if rival is not None:
-        yield from differences(oracle, task, plan, rival)
+    if best is not None:
+        yield from differences(oracle, task, plan, best)
 
 
 def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Iterator[Part]:
@@ -42,7 +41,7 @@ def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> It
         dearest = [each for each in phase.slices if each.ms >= _LEAST_MS]
         for each in dearest[:_DEAREST]:
             piece = each.piece
-            told = columns_told(piece.table, piece.start, piece.width)
+            told = format_columns(piece.table, piece.start, piece.width)
             shown.add_row(f"  {piece.table.name}", told, f"{each.ms:.2f}", f"{each.share:.1%}", "")
         if dearest and (left := len(phase.slices) - len(dearest[:_DEAREST])):
             shown.add_row(f"  and {left} more", "", "", "", "")
@@ -67,10 +66,10 @@ def steps(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Ite
 def _told(step: Step, task: ShardingTask) -> str:
     """In words: who goes where."""
     names = [device.name for device in task.devices]
-    slices = [
-        (f"{p.table.name} ({columns_told(p.table, p.start, p.width)} columns)", names[s], names[t])
-        for p, s, t in step.moved
-    ]
+    slices = []
+    for moved, *ends in step.moved:
+        columns = format_columns(moved.table, moved.start, moved.width)
+        slices.append((f"{moved.table.name} ({columns} columns)", *(names[end] for end in ends)))
     (piece, source, target), *others = slices
     if step.kind == "swap":
         return f"swap {piece} of {source} for {others[0][0]} of {target}"
@@ -79,17 +78,17 @@ def _told(step: Step, task: ShardingTask) -> str:
 
 
 def differences(
-    oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, rival: Rival
+    oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, best: Baseline
 ) -> Iterator[Part]:
     """How a plan differs from a heuristic's: in costs, and which tables lie elsewhere.
 
     Like devices are taken for each other where that leaves less to differ.
     """
-    name = rival.name
+    name = best.name
     whole = [table.whole() for table in task.tables]
     alone = oracle.model.compute.described(oracle.amounts(whole))[:, :2].sum(-1).tolist()
     ms = {table.name: cost for table, cost in zip(task.tables, alone, strict=True)}
-    other = renumbered(rival.plan, plan, task, lambda t, width: ms[t.name] * width / t.dim)
+    other = renumbered(best.plan, plan, task, lambda t, width: ms[t.name] * width / t.dim)
     yield f"\nbeside the best heuristic's plan, {name} (like devices are taken for each other):"
     yield _evenness(oracle.plan_cost(plan, task), oracle.plan_cost(other, task), name)
     tables = {table.name: table for table in task.tables}

@@ -19,8 +19,9 @@ from autoshard.experiments.training.collector import PlanCollector
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.online_model import OnlineModel
 from autoshard.experiments.training.ppo import CPUS_PER_ENV_RUNNER, Trainer
-from autoshard.experiments.training.run_folder import COST_MODEL, Progress, RunFolder, SavedRun
+from autoshard.experiments.training.run_folder import Progress, RunFolder, SavedRun
 from autoshard.sharders import Policy, load_policy, save_policy
+from autoshard.sharders.policy_files import COST_MODEL
 from autoshard.workload import UserError
 
 # Options that a policy's file has: what it was trained on, and how.

@@ -8,10 +8,10 @@ from typing import Any
 
 from autoshard.cost_model import CostModel, load_model, save_model
 from autoshard.experiments.tracking.storage import Storage
+from autoshard.sharders.policy_files import COST_MODEL
 from autoshard.workload import UserError, documents
 
 RUN_SCHEMA = documents.Schema("autoshard.training", 2)
-COST_MODEL = "cost_model"  # the folder of the cost model that a policy goes with
 _DOCUMENT, _CHECKPOINT, _ALGORITHM = "training.json", "checkpoint-", "algorithm"
 _PARTIAL = ".partial-"
 

@@ -28,7 +28,7 @@ from autoshard.experiments.evaluation.evaluator import measure_step
 from autoshard.sharders import (
     HEURISTICS,
     USUAL_HEURISTICS,
-    Means,
+    SharderContext,
     load_policy,
     make_measuring,
     make_sharder,
@@ -78,9 +78,9 @@ def family_metrics() -> list[Metric]:
 
 def _estimated(name: str, task: ShardingTask) -> list[Metric]:
     oracle = EstimatedCosts(_shipped_model(), _BATCH_SIZE)
-    means, outlook = Means(oracle, load_policy("cpu")), TaskOutlook(oracle, task)
+    context, outlook = SharderContext(oracle, load_policy("cpu")), TaskOutlook(oracle, task)
     expected = {
-        sharder: outlook.of(make_sharder(sharder, means).shard(task)).expected_ms
+        sharder: outlook.of(make_sharder(sharder, context).shard(task)).expected_ms
         for sharder in (*HEURISTICS, "cost_fused", *_NAMES)
     }
     expected["best heuristic"] = min(expected[heuristic] for heuristic in HEURISTICS)
@@ -100,11 +100,11 @@ def measured_family_metrics(folder: Path) -> list[Metric]:
     for family in _MEASURED:
         say(f"plans for {FAMILIES[family]}")
         task, oracle = task_of(FAMILIES[family]), EstimatedCosts(_shipped_model(), _BATCH_SIZE)
-        means = Means(oracle, load_policy("cpu"))
+        context = SharderContext(oracle, load_policy("cpu"))
         with _out_of_distribution(), cpu_pool(folder / f"{family}.db") as pool:
             settings = MeasureSettings(_BATCH_SIZE, task.operator)
             visits = ShardVisits(pool, settings, evaluation_seeds(SEEDS))
-            plans = {name: make_sharder(name, means).shard(task) for name in names}
+            plans = {name: make_sharder(name, context).shard(task) for name in names}
             step_ms = {name: _step_ms(visits, task, plan) for name, plan in plans.items()}
         step_ms["best heuristic"] = min(step_ms[heuristic] for heuristic in USUAL_HEURISTICS)
         targets = {("policy", "best heuristic"): "", ("autoshard", "best heuristic"): "",
@@ -127,10 +127,12 @@ def correction_metrics(folder: Path) -> list[Metric]:
         with _out_of_distribution(), cpu_pool(folder / f"{family}-corrections.db") as pool:
             settings = MeasureSettings(_BATCH_SIZE, task.operator)
             knowledge = MeasuredKnowledge(pool, model, settings, tables=task.tables)
-            means = Means(oracle, load_policy("cpu"), knowledge, measure_seconds=_SECONDS)
-            plan = make_measuring("autoshard", means).shard(task)
+            context = SharderContext(
+                oracle, load_policy("cpu"), knowledge, measure_seconds=_SECONDS
+            )
+            plan = make_measuring("autoshard", context).shard(task)
             predicted = TaskOutlook(knowledge.informed(oracle), task).of(plan).expected_ms
-            before = make_sharder("cost_fused", means).shard(task)
+            before = make_sharder("cost_fused", context).shard(task)
             normalize = normalizer(model, pool)
             judging = ShardVisits(pool, settings, evaluation_seeds(SEEDS), normalize=normalize)
             ours, theirs = (_step_ms(judging, task, each) for each in (plan, before))

@@ -18,7 +18,7 @@ from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choi
 from autoshard.experiments.evaluation.planners import estimated, make_plans, maxima_of
 from autoshard.experiments.evaluation.posterior import mean_ratio
 from autoshard.experiments.evaluation.task_sets import sample_tasks
-from autoshard.sharders import Means, load_policy, make_sharder
+from autoshard.sharders import SharderContext, load_policy, make_sharder
 from autoshard.workload import Sharder, ShardingTask
 from autoshard.workload.parts import tables_by_part
 from bench.metric import Metric
@@ -120,7 +120,7 @@ def _beside(known: Headroom, names: Mapping[str, str], seconds: float | None) ->
     policy = load_policy("cpu")
     # An oracle each: it caches features, which would make the next sharder faster.
     sharders = {
-        label: make_sharder(name, Means(shipped_oracle(), policy, seconds=seconds))
+        label: make_sharder(name, SharderContext(shipped_oracle(), policy, seconds=seconds))
         for label, name in names.items()
     }
     return replace(known, tried={**known.tried, **_tried_by(sharders, known.tasks)})
@@ -181,8 +181,8 @@ def _annealed(choice: Choice, seconds: float, count: int) -> Headroom:
     oracle, tables = shipped_oracle(), tables_by_part(choice.family.tables())["test"]
     deck = Deck(oracle, [table.whole() for table in tables])
     tasks = list(islice(sample_tasks(deck, choice.deals, _SEED), count))
-    means = Means(oracle, seconds=seconds)
-    sharders = {name: make_sharder(name, means) for name in (BAR, YARDSTICK)}
+    context = SharderContext(oracle, seconds=seconds)
+    sharders = {name: make_sharder(name, context) for name in (BAR, YARDSTICK)}
     return Headroom(choice, tasks, _tried_by(sharders, tasks))
 
 

@@ -26,7 +26,7 @@ from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.experiments.sweeps.config import TuneShardConfig
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.ppo import Trainer
-from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
+from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
 from autoshard.workload import (
     EmbeddingTable,
     PlanError,
@@ -255,7 +255,7 @@ def _task(deck: Deck, tables: int, devices: int) -> ShardingTask:
 
 def _sharder(name: str) -> Sharder:
     return make_sharder(
-        name, Means(EstimatedCosts(load_model("cpu"), _BATCH_SIZE), load_policy("cpu"))
+        name, SharderContext(EstimatedCosts(load_model("cpu"), _BATCH_SIZE), load_policy("cpu"))
     )
 
 

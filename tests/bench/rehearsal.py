@@ -15,7 +15,7 @@ from autoshard.benchmark.statistics import median_interval
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
 from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, evaluation_seeds
 from autoshard.experiments.console import cli
-from autoshard.sharders import USUAL_HEURISTICS, Means, load_policy, make_sharder
+from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
 from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables
 from bench.metric import Metric
 from bench.workbench import cpu_pool, say
@@ -88,9 +88,9 @@ def rehearsal_metrics(folder: Path) -> list[Metric]:
 
 
 def _plans(task: ShardingTask, oracle: EstimatedCosts) -> dict[str, ShardingPlan]:
-    means = Means(oracle, load_policy("cpu"))
+    context = SharderContext(oracle, load_policy("cpu"))
     names = (*USUAL_HEURISTICS, *_OURS, *_THEIRS)
-    return {name: make_sharder(name, means).shard(task) for name in names}
+    return {name: make_sharder(name, context).shard(task) for name in names}
 
 
 def _different(task: ShardingTask, named: Mapping[str, ShardingPlan]) -> dict[str, ShardingPlan]:
@@ -100,7 +100,7 @@ def _different(task: ShardingTask, named: Mapping[str, ShardingPlan]) -> dict[st
         if not _like(plan, plans):
             plans[name] = plan
     for seed in range(_PLANS - len(plans)):
-        plans[f"random {seed}"] = make_sharder("random", Means(seed=seed)).shard(task)
+        plans[f"random {seed}"] = make_sharder("random", SharderContext(seed=seed)).shard(task)
     return plans
 
 

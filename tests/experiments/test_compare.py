@@ -21,7 +21,7 @@ from autoshard.experiments.compare import CompareConfig
 from autoshard.experiments.evaluation.planners import Outcome, maxima_of
 from autoshard.experiments.evaluation.posterior import as_samples
 from autoshard.experiments.evaluation.report import Score, score_all, verdict
-from autoshard.sharders import NEED_POOL, NEED_TORCHREC, SHARDERS, Policy, save_policy
+from autoshard.sharders import SHARDERS, Policy, save_policy
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import Objective, OperatorOptions, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.parts import part_of
@@ -508,7 +508,7 @@ def test_too_few_unseen_tables_are_told_of(
 def test_all_sharders_that_can_run_here_are_compared(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoshard.sharders.registry.ANNEAL_SECONDS", 1.0)  # of its minute
+    monkeypatch.setattr("autoshard.sharders.ANNEAL_SECONDS", 1.0)  # of its minute
     compare.main(
         CompareConfig(
             tables=TABLES,
@@ -522,7 +522,8 @@ def test_all_sharders_that_can_run_here_are_compared(
         )
     )
     found = set(figures_of(tmp_path / "out")["sharders"])
-    assert found == set(SHARDERS) - NEED_POOL - (set() if find_spec("torchrec") else NEED_TORCHREC)
+    left_out = {"pool"} if find_spec("torchrec") else {"pool", "torchrec"}
+    assert found == {name for name, spec in SHARDERS.items() if not spec.needs & left_out}
 
 
 def test_bad_input_is_one_line_before_any_work(

@@ -17,8 +17,7 @@ from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model, slowes
 from autoshard.cost_model.checkpoint import OtherHardware
 from autoshard.experiments import shard
 from autoshard.experiments.evaluation.measured_plan import FIRST_SEED
-from autoshard.experiments.explaining.layout import show
-from autoshard.experiments.explaining.memory import memory_parts
+from autoshard.experiments.explaining.plan_report import memory_parts, show
 from autoshard.experiments.shard import ShardConfig
 from autoshard.sharders import Policy, make_sharder, next_steps, save_policy
 from autoshard.workload import (

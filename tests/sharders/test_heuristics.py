@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autoshard.sharders import HEURISTICS, SHARDERS, Means, make_sharder
+from autoshard.sharders import HEURISTICS, SHARDERS, SharderContext, make_sharder
 from autoshard.workload import Device, EmbeddingTable, PlanError, Sharder, ShardingTask, UserError
 
 TABLES = (
@@ -52,7 +52,7 @@ def test_plans_are_valid_and_repeat(
 ) -> None:
     tables = tuple(EmbeddingTable(f"t{n}", r, 4 * d, 2.0) for n, (r, d) in enumerate(shapes))
     task = ShardingTask(tables, Device.uniform(count, 10**9), 64)
-    sharder = make_sharder(name, Means(seed=seed))
+    sharder = make_sharder(name, SharderContext(seed=seed))
     assert isinstance(sharder, Sharder)
     plan = sharder.shard(task)
     plan.check(task)

@@ -3,7 +3,7 @@
 import pytest
 
 from autoshard.cost_model import EstimatedCosts, TaskOutlook
-from autoshard.sharders import Means, NearSharder, make_sharder
+from autoshard.sharders import NearSharder, SharderContext, make_sharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -25,7 +25,7 @@ def test_the_more_may_move_the_better_the_plan(
     oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     task = task_of(tables)
-    old = make_sharder("size", Means()).shard(task)
+    old = make_sharder("size", SharderContext()).shard(task)
     outlook = TaskOutlook(oracle, task)
     everything = sum(task.operator.stored_bytes(t.rows, t.dim) for t in task.tables)
     expected = []
@@ -37,7 +37,9 @@ def test_the_more_may_move_the_better_the_plan(
     assert NearSharder(oracle, old, 0).shard(task) == old
     assert expected[2] <= expected[1] < 0.9 * expected[0]
     # Nearly all of what a plan from nothing gains.
-    free = outlook.of(make_sharder("cost_fused_search", Means(oracle)).shard(task)).expected_ms
+    free = outlook.of(
+        make_sharder("cost_fused_search", SharderContext(oracle)).shard(task)
+    ).expected_ms
     assert expected[0] - expected[2] > 0.8 * (expected[0] - free)
 
 
@@ -59,7 +61,7 @@ def test_a_plan_with_slices_keeps_the_columns_that_do_not_move(
 def test_a_plan_that_breaks_what_is_demanded_now_is_refused(
     oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
 ) -> None:
-    old = make_sharder("size", Means()).shard(task_of(tables))
+    old = make_sharder("size", SharderContext()).shard(task_of(tables))
     home = next(p.device for p in old.placements if p.table == "giant")
     task = task_of(tables, Rule("not_on", ("giant",), (home,)))
     with pytest.raises(PlanError, match="no plan for this task: the plan breaks the constraint"):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.experiments.evaluation.planners import plan_task, warm_up
-from autoshard.sharders import NEED_POOL, SHARDERS, LocalSearch, Means, Policy, make_sharder
+from autoshard.sharders import SHARDERS, LocalSearch, Policy, SharderContext, make_sharder
 from autoshard.workload import (
     Constraints,
     Device,
@@ -24,14 +24,14 @@ from autoshard.workload import (
 from autoshard.workload.feasibility import any_plan
 from autoshard.workload.packing import does_not_fit, pack
 
-NAMES = tuple(name for name in SHARDERS if name not in NEED_POOL and "torchrec" not in name)
+NAMES = tuple(name for name, spec in SHARDERS.items() if not spec.needs & {"pool", "torchrec"})
 SPLITTING = ("autoshard", "cost_fused_search", "annealing")
 MEMORY = 2**40
 
 
 @pytest.fixture(scope="module")
-def means(model: CostModel) -> Means:
-    return Means(EstimatedCosts(model, 1024), Policy.untrained(), seconds=0.1)
+def context(model: CostModel) -> SharderContext:
+    return SharderContext(EstimatedCosts(model, 1024), Policy.untrained(), seconds=0.1)
 
 
 def task_of(
@@ -87,7 +87,7 @@ def is_valid(plan: ShardingPlan, task: ShardingTask) -> bool:
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_sharder_keeps_every_rule(
-    data: st.DataObject, means: Means, tables: tuple[EmbeddingTable, ...]
+    data: st.DataObject, context: SharderContext, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     devices = data.draw(st.integers(1, 4))
     some = tables[: data.draw(st.integers(4, 12))]
@@ -97,7 +97,7 @@ def test_every_sharder_keeps_every_rule(
     room = int(sum(map(loose.table_bytes, some)) / devices / fill) + 1
     task = task_of(some, devices, rules, room)
     for name in NAMES:
-        plan, said = plan_or_reason(make_sharder(name, means), task)
+        plan, said = plan_or_reason(make_sharder(name, context), task)
         if plan is not None:
             plan.check(task)
         else:
@@ -183,7 +183,7 @@ def test_what_no_device_can_hold_names_its_constraint_and_memory(
 
 
 def test_a_search_leaves_what_is_together_together(
-    means: Means, tables: tuple[EmbeddingTable, ...]
+    context: SharderContext, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     names = [table.name for table in tables[:30]]
     rules = (
@@ -194,20 +194,22 @@ def test_a_search_leaves_what_is_together_together(
         Rule("least_width", tuple(names), (8,)),
     )
     task = task_of(tables[:30], 4, rules)
-    assert means.oracle is not None
-    start = make_sharder("dim", means).shard(task)
-    search = LocalSearch(means.oracle)
+    assert context.oracle is not None
+    start = make_sharder("dim", context).shard(task)
+    search = LocalSearch(context.oracle)
     for placed in search.improve(task, [start.placed(task)]):
         ShardingPlan.of_slices(task, placed).check(task)
     free = task_of(tables[:30], 4, ())
-    bound = [means.oracle.plan_cost(p, t).step_ms for p, t in (
-        (make_sharder("autoshard", means).shard(task), task),
-        (make_sharder("autoshard", means).shard(free), free),
+    bound = [context.oracle.plan_cost(p, t).step_ms for p, t in (
+        (make_sharder("autoshard", context).shard(task), task),
+        (make_sharder("autoshard", context).shard(free), free),
     )]  # fmt: skip
     assert bound[1] <= bound[0] * 1.02  # rules are no help
 
 
-def test_reserved_memory_is_left_free(means: Means, tables: tuple[EmbeddingTable, ...]) -> None:
+def test_reserved_memory_is_left_free(
+    context: SharderContext, tables: tuple[EmbeddingTable, ...]
+) -> None:
     loose = task_of(tables[:12], 2, ())
     total = sum(map(loose.table_bytes, loose.tables))
     task = task_of(tables[:12], 2, (), int(1.2 * total))
@@ -220,18 +222,18 @@ def test_reserved_memory_is_left_free(means: Means, tables: tuple[EmbeddingTable
     ]
     assert bound.devices[0].reserved_bytes == int(0.7 * bound.devices[0].memory_bytes)
     for name in NAMES:
-        plan = make_sharder(name, means).shard(bound)
+        plan = make_sharder(name, context).shard(bound)
         used = np.array(plan.device_bytes(bound))
         assert (used <= bound.room_bytes).all()
     assert ShardingTask.from_json(bound.to_json()) == bound
 
 
 def test_tasks_with_rules_are_compared_like_others(
-    means: Means, tables: tuple[EmbeddingTable, ...]
+    context: SharderContext, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     rules = (Rule("together", tuple(table.name for table in tables[8:10])),)
     task = task_of(tables[:10], 2, rules)
-    sharders = {name: make_sharder(name, means) for name in ("dim", "autoshard")}
+    sharders = {name: make_sharder(name, context) for name in ("dim", "autoshard")}
     warm_up(sharders, task)  # with a few of the tables
     for found in plan_task(sharders, task).values():
         assert found.plan is not None

@@ -28,10 +28,10 @@ from autoshard.envs.observation import (
 from autoshard.sharders import (
     SHARDERS,
     FusedGreedySharder,
-    Means,
     Policy,
     PolicyError,
     PolicySharder,
+    SharderContext,
     load_policy,
     make_sharder,
     save_policy,
@@ -60,7 +60,7 @@ def step_ms(oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask) -> f
 def test_plans_are_valid_and_repeat(
     name: str, policy: Policy, oracle: EstimatedCosts, tables: Tables
 ) -> None:
-    sharder = make_sharder(name, Means(oracle, policy, seed=3))
+    sharder = make_sharder(name, SharderContext(oracle, policy, seed=3))
     for task in (task_of(tables[:30], 4), task_of(tables[:3], 8), task_of(tables[:1], 1)):
         plan = sharder.shard(task)
         plan.check(task)
@@ -124,11 +124,11 @@ def test_what_comes_of_a_search_is_never_worse_than_what_it_began_with(
     tables = tuple(replace(t, name=f"t{n}") for n, t in enumerate((*some, *others)))
     task = task_of(tables, devices, fill)
     outlook = TaskOutlook(oracle, task)
-    means = Means(oracle, policy, seed=seed)
+    context = SharderContext(oracle, policy, seed=seed)
     found = {}
     for name in ("cost_fused", "policy", "cost_fused_search", "autoshard"):
         with suppress(PlanError):
-            found[name] = outlook.of(make_sharder(name, means).shard(task)).expected_ms
+            found[name] = outlook.of(make_sharder(name, context).shard(task)).expected_ms
     for better, starts in (
         ("autoshard", ("cost_fused", "policy")),
         ("cost_fused_search", ("cost_fused",)),
@@ -140,9 +140,9 @@ def test_what_comes_of_a_search_is_never_worse_than_what_it_began_with(
 
 def test_a_table_too_costly_for_one_device_is_split(oracle: EstimatedCosts, tables: Tables) -> None:
     task = task_of((GIANT, *tables[:10]), 4)
-    whole = make_sharder("cost_fused", Means(oracle)).shard(task)
+    whole = make_sharder("cost_fused", SharderContext(oracle)).shard(task)
     for name in ("policy", "autoshard"):
-        split = make_sharder(name, Means(oracle, Policy.untrained())).shard(task)
+        split = make_sharder(name, SharderContext(oracle, Policy.untrained())).shard(task)
         split.check(task)
         assert len([p for p in split.placements if p.table == "giant"]) > 1
         assert step_ms(oracle, split, task) < 0.8 * step_ms(oracle, whole, task)
@@ -169,7 +169,7 @@ def test_where_first_fit_packs_a_plan_is_found(
     sizes = np.array([[task.table_bytes(table) for table in task.tables]])
     packed = first_fit_decreasing(sizes, task.room_bytes[None]).min() >= 0
     for name in ("policy", "autoshard"):
-        sharder = make_sharder(name, Means(oracle, policy))
+        sharder = make_sharder(name, SharderContext(oracle, policy))
         if packed:
             sharder.shard(task).check(task)
             continue
@@ -184,13 +184,13 @@ def test_what_cannot_fit_says_what_is_missing(
     largest = max(tables[:5], key=loose.table_bytes)
     missing = replace(loose, devices=Device.uniform(2, loose.table_bytes(largest) // 3))
     with pytest.raises(PlanError, match=rf"are missing; the largest tables are {largest.name} \("):
-        make_sharder("autoshard", Means(oracle, policy)).shard(missing)
+        make_sharder("autoshard", SharderContext(oracle, policy)).shard(missing)
     roomy = [Device(f"d{n}", int(0.8 * loose.table_bytes(largest))) for n in range(12)]
     oversized = replace(loose, devices=tuple(roomy))
     with pytest.raises(PlanError, match=rf"{largest.name} .* splits tables, such as autoshard"):
-        make_sharder("cost_fused", Means(oracle)).shard(oversized)
+        make_sharder("cost_fused", SharderContext(oracle)).shard(oversized)
     for name in ("policy", "autoshard"):
-        plan = make_sharder(name, Means(oracle, policy)).shard(oversized)
+        plan = make_sharder(name, SharderContext(oracle, policy)).shard(oversized)
         plan.check(oversized)
         assert len([p for p in plan.placements if p.table == largest.name]) > 1
 
@@ -325,7 +325,7 @@ def test_a_policy_remembers_that_it_leaves_tables_whole(
     giant = replace(GIANT, rows=10_000)
     task = task_of((giant, *tables[:20]), 3, fill)
     plan, split = (
-        make_sharder("policy", Means(oracle, some)).shard(task)
+        make_sharder("policy", SharderContext(oracle, some)).shard(task)
         for some in (kept, Policy.untrained())
     )
     plan.check(task)
@@ -345,7 +345,7 @@ def test_policies_that_cannot_serve_say_so(
     policy: Policy, oracle: EstimatedCosts, tables: Tables, tmp_path: Path
 ) -> None:
     with pytest.raises(PolicyError, match="serves up to 16 devices, 17 are asked for"):
-        make_sharder("policy", Means(oracle, policy)).shard(task_of(tables[:20], 17))
+        make_sharder("policy", SharderContext(oracle, policy)).shard(task_of(tables[:20], 17))
     with pytest.raises(PolicyError, match=r"holds no policy: .* these are shipped: cpu"):
         load_policy(tmp_path)
     save_policy(policy, tmp_path / "kept")
@@ -357,9 +357,9 @@ def test_policies_that_cannot_serve_say_so(
 
 def test_names_say_what_they_lack(oracle: EstimatedCosts, policy: Policy) -> None:
     for name, means, lack in (
-        ("cost", Means(), "goes by a cost model"),
-        ("policy", Means(oracle), "name one with --policy"),
-        ("autoshard_verified", Means(oracle, policy), "no pool is there"),
+        ("cost", SharderContext(), "goes by a cost model"),
+        ("policy", SharderContext(oracle), "name one with --policy"),
+        ("autoshard_verified", SharderContext(oracle, policy), "no pool is there"),
     ):
         with pytest.raises(UserError, match=lack):
             make_sharder(name, means)

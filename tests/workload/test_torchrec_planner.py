@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from autoshard.sharders import Means, make_sharder
+from autoshard.sharders import SharderContext, make_sharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -121,7 +121,7 @@ class Asked:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         self.tasks.append(task)
-        return make_sharder("size_lookup", Means()).shard(task)
+        return make_sharder("size_lookup", SharderContext()).shard(task)
 
 
 def test_a_sharder_plans_within_what_is_not_reserved() -> None:

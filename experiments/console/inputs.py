@@ -1,6 +1,8 @@
-"""Devices on the command line: `--memory-gb 32`, `--memory-gb 16,16,32`."""
+"""What several commands read: devices, as `--memory-gb 16,16,32` gives them, and plans in files."""
 
-from autoshard.workload import Device, UserError
+from pathlib import Path
+
+from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, documents
 
 _GB = 2**30
 _MOST_GB = 2**32  # more than there is
@@ -27,3 +29,15 @@ def read_devices(memory_gb: str, count: int, told: str) -> tuple[Device, ...]:
         )
     each = numbers * (count // len(numbers))
     return tuple(Device(f"device{n}", int(number * _GB)) for n, number in enumerate(each))
+
+
+def read_plan(path: Path, task: ShardingTask, fitting: bool) -> ShardingPlan:
+    """Reads a plan of the task; UserError names the file and says how it differs from the task.
+
+    With `fitting`, the plan must be valid in all respects, as one that is to run. A plan that runs
+    already need not fit into the memory, nor obey the constraints, of the task.
+    """
+    plan = ShardingPlan.load(path)
+    with documents.naming(path):
+        (plan.check if fitting else plan.check_places)(task)
+    return plan

@@ -1,0 +1,98 @@
+"""What is printed of every plan: memory by part, and its expected step beside the best heuristic's.
+
+The layout of these reports is here, too: tables without frames between lines of text.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from autoshard.cost_model import Outlook, TaskOutlook
+from autoshard.experiments.console import cli
+from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
+from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.operators import MemoryParts
+
+Part = str | Table  # of a report: a line, or a table under the line before it
+
+_MB = 1e6
+_MEMORY = "memory (MB; inputs and outputs are a batch's, with gradients of the outputs)"
+_EQUAL = 5e-4  # a relative difference that would read 0.0 %
+
+
+def show(parts: Iterable[Part]) -> None:
+    """Prints the parts, each as soon as it is there."""
+    for part in parts:
+        cli.console.print(part, soft_wrap=isinstance(part, str), markup=False)
+
+
+def report(columns: Sequence[str], texts: int = 1) -> Table:
+    """Returns an empty table. Its first `texts` columns are aligned left, the others right."""
+    shown = Table(box=None, padding=(0, 0, 0, 1))
+    for number, column in enumerate(columns):
+        text = number < texts
+        shown.add_column(
+            column, justify="left" if text else "right", no_wrap=not text, overflow="fold"
+        )
+    return shown
+
+
+def format_columns(table: EmbeddingTable, start: int, width: int) -> str:
+    """Returns `all 64`, or `0-32 of 64`."""
+    whole = width == table.dim
+    return f"all {table.dim}" if whole else f"{start}-{start + width} of {table.dim}"
+
+
+def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Part]:
+    """Returns a table with a row for each device: MB of each part, reserved MB if any, free MB."""
+    reserved = any(device.reserved_bytes for device in task.devices)
+    columns = (*MemoryParts._fields, *(["reserve"] if reserved else []), "free", "of")
+    shown = report(("device", *columns, "full"))
+    for device, parts in zip(task.devices, plan.device_memory(task), strict=True):
+        kept = [device.reserved_bytes] if reserved else []
+        sizes = (*parts, *kept, device.room_bytes - parts.total, device.memory_bytes)
+        full = (parts.total + device.reserved_bytes) / device.memory_bytes
+        shown.add_row(device.name, *(f"{size / _MB:,.1f}" for size in sizes), f"{full:.1%}")
+    yield _MEMORY
+    yield shown
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A heuristic, its plan, and what that is expected to cost."""
+
+    name: str
+    plan: ShardingPlan
+    outlook: Outlook
+
+
+def best_heuristic(task: ShardingTask, outlook: TaskOutlook, seed: int) -> Baseline | None:
+    """Returns the heuristic with the lowest expected step time; None if no plan of any fits."""
+    found = []
+    for name in HEURISTICS:
+        with suppress(PlanError):
+            plan = make_sharder(name, SharderContext(seed=seed)).shard(task)
+            found.append(Baseline(name, plan, outlook.of(plan)))
+    return min(found, key=lambda baseline: baseline.outlook.expected_ms, default=None)
+
+
+def expected_line(name: str, ours: Outlook, best: Baseline | None, objective: Objective) -> str:
+    """Returns the expected step time of a sharder's plan, and its ratio to the best heuristic's."""
+    low, high = ours.interval_ms
+    line = (
+        f"expected: a step takes {ours.expected_ms:.2f} ms ({objective}; 90 % interval {low:.2f} "
+        f"to {high:.2f})"
+    )
+    if best is None:
+        return f"{line}; no heuristic finds a plan that fits"
+    than = ours.over(best.outlook)
+    if name == best.name or abs(1 - than.ratio) < _EQUAL:
+        return f"{line}, the least of any heuristic"
+    less = f"{1 - than.ratio:.1%} less" if than.ratio < 1 else f"{than.ratio - 1:.1%} more"
+    return (
+        f"{line}, {less} than by the best heuristic ({best.name}, {best.outlook.expected_ms:.2f} "
+        f"ms): {than.low:.3f} to {than.high:.3f} of it, faster with probability "
+        f"{than.probability:.2f}"
+    )

@@ -1,0 +1,125 @@
+"""What sharders work with: a cost model, a policy, what measures; each loaded if it is needed."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autoshard.cost_model import (
+    CostModel,
+    EstimatedCosts,
+    OutsideTraining,
+    TableFactors,
+    load_model,
+)
+from autoshard.sharders.policy_files import SHIPPED, Policy, cost_model_beside, load_policy
+from autoshard.workload import EmbeddingTable
+
+if TYPE_CHECKING:
+    from autoshard.sharders.measuring import Measurer
+
+MEASURE_SECONDS = 20.0  # a task of 60 tables is well known by then, on two cores
+
+
+@dataclass(frozen=True)
+class SharderContext:
+    """What sharders may work with, as far as it is there.
+
+    Args:
+        oracle: Prices devices and plans by a cost model.
+        policy: Trained policy.
+        measurer: Measures shards on the devices of a pool.
+        measure_seconds: Seconds that a measuring sharder may take.
+        seed: Seed of everything that is drawn.
+        seconds: Seconds that a sharder that searches may take. None: until it finds no better plan.
+    """
+
+    oracle: EstimatedCosts | None = None
+    policy: Policy | None = None
+    measurer: "Measurer | None" = None
+    measure_seconds: float = MEASURE_SECONDS
+    seed: int = 0
+    seconds: float | None = None
+
+    @property
+    def costs(self) -> EstimatedCosts:
+        """The oracle of a sharder that declares that it needs a cost model."""
+        assert self.oracle is not None
+        return self.oracle
+
+
+def open_context(
+    needs: frozenset[str],
+    tables: Sequence[EmbeddingTable],
+    batch_size: int,
+    policy: Path = SHIPPED,
+    cost_model: Path | None = None,
+    store: Path | None = None,
+) -> SharderContext:
+    """Loads the cost model, by which every plan is judged, and what else is needed.
+
+    Args:
+        needs: What sharders need, as `needs_of` says.
+        tables: Tables that are to be sharded.
+        batch_size: Samples of a batch, of all ranks together.
+        policy: Folder of a policy, or the name of a shipped one.
+        cost_model: Folder of a cost model, or the name of a shipped one; by default the one in the
+            policy's folder, else the shipped one.
+        store: File of measurements. What it knows of the tables is used.
+    """
+    model = load_model(cost_model or cost_model_beside(policy))
+    return SharderContext(
+        open_oracle(model, batch_size, tables, store),
+        load_policy(policy) if "policy" in needs else None,
+    )
+
+
+def open_oracle(
+    model: CostModel,
+    batch_size: int,
+    tables: Sequence[EmbeddingTable],
+    store: Path | None = None,
+) -> EstimatedCosts:
+    """Returns the oracle, by what the store knows of the tables.
+
+    Warns of tables and batch sizes that the model has learned little of.
+    """
+    factors = None
+    if store is not None and store.is_file():
+        factors = _stored_factors(model, batch_size, tables, store)
+    oracle = EstimatedCosts(model, batch_size, factors)
+    learned = model.provenance.batch_sizes
+    if not min(learned) <= batch_size <= max(learned):
+        warnings.warn(
+            f"the cost model learned from batches of {', '.join(map(str, learned))} samples, not "
+            f"of {batch_size}: its costs are less sure",
+            stacklevel=2,
+        )
+    oracle.amounts([table.whole() for table in tables])
+    # Other oracles over the same model, and slices of the same tables, would say it all again.
+    warnings.simplefilter("ignore", OutsideTraining)
+    return oracle
+
+
+def _stored_factors(
+    model: CostModel, batch_size: int, tables: Sequence[EmbeddingTable], path: Path
+) -> TableFactors | None:
+    """Returns what was measured on the model's hardware, in such batches; None if nothing was."""
+    from autoshard.benchmark import MeasurementStore  # loaded where there is a store
+    from autoshard.cost_model.dataset import CostDataset, stored_costs
+
+    origin = model.provenance
+    with MeasurementStore(path) as store:
+        found = stored_costs(store, (origin.hardware, origin.versions), origin.operator, batch_size)
+        others = len(store) - len(found)
+    if not found and others:
+        warnings.warn(
+            f"{path} is not used: what it has is of other hardware or versions than the cost "
+            f"model's, of another operator, or of other batches than {batch_size}",
+            stacklevel=3,
+        )
+    if not found:
+        return None
+    data = CostDataset.of(found, level=origin.quiet)
+    return TableFactors(model.compute, batch_size).learn(data, tables)
