@@ -1,4 +1,4 @@
-"""The documents that people read."""
+"""The documents, and parts of them."""
 
 import re
 from pathlib import Path
@@ -19,12 +19,12 @@ def text_of(page: str) -> str:
 
 
 def prose(text: str) -> str:
-    """Without the blocks of code."""
+    """Returns the text without code blocks."""
     return _BLOCK.sub("", text)
 
 
 def shell_lines(text: str) -> list[str]:
-    """The lines of blocks that may be typed in a shell, with continued ones joined."""
+    """Returns the lines of shell blocks, with continuation lines joined."""
     blocks = (body for language, body in _BLOCK.findall(text) if language in _SHELL)
     return [
         line.removeprefix("$ ")
@@ -34,11 +34,11 @@ def shell_lines(text: str) -> list[str]:
 
 
 def python_blocks(text: str) -> list[str]:
-    """What blocks of Python hold."""
+    """Returns the contents of Python blocks."""
     return [body for language, body in _BLOCK.findall(text) if language == "python"]
 
 
 def code_spans(text: str) -> list[str]:
-    """What stands between backticks in prose, which may go over the end of a line."""
+    """Returns code spans in prose, which may span lines."""
     spans = re.findall(r"(`+)(.+?)\1", prose(text), re.DOTALL)
     return [re.sub(r"\s+", " ", span).strip() for _, span in spans]

@@ -1,6 +1,6 @@
-"""What documents say to type is what commands understand, and where they point there is something.
+"""Command lines in documents parse, and links have targets.
 
-Held against the commands' own parsers; nothing is run and no file needs to exist.
+The commands' own parsers check them; nothing runs and no file needs to exist.
 """
 
 import argparse
@@ -26,9 +26,9 @@ Invocation = tuple[str, tuple[str, ...]]  # the command's module, its arguments
 
 
 def invocations(line: str) -> Iterator[Invocation]:
-    """Our commands in a line of shell: alone, by ray submit, by ray job submit, in quotes."""
+    """Yields our commands in a shell line: alone, by ray submit, by ray job submit, in quotes."""
     if MODULE not in line and ".py" not in line:
-        return  # output may hold what no shell understands
+        return  # output may not parse as shell
     words = shlex.split(line, comments=True)
     for place, word in enumerate(words):
         if " " in word:
@@ -38,9 +38,9 @@ def invocations(line: str) -> Iterator[Invocation]:
 
 
 def module_of(word: str, first: bool) -> str | None:
-    """Which of our commands a word names; where a line begins with one, its folder may be left out.
+    """Returns the module that a word names; at the start of a line, the folder may be missing.
 
-    One of ours that is not there is named all the same: its import tells.
+    The module of a file that does not exist is returned as well; importing it fails.
     """
     if word.startswith(MODULE):
         return word
@@ -52,7 +52,7 @@ def module_of(word: str, first: bool) -> str | None:
 
 
 def arguments(words: list[str]) -> Iterator[str]:
-    """Up to the next command of the line; `--` parts `ray submit`'s options from the script's."""
+    """Yields the arguments up to the next command; `--` separates those of `ray submit`."""
     for place, word in enumerate(words):
         if word in BETWEEN_COMMANDS:
             return
@@ -62,14 +62,14 @@ def arguments(words: list[str]) -> Iterator[str]:
 
 @cache
 def config_of(module: str) -> type[Any]:
-    """The typed command line: what `main` takes."""
+    """Returns the typed command line, the argument of `main`."""
     command = importlib.import_module(module)
     config: type[Any] = next(iter(get_type_hints(command.main).values()))
     return config
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
-    """All options, those of subcommands too."""
+    """Returns all options, including those of subcommands."""
     found: set[str] = set()
     for action in parser._actions:
         found.update(action.option_strings)
@@ -85,10 +85,7 @@ def options(module: str) -> set[str]:
 
 
 def parse(module: str, arguments: tuple[str, ...]) -> None:
-    """What the command does first; it leaves with code 2 and says why where it does not understand.
-
-    `--help` is understood, too.
-    """
+    """Parses arguments as the command does; fails the test if it exits with an error."""
     try:
         tyro.cli(config_of(module), args=arguments)
     except SystemExit as left:
@@ -97,7 +94,7 @@ def parse(module: str, arguments: tuple[str, ...]) -> None:
 
 
 def typed(page: str) -> list[Invocation]:
-    """In blocks of code, and in sentences where a whole command is said."""
+    """Returns commands in code blocks, and complete commands in sentences."""
     text = text_of(page)
     said = [span for span in code_spans(text) if re.match(r"python |ray ", span)]
     return [each for line in (*shell_lines(text), *said) for each in invocations(line)]
@@ -116,8 +113,8 @@ def test_a_command_line_parses(page: str, module: str, arguments: tuple[str, ...
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_an_option_that_is_mentioned_is_there(page: str) -> None:
-    """`shard.py --policy`, and `--policy` alone if any command has it."""
+def test_a_mentioned_option_exists(page: str) -> None:
+    """Options after a command must be its own; options alone must be those of any command."""
     known = set().union(*(options(stem) for stem in COMMANDS.values()))
     for span in code_spans(text_of(page)):
         first, _, rest = span.partition(" ")
@@ -157,10 +154,10 @@ def test_a_wrong_command_line_is_found(block: str, capsys: pytest.CaptureFixture
     ((module, arguments),) = invocations(line)
     with pytest.raises(pytest.fail.Exception, match="not understood"):
         parse(module, arguments)
-    assert capsys.readouterr().err  # it says why
+    assert capsys.readouterr().err  # with a reason
 
 
-def test_a_command_that_is_no_more_is_found() -> None:
+def test_a_removed_command_is_found() -> None:
     ((module, arguments),) = invocations("python experiments/noises.py --quick")
     with pytest.raises(ModuleNotFoundError):
         parse(module, arguments)
@@ -175,23 +172,23 @@ def test_make_has_the_targets(page: str) -> None:
     assert named <= targets
 
 
-# Where documents point.
+# Links.
 
 
 def anchors(text: str) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """Returns the anchors of headings, as GitHub creates them."""
     headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
 
 
 def links(text: str) -> list[str]:
-    """Targets of links and pictures that are in this repository."""
+    """Returns targets of links and pictures in this repository."""
     found = re.findall(r"\]\(([^)\s]+)\)", prose(text))
     return [each for each in found if not re.match(r"[a-z]+:", each)]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_targets(page: str) -> None:
     here = (ROOT / page).parent
     for link in links(text_of(page)):
         target, _, anchor = link.partition("#")

@@ -1,16 +1,18 @@
-"""Files that documents name are there, and README shows the way to all that people run."""
+"""Files that documents name exist, and README names every page and command."""
 
 import re
 
 import pytest
 from pages import PAGES, ROOT, code_spans, text_of
 
-ROOMS = "workload|benchmark|cost_model|envs|sharders|experiments|tests"
+PACKAGES = "workload|benchmark|cost_model|envs|sharders|experiments|tests"
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_file_that_is_named_is_there(page: str) -> None:
-    named = [span for span in code_spans(text_of(page)) if re.match(rf"({ROOMS})/[\w/.-]*$", span)]
+def test_a_named_file_exists(page: str) -> None:
+    named = [
+        span for span in code_spans(text_of(page)) if re.match(rf"({PACKAGES})/[\w/.-]*$", span)
+    ]
     assert [name for name in named if not (ROOT / name).exists()] == []
 
 

@@ -1,4 +1,4 @@
-"""docs/torchrec.md takes a user from a model to a training: what it says is done here."""
+"""Runs the commands and code of docs/torchrec.md, from a model to training and back."""
 
 import math
 import runpy
@@ -21,7 +21,7 @@ PAGE = text_of("docs/torchrec.md")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the user of the page works."""
+    """Provides a working folder with the page's code blocks as files."""
     blocks = zip(("my_model", "in_python", "train", "back"), python_blocks(PAGE), strict=True)
     for name, code in blocks:
         (tmp_path / f"{name}.py").write_text(code)
