@@ -196,8 +196,5 @@ class PlacementState(Occupancy):
         ms = np.asarray(prices.double().numpy())
         stages = self.price.compute_stages(ms[..., 0], ms[..., 1])
         if self.price.exchanges:
-            # What devices send: none receives for longer than the one with the most columns sends.
-            # What the others receive would hide the slowest one where stages become norms.
-            latency_ms = self.price.exchanges * self.price.latency_ms
-            stages = (*stages, latency_ms + self.price.column_ms() * columns[..., None])
+            stages = (*stages, self.price.sending_stage(columns[..., None]))
         return np.stack(np.broadcast_arrays(*stages), axis=-2)

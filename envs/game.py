@@ -7,7 +7,6 @@ game lacks is masked.
 """
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 import numpy as np
 import torch
@@ -15,22 +14,20 @@ from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import Memberships
-from autoshard.envs.deck import BESIDE, Deal, Deck, Ints, Larger
+from autoshard.envs.deck import BESIDE, Deal, Deck, Ints
+from autoshard.envs.devices import DEVIATION, KNOWN, EpisodeDevices
 from autoshard.envs.foresight import room_is_left
-from autoshard.envs.known import COST, DEVIATION, KNOWN, WAITS, KnownDevices
 from autoshard.workload import Shard, TableSlice, UserError
 from autoshard.workload.admission import ANY_PARTS, Occupancy
 from autoshard.workload.plans import dealt_out
-from autoshard.workload.step_price import StepPrice
 
-_ABSENT = -1  # memory of a device that a game does not have
 _WORTH = 0.02  # of the pace: what costs less alone evens nothing out that counts
 _STRICT = 1e6  # ms: what rules leave little room for comes first, whatever it costs
 _SLICES = 0  # of a table: its slices, the most that it may have, and how wide they must be
 _ALONE, _DOUBT, _SIZE, _ADDED, _HALF, _WIDTH = range(-BESIDE, 0)  # of the deck's facts
 
 
-class ShardingGame(KnownDevices):
+class ShardingGame(EpisodeDevices):
     """`seats` games side by side, each with its own task.
 
     Devices that a game does not have, and those without memory for its next piece, are not
@@ -50,9 +47,8 @@ class ShardingGame(KnownDevices):
     def __init__(
         self, deck: Deck, seats: int, max_tables: int, max_devices: int, halvings: int = 0
     ) -> None:
-        super().__init__(seats, max_devices)
-        self.deck = deck
-        self.seats, self.max_tables, self.max_devices = seats, max_tables, max_devices
+        super().__init__(deck, seats, max_devices)
+        self.seats, self.max_tables = seats, max_tables
         self.halvings, self.max_pieces = halvings, max_tables + halvings
         self.halve_action = max_devices  # in place of a device
         self.deals: list[Deal | None] = [None] * seats
@@ -65,18 +61,6 @@ class ShardingGame(KnownDevices):
         self.placed = torch.zeros(seats, dtype=torch.int64)
         self.current = torch.zeros(seats, dtype=torch.int64)  # the piece to be placed next
         self.stuck = torch.zeros(seats, dtype=torch.bool)
-        self.exists = torch.zeros(by_device, dtype=torch.bool)
-        self.capacity = torch.zeros(by_device, dtype=torch.int64)
-        self.free = torch.zeros(by_device, dtype=torch.int64)
-        self.devices = torch.ones(seats, dtype=torch.int64)
-        self.room = torch.ones(by_device)  # the capacity again, to divide by
-        self.room_share = torch.ones(by_device)  # of that of the mean device
-        self.prices = torch.zeros(seats, len(fields(StepPrice)))  # a row a game
-        self.price = StepPrice.rows(self.prices)
-        self._exchanges = False  # whether all-to-alls count in any game
-        self.sums = torch.zeros(*by_device, *amounts)
-        self.content = torch.zeros(*by_device, described)
-        self.columns = torch.zeros(by_device)
         self.allowed = torch.zeros(by_device, dtype=torch.bool)
         self.safe = torch.zeros(by_device, dtype=torch.bool)
         self.halvable = torch.zeros(seats, dtype=torch.bool)
@@ -101,12 +85,10 @@ class ShardingGame(KnownDevices):
         self._place = torch.zeros(seats, dtype=torch.int64)
         self._amounts, self._facts = torch.zeros(seats, *amounts), torch.zeros_like(self.told)
         self._columns, self._size = torch.zeros(seats), torch.zeros(seats, dtype=torch.int64)
-        self.left_after = torch.zeros(by_device, dtype=torch.int64)  # bytes, where it goes there
         self.pace_ms = torch.ones(seats)
         self.bound_ms = torch.ones(seats)
         self._everyone = torch.arange(seats)
         self._places = torch.arange(self.max_pieces)
-        self._pairs = torch.zeros(0, 2, dtype=torch.int64)
         self._held: dict[int, Occupancy] = {}  # of games with rules
 
     @property
@@ -135,39 +117,12 @@ class ShardingGame(KnownDevices):
         new = torch.tensor(seats, dtype=torch.int64)
         for seat, deal in zip(seats, deals, strict=True):
             self.deals[seat] = deal
-        self._seat_devices(new, deals)
+        self.scale[new, _SIZE] = self.begin(new, deals)
         self._line_up(new, deals)
         self.homes[new] = -1
         self.placed[new] = 0
         self.stuck[new] = False
         self._reckon(new)
-
-    def _seat_devices(self, new: Tensor, deals: Sequence[Deal]) -> None:
-        capacity = np.full((len(deals), self.max_devices), _ABSENT, np.int64)
-        for row, deal in enumerate(deals):
-            capacity[row, : len(deal.memory_bytes)] = deal.memory_bytes
-        self.capacity[new] = torch.from_numpy(capacity)
-        self.free[new] = self.capacity[new]
-        self.exists[new] = self.capacity[new] != _ABSENT
-        self.devices[new] = self.exists[new].sum(1)
-        self.room[new] = self.capacity[new].float().clamp_min(1)
-        mean_room = (self.room[new] * self.exists[new]).sum(1) / self.devices[new]
-        self.room_share[new] = self.room[new] / mean_room[:, None]
-        self.scale[new, _SIZE] = mean_room
-        self._pairs = self.exists.nonzero()
-        self._set_prices(new, deals)
-
-    def _set_prices(self, new: Tensor, deals: Sequence[Deal]) -> None:
-        flat: Ints = np.concatenate([deal.pieces for deal in deals])
-        rows = np.repeat(np.arange(len(deals)), [len(deal.pieces) for deal in deals])
-        columns = np.bincount(rows, self.deck.columns.numpy()[flat], len(deals))
-        found = []
-        for deal, own in zip(deals, columns.tolist(), strict=True):
-            larger = deal.larger or Larger(len(deal.memory_bytes), own)
-            price = StepPrice.of(deal.objective, self.deck.batch_size, larger.ranks, larger.columns)
-            found.append(price.row)
-        self.prices[new] = torch.tensor(found, dtype=self.prices.dtype)
-        self._exchanges = bool(self.price.exchanges.any())
 
     def _line_up(self, new: Tensor, deals: Sequence[Deal]) -> None:
         """The costliest first; before them what rules leave little room."""
@@ -222,8 +177,7 @@ class ShardingGame(KnownDevices):
         self.even[seats] = (work / devices[:, None]).clamp_min(1e-9)
         pace = deck.price(totals / devices[:, None, None]).total_ms
         least, costliest = (tables.highest(some) for some in (deck.least_ms, deck.alone_ms))
-        even = StepPrice.rows(self.prices[seats])
-        exchange = even.exchange_stage(even.columns / even.ranks)[:, 0]
+        exchange = self.even_exchange_ms(seats)
         # Half a table a device is no table to the cost model: then the costliest sets the pace.
         self.pace_ms[seats] = torch.where(pace > 0, pace, costliest) + exchange
         self.scale[seats, :-BESIDE] = self.even[seats]
@@ -235,7 +189,7 @@ class ShardingGame(KnownDevices):
         self.content[seats] = deck.model.compute.described(self.sums[seats])
         self.columns[seats] = self.sums_of(deck.columns[:, None], seats)[..., 0]
         self.rest[seats] = deck.described[order].mul(coming[..., None]).sum(1)
-        self._price(seats)
+        self.price_anew(seats)
 
     def sums_of(self, amounts: Tensor, seats: Tensor) -> Tensor:
         """Amounts of the deck's pieces [pieces, ...], added up over what each device of these games
@@ -247,33 +201,6 @@ class ShardingGame(KnownDevices):
         where = rows * self.max_devices + homes[rows, places]
         sums.index_add_(0, where, amounts[order[rows, places]])
         return sums.reshape(len(seats), self.max_devices, *amounts.shape[1:])
-
-    def _price(self, seats: Tensor) -> None:
-        """What the devices of these games cost, from their sums."""
-        forward, backward, deviation = (torch.zeros(self.exists.shape) for _ in range(3))
-        if bool((self.homes[seats] >= 0).any()):
-            prices = self.deck.price(self.sums)
-            forward, backward = prices.forward_ms, prices.backward_ms
-            deviation = prices.deviation
-        self.known[seats, :, 0, :WAITS] = self.waits_of(forward, backward)[seats]
-        self.known[seats, :, 0, COST] = self.waits_ms[seats].sum(2)
-        self.known[seats, :, 0, DEVIATION] = deviation[seats]
-
-    def waits_of(self, forward_ms: Tensor, backward_ms: Tensor) -> Tensor:
-        """What devices spend before each wait where they compute so long: [seats, devices, WAITS].
-
-        Args:
-            forward_ms: of all seats' devices.
-            backward_ms: the same.
-        """
-        return torch.stack(self._stages(forward_ms, backward_ms, self.columns), dim=-1)
-
-    def _stages(self, forward: Tensor, backward: Tensor, columns: Tensor) -> tuple[Tensor, ...]:
-        """The same apart, where devices hold so many columns: each [seats, devices]."""
-        compute = self.price.compute_stages(forward, backward)
-        if not self._exchanges:
-            return (*compute, torch.zeros_like(columns))
-        return (*compute, self.price.exchange_stage(columns) * self.exists)
 
     def place(
         self,
@@ -301,12 +228,7 @@ class ShardingGame(KnownDevices):
         facts, sizes = self._facts[some], self._size[some]
         described = facts[:, :-BESIDE]
         self.homes[seats, place] = homes
-        self.sums.flatten(0, 1).index_add_(0, where, self._amounts[some])
-        self.content.flatten(0, 1).index_add_(0, where, described)
-        self.columns.view(-1).index_add_(0, where, self._columns[some])
-        known = self.known.flatten(0, 1)
-        known[where, 0] = known[where, 1]
-        self.free.view(-1).index_add_(0, where, sizes, alpha=-1)
+        self.settle(where, self._amounts[some], described, self._columns[some], sizes)
         self.rest.index_add_(0, seats, described, alpha=-1)
         self.rest_ms.index_add_(0, seats, facts[:, _ALONE], alpha=-1)
         self.rest_bytes.index_add_(0, seats, sizes, alpha=-1)
@@ -359,21 +281,7 @@ class ShardingGame(KnownDevices):
         amounts, self._facts = deck.amounts[piece], deck.facts[piece]
         self._amounts, self._columns = amounts, deck.columns[piece]
         self._size, self.told = deck.sizes[piece], self._facts / self.scale
-        if len(self._pairs) == self.exists.numel():
-            joined = deck.price(self.sums + amounts[:, None])
-            forward, backward, deviation = joined.forward_ms, joined.backward_ms, joined.deviation
-        else:  # what does not exist is not priced
-            seats, devices = self._pairs.unbind(1)
-            joined = deck.price(self.sums[seats, devices] + amounts[seats])
-            prices = torch.zeros(3, *self.exists.shape)
-            told = (joined.forward_ms, joined.backward_ms, joined.deviation)
-            prices[:, seats, devices] = torch.stack(told)
-            forward, backward, deviation = prices.unbind(0)
-        columns = self.columns + self._columns[:, None]
-        waits = self._stages(forward, backward, columns)
-        all_of_it = forward + backward + waits[-1]
-        torch.stack([*waits, all_of_it, deviation], dim=-1, out=self.known[:, :, 1])
-        self.left_after = self.free - self._size[:, None]
+        self.look(amounts, self._columns, self._size)
         self.allowed = self.exists & (self.left_after >= 0)
         for seat, held in self._held.items():
             unit, size = self.origin[seat, place[seat]], self._size[seat]

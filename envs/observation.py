@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model.network import DIRECTIONS, TERMS
+from autoshard.envs.devices import STAGES
 from autoshard.envs.game import ShardingGame
-from autoshard.envs.known import WAITS
 
 Floats = npt.NDArray[np.float32]
 Array = TypeVar("Array", Tensor, Floats)
@@ -24,14 +24,14 @@ DESCRIBED = DIRECTIONS + len(TERMS) + 1  # amounts of a table that have a name
 TABLE = DESCRIBED + 3  # cost alone, its uncertainty, size
 # Of a device beside what it holds. Costs are over the pace, memory over what there is.
 DEVICE_PARTS = (
-    *(f"wait_{number}" for number in range(WAITS)), "cost", "deviation",
-    *(f"joined_wait_{number}" for number in range(WAITS)), "joined", "joined_deviation",
+    *(f"stage_{number}" for number in range(STAGES)), "cost", "deviation",
+    *(f"joined_stage_{number}" for number in range(STAGES)), "joined", "joined_deviation",
     "used", "left_after", "room", "safe", "plan_after", "soft_after",
 )  # fmt: skip
 DEVICE = DESCRIBED + len(DEVICE_PARTS)
 REST = DESCRIBED + 2  # cost alone, share of the memory that is left
 HALVING = 5  # whether it may be, what it adds, a half's cost and width, what was added so far
-STAKES = 2 + WAITS  # of the objective: what waits are apart, counted; the plan so far, by wait
+OBJECTIVE = 2 + STAGES  # which stages are apart and count; the plan so far, by stage
 PROGRESS = 3  # share of pieces placed, number of pieces and of devices
 _TABLES, _DEVICES = 5.0, 3.0  # logarithms of about 150 tables and 20 devices: large tasks
 _LEAST = 1e-24  # of a sum of such powers
@@ -43,8 +43,8 @@ class Layout:
 
     Parts: `table` [TABLE], the piece being placed; `devices` [max_devices, DEVICE]; `exists` and
     `allowed` [max_devices], 0 or 1; `halving` [HALVING], whether the piece may be halved and what
-    comes of it; `rest` [REST], all that is still to be placed; `stakes` [STAKES], what the plan is
-    to have little of; `progress` [PROGRESS].
+    comes of it; `rest` [REST], all that is still to be placed; `objective` [OBJECTIVE], what the plan
+    minimises; `progress` [PROGRESS].
     """
 
     def __init__(self, max_devices: int) -> None:
@@ -56,7 +56,7 @@ class Layout:
             "allowed": (max_devices,),
             "halving": (HALVING,),
             "rest": (REST,),
-            "stakes": (STAKES,),
+            "objective": (OBJECTIVE,),
             "progress": (PROGRESS,),
         }
 
@@ -83,8 +83,8 @@ class Layout:
         told = game.told
         devices, known = game.devices.float(), game.known / game.units
         now, then = known.unbind(2)
-        slowest = now[..., :WAITS].amax(1)
-        after = torch.maximum(then[..., :WAITS], slowest[:, None]).sum(2)
+        slowest = now[..., :STAGES].amax(1)
+        after = torch.maximum(then[..., :STAGES], slowest[:, None]).sum(2)
         free = game.free.float()
         left, after_it = free / game.room, game.left_after / game.room
         of_devices = [
@@ -98,7 +98,7 @@ class Layout:
                     game.room_share,
                     game.safe.float(),
                     after,
-                    _soft(known[..., :WAITS]),
+                    _soft(known[..., :STAGES]),
                 ],
                 dim=2,
             ),
@@ -117,7 +117,7 @@ class Layout:
                 [may, may * told[:, TABLE:], (game.added_ms / game.all_ms)[:, None]], dim=1
             ),
             "rest": torch.cat([game.rest / (game.even * devices[:, None]), rest], dim=1),
-            "stakes": torch.cat(
+            "objective": torch.cat(
                 [game.price.separate, (game.price.exchanges > 0).float(), slowest], dim=1
             ),
             "progress": torch.stack(progress, dim=1),
@@ -130,7 +130,7 @@ def _soft(waits: Tensor) -> Tensor:
     slowest.
 
     Args:
-        waits: now and then, over the pace: [seats, devices, 2, WAITS].
+        waits: now and then, over the pace: [seats, devices, 2, STAGES].
     """
     squares = waits * waits
     fourths = squares * squares

@@ -194,7 +194,7 @@ class MeasuredRewards:
                 cost = answer.told_at(level).cost()
                 forward[where], backward[where] = cost.forward_ms, cost.backward_ms
         self.measured += len(shards)
-        waits = game.waits_of(forward, backward)[list(seats)]
+        waits = torch.stack(game.stages(forward, backward, game.columns), dim=-1)[list(seats)]
         return Costs(waits.amax(1).sum(1), waits.sum(2))
 
 

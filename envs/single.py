@@ -40,7 +40,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
 
     ## Observation Space
     `Box((size,), float32)`, named parts in one vector: `env.layout.split(observation)` gives
-    `table`, `devices`, `exists`, `allowed`, `halving`, `rest`, `stakes` and `progress` (see
+    `table`, `devices`, `exists`, `allowed`, `halving`, `rest`, `objective` and `progress` (see
     `envs.observation.Layout`). Everything is relative to the task's own scale.
 
     ## Reward

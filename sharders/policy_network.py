@@ -18,9 +18,9 @@ from autoshard.envs.observation import (
     DEVICE,
     DEVICE_PARTS,
     HALVING,
+    OBJECTIVE,
     PROGRESS,
     REST,
-    STAKES,
     TABLE,
 )
 
@@ -83,7 +83,7 @@ class PolicyNetwork(nn.Module):
         hidden, encoded = shape.hidden, shape.encoded
         self.encoder = nn.Linear(DESCRIBED, encoded)
         self.device = nn.Linear(encoded + DEVICE - DESCRIBED, hidden)
-        rest = TABLE + REST - 2 * DESCRIBED + HALVING + STAKES + PROGRESS
+        rest = TABLE + REST - 2 * DESCRIBED + HALVING + OBJECTIVE + PROGRESS
         self.state = nn.Linear(2 * encoded + rest, hidden)
         self.context = nn.Linear(2 * hidden, hidden)
         self.mixer = nn.Linear(hidden, hidden)
@@ -134,7 +134,7 @@ class PolicyNetwork(nn.Module):
         pair = torch.stack([table[:, :DESCRIBED], rest[:, :DESCRIBED]], dim=1)
         sets = self._encode(torch.cat([devices[..., :DESCRIBED], pair], dim=1))
         numbers = [table[:, DESCRIBED:], rest[:, DESCRIBED:]]
-        numbers += [parts[name] for name in ("halving", "stakes", "progress")]
+        numbers += [parts[name] for name in ("halving", "objective", "progress")]
         state = self.state(torch.cat([sets[:, -2:].flatten(1), *numbers], dim=1))
         own = torch.cat([sets[:, :-2], devices[..., DESCRIBED:]], dim=2)
         each = functional.relu(self.device(own) + state[:, None])

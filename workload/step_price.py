@@ -115,6 +115,14 @@ class StepPrice:
         """Returns what each device spends in both all-to-alls; 0 where they do not count."""
         return cast("Array", self.exchanges * self.exchange_ms(columns))
 
+    def sending_stage(self, columns: Array) -> Array:
+        """Returns the all-to-alls by what each device sends, for norms over devices.
+
+        No device receives for longer than the one with the most columns sends, so the slowest
+        device takes as long as in `exchange_stage`. What the others receive would hide it in a norm.
+        """
+        return cast("Array", self.exchanges * self.latency_ms + self.column_ms() * columns)
+
     def compute_stages(self, forward: Array, backward: Array) -> tuple[Array, ...]:
         """Returns the stages of compute alone."""
         if isinstance(self.separate, float):

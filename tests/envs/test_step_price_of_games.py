@@ -176,7 +176,7 @@ def test_a_player_is_told_what_it_plays_for(deck: Deck) -> None:
     game = game_of(deck, *(replace(deal([3, 8], *room), objective=some) for some in told))
     game.place(torch.zeros(len(told), dtype=torch.int64))
     layout = Layout(2)
-    stakes = layout.split(layout.observe(game))["stakes"]
+    stakes = layout.split(layout.observe(game))["objective"]
     assert [tuple(row) for row in stakes[:, :2].tolist()] == list(told.values())
     slowest = game.waits_ms.amax(1) / game.pace_ms[:, None]
     torch.testing.assert_close(stakes[:, 2:], slowest)

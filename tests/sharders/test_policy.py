@@ -20,9 +20,9 @@ from autoshard.envs.observation import (
     DEVICE,
     DEVICE_PARTS,
     HALVING,
+    OBJECTIVE,
     PROGRESS,
     REST,
-    STAKES,
     TABLE,
 )
 from autoshard.sharders import (
@@ -214,7 +214,7 @@ def test_naming_devices_otherwise_changes_nothing(policy: Policy) -> None:
         "exists": torch.ones(5, 4),
         "allowed": torch.tensor([[1.0, 1, 0, 1]]).expand(5, 4),
         "halving": torch.rand(5, HALVING, generator=rng),
-        "stakes": torch.rand(5, STAKES, generator=rng),
+        "objective": torch.rand(5, OBJECTIVE, generator=rng),
         "rest": torch.rand(5, REST, generator=rng),
         "progress": torch.rand(5, PROGRESS, generator=rng),
     }
@@ -246,7 +246,7 @@ def test_unsafe_devices_are_left_alone_while_there_are_safe_ones(policy: Policy)
         "exists": torch.ones(1, 3),
         "allowed": torch.ones(1, 3),
         "halving": torch.zeros(1, HALVING),
-        "stakes": torch.ones(1, STAKES),
+        "objective": torch.ones(1, OBJECTIVE),
         "rest": torch.ones(1, REST),
         "progress": torch.ones(1, PROGRESS),
     }
