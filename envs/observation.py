@@ -43,8 +43,8 @@ class Layout:
 
     Parts: `table` [TABLE], the piece being placed; `devices` [max_devices, DEVICE]; `exists` and
     `allowed` [max_devices], 0 or 1; `halving` [HALVING], whether the piece may be halved and what
-    comes of it; `rest` [REST], all that is still to be placed; `objective` [OBJECTIVE], what the plan
-    minimises; `progress` [PROGRESS].
+    comes of it; `rest` [REST], all that is still to be placed; `objective` [OBJECTIVE], what the
+    plan minimises; `progress` [PROGRESS].
     """
 
     def __init__(self, max_devices: int) -> None:

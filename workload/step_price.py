@@ -119,7 +119,7 @@ class StepPrice:
         """Returns the all-to-alls by what each device sends, for norms over devices.
 
         No device receives for longer than the one with the most columns sends, so the slowest
-        device takes as long as in `exchange_stage`. What the others receive would hide it in a norm.
+        device takes as long as in `exchange_stage`. What others receive would hide it in a norm.
         """
         return cast("Array", self.exchanges * self.latency_ms + self.column_ms() * columns)
 
