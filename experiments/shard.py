@@ -13,7 +13,6 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.inputs import read_devices, read_plan
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import PICTURES, check_file
-from autoshard.experiments.explaining.explain import explanation
 from autoshard.experiments.explaining.plan_report import (
     best_heuristic,
     expected_line,
@@ -226,6 +225,8 @@ def main(config: ShardConfig) -> None:
     for line in (expected_line(name, outlook.of(plan), best, task.objective), *said):
         cli.console.print(line, soft_wrap=True)
     if config.explain:
+        from autoshard.experiments.explaining.explain import explanation  # loads next_steps
+
         show(explanation(oracle, task, plan, best))
     if config.picture is not None:
         cost.picture(config.picture, name)

@@ -18,8 +18,16 @@ INTERRUPTED = 130
 
 VERIFIED = {"--verified": "measuring corrects the cost model alone: leave it out"}  # dropped
 
+_program: str | None = None  # by which name people call the command, if not by its script's
+
 console = Console(highlight=False)
 error_console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def set_program(name: str) -> None:
+    """Sets the name of the command for help texts and errors; by default it is its script's."""
+    global _program
+    _program = name
 
 
 def run_command(
@@ -42,9 +50,9 @@ def run_command(
 
     def parse_and_run() -> None:
         _check_dropped(dropped or {}, sys.argv[1:])
-        asked = tyro.cli(config)
+        asked = tyro.cli(config, prog=_program)
         if begun_with is not None:
-            asked = tyro.cli(config, default=begun_with(asked))
+            asked = tyro.cli(config, prog=_program, default=begun_with(asked))
         main(asked)
 
     sys.exit(_exit_code(parse_and_run))

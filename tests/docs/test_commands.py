@@ -15,6 +15,8 @@ import pytest
 import tyro
 from pages import PAGES, ROOT, code_spans, prose, shell_lines, text_of
 
+from autoshard.experiments.console.commands import COMMANDS as SUBCOMMANDS
+
 EXPERIMENTS = ROOT / "experiments"
 MODULE = "autoshard.experiments."
 COMMANDS = {path.name: MODULE + path.stem for path in EXPERIMENTS.glob("[!_]*.py")} | {
@@ -27,12 +29,16 @@ Invocation = tuple[str, tuple[str, ...]]  # the command's module, its arguments
 
 def invocations(line: str) -> Iterator[Invocation]:
     """Yields our commands in a shell line: alone, by ray submit, by ray job submit, in quotes."""
-    if MODULE not in line and ".py" not in line:
+    if MODULE not in line and ".py" not in line and not line.startswith("autoshard "):
         return  # output may not parse as shell
     words = shlex.split(line, comments=True)
     for place, word in enumerate(words):
         if " " in word:
             yield from invocations(word)
+        elif word == "autoshard" and place == 0:
+            name, *rest = words[1:]
+            if name in SUBCOMMANDS:
+                yield SUBCOMMANDS[name], tuple(arguments(rest))
         elif (module := module_of(word, place == 0)) is not None:
             yield module, tuple(arguments(words[place + 1 :]))
 
@@ -134,6 +140,7 @@ def test_commands_are_found_however_they_are_typed() -> None:
         "python experiments/ppo_shard.py --seed 1",
         "ray exec CLUSTER 'python -m autoshard.experiments.ppo_shard --seed 1'",
         "ppo_shard.py --seed 1",
+        "autoshard train --seed 1",
         "cd autoshard && python experiments/ppo_shard.py --seed 1 | tee log",
     ):
         assert [*invocations(line)] == [ppo], line

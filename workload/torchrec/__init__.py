@@ -9,10 +9,10 @@ This is the one door to torchrec: it is imported when one of them is asked for, 
 line says what to install.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autoshard.workload.errors import UserError
+from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from autoshard.workload.torchrec.models import ModelTables, tables_of
@@ -24,6 +24,18 @@ if TYPE_CHECKING:
         with_even_columns,
     )
     from autoshard.workload.torchrec.states import load_state
+else:
+    _load, __dir__ = lazy_exports(__name__)
+
+    def __getattr__(name):  # noqa: ANN001, ANN202 - as type checkers see it, all is imported above
+        try:
+            return _load(name)
+        except (ImportError, OSError) as error:  # OSError: a library that cannot be loaded
+            reason = str(error).splitlines()[0][:160]
+            raise UserError(
+                f"TorchRec cannot be imported ({reason}): make setup TORCHREC=1 installs it"
+            ) from error
+
 
 __all__ = [
     "ModelTables",
@@ -35,27 +47,3 @@ __all__ = [
     "to_torchrec",
     "with_even_columns",
 ]
-
-_ROOMS = {
-    "ModelTables": "models",
-    "from_torchrec": "plans",
-    "load_state": "states",
-    "plan_of_torchrec": "own_planner",
-    "planner": "planning",
-    "tables_of": "models",
-    "to_torchrec": "plans",
-    "with_even_columns": "plans",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _ROOMS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        room = importlib.import_module(f"{__name__}.{_ROOMS[name]}")
-    except (ImportError, OSError) as error:  # OSError: a library that is there and cannot be loaded
-        reason = str(error).splitlines()[0][:160]
-        raise UserError(
-            f"TorchRec cannot be imported ({reason}): make setup TORCHREC=1 installs it"
-        ) from error
-    return getattr(room, name)
