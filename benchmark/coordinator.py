@@ -34,7 +34,7 @@ from autoshard.benchmark.measurement import (
     MeasureSettings,
     TimingOptions,
 )
-from autoshard.benchmark.priority import at_usual_priority
+from autoshard.benchmark.process import at_usual_priority
 from autoshard.benchmark.serving import BUSY_WAIT_SECONDS, Server
 from autoshard.benchmark.store import MeasurementStore
 from autoshard.benchmark.store_file import StoreError
@@ -274,7 +274,7 @@ class PoolCoordinator:
 
     def _deal(self) -> None:
         """Give each device that is free some jobs, as long as there are any."""
-        while self._free and not self._jobs.is_empty:
+        while self._free and self._jobs.waiting:
             device = self._free.popleft()
             device.busy = True
             # Towards the end fewer each, so that devices are done at about the same time.

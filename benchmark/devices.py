@@ -24,7 +24,7 @@ from autoshard.benchmark.backends import (
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import NodeReport
 from autoshard.benchmark.places import RESOURCE, is_declared, nodes_that_measure, reports_of
-from autoshard.benchmark.priority import at_usual_priority
+from autoshard.benchmark.process import at_usual_priority
 
 # Limits for hangs alone: an actor is up within seconds, on a crowded machine within tens of them.
 _START_SECONDS = 300.0

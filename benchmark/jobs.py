@@ -85,11 +85,6 @@ class JobQueue:
         """Jobs that are not answered yet."""
         return len(self._queued) + len(self._running)
 
-    @property
-    def is_empty(self) -> bool:
-        """True if no job waits for a device."""
-        return not self._queued
-
     def join(self, request: Request, index: int, job: Job) -> None:
         """Wait for this job, or for the one that is there already."""
         key = job.key

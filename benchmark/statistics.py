@@ -5,9 +5,12 @@ from functools import lru_cache
 from math import comb
 from statistics import NormalDist, median
 
+import numpy as np
+
 FEWEST_FOR_INTERVAL = 9  # from here on the extremes may be left out of a 95 % interval
 # Of the sizes of normal values, in deviations: medians do not feel the few that are far off.
 NORMAL_MEDIAN = NormalDist().inv_cdf(0.75)
+_QUIET_QUANTILE = 0.1
 UNKNOWN = 1.0  # the error of a cost of which nothing is known: as large as itself
 
 
@@ -43,6 +46,13 @@ def pooled_variance(groups: Sequence[Sequence[float]], prior: float, weight: flo
         squares += sum((value - mean) ** 2 for value in group)
         freedom += len(group) - 1
     return squares / freedom
+
+
+def quiet_level(times_ms: Sequence[float]) -> float:
+    """Returns what a repeated piece of work takes when nobody disturbs it: a low quantile, for some
+    values are luck, and all others only ever too high.
+    """
+    return float(np.quantile(times_ms, _QUIET_QUANTILE))
 
 
 @lru_cache(maxsize=1024)

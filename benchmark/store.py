@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any
 
 from autoshard.benchmark import store_file
-from autoshard.benchmark.garbage import collector_paused
 from autoshard.benchmark.measurement import (
     Exchange,
     ExchangeKey,
@@ -26,6 +25,7 @@ from autoshard.benchmark.measurement import (
     Timing,
     method_of,
 )
+from autoshard.benchmark.process import collector_paused
 from autoshard.benchmark.store_file import StoreError
 from autoshard.benchmark.visits import deviation_of_visits, merged
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, TableSlice

@@ -16,10 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.benchmark.backends.base import Iteration, Stopwatch, Subject
-from autoshard.benchmark.garbage import collector_paused
 from autoshard.benchmark.measurement import Level, Timing, TimingOptions
-from autoshard.benchmark.quiet import quiet_level
-from autoshard.benchmark.statistics import FEWEST_FOR_INTERVAL, median_spread, standard_error
+from autoshard.benchmark.process import collector_paused
+from autoshard.benchmark.statistics import (
+    FEWEST_FOR_INTERVAL,
+    median_spread,
+    quiet_level,
+    standard_error,
+)
 
 Floats = npt.NDArray[np.float64]
 

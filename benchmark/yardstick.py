@@ -12,7 +12,7 @@ from autoshard.benchmark.backends import DeviceBackend
 from autoshard.benchmark.backends.base import Stopwatch, Subject
 from autoshard.benchmark.embedding_op import build_module
 from autoshard.benchmark.measurement import TimingOptions
-from autoshard.benchmark.memory import keep_freed_memory
+from autoshard.benchmark.process import keep_freed_memory
 from autoshard.benchmark.timing import time_operator
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard
 

@@ -4,15 +4,17 @@ Importing this loads neither torch nor Ray: the pool's coordinator asks a backen
 and stays light.
 """
 
-import datetime
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from autoshard.benchmark.clearing import Clearing
 from autoshard.benchmark.hardware import NodeReport
+from autoshard.benchmark.process import peak_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -95,38 +97,41 @@ class Iteration:
     disturbed: bool = False
 
 
-class Stopwatch(Protocol):
+class Stopwatch(ABC):
     """Runs and times single iterations on a device."""
 
-    clearing: Clearing
+    def __init__(self) -> None:
+        self.clearing = Clearing()
 
+    @abstractmethod
     def iteration(self, subject: Subject) -> Iteration:
         """Returns the times of one forward and backward pass."""
-        ...
 
     def reference(self) -> Iteration | None:
         """Returns the times of one run of the reference; None where there is none."""
-        ...
+        return None
 
-    def clear_cache(self, most_ms: float) -> bool:
-        """Clears the cache for at most `most_ms`; returns whether all of it is cleared."""
-        ...
+    def clear_cache(self, most_ms: float) -> bool:  # noqa: ARG002
+        """Clears the cache for at most `most_ms`; returns whether all of it is clear, as it is by
+        default, where iterations clear it themselves.
+        """
+        return True
 
+    @abstractmethod
     def foreign_load(self) -> float:
         """Returns the share of the device that other processes took since the last call."""
-        ...
 
     def now(self) -> float:
         """Returns the seconds of a clock that only goes forward."""
-        ...
+        return time.monotonic()
 
+    @abstractmethod
     def mark(self) -> Any:
-        """Returns a mark at which the device arrives after all work that it was given before."""
-        ...
+        """Returns a mark that the device reaches once it has done what it was given before."""
 
+    @abstractmethod
     def between(self, marks: Sequence[Any]) -> list[tuple[float, float]]:
         """Returns ms from each mark to the next, and how many of them the device was ours."""
-        ...
 
 
 class DeviceBackend(ABC):
@@ -147,9 +152,9 @@ class DeviceBackend(ABC):
     def device(self) -> "torch.device":
         """The device, as this process sees it."""
 
-    @abstractmethod
-    def is_on(self, nodes: Iterable[Node]) -> bool:
-        """Returns whether Ray says that these nodes have such a device."""
+    def is_on(self, nodes: Iterable[Node]) -> bool:  # noqa: ARG002
+        """Returns whether Ray says that any of these nodes has such a device."""
+        return True
 
     @abstractmethod
     def places(
@@ -157,9 +162,9 @@ class DeviceBackend(ABC):
     ) -> list[Place]:
         """Returns where devices are that are not taken."""
 
-    @abstractmethod
     def is_here(self) -> bool:
         """Returns whether this machine has such a device."""
+        return True
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -191,13 +196,13 @@ class DeviceBackend(ABC):
     def memory_bytes(self) -> int:
         """What shards may take in total."""
 
-    @abstractmethod
     def free_bytes(self) -> int:
         """Returns what shards may take now."""
+        return self.memory_bytes
 
-    @abstractmethod
     def peak_bytes(self) -> int:
         """Returns the most memory of the device that this process has ever taken."""
+        return peak_bytes()
 
     @abstractmethod
     def flush(self, freed_bytes: int) -> None:
@@ -217,11 +222,10 @@ class DeviceBackend(ABC):
         """
 
     @abstractmethod
-    def process_group(self, store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+    def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         """Returns one rank's group of torch.distributed, beside those of other ranks here."""
 
-    @abstractmethod
-    def synchronize(self) -> None:
+    def synchronize(self) -> None:  # noqa: B027 - by default a call returns when all is done
         """Waits until the device has done what it was given."""
 
 

@@ -1,6 +1,5 @@
 """CPU cores: each is pinned to by one process, and shared with whatever else the machine runs."""
 
-import datetime
 import itertools
 import math
 import os
@@ -9,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,13 +21,13 @@ from autoshard.benchmark.backends.base import (
     Node,
     OperatorPlacement,
     Place,
+    Stopwatch,
     Subject,
 )
-from autoshard.benchmark.clearing import Clearing
 from autoshard.benchmark.containers import cpu_quota, throttled_seconds
 from autoshard.benchmark.core_lock import claimed
 from autoshard.benchmark.hardware import NodeReport, cpu_fingerprint, last_level_cache_bytes
-from autoshard.benchmark.memory import keep_freed_memory, peak_bytes, release_freed_memory
+from autoshard.benchmark.process import keep_freed_memory, release_freed_memory
 
 if TYPE_CHECKING:
     import torch
@@ -55,10 +55,6 @@ class CpuBackend(DeviceBackend):
         import torch
 
         return torch.device("cpu")
-
-    def is_on(self, nodes: Iterable[Node]) -> bool:  # noqa: ARG002
-        """Every node has cores."""
-        return True
 
     def places(
         self,
@@ -89,10 +85,6 @@ class CpuBackend(DeviceBackend):
                     places.append(place)
         return places
 
-    def is_here(self) -> bool:
-        """Every machine has cores."""
-        return True
-
     def fingerprint(self) -> str:
         """Returns model, vector instructions and cache of the CPU."""
         return cpu_fingerprint()
@@ -116,16 +108,8 @@ class CpuBackend(DeviceBackend):
 
     @property
     def memory_bytes(self) -> int:
-        """The core's share of the machine's memory."""
+        """The core's share of the machine's memory: nothing is kept between measurements."""
         return self._memory_bytes
-
-    def free_bytes(self) -> int:
-        """Returns all of the share: nothing else is kept between measurements."""
-        return self._memory_bytes
-
-    def peak_bytes(self) -> int:
-        """Returns the most main memory that this process has ever taken."""
-        return peak_bytes()
 
     def flush(self, freed_bytes: int) -> None:
         """Gives freed pages back if they are more than what is kept for shards to come."""
@@ -142,14 +126,11 @@ class CpuBackend(DeviceBackend):
         most_bytes = self._memory_bytes // _FLUSH_SHARE if flush else 0
         return CpuStopwatch(self._core, min(cache_bytes, most_bytes), references)
 
-    def process_group(self, store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+    def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         """Returns a group of gloo."""
         import torch.distributed as dist
 
         return dist.ProcessGroupGloo(store, rank, ranks, timeout)
-
-    def synchronize(self) -> None:
-        """Returns at once: a core does what it is given before the call returns."""
 
 
 def share_memory(cores: Sequence[int], report: NodeReport) -> dict[int, int]:
@@ -174,7 +155,7 @@ def share_memory(cores: Sequence[int], report: NodeReport) -> dict[int, int]:
     return shares
 
 
-class CpuStopwatch:
+class CpuStopwatch(Stopwatch):
     """Times the calling thread, which must be pinned to `core`.
 
     The clock is the thread's own CPU time. On a core of its own that is wall time; where others
@@ -188,6 +169,7 @@ class CpuStopwatch:
     """
 
     def __init__(self, core: int, cache_bytes: int = 0, references: Sequence[Subject] = ()) -> None:
+        super().__init__()
         import torch
 
         self._core = core
@@ -197,7 +179,6 @@ class CpuStopwatch:
         self._per_ms = 0.0  # elements read in a millisecond
         self._references = itertools.cycle(references)
         self._seen = _CoreTime.now(core)
-        self.clearing = Clearing()
 
     def iteration(self, subject: Subject) -> Iteration:
         """One forward and backward pass of the thread."""
@@ -245,10 +226,6 @@ class CpuStopwatch:
         """Share of the core's time that others took: busy and stolen time beyond our own."""
         before, self._seen = self._seen, _CoreTime.now(self._core)
         return self._seen.foreign_share(before)
-
-    def now(self) -> float:
-        """Seconds of the system's clock."""
-        return time.monotonic()
 
     def mark(self) -> tuple[int, int]:
         """Returns nanoseconds of the wall clock, and those that this thread has computed."""

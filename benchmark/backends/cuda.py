@@ -1,9 +1,9 @@
 """NVIDIA GPUs: Ray gives each to one actor, which sees no other."""
 
-import datetime
 import os
-import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +14,22 @@ from autoshard.benchmark.backends.base import (
     Node,
     OperatorPlacement,
     Place,
+    Stopwatch,
     Subject,
 )
-from autoshard.benchmark.clearing import Clearing
 from autoshard.benchmark.hardware import NodeReport
-from autoshard.benchmark.memory import release_freed_memory
-from autoshard.benchmark.quiet import QuietLevel
+from autoshard.benchmark.process import release_freed_memory
+from autoshard.benchmark.statistics import quiet_level
 
 if TYPE_CHECKING:
     import torch
 
 _SLOW_FLUSH = 1.3  # times the quiet level of a flush, which is always the same work
+_FLUSHES = 300  # that the quiet level is taken from, so that old ones are forgotten
 
 
 class CudaRuntime:
-    """What `CudaBackend` asks of torch.cuda, NCCL and NVML, on the one GPU that a process sees.
+    """What `CudaBackend` asks of torch, NCCL and NVML, on the one GPU that a process sees.
 
     Whatever has these members can stand in for a GPU.
     """
@@ -44,44 +45,13 @@ class CudaRuntime:
         return torch.device("cuda", 0)
 
     @property
-    def _cuda(self) -> Any:
+    def cuda(self) -> Any:
+        """Whose functions of the names that torch.cuda has are called."""
         import torch
 
         return torch.cuda
 
-    def is_available(self) -> bool:
-        """Returns whether there is a GPU, and a build of torch for it."""
-        return bool(self._cuda.is_available())
-
-    def select(self) -> None:
-        """Makes the GPU the one that work goes to by default."""
-        self._cuda.set_device(self.device)
-
-    def properties(self) -> Any:
-        """Returns name, capability, memory and cache, by torch's names."""
-        return self._cuda.get_device_properties(self.device)
-
-    def free_bytes(self) -> int:
-        """Returns the GPU's free memory."""
-        return int(self._cuda.mem_get_info(self.device)[0])
-
-    def peak_bytes(self) -> int:
-        """Returns the most memory that tensors of this process have ever taken."""
-        return int(self._cuda.max_memory_allocated(self.device))
-
-    def empty_cache(self) -> None:
-        """Frees what torch keeps for tensors to come."""
-        self._cuda.empty_cache()
-
-    def event(self) -> Any:
-        """Returns an event with a time, to be recorded."""
-        return self._cuda.Event(enable_timing=True)
-
-    def synchronize(self) -> None:
-        """Waits until the GPU is done."""
-        self._cuda.synchronize(self.device)
-
-    def process_group(self, store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+    def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         """Returns a group of NCCL."""
         import torch.distributed as dist
 
@@ -95,7 +65,8 @@ class CudaRuntime:
             import pynvml
 
             pynvml.nvmlInit()
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{self.properties().uuid}")
+            uuid = self.cuda.get_device_properties(self.device).uuid
+            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
             return {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
         except Exception:  # whatever NVML raises, there is nothing to be learned from it
             return set()
@@ -136,35 +107,35 @@ class CudaBackend(DeviceBackend):
 
     def is_here(self) -> bool:
         """Returns whether this machine has a GPU that torch can use."""
-        return self._runtime.is_available()
+        return bool(self._runtime.cuda.is_available())
 
     def fingerprint(self) -> str:
         """Returns model, compute capability and memory."""
-        found = self._runtime.properties()
+        found = self._properties()
         memory = round(found.total_memory / 2**30)
         return f"{self.kind}: {found.name} sm{found.major}{found.minor}, {memory} GiB"
 
     def bind(self, place: Place) -> None:  # noqa: ARG002
-        """Selects the GPU."""
-        self._runtime.select()
+        """Makes the GPU the one that work goes to by default."""
+        self._runtime.cuda.set_device(self.device)
 
     @property
     def memory_bytes(self) -> int:
         """All of the GPU's memory."""
-        return int(self._runtime.properties().total_memory)
+        return int(self._properties().total_memory)
 
     def free_bytes(self) -> int:
         """Returns the GPU's free memory."""
-        return self._runtime.free_bytes()
+        return int(self._runtime.cuda.mem_get_info(self.device)[0])
 
     def peak_bytes(self) -> int:
-        """Returns the most that tensors have ever taken."""
-        return self._runtime.peak_bytes()
+        """Returns the most that tensors have ever taken of the GPU."""
+        return int(self._runtime.cuda.max_memory_allocated(self.device))
 
     def flush(self, freed_bytes: int) -> None:  # noqa: ARG002
         """Gives back what torch keeps of the GPU's memory, and the batches in main memory."""
         release_freed_memory()
-        self._runtime.empty_cache()
+        self._runtime.cuda.empty_cache()
 
     def stopwatch(
         self,
@@ -172,32 +143,34 @@ class CudaBackend(DeviceBackend):
         references: Sequence[Subject] = (),  # noqa: ARG002
     ) -> "CudaStopwatch":
         """Returns a stopwatch of the GPU. It runs no references: a GPU is nobody else's."""
-        return CudaStopwatch(self._runtime, flush)
+        return CudaStopwatch(self._runtime, self._properties().L2_cache_size * 2 if flush else 0)
 
-    def process_group(self, store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+    def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         """Returns a group of NCCL."""
         return self._runtime.process_group(store, rank, ranks, timeout)
 
     def synchronize(self) -> None:
         """Waits until the GPU is done."""
-        self._runtime.synchronize()
+        self._runtime.cuda.synchronize(self.device)
+
+    def _properties(self) -> Any:
+        return self._runtime.cuda.get_device_properties(self.device)
 
 
-class CudaStopwatch:
+class CudaStopwatch(Stopwatch):
     """Times with CUDA events, so that launches and queues are not charged to the kernels.
 
     The flush of the L2 cache before each iteration is always the same work, so where it takes
     longer than it can, somebody else is on the GPU.
     """
 
-    def __init__(self, runtime: CudaRuntime, flush: bool = True) -> None:
+    def __init__(self, runtime: CudaRuntime, flush_bytes: int) -> None:
+        super().__init__()
         import torch
 
         self._runtime = runtime
-        size = runtime.properties().L2_cache_size * 2 if flush else 0
-        self._flush = torch.empty(size, dtype=torch.int8, device=runtime.device)
-        self._flush_level = QuietLevel()
-        self.clearing = Clearing()
+        self._flush = torch.empty(flush_bytes, dtype=torch.int8, device=runtime.device)
+        self._flushes_ms: deque[float] = deque(maxlen=_FLUSHES)
 
     def iteration(self, subject: Subject) -> Iteration:
         """Returns one forward and backward pass; disturbed if the flush before it was slow."""
@@ -209,28 +182,17 @@ class CudaStopwatch:
         output.backward(subject.gradient)
         marks.append(self.mark())
         (flush_ms, _), (forward_ms, _), (backward_ms, _) = self.between(marks)
-        slow = self._flush.numel() > 0 and self._flush_level.slowdown(flush_ms) > _SLOW_FLUSH
+        self._flushes_ms.append(flush_ms)
+        slow = flush_ms > _SLOW_FLUSH * quiet_level(self._flushes_ms) and self._flush.numel() > 0
         return Iteration(forward_ms, backward_ms, forward_ms + backward_ms, slow)
-
-    def reference(self) -> None:
-        """A GPU is nobody else's: it needs none."""
-        return
-
-    def clear_cache(self, most_ms: float) -> bool:  # noqa: ARG002
-        """Done before each iteration."""
-        return True
 
     def foreign_load(self) -> float:
         """Returns 1.0 if another process is on the GPU (NVML does not say how much), else 0.0."""
         return 1.0 if self._runtime.processes() - {os.getpid()} else 0.0
 
-    def now(self) -> float:
-        """Returns the seconds of the system's clock."""
-        return time.monotonic()
-
     def mark(self) -> Any:
         """Returns an event in the current stream."""
-        event = self._runtime.event()
+        event = self._runtime.cuda.Event(enable_timing=True)
         event.record()
         return event
 

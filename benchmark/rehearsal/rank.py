@@ -7,7 +7,7 @@ from typing import Any
 
 from autoshard.benchmark.backends import DeviceBackend, Place
 from autoshard.benchmark.core_lock import this_pool
-from autoshard.benchmark.priority import at_usual_priority
+from autoshard.benchmark.process import at_usual_priority
 
 # Whoever started the ranks watches them and ends all if one is lost, so this ends nothing sooner.
 _TIMEOUT = timedelta(hours=1)

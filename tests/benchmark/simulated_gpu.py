@@ -4,8 +4,8 @@ Kernels run on the CPU, events read a clock of their own, and gloo connects rank
 is called and in which order, never what a kernel does or takes.
 """
 
-import datetime
 import os
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +16,7 @@ from autoshard.benchmark.backends.base import OperatorPlacement
 
 
 class SimulatedRuntime:
-    """An H100, by what torch says of one.
+    """An H100, by what torch says of one. `calls` are those of torch.cuda that change something.
 
     Args:
         pace_ms: by which its clock goes on from one event to the next, in turn.
@@ -35,43 +35,30 @@ class SimulatedRuntime:
         others: frozenset[int] = frozenset(),
     ) -> None:
         self.calls: list[str] = []
-        self._pace_ms, self._free, self._others = pace_ms, free_bytes, others
+        self._pace_ms, self._others = pace_ms, others
         self._ms, self._events = 0.0, 0
-
-    def is_available(self) -> bool:
-        return True
-
-    def select(self) -> None:
-        self.calls.append("select")
-
-    def properties(self) -> SimpleNamespace:
-        return SimpleNamespace(
+        h100 = SimpleNamespace(
             name="NVIDIA H100 80GB HBM3",
             major=9,
             minor=0,
             total_memory=85_028_765_696,
             L2_cache_size=50 * 2**20,
         )
-
-    def free_bytes(self) -> int:
-        return self._free
-
-    def peak_bytes(self) -> int:
-        return 7
-
-    def empty_cache(self) -> None:
-        self.calls.append("empty_cache")
-
-    def synchronize(self) -> None:
-        self.calls.append("synchronize")
-
-    def event(self) -> "_Event":
-        return _Event(self)
+        self.cuda = SimpleNamespace(
+            is_available=lambda: True,
+            get_device_properties=lambda device: h100,
+            mem_get_info=lambda device: (free_bytes, h100.total_memory),
+            max_memory_allocated=lambda device: 7,
+            set_device=lambda device: self.calls.append("set_device"),
+            empty_cache=lambda: self.calls.append("empty_cache"),
+            synchronize=lambda device: self.calls.append("synchronize"),
+            Event=lambda enable_timing: _Event(self),
+        )
 
     def processes(self) -> set[int]:
         return {os.getpid(), *self._others}
 
-    def process_group(self, store: Any, rank: int, ranks: int, timeout: datetime.timedelta) -> Any:
+    def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         return dist.ProcessGroupGloo(store, rank, ranks, timeout)
 
     def tick(self) -> float:
@@ -85,14 +72,12 @@ class _Event:
     def __init__(self, runtime: SimulatedRuntime) -> None:
         self._runtime = runtime
         self.ms = -1.0
-        self.is_known = False
 
     def record(self) -> None:
         self.ms = self._runtime.tick()
 
     def synchronize(self) -> None:
         self._runtime.calls.append("event")
-        self.is_known = True
 
     def elapsed_time(self, after: "_Event") -> float:
         assert self._runtime.calls[-1] == "event"  # else it would be asked before the GPU is there

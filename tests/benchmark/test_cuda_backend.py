@@ -58,7 +58,7 @@ def test_an_actor_holds_a_gpu_or_no_more_than_a_pinned_core() -> None:
 def test_bound_to_a_gpu_it_reports_what_the_gpu_reports() -> None:
     gpu, runtime = backend()
     gpu.bind(PLACE)
-    assert runtime.calls == ["select"]
+    assert runtime.calls == ["set_device"]
     assert gpu.fingerprint() == FINGERPRINT
     assert (gpu.memory_bytes, gpu.free_bytes(), gpu.peak_bytes()) == (85_028_765_696, 2**36, 7)
     gpu.flush(1)

@@ -17,9 +17,8 @@ from autoshard.benchmark.clearing import Clearing
 from autoshard.benchmark.embedding_op import EmbeddingOp, build_module
 from autoshard.benchmark.hardware import last_level_cache_bytes, physical_cores
 from autoshard.benchmark.measurement import Level, MeasureSettings, TimingOptions
-from autoshard.benchmark.quiet import QuietLevel
 from autoshard.benchmark.reference import reference_operators
-from autoshard.benchmark.statistics import UNKNOWN, median_spread, standard_error
+from autoshard.benchmark.statistics import UNKNOWN, median_spread, quiet_level, standard_error
 from autoshard.benchmark.timing import SubjectFault, time_by_turns, time_operator
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
 
@@ -363,16 +362,10 @@ def test_the_cache_is_cleared_as_far_as_time_allows(core: int) -> None:
 
 
 def test_slow_is_known_from_quiet() -> None:
-    level = QuietLevel()
-    for _ in range(50):
-        level.slowdown(1.0)
-    assert level.slowdown(1.5) == pytest.approx(1.5)
-    for _ in range(20):
-        level.slowdown(2.0)
-    assert level.slowdown(2.0) == pytest.approx(2.0)  # a slow spell does not pass for quiet
-    for _ in range(60):
-        level.slowdown(0.5)
-    assert level.slowdown(1.0) == pytest.approx(2.0)  # but a quieter one is learnt
+    times = [1.0] * 50
+    assert quiet_level([*times, 1.5]) == 1.0
+    assert quiet_level([*times, *[2.0] * 20]) == 1.0  # a slow spell does not pass for quiet
+    assert quiet_level([*times, *[0.5] * 60]) == 0.5  # but a quieter one is learnt
 
 
 @pytest.mark.parametrize("count", [9, 20, 64])
