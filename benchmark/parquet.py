@@ -34,7 +34,7 @@ from autoshard.workload import (
 )
 
 PARQUET_SCHEMA = "autoshard.measurements/4"
-_READABLE = (*(f"autoshard.measurements/{version}" for version in (1, 2, 3)), PARQUET_SCHEMA)
+_READABLE = (*(f"autoshard.measurements/{version}" for version in (2, 3)), PARQUET_SCHEMA)
 
 _TRACE = pa.struct(
     [("path", pa.string()), ("position", pa.int64()), ("batch_size", pa.int64()),

@@ -65,9 +65,6 @@ class MeasurementStore:
                 self.path, timeout=store_file.BUSY_SECONDS, isolation_level=None
             )
             self._db.execute("PRAGMA synchronous = NORMAL")
-            if store_file.is_old(self._db):
-                with self._writing():
-                    store_file.upgrade(self._db)
         self._slice_ids: dict[tuple[str, str, int, int], int] = {}
         self._slices: dict[int, TableSlice] = {}
         self._levels: dict[tuple[str, str], Level] = {}  # those that move no more

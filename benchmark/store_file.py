@@ -1,4 +1,4 @@
-"""The file of a store: its schema, how it is made, checked and brought up to date."""
+"""The file of a store: its schema, how it is made and checked."""
 
 import os
 import sqlite3
@@ -33,10 +33,7 @@ CREATE TABLE exchanges (
     measured_at REAL NOT NULL,
     UNIQUE (dims, batch_size, devices, hardware, versions)
 );
-"""
-
-# A row a visit. A shard that failed or was refused has one row, until it is measured after all.
-_MEASUREMENTS = """
+-- A row a visit. A shard that failed or was refused has one row, until it is measured after all.
 CREATE TABLE measurements (
     id INTEGER PRIMARY KEY,
     shard TEXT NOT NULL,
@@ -65,40 +62,10 @@ CREATE TABLE measurements (
 );
 CREATE INDEX levels ON measurements (hardware, versions) WHERE quiet_forward_ms IS NOT NULL;
 """
-_KEPT_COLUMNS = (
-    "id, shard, batch_size, weights, optimizer, seed, hardware, versions, slices, status, reason, "
-    "forward_ms, backward_ms, spread, iterations, disturbed, foreign_load, operator_seconds, "
-    "device, node, measured_at"
-)
 
 
 class StoreError(UserError):
     """A store that cannot be read or written."""
-
-
-def is_old(db: sqlite3.Connection) -> bool:
-    """True for a store of an older schema."""
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    return bool(version < SCHEMA_VERSION)
-
-
-def upgrade(db: sqlite3.Connection) -> None:
-    """Bring a store of an older schema up to this one, within the caller's transaction."""
-    (version,) = db.execute("PRAGMA user_version").fetchone()
-    if version >= SCHEMA_VERSION:  # somebody was faster
-        return
-    # Before the third a shard had one row, and before the second no level of the reference.
-    quiet = "quiet_ms, quiet_ms" if version == 2 else "NULL, NULL"
-    db.execute("DROP INDEX IF EXISTS levels")
-    db.execute("ALTER TABLE measurements RENAME TO measurements_before")
-    for statement in _MEASUREMENTS.split(";\n"):
-        db.execute(statement)
-    db.execute(
-        f"INSERT INTO measurements ({_KEPT_COLUMNS}, quiet_forward_ms, quiet_backward_ms) "  # noqa: S608
-        f"SELECT {_KEPT_COLUMNS}, {quiet} FROM measurements_before"
-    )
-    db.execute("DROP TABLE measurements_before")
-    db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
 
 def is_fresh(path: Path) -> bool:
@@ -114,7 +81,7 @@ def make(path: Path) -> None:
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     db = sqlite3.connect(partial)
-    db.executescript(_SCHEMA + _MEASUREMENTS)
+    db.executescript(_SCHEMA)
     db.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     db.execute("PRAGMA journal_mode = WAL")
@@ -140,10 +107,12 @@ def check_ours(path: Path) -> None:
     (application,) = struct.unpack_from(">i", header, 68)
     if application != _APPLICATION_ID:
         raise StoreError(f"{path}: is an SQLite file of another program: name another file")
-    if version > SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
+        newer = version > SCHEMA_VERSION
+        mend = "upgrade autoshard" if newer else "export it there (store.py export) and import it"
         raise StoreError(
-            f"{path}: was written by a newer autoshard (schema {version}, this one reads up "
-            f"to {SCHEMA_VERSION}): upgrade autoshard or name another file"
+            f"{path}: was written by {'a newer' if newer else 'an older'} autoshard (schema "
+            f"{version}, this one has {SCHEMA_VERSION}): {mend}, or name another file"
         )
     # Where there is no log nobody has it open, and SQLite need not put its own files beside it.
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"

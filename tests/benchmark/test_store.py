@@ -223,33 +223,6 @@ def test_visits_that_differ_make_all_costs_worth_less(
         assert store.deviation("other", "v") == before
 
 
-@pytest.mark.parametrize("schema", [1, 2])
-def test_a_store_of_an_older_schema_is_brought_up(
-    tmp_path: Path, tables: tuple[EmbeddingTable, ...], schema: int
-) -> None:
-    path = tmp_path / "costs.db"
-    kept = some(tables)
-    with MeasurementStore(path) as store:
-        store.put(kept)
-    db = sqlite3.connect(path)
-    db.execute("DROP INDEX levels")
-    for column in ("quiet_forward_ms", "quiet_backward_ms"):
-        db.execute(f"ALTER TABLE measurements DROP COLUMN {column}")
-    if schema == 2:
-        db.execute("ALTER TABLE measurements ADD COLUMN quiet_ms REAL")
-        db.execute("UPDATE measurements SET quiet_ms = 3.0")
-    db.commit()
-    db.execute(f"PRAGMA user_version = {schema}")
-    db.close()
-    with MeasurementStore(path) as store:
-        level = None if schema == 1 else Level(3.0, 3.0)
-        assert store.level("hw", "v") == level
-        told = [replace(item, timing=replace(TIMING, quiet=level)) for item in kept]
-        assert fresh(store.measurements()) == told
-        store.put([replace(kept[0], measured_at=8.0)])
-        assert len(store) == len(kept) + 1
-
-
 def test_an_empty_store_is_exported_too(tmp_path: Path) -> None:
     with MeasurementStore(tmp_path / "a.db") as store:
         assert export_parquet(store, tmp_path / "a.parquet") == 0
@@ -278,7 +251,8 @@ def test_parquet_files_of_others_are_refused(tmp_path: Path) -> None:
             lambda path: path.write_bytes(b"not a database, but long enough to look at" * 9),
             "not a store",
         ),
-        (lambda path: _pragma(path, "user_version = 99"), "newer autoshard"),
+        (lambda path: _pragma(path, "user_version = 99"), "newer autoshard.*: upgrade"),
+        (lambda path: _pragma(path, "user_version = 2"), "older autoshard.*: export it there"),
         (lambda path: _pragma(path, "application_id = 7"), "another program"),
         (lambda path: _overwrite(path, 4096 + 300), "is damaged"),
         (lambda path: path.write_bytes(path.read_bytes()[:5000]), "is damaged"),
