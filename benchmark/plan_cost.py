@@ -24,7 +24,7 @@ from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 if TYPE_CHECKING:
     from autoshard.benchmark.pool import BenchmarkPool
 
-_COLUMNS = ("device", "tables", "MB", "fwd", "bwd", "a2a fwd", "a2a bwd", "total", "+/-")
+_COLUMNS = ("fwd", "bwd", "a2a fwd", "a2a bwd")
 Floats = npt.NDArray[np.float64]
 
 
@@ -110,7 +110,8 @@ class PlanCost:
             f"it), mean {self.mean_ms:.2f} ms, balance {self.balance:.3f}{self._sharing_note()}",
             caption_justify="left",
         )
-        for column in _COLUMNS:
+        known = [n for n, ms in enumerate(self.phases_ms.T) if ms.any() or "a2a" not in _COLUMNS[n]]
+        for column in ("device", "tables", "MB", *(_COLUMNS[n] for n in known), "total", "+/-"):
             report.add_column(column, justify="left" if column == "device" else "right")
         for device, waited_for in zip(self.devices, self._waited_for(), strict=True):
             report.add_row(
@@ -118,8 +119,10 @@ class PlanCost:
                 str(device.tables),
                 f"{device.memory_bytes / 1e6:,.0f}",
                 *(
-                    f"[bold]{value:.2f}[/bold]" if phase in waited_for else f"{value:.2f}"
-                    for phase, value in enumerate(device.phases_ms)
+                    f"[bold]{device.phases_ms[phase]:.2f}[/bold]"
+                    if phase in waited_for
+                    else f"{device.phases_ms[phase]:.2f}"
+                    for phase in known
                 ),
                 f"{device.total_ms:.2f}",
                 f"{device.spread:.1%}",

@@ -1,7 +1,7 @@
 """What a plan would cost: networks that learned from measurements, and know how well they know.
 
 May import `benchmark` and `workload`. Hands out the model (`CostModel`, of `ComputeCostModel` and
-`CommCostModel`), the oracle over it (`EstimatedCosts`), plans that are being made
+links), the oracle over it (`EstimatedCosts`), plans that are being made
 (`placement_state`), what was measured of tables (`TableFactors`), what a plan is worth
 where costs are not sure (`TaskOutlook`), why it takes as long as it does (`slowest_by_phase`), what
 it learns from (`CostDataset`), its training,
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         load_model,
         save_model,
     )
-    from autoshard.cost_model.communication import CommCostModel, ExchangeCosts
     from autoshard.cost_model.compute import ComputeCostModel, Prices, Uncertainty
     from autoshard.cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
     from autoshard.cost_model.explanation import PhaseCost, SliceCost, slowest_by_phase
@@ -32,13 +31,11 @@ else:
 
 __all__ = [
     "CheckpointError",
-    "CommCostModel",
     "ComputeCostModel",
     "CostDataset",
     "CostModel",
     "DataError",
     "EstimatedCosts",
-    "ExchangeCosts",
     "OtherHardware",
     "Outlook",
     "OutsideTraining",

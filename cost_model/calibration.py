@@ -27,8 +27,8 @@ def calibrate(model: CostModel, data: CostDataset, acquaint: bool = True) -> Cos
 
     With `acquaint` tables like those are no strangers to it any more.
 
-    How far to trust it is found by leaving out a fifth of them at a time. What it knew of
-    all-to-alls is dropped where the hardware is another.
+    How far to trust it is found by leaving out a fifth of them at a time. Its links are dropped
+    where the hardware is another.
     """
     if len(data) < FEWEST:
         raise DataError(f"{len(data)} shards are too few to calibrate with: measure {FEWEST}")
@@ -40,7 +40,7 @@ def calibrate(model: CostModel, data: CostDataset, acquaint: bool = True) -> Cos
         trials.append((adapted(model.compute, kept, acquaint), left))
     compute = trusted(trials, adapted(model.compute, data, acquaint))
     same = data.hardware == model.provenance.hardware
-    return CostModel(compute, Provenance.of(data), model.communication if same else None)
+    return CostModel(compute, Provenance.of(data), model.links if same else {})
 
 
 def adapted(model: ComputeCostModel, data: CostDataset, acquaint: bool = True) -> ComputeCostModel:

@@ -20,17 +20,18 @@ from torch import Tensor
 from autoshard.benchmark import Level
 from autoshard.benchmark.backends import fingerprint_here
 from autoshard.benchmark.measurement import method_of
-from autoshard.cost_model import communication, network
-from autoshard.cost_model.communication import CommCostModel, RankNetwork
+from autoshard.cost_model import network
 from autoshard.cost_model.compute import ComputeCostModel, FactorPrior, Uncertainty
 from autoshard.cost_model.ensemble import Ensemble
+from autoshard.cost_model.link_fit import links_of_network
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.network import InputScale, NetworkShape, ShardNetwork
-from autoshard.workload import OperatorOptions, UserError, documents
+from autoshard.workload import Link, OperatorOptions, UserError, documents
 
 MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
 PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
+_DAMAGED = f"{_WEIGHTS} beside it is damaged: it lacks weights, or has others"
 _OTHERS = "its {} are not those of this autoshard: train it again"
 _INPUT_WEIGHTS, _PRICES = "compute.table.curved.0.weight", "compute.table.log_prices"
 
@@ -116,10 +117,6 @@ def _tensors(model: CostModel) -> dict[str, Tensor]:
     compute = model.compute
     tensors = {f"compute.{name}": w for name, w in compute.ensemble.weights.items()}
     tensors |= {f"scale.{name}": value for name, value in compute.scale._asdict().items()}
-    if model.communication is not None:
-        weights = model.communication.ensemble.weights
-        tensors |= {f"communication.{name}": w for name, w in weights.items()}
-        tensors["communication_scale"] = model.communication.scale
     return {name: value.detach().contiguous() for name, value in tensors.items()}
 
 
@@ -127,11 +124,8 @@ def _description(model: CostModel) -> dict[str, Any]:
     return {
         "inputs": list(network.INPUTS),
         "terms": list(network.TERMS),
-        "rank_inputs": list(communication.INPUTS),
         "shape": asdict(model.compute.shape),
-        "devices_that_communicate": (
-            None if model.communication is None else model.communication.devices
-        ),
+        "links": {ranks: asdict(link) for ranks, link in model.links.items()},
         "uncertainty": asdict(model.compute.uncertainty),
         "factors": asdict(model.compute.prior),
         "trained_on": {**asdict(model.provenance), "operator": model.provenance.operator.to_json()},
@@ -140,12 +134,8 @@ def _description(model: CostModel) -> dict[str, Any]:
 
 def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostModel:
     tensors = _with_later_inputs(document["inputs"], tensors)
-    for name, known in (
-        ("terms", network.TERMS),
-        ("rank_inputs", communication.INPUTS),
-    ):
-        if document[name] != list(known):
-            raise CheckpointError(_OTHERS.format(name))
+    if document["terms"] != list(network.TERMS):
+        raise CheckpointError(_OTHERS.format("terms"))
     shape = NetworkShape(**document["shape"])
     scale = InputScale(*(tensors[f"scale.{name}"] for name in InputScale._fields))
     example = ShardNetwork(shape, scale)
@@ -160,8 +150,7 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
     told["operator"] = OperatorOptions(**told["operator"])
     told["batch_sizes"] = tuple(told["batch_sizes"])
     told["quiet"] = _level(told)
-    exchanges = _communication(tensors, document["devices_that_communicate"])
-    return CostModel(compute, Provenance(**told), exchanges)
+    return CostModel(compute, Provenance(**told), _links(document, tensors))
 
 
 def _with_later_inputs(seen: list[str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -198,13 +187,19 @@ def _level(told: dict[str, Any]) -> Level | None:
     return Level(**told["quiet"]) if told.get("quiet") else None
 
 
-def _communication(tensors: Mapping[str, Tensor], devices: int) -> CommCostModel | None:
-    scale = tensors.get("communication_scale")
-    if scale is None:
-        return None
-    example = RankNetwork(scale[0], scale[1], torch.zeros(2))
-    ensemble = Ensemble(example, _checked(tensors, "communication.", example))
-    return CommCostModel(ensemble, scale, devices)
+def _links(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Link]:
+    """By number of ranks; before 0.2.0 a network of all-to-alls stood in their place."""
+    if "links" in document:
+        return {int(ranks): Link(**link) for ranks, link in document["links"].items()}
+    if document["devices_that_communicate"] is None:
+        return {}
+    prefix = "communication."
+    layers = {n.removeprefix(prefix): w for n, w in tensors.items() if n.startswith(prefix)}
+    try:
+        scale = tensors["communication_scale"]
+        return links_of_network(layers, scale, document["devices_that_communicate"])
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise CheckpointError(_DAMAGED) from error
 
 
 def _checked(
@@ -214,5 +209,5 @@ def _checked(
     found = {n.removeprefix(prefix): w for n, w in tensors.items() if n.startswith(prefix)}
     wanted = {name: tuple(weight.shape) for name, weight in example.named_parameters()}
     if {name: tuple(weight.shape[1:]) for name, weight in found.items()} != wanted:
-        raise CheckpointError(f"{_WEIGHTS} beside it is damaged: it lacks weights, or has others")
+        raise CheckpointError(_DAMAGED)
     return found

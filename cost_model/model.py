@@ -1,13 +1,12 @@
-"""`CostModel`: compute and communication together, and where the knowledge comes from."""
+"""`CostModel`: compute and links together, and where the knowledge comes from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autoshard.benchmark import Level
-from autoshard.cost_model.communication import CommCostModel
 from autoshard.cost_model.compute import ComputeCostModel
-from autoshard.workload import OperatorOptions
+from autoshard.workload import Link, OperatorOptions
 
 if TYPE_CHECKING:
     from autoshard.cost_model.dataset import CostDataset
@@ -44,11 +43,17 @@ class Provenance:
 
 @dataclass(frozen=True)
 class CostModel:
-    """What is known of one kind of hardware. `communication` is None if nothing is known of it."""
+    """What is known of one kind of hardware.
+
+    Args:
+        compute: prices shards.
+        provenance: what it was learned from.
+        links: that are near to measured all-to-alls, by the number of ranks, where any were.
+    """
 
     compute: ComputeCostModel
     provenance: Provenance
-    communication: CommCostModel | None = None
+    links: Mapping[int, Link] = field(default_factory=dict)
 
     def strangeness(self, hardware: str) -> str | None:
         """One line for users whose hardware is another than the model's; None if it is the same."""

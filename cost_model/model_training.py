@@ -6,13 +6,10 @@ from pathlib import Path
 
 from autoshard.cost_model.calibration import FEW, calibrate
 from autoshard.cost_model.checkpoint import OtherHardware, load_model
-from autoshard.cost_model.communication import (
-    FEWEST_EXCHANGES,
-    train_communication,
-)
 from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.dataset import FEWEST_SHARDS, CostDataset, split
 from autoshard.cost_model.evaluation import Evaluation, evaluate
+from autoshard.cost_model.link_fit import fit_links
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.training import Curves, TrainOptions
 
@@ -22,7 +19,7 @@ def train_model(
 ) -> tuple[CostModel, Curves]:
     """Trains a cost model on a dataset's tables of the parts `train` and `validation`.
 
-    All-to-alls are learned where there are enough of them, else the model knows none.
+    Links are fitted where there are enough all-to-alls, else the model has none.
 
     Args:
         data: Measurements.
@@ -35,10 +32,7 @@ def train_model(
     """
     parts = split(data)
     compute, curves = train_compute(parts["train"], parts["validation"], options, seed, step)
-    communication = None
-    if len(data.exchanges) >= FEWEST_EXCHANGES:
-        communication, _ = train_communication(data.exchanges, options, seed)
-    return CostModel(compute, Provenance.of(data), communication), curves
+    return CostModel(compute, Provenance.of(data), fit_links(data.exchanges)), curves
 
 
 def calibrate_model(

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from autoshard.benchmark import PlanCost, price_plan
-from autoshard.cost_model.communication import ExchangeCosts
 from autoshard.cost_model.compute import OUTSIDE, Prices
 from autoshard.cost_model.inputs import Memberships, SliceRows, bundle_amounts
 from autoshard.cost_model.model import CostModel
@@ -81,38 +80,30 @@ class EstimatedCosts:
         self._embed_new()
         return self.model.compute.price(Memberships.of(lists).sums(self._amounts))
 
-    def exchange(self, dims: Sequence[int], objective: Objective) -> ExchangeCosts | None:
-        """The all-to-alls of a plan whose rank r computes `dims[r]` columns: as the objective
-        counts them, else as they were learned; None if unknown.
+    def exchange(self, dims: Sequence[int], objective: Objective) -> tuple[float, ...] | None:
+        """Returns the ms of each rank in one all-to-all, in either direction, where rank r computes
+        `dims[r]` columns: over the objective's link where it counts all-to-alls, else over the one
+        that was fitted. None where neither is known.
         """
-        if objective.counts_exchanges:
-            columns = np.array(dims, dtype=float)
-            price = StepPrice.of(objective, self.batch_size, len(dims), float(columns.sum()))
-            linked = tuple(price.exchange_ms(columns).tolist())
-            return ExchangeCosts(linked, linked)
-        communication = self.model.communication
-        return None if communication is None else communication.predict(dims, self.batch_size)
+        link = objective.link if objective.counts_exchanges else self.link(len(dims))
+        if link is None:
+            return None
+        columns = np.array(dims, dtype=float)
+        over = Objective("step", link)
+        price = StepPrice.of(over, self.batch_size, len(dims), float(columns.sum()))
+        return tuple(price.exchange_ms(columns).tolist())
 
     def link(self, ranks: int) -> Link | None:
-        """What is near to the all-to-alls of so many ranks as they were learned. None where nothing
-        was, or not with a device for each: ranks that share one say nothing of a link.
+        """Returns the link that is near to measured all-to-alls of so many ranks, a device for
+        each; None where none were measured.
         """
-        communication = self.model.communication
-        if communication is None or not 1 < ranks <= communication.devices:
-            return None
-        return communication.link(ranks, self.batch_size)
+        return self.model.links.get(ranks)
 
     def plan_cost(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """The cost of a whole plan, with its all-to-alls where they are known."""
         self.check(task)
-        dims = plan.columns(task)
-        exchange = self.exchange(dims, task.objective)
-        if exchange is None or task.objective.counts_exchanges:
-            return price_plan(plan, task, self)
-        assert self.model.communication is not None
-        sharing = len(dims) / self.model.communication.devices_of(len(dims))
-        times = (exchange.forward_ms, exchange.backward_ms)
-        return price_plan(plan, task, self, times, sharing)
+        exchange = self.exchange(plan.columns(task), task.objective)
+        return price_plan(plan, task, self, None if exchange is None else (exchange, exchange))
 
     def check(self, task: ShardingTask) -> None:
         """UserError if the task's batch or operator are not those that are priced here."""

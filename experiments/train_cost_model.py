@@ -17,12 +17,8 @@ from autoshard.cost_model import (
     split,
 )
 from autoshard.cost_model.checkpoint import check_free, save_model
-from autoshard.cost_model.communication import (
-    FEWEST_EXCHANGES,
-    communication_error,
-    held_out_of,
-)
 from autoshard.cost_model.evaluation import evaluate, evaluations_per_second
+from autoshard.cost_model.link_fit import FEWEST_EXCHANGES, link_error
 from autoshard.cost_model.model_training import calibrate_model, train_model
 from autoshard.cost_model.pictures import draw_all
 from autoshard.cost_model.training import Curves, TrainOptions
@@ -175,14 +171,11 @@ def _trained(
     with tempfile.TemporaryDirectory() as folder:
         for picture in draw_all(found, curves, Path(folder)):
             run.artifact(picture, "pictures")
-    communication = model.communication
     figures = {
         "num_train": len(parts["train"]),
         "num_validation": len(parts["validation"]),
         **found.to_json(),
-        "communication_error": None
-        if communication is None
-        else communication_error(communication, held_out_of(data.exchanges)),
+        "communication_error": link_error(data.exchanges),
         "proposals": promised,
         "left_out": left_out,
         "seconds": curves.seconds,
@@ -199,7 +192,7 @@ def _fitted(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
     )
     with following(config.hyper.steps, "steps") as step:
         model, curves = train_model(data, config.hyper, config.seed, step)
-    if model.communication is None:
+    if not model.links:
         cli.console.print(
             f"note: {len(data.exchanges)} all-to-alls are too few to train on, "
             f"{FEWEST_EXCHANGES} are needed: collect_costs.py --num-exchanges measures them",

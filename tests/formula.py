@@ -7,8 +7,8 @@ import numpy as np
 from autoshard.benchmark import Exchange, Level, Measurement, MeasureSettings, Timing
 from autoshard.benchmark.measurement import ExchangeKey
 from autoshard.cost_model import CostDataset, CostModel, Provenance
-from autoshard.cost_model.communication import train_communication
 from autoshard.cost_model.compute_training import train_compute
+from autoshard.cost_model.link_fit import fit_links
 from autoshard.cost_model.training import TrainOptions
 from autoshard.workload import (
     EmbeddingTable,
@@ -94,8 +94,7 @@ def formula_model(parts: dict[Part, CostDataset], exchanges: Sequence[Exchange])
     """A small model of the formula: two seconds of training."""
     options = TrainOptions(members=3, steps=300)
     compute, _ = train_compute(parts["train"], parts["validation"], options, seed=0)
-    communication, _ = train_communication(exchanges, options, seed=0)
     provenance = Provenance(
         HARDWARE, VERSIONS, OperatorOptions(), (512, 1024), len(parts["train"]), QUIET
     )
-    return CostModel(compute, provenance, communication)
+    return CostModel(compute, provenance, fit_links(exchanges))

@@ -93,7 +93,7 @@ def test_all_to_alls_that_nobody_knows_are_left_out(
 ) -> None:
     task, plan = case
     task = replace(task, objective=Objective("step"))
-    silent = EstimatedCosts(replace(oracle.model, communication=None), 1024)
+    silent = EstimatedCosts(replace(oracle.model, links={}), 1024)
     found = slowest_by_phase(silent, plan, task)
     assert [phase.phase for phase in found] == [ALL_PHASES, *PHASES[:2]]
     alone = replace(task, devices=task.devices[:1])

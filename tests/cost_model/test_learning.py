@@ -1,4 +1,4 @@
-"""Calibration, communication, plans, and what is worth measuring."""
+"""Calibration, links, plans, and what is worth measuring."""
 
 import warnings
 from dataclasses import replace
@@ -7,24 +7,25 @@ import numpy as np
 import pytest
 from formula import QUIET, formula_exchanges, measurement
 
-from autoshard.benchmark import Level
+from autoshard.benchmark import Exchange, Level
+from autoshard.benchmark.measurement import ExchangeKey
 from autoshard.cost_model import (
-    CommCostModel,
     CostDataset,
     CostModel,
     DataError,
     EstimatedCosts,
     OutsideTraining,
+    load_model,
 )
 from autoshard.cost_model.calibration import calibrate
-from autoshard.cost_model.communication import communication_error, train_communication
 from autoshard.cost_model.evaluation import Score, evaluations_per_second
+from autoshard.cost_model.link_fit import fit_links, link_error
 from autoshard.cost_model.proposals import promises, worth_measuring
-from autoshard.cost_model.training import TrainOptions
 from autoshard.sharders import AloneGreedySharder, LocalSearchSharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    Link,
     Objective,
     OperatorOptions,
     Shard,
@@ -35,6 +36,7 @@ from autoshard.workload import (
     random_tasks,
 )
 from autoshard.workload.parts import Part, part_of_shard
+from autoshard.workload.step_price import StepPrice
 
 OTHER = OperatorOptions("fp16")
 
@@ -67,62 +69,58 @@ def test_a_few_shards_tell_what_another_machine_costs(
     assert calibrated.provenance.operator == OTHER
     (cost,) = EstimatedCosts(calibrated, 1024).costs([test.shards[0]])
     assert cost.spread < 0.5
-    assert calibrated.communication is None  # it was another machine's
-    assert calibrate(model, replace(few, hardware="a machine")).communication is not None
+    assert calibrated.links == {}  # it was another machine's
+    assert calibrate(model, replace(few, hardware="a machine")).links == model.links
     with pytest.raises(DataError, match="too few to calibrate with"):
         calibrate(model, few.subset(range(5)))
 
 
-def test_all_to_alls_are_learned_for_any_number_of_ranks(
+def test_a_link_is_near_to_the_all_to_alls_that_were_measured(
     model: CostModel, many_tables: tuple[EmbeddingTable, ...]
-) -> None:
-    communication = model.communication
-    assert communication is not None
-    unseen = formula_exchanges(many_tables[50:], 20)
-    assert communication_error(communication, unseen) < 0.15
-    costs = communication.predict([64] * 12, 1024)
-    assert len(costs.forward_ms) == len(costs.backward_ms) == 12
-    assert np.ptp(costs.forward_ms) < 1e-5
-    assert communication.predict([64], 1024).forward_ms == (0.0,)
-    mixed = communication.predict([10, 500, 30], 1024)
-    turned = communication.predict([30, 10, 500], 1024)
-    assert turned.forward_ms == pytest.approx(np.roll(mixed.forward_ms, 1))
-
-
-def test_nobody_is_through_before_the_last_has_come(model: CostModel) -> None:
-    communication = model.communication
-    assert isinstance(communication, CommCostModel)
-    dims, starts = (64, 64, 128), (0.0, 3.0, 1.0)
-    together = communication.predict(dims, 1024)
-    apart = communication.predict(dims, 1024, starts_ms=starts)
-    waited = np.subtract(apart.forward_ms, together.forward_ms)
-    assert waited.tolist() == pytest.approx([3.0, 0.0, 2.0])
-
-
-def test_a_link_is_near_to_the_all_to_alls_that_were_learned(
-    model: CostModel,
 ) -> None:
     """Of the slowest rank the formula says 0.05 ms a rank, and about 2e-3 ms a column."""
     oracle = EstimatedCosts(model, 1024)
-    link = oracle.link(4)
-    assert link is not None
-    objective = Objective("step", link)
-    for dims in ([300, 300, 300, 300], [900, 300, 300, 300], [100, 100, 100, 100]):
-        found = oracle.exchange(dims, Objective("compute"))
-        assert found is not None
-        learned = max(found.forward_ms) + max(found.backward_ms)
-        linked = oracle.exchange(dims, objective)
+    unseen = formula_exchanges(many_tables[50:], 20)
+    for exchange in unseen:
+        measured_ms = (max(exchange.forward_ms) + max(exchange.backward_ms)) / 2
+        linked = oracle.exchange(exchange.key.dims, Objective("compute"))
         assert linked is not None
-        assert linked.forward_ms == linked.backward_ms
-        assert 2 * max(linked.forward_ms) == pytest.approx(learned, rel=0.35)
+        assert max(linked) == pytest.approx(measured_ms, rel=0.35)
+        named = Objective("step", oracle.link(exchange.key.ranks))
+        assert oracle.exchange(exchange.key.dims, named) == linked
+    error = link_error(unseen)
+    assert error is not None
+    assert error < 0.15
     assert oracle.link(1) is None
     assert oracle.link(7) is None  # more ranks than devices
-    assert EstimatedCosts(replace(model, communication=None), 1024).link(2) is None
+    assert oracle.exchange([64] * 12, Objective("compute")) is None
+    assert EstimatedCosts(replace(model, links={}), 1024).link(2) is None
 
 
-def test_too_few_all_to_alls_are_told(many_tables: tuple[EmbeddingTable, ...]) -> None:
-    with pytest.raises(UserError, match="--num-exchanges"):
-        train_communication(formula_exchanges(many_tables, 5), TrainOptions(), seed=0)
+def test_a_known_link_is_found_again() -> None:
+    """Ranks that share a device are left aside."""
+    link = Link(2e9, 3e-4)
+    found = []
+    for number, dims in enumerate(((8, 8), (64, 16), (512, 8), (30, 70), (256, 256), (9, 800))):
+        price = StepPrice.of(Objective("step", link), 1024, 2, float(sum(dims)))
+        times = tuple(price.exchange_ms(np.array(dims, dtype=float)).tolist())
+        key = ExchangeKey(dims, 1024, 2)
+        found.append(Exchange(key, "hw", "v", times, times, 0.01, 20, float(number)))
+    sharing = replace(found[0], key=ExchangeKey((8,) * 5, 1024, 2), forward_ms=(99.0,) * 5)
+    (only,) = fit_links([*found, sharing]).items()
+    assert only[0] == 2
+    assert only[1].bytes_s == pytest.approx(link.bytes_s, rel=1e-2)
+    assert only[1].latency_s == pytest.approx(link.latency_s, rel=1e-2)
+    assert link_error([sharing]) is None
+    assert fit_links(found[2:]) == {}  # too few
+    flat = [replace(e, forward_ms=(1.0, 1.0), backward_ms=(1.0, 1.0)) for e in found]
+    assert fit_links(flat) == {}  # more columns take no longer
+
+
+@pytest.mark.filterwarnings("ignore::autoshard.cost_model.OtherHardware")
+def test_a_network_of_all_to_alls_from_before_becomes_the_link_that_it_implied() -> None:
+    """As it was told of the shipped model before links took its place."""
+    assert load_model("cpu").links == {2: Link(2.03e9, 2.34e-4)}
 
 
 def test_whole_plans_are_priced(
@@ -137,7 +135,7 @@ def test_whole_plans_are_priced(
     )
     assert cost.devices[3].compute_ms == 0
     assert all(device.forward_exchange_ms > 0 for device in cost.devices)
-    silent = EstimatedCosts(replace(model, communication=None), 1024)
+    silent = EstimatedCosts(replace(model, links={}), 1024)
     assert silent.plan_cost(plan, task).devices[0].forward_exchange_ms == 0
     with pytest.raises(UserError, match="batch size is 512, the oracle's is 1024"):
         oracle.plan_cost(plan, replace(task, batch_size=512))
