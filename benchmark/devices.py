@@ -117,7 +117,7 @@ class DeviceFleet(Fleet):
         if failures and None not in failures:
             return "; ".join(map(str, failures))
         asked = self._asked or best_backend(())
-        if waited_s < asked.limits.patience_s:
+        if waited_s < asked.patience_s:
             return None
         missing = f"no node with a {asked.noun} joined it within {waited_s / 60:.0f} minutes"
         return "; ".join(self.faults) or missing

@@ -26,7 +26,7 @@ async def measure_exchange(
 ) -> Exchange:
     """Run the exchange on the devices, which the caller holds; ranks are dealt to them in turn."""
     backend = backend_of(devices[0].info.kind)
-    if key.ranks > len(devices) * backend.limits.ranks:
+    if key.ranks > len(devices) * backend.max_ranks:
         raise MeasurementError(
             f"an all-to-all among {key.ranks} {backend.noun}s needs as many, the pool has "
             f"{len(devices)}: {backend.collectives} runs one rank on each"

@@ -141,11 +141,6 @@ def last_level_cache_bytes(core: int = 0, root: Path = ROOT) -> int:
     return _last_level_cache(core, root).size_bytes or _DEFAULT_CACHE_BYTES
 
 
-def cores_sharing_cache(core: int, root: Path = ROOT) -> int:
-    """Physical cores that share this core's largest cache; 1, itself, if the system is silent."""
-    return len({_threads_of_core(cpu, root) for cpu in _last_level_cache(core, root).cpus})
-
-
 @cache
 def cpu_fingerprint(root: Path = ROOT) -> str:
     """Model, vector instructions and cache of the CPU: costs are comparable where it is equal.

@@ -33,7 +33,7 @@ def reference_operators(backend: DeviceBackend) -> list[Subject]:
     Where an operator's weights came to lie in memory makes it faster or slower by 1 to 2 % for
     good, and with one reference all that its process measures.
     """
-    if not backend.limits.is_shared:
+    if not backend.is_shared:
         return []
     tables = [
         EmbeddingTable(f"reference{number}", rows, dim, pooling, zipf_alpha=alpha)

@@ -52,22 +52,6 @@ class Place:
         return self.kind, self.owner, self.number
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What a kind of device allows.
-
-    Args:
-        ranks: that one device can run at the same time.
-        patience_s: how long a pool waits for its first device.
-        is_shared: whether other processes may slow the device down, so that costs are compared
-            with those of a reference operator.
-    """
-
-    ranks: float
-    patience_s: float
-    is_shared: bool
-
-
 class OperatorPlacement(NamedTuple):
     """Where fbgemm's operator lies and runs, by the names in its enumerations."""
 
@@ -142,7 +126,10 @@ class DeviceBackend(ABC):
 
     kind: ClassVar[str]  # as options, fingerprints and stores name it
     noun: ClassVar[str]  # as messages name one
-    limits: ClassVar[Limits]
+    max_ranks: ClassVar[float]  # that one device can run at the same time
+    patience_s: ClassVar[float]  # how long a pool waits for its first device
+    # Whether others may slow the device down, so that costs are compared with a reference's.
+    is_shared: ClassVar[bool]
     num_gpus: ClassVar[int] = 0  # of Ray's, that an actor on one holds
     operator: OperatorPlacement
     collectives: str  # torch.distributed's name of the library that connects ranks

@@ -7,7 +7,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,6 @@ from autoshard.benchmark.backends.base import (
     CLAIM_PATIENCE_S,
     DeviceBackend,
     Iteration,
-    Limits,
     Node,
     OperatorPlacement,
     Place,
@@ -39,13 +38,14 @@ _FIRST_FLUSH = 2**17  # of 8 bytes: enough to learn how fast they are read
 # Forward passes before the one that counts. What ran before the reference makes its forward pass
 # by up to 40 % slower or faster, and with it what is told beside it; after two of them by 4 %.
 REFERENCE_WARM_UPS = 2
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class CpuBackend(DeviceBackend):
     """One core. Ray is asked for no CPU: on a small machine none would be left for trainers."""
 
     kind, noun = "cpu", "CPU core"
-    limits = Limits(ranks=math.inf, patience_s=120.0, is_shared=True)
+    max_ranks, patience_s, is_shared = math.inf, 120.0, True
     operator = OperatorPlacement("HOST", "CPU")
     collectives = "gloo"
 
@@ -178,7 +178,7 @@ class CpuStopwatch(Stopwatch):
         self._touched = 0  # of its elements: they have pages of their own
         self._per_ms = 0.0  # elements read in a millisecond
         self._references = itertools.cycle(references)
-        self._seen = _CoreTime.now(core)
+        self._seen = _core_seconds(core)
 
     def iteration(self, subject: Subject) -> Iteration:
         """One forward and backward pass of the thread."""
@@ -223,9 +223,12 @@ class CpuStopwatch(Stopwatch):
         return wanted == whole
 
     def foreign_load(self) -> float:
-        """Share of the core's time that others took: busy and stolen time beyond our own."""
-        before, self._seen = self._seen, _CoreTime.now(self._core)
-        return self._seen.foreign_share(before)
+        """Returns the share of the core's time that others took: busy and stolen time beyond our
+        own. The kernel counts in ticks, so short spans say 0.
+        """
+        before, self._seen = self._seen, _core_seconds(self._core)
+        wall, busy, own = (now - then for now, then in zip(self._seen, before, strict=True))
+        return min(1.0, max(0.0, (busy - own - 2 * _TICK_S) / wall)) if wall > 0 else 0.0
 
     def mark(self) -> tuple[int, int]:
         """Returns nanoseconds of the wall clock, and those that this thread has computed."""
@@ -236,28 +239,14 @@ class CpuStopwatch(Stopwatch):
         return [((b - a) / 1e6, (d - c) / 1e6) for (a, c), (b, d) in pairwise(marks)]
 
 
-@dataclass(frozen=True)
-class _CoreTime:
-    """Seconds a core was busy (or stolen by the hypervisor), and seconds this process ran."""
-
-    wall: float
-    busy: float
-    own: float
-
-    @staticmethod
-    def now(core: int) -> "_CoreTime":
-        wall, own = time.monotonic(), time.process_time()
-        for line in Path("/proc/stat").read_text().splitlines():
-            fields = line.split()
-            if fields[0] == f"cpu{core}":
-                user, nice, system, _, _, irq, soft, steal = map(int, fields[1:9])
-                ticks = user + nice + system + irq + soft + steal
-                return _CoreTime(wall, ticks / os.sysconf("SC_CLK_TCK"), own)
-        return _CoreTime(wall, own, own)
-
-    def foreign_share(self, before: "_CoreTime") -> float:
-        """Foreign share since `before`; the kernel counts in ticks, so short spans say 0."""
-        wall = self.wall - before.wall
-        ticks = 2 / os.sysconf("SC_CLK_TCK")
-        foreign = (self.busy - before.busy) - (self.own - before.own) - ticks
-        return min(1.0, max(0.0, foreign / wall)) if wall > 0 else 0.0
+def _core_seconds(core: int) -> tuple[float, float, float]:
+    """Returns the seconds of a clock, those that a core was busy or stolen by the hypervisor, and
+    those that this process ran.
+    """
+    wall, own = time.monotonic(), time.process_time()
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *ticks = line.split()
+        if name == f"cpu{core}":
+            user, nice, system, _, _, irq, soft, steal = map(int, ticks[:8])
+            return wall, (user + nice + system + irq + soft + steal) * _TICK_S, own
+    return wall, own, own

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from autoshard.benchmark.backends.base import (
     DeviceBackend,
     Iteration,
-    Limits,
     Node,
     OperatorPlacement,
     Place,
@@ -76,8 +75,8 @@ class CudaBackend(DeviceBackend):
     """One GPU."""
 
     kind, noun = "cuda", "GPU"
-    # A cloud takes minutes to start a machine with GPUs.
-    limits = Limits(ranks=1, patience_s=900.0, is_shared=False)
+    max_ranks, is_shared = 1, False
+    patience_s = 900.0  # a cloud takes minutes to start a machine with GPUs
     num_gpus = 1
 
     def __init__(self, runtime: CudaRuntime | None = None) -> None:

@@ -82,9 +82,7 @@ class Stage:
             plan.check(here)
             self._all("prepare", name, here, plan)
         else:
-            from autoshard.benchmark.rehearsal.native import native_plan
-
-            self._all("prepare", name, here, native_plan(here, self.backend.device.type))
+            self._all("prepare", name, here, self._native_plan(here))
         self._tasks[name] = (here, plan)
 
     def train(self, name: str, steps: int, warm_up: int = WARM_UP) -> Rehearsal:
@@ -125,6 +123,16 @@ class Stage:
         actor: Any = ray.remote(**self.backend.ray_options(place))(RehearsalRank)
         first = place.unit not in [other.unit for other in self.places[:rank]]
         return actor.remote(rank, len(self.places), self.backend, place, first)
+
+    def _native_plan(self, task: ShardingTask) -> Any:
+        """Returns TorchRec's own plan: by tables, columns, rows, or a copy on each rank."""
+        from autoshard.benchmark.rehearsal.model import RehearsedModel
+        from autoshard.workload.torchrec.names import lookups_of
+        from autoshard.workload.torchrec.own_planner import plan_by_torchrec
+
+        lookups = {f"t{number}": lookups_of(table) for number, table in enumerate(task.tables)}
+        model = RehearsedModel(task.tables, task.operator)
+        return plan_by_torchrec(model, task, lookups, self.backend.device.type)
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         """What each rank answers."""
@@ -183,7 +191,7 @@ def _places(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> li
     kind allows that, and share out the device's memory.
     """
     found = backend.places(nodes, ray.get(reports_of(nodes)), ())
-    if not found or ranks > len(found) * backend.limits.ranks:
+    if not found or ranks > len(found) * backend.max_ranks:
         raise UserError(
             f"{ranks} ranks need a {backend.noun} each, and the cluster has {len(found)}: take a "
             "plan for as many devices, or another kind of --devices"

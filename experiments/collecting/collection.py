@@ -147,7 +147,7 @@ def collect_exchanges(
     if count == 0:
         return
     devices = pool.devices()
-    ranks = len(devices) * backend_of(devices[0].kind).limits.ranks
+    ranks = len(devices) * backend_of(devices[0].kind).max_ranks
     most = int(min(MOST_TASK_DEVICES, ranks))
     if most < 2:
         raise UserError("an all-to-all needs at least two devices, the cluster has one")

@@ -10,7 +10,6 @@ from autoshard.benchmark.backends.cpu import CpuBackend, share_memory
 from autoshard.benchmark.hardware import (
     NodeReport,
     NumaNode,
-    cores_sharing_cache,
     cpu_fingerprint,
     last_level_cache_bytes,
     machine_memory_bytes,
@@ -142,8 +141,6 @@ def test_this_machine_is_consistent() -> None:
 def test_the_last_cache_is_the_largest_that_holds_data(tmp_path: Path) -> None:
     root = written(tmp_path, server(nodes=1, cores=8, caches=2))
     assert last_level_cache_bytes(3, root) == 32 * 2**20
-    assert cores_sharing_cache(3, root) == 4  # eight threads
-    assert cores_sharing_cache(12, root) == 4
 
 
 @pytest.mark.parametrize(
@@ -154,7 +151,6 @@ def test_a_cache_in_other_units_or_none(tmp_path: Path, size: str, size_bytes: i
     root = written(tmp_path, {f"{CPUS}/cpu1/cache/index3/size": size})
     assert last_level_cache_bytes(1, root) == size_bytes
     assert last_level_cache_bytes(0, root) == 32 * 2**20
-    assert cores_sharing_cache(1, root) == cores_sharing_cache(0, root) == 1
 
 
 XEON = """processor	: 0

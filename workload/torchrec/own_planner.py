@@ -1,7 +1,7 @@
 """The plan that TorchRec's own planner makes of a task, to be compared with."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -14,6 +14,7 @@ from torchrec.distributed.planner.types import (
     ParameterConstraints,
     PlannerError,
 )
+from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -39,18 +40,8 @@ def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
     """
     named = {f"t{number}": table for number, table in enumerate(task.tables)}
     model = _model(task, named)
-    made = EmbeddingShardingPlanner(
-        topology=topology_of(task, device_type_here()),
-        batch_size=math.ceil(task.batch_size / len(task.devices)),
-        constraints={name: _constraints(t, column_wise) for name, t in named.items()},
-        storage_reservation=FixedPercentageStorageReservation(0.0),
-        debug=False,
-    )
-    try:
-        plan = made.plan(model, [EmbeddingBagCollectionSharder()])
-    except PlannerError as error:
-        reason = error.error_type.value.replace("_", " ")
-        raise PlanError(f"TorchRec's planner finds no plan that fits: {reason}") from error
+    constraints = {name: _constraints(table, column_wise) for name, table in named.items()}
+    plan = plan_by_torchrec(model, task, constraints, device_type_here())
     placements = [
         placement
         for module in plan.plan.values()
@@ -63,6 +54,31 @@ def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
     except PlanError as fault:
         raise PlanError(f"TorchRec's planner knows no constraints of ours: {fault}") from None
     return ours
+
+
+def plan_by_torchrec(
+    model: nn.Module,
+    task: ShardingTask,
+    constraints: Mapping[str, ParameterConstraints],
+    device_type: str,
+) -> TorchRecPlan:
+    """Returns what TorchRec's planner makes of a model with the tables of a task.
+
+    Raises:
+        PlanError: It finds no plan.
+    """
+    planner = EmbeddingShardingPlanner(
+        topology=topology_of(task, device_type),
+        batch_size=math.ceil(task.batch_size / len(task.devices)),
+        constraints=dict(constraints),
+        storage_reservation=FixedPercentageStorageReservation(0.0),
+        debug=False,
+    )
+    try:
+        return planner.plan(model, [EmbeddingBagCollectionSharder()])
+    except PlannerError as error:
+        reason = error.error_type.value.replace("_", " ")
+        raise PlanError(f"TorchRec's planner finds no plan that fits: {reason}") from error
 
 
 def _model(task: ShardingTask, tables: dict[str, EmbeddingTable]) -> nn.Module:
