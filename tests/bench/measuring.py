@@ -7,12 +7,12 @@ from pathlib import Path
 
 from autoshard.benchmark import Measurement, MeasurementStore, Timing, TimingOptions
 from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
-from autoshard.benchmark.yardstick import compare_with_fbgemm
 from autoshard.experiments.collecting.collection import Summary, collect, summarise
 from autoshard.experiments.console.budget import Budget
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
 from bench.metric import Metric
 from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
+from bench.yardstick import compare_with_fbgemm
 
 _SHARDS, _MOST_TABLES = 200, 20
 _GAIN_SHARDS, _GAIN_TURNS = 30, 2

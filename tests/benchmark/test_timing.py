@@ -431,7 +431,7 @@ def _is_spinning(pid: int) -> bool:
 
 def test_our_timing_agrees_with_fbgemm_on_its_own_requests(bound: DeviceBackend) -> None:
     """`make bench` prints the difference; here the bound is generous: machines are shared."""
-    from autoshard.benchmark.yardstick import compare_with_fbgemm
+    from bench.yardstick import compare_with_fbgemm
 
     ratios = compare_with_fbgemm(bound, bound.stopwatch(flush=False), rounds=3)
     assert ratios.step == pytest.approx(1, abs=0.3)
