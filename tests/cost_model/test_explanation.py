@@ -48,7 +48,7 @@ def phases_of(
     dims = [sum(piece.output_width for piece in mine) for mine in held]
     found = oracle.exchange(dims, objective)
     assert found is not None
-    return [cost.forward_ms, cost.backward_ms, found.forward_ms[device], found.backward_ms[device]]
+    return [cost.forward_ms, cost.backward_ms, found[device], found[device]]
 
 
 def test_phases_are_those_of_the_plan_s_cost(
