@@ -194,8 +194,8 @@ def _fitted(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
         model, curves = train_model(data, config.hyper, config.seed, step)
     if not model.links:
         cli.console.print(
-            f"note: {len(data.exchanges)} all-to-alls are too few to train on, "
-            f"{FEWEST_EXCHANGES} are needed: collect_costs.py --num-exchanges measures them",
+            f"note: no link can be fitted to {len(data.exchanges)} all-to-alls: {FEWEST_EXCHANGES} "
+            "with a device for each rank are needed (collect_costs.py --num-exchanges)",
             soft_wrap=True,
         )
     return model, curves
