@@ -15,12 +15,8 @@ import ray
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
-from autoshard.benchmark.backends import (
-    DeviceBackend,
-    Place,
-    asked_backend,
-    best_backend,
-)
+from autoshard.benchmark.backends import asked_backend, best_backend
+from autoshard.benchmark.backends.base import DeviceBackend, Place
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import NodeReport
 from autoshard.benchmark.places import RESOURCE, is_declared, nodes_that_measure, reports_of

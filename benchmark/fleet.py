@@ -9,7 +9,7 @@ from typing import Any
 
 import ray
 
-from autoshard.benchmark.backends import Place
+from autoshard.benchmark.backends.base import Place
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.benchmark.measurement import Measurement
 from autoshard.workload import UserError

@@ -1,52 +1,45 @@
-"""Kinds of devices: each is a `DeviceBackend` in a module of its own.
-
-May be imported where neither torch nor Ray is loaded.
-"""
+"""Kinds of devices: each is a `DeviceBackend` in a module of its own, loaded when it is used."""
 
 from collections.abc import Iterable
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
-from autoshard.benchmark.backends.cpu import CpuBackend
-from autoshard.benchmark.backends.cuda import CudaBackend
+from autoshard.benchmark.hardware import cpu_fingerprint
 
-__all__ = [
-    "KINDS",
-    "AskedKind",
-    "DeviceBackend",
-    "Place",
-    "asked_backend",
-    "backend_of",
-    "best_backend",
-    "fingerprint_here",
-]
+if TYPE_CHECKING:
+    from autoshard.benchmark.backends.base import DeviceBackend, Node
 
-# auto: the first of _BACKENDS that the cluster has
+# auto: the first of _ACCELERATORS that the cluster has, else cpu
 AskedKind = Literal["auto", "cpu", "cuda"]
 KINDS: tuple[str, ...] = get_args(AskedKind)
-_BACKENDS: dict[str, type[DeviceBackend]] = {"cuda": CudaBackend, "cpu": CpuBackend}
+_ACCELERATORS = ("cuda",)
 
 
-def backend_of(kind: str) -> DeviceBackend:
+def backend_of(kind: str) -> "DeviceBackend":
     """Returns a new backend of this kind."""
-    return _BACKENDS[kind]()
+    from autoshard.benchmark.backends.cpu import CpuBackend
+    from autoshard.benchmark.backends.cuda import CudaBackend
+
+    backends: dict[str, type[DeviceBackend]] = {"cpu": CpuBackend, "cuda": CudaBackend}
+    return backends[kind]()
 
 
-def asked_backend(kind: str) -> DeviceBackend | None:
+def asked_backend(kind: str) -> "DeviceBackend | None":
     """Returns the backend that one of `KINDS` asks for; None for "auto"."""
-    return backend_of(kind) if kind in _BACKENDS else None
+    return backend_of(kind) if kind != "auto" else None
 
 
-def best_backend(nodes: Iterable[Node]) -> DeviceBackend:
+def best_backend(nodes: "Iterable[Node]") -> "DeviceBackend":
     """Returns the backend that "auto" stands for on these nodes."""
     nodes = list(nodes)
-    return next(found for kind in _BACKENDS if (found := backend_of(kind)).is_on(nodes))
+    accelerators = map(backend_of, _ACCELERATORS)
+    return next((each for each in accelerators if each.is_on(nodes)), backend_of("cpu"))
 
 
 def fingerprint_here(like: str) -> str:
     """Returns the fingerprint of this machine's device of the kind that `like` is of, else of
     its CPU.
     """
-    asked = asked_backend(like.partition(":")[0])
-    found = asked if asked is not None and asked.is_here() else CpuBackend()
-    return found.fingerprint()
+    kind = like.partition(":")[0]
+    if kind in _ACCELERATORS and (found := backend_of(kind)).is_here():
+        return found.fingerprint()
+    return cpu_fingerprint()

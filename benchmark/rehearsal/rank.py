@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
-from autoshard.benchmark.backends import DeviceBackend, Place
+from autoshard.benchmark.backends.base import DeviceBackend, Place
 from autoshard.benchmark.core_lock import this_pool
 from autoshard.benchmark.process import at_usual_priority
 

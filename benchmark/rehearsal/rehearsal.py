@@ -8,14 +8,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from autoshard.benchmark.backends import (
-    AskedKind,
-    DeviceBackend,
-    Place,
-    asked_backend,
-    best_backend,
-)
-from autoshard.benchmark.backends.base import Node
+from autoshard.benchmark.backends import AskedKind, asked_backend, best_backend
+from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
 from autoshard.benchmark.core_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line
 from autoshard.benchmark.places import nodes_that_measure, reports_of

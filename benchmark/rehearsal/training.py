@@ -16,7 +16,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from autoshard.benchmark.backends import DeviceBackend
+from autoshard.benchmark.backends.base import DeviceBackend
 from autoshard.benchmark.rehearsal.model import (
     RehearsedModel,
     draw_batch,

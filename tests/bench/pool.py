@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings, Timing, TimingOptions
-from autoshard.benchmark.backends import Place
+from autoshard.benchmark.backends.base import Place
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards

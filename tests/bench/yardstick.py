@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from autoshard.benchmark.backends import DeviceBackend
-from autoshard.benchmark.backends.base import Stopwatch, Subject
+from autoshard.benchmark.backends.base import DeviceBackend, Stopwatch, Subject
 from autoshard.benchmark.embedding_op import build_module
 from autoshard.benchmark.measurement import TimingOptions
 from autoshard.benchmark.process import keep_freed_memory

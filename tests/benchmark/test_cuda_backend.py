@@ -14,8 +14,8 @@ from simulated_gpu import SimulatedRuntime
 
 from autoshard.benchmark import MeasurementError, MeasureSettings, TimingOptions
 from autoshard.benchmark.actor import DeviceBenchmark
-from autoshard.benchmark.backends import Place, backend_of, best_backend, fingerprint_here
-from autoshard.benchmark.backends.base import Subject
+from autoshard.benchmark.backends import backend_of, best_backend, fingerprint_here
+from autoshard.benchmark.backends.base import Place, Subject
 from autoshard.benchmark.backends.cuda import CudaBackend, CudaRuntime
 from autoshard.benchmark.exchange import run_ranks
 from autoshard.benchmark.exchanging import measure_exchange

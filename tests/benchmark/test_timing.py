@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from autoshard.benchmark.backends import DeviceBackend, Place, backend_of
-from autoshard.benchmark.backends.base import Iteration, Stopwatch, Subject
+from autoshard.benchmark.backends import backend_of
+from autoshard.benchmark.backends.base import DeviceBackend, Iteration, Place, Stopwatch, Subject
 from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.clearing import Clearing
 from autoshard.benchmark.embedding_op import EmbeddingOp, build_module
