@@ -6,7 +6,7 @@ BASE is a checkout with an environment of its own in `.venv`, usually of commit 
 process in each checkout does the same work by turns, so that both meet the same disturbances. Times
 are processor seconds of one thread. For each measure the table shows the time in BASE, the median
 of the ratios current/base of the pairs, and its 95 % interval. The exit code is 1 if a median is
-above 1.03.
+above 1.03 and its interval above 1. Use a quiet machine: on a busy one intervals are too wide.
 """
 
 import argparse
@@ -192,10 +192,11 @@ def compare(base: Worker, current: Worker, measure: str, pairs: int) -> bool:
         base_s.append(found[base])
     median = float(np.median(ratios))
     interval = bootstrap((ratios,), np.median, method="percentile").confidence_interval
-    slower = median > LIMIT
+    slower = median > LIMIT and interval.low > 1
+    mark = "" if median <= LIMIT else "   SLOWER" if slower else "   unclear: more pairs are needed"
     _say(
         f"{measure:28}{1e3 * float(np.median(base_s)):10.2f} ms{median:8.3f}   "
-        f"{interval.low:.3f} to {interval.high:.3f}{'   SLOWER' if slower else ''}"
+        f"{interval.low:.3f} to {interval.high:.3f}{mark}"
     )
     return slower
 
