@@ -214,7 +214,7 @@ class ShardVisits:
 
     def plan_cost(self, task: ShardingTask, plan: ShardingPlan) -> PlanCost | None:
         """Returns the plan's measured cost; None if one of its shards could not be measured."""
-        if any(self._failed(digest) for digest in digests_of(task, plan)):
+        if any(shard and self._failed(shard.digest) for shard in plan.shards(task)):
             return None
         return price_plan(plan, task, self)
 
@@ -275,11 +275,6 @@ class ShardVisits:
         """Returns the timing with each batch, all at the reference level of the latest one."""
         answers = self._answers[digest].values()
         return [a.timing.told_at(self._level) for a in answers if a.timing is not None]
-
-
-def digests_of(task: ShardingTask, plan: ShardingPlan) -> tuple[str, ...]:
-    """Returns the digest of the shard of each device that holds any table."""
-    return tuple(shard.digest for shard in plan.shards(task) if shard is not None)
 
 
 def normalizer(model: CostModel, pool: BenchmarkPool) -> Callable[[Measurement], Measurement]:

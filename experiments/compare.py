@@ -11,7 +11,6 @@ from typing import Literal
 import tyro
 
 from autoshard.cost_model import CostModel, EstimatedCosts, load_model
-from autoshard.cost_model.shard_visits import SEEDS
 from autoshard.cost_model.training import one_thread
 from autoshard.envs import Deck, RandomDeals
 from autoshard.envs.task_families import Choice
@@ -19,11 +18,12 @@ from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file, check_folder
-from autoshard.experiments.evaluation.evaluator import Evaluation, Limits
 from autoshard.experiments.evaluation.planners import Planners
 from autoshard.experiments.evaluation.report import (
+    Evaluation,
     Score,
     best_sharder,
+    evaluate_estimated,
     score_picture,
     score_table,
     verdict,
@@ -108,7 +108,7 @@ class CompareConfig(ObjectiveOptions):
     and minus this: with more visits of shards, other index batches, more tasks."""
     seconds: float = 300.0
     """Time limit in seconds, planning included. The report says what was left out."""
-    seeds: int = SEEDS
+    seeds: int = 3
     """Number of index batches that the visits of a shard are spread over. With one, results hold
     for this batch alone. autoshard_verified measures with others."""
     verify_seconds: float = MEASURE_SECONDS
@@ -312,8 +312,6 @@ def _evaluate(
 ) -> tuple[Evaluation, str]:
     """Returns the evaluated plans, and the hardware that the step times are of."""
     if config.action == "estimate":
-        from autoshard.experiments.evaluation.evaluator import evaluate_estimated
-
         found = evaluate_estimated(task_set, planners, config.save_tasks)
         return found, planners.oracle.model.provenance.hardware
     from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
@@ -325,7 +323,7 @@ def _evaluate(
         with ray_cluster():
             found = evaluate_trained(task_set, planners, config.seconds, config.save_tasks)
         return found, cpu_fingerprint()
-    from autoshard.experiments.evaluation.evaluator import evaluate_measured
+    from autoshard.experiments.evaluation.evaluator import Limits, evaluate_measured
 
     with measuring_pool(config.store) as pool:
         limits = Limits(config.precision, config.seconds)

@@ -9,19 +9,15 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
-from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
 from autoshard.cost_model.shard_visits import (
     SEEDS,
-    Floats,
     ShardVisits,
-    digests_of,
     evaluation_seeds,
     normalizer,
 )
@@ -32,18 +28,17 @@ from autoshard.experiments.evaluation.planners import (
     Outcome,
     Planners,
     best_heuristic,
-    estimated,
-    maxima_of,
 )
 from autoshard.experiments.evaluation.posterior import (
+    Floats,
     Plan,
     Pricing,
     Ratio,
     StepPosterior,
-    as_samples,
+    digests_of,
     means_of,
 )
-from autoshard.experiments.evaluation.report import Score, bounds_ms, score_all
+from autoshard.experiments.evaluation.report import Evaluation
 from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.workload import Shard, ShardingPlan, ShardingTask, UserError
 
@@ -57,41 +52,6 @@ class Limits:
 
     precision: float = 0.01
     seconds: float = 300.0
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Plans of several sharders for the same tasks, and what their steps take.
-
-    Args:
-        tasks: The tasks, in order.
-        outcomes: Plans of each sharder for each task, with costs.
-        steps_ms: Posterior samples of each sharder's steps, [samples, tasks]; NaN without a plan.
-        seconds: Seconds that the evaluation took, planning included.
-        measuring_seconds: Those of them in which the evaluator measured.
-        visits: Number of visits that were measured.
-        ended: Why it stopped, in one line.
-    """
-
-    tasks: list[ShardingTask]
-    outcomes: dict[str, list[Outcome]]
-    steps_ms: dict[str, Floats]
-    seconds: float = 0.0
-    measuring_seconds: float = 0.0
-    visits: int = 0
-    ended: str = ""
-
-    def scores(
-        self, oracle: EstimatedCosts, measured: bool, trained: bool = False
-    ) -> tuple[dict[str, Score], str | None]:
-        """Returns the score of each sharder, and the best heuristic's name.
-
-        Measured steps are compared with the oracle's predictions. Trained ones hold more than the
-        oracle prices, so they are compared with no lower bound either.
-        """
-        predicted = maxima_of(estimated(self.outcomes, self.tasks, oracle)) if measured else {}
-        bounds = [] if trained else bounds_ms(oracle, self.tasks)
-        return score_all(self.outcomes, self.steps_ms, bounds, predicted)
 
 
 class OutOfTimeError(UserError):
@@ -270,22 +230,6 @@ def evaluate_measured(
     )
     entries = planners.entries(task_set, save_tasks, knowledge, lambda: knowledge.seconds)
     return Evaluator(entries, visits, limits).run(task_set.begin)
-
-
-def evaluate_estimated(
-    task_set: TaskSet, planners: Planners, save_tasks: Path | None = None
-) -> Evaluation:
-    """Compares sharders by the planners' oracle, as if its costs were certain."""
-    made = []
-    with following(task_set.begin, "tasks planned") as step:
-        for entry in islice(planners.entries(task_set, save_tasks), task_set.begin):
-            made.append(entry)
-            step()
-    tasks = [entry.task for entry in made]
-    plans = {name: [entry.outcomes[name] for entry in made] for name in made[0].outcomes}
-    outcomes = estimated(plans, tasks, planners.oracle)
-    steps = {name: as_samples(some) for name, some in maxima_of(outcomes).items()}
-    return Evaluation(tasks, outcomes, steps)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from autoshard.benchmark import PlanCost, price_plan
+from autoshard.benchmark.plan_cost import PlanCost, price_plan
 from autoshard.cost_model import EstimatedCosts
 from autoshard.experiments.evaluation.task_sets import TaskSet, save_task
 from autoshard.sharders import (

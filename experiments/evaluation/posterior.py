@@ -11,15 +11,19 @@ narrow for the few tasks of a comparison.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from scipy import special
 
-from autoshard.cost_model.shard_visits import Floats, KnownCost, digests_of
 from autoshard.workload import Objective, ShardingPlan, ShardingTask
 from autoshard.workload.step_price import StepPrice, stages_of_phases
 
+if TYPE_CHECKING:  # it measures, and plans that are priced need nothing of that
+    from autoshard.cost_model.shard_visits import KnownCost
+
+Floats = npt.NDArray[np.float64]
 Plan = tuple[str, ...]  # the digest of each device's shard; devices without tables left out
 Plans = Mapping[str, Sequence[Plan | None]]  # of each sharder for each task; None: no plan
 
@@ -29,6 +33,11 @@ _MIN_SPREAD = 0.05  # as a share of the noise: as good as none
 _MAX_SPREAD = 2.0  # as a share of the devices' mean
 _ITERATIONS = 50  # of expectation maximisation: more change nothing
 _LEVEL = 0.95
+
+
+def digests_of(task: ShardingTask, plan: ShardingPlan) -> Plan:
+    """Returns the digest of the shard of each device that holds any table."""
+    return tuple(shard.digest for shard in plan.shards(task) if shard is not None)
 
 
 class Pricing(NamedTuple):
@@ -68,7 +77,7 @@ class StepPosterior:
 
     def __init__(
         self,
-        known: Mapping[str, KnownCost],
+        known: "Mapping[str, KnownCost]",
         plans: Plans,
         pricing: Sequence[Pricing],
         count: int = SAMPLES,
@@ -108,7 +117,7 @@ class StepPosterior:
         return draws[:, [places[digest] for digest in plan]]
 
 
-def _spreads(known: Mapping[str, KnownCost], plans: Sequence[Plan | None]) -> dict[int, float]:
+def _spreads(known: "Mapping[str, KnownCost]", plans: Sequence[Plan | None]) -> dict[int, float]:
     """Returns by how many ms the devices of a sharder's plans differ, by the number of the task.
 
     All of its plans together give the prior (Kiefer and Wolfowitz, by expectation maximisation);
@@ -134,7 +143,7 @@ def _spreads(known: Mapping[str, KnownCost], plans: Sequence[Plan | None]) -> di
     }
 
 
-def _values(known: Mapping[str, KnownCost], plan: Plan) -> tuple[Floats, Floats]:
+def _values(known: "Mapping[str, KnownCost]", plan: Plan) -> tuple[Floats, Floats]:
     """Returns costs and errors of a plan's different shards, as shares of their mean cost."""
     some = [known[digest] for digest in dict.fromkeys(plan)]
     means = np.array([shard.mean_ms for shard in some])
@@ -153,7 +162,7 @@ def _likelihood(means: Floats, errors: Floats, grid: Floats) -> Floats:
 
 
 def _draws(
-    known: Mapping[str, KnownCost],
+    known: "Mapping[str, KnownCost]",
     spreads: Mapping[Plan, float],
     count: int,
     rng: np.random.Generator,

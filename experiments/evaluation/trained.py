@@ -9,11 +9,10 @@ import numpy as np
 from autoshard.benchmark.rehearsal.rehearsal import stage
 from autoshard.benchmark.rehearsal.times import MUCH
 from autoshard.benchmark.rehearsal.turns import in_turns
-from autoshard.cost_model.shard_visits import Floats
 from autoshard.experiments.console.progress import following
-from autoshard.experiments.evaluation.evaluator import Evaluation
 from autoshard.experiments.evaluation.planners import Planners
-from autoshard.experiments.evaluation.posterior import SAMPLES
+from autoshard.experiments.evaluation.posterior import SAMPLES, Floats
+from autoshard.experiments.evaluation.report import Evaluation
 from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.workload import UserError
 

@@ -24,15 +24,17 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
-from autoshard.benchmark import PlanCost
 from autoshard.experiments.console.checkout import git_commit
 from autoshard.experiments.console.cli import reason_of
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.tracking.data_sources import DataSource, short_name
 from autoshard.workload import ShardingPlan, UserError
+
+if TYPE_CHECKING:  # it measures, and runs need nothing of that
+    from autoshard.benchmark import PlanCost
 
 DEFAULT_URI = "sqlite:///mlflow.db"
 EXPERIMENT = "autoshard"
@@ -136,7 +138,7 @@ class TrackedRun:
         for path in files:
             self.artifact(path, f"{name}/{path.name}" if path.is_dir() else name)
 
-    def plan(self, name: str, plan: ShardingPlan, cost: PlanCost) -> None:
+    def plan(self, name: str, plan: ShardingPlan, cost: "PlanCost") -> None:
         """Log a plan as JSON and as a picture of what each device would cost, under `plans/`."""
         with tempfile.TemporaryDirectory() as place:
             picture, document = Path(place) / f"{name}.png", Path(place) / f"{name}.plan.json"

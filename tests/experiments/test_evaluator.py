@@ -11,20 +11,18 @@ from autoshard.benchmark import Measurement, MeasureSettings, TimingOptions
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.shard_visits import (
     ShardVisits,
-    digests_of,
     evaluation_seeds,
     selection_seeds,
 )
 from autoshard.experiments.console import cli
 from autoshard.experiments.evaluation.evaluator import (
-    Evaluation,
     Evaluator,
     Limits,
     measure_step,
 )
 from autoshard.experiments.evaluation.planners import Entry, Outcome, plan_task
-from autoshard.experiments.evaluation.posterior import Ratio
-from autoshard.experiments.evaluation.report import bounds_ms
+from autoshard.experiments.evaluation.posterior import Ratio, digests_of
+from autoshard.experiments.evaluation.report import Evaluation, bounds_ms
 from autoshard.sharders import FusedGreedySharder, make_sharder
 from autoshard.workload import (
     Device,
