@@ -34,8 +34,8 @@ from autoshard.workload.operators import Optimizer, Weights
 from autoshard.workload.sampling import Room
 from autoshard.workload.synthetic import PROFILES, default_profile
 
-# Of the seconds: for shards, where all-to-alls are asked for as well. These take about as long as a
-# shard each, and a few dozen teach what they cost.
+# Share of the seconds for shards if all-to-alls are measured as well. An all-to-all takes about as
+# long as a shard, and a few dozen suffice to learn their cost.
 _SHARDS_SHARE = 0.8
 
 
@@ -43,52 +43,51 @@ _SHARDS_SHARE = 0.8
 class CollectConfig:
     """Measure random shards of embedding tables on every device of the Ray cluster.
 
-    What is in the store already is not measured again: run it again to go on where it stopped.
+    Shards that are in the store are not measured again: an interrupted run continues.
     """
 
     tables: str = "synthetic:200:1"
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     num_shards: int = 300
-    """Different shards to measure."""
+    """Number of different shards."""
     max_tables: int = 20
-    """A shard holds 1 to this many tables."""
+    """Maximum number of tables of a shard."""
     num_exchanges: int = 0
-    """All-to-alls to measure as well, of random plans for 2 to 8 devices."""
+    """Number of all-to-alls to measure, of random plans for 2 to 8 devices."""
     batch_size: tuple[int, ...] = ()
-    """Samples of a batch; several take turns, with other shards for each. By default 1,024 on a CPU
-    and 65,536 on a machine with a GPU."""
+    """Samples of a batch. Several batch sizes divide the shards and the seconds. Default: 1,024 on
+    a CPU, 65,536 on a machine with a GPU."""
     max_gb: float | None = None
-    """Fill shards only so far that their weights, and what a batch looks up, are at most so many GB
-    each (in fp32)."""
+    """Maximum GB of a shard's weights, and of what a batch looks up (in fp32)."""
     doubted_by: Path | None = None
-    """Of 20 times as many random shards take those that this cost model's networks disagree on
-    most, these first: its folder, or the name of one that is shipped."""
+    """Folder of a cost model, or the name of a shipped one. Of 20 times as many random shards,
+    those are measured that its networks disagree on most."""
     augment: bool = False
-    """Take column slices too: halve dims at random, down to 4 (NeuroShard)."""
+    """Include column slices: split tables by columns at random, down to 4 (NeuroShard)."""
     seed: int = 0
-    """Chooses the shards."""
+    """Seed of the shards."""
     weights: Weights = "fp32"
-    """Type of the embedding weights."""
+    """Data type of the embedding weights."""
     optimizer: Optimizer = "rowwise_adagrad"
     """Optimizer fused into the backward pass."""
     store: Path = Path("costs.db")
-    """SQLite file that keeps what is measured."""
+    """SQLite file that keeps all measurements."""
     devices: AskedKind = "auto"
-    """What to measure on; auto takes GPUs where the cluster has any."""
+    """Kind of devices; auto: GPUs if the cluster has any."""
     storage: str | None = None
-    """A shared path or object store (s3://...) that the store's content is fetched from and kept in
-    (as Parquet) every minute."""
+    """Shared path or object store (s3://...) that measurements are fetched from, and copied to (as
+    Parquet) every minute."""
     seconds: float | None = None
-    """Measure no longer than this, from the start of the command: the first of the shards, which
-    are in random order; how many were left out is told. By default as long as it takes."""
+    """Time limit in seconds from the start of the command; the report says how many shards were
+    left out. Default: none."""
     json: Path | None = None
-    """Write a summary here."""
+    """File for the summary."""
     mlflow_uri: str | None = None
-    """Where to log; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
+    """MLflow tracking URI. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
 
 
 def main(config: CollectConfig) -> None:
-    """Measure, print the summary, write it, log it."""
+    """Measures the shards; prints, writes and logs the summary."""
     budget = Budget(config.seconds)
     batch_sizes = config.batch_size or (PROFILES[default_profile()].batch_size,)
     if len(set(batch_sizes)) < len(batch_sizes):
@@ -108,7 +107,7 @@ def main(config: CollectConfig) -> None:
     if storage is not None:
         known = storage.fetch_store(config.store)
         cli.console.print(f"{known} measurements came from {config.storage}", soft_wrap=True)
-    MeasurementStore(config.store).close()  # a store that cannot be used is told before work starts
+    MeasurementStore(config.store).close()  # fails before the work if it cannot be used
     parameters = {**asdict(config), "batch_size": batch_sizes}
     name = f"collect {requested} shards of {short_name(config.tables)}"
     with (
@@ -120,20 +119,15 @@ def main(config: CollectConfig) -> None:
             stack.callback(storage.keep_store, config.store)
         pool = BenchmarkPool(config.store, kind=config.devices)
         for_shards = budget.part(_SHARDS_SHARE) if config.num_exchanges else budget
-        runs = []
-        for number, (batch_size, some) in enumerate(shards.items()):
-            settings = MeasureSettings(batch_size, operator)
-            this = for_shards.part(1 / (len(shards) - number))
-            runs.append(collect(pool, some, settings, this, storage))
-        summary = Summary.together(runs)
+        by_settings = {MeasureSettings(size, operator): some for size, some in shards.items()}
+        summary = collect(pool, by_settings, for_shards, storage)
         report(summary, config)
         for place, batch_size in enumerate(batch_sizes):
             exchanges = _share(config.num_exchanges, place, len(batch_sizes))
             collect_exchanges(pool, tables, exchanges, batch_size, config.seed, budget)
         if config.json is not None:
             documents.write(config.json, asdict(summary))
-        told = {n: v for n, v in asdict(summary).items() if isinstance(v, int | float)}
-        run.metrics(told)
+        run.metrics({n: v for n, v in asdict(summary).items() if isinstance(v, int | float)})
         run.tags({"hardware": pool.devices()[0].hardware})
         pool.close()
         run.data(tables_source(config.tables, tables), store_source(config.store))
@@ -150,7 +144,7 @@ def _shards(
     place: int,
     several: int,
 ) -> list[Shard]:
-    """Those to be measured with the batch size at one of several places, others than elsewhere."""
+    """Returns the shards of one of several batch sizes, at this place; others have other shards."""
     room = None if config.max_gb is None else Room(config.max_gb * 1e9, batch_size)
     count = _share(config.num_shards, place, several)
     drawn = random_shards(
@@ -167,12 +161,12 @@ def _shards(
 
 
 def _share(count: int, place: int, several: int) -> int:
-    """Of so many things, those of one of several batch sizes."""
+    """Returns how many of `count` things belong to one of several batch sizes."""
     return count // several + (place < count % several)
 
 
 def report(summary: Summary, config: CollectConfig) -> None:
-    """The summary for people."""
+    """Prints the summary."""
     if summary.left_out:
         cli.console.print(
             f"stopped by --seconds {config.seconds:g}: {summary.requested - summary.left_out} of "

@@ -1,8 +1,8 @@
-"""Measuring many shards with a bar that tells how long it takes, and what came of it."""
+"""Measures many shards with a progress bar, and summarises the run."""
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings
@@ -12,6 +12,7 @@ from autoshard.experiments.collecting.pacing import Pace, stream_within
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.progress import following
+from autoshard.experiments.console.ray_cluster import Notices
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.workload import EmbeddingTable, Shard, UserError, random_exchanges
 from autoshard.workload.sampling import MOST_TASK_DEVICES
@@ -21,21 +22,20 @@ _KEEP_SECONDS = 60.0  # between two copies to --storage
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did.
+    """What a run measured.
 
     Args:
-        requested: shards.
-        measured: of these.
-        reused: of these, from the store.
-        failed: of these.
-        left_out: of these, as --seconds were spent.
-        seconds: that measuring took.
-        promised_seconds: that it was told to take, at its start; None if too few were measured to
-            tell.
-        shards_per_second: measured ones.
-        duty_cycle: share of the devices' time inside timed operators.
-        devices: name, kind and node of each.
-        median_spread: of the costs.
+        requested: Number of shards.
+        measured: Shards that were measured.
+        reused: Shards that the store held.
+        failed: Shards that could not be measured.
+        left_out: Shards that --seconds left no time for.
+        seconds: Measuring time.
+        promised_seconds: Predicted measuring time; None if too few shards were measured.
+        shards_per_second: Measured shards a second.
+        duty_cycle: Share of the devices' time inside timed operators.
+        devices: Name, kind and node of each device.
+        median_spread: Median relative spread of the costs.
     """
 
     requested: int
@@ -50,77 +50,65 @@ class Summary:
     devices: list[dict[str, str]]
     median_spread: float
 
-    @staticmethod
-    def together(runs: Sequence["Summary"]) -> "Summary":
-        """Of runs one after another on the same devices."""
-        if len(runs) == 1:
-            return runs[0]
-        requested, measured, reused, failed, left_out = (
-            sum(getattr(run, count) for run in runs)
-            for count in ("requested", "measured", "reused", "failed", "left_out")
-        )
-        seconds = sum(run.seconds for run in runs)
-        told = [run.promised_seconds for run in runs if run.promised_seconds is not None]
-        rate = sum(run.shards_per_second * run.seconds for run in runs) / seconds
-        duty = sum(run.duty_cycle * run.seconds for run in runs) / seconds
-        return Summary(
-            requested=requested,
-            measured=measured,
-            reused=reused,
-            failed=failed,
-            left_out=left_out,
-            seconds=round(seconds, 3),
-            promised_seconds=round(sum(told), 3) if len(told) == len(runs) else None,
-            shards_per_second=round(rate, 3),
-            duty_cycle=round(duty, 4),
-            devices=runs[0].devices,
-            median_spread=round(statistics.median(run.median_spread for run in runs), 5),
-        )
-
 
 def collect(
     pool: BenchmarkPool,
-    shards: Sequence[Shard],
-    settings: MeasureSettings,
+    shards: Mapping[MeasureSettings, Sequence[Shard]],
     budget: Budget | None = None,
     storage: Storage | None = None,
 ) -> Summary:
-    """Measure the shards with a progress bar, as many as the budget allows.
+    """Measures shards with a progress bar, as many as the budget allows, in turns of settings.
 
-    Tells how long it will take as soon as that is known. Ctrl-C keeps what was measured.
+    Args:
+        pool: Measures.
+        shards: Shards by the settings to measure them with, which divide the budget.
+        budget: Time limit.
+        storage: Where the store is copied now and then.
+
+    Raises:
+        KeyboardInterrupt: Says how many shards are in the store.
     """
-    budget = budget or Budget()
-    devices = pool.devices()
-    cli.console.print(
-        f"measuring {len(shards)} shards, batch {settings.batch_size:,}, on "
-        + ", ".join(device.name for device in devices)
-    )
+    budget, devices = budget or Budget(), pool.devices()
     answers: list[Measurement] = []
-    pace, promised = Pace(shards, settings.batch_size, len(devices)), None
+    predicted: list[float | None] = []
     started = kept = time.monotonic()
-    stream = stream_within(pool, shards, settings, pace, budget, retry_failed=True)
-    try:
-        with following(len(shards), "shards", lambda: budget.at_most(pace.left_s())) as step:
-            for _, measurement in stream:
-                answers.append(measurement)
-                step()
-                if promised is None and (left := pace.left_s()) is not None:
-                    promised = _promised(pace.passed_s, left, budget)
-                if storage is not None and time.monotonic() - kept > _KEEP_SECONDS:
-                    storage.keep_store(pool.store)
-                    kept = time.monotonic()
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
-            f"{len(answers)} of {len(shards)} shards are in {pool.store}; run again to go on"
-        ) from None
-    for notice in pool.notices():
-        cli.console.print(f"note: {notice}", markup=False)
-    seconds = time.monotonic() - started
-    return summarise(answers, devices, seconds, len(shards), promised)
+    for number, (settings, some) in enumerate(shards.items()):
+        cli.console.print(
+            f"measuring {len(some)} shards, batch {settings.batch_size:,}, on "
+            + ", ".join(device.name for device in devices)
+        )
+        part, before = budget.part(1 / (len(shards) - number)), len(answers)
+        pace, total_s = Pace(some, settings.batch_size, len(devices)), None
+        stream = stream_within(pool, some, settings, pace, part, retry_failed=True)
+        try:
+            with following(len(some), "shards", lambda: part.at_most(pace.left_s())) as step:  # noqa: B023
+                for _, measurement in stream:
+                    answers.append(measurement)
+                    step()
+                    if total_s is None and (left_s := pace.left_s()) is not None:
+                        total_s = _announce(pace.passed_s, left_s, part)
+                    if storage is not None and time.monotonic() - kept > _KEEP_SECONDS:
+                        storage.keep_store(pool.store)
+                        kept = time.monotonic()
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(
+                f"{len(answers) - before} of {len(some)} shards are in {pool.store}; run again to "
+                "go on"
+            ) from None
+        predicted.append(total_s)
+    Notices().tell(pool)
+    known = [each for each in predicted if each is not None]
+    return summarise(
+        answers,
+        devices,
+        time.monotonic() - started,
+        sum(map(len, shards.values())),
+        sum(known) if len(known) == len(predicted) else None,
+    )
 
 
-def _promised(passed_s: float, left_s: float, budget: Budget) -> float:
-    """Seconds that measuring will take in all, which is told."""
+def _announce(passed_s: float, left_s: float, budget: Budget) -> float:
+    """Prints and returns the seconds that measuring will take in all."""
     if left_s <= budget.left_s():
         cli.console.print(f"  this will take {passed_s + left_s:.0f} s, {left_s:.0f} more")
         return passed_s + left_s
@@ -171,7 +159,7 @@ def summarise(
     requested: int,
     promised_seconds: float | None = None,
 ) -> Summary:
-    """The figures of a run over these devices."""
+    """Returns the summary of a run over these devices."""
     fresh = [answer for answer in answers if not answer.reused]
     timings = [answer.timing for answer in fresh if answer.timing is not None]
     busy = sum(timing.operator_seconds for timing in timings)

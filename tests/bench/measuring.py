@@ -36,9 +36,10 @@ def collecting_metrics(folder: Path) -> list[Metric]:
     """Measures predicted over actual time, and time taken over a budget."""
     tables = load_tables(TABLES)
     with cpu_pool(folder / "collected.db") as pool:
-        every = collect(pool, random_shards(tables, _COLLECTED, _MOST_TABLES, 11), SETTINGS)
+        shards = random_shards(tables, _COLLECTED, _MOST_TABLES, 11)
+        every = collect(pool, {SETTINGS: shards})
         many = random_shards(tables, _MANY, _MOST_TABLES, 12)
-        hurried = collect(pool, many, SETTINGS, Budget(_BUDGET_SECONDS))
+        hurried = collect(pool, {SETTINGS: many}, Budget(_BUDGET_SECONDS))
     predicted = every.promised_seconds
     ratio = None if predicted is None else predicted / every.seconds
     taken = hurried.seconds / _BUDGET_SECONDS
