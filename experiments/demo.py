@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""The tour of a few minutes: measure, learn, train a policy, compare its plans with heuristics'."""
+"""A tour of a few minutes: measure, calibrate, train a policy, compare its plans."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,36 +16,34 @@ from autoshard.workload.bounds import check_bounds
 
 _TABLES = "synthetic:400:1:small"
 _BATCH_SIZE = 1024  # what the small profile of synthetic tables is made for
-# Of the seconds that are left when a part begins, those it may take; what it does not need is the
-# next one's. The last part gets all but what it takes to plan and to measure what is under way when
-# its time is over, and to draw and log what was found.
+# Shares of the seconds that are left when a part begins. The last part leaves time to finish what
+# is being measured, to draw and to log.
 _COLLECTING_SHARE, _TRAINING_SHARE, _COMPARING_SHARE = 0.3, 0.45, 0.85
-# Whatever came before, it gets so many: a tour without its table would have been for nothing.
 _VERIFYING_SHARE = 0.25  # of comparing: what autoshard_verified measures for its own plans
-_LEAST_COMPARING_S = 60.0
+_MIN_COMPARING_S = 60.0  # whatever came before: without its table the tour would be for nothing
 _SHIPPED = "cpu"
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """From a fresh machine to a measured plan: everything that autoshard does, briefly."""
+    """Measure, calibrate, train and compare, each for a short time."""
 
     out: Path = Path("demo")
-    """Folder for the store, the models, the policy, the plans and MLflow's runs."""
+    """Folder for the store, the cost model, the policy, the plans and the MLflow runs."""
     iterations: int = 10
-    """Of PPO, at most."""
+    """Maximum number of PPO iterations."""
     num_tasks: int = 3
-    """Tasks of 60 tables, for 4 devices, to begin comparing plans on."""
+    """Number of tasks (60 tables, 4 devices) to begin comparing plans on."""
     precision: float = 0.01
-    """Plans are measured until the 95 % interval of each sharder's ratio to the best heuristic is
-    within plus and minus this, or until the seconds are spent; the table says with which."""
+    """Measure plans until the 95 % interval of each sharder's ratio to the best heuristic is within
+    plus and minus this, or until the seconds are spent."""
     seconds: float = 270.0
-    """Of the whole tour. On a slow machine it does less: it measures fewer shards, trains for fewer
-    iterations and compares plans with wider intervals."""
+    """Time limit of the tour. A slow machine measures fewer shards, trains for fewer iterations and
+    compares plans with wider intervals."""
 
 
 def main(config: DemoConfig) -> None:
-    """Collect, calibrate, train, compare. What an earlier tour has measured is used again."""
+    """Collects, calibrates, trains and compares, with what an earlier tour has measured."""
     budget = Budget(config.seconds)
     check_folder(config.out, "--out")
     check_bounds(config, at_least={"iterations": 1, "num_tasks": 1}, more_than={"precision": 0})
@@ -84,7 +82,7 @@ def main(config: DemoConfig) -> None:
             )
         )
         title = "4. measure its plans beside those of heuristics"
-        seconds = _begin(title, budget, _COMPARING_SHARE, _LEAST_COMPARING_S)
+        seconds = _begin(title, budget, _COMPARING_SHARE, _MIN_COMPARING_S)
         cli.console.print(
             f"plans and pictures will be in {config.out / 'plans'}/; browse all runs with: make "
             f"mlflow STORE={uri}",
@@ -111,14 +109,14 @@ def main(config: DemoConfig) -> None:
 def _begin(
     title: str, budget: Budget | None = None, share: float = 0.0, least_s: float = 1.0
 ) -> float:
-    """Say what comes next, and the seconds that it may take, which are returned."""
+    """Prints the title of a part, and returns the seconds that it can take."""
     seconds = 0.0 if budget is None else max(least_s, round(share * budget.left_s()))
     cli.console.rule(f"{title}, {seconds:g} s at most" if seconds else title, align="left")
     return seconds
 
 
 def _calibrated(store: Path, out: Path, mlflow_uri: str) -> str:
-    """The shipped cost model, adapted to this machine as far as enough was measured for it."""
+    """Returns the shipped cost model, calibrated to this machine if enough was measured."""
     try:
         train_cost_model.main(
             train_cost_model.TrainConfig(
@@ -130,7 +128,7 @@ def _calibrated(store: Path, out: Path, mlflow_uri: str) -> str:
             )
         )
     except DataError as error:
-        cli.console.print(f"note: the shipped model is used as it is: {error}", soft_wrap=True)
+        cli.note(f"the shipped model is used as it is: {error}")
         return _SHIPPED
     return str(out)
 

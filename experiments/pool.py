@@ -15,15 +15,14 @@ from autoshard.experiments.console.ray_cluster import ray_cluster
 
 @dataclass(frozen=True)
 class Show:
-    """Say what the pool measures on, and on which nodes."""
+    """Print the devices of the pool, and their nodes."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """End the pool for everyone, and take back what it asked of the autoscaler.
+    """End the pool for all clients, and withdraw its requests to the autoscaler.
 
-    Nothing that was measured is lost; whoever asks next starts another pool, with --devices of
-    their own.
+    No measurement is lost. The next client starts another pool, with its own --devices.
     """
 
 
@@ -38,7 +37,7 @@ class PoolConfig:
 
 
 def main(config: PoolConfig) -> None:
-    """Do what was asked for."""
+    """Runs the subcommand."""
     with ray_cluster(must_run=True):
         if isinstance(config.command, Stop):
             ended = end_pool()

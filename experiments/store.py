@@ -14,7 +14,7 @@ from autoshard.experiments.console import cli
 
 @dataclass(frozen=True)
 class Info:
-    """Say what is in a store."""
+    """Print what a store holds."""
 
     store: tyro.conf.Positional[Path]
 
@@ -47,7 +47,7 @@ class StoreConfig:
 
 
 def main(config: StoreConfig) -> None:
-    """Do what was asked for."""
+    """Runs the subcommand."""
     command = config.command
     if isinstance(command, Import):
         with MeasurementStore(command.store) as store:

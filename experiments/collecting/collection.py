@@ -77,7 +77,8 @@ def collect(
             f"measuring {len(some)} shards, batch {settings.batch_size:,}, on "
             + ", ".join(device.name for device in devices)
         )
-        part, before = budget.part(1 / (len(shards) - number)), len(answers)
+        left, before = len(shards) - number, len(answers)
+        part = budget if left == 1 else budget.part(1 / left)
         pace, total_s = Pace(some, settings.batch_size, len(devices)), None
         stream = stream_within(pool, some, settings, pace, part, retry_failed=True)
         try:

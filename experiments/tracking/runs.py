@@ -42,6 +42,7 @@ POLICIES, COST_MODELS = "autoshard-policy", "autoshard-cost-model"  # in the reg
 _ANSWER_SECONDS = 5.0
 # Options that say where results go, not what a run is: noise where runs are compared.
 _HOUSEKEEPING = frozenset(("out", "json", "store", "storage", "resume", "force", "mlflow_uri"))
+_OWN_TAGS = ("mlflow.runName", "mlflow.note.content", "mlflow.parentRunId")  # not inherited
 VIEW = "results"  # the UI's saved view: ...#/experiments/ID/runs?viewStateShareKey=results
 _COLUMNS = (
     ("tags.`kind`", 100),
@@ -58,14 +59,11 @@ _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
 _VERSIONS = {"torch": "torch", "ray": "ray", "fbgemm": "fbgemm-gpu", "fbgemm_cpu": "fbgemm-gpu-cpu"}
 
 
-def tracking_uri(asked: str | None) -> str:
-    """The URI asked for, else MLFLOW_TRACKING_URI, else a SQLite file in the current folder."""
-    return asked or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
-
-
 def absolute_uri(asked: str | None) -> str:
-    """The same, whatever the current folder will be."""
-    uri = tracking_uri(asked)
+    """Returns the URI asked for, else MLFLOW_TRACKING_URI, else a SQLite file in this folder; valid
+    whatever the current folder will be.
+    """
+    uri = asked or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     prefix = "sqlite:///"
     return prefix + str(Path(uri.removeprefix(prefix)).resolve()) if uri.startswith(prefix) else uri
 
@@ -77,7 +75,7 @@ class TrackedRun:
         self._client, self.run_id, self._experiment = client, run_id, experiment
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Log figures; with `step` as points of curves. What is not finite is left out."""
+        """Logs metrics, with `step` as points of curves; leaves out what is not finite."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -87,7 +85,7 @@ class TrackedRun:
         self._client.log_batch(self.run_id, metrics=points)
 
     def curve(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Log a figure as it went, step by step."""
+        """Logs a metric at many steps."""
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
@@ -95,13 +93,13 @@ class TrackedRun:
         self._client.log_batch(self.run_id, metrics=points)
 
     def tags(self, values: Mapping[str, Any]) -> None:
-        """Add tags."""
+        """Adds tags."""
         from mlflow.entities import RunTag
 
         self._client.log_batch(self.run_id, tags=[RunTag(n, str(v)) for n, v in values.items()])
 
     def data(self, *sources: DataSource) -> None:
-        """Say what went in."""
+        """Logs the datasets that went in."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
         from mlflow.exceptions import MlflowException
 
@@ -124,7 +122,7 @@ class TrackedRun:
             self._client.log_inputs(self.run_id, inputs)
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
-        """Log a file, or a folder with all that is in it."""
+        """Logs a file, or a folder with all its files."""
         import requests
 
         log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
@@ -134,12 +132,12 @@ class TrackedRun:
             raise UserError(f"MLflow does not take {path.name}: {reason_of(error)}") from error
 
     def model(self, files: Iterable[Path], name: str) -> None:
-        """Log files, and folders of files, as the folder of a model."""
+        """Logs files, and folders of files, as the folder of a model."""
         for path in files:
             self.artifact(path, f"{name}/{path.name}" if path.is_dir() else name)
 
     def plan(self, name: str, plan: ShardingPlan, cost: "PlanCost") -> None:
-        """Log a plan as JSON and as a picture of what each device would cost, under `plans/`."""
+        """Logs a plan as JSON and as a picture of its devices' costs, under `plans/`."""
         with tempfile.TemporaryDirectory() as place:
             picture, document = Path(place) / f"{name}.png", Path(place) / f"{name}.plan.json"
             cost.picture(picture, name)
@@ -149,7 +147,7 @@ class TrackedRun:
     def register(
         self, folder: Path, name: str, tags: Mapping[str, str], alias: str | None = None
     ) -> str:
-        """Log a folder and register it as the next version of a model; returns the version."""
+        """Logs a folder and registers it as the next version of a model; returns the version."""
         from mlflow.exceptions import MlflowException
 
         self.artifact(folder, name)
@@ -162,9 +160,9 @@ class TrackedRun:
         return str(version.version)
 
     def child(self, kind: str, key: str, parameters: Mapping[str, Any]) -> "TrackedRun":
-        """The run of that kind and key under this one: the earlier one, if there is one.
+        """Returns the child run of that kind and key, which is created if there is none.
 
-        It has this one's tags, and a number in its name.
+        It has the tags of this run, and a number in its name.
         """
         mine = f"tags.`mlflow.parentRunId` = '{self.run_id}' AND tags.kind = '{kind}'"
         siblings = self._client.search_runs([self._experiment], mine)
@@ -172,9 +170,7 @@ class TrackedRun:
             if run.data.tags.get("key") == key:
                 return TrackedRun(self._client, run.info.run_id, self._experiment)
         parent = self._client.get_run(self.run_id)
-        inherited = {
-            name: value for name, value in parent.data.tags.items() if not _not_inherited(name)
-        }
+        inherited = {n: tag for n, tag in parent.data.tags.items() if n not in _OWN_TAGS}
         tags = {**inherited, "kind": kind, "key": key, "mlflow.parentRunId": self.run_id}
         name = f"{kind} {len(siblings) + 1}"
         run = self._client.create_run(self._experiment, run_name=name, tags=tags)
@@ -185,27 +181,27 @@ class TrackedRun:
         return child
 
     def parameters(self, values: Mapping[str, Any]) -> None:
-        """Log parameters: once, for those of a run never change."""
+        """Logs parameters, once: those of a run never change."""
         from mlflow.entities import Param
 
-        told = {name: v for name, v in flat(values).items() if name not in _HOUSEKEEPING}
-        self._client.log_batch(self.run_id, params=[Param(n, str(v)) for n, v in told.items()])
+        logged = {name: v for name, v in flat(values).items() if name not in _HOUSEKEEPING}
+        self._client.log_batch(self.run_id, params=[Param(n, str(v)) for n, v in logged.items()])
 
     def note(self, markdown: str) -> None:
-        """What people read first on the run's page."""
+        """Sets the text at the top of the run's page."""
         self.tags({"mlflow.note.content": markdown})
 
     def go_on(self) -> None:
-        """Be a run that is being written, again."""
+        """Marks the run as running again."""
         self._client.update_run(self.run_id, "RUNNING")
 
     def link(self, runs: Sequence["TrackedRun"]) -> str:
-        """The page that compares runs, as a link for a note."""
+        """Returns the link of the page that compares runs, for a note."""
         ids = quote(json.dumps([run.run_id for run in runs]))
         return f"#/compare-runs?runs={ids}&experiments={quote(json.dumps([self._experiment]))}"
 
     def end(self, status: str = "FINISHED") -> None:
-        """FINISHED, FAILED or KILLED."""
+        """Ends the run as FINISHED, FAILED or KILLED."""
         self._client.set_terminated(self.run_id, status)
 
 
@@ -217,9 +213,17 @@ def tracked_run(
     uri: str | None = None,
     run_id: str | None = None,
 ) -> Iterator[TrackedRun]:
-    """A run of that kind with its parameters, machine and versions; UserError if it cannot be.
+    """A context with a run of that kind, with its parameters, machine and versions.
 
-    With `run_id` an earlier run goes on.
+    Args:
+        kind: Tag `kind`.
+        name: Name of the run.
+        parameters: Logged as the run's parameters.
+        uri: Tracking URI.
+        run_id: Earlier run to continue.
+
+    Raises:
+        UserError: MLflow cannot be used at the URI, or accepts no more.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -248,7 +252,7 @@ def tracked_run(
 
 
 def _end(run: TrackedRun, status: str) -> None:
-    """End a run whose command fails; that MLflow is gone too says nothing new."""
+    """Ends a run whose command fails, whether or not MLflow still answers."""
     with suppress(Exception):
         run.end(status)
 
@@ -281,7 +285,7 @@ def _begun(
 
 
 def _check_reachable(uri: str) -> None:
-    """OSError or UserError where MLflow would try for minutes in silence."""
+    """Raises OSError or UserError where MLflow would try for minutes in silence."""
     if uri.startswith("sqlite:///"):
         check_file(Path(uri.removeprefix("sqlite:///")), "MLflow")
     parts = urlsplit(uri)
@@ -291,7 +295,7 @@ def _check_reachable(uri: str) -> None:
 
 
 def _is_there(client: Any, run_id: str) -> bool:
-    """False for a run that was in a file on a machine that is lost: another one is begun."""
+    """Returns False for a run in a file of a machine that is lost: another one is begun."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -305,7 +309,7 @@ def _is_there(client: Any, run_id: str) -> bool:
 
 @contextmanager
 def _alone(uri: str) -> Iterator[None]:
-    """One process at a time: MLflow makes the tables of a new SQLite file without a lock."""
+    """A lock, because MLflow creates the tables of a new SQLite file without one."""
     if not uri.startswith("sqlite:///"):
         yield
         return
@@ -316,7 +320,7 @@ def _alone(uri: str) -> Iterator[None]:
 
 
 def _experiment(client: Any, uri: str) -> str:
-    """Ours; beside a local SQLite file its artifacts lie in a folder next to it."""
+    """Returns our experiment; artifacts of a local SQLite file lie in a folder next to it."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(EXPERIMENT)
@@ -338,7 +342,7 @@ def _experiment(client: Any, uri: str) -> str:
 
 
 def _view() -> str:
-    """The UI's table of runs with columns worth seeing: of itself it shows no figure at all."""
+    """Returns the columns of the UI's table of runs: by default it shows no metric at all."""
     columns = dict(_COLUMNS)
     state = {"selectedColumns": [*columns], "columnOrder": [*columns], "columnWidths": columns}
     view = {"name": "Results", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
@@ -369,7 +373,7 @@ def _user() -> str:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """`{"hyper": {"clip": 0.2}}` as `{"hyper.clip": 0.2}`."""
+    """Returns `{"hyper": {"clip": 0.2}}` as `{"hyper.clip": 0.2}`."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -377,8 +381,3 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             found[prefix + name] = value
     return found
-
-
-def _not_inherited(tag: str) -> bool:
-    """True for what says who a run is, not what it is about."""
-    return tag in ("mlflow.runName", "mlflow.note.content", "mlflow.parentRunId")
