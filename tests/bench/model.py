@@ -63,10 +63,12 @@ def learning_metrics() -> list[Metric]:
     many = found.sizes >= 8
     additive = np.median(np.abs(found.additive_ms[many] / found.measured_ms[many] - 1))
     own = np.median(np.abs(found.predicted_ms[many] / found.measured_ms[many] - 1))
-    unusual = parts["test"].subset(
-        [n for n, s in enumerate(parts["test"].shards) if _is_unusual(s)]
-    )
-    featured = evaluate(compute, parts["train"], unusual)
+    unusual = [
+        number
+        for number, shard in enumerate(parts["test"].shards)
+        if any(piece.table.features > 1 or piece.table.weighted for piece in shard.slices)
+    ]
+    featured = evaluate(compute, parts["train"], parts["test"].subset(unusual))
     score, proxies = found.score, found.baselines
     alone, less_starts = proxies["additive"], proxies["additive_less_starts"]
     values = [
@@ -98,11 +100,6 @@ def learning_metrics() -> list[Metric]:
         *_speeds(CostModel(compute, Provenance.of(data)), parts["test"]),
         *_calibration(compute, data),
     ]
-
-
-def _is_unusual(shard: Shard) -> bool:
-    """Returns whether the shard has a table with several features, or a weighted one."""
-    return any(piece.table.features > 1 or piece.table.weighted for piece in shard.slices)
 
 
 def calibrated_here(pool: BenchmarkPool) -> CostModel:

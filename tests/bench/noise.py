@@ -6,7 +6,8 @@ beyond iterations, processes beyond repeats, and so on.
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from pathlib import Path
 
 from autoshard.benchmark import Measurement, MeasurementStore, MeasureSettings, TimingOptions
@@ -43,10 +44,12 @@ def noise_metrics(folder: Path) -> list[Metric]:
         pool.measure(shards, SETTINGS, visits=_VISITS)
     one, every = _visits(folder / "one.db", shards), _visits(folder / "all.db", shards)
     iterations = statistics.mean(m.timing.error**2 for m in first if m.timing is not None)
-    same_core = _variance([(a, b) for some in one for a, b in _pairs(some) if a.device == b.device])
+    same_core = _variance(
+        [(a, b) for some in one for a, b in combinations(some, 2) if a.device == b.device]
+    )
     cores = together = None
     if count > 1:
-        pairs = [pair for some in every for pair in _pairs(some)]
+        pairs = [pair for some in every for pair in combinations(some, 2)]
         within = _variance([(a, b) for a, b in pairs if a.device == b.device])
         cores = _variance([(a, b) for a, b in pairs if a.device != b.device]) - within
         together = within - same_core
@@ -140,12 +143,6 @@ def _variance(pairs: Iterable[tuple[Measurement, Measurement]]) -> float:
             told = other.timing.told_at(one.timing.quiet)
             squares.append(math.log(one.timing.total_ms / told.total_ms) ** 2)
     return statistics.mean(squares) / 2
-
-
-def _pairs(visits: Sequence[Measurement]) -> Iterator[tuple[Measurement, Measurement]]:
-    for number, one in enumerate(visits):
-        for other in visits[number + 1 :]:
-            yield one, other
 
 
 def _visits(store: Path, shards: Sequence[Shard]) -> list[list[Measurement]]:

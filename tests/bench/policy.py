@@ -1,6 +1,5 @@
 """Speed of environment, training and sharders, and measured plans of all sharders."""
 
-import json
 import multiprocessing
 import resource
 import statistics
@@ -82,7 +81,8 @@ def _planning_metrics() -> list[Metric]:
     deck = Deck.of_tables(load_model("cpu"), unseen, _BATCH_SIZE)
     metrics = []
     for (tables, devices), targets in _SIZES.items():
-        task = _task(deck, tables, devices)
+        sampler = RandomDeals((tables, tables), (devices, devices), (0.3, 0.3))
+        task = next(sample_tasks(deck, sampler, seed=0))
         for name, target in zip(("policy", "autoshard"), targets, strict=True):
             seconds = _seconds(name, task, 5 if tables <= 100 else 1)
             label = f"planning time, {tables:,} tables on {devices} devices, {name}"
@@ -189,7 +189,7 @@ def training_metrics(folder: Path) -> list[Metric]:
             mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
         )
     )
-    busy = json.loads((folder / "measured.json").read_text())["pool_busy"]
+    busy = documents.read(folder / "measured.json")["pool_busy"]
     return [
         Metric("PPO steps per second, estimated rewards", "at least 8,000", speed),
         Metric("pool utilization while training with measured rewards", "at least 0.60", busy),
@@ -246,11 +246,6 @@ def _ppo_speed(tables: Sequence[EmbeddingTable], store: Path) -> float:
         speeds.append((steps - before) / (time.perf_counter() - started))
     trainer.stop()
     return statistics.median(speeds)
-
-
-def _task(deck: Deck, tables: int, devices: int) -> ShardingTask:
-    deals = RandomDeals((tables, tables), (devices, devices), (0.3, 0.3))
-    return next(sample_tasks(deck, deals, seed=0))
 
 
 def _sharder(name: str) -> Sharder:
@@ -311,5 +306,5 @@ def compared(
             **tasks,
         )
     )
-    scores: Mapping[str, Any] = json.loads(answer.read_text())["sharders"]
+    scores: Mapping[str, Any] = documents.read(answer)["sharders"]
     return scores
