@@ -9,13 +9,12 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from autoshard.benchmark import (
-    BenchmarkPool,
     Level,
     Measurement,
     MeasureSettings,
@@ -27,6 +26,9 @@ from autoshard.benchmark import (
 from autoshard.benchmark.statistics import pooled_variance
 from autoshard.cost_model.model import CostModel
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
+
+if TYPE_CHECKING:
+    from autoshard.benchmark import BenchmarkPool
 
 Floats = npt.NDArray[np.float64]
 
@@ -277,7 +279,7 @@ class ShardVisits:
         return [a.timing.told_at(self._level) for a in answers if a.timing is not None]
 
 
-def normalizer(model: CostModel, pool: BenchmarkPool) -> Callable[[Measurement], Measurement]:
+def normalizer(model: CostModel, pool: "BenchmarkPool") -> Callable[[Measurement], Measurement]:
     """Returns what converts measurements to the model's reference level, if the pool measures the
     hardware that the model was trained on.
     """

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autoshard.benchmark import BenchmarkPool, MeasureSettings
+from autoshard import benchmark  # whose pool is loaded where something is measured
 from autoshard.envs.game import ShardingGame
 from autoshard.workload.step_price import StepPrice, expected_slowest, norm_power
 
@@ -173,7 +173,7 @@ class MeasuredRewards:
     def __init__(self, store: Path | str, kind: str = "auto") -> None:
         self._store, self._kind = str(store), kind
         self.measured = 0
-        self._pool: BenchmarkPool | None = None  # found where the games are played
+        self._pool: benchmark.BenchmarkPool | None = None  # found where the games are played
 
     def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
         """Measured, told at the level of quiet that the cost model knows."""
@@ -187,8 +187,9 @@ class MeasuredRewards:
                     shards.append(shard)
         deck = game.deck
         level = deck.model.provenance.quiet
-        self._pool = self._pool or BenchmarkPool(self._store, kind=self._kind)
-        answers = self._pool.measure(shards, MeasureSettings(deck.batch_size, deck.operator))
+        self._pool = self._pool or benchmark.BenchmarkPool(self._store, kind=self._kind)
+        settings = benchmark.MeasureSettings(deck.batch_size, deck.operator)
+        answers = self._pool.measure(shards, settings)
         for where, answer in zip(places, answers, strict=True):
             if answer.ok:
                 cost = answer.told_at(level).cost()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray
 
-from autoshard.benchmark import BenchmarkPool
+from autoshard import benchmark  # whose pool is loaded where something is measured
 from autoshard.experiments.console import cli
 from autoshard.workload import UserError
 
@@ -46,10 +46,10 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def measuring_pool(store: Path) -> Iterator[BenchmarkPool]:
+def measuring_pool(store: Path) -> "Iterator[benchmark.BenchmarkPool]":
     """A connection to the cluster's pool, whose measurements go into the store."""
     with ray_cluster():
-        pool = BenchmarkPool(store)
+        pool = benchmark.BenchmarkPool(store)
         try:
             yield pool
         except KeyboardInterrupt:
@@ -66,7 +66,7 @@ class Notices:
     def __init__(self) -> None:
         self._subjects: set[str] = set()
 
-    def tell(self, pool: BenchmarkPool) -> None:
+    def tell(self, pool: "benchmark.BenchmarkPool") -> None:
         """Prints the new notices."""
         for notice in pool.notices():
             subject = notice.partition(":")[0]  # how much of a load is printed once

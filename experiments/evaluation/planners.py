@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from autoshard.benchmark.plan_cost import PlanCost, price_plan
 from autoshard.cost_model import EstimatedCosts
@@ -13,12 +14,14 @@ from autoshard.sharders import (
     HEURISTICS,
     MEASURE_SECONDS,
     SHARDERS,
-    Measurer,
     Policy,
     SharderContext,
     make_sharder,
 )
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
+
+if TYPE_CHECKING:
+    from autoshard.sharders import Measurer
 
 Maxima = Mapping[str, Sequence[float | None]]  # step of each sharder and task, ms; None: no plan
 
@@ -78,7 +81,7 @@ class Planners:
     measure_seconds: float = MEASURE_SECONDS
     others: Mapping[str, Policy] = field(default_factory=dict)
 
-    def sharders(self, measurer: Measurer | None = None) -> dict[str, Sharder]:
+    def sharders(self, measurer: "Measurer | None" = None) -> dict[str, Sharder]:
         """Returns the sharders by name."""
         made = {name: self._made(name, self.policy, measurer) for name in self.names}
         return made | {name: self._made("policy", one) for name, one in self.others.items()}
@@ -87,7 +90,7 @@ class Planners:
         self,
         task_set: TaskSet,
         save: Path | None = None,
-        measurer: Measurer | None = None,
+        measurer: "Measurer | None" = None,
         measuring: Callable[[], float] = lambda: 0.0,
     ) -> Iterator[Entry]:
         """Yields the tasks with the plans of all, which are made when they are asked for.
@@ -107,7 +110,7 @@ class Planners:
             theirs = {name: Outcome(some[number]) for name, some in task_set.plans.items()}
             yield Entry(task, plan_task(sharders, task, measuring) | theirs)
 
-    def _made(self, name: str, policy: Policy, measurer: Measurer | None = None) -> Sharder:
+    def _made(self, name: str, policy: Policy, measurer: "Measurer | None" = None) -> Sharder:
         # An oracle for each: what one sharder has priced would cost the next no time.
         oracle = EstimatedCosts(self.oracle.model, self.oracle.batch_size)
         context = SharderContext(oracle, policy, measurer, self.measure_seconds, self.seed)

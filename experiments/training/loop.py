@@ -11,13 +11,11 @@ from pathlib import Path
 
 import ray
 
-from autoshard.benchmark import BenchmarkPool
+from autoshard import benchmark
 from autoshard.cost_model import CostModel, save_model
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.training.checks import Parts, PolicyCheck, unseen_tasks
-from autoshard.experiments.training.collector import PlanCollector
 from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.experiments.training.online_model import OnlineModel
 from autoshard.experiments.training.ppo import CPUS_PER_ENV_RUNNER, Trainer
 from autoshard.experiments.training.run_folder import Progress, RunFolder, SavedRun
 from autoshard.sharders import Policy, load_policy, save_policy
@@ -64,23 +62,26 @@ class Training:
         self.progress = Progress(0, run_id, math.inf, 0.0, math.inf)
         self._budget = budget or Budget()
         self._out_of_time = False
-        self.pool = BenchmarkPool(store, kind=config.devices) if config.measures else None
         check_env_runners(config)
-        check_hardware(base, self.pool, config.cost_model)
-        if adapt and self.pool is not None:
-            self.pool.check_store_is_here()  # the cost model learns from the file
-        self._online = OnlineModel(base, store, config.batch_size) if adapt else None
 
         # What resumes after a checkpoint must not play the first iterations' games again.
         seed = config.seed + _SEEDS_APART * (saved.progress.iteration if saved else 0)
         self._trainer = Trainer(config, base, parts["train"], store, seed)
-        self._collector: PlanCollector | None = None
-        if self.pool is not None and config.collect:
-            self._collector = PlanCollector(config, parts["train"], self.pool, seed)
+        self._measuring = None
+        if config.measures:
+            # Not loaded where all costs are estimated.
+            from autoshard.experiments.training.measuring import Measuring
+
+            self._measuring = Measuring(config, base, parts["train"], store, seed, adapt)
         tasks = unseen_tasks(config, base, parts, "validation", config.seed)
         self._checks = PolicyCheck(list(islice(tasks, config.check_tasks)))
         if saved is not None:
             self._restore(saved, run_id)
+
+    @property
+    def pool(self) -> "benchmark.BenchmarkPool | None":
+        """What measures, if anything does."""
+        return None if self._measuring is None else self._measuring.pool
 
     @property
     def done(self) -> bool:
@@ -126,15 +127,13 @@ class Training:
 
     def _collect(self) -> int:
         """Measures plans of the policy if --collect asks for it; returns how many shards."""
-        if self._collector is None:
+        if self._measuring is None:
             return 0
-        return self._collector.collect(self._trainer.network, self.model)
+        return self._measuring.collect(self._trainer.network, self.model)
 
     def _update_cost_model(self) -> dict[str, float]:
         """Lets the cost model learn from new measurements, and env runners use it."""
-        if self._online is None or self.pool is None:
-            return {}
-        update = self._online.update()
+        update = None if self._measuring is None else self._measuring.update()
         if update is None:
             return {}
         self.model = update.model
@@ -187,17 +186,4 @@ def check_env_runners(config: PPOShardConfig) -> None:
         raise UserError(
             f"--num-env-runners {config.env_runners} is more than the {cpus:.0f} CPUs of the Ray "
             f"cluster carry: ask for at most {int(cpus / CPUS_PER_ENV_RUNNER)}"
-        )
-
-
-def check_hardware(model: CostModel, pool: BenchmarkPool | None, named: str) -> None:
-    """Raises UserError where a pool measures on another kind of device than the cost model's."""
-    if pool is None:
-        return
-    known, here = model.provenance.hardware, pool.devices()[0].hardware
-    if known.partition(":")[0] != here.partition(":")[0]:
-        raise UserError(
-            f"the cost model {named} is of {known}, the pool measures on {here}: calibrate it "
-            "with train_cost_model.py --calibrate, or end the pool (pool.py stop) and say with "
-            "--devices what is to measure"
         )

@@ -13,7 +13,6 @@ from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import Notices
-from autoshard.experiments.evaluation.evaluator import Limits, OutOfTimeError, evaluate_measured
 from autoshard.experiments.evaluation.planners import (
     Planners,
     best_heuristic,
@@ -21,8 +20,6 @@ from autoshard.experiments.evaluation.planners import (
     maxima_of,
 )
 from autoshard.experiments.evaluation.posterior import Ratio, relative
-from autoshard.experiments.evaluation.report import score_table, verdict
-from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.experiments.tracking.runs import TrackedRun
 from autoshard.experiments.training.checks import PolicyCheck, unseen_tables, unseen_tasks
 from autoshard.experiments.training.loop import Training
@@ -171,6 +168,15 @@ class TrainingReport:
         pool, config = training.pool, training.config
         if pool is None or not config.test_seconds:
             return None
+        # Not loaded where nothing measures.
+        from autoshard.experiments.evaluation.evaluator import (
+            Limits,
+            OutOfTimeError,
+            evaluate_measured,
+        )
+        from autoshard.experiments.evaluation.report import score_table, verdict
+        from autoshard.experiments.evaluation.task_sets import TaskSet
+
         oracle = EstimatedCosts(model, config.batch_size)
         task_set = TaskSet.drawn(
             unseen_tasks(config, model, training.parts, "test", TEST_SEED),
