@@ -38,7 +38,7 @@ def invocations(line: str) -> Iterator[Invocation]:
         elif word == "autoshard" and place == 0:
             name, *rest = words[1:]
             if name in SUBCOMMANDS:
-                yield SUBCOMMANDS[name], tuple(arguments(rest))
+                yield MODULE + SUBCOMMANDS[name], tuple(arguments(rest))
         elif (module := module_of(word, place == 0)) is not None:
             yield module, tuple(arguments(words[place + 1 :]))
 
@@ -118,7 +118,7 @@ def test_a_command_line_parses(page: str, module: str, arguments: tuple[str, ...
     parse(module, arguments)
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])
 def test_a_mentioned_option_exists(page: str) -> None:
     """Options after a command must be its own; options alone must be those of any command."""
     known = set().union(*(options(stem) for stem in COMMANDS.values()))
