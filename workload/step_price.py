@@ -7,7 +7,7 @@ reward or a report does it here.
 """
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -77,7 +77,7 @@ class StepPrice:
     @property
     def row(self) -> tuple[float, ...]:
         """The fields of one task's price, for `rows`."""
-        return astuple(self)
+        return tuple(vars(self).values())  # `astuple` copies deeply: 10 times slower
 
     def exchange_ms(self, columns: Array) -> Array:
         """Returns what each device spends in one all-to-all, in either direction.
