@@ -27,7 +27,7 @@ from autoshard.envs import Balance, Deal, Deck, MixedDeals, RandomDeals, Shardin
 from autoshard.sharders import (
     HEURISTICS,
     AnnealingSharder,
-    Means,
+    SharderContext,
     load_policy,
     make_sharder,
 )
@@ -76,7 +76,7 @@ def plan_of(sharder: str, task: ShardingTask) -> ShardingPlan | None:
     if sharder == "annealing":
         made: Any = AnnealingSharder(oracle, seconds=math.inf, proposals=PROPOSALS)
     else:
-        made = make_sharder(sharder, Means(oracle, load_policy("cpu")))
+        made = make_sharder(sharder, SharderContext(oracle, load_policy("cpu")))
     try:
         plan: ShardingPlan = made.shard(task)
     except PlanError:
