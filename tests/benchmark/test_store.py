@@ -300,8 +300,8 @@ def test_kill_9_loses_nothing_that_was_put(tmp_path: Path) -> None:
     path = tmp_path / "costs.db"
     script = (
         "import sys\n"
-        "from benchmark import Measurement, MeasurementStore, MeasureSettings, Timing\n"
-        "from workload import random_shards, synthetic_tables\n"
+        "from autoshard.benchmark import Measurement, MeasurementStore, MeasureSettings, Timing\n"
+        "from autoshard.workload import random_shards, synthetic_tables\n"
         "store = MeasurementStore(sys.argv[1])\n"
         "timing = Timing(1, 2, 0.01, 9, 0, 0, 0.1)\n"
         "for n, shard in enumerate(random_shards(synthetic_tables(60, 7, 'small'), 3000, 6)):\n"

@@ -68,8 +68,14 @@ def test_all_that_pip_needs_is_copied(name: str) -> None:
     assert mounts == {f"~/autoshard/{path}": path for path in mounts.values()}
     assert all((ROOT / path).exists() for path in mounts.values())
     needed = {"pyproject.toml", PROJECT["project"]["readme"], *PROJECT["project"]["license-files"]}
-    packages = {package.split(".")[1] for package in PROJECT["tool"]["setuptools"]["packages"]}
-    assert set(mounts.values()) == needed | packages
+    needed |= {
+        "__init__.py",
+        "__main__.py",
+        *PROJECT["tool"]["setuptools"]["package-data"]["autoshard"],
+    }
+    packages = PROJECT["tool"]["setuptools"]["packages"]
+    folders = {package.split(".")[1] for package in packages if "." in package}
+    assert set(mounts.values()) == needed | folders
 
 
 @pytest.mark.parametrize("name", LAUNCHED)
