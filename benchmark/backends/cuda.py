@@ -19,6 +19,7 @@ from autoshard.benchmark.backends.base import (
 from autoshard.benchmark.hardware import NodeReport
 from autoshard.benchmark.process import release_freed_memory
 from autoshard.benchmark.statistics import quiet_level
+from autoshard.workload import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -115,7 +116,11 @@ class CudaBackend(DeviceBackend):
         return f"{self.kind}: {found.name} sm{found.major}{found.minor}, {memory} GiB"
 
     def bind(self, place: Place) -> None:  # noqa: ARG002
-        """Makes the GPU the one that work goes to by default."""
+        """Makes the GPU the one that work goes to by default; UserError if torch cannot use it."""
+        if not self.is_here():
+            raise UserError(
+                "torch cannot use CUDA here: it takes an NVIDIA driver and a CUDA build"
+            )
         self._runtime.cuda.set_device(self.device)
 
     @property
