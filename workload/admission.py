@@ -135,7 +135,7 @@ class Occupancy:
             units: Numbers of units, one for each plan; or any number of them for the only plan.
             sizes: Bytes of each.
         """
-        found = np.asarray(self.free >= sizes[:, None])
+        found: Truths = self.free >= sizes[:, None]
         if self._rules is None:
             return found
         found = found & self._rules.lawful[units]
@@ -172,7 +172,8 @@ class Occupancy:
     def enter(self, unit: int, size: int, device: int) -> None:
         """Puts a part of a unit, or all of it, on a device of the only plan."""
         self.free[0, device] -= size
-        self.settle(unit, device)
+        if self._rules is not None:
+            self.settle(unit, device)
 
     def leave(self, unit: int, size: int, device: int) -> None:
         """Takes a part of a unit, or all of it, off its device."""

@@ -66,7 +66,7 @@ class StepPrice:
     @staticmethod
     def of_task(task: ShardingTask) -> "StepPrice":
         """Returns the price of a task."""
-        columns = sum(table.whole().output_width for table in task.tables)
+        columns = sum(table.dim * table.features for table in task.tables)
         return StepPrice.of(task.objective, task.batch_size, len(task.devices), float(columns))
 
     @staticmethod
