@@ -31,8 +31,8 @@ def ms(oracle: EstimatedCosts, table: EmbeddingTable) -> float:
     return oracle.costs([Shard.of_tables([table])])[0].total_ms
 
 
-# The same tables each time: the shipped model is what it is, and its worst corner (1,000 rows by 360
-# columns, 42 lookups: 4.1 % less for twice the lookups) is found on some runs only.
+# The same tables each time: the shipped model is what it is, and its worst corner (1,000 rows by
+# 360 columns, 42 lookups: 4.1 % less for twice the lookups) is found on some runs only.
 @settings(max_examples=60, derandomize=True)
 @given(
     rows=st.floats(3, 8).map(lambda power: int(10**power)),
