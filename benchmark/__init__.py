@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from autoshard.benchmark.fleet import PoolError
     from autoshard.benchmark.measurement import (
         Exchange,
-        Level,
         Measurement,
         MeasurementError,
         MeasureSettings,
+        ReferenceLevel,
         Timing,
         TimingOptions,
     )
@@ -37,7 +37,6 @@ __all__ = [
     "BenchmarkPool",
     "DeviceCost",
     "Exchange",
-    "Level",
     "MeasureSettings",
     "MeasuredCosts",
     "Measurement",
@@ -45,6 +44,7 @@ __all__ = [
     "MeasurementStore",
     "PlanCost",
     "PoolError",
+    "ReferenceLevel",
     "StoreError",
     "Timing",
     "TimingOptions",

@@ -32,7 +32,7 @@ class Clearing:
         """True if costs after short clearings are as good, as far as is known."""
         return self._learned[by_turns >= _MANY].agree
 
-    def most_ms(self, number: int, by_turns: int, iteration_ms: float, now: float) -> float:
+    def max_ms(self, number: int, by_turns: int, iteration_ms: float, now: float) -> float:
         """What clearing may take before this round of so many shards, that take so long each."""
         learned = self._learned[by_turns >= _MANY]
         if not learned.is_known:

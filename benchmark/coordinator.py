@@ -25,7 +25,7 @@ from autoshard.benchmark.devices import first_line
 from autoshard.benchmark.exchanging import measure_exchange
 from autoshard.benchmark.fleet import Fleet, PoolDevice, PoolError
 from autoshard.benchmark.hardware import DeviceInfo, machine_id
-from autoshard.benchmark.jobs import MOST_BY_TURNS, Job, JobQueue, Request
+from autoshard.benchmark.jobs import MAX_INTERLEAVED, Job, JobQueue, Request
 from autoshard.benchmark.measurement import (
     Exchange,
     ExchangeKey,
@@ -153,7 +153,7 @@ class PoolCoordinator:
         self._settled = bool(fleet.devices) and (self._settled or not fleet.is_settling)
         self._free = deque(device for device in fleet.measuring() if not device.busy)
         self._fleet_moved.set()
-        self._deal()
+        self._assign_jobs()
 
     async def _keep_up(self) -> None:
         """Follow the cluster as nodes come and go; give the devices back when nobody asks."""
@@ -218,9 +218,9 @@ class PoolCoordinator:
             else:
                 self._jobs.join(request, index, Job(shard, settings, timing))
             if index % 256 == 255:
-                self._deal()
+                self._assign_jobs()
                 await asyncio.sleep(0)  # let others be served while a large request is read
-        self._deal()
+        self._assign_jobs()
         return request.name
 
     async def collect(self, name: str, patience_s: float) -> list[tuple[int, Measurement]] | None:
@@ -272,14 +272,14 @@ class PoolCoordinator:
 
     # --- measuring ------------------------------------------------------------------------------
 
-    def _deal(self) -> None:
+    def _assign_jobs(self) -> None:
         """Give each device that is free some jobs, as long as there are any."""
         while self._free and self._jobs.waiting:
             device = self._free.popleft()
             device.busy = True
             # Towards the end fewer each, so that devices are done at about the same time.
             share = math.ceil(self._jobs.waiting / max(1, len(self._fleet.measuring())))
-            self._spawn(self._serve(device, self._jobs.take(min(MOST_BY_TURNS, share))))
+            self._spawn(self._serve(device, self._jobs.take(min(MAX_INTERLEAVED, share))))
 
     async def _serve(self, device: PoolDevice, jobs: list[Job]) -> None:
         """Have a device do jobs; then all are dealt anew."""
@@ -297,7 +297,7 @@ class PoolCoordinator:
                 self._jobs.finish(job)
                 self._fleet.observe(device, answer)
                 self._settle(job, answer)
-        self._deal()
+        self._assign_jobs()
 
     def _settle(self, job: Job, answer: Measurement) -> None:
         """Keep a visit in the store of everyone who waits for it; then hand out what is known."""

@@ -26,7 +26,7 @@ from autoshard.benchmark.process import at_usual_priority
 _START_SECONDS = 300.0
 _REPORT_SECONDS = 60.0
 _RETRY_SECONDS = 60.0  # before a place where no actor could be started is tried again
-_MOST_WISHED = 256  # GPUs: a longer list only keeps the autoscaler busy
+_MAX_WISHED = 256  # GPUs: a longer list only keeps the autoscaler busy
 _TRACE = 0.001  # of a node's `benchmark`: enough to say that only such nodes will do
 
 
@@ -52,11 +52,11 @@ class DeviceFleet(Fleet):
         most_devices: use at most so many devices; None for all.
     """
 
-    def __init__(self, kind: str, most_devices: int | None) -> None:
+    def __init__(self, kind: str, max_devices: int | None) -> None:
         super().__init__()
         self._asked = asked_backend(kind)
         self._settled = self._asked  # what "auto" has come to, as long as devices are held
-        self._most = most_devices
+        self._most = max_devices
         self._reports: dict[str, NodeReport] = {}
         self._places: list[Place] = []  # known and free of actors
         self._starting: dict[Place, asyncio.Task[PoolDevice | None]] = {}
@@ -92,7 +92,7 @@ class DeviceFleet(Fleet):
         """Ask Ray's autoscaler, if there is one, for GPUs that are still to come."""
         if self._asked is None or not self._asked.num_gpus:
             return
-        count = min(count, _MOST_WISHED if self._most is None else self._most)
+        count = min(count, _MAX_WISHED if self._most is None else self._most)
         bundle = {"GPU": float(self._asked.num_gpus)}
         bundle |= {RESOURCE: _TRACE} if self._only_declared else {}
         wished = [bundle] * count

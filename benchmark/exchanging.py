@@ -17,7 +17,7 @@ from autoshard.benchmark.measurement import (
 from autoshard.benchmark.statistics import median_spread
 
 _ITERATIONS = 40  # of a round, which begins with ranks that find each other: some 0.2 s
-_MOST_ROUNDS = 4
+_MAX_ROUNDS = 4
 _PRECISION = 0.05  # ranks wait for each other: their times spread more than one operator's
 
 
@@ -34,7 +34,7 @@ async def measure_exchange(
     forward: list[list[float]] = [[] for _ in range(key.ranks)]
     backward: list[list[float]] = [[] for _ in range(key.ranks)]
     spread = 1.0
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(_MAX_ROUNDS):
         for times in await _round(key, devices):
             forward[times.rank] += times.forward_ms
             backward[times.rank] += times.backward_ms

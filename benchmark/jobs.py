@@ -18,7 +18,7 @@ JobKey = tuple[str, MeasureSettings]
 
 # Shards that a device measures by turns. What is done once a round (a flush) is a small part of it
 # by then; with more, answers only come later.
-MOST_BY_TURNS = 8
+MAX_INTERLEAVED = 8
 
 
 @dataclass

@@ -78,7 +78,7 @@ class ShardFault(Exception):  # noqa: N818 - the shard's, not the caller's
 
 
 @dataclass(frozen=True)
-class Level:
+class ReferenceLevel:
     """What one run of the reference takes, forward and backward. Only ratios of levels matter, and
     only of the same reference: `method` is the way of timing that it belongs to.
     """
@@ -88,9 +88,9 @@ class Level:
     method: int = TIMING_METHOD
 
     @staticmethod
-    def typical(levels: Sequence["Level"]) -> "Level":
+    def typical(levels: Sequence["ReferenceLevel"]) -> "ReferenceLevel":
         """The median of levels of one method."""
-        return Level(
+        return ReferenceLevel(
             median(level.forward_ms for level in levels),
             median(level.backward_ms for level in levels),
             levels[0].method,
@@ -128,7 +128,7 @@ class Timing:
     disturbed: int
     foreign_load: float
     operator_seconds: float
-    quiet: Level | None = None
+    quiet: ReferenceLevel | None = None
     visits: int = 1
     error: float = math.nan
 
@@ -137,7 +137,7 @@ class Timing:
         """Forward and backward together."""
         return self.forward_ms + self.backward_ms
 
-    def told_at(self, level: Level | None) -> "Timing":
+    def normalized_to(self, level: ReferenceLevel | None) -> "Timing":
         """The same, told as on a machine on which the reference takes so long.
 
         A level of another reference says the same, a quiet machine, and leaves it as it is.
@@ -179,11 +179,11 @@ class Measurement:
         """Forward and backward together; NaN without a cost."""
         return math.nan if self.timing is None else self.timing.total_ms
 
-    def told_at(self, level: Level | None) -> "Measurement":
+    def normalized_to(self, level: ReferenceLevel | None) -> "Measurement":
         """The same, told as on a machine on which the reference takes so long."""
         if self.timing is None:
             return self
-        return replace(self, timing=self.timing.told_at(level))
+        return replace(self, timing=self.timing.normalized_to(level))
 
     def cost(self) -> ShardCost:
         """The cost; MeasurementError if it could not be measured."""

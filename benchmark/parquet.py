@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 from autoshard.benchmark.measurement import (
     Exchange,
     ExchangeKey,
-    Level,
     Measurement,
     MeasureSettings,
+    ReferenceLevel,
     Timing,
     method_of,
 )
@@ -157,13 +157,13 @@ def _measurement(record: dict[str, Any]) -> Measurement:
     )
 
 
-def _level(record: dict[str, Any]) -> Level | None:
+def _level(record: dict[str, Any]) -> ReferenceLevel | None:
     """Where a cost is told; files before the third kept one number, and only ratios matter."""
     old = record.get("quiet_ms")
     forward_ms, backward_ms = (record.get(f"quiet_{n}_ms", old) for n in ("forward", "backward"))
     if forward_ms is None or backward_ms is None:
         return None
-    return Level(forward_ms, backward_ms, method_of(record["versions"]))
+    return ReferenceLevel(forward_ms, backward_ms, method_of(record["versions"]))
 
 
 def _slice_record(piece: TableSlice) -> dict[str, Any]:

@@ -17,9 +17,9 @@ from autoshard.benchmark.fleet import Fleet, PoolError
 from autoshard.benchmark.hardware import DeviceInfo, machine_id
 from autoshard.benchmark.measurement import (
     Exchange,
-    Level,
     Measurement,
     MeasureSettings,
+    ReferenceLevel,
     TimingOptions,
 )
 from autoshard.workload import Shard, ShardCost, UserError
@@ -28,8 +28,8 @@ POOL_NAME = "benchmark-pool"
 POOL_NAMESPACE = "autoshard"
 
 _PATIENCE_SECONDS = 5.0  # of one call that waits for answers
-_MOST_QUIET_SECONDS = 120.0  # then it is looked whether there still are devices
-_MOST_ABSENT_SECONDS = 120.0  # Ray takes half a minute to believe that a node is gone
+_MAX_QUIET_SECONDS = 120.0  # then it is looked whether there still are devices
+_MAX_ABSENT_SECONDS = 120.0  # Ray takes half a minute to believe that a node is gone
 _RECONNECT_SECONDS = 0.5
 
 Progress = Callable[[Measurement], None]
@@ -57,7 +57,7 @@ class BenchmarkPool:
         self,
         store: Path | str,
         kind: str = "auto",
-        most_devices: int | None = None,
+        max_devices: int | None = None,
         time_limit_s: float = 300.0,
         fleet: Fleet | None = None,
         name: str = POOL_NAME,
@@ -67,7 +67,7 @@ class BenchmarkPool:
         self.store = Path(store).expanduser().resolve()
         self._kind = kind
         self._name = name
-        self._fleet = fleet or DeviceFleet(kind, most_devices)
+        self._fleet = fleet or DeviceFleet(kind, max_devices)
         self._time_limit_s = time_limit_s
         self._actor = self._find_or_start()
 
@@ -176,7 +176,7 @@ class BenchmarkPool:
             if answers:
                 quiet_since = time.monotonic()
                 yield from answers
-            elif time.monotonic() - quiet_since > _MOST_QUIET_SECONDS:
+            elif time.monotonic() - quiet_since > _MAX_QUIET_SECONDS:
                 self._wait_for_devices()
                 quiet_since = time.monotonic()
 
@@ -194,14 +194,14 @@ class BenchmarkPool:
         All are told at the level that the store has come to.
         """
         answers: dict[int, Measurement] = {}
-        level: Level | None = None
+        level: ReferenceLevel | None = None
         for index, measurement in self.stream(shards, settings, timing, retry_failed, visits):
             answers[index] = measurement
             if measurement.timing is not None:
                 level = measurement.timing.quiet
             if progress is not None:
                 progress(measurement)
-        return [answers[index].told_at(level) for index in range(len(shards))]
+        return [answers[index].normalized_to(level) for index in range(len(shards))]
 
     def exchange(self, dims: Sequence[int], batch_size: int) -> Exchange:
         """The all-to-all of a plan whose rank r computes `dims[r]` columns."""
@@ -215,7 +215,7 @@ class BenchmarkPool:
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Call the pool's actor; if it was lost, wait until it is back or start it again."""
-        deadline = time.monotonic() + _MOST_ABSENT_SECONDS
+        deadline = time.monotonic() + _MAX_ABSENT_SECONDS
         while True:
             try:
                 return ray.get(getattr(self._actor, method).remote(*arguments))

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from autoshard.benchmark.system_files import ROOT, read_text
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # numbers of glibc's mallopt
-_MOST_INT = 2**31 - 1  # which takes C's int
+_MAX_INT = 2**31 - 1  # which takes C's int
 
 
 def at_usual_priority() -> None:
@@ -24,7 +24,7 @@ def at_usual_priority() -> None:
             os.setpriority(os.PRIO_PROCESS, int(thread.name), 0)
 
 
-def keep_freed_memory(most_bytes: int) -> None:
+def keep_freed_memory(max_bytes: int) -> None:
     """Lets the C library keep so much of freed memory instead of handing it back.
 
     Fresh pages cost several times the zeroing of kept ones, at every shard; and without it the
@@ -34,7 +34,7 @@ def keep_freed_memory(most_bytes: int) -> None:
     with suppress(OSError, AttributeError):  # not glibc: only slower
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(_MMAP_MAX, 0)
-        libc.mallopt(_TRIM_THRESHOLD, min(most_bytes, _MOST_INT))
+        libc.mallopt(_TRIM_THRESHOLD, min(max_bytes, _MAX_INT))
 
 
 def release_freed_memory() -> None:

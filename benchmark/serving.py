@@ -12,7 +12,7 @@ from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.jobs import Job
 from autoshard.benchmark.measurement import Measurement, ShardFault
 
-_MOST_DEATHS = 3  # actors that may die on a shard before the shard is blamed
+_MAX_DEATHS = 3  # actors that may die on a shard before the shard is blamed
 BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is asked for again
 
 
@@ -57,7 +57,7 @@ class Server:
             return [None] * len(jobs)
         if len(jobs) == 1:
             jobs[0].deaths += 1
-            if jobs[0].deaths < _MOST_DEATHS:
+            if jobs[0].deaths < _MAX_DEATHS:
                 self.replace(device, reason)
                 return [None]
             reason = f"{jobs[0].deaths} benchmark actors died while measuring it"

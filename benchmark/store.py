@@ -19,9 +19,9 @@ from autoshard.benchmark import store_file
 from autoshard.benchmark.measurement import (
     Exchange,
     ExchangeKey,
-    Level,
     Measurement,
     MeasureSettings,
+    ReferenceLevel,
     Timing,
     method_of,
 )
@@ -42,7 +42,7 @@ _ROW = f"SELECT {', '.join(COLUMNS)} FROM measurements"  # noqa: S608
 # A store's costs are told at the level of its first visits. Later ones would move it no more, and
 # costs that were published would not be what they were.
 _LEVEL_VISITS = 64
-_MOST_REPEATS = 4096  # visits that tell by how much visits differ: more would say the same
+_MAX_REPEATS = 4096  # visits that tell by how much visits differ: more would say the same
 _EXCHANGE_KEY = ("dims", "batch_size", "devices", "hardware", "versions")
 
 
@@ -67,7 +67,7 @@ class MeasurementStore:
             self._db.execute("PRAGMA synchronous = NORMAL")
         self._slice_ids: dict[tuple[str, str, int, int], int] = {}
         self._slices: dict[int, TableSlice] = {}
-        self._levels: dict[tuple[str, str], Level] = {}  # those that move no more
+        self._levels: dict[tuple[str, str], ReferenceLevel] = {}  # those that move no more
         self._deviations: dict[tuple[str, str], tuple[int, float]] = {}
 
     def close(self) -> None:
@@ -149,7 +149,7 @@ class MeasurementStore:
             [self._measurement(row, shard) for row in rows], self.deviation(hardware, versions)
         )
 
-    def level(self, hardware: str, versions: str) -> Level | None:
+    def level(self, hardware: str, versions: str) -> ReferenceLevel | None:
         """What the reference takes where costs of this hardware are told; None without any.
 
         It settles with the first visits: all costs, those before too, are told at it when read.
@@ -165,8 +165,8 @@ class MeasurementStore:
             ).fetchall()
         if not found:
             return None
-        level = Level.typical(
-            [Level(forward, backward, method_of(versions)) for forward, backward in found]
+        level = ReferenceLevel.typical(
+            [ReferenceLevel(forward, backward, method_of(versions)) for forward, backward in found]
         )
         if len(found) == _LEVEL_VISITS:
             self._levels[key] = level
@@ -190,7 +190,7 @@ class MeasurementStore:
                 f"versions = ? AND status = 'ok' GROUP BY {names} HAVING COUNT(*) > 1 "
                 f"ORDER BY MAX(id) DESC) USING ({names}) WHERE hardware = ? AND versions = ? "
                 "AND status = 'ok' LIMIT ?",
-                (hardware, versions, hardware, versions, _MOST_REPEATS),
+                (hardware, versions, hardware, versions, _MAX_REPEATS),
             ).fetchall()
         self.slices()
         repeats: dict[tuple[str, MeasureSettings], list[Timing]] = {}
@@ -276,8 +276,8 @@ class MeasurementStore:
         if status == "ok":
             level = None
             if quiet_forward_ms is not None:
-                level = Level(quiet_forward_ms, quiet_backward_ms, method_of(versions))
-            timing = Timing(*[*timed, level]).told_at(self.level(hardware, versions))
+                level = ReferenceLevel(quiet_forward_ms, quiet_backward_ms, method_of(versions))
+            timing = Timing(*[*timed, level]).normalized_to(self.level(hardware, versions))
         return Measurement(
             shard, _settings(batch_size, weights, optimizer, seed), hardware, versions, status,
             device, node, measured_at, timing, reason, True,

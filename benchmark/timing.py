@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.benchmark.backends.base import Iteration, Stopwatch, Subject
-from autoshard.benchmark.measurement import Level, Timing, TimingOptions
+from autoshard.benchmark.measurement import ReferenceLevel, Timing, TimingOptions
 from autoshard.benchmark.process import collector_paused
 from autoshard.benchmark.statistics import (
     FEWEST_FOR_INTERVAL,
@@ -78,7 +78,7 @@ class _Runs:
         self.seconds += found.wall_ms / 1e3
         return found
 
-    def is_known(self, level: Level | None, short_will_do: bool) -> bool:
+    def is_known(self, level: ReferenceLevel | None, short_will_do: bool) -> bool:
         """True once the median is known, or a cap is reached."""
         counted = self.counted(short_will_do)
         self.spread = math.inf
@@ -90,7 +90,7 @@ class _Runs:
             or (len(counted) > 1 and self.seconds > self.options.max_seconds)
         )
 
-    def timing(self, level: Level | None, load: float, short_will_do: bool) -> Timing:
+    def timing(self, level: ReferenceLevel | None, load: float, short_will_do: bool) -> Timing:
         """What came of it."""
         counted = self.counted(short_will_do)
         told = _told(counted, level)
@@ -108,7 +108,7 @@ class _Runs:
             error=standard_error(self.spread, len(counted)),
         )
 
-    def by_clearing(self, level: Level | None) -> tuple[list[float], list[float]]:
+    def by_clearing(self, level: ReferenceLevel | None) -> tuple[list[float], list[float]]:
         """Forward plus backward after short and after thorough clearings."""
         short = [run for run in self.all if not run.thorough]
         thorough = [run for run in self.all if run.thorough]
@@ -120,7 +120,7 @@ class _Runs:
         )
 
 
-def _told(runs: Sequence[_Run], level: Level | None) -> Floats:
+def _told(runs: Sequence[_Run], level: ReferenceLevel | None) -> Floats:
     """Forward and backward of each, as on a machine where the reference takes so long."""
     read = np.array([(run.iteration.forward_ms, run.iteration.backward_ms) for run in runs])
     if level is None:
@@ -152,11 +152,11 @@ class _References:
         self.seconds += sum(run.wall_ms for run in runs) / 1e3
         return runs
 
-    def level(self) -> Level | None:
+    def level(self) -> ReferenceLevel | None:
         """What it takes when all is quiet, by all runs so far; None without a reference."""
         if not self._all:
             return None
-        return Level(
+        return ReferenceLevel(
             quiet_level([run.forward_ms for run in self._all]),
             quiet_level([run.backward_ms for run in self._all]),
         )
@@ -237,8 +237,8 @@ class _Rounds:
 
     def _clear(self) -> bool:
         watch, start = self._watch, self._watch.now()
-        most_ms = watch.clearing.most_ms(self._number, self._by_turns, self._iteration_ms, start)
-        thorough = watch.clear_cache(most_ms)
+        max_ms = watch.clearing.max_ms(self._number, self._by_turns, self._iteration_ms, start)
+        thorough = watch.clear_cache(max_ms)
         if thorough:
             watch.clearing.was_thorough(watch.now() - start, watch.now())
         return thorough

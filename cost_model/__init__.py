@@ -2,8 +2,8 @@
 
 May import `benchmark` and `workload`. Hands out the model (`CostModel`, of `ComputeCostModel` and
 links), the oracle over it (`EstimatedCosts`), plans that are being made
-(`placement_state`), what was measured of tables (`TableFactors`), what a plan is worth
-where costs are not sure (`TaskOutlook`), why it takes as long as it does (`slowest_by_phase`), what
+(`placement_state`), what was measured of tables (`TableResiduals`), what a plan is worth
+where costs are not sure (`StepPredictor`), why it takes as long as it does (`slowest_by_phase`), what
 it learns from (`CostDataset`), its training,
 calibration and checkpoints.
 """
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from autoshard.cost_model.explanation import PhaseCost, SliceCost, slowest_by_phase
     from autoshard.cost_model.model import CostModel, Provenance
     from autoshard.cost_model.oracle import EstimatedCosts, OutsideTraining
-    from autoshard.cost_model.outlook import Outlook, TaskOutlook
-    from autoshard.cost_model.table_factors import TableFactors
+    from autoshard.cost_model.step_prediction import StepPrediction, StepPredictor
+    from autoshard.cost_model.table_residuals import TableResiduals
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
@@ -37,15 +37,15 @@ __all__ = [
     "DataError",
     "EstimatedCosts",
     "OtherHardware",
-    "Outlook",
     "OutsideTraining",
     "PhaseCost",
     "Prices",
     "Provenance",
     "Selection",
     "SliceCost",
-    "TableFactors",
-    "TaskOutlook",
+    "StepPrediction",
+    "StepPredictor",
+    "TableResiduals",
     "Uncertainty",
     "load_model",
     "read_costs",

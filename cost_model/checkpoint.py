@@ -17,11 +17,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from autoshard.benchmark import Level
+from autoshard.benchmark import ReferenceLevel
 from autoshard.benchmark.backends import fingerprint_here
 from autoshard.benchmark.measurement import method_of
 from autoshard.cost_model import network
-from autoshard.cost_model.compute import ComputeCostModel, FactorPrior, Uncertainty
+from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.link_fit import links_of_network
 from autoshard.cost_model.model import CostModel, Provenance
@@ -144,7 +144,7 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
         scale,
         Ensemble(example, _checked(tensors, "compute.", example)),
         Uncertainty(**document["uncertainty"]),
-        FactorPrior(**document.get("factors", {})),  # early models had none
+        ResidualPrior(**document.get("factors", {})),  # early models had none
     )
     told = dict(document["trained_on"])
     told["operator"] = OperatorOptions(**told["operator"])
@@ -169,22 +169,22 @@ def _with_later_inputs(seen: list[str], tensors: Mapping[str, Tensor]) -> dict[s
         if by_input and tensor.shape[-1:] == (len(seen),):  # others are damaged, and told of later
             usual = tensor.new_zeros(len(network.INPUTS))
             if name == "scale.deviation":
-                usual = network.LEAST_DEVIATIONS
+                usual = network.MIN_DEVIATIONS
             found[name] = usual.repeat(*tensor.shape[:-1], 1)
             found[name][..., places] = tensor
     prices = tensors.get(_PRICES)
     if prices is not None:
-        unpriced = torch.full_like(prices, network.LEAST_LOG_PRICE)
+        unpriced = torch.full_like(prices, network.MIN_LOG_PRICE)
         found[_PRICES] = torch.cat([prices, prices, unpriced], dim=-1)  # by network.KINDS
     return found
 
 
-def _level(told: dict[str, Any]) -> Level | None:
+def _level(told: dict[str, Any]) -> ReferenceLevel | None:
     """Where the model's costs are told; early models kept one number, and only ratios matter."""
     old = told.pop("quiet_ms", None)
     if old is not None:
-        return Level(old, old, method_of(told["versions"]))
-    return Level(**told["quiet"]) if told.get("quiet") else None
+        return ReferenceLevel(old, old, method_of(told["versions"]))
+    return ReferenceLevel(**told["quiet"]) if told.get("quiet") else None
 
 
 def _links(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Link]:

@@ -40,7 +40,7 @@ class Uncertainty:
 
 
 @dataclass(frozen=True)
-class FactorPrior:
+class ResidualPrior:
     """What is believed of tables' factors, beside what networks say, before any is measured.
 
     Deviations of their logarithms; fitted on tables held out.
@@ -85,17 +85,17 @@ class ComputeCostModel:
         scale: InputScale,
         ensemble: Ensemble,
         uncertainty: Uncertainty,
-        prior: FactorPrior | None = None,
+        prior: ResidualPrior | None = None,
     ) -> None:
         self.shape = shape
         self.scale = scale
         self.ensemble = ensemble
         self.uncertainty = uncertainty
-        self.prior = prior or FactorPrior()
+        self.prior = prior or ResidualPrior()
         self._fusion = ensemble.weights_of("fusion")
 
     def with_uncertainty(
-        self, uncertainty: Uncertainty, prior: FactorPrior | None = None
+        self, uncertainty: Uncertainty, prior: ResidualPrior | None = None
     ) -> "ComputeCostModel":
         """The same networks, trusted otherwise."""
         prior = prior or self.prior

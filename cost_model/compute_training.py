@@ -9,18 +9,18 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from autoshard.cost_model.compute import ComputeCostModel, FactorPrior, Uncertainty
+from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.dataset import CostDataset
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.inputs import Memberships, SliceRows
 from autoshard.cost_model.network import (
     DIRECTIONS,
     KINDS,
-    LEAST_LOG_PRICE,
+    MIN_LOG_PRICE,
     InputScale,
     ShardNetwork,
 )
-from autoshard.cost_model.table_factors import Evidence, few
+from autoshard.cost_model.table_residuals import Evidence, few
 from autoshard.cost_model.training import (
     Curves,
     Progress,
@@ -131,16 +131,16 @@ def uncertainty_of(
     return Uncertainty(scale, noise, width_90, width_95)
 
 
-def prior_of(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> FactorPrior:
+def prior_of(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> ResidualPrior:
     """What to believe of factors of tables that a model has not learned from, by their shards.
 
     By maximum likelihood: errors that follow a table are its own, errors that follow tables like it
     are shared, others are what is left.
     """
-    usual = FactorPrior()
+    usual = ResidualPrior()
     held_out = [Evidence.of(model, _of_one_batch(data)) for model, data in trials]
 
-    def prior(logs: Floats) -> FactorPrior:
+    def prior(logs: Floats) -> ResidualPrior:
         own, alike, rest = (float(value) for value in np.exp(logs))
         return replace(usual, own=own, alike=alike, rest=rest)
 
@@ -195,7 +195,7 @@ def _with_unseen(log_prices: Floats, terms: Floats) -> Floats:
     )
     several = several if any_several else one
     one = one if any_one else several
-    weights = weights if any_weights else np.full_like(one, LEAST_LOG_PRICE)
+    weights = weights if any_weights else np.full_like(one, MIN_LOG_PRICE)
     return np.concatenate([log_prices[:1], one, several, weights])
 
 
@@ -209,7 +209,7 @@ def _log_prices(terms: Floats, log_costs: Floats) -> Floats:
         parts = terms * np.exp(log_prices)
         return np.asarray(parts / parts.sum(axis=1, keepdims=True))
 
-    lowest = np.full(terms.shape[1], LEAST_LOG_PRICE)
+    lowest = np.full(terms.shape[1], MIN_LOG_PRICE)
     found = optimize.least_squares(
         errors, lowest / 4, slopes, (lowest, -lowest), loss="soft_l1", f_scale=0.1
     )

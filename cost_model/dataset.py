@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from autoshard.benchmark import (
     Exchange,
-    Level,
     Measurement,
     MeasurementStore,
+    ReferenceLevel,
     Timing,
     read_parquet,
     read_parquet_exchanges,
@@ -48,7 +48,7 @@ class CostDataset:
     operator: OperatorOptions
     hardware: str
     versions: str
-    quiet: Level | None = None
+    quiet: ReferenceLevel | None = None
     exchanges: tuple[Exchange, ...] = ()
 
     def __len__(self) -> int:
@@ -111,7 +111,7 @@ class CostDataset:
         measurements: Iterable[Measurement],
         exchanges: Iterable[Exchange] = (),
         where: str = "data",
-        level: Level | None = None,
+        level: ReferenceLevel | None = None,
     ) -> "CostDataset":
         """The dataset of measurements of one operator, hardware and set of versions.
 
@@ -122,7 +122,7 @@ class CostDataset:
             raise DataError(f"{where}: holds no costs: collect_costs.py measures some")
         levels = [m.timing.quiet for m in kept if m.timing and m.timing.quiet is not None]
         level = level or (levels[0] if levels else None)
-        kept = [measurement.told_at(level) for measurement in kept]
+        kept = [measurement.normalized_to(level) for measurement in kept]
         for measurement in kept:
             _check_costs(measurement, where)
         merged: dict[tuple[str, int], list[Measurement]] = {}
@@ -163,7 +163,7 @@ class Selection:
 def read_costs(
     sources: Sequence[Path | str],
     selection: Selection | None = None,
-    level: Level | None = None,
+    level: ReferenceLevel | None = None,
 ) -> CostDataset:
     """The dataset in stores and Parquet files, told at `level`, by default that of the first cost.
 

@@ -17,11 +17,11 @@ from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.training import one_thread
 from autoshard.workload import Shard, TableSlice
-from autoshard.workload.beliefs import BELIEFS
+from autoshard.workload.cost_proxies import COST_PROXIES
 
 Floats = npt.NDArray[np.float64]
 
-_STARTS_TRIED, _LEAST_MS = 200, 1e-3
+_STARTS_TRIED, _MIN_MS = 200, 1e-3
 _TIMED_SECONDS, _TIMED_DEVICES = 0.5, 8
 _SIZES = (1, 2, 4, 8, 16, 32)  # numbers of tables at which groups of shards begin
 
@@ -156,9 +156,9 @@ def evaluate(model: ComputeCostModel, training: CostDataset, test: CostDataset) 
         "additive": Score.of(additive, measured),
         "additive_less_starts": Score.of(_less_starts(additive, test, start_ms), measured),
     }
-    for name, belief in BELIEFS.items():
-        unit = np.median(training.totals_ms / _believed(training.shards, belief))
-        baselines[name] = Score.of(unit * _believed(test.shards, belief), measured)
+    for name, proxy in COST_PROXIES.items():
+        unit = np.median(training.totals_ms / _proxy_cost(training.shards, proxy))
+        baselines[name] = Score.of(unit * _proxy_cost(test.shards, proxy), measured)
     return Evaluation(
         sizes=np.array([len(shard) for shard in test.shards]),
         measured_ms=measured,
@@ -205,11 +205,11 @@ def _start_ms(additive: Floats, data: CostDataset) -> float:
 def _less_starts(additive: Floats, data: CostDataset, start_ms: float) -> Floats:
     """The sum of tables alone, with the cost of starting an operator in it only once."""
     others = np.array([len(shard) - 1 for shard in data.shards])
-    return np.maximum(additive - others * start_ms, _LEAST_MS)
+    return np.maximum(additive - others * start_ms, _MIN_MS)
 
 
-def _believed(shards: tuple[Shard, ...], belief: Callable[[TableSlice], float]) -> Floats:
-    return np.array([sum(map(belief, shard.slices)) for shard in shards], dtype=float)
+def _proxy_cost(shards: tuple[Shard, ...], proxy: Callable[[TableSlice], float]) -> Floats:
+    return np.array([sum(map(proxy, shard.slices)) for shard in shards], dtype=float)
 
 
 def evaluations_per_second(oracle: EstimatedCosts, slices: Sequence[TableSlice]) -> float:

@@ -75,8 +75,8 @@ def links_of_network(layers: Mapping[str, Tensor], scale: Tensor, devices: int) 
         own = (totals[:, None, None] * shares).reshape(-1, ranks)
         total, same = own.sum(1, keepdims=True), np.ones_like(own)
         sent, received = own * (ranks - 1) / ranks, (total - own) / ranks
-        most_sent, most_received = (each.max(1, keepdims=True) * same for each in (sent, received))
-        seen = (sent, received, most_sent, most_received, total * same, same * ranks, same)
+        max_sent, max_received = (each.max(1, keepdims=True) * same for each in (sent, received))
+        seen = (sent, received, max_sent, max_received, total * same, same * ranks, same)
         inputs = (torch.from_numpy(np.log1p(np.stack(seen, -1))).float() - scale[0]) / scale[1]
         hidden = torch.einsum("eri,mhi->merh", inputs, layers["layers.0.weight"])
         hidden = torch.nn.functional.silu(hidden + layers["layers.0.bias"][:, None, None])

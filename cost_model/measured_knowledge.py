@@ -10,7 +10,7 @@ from autoshard.cost_model.dataset import CostDataset, stored_costs
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, normalizer, selection_seeds
-from autoshard.cost_model.table_factors import TableFactors, few
+from autoshard.cost_model.table_residuals import TableResiduals, few
 from autoshard.workload import EmbeddingTable, Shard
 
 _RECALIBRATION_GROWTH = 1.5  # times as many shards as at the last calibration
@@ -91,8 +91,8 @@ class MeasuredKnowledge:
         data, model = CostDataset.of(measurements), oracle.model
         if self._foreign and len(data) >= FEWEST:
             model = self._of_this_machine(model, data)
-        factors = TableFactors(model.compute, oracle.batch_size).learn(data, self._tables)
-        return EstimatedCosts(model, oracle.batch_size, factors)
+        residuals = TableResiduals(model.compute, oracle.batch_size).learn(data, self._tables)
+        return EstimatedCosts(model, oracle.batch_size, residuals)
 
     def _of_this_machine(self, model: CostModel, data: CostDataset) -> CostModel:
         if self._calibrated is None or len(data) > _RECALIBRATION_GROWTH * self._calibrated[0]:

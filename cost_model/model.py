@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from autoshard.benchmark import Level
+from autoshard.benchmark import ReferenceLevel
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.workload import Link, OperatorOptions
 
@@ -24,7 +24,7 @@ class Provenance:
     operator: OperatorOptions
     batch_sizes: tuple[int, ...]
     num_shards: int
-    quiet: Level | None = None
+    quiet: ReferenceLevel | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod

@@ -42,9 +42,9 @@ TERMS: dict[str, dict[str, float]] = {
 # kernels then go another way), and, beside either, for weights of lookups.
 KINDS = ("one", "several", "weights")
 _LOG_FEATURES, _WEIGHTED = (INPUTS.index(name) for name in LATER_INPUTS)
-LEAST_LOG_PRICE = -12.0
+MIN_LOG_PRICE = -12.0
 _REACH = 1.0  # deviations beyond what was learned from up to which a curve is followed
-_LEAST_UNIT = 0.25  # a reuse bin that was always empty is no reason to doubt a table
+_MIN_UNIT = 0.25  # a reuse bin that was always empty is no reason to doubt a table
 _FLOOR = 1e-9
 
 
@@ -79,7 +79,7 @@ class NetworkShape:
 
 # Deviations of inputs are at least these. One that hardly varies counts little; how few of the
 # tables are unusual is no unit for how unusual they are.
-LEAST_DEVIATIONS = torch.tensor([0.5 if name in LATER_INPUTS else 0.05 for name in INPUTS])
+MIN_DEVIATIONS = torch.tensor([0.5 if name in LATER_INPUTS else 0.05 for name in INPUTS])
 
 
 class InputScale(NamedTuple):
@@ -93,13 +93,13 @@ class InputScale(NamedTuple):
     @staticmethod
     def of(inputs: Tensor) -> "InputScale":
         """The scale of inputs [tables, inputs]."""
-        deviation = inputs.std(0, correction=0).maximum(LEAST_DEVIATIONS)
+        deviation = inputs.std(0, correction=0).maximum(MIN_DEVIATIONS)
         return InputScale(inputs.mean(0), deviation, inputs.amin(0), inputs.amax(0))
 
     def excess(self, inputs: Tensor) -> Tensor:
         """How far each input lies outside what was learned from, in deviations."""
         beyond = functional.relu(self.low - inputs) + functional.relu(inputs - self.high)
-        return beyond / self.deviation.clamp_min(_LEAST_UNIT)
+        return beyond / self.deviation.clamp_min(_MIN_UNIT)
 
     def work(self, inputs: Tensor) -> Tensor:
         """Terms of work [tables, terms], each about 1 for a typical table."""

@@ -14,7 +14,7 @@ from autoshard.cost_model.inputs import Memberships, SliceRows, bundle_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Scenarios
-from autoshard.cost_model.table_factors import TableFactors
+from autoshard.cost_model.table_residuals import TableResiduals
 from autoshard.cost_model.training import one_thread
 from autoshard.workload import (
     EmbeddingTable,
@@ -48,13 +48,13 @@ class EstimatedCosts:
     """
 
     def __init__(
-        self, model: CostModel, batch_size: int, factors: TableFactors | None = None
+        self, model: CostModel, batch_size: int, residuals: TableResiduals | None = None
     ) -> None:
         if batch_size < 1:
             raise UserError(f"batch size must be at least 1, got {batch_size}")
         self.model = model
         self.batch_size = batch_size
-        self.factors = factors or TableFactors(model.compute, batch_size)
+        self.residuals = residuals or TableResiduals(model.compute, batch_size)
         self._rows = SliceRows()
         self._met: set[tuple[str, int]] = set()  # tables, by what they look up and their dim
         shape = model.compute.shape
@@ -65,7 +65,7 @@ class EstimatedCosts:
         if not shards:
             return []
         prices = self.prices(shards)
-        left = [self.factors.left(shard) for shard in shards]
+        left = [self.residuals.left(shard) for shard in shards]
         times = torch.tensor([each.times for each in left])
         doubt = torch.tensor([each.doubt for each in left])
         spreads = prices.deviation * doubt * self.model.compute.uncertainty.width_95
@@ -130,7 +130,7 @@ class EstimatedCosts:
         """So many draws of what is not known of these tables and of the model."""
         # In groups, for what is known of all together takes the cube of their number.
         groups = [tables[n : n + _TOGETHER] for n in range(0, len(tables), _TOGETHER)]
-        beliefs = [self.factors.about(some) for some in groups]
+        beliefs = [self.residuals.about(some) for some in groups]
         return Scenarios(self.model.compute, self.amounts, groups, beliefs, count, seed)
 
     def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
@@ -145,9 +145,9 @@ class EstimatedCosts:
             return
         inputs, slices = self._rows.inputs(known), self._rows.slices(known)
         amounts = self.model.compute.amounts_of(inputs)
-        if self.factors.tables:
-            factors, left = self.factors.estimates([piece.table for piece in slices])
-            amounts[..., :DIRECTIONS] *= torch.from_numpy(np.exp(factors.T)).float()[:, None]
+        if self.residuals.tables:
+            residuals, left = self.residuals.estimates([piece.table for piece in slices])
+            amounts[..., :DIRECTIONS] *= torch.from_numpy(np.exp(residuals.T)).float()[:, None]
             doubt = self.model.compute.shape.doubt
             amounts[..., doubt] *= torch.from_numpy(left).float()[:, None]
         self._tell_of_strangers(slices, inputs, amounts)
@@ -163,7 +163,7 @@ class EstimatedCosts:
         new = [number for key, number in first.items() if key not in self._met]
         self._met.update(first)
         tables = [slices[number].table for number in new]
-        known = torch.tensor([self.factors.knows(table) for table in tables], dtype=torch.bool)
+        known = torch.tensor([self.residuals.knows(table) for table in tables], dtype=torch.bool)
         worst, which = self.model.compute.excess(inputs[new]).max(dim=1)
         worst[known] = 0.0
         strange = worst > OUTSIDE

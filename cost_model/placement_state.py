@@ -75,7 +75,7 @@ class PlacementState(Occupancy):
 
     def __init__(self, catalog: PieceCatalog, plans: int = 1) -> None:
         task = catalog.task
-        super().__init__(catalog.masks, np.tile(task.room_bytes, (plans, 1)))
+        super().__init__(catalog.masks, np.tile(task.usable_bytes, (plans, 1)))
         self.catalog, self.price = catalog, StepPrice.of_task(task)
         # In double precision, so that what is put and taken again leaves nothing behind; flat.
         shape = (plans * len(task.devices), *catalog.amounts.shape[1:])

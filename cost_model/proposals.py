@@ -75,9 +75,9 @@ def worth_measuring(
         if not members or not share:
             continue
         before, proposed = len(chosen), proposals(oracle, sharders, make_tasks(members))
-        doubted = _doubted(oracle, members, round(share * _DOUBTED_SHARE), known, seed)
+        uncertain = _uncertain(oracle, members, round(share * _DOUBTED_SHARE), known, seed)
         order = [proposed[n] for n in rng.permutation(len(proposed))]
-        for shard in [*doubted, *order]:
+        for shard in [*uncertain, *order]:
             if len(chosen) - before < share and shard.digest not in known:
                 chosen.setdefault(shard.digest, shard)
     return list(chosen.values())
@@ -110,7 +110,7 @@ def promises(
     flat = [shard for some in shards for shard in some]
     promised = iter(oracle.prices(flat).total_ms.tolist())
     level = oracle.model.provenance.quiet
-    measured = iter(answer.told_at(level).total_ms for answer in measure(flat))
+    measured = iter(answer.normalized_to(level).total_ms for answer in measure(flat))
     found = [
         Promise(tuple(next(promised) for _ in some), tuple(next(measured) for _ in some))
         for some in shards
@@ -118,7 +118,7 @@ def promises(
     return [promise for promise in found if np.isfinite(promise.measured_ms).all()]
 
 
-def most_doubted(oracle: EstimatedCosts, candidates: Sequence[Shard], count: int) -> list[Shard]:
+def most_uncertain(oracle: EstimatedCosts, candidates: Sequence[Shard], count: int) -> list[Shard]:
     """Those of the shards that the networks disagree on most."""
     if not candidates:
         return []
@@ -126,7 +126,7 @@ def most_doubted(oracle: EstimatedCosts, candidates: Sequence[Shard], count: int
     return [candidates[n] for n in np.argsort(-doubts)[:count]]
 
 
-def _doubted(
+def _uncertain(
     oracle: EstimatedCosts,
     tables: Sequence[EmbeddingTable],
     count: int,
@@ -138,4 +138,4 @@ def _doubted(
         return []
     most = max(1, len(tables) // 2)
     drawn = random_shards(tables, count * CANDIDATES, most, seed)
-    return most_doubted(oracle, [shard for shard in drawn if shard.digest not in known], count)
+    return most_uncertain(oracle, [shard for shard in drawn if shard.digest not in known], count)

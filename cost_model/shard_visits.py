@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.benchmark import (
-    Level,
     Measurement,
     MeasureSettings,
     PlanCost,
+    ReferenceLevel,
     Timing,
     TimingOptions,
     price_plan,
@@ -148,7 +148,7 @@ class ShardVisits:
         self._answers: dict[str, dict[int, Measurement]] = {}  # by digest, and index of the seed
         self._exhausted: set[str] = set()  # one more visit was requested, and the pool had none
         self._reasons: set[str] = set()
-        self._level: Level | None = None  # reference level of the latest measurement
+        self._level: ReferenceLevel | None = None  # reference level of the latest measurement
         self._known: dict[str, KnownCost] | None = None  # until something new is measured
         self.visits, self.seconds = 0, 0.0
 
@@ -276,7 +276,7 @@ class ShardVisits:
     def _timings(self, digest: str) -> list[Timing]:
         """Returns the timing with each batch, all at the reference level of the latest one."""
         answers = self._answers[digest].values()
-        return [a.timing.told_at(self._level) for a in answers if a.timing is not None]
+        return [a.timing.normalized_to(self._level) for a in answers if a.timing is not None]
 
 
 def normalizer(model: CostModel, pool: "BenchmarkPool") -> Callable[[Measurement], Measurement]:
@@ -285,4 +285,4 @@ def normalizer(model: CostModel, pool: "BenchmarkPool") -> Callable[[Measurement
     """
     same = pool.make() == (model.provenance.hardware, model.provenance.versions)
     level = model.provenance.quiet if same else None
-    return lambda measurement: measurement.told_at(level)
+    return lambda measurement: measurement.normalized_to(level)

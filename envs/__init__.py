@@ -1,8 +1,8 @@
 """Sharding as a game: tables are placed one by one, the slowest device is the score.
 
-May import `cost_model`, `benchmark` and `workload`. Hands out the game (`ShardingGame`, on a `Deck`
+May import `cost_model`, `benchmark` and `workload`. Hands out the game (`BatchedPlacementEnv`, on a `TableCatalog`
 of tables), its two faces for Gymnasium (`ShardingEnv`, registered as `Sharding-v0`, and
-`ShardingVectorEnv`), what deals tasks (`RandomDeals`, `MixedDeals`; families of them are in
+`ShardingVectorEnv`), what deals tasks (`RandomTaskSampler`, `MixedTaskSampler`; families of them are in
 `envs.task_families`), what a game is worth (`Balance`, `NegativeStep`, `Dense`) and where costs
 come from (`EstimatedRewards`, `MeasuredRewards`,
 `MixedRewards`).
@@ -15,9 +15,8 @@ import gymnasium
 from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from autoshard.envs.deck import Deal, Deck
-    from autoshard.envs.game import ShardingGame
-    from autoshard.envs.generators import Generator, MixedDeals, RandomDeals
+    from autoshard.envs.batched_env import BatchedPlacementEnv
+    from autoshard.envs.catalog import TableCatalog, TaskInstance
     from autoshard.envs.observation import Layout
     from autoshard.envs.rewards import (
         Balance,
@@ -30,31 +29,32 @@ if TYPE_CHECKING:
         NegativeStep,
         Reward,
     )
-    from autoshard.envs.single import ShardingEnv, default_deck
+    from autoshard.envs.single import ShardingEnv, default_catalog
+    from autoshard.envs.task_sampling import MixedTaskSampler, RandomTaskSampler, TaskSampler
     from autoshard.envs.vector import ShardingVectorEnv
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
 
 __all__ = [
     "Balance",
+    "BatchedPlacementEnv",
     "CostSource",
     "Costs",
-    "Deal",
-    "Deck",
     "Dense",
     "EstimatedRewards",
-    "Generator",
     "Layout",
     "MeasuredRewards",
-    "MixedDeals",
     "MixedRewards",
+    "MixedTaskSampler",
     "NegativeStep",
-    "RandomDeals",
+    "RandomTaskSampler",
     "Reward",
     "ShardingEnv",
-    "ShardingGame",
     "ShardingVectorEnv",
-    "default_deck",
+    "TableCatalog",
+    "TaskInstance",
+    "TaskSampler",
+    "default_catalog",
 ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autoshard.envs.deck import Deal, Deck, Ints, Larger
+from autoshard.envs.catalog import Ints, Larger, TableCatalog, TaskInstance
 from autoshard.workload.step_price import StepPrice
 
 STAGES = 3  # forward (with backward, where they are one), backward, both all-to-alls
@@ -30,9 +30,9 @@ class EpisodeDevices:
         max_devices: Most devices of a task.
     """
 
-    def __init__(self, deck: Deck, envs: int, max_devices: int) -> None:
+    def __init__(self, catalog: TableCatalog, envs: int, max_devices: int) -> None:
         by_device = envs, max_devices
-        self.deck, self.max_devices = deck, max_devices
+        self.catalog, self.max_devices = catalog, max_devices
         self.exists = torch.zeros(by_device, dtype=torch.bool)
         self.capacity = torch.zeros(by_device, dtype=torch.int64)
         self.free = torch.zeros(by_device, dtype=torch.int64)
@@ -42,20 +42,20 @@ class EpisodeDevices:
         self.room_share = torch.ones(by_device)  # of that of the mean device
         self.prices = torch.zeros(envs, len(fields(StepPrice)))  # a row an episode
         self.price = StepPrice.rows(self.prices)
-        self.sums = torch.zeros(*by_device, *deck.amounts.shape[1:])
-        self.content = torch.zeros(*by_device, deck.described.shape[1])
+        self.sums = torch.zeros(*by_device, *catalog.amounts.shape[1:])
+        self.content = torch.zeros(*by_device, catalog.described.shape[1])
         self.columns = torch.zeros(by_device)
         self.known = torch.zeros(*by_device, 2, KNOWN)
         self._exchanges = False  # whether all-to-alls count in any episode
         self._pairs = torch.zeros(0, 2, dtype=torch.int64)
 
     @property
-    def waits_ms(self) -> Tensor:
+    def stages_ms(self) -> Tensor:
         """What each device spends in each stage: [envs, devices, STAGES]."""
         return self.known[:, :, _NOW, :STAGES]
 
     @property
-    def joined_waits_ms(self) -> Tensor:
+    def joined_stages_ms(self) -> Tensor:
         """The same with the next piece."""
         return self.known[:, :, _JOINED, :STAGES]
 
@@ -82,15 +82,15 @@ class EpisodeDevices:
     @property
     def plan_ms(self) -> Tensor:
         """Time of a step by each episode's objective, as far as its plan goes: [envs]."""
-        return self.waits_ms.amax(1).sum(1)
+        return self.stages_ms.amax(1).sum(1)
 
-    def begin(self, new: Tensor, deals: Sequence[Deal]) -> Tensor:
+    def begin(self, new: Tensor, instances: Sequence[TaskInstance]) -> Tensor:
         """Gives these episodes the empty devices of their tasks; returns the mean memory of a
         device: [new].
         """
-        capacity = np.full((len(deals), self.max_devices), _ABSENT, np.int64)
-        for row, deal in enumerate(deals):
-            capacity[row, : len(deal.memory_bytes)] = deal.memory_bytes
+        capacity = np.full((len(instances), self.max_devices), _ABSENT, np.int64)
+        for row, instance in enumerate(instances):
+            capacity[row, : len(instance.memory_bytes)] = instance.memory_bytes
         self.capacity[new] = torch.from_numpy(capacity)
         self.free[new] = self.capacity[new]
         self.exists[new] = self.capacity[new] != _ABSENT
@@ -99,17 +99,21 @@ class EpisodeDevices:
         mean_room = (self.room[new] * self.exists[new]).sum(1) / self.devices[new]
         self.room_share[new] = self.room[new] / mean_room[:, None]
         self._pairs = self.exists.nonzero()
-        self._set_prices(new, deals)
+        self._set_prices(new, instances)
         return mean_room
 
-    def _set_prices(self, new: Tensor, deals: Sequence[Deal]) -> None:
-        flat: Ints = np.concatenate([deal.pieces for deal in deals])
-        rows = np.repeat(np.arange(len(deals)), [len(deal.pieces) for deal in deals])
-        columns = np.bincount(rows, self.deck.columns.numpy()[flat], len(deals))
+    def _set_prices(self, new: Tensor, instances: Sequence[TaskInstance]) -> None:
+        flat: Ints = np.concatenate([instance.pieces for instance in instances])
+        rows = np.repeat(
+            np.arange(len(instances)), [len(instance.pieces) for instance in instances]
+        )
+        columns = np.bincount(rows, self.catalog.columns.numpy()[flat], len(instances))
         found = []
-        for deal, own in zip(deals, columns.tolist(), strict=True):
-            larger = deal.larger or Larger(len(deal.memory_bytes), own)
-            price = StepPrice.of(deal.objective, self.deck.batch_size, larger.ranks, larger.columns)
+        for instance, own in zip(instances, columns.tolist(), strict=True):
+            larger = instance.larger or Larger(len(instance.memory_bytes), own)
+            price = StepPrice.of(
+                instance.objective, self.catalog.batch_size, larger.ranks, larger.columns
+            )
             found.append(price.row)
         self.prices[new] = torch.tensor(found, dtype=self.prices.dtype)
         self._exchanges = bool(self.price.exchanges.any())
@@ -137,12 +141,12 @@ class EpisodeDevices:
         """Prices the devices of these episodes from their sums."""
         forward, backward, deviation = (torch.zeros(self.exists.shape) for _ in range(3))
         if bool(self.columns[envs].any()):
-            prices = self.deck.price(self.sums)
+            prices = self.catalog.price(self.sums)
             forward, backward = prices.forward_ms, prices.backward_ms
             deviation = prices.deviation
         stages = torch.stack(self.stages(forward, backward, self.columns), dim=-1)
         self.known[envs, :, _NOW, :STAGES] = stages[envs]
-        self.known[envs, :, _NOW, COST] = self.waits_ms[envs].sum(2)
+        self.known[envs, :, _NOW, COST] = self.stages_ms[envs].sum(2)
         self.known[envs, :, _NOW, DEVIATION] = deviation[envs]
 
     def look(self, amounts: Tensor, columns: Tensor, sizes: Tensor) -> None:
@@ -154,11 +158,11 @@ class EpisodeDevices:
             sizes: Its bytes, [envs].
         """
         if len(self._pairs) == self.exists.numel():
-            joined = self.deck.price(self.sums + amounts[:, None])
+            joined = self.catalog.price(self.sums + amounts[:, None])
             forward, backward, deviation = joined.forward_ms, joined.backward_ms, joined.deviation
         else:  # what does not exist is not priced
             envs, devices = self._pairs.unbind(1)
-            joined = self.deck.price(self.sums[envs, devices] + amounts[envs])
+            joined = self.catalog.price(self.sums[envs, devices] + amounts[envs])
             prices = torch.zeros(3, *self.exists.shape)
             found = (joined.forward_ms, joined.backward_ms, joined.deviation)
             prices[:, envs, devices] = torch.stack(found)

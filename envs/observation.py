@@ -1,7 +1,7 @@
 """What a player sees: one vector of named parts, relative to the task's own scale.
 
 Work and memory are told as shares of an even share of the task, milliseconds as multiples of the
-task's pace (`ShardingGame.pace_ms`, what each device would cost if all work were spread evenly).
+task's pace (`BatchedPlacementEnv.pace_ms`, what each device would cost if all work were spread evenly).
 So a player who has learned on some numbers of tables and devices, on one machine, can play others.
 """
 
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model.network import DIRECTIONS, TERMS
+from autoshard.envs.batched_env import BatchedPlacementEnv
 from autoshard.envs.devices import STAGES
-from autoshard.envs.game import ShardingGame
 
 Floats = npt.NDArray[np.float32]
 Array = TypeVar("Array", Tensor, Floats)
@@ -30,7 +30,7 @@ DEVICE_PARTS = (
 )  # fmt: skip
 DEVICE = DESCRIBED + len(DEVICE_PARTS)
 REST = DESCRIBED + 2  # cost alone, share of the memory that is left
-HALVING = 5  # whether it may be, what it adds, a half's cost and width, what was added so far
+SPLIT_PARTS = 5  # whether it may be, what it adds, a half's cost and width, what was added so far
 OBJECTIVE = 2 + STAGES  # which stages are apart and count; the plan so far, by stage
 PROGRESS = 3  # share of pieces placed, number of pieces and of devices
 _TABLES, _DEVICES = 5.0, 3.0  # logarithms of about 150 tables and 20 devices: large tasks
@@ -54,7 +54,7 @@ class Layout:
             "devices": (max_devices, DEVICE),
             "exists": (max_devices,),
             "allowed": (max_devices,),
-            "halving": (HALVING,),
+            "split": (SPLIT_PARTS,),
             "rest": (REST,),
             "objective": (OBJECTIVE,),
             "progress": (PROGRESS,),
@@ -74,51 +74,55 @@ class Layout:
             start += prod(shape)
         return parts
 
-    def observe(self, game: ShardingGame) -> Tensor:
+    def observe(self, episodes: BatchedPlacementEnv) -> Tensor:
         """What the player of each seat sees: [seats, size], new memory."""
-        return torch.cat([part.flatten(1) for part in self.parts(game).values()], dim=1)
+        return torch.cat([part.flatten(1) for part in self.parts(episodes).values()], dim=1)
 
-    def parts(self, game: ShardingGame) -> dict[str, Tensor]:
+    def parts(self, episodes: BatchedPlacementEnv) -> dict[str, Tensor]:
         """The same by its parts."""
-        told = game.told
-        devices, known = game.devices.float(), game.known / game.units
+        told = episodes.told
+        devices, known = episodes.devices.float(), episodes.known / episodes.units
         now, then = known.unbind(2)
         slowest = now[..., :STAGES].amax(1)
         after = torch.maximum(then[..., :STAGES], slowest[:, None]).sum(2)
-        free = game.free.float()
-        left, after_it = free / game.room, game.left_after / game.room
+        free = episodes.free.float()
+        left, after_it = free / episodes.room, episodes.left_after / episodes.room
         of_devices = [
-            game.content / game.even[:, None],
+            episodes.content / episodes.even[:, None],
             now,
             then,
             torch.stack(
                 [
                     1 - left,
                     after_it.clamp_min(-1),
-                    game.room_share,
-                    game.safe.float(),
+                    episodes.room_share,
+                    episodes.safe.float(),
                     after,
                     _soft(known[..., :STAGES]),
                 ],
                 dim=2,
             ),
         ]
-        may, still_free = game.halvable[:, None].float(), (free * game.exists).sum(1)
+        may, still_free = episodes.splittable[:, None].float(), (free * episodes.exists).sum(1)
         rest = torch.stack(
-            [game.rest_ms / game.all_ms, game.rest_bytes / still_free.clamp_min(1)], 1
+            [episodes.rest_ms / episodes.all_ms, episodes.rest_bytes / still_free.clamp_min(1)], 1
         )
-        progress = [1 - game.left_share(), game.count.log() / _TABLES, devices.log() / _DEVICES]
+        progress = [
+            1 - episodes.left_share(),
+            episodes.count.log() / _TABLES,
+            devices.log() / _DEVICES,
+        ]
         return {
             "table": told[:, :TABLE],
-            "devices": torch.cat(of_devices, dim=2).mul_(game.exists[..., None]),
-            "exists": game.exists.float(),
-            "allowed": game.allowed.float(),
-            "halving": torch.cat(
-                [may, may * told[:, TABLE:], (game.added_ms / game.all_ms)[:, None]], dim=1
+            "devices": torch.cat(of_devices, dim=2).mul_(episodes.exists[..., None]),
+            "exists": episodes.exists.float(),
+            "allowed": episodes.allowed.float(),
+            "split": torch.cat(
+                [may, may * told[:, TABLE:], (episodes.added_ms / episodes.all_ms)[:, None]], dim=1
             ),
-            "rest": torch.cat([game.rest / (game.even * devices[:, None]), rest], dim=1),
+            "rest": torch.cat([episodes.rest / (episodes.even * devices[:, None]), rest], dim=1),
             "objective": torch.cat(
-                [game.price.separate, (game.price.exchanges > 0).float(), slowest], dim=1
+                [episodes.price.separate, (episodes.price.exchanges > 0).float(), slowest], dim=1
             ),
             "progress": torch.stack(progress, dim=1),
         }

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from autoshard import benchmark  # whose pool is loaded where something is measured
-from autoshard.envs.game import ShardingGame
+from autoshard.envs.batched_env import BatchedPlacementEnv
 from autoshard.workload.step_price import StepPrice, expected_slowest, norm_power
 
-_LEAST_MS = 1e-9
-_DEAD_END = 2.0  # worse than any sensible plan, yet not so much that nothing else counts
+_MIN_MS = 1e-9
+_INFEASIBLE = 2.0  # worse than any sensible plan, yet not so much that nothing else counts
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class Reward(Protocol):
         """Paid for a step that changed what the plan so far costs, over the bound: [games]."""
         ...
 
-    def complete(self, costs: Costs, exists: Tensor, bound_ms: Tensor) -> Tensor:
+    def complete(self, costs: Costs, exists: Tensor, lower_bound_ms: Tensor) -> Tensor:
         """Of games that ended well; `exists` tells which are devices."""
         ...
 
-    def dead_end(self, left_share: Tensor) -> Tensor:
+    def infeasible(self, left_share: Tensor) -> Tensor:
         """Of games that ended with a share of their tables unplaced."""
         ...
 
@@ -57,15 +57,15 @@ class Balance:
         self,
         costs: Costs,
         exists: Tensor,
-        bound_ms: Tensor,  # noqa: ARG002
+        lower_bound_ms: Tensor,  # noqa: ARG002
     ) -> Tensor:
         """The balance."""
         least = costs.devices_ms.masked_fill(~exists, torch.inf).amin(1)
-        return least / costs.devices_ms.amax(1).clamp_min(_LEAST_MS)
+        return least / costs.devices_ms.amax(1).clamp_min(_MIN_MS)
 
-    def dead_end(self, left_share: Tensor) -> Tensor:
+    def infeasible(self, left_share: Tensor) -> Tensor:
         """Less than the worst balance."""
-        return -_DEAD_END * (1 + left_share)
+        return -_INFEASIBLE * (1 + left_share)
 
 
 @dataclass(frozen=True)
@@ -80,14 +80,14 @@ class NegativeStep:
         self,
         costs: Costs,
         exists: Tensor,  # noqa: ARG002
-        bound_ms: Tensor,
+        lower_bound_ms: Tensor,
     ) -> Tensor:
         """Minus what the step takes, relative."""
-        return -costs.plan_ms / bound_ms
+        return -costs.plan_ms / lower_bound_ms
 
-    def dead_end(self, left_share: Tensor) -> Tensor:
+    def infeasible(self, left_share: Tensor) -> Tensor:
         """As if one device did the work of two, and up to four."""
-        return -_DEAD_END * (1 + left_share)
+        return -_INFEASIBLE * (1 + left_share)
 
 
 @dataclass(frozen=True)
@@ -102,13 +102,13 @@ class Dense:
         """Minus the rise."""
         return before - after
 
-    def complete(self, costs: Costs, exists: Tensor, bound_ms: Tensor) -> Tensor:
+    def complete(self, costs: Costs, exists: Tensor, lower_bound_ms: Tensor) -> Tensor:
         """That of the other reward."""
-        return self.total.complete(costs, exists, bound_ms)
+        return self.total.complete(costs, exists, lower_bound_ms)
 
-    def dead_end(self, left_share: Tensor) -> Tensor:
+    def infeasible(self, left_share: Tensor) -> Tensor:
         """That of the other reward."""
-        return self.total.dead_end(left_share)
+        return self.total.infeasible(left_share)
 
 
 class CostSource(Protocol):
@@ -119,7 +119,7 @@ class CostSource(Protocol):
         """Shards asked of a pool so far."""
         ...
 
-    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
+    def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
         """Of games on these seats that ended well."""
         ...
 
@@ -137,23 +137,23 @@ class EstimatedRewards:
     def __init__(self, scenarios: int = 0) -> None:
         self._scenarios = scenarios
 
-    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
+    def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
         """What the game has predicted on the way, or expects in scenarios."""
-        chosen = list(seats)
-        costs = Costs(game.plan_ms[chosen], game.cost_ms[chosen])
-        if not self._scenarios or not len(seats):
+        chosen = list(env_ids)
+        costs = Costs(episodes.plan_ms[chosen], episodes.cost_ms[chosen])
+        if not self._scenarios or not len(env_ids):
             return costs
-        scale = self._expected_ms(game, seats) / costs.plan_ms.clamp_min(_LEAST_MS)
+        scale = self._expected_ms(episodes, env_ids) / costs.plan_ms.clamp_min(_MIN_MS)
         return Costs(costs.plan_ms * scale, costs.devices_ms * scale[:, None])
 
-    def _expected_ms(self, game: ShardingGame, seats: Sequence[int]) -> Tensor:
+    def _expected_ms(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Tensor:
         """What a step of each game is expected to take: [seats]."""
-        chosen = torch.tensor(seats)
-        pricing, amounts = game.deck.in_scenarios(self._scenarios)
-        costs = pricing.price(game.sums_of(amounts, chosen))  # [seats, devices, scenarios, 2]
-        power = norm_power(game.deck.model.compute.prior.rest)
-        expected = game.waits_ms[chosen, :, -1].amax(1)  # all-to-alls are as they are
-        price = StepPrice.rows(game.prices[chosen, :, None])
+        chosen = torch.tensor(env_ids)
+        pricing, amounts = episodes.catalog.in_scenarios(self._scenarios)
+        costs = pricing.price(episodes.sums_of(amounts, chosen))  # [seats, devices, scenarios, 2]
+        power = norm_power(episodes.catalog.model.compute.prior.rest)
+        expected = episodes.stages_ms[chosen, :, -1].amax(1)  # all-to-alls are as they are
+        price = StepPrice.rows(episodes.prices[chosen, :, None])
         for stage in price.compute_stages(*costs.unbind(-1)):
             slowest = expected_slowest(stage.double().numpy(), power)
             expected = expected + torch.from_numpy(slowest).float()
@@ -175,27 +175,29 @@ class MeasuredRewards:
         self.measured = 0
         self._pool: benchmark.BenchmarkPool | None = None  # found where the games are played
 
-    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
+    def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
         """Measured, told at the level of quiet that the cost model knows."""
-        prices = game.deck.price(game.sums)
+        prices = episodes.catalog.price(episodes.sums)
         forward, backward = prices.forward_ms, prices.backward_ms
         places, shards = [], []
-        for seat in seats:
-            for device, shard in enumerate(game.shards(seat)):
+        for env_id in env_ids:
+            for device, shard in enumerate(episodes.shards(env_id)):
                 if shard is not None:
-                    places.append((seat, device))
+                    places.append((env_id, device))
                     shards.append(shard)
-        deck = game.deck
-        level = deck.model.provenance.quiet
+        catalog = episodes.catalog
+        level = catalog.model.provenance.quiet
         self._pool = self._pool or benchmark.BenchmarkPool(self._store, kind=self._kind)
-        settings = benchmark.MeasureSettings(deck.batch_size, deck.operator)
+        settings = benchmark.MeasureSettings(catalog.batch_size, catalog.operator)
         answers = self._pool.measure(shards, settings)
         for where, answer in zip(places, answers, strict=True):
             if answer.ok:
-                cost = answer.told_at(level).cost()
+                cost = answer.normalized_to(level).cost()
                 forward[where], backward[where] = cost.forward_ms, cost.backward_ms
         self.measured += len(shards)
-        waits = torch.stack(game.stages(forward, backward, game.columns), dim=-1)[list(seats)]
+        waits = torch.stack(episodes.stages(forward, backward, episodes.columns), dim=-1)[
+            list(env_ids)
+        ]
         return Costs(waits.amax(1).sum(1), waits.sum(2))
 
 
@@ -214,11 +216,11 @@ class MixedRewards:
         """Shards asked of the pool."""
         return self._measured.measured
 
-    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
+    def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
         """Measured for some of the seats, estimated for the others."""
-        costs = EstimatedRewards()(game, seats)
-        chosen = np.flatnonzero(self._rng.random(len(seats)) < self._share).tolist()
+        costs = EstimatedRewards()(episodes, env_ids)
+        chosen = np.flatnonzero(self._rng.random(len(env_ids)) < self._share).tolist()
         if chosen:
-            told = self._measured(game, [seats[row] for row in chosen])
+            told = self._measured(episodes, [env_ids[row] for row in chosen])
             costs.plan_ms[chosen], costs.devices_ms[chosen] = told.plan_ms, told.devices_ms
         return costs

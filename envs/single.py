@@ -8,20 +8,22 @@ import numpy.typing as npt
 import torch
 
 from autoshard.cost_model import load_model
-from autoshard.envs.deck import Deal, Deck
-from autoshard.envs.generators import Generator
+from autoshard.envs.catalog import TableCatalog, TaskInstance
 from autoshard.envs.observation import Floats
 from autoshard.envs.rewards import CostSource, Reward
+from autoshard.envs.task_sampling import TaskSampler
 from autoshard.envs.vector import ShardingVectorEnv
 from autoshard.envs.viewer import as_picture, as_text
 from autoshard.workload import load_tables
 from autoshard.workload.parts import tables_by_part
 
 
-def default_deck() -> Deck:
+def default_catalog() -> TableCatalog:
     """Synthetic tables that the shipped cost model may learn from."""
     tables = load_tables("synthetic:200:1:small")
-    return Deck.of_tables(load_model("cpu"), tables_by_part(tables)["train"], 1024, split=True)
+    return TableCatalog.of_tables(
+        load_model("cpu"), tables_by_part(tables)["train"], 1024, split=True
+    )
 
 
 class ShardingEnv(gym.Env[Floats, np.int64]):
@@ -50,7 +52,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     (`MixedRewards`).
 
     ## Starting State
-    All devices are empty; the generator has dealt a task. `reset(options={"deal": Deal(...)})`
+    All devices are empty; the generator has dealt a task. `reset(options={"instance": TaskInstance(...)})`
     plays a given one.
 
     ## Episode End
@@ -79,43 +81,45 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
 
     def __init__(
         self,
-        deck: Deck | None = None,
-        generator: Generator | None = None,
+        catalog: TableCatalog | None = None,
+        task_sampler: TaskSampler | None = None,
         reward: Reward | None = None,
         source: CostSource | None = None,
         max_devices: int | None = None,
-        halvings: int | None = None,
+        max_splits: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        deck = deck or default_deck()
-        self._seats = ShardingVectorEnv(deck, 1, generator, reward, source, max_devices, halvings)
-        self.layout = self._seats.layout
-        self.observation_space = self._seats.single_observation_space
-        self.action_space = self._seats.single_action_space
+        catalog = catalog or default_catalog()
+        self._vector = ShardingVectorEnv(
+            catalog, 1, task_sampler, reward, source, max_devices, max_splits
+        )
+        self.layout = self._vector.layout
+        self.observation_space = self._vector.single_observation_space
+        self.action_space = self._vector.single_action_space
         self.render_mode = render_mode
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Floats, dict[str, Any]]:
-        """The next task, or the one in `options["deal"]`."""
+        """The next task, or the one in `options["instance"]`."""
         super().reset(seed=seed)
-        deal: Deal | None = (options or {}).get("deal")
-        observations, _ = self._seats.reset(
-            seed=seed, options=None if deal is None else {"deals": [deal]}
+        instance: TaskInstance | None = (options or {}).get("instance")
+        observations, _ = self._vector.reset(
+            seed=seed, options=None if instance is None else {"instances": [instance]}
         )
         return observations[0], self._info({})
 
     def step(self, action: np.int64) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
         """Place or halve the current piece."""
-        observations, rewards, ended, _, infos = self._seats.step(np.array([action]))
+        observations, rewards, ended, _, infos = self._vector.step(np.array([action]))
         return observations[0], float(rewards[0]), bool(ended[0]), False, self._info(infos)
 
     def render(self) -> str | npt.NDArray[np.uint8] | None:  # type: ignore[override]
         """Bars of the devices' costs, as text or as a picture."""
         if self.render_mode == "ansi":
-            return as_text(self._seats.game)
+            return as_text(self._vector.episodes)
         if self.render_mode == "rgb_array":
-            return as_picture(self._seats.game)
+            return as_picture(self._vector.episodes)
         return None
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
@@ -123,14 +127,16 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
 
         MaskablePPO of sb3-contrib asks environments for it by this name.
         """
-        game = self._seats.game
-        return np.asarray(torch.cat([game.allowed[0], game.halvable[:1]]).numpy())
+        episodes = self._vector.episodes
+        return np.asarray(torch.cat([episodes.allowed[0], episodes.splittable[:1]]).numpy())
 
     def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
         told = {name: value[0] for name, value in infos.items() if not name.startswith("_")}
         return {**told, "action_mask": self.action_masks().astype(np.int8)}
 
 
-def make_vector(num_envs: int, deck: Deck | None = None, **arguments: Any) -> ShardingVectorEnv:
+def make_vector(
+    num_envs: int, catalog: TableCatalog | None = None, **arguments: Any
+) -> ShardingVectorEnv:
     """Makes the vector environment with the arguments of the single one, as Gymnasium calls it."""
-    return ShardingVectorEnv(deck or default_deck(), num_envs, **arguments)
+    return ShardingVectorEnv(catalog or default_catalog(), num_envs, **arguments)

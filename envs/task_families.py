@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autoshard.envs.generators import MixedDeals, RandomDeals
+from autoshard.envs.task_sampling import MixedTaskSampler, RandomTaskSampler
 from autoshard.workload import EmbeddingTable, UserError, load_tables
 
 Memory = Literal["loose", "tight"]
@@ -29,7 +29,7 @@ class TaskFamily:
         source: of their tables, as `load_tables` takes it.
         num_tables: fewest and most.
         num_devices: fewest and most.
-        unevenness: as `RandomDeals` takes it, and so are the others.
+        unevenness: as `RandomTaskSampler` takes it, and so are the others.
         exchange_share: of a step.
         trained: whether they are dealt in training where all families are; the others are of sizes
             that nobody trains on.
@@ -53,9 +53,9 @@ class TaskFamily:
         named = load_tables(self.source)
         return tuple(replace(table, name=f"{self.among}{table.name}") for table in named)
 
-    def deals(self, memory: Memory) -> RandomDeals:
+    def task_sampler(self, memory: Memory) -> RandomTaskSampler:
         """Who deals its tasks, from a deck that has some of its tables."""
-        return RandomDeals(
+        return RandomTaskSampler(
             self.num_tables,
             self.num_devices,
             FILLS[memory],
@@ -116,10 +116,10 @@ class Choice:
         return tuple(FILLS) if self.memory is None else (self.memory,)
 
     @property
-    def deals(self) -> RandomDeals | MixedDeals:
+    def task_sampler(self) -> RandomTaskSampler | MixedTaskSampler:
         """Who deals."""
-        each = tuple(self.family.deals(memory) for memory in self.memories)
-        return each[0] if len(each) == 1 else MixedDeals(each)
+        each = tuple(self.family.task_sampler(memory) for memory in self.memories)
+        return each[0] if len(each) == 1 else MixedTaskSampler(each)
 
     @staticmethod
     def read(text: str, option: str) -> "Choice":
@@ -147,6 +147,6 @@ def tables_of(choices: Sequence[Choice]) -> tuple[EmbeddingTable, ...]:
     return tuple(table for family in sources.values() for table in family.tables())
 
 
-def deals_of(choices: Sequence[Choice]) -> MixedDeals:
+def task_sampler_of(choices: Sequence[Choice]) -> MixedTaskSampler:
     """Who deals tasks of these families, with equal odds."""
-    return MixedDeals(tuple(choice.deals for choice in choices))
+    return MixedTaskSampler(tuple(choice.task_sampler for choice in choices))

@@ -11,11 +11,11 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.cost_model.training import one_thread
-from autoshard.envs.deck import Deal, Deck
-from autoshard.envs.game import ShardingGame
-from autoshard.envs.generators import Generator, RandomDeals
+from autoshard.envs.batched_env import BatchedPlacementEnv
+from autoshard.envs.catalog import TableCatalog, TaskInstance
 from autoshard.envs.observation import Floats, Layout
 from autoshard.envs.rewards import CostSource, Dense, EstimatedRewards, Reward
+from autoshard.envs.task_sampling import RandomTaskSampler, TaskSampler
 
 Info = dict[str, Any]
 _MOST = float(np.finfo(np.float32).max)  # shares and ratios have no limit, and are finite
@@ -48,24 +48,24 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
 
     def __init__(
         self,
-        deck: Deck,
+        catalog: TableCatalog,
         num_envs: int,
-        generator: Generator | None = None,
+        task_sampler: TaskSampler | None = None,
         reward: Reward | None = None,
         source: CostSource | None = None,
         max_devices: int | None = None,
-        halvings: int | None = None,
-        rivals: int = 1,
+        max_splits: int | None = None,
+        group_size: int = 1,
     ) -> None:
-        self.generator = generator or RandomDeals()
+        self.task_sampler = task_sampler or RandomTaskSampler()
         self.reward = reward or Dense()
         self.source = source or EstimatedRewards()
         self.num_envs = num_envs
-        devices = max_devices or self.generator.most_devices
+        devices = max_devices or self.task_sampler.max_devices
         self.layout = Layout(devices)
-        tables = self.generator.most_tables
-        halvings = tables if halvings is None else halvings
-        self.game = ShardingGame(deck, num_envs, tables, devices, halvings)
+        tables = self.task_sampler.max_tables
+        max_splits = tables if max_splits is None else max_splits
+        self.episodes = BatchedPlacementEnv(catalog, num_envs, tables, devices, max_splits)
         box = gym.spaces.Box(-1.0, _MOST, (self.layout.size,), np.float32)
         self.single_observation_space, self.single_action_space = (
             box,
@@ -73,27 +73,27 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         )
         self.observation_space = gym.vector.utils.batch_space(box, num_envs)
         self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
-        self._rivals = rivals
+        self._group_size = group_size
         self._ended = torch.zeros(num_envs, dtype=torch.bool)
-        self._waits = torch.zeros(num_envs, dtype=torch.bool)
+        self._idle = torch.zeros(num_envs, dtype=torch.bool)
         self._paid = torch.zeros(num_envs)
         self._played = torch.zeros(num_envs, dtype=torch.int64)
         self._tasks = np.zeros(num_envs, np.int64)
         self._tally = {"games": 0, "dead_ends": 0, "halvings": 0, "relative_max": 0.0}
         self._asked = 0
-        self._ahead: list[Deal] = []  # drawn, and not dealt yet
+        self._ahead: list[TaskInstance] = []  # drawn, and not dealt yet
 
     @one_thread()
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
     ) -> tuple[Floats, Info]:
-        """New games on all seats; `options={"deals": [...]}` says which."""
+        """New games on all seats; `options={"instances": [...]}` says which."""
         first = seed if seed is None or isinstance(seed, int) else seed[0]
         if first is not None or self._np_random is None:
             super().reset(seed=first)
             self._ahead.clear()
-        seats = list(range(self.num_envs))
-        self.game.deal(seats, self._dealt(seats, (options or {}).get("deals")))
+        env_ids = list(range(self.num_envs))
+        self.episodes.start(env_ids, self._next_tasks(env_ids, (options or {}).get("instances")))
         self._ended[:] = False
         return self._observe(), {}
 
@@ -102,31 +102,31 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_], Info]:
         """Place or halve a piece on every seat whose game goes on."""
-        game, playing = self.game, ~(self._ended | self._waits)
+        episodes, playing = self.episodes, ~(self._ended | self._idle)
         before = self._worst()
         joining = self._ended.nonzero()[:, 0].tolist()
-        deals = self._dealt(joining) if joining else ()
-        game.place(torch.as_tensor(actions, dtype=torch.int64), playing, joining, deals)
+        instances = self._next_tasks(joining) if joining else ()
+        episodes.place(torch.as_tensor(actions, dtype=torch.int64), playing, joining, instances)
         rewards = torch.where(playing, self.reward.along(before, self._worst()), 0.0)
         self._paid += rewards
         self._played += playing
-        over = game.over & playing
+        over = episodes.over & playing
         info: Info = {}
         if over.any():
             rewards[over] += self._settle(over, info) - self._paid[over]
-        if self._rivals > 1:
-            self._waits |= over
-            over = self._waits.all().repeat(self.num_envs)
+        if self._group_size > 1:
+            self._idle |= over
+            over = self._idle.all().repeat(self.num_envs)
         self._ended = over
         ended = over.numpy().copy()
-        if self._rivals > 1 and over.any():
+        if self._group_size > 1 and over.any():
             info |= {"task": self._tasks.copy(), "actions": self._played.numpy().copy()}
             info |= {"_task": ended, "_actions": ended}
         return self._observe(), rewards.numpy(), ended, np.zeros_like(ended), info
 
     def learn(self, model: CostModel) -> None:
         """Believe another cost model from now on."""
-        self.game.learn(EstimatedCosts(model, self.game.deck.batch_size))
+        self.episodes.learn(EstimatedCosts(model, self.episodes.catalog.batch_size))
 
     def tally(self) -> dict[str, float]:
         """Games ended, dead ends and halvings in them, and what a step of the others takes over the
@@ -141,57 +141,61 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         asked, self._asked = self.source.measured - self._asked, self.source.measured
         return {**told, "asked": asked}
 
-    def _dealt(self, seats: list[int], deals: Sequence[Deal] | None = None) -> Sequence[Deal]:
+    def _next_tasks(
+        self, env_ids: list[int], instances: Sequence[TaskInstance] | None = None
+    ) -> Sequence[TaskInstance]:
         """Who is to sit there next, by default whatever the generator deals."""
-        drawn = -(-len(seats) // self._rivals)
+        drawn = -(-len(env_ids) // self._group_size)
         tasks = self.np_random.integers(2**62, size=drawn)
-        if deals is None:
+        if instances is None:
             each = self._drawn(drawn)
-            deals = [deal for deal in each for _ in range(self._rivals)][: len(seats)]
-        self._tasks[seats] = np.repeat(tasks, self._rivals)[: len(seats)]
-        self._paid[seats] = 0
-        self._played[seats] = 0
-        self._waits[seats] = False
-        return deals
+            instances = [instance for instance in each for _ in range(self._group_size)][
+                : len(env_ids)
+            ]
+        self._tasks[env_ids] = np.repeat(tasks, self._group_size)[: len(env_ids)]
+        self._paid[env_ids] = 0
+        self._played[env_ids] = 0
+        self._idle[env_ids] = False
+        return instances
 
-    def _drawn(self, count: int) -> list[Deal]:
+    def _drawn(self, count: int) -> list[TaskInstance]:
         """So many tasks of the generator."""
-        deck, rng = self.game.deck, self.np_random
-        if count >= min(_AHEAD, self.num_envs // self._rivals):  # all seats, or enough
-            return self.generator.many(deck, rng, count)
+        catalog, rng = self.episodes.catalog, self.np_random
+        if count >= min(_AHEAD, self.num_envs // self._group_size):  # all seats, or enough
+            return self.task_sampler.sample(catalog, rng, count)
         if len(self._ahead) < count:
-            self._ahead += self.generator.many(deck, rng, _AHEAD)
+            self._ahead += self.task_sampler.sample(catalog, rng, _AHEAD)
         drawn, self._ahead = self._ahead[:count], self._ahead[count:]
         return drawn
 
     def _worst(self) -> torch.Tensor:
-        return self.game.plan_ms / self.game.bound_ms
+        return self.episodes.plan_ms / self.episodes.lower_bound_ms
 
     def _settle(self, over: torch.Tensor, info: Info) -> torch.Tensor:
         """What the games that are over are worth: [over]."""
-        game = self.game
-        worth = self.reward.dead_end(game.left_share()[over])
-        complete = (over & ~game.stuck).nonzero()[:, 0]
+        episodes = self.episodes
+        worth = self.reward.infeasible(episodes.left_share()[over])
+        complete = (over & ~episodes.infeasible).nonzero()[:, 0]
         plan_ms = torch.zeros(self.num_envs)
         if len(complete):
-            costs = self.source(game, complete.tolist())
+            costs = self.source(episodes, complete.tolist())
             plan_ms[complete] = costs.plan_ms
-            told = (costs, game.exists[complete], game.bound_ms[complete])
-            worth[~game.stuck[over]] = self.reward.complete(*told)
-        relative = plan_ms / game.bound_ms
+            told = (costs, episodes.exists[complete], episodes.lower_bound_ms[complete])
+            worth[~episodes.infeasible[over]] = self.reward.complete(*told)
+        relative = plan_ms / episodes.lower_bound_ms
         self._tally["games"] += int(over.sum())
-        self._tally["dead_ends"] += int((over & game.stuck).sum())
-        self._tally["halvings"] += int((game.slices - 1)[over].sum())
+        self._tally["dead_ends"] += int((over & episodes.infeasible).sum())
+        self._tally["halvings"] += int((episodes.slices - 1)[over].sum())
         self._tally["relative_max"] += float(relative[complete].sum())
         info.update(
             plan_ms=plan_ms.numpy(),
-            bound_ms=game.bound_ms.numpy().copy(),
-            dead_end=(over & game.stuck).numpy(),
+            lower_bound_ms=episodes.lower_bound_ms.numpy().copy(),
+            infeasible=(over & episodes.infeasible).numpy(),
             _plan_ms=over.numpy().copy(),
-            _bound_ms=over.numpy().copy(),
-            _dead_end=over.numpy().copy(),
+            _lower_bound_ms=over.numpy().copy(),
+            _infeasible=over.numpy().copy(),
         )
         return worth
 
     def _observe(self) -> Floats:
-        return np.asarray(self.layout.observe(self.game).numpy())
+        return np.asarray(self.layout.observe(self.episodes).numpy())

@@ -11,7 +11,7 @@ from typing import Any
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends import AskedKind
 from autoshard.cost_model import EstimatedCosts, load_model
-from autoshard.cost_model.proposals import CANDIDATES, most_doubted
+from autoshard.cost_model.proposals import CANDIDATES, most_uncertain
 from autoshard.experiments import tracking
 from autoshard.experiments.collecting.collection import Summary, collect, collect_exchanges
 from autoshard.experiments.console import cli
@@ -59,7 +59,7 @@ class CollectConfig:
     a CPU, 65,536 on a machine with a GPU."""
     max_gb: float | None = None
     """Maximum GB of a shard's weights, and of what a batch looks up (in fp32)."""
-    doubted_by: Path | None = None
+    query_by_committee: Path | None = None
     """Folder of a cost model, or the name of a shipped one. Of 20 times as many random shards,
     those are measured that its networks disagree on most."""
     augment: bool = False
@@ -149,15 +149,17 @@ def _shards(
     count = _share(config.num_shards, place, several)
     drawn = random_shards(
         tables,
-        count if config.doubted_by is None else count * CANDIDATES,
+        count if config.query_by_committee is None else count * CANDIDATES,
         config.max_tables,
         config.seed * several + place,
         config.augment,
         room,
     )
-    if config.doubted_by is None:
+    if config.query_by_committee is None:
         return drawn
-    return most_doubted(EstimatedCosts(load_model(config.doubted_by), batch_size), drawn, count)
+    return most_uncertain(
+        EstimatedCosts(load_model(config.query_by_committee), batch_size), drawn, count
+    )
 
 
 def _share(count: int, place: int, several: int) -> int:
@@ -185,4 +187,4 @@ def report(summary: Summary, config: CollectConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.run_command(main, CollectConfig)
+    cli.run_command(main, CollectConfig, dropped={"--doubted-by": "use --query-by-committee"})

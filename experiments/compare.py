@@ -12,7 +12,7 @@ import tyro
 
 from autoshard.cost_model import CostModel, EstimatedCosts, load_model
 from autoshard.cost_model.training import one_thread
-from autoshard.envs import Deck, RandomDeals
+from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import Choice
 from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
@@ -271,20 +271,22 @@ def _task_set(
         return task_set, oracle
     tables, fill = _tables(config), (config.memory_fill, config.memory_fill)
     oracle = open_oracle(model, config.batch_size, tables)
-    deals = (
-        RandomDeals((config.num_tables,) * 2, (config.num_devices,) * 2, fill)
+    sampler = (
+        RandomTaskSampler((config.num_tables,) * 2, (config.num_devices,) * 2, fill)
         if config.choice is None
-        else config.choice.deals
+        else config.choice.task_sampler
     )
-    objective = config.wanted(deals.most_devices, oracle.link)
+    objective = config.wanted(sampler.max_devices, oracle.link)
     # A family may draw links: they count unless an option is given.
     tasks = (
         replace(task, objective=objective)
         if config.names_objective or task.objective.link is None
         else task
-        for task in sample_tasks(Deck(oracle, [t.whole() for t in tables]), deals, config.seed)
+        for task in sample_tasks(
+            TableCatalog(oracle, [t.whole() for t in tables]), sampler, config.seed
+        )
     )
-    return TaskSet.drawn(tasks, config.num_tasks, tables, deals.most_devices), oracle
+    return TaskSet.drawn(tasks, config.num_tasks, tables, sampler.max_devices), oracle
 
 
 def _tables(config: CompareConfig) -> list[EmbeddingTable]:

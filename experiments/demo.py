@@ -107,10 +107,10 @@ def main(config: DemoConfig) -> None:
 
 
 def _begin(
-    title: str, budget: Budget | None = None, share: float = 0.0, least_s: float = 1.0
+    title: str, budget: Budget | None = None, share: float = 0.0, min_s: float = 1.0
 ) -> float:
     """Prints the title of a part, and returns the seconds that it can take."""
-    seconds = 0.0 if budget is None else max(least_s, round(share * budget.left_s()))
+    seconds = 0.0 if budget is None else max(min_s, round(share * budget.left_s()))
     cli.console.rule(f"{title}, {seconds:g} s at most" if seconds else title, align="left")
     return seconds
 

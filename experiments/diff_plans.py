@@ -9,7 +9,7 @@ from pathlib import Path
 
 import tyro
 
-from autoshard.cost_model import TaskOutlook, load_model
+from autoshard.cost_model import StepPredictor, load_model
 from autoshard.cost_model.training import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.inputs import read_devices, read_plan
@@ -104,9 +104,9 @@ def main(config: DiffConfig) -> None:
     old, new = read_plan(config.old, task, fitting=False), read_plan(config.new, task, fitting=True)
     near = renumbered(new, old, task)
     moved, least = (moved_bytes(moves_between(old, plan, task)) for plan in (new, near))
-    outlook = TaskOutlook(oracle, task)
+    predictor = StepPredictor(oracle, task)
     compared = new if config.renumber is None else near
-    diff = PlanDiff.of(old, compared, outlook, task, config.link_gb_s)
+    diff = PlanDiff.of(old, compared, predictor, task, config.link_gb_s)
     show(diff.parts())
     if config.renumber is not None:
         near.save(config.renumber)

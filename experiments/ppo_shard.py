@@ -88,7 +88,7 @@ def main(config: PPOShardConfig) -> None:
         if training.left_out:
             cli.console.print(
                 f"stopped by {budget} after iteration {training.progress.iteration} of "
-                f"{config.most_iterations}: go on with --resume --out {config.out}",
+                f"{config.max_iterations}: go on with --resume --out {config.out}",
                 soft_wrap=True,
             )
 

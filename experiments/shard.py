@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from autoshard.cost_model import EstimatedCosts, TaskOutlook
+from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.training import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.inputs import read_devices, read_plan
@@ -21,7 +21,7 @@ from autoshard.experiments.explaining.plan_report import (
 )
 from autoshard.sharders import (
     SHARDERS,
-    NearSharder,
+    IncrementalSharder,
     SharderSpec,
     make_sharder,
     needs_of,
@@ -46,6 +46,12 @@ _DEFAULT = "autoshard"
 _GB = 2**30
 _MEASURE_SECONDS = 60.0
 _SHARDERS = "\n".join(f"{name}: {spec.text}" for name, spec in SHARDERS.items())
+
+_DROPPED = {
+    **cli.VERIFIED,
+    "--keep-near": "use --start-plan",
+    "--most-moved-gb": "use --max-moved-gb",
+}
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,10 @@ class ShardConfig(ObjectiveOptions):
     explain: bool = False
     """Say which device is slowest in which phase and why, what would help next, and how the plan
     differs from the best heuristic's."""
-    keep_near: Path | None = None
+    start_plan: Path | None = None
     """File of a plan that is in use: it is improved, step by step, in place of making a new one."""
-    most_moved_gb: float | None = None
-    """With --keep-near: GB of weights and optimizer state that may move to other devices."""
+    max_moved_gb: float | None = None
+    """With --start-plan: GB of weights and optimizer state that may move to other devices."""
     out: Path = Path("plan.json")
     """File for the plan."""
     save_task: Path | None = None
@@ -126,10 +132,10 @@ class ShardConfig(ObjectiveOptions):
             )
         if self.plan is not None and (self.measure or self.sharder != _DEFAULT):
             raise UserError("--plan is priced as it is: leave out --sharder and --measure")
-        self._check_near()
+        self._check_start_plan()
         self.check_objective(self.num_devices)
         counts = ("num_devices", "batch_size")
-        near = {} if self.most_moved_gb is None else {"most_moved_gb": 0}
+        near = {} if self.max_moved_gb is None else {"max_moved_gb": 0}
         check_bounds(
             self,
             at_least={**dict.fromkeys(counts, 1), "seed": 0, **near},
@@ -139,12 +145,12 @@ class ShardConfig(ObjectiveOptions):
         check_file(self.save_task, "--save-task")
         check_file(self.picture, "--picture", PICTURES)
 
-    def _check_near(self) -> None:
-        if (self.keep_near is None) != (self.most_moved_gb is None):
-            raise UserError("--keep-near and --most-moved-gb go together: give both, or none")
-        if self.keep_near is not None and (self.measure or self.plan or self.sharder != _DEFAULT):
+    def _check_start_plan(self) -> None:
+        if (self.start_plan is None) != (self.max_moved_gb is None):
+            raise UserError("--start-plan and --max-moved-gb go together: give both, or none")
+        if self.start_plan is not None and (self.measure or self.plan or self.sharder != _DEFAULT):
             raise UserError(
-                "--keep-near improves a plan by the cost model: leave out --sharder, --measure and "
+                "--start-plan improves a plan by the cost model: leave out --sharder, --measure and "
                 "--plan"
             )
 
@@ -185,7 +191,7 @@ def main(config: ShardConfig) -> None:
     """Plans, prints what the plan costs beside the best heuristic's, writes it."""
     config.check()
     devices, (tables, stored) = config.devices(), config.workload()
-    given = config.plan or config.keep_near
+    given = config.plan or config.start_plan
     context = open_context(
         frozenset() if given else needs_of([config.sharder]),
         tables,
@@ -207,7 +213,7 @@ def main(config: ShardConfig) -> None:
     said: list[str] = []
     if config.plan is not None:
         plan = read_plan(config.plan, task, fitting=True)
-    elif config.keep_near is not None:
+    elif config.start_plan is not None:
         plan, said = _near(config, task, oracle)
     elif config.measures:
         from autoshard.experiments.evaluation.measured_plan import measured_plan  # starts Ray
@@ -217,12 +223,12 @@ def main(config: ShardConfig) -> None:
         plan = make_sharder(config.sharder, context).shard(task)
     plan.check(task)
     name = config.sharder if given is None else given.name
-    outlook, cost = TaskOutlook(oracle, task), oracle.plan_cost(plan, task)
-    best = best_heuristic(task, outlook, config.seed)
-    what = f"near {name}" if config.keep_near else name
+    predictor, cost = StepPredictor(oracle, task), oracle.plan_cost(plan, task)
+    best = best_heuristic(task, predictor, config.seed)
+    what = f"near {name}" if config.start_plan else name
     cli.console.print(cost.table(f"{what}, estimated"))
     show(memory_parts(plan, task))
-    for line in (expected_line(name, outlook.of(plan), best, task.objective), *said):
+    for line in (expected_line(name, predictor.of(plan), best, task.objective), *said):
         cli.console.print(line, soft_wrap=True)
     if config.explain:
         from autoshard.experiments.explaining.explain import explanation  # loads next_steps
@@ -259,20 +265,20 @@ def _near(
     config: ShardConfig, task: ShardingTask, oracle: EstimatedCosts
 ) -> tuple[ShardingPlan, list[str]]:
     """A plan near to the one in use, and what moves."""
-    assert config.keep_near is not None
-    assert config.most_moved_gb is not None
-    old = read_plan(config.keep_near, task, fitting=True)
-    most = int(config.most_moved_gb * _GB)
-    plan = NearSharder(oracle, old, most, config.seed).shard(task)
+    assert config.start_plan is not None
+    assert config.max_moved_gb is not None
+    old = read_plan(config.start_plan, task, fitting=True)
+    most = int(config.max_moved_gb * _GB)
+    plan = IncrementalSharder(oracle, old, most, config.seed).shard(task)
     moves = moves_between(old, plan, task)
-    outlook = TaskOutlook(oracle, task)
-    than = outlook.of(plan).over(outlook.of(old))
+    predictor = StepPredictor(oracle, task)
+    than = predictor.of(plan).over(predictor.of(old))
     return plan, [
-        f"near {config.keep_near}: {len(moves)} moves, {told(moved_bytes(moves))} in all of "
+        f"near {config.start_plan}: {len(moves)} moves, {told(moved_bytes(moves))} in all of "
         f"{told(most)} that may; a step takes {than.ratio:.3f} of what it does now "
         f"({than.low:.3f} to {than.high:.3f})"
     ]
 
 
 if __name__ == "__main__":
-    cli.run_command(main, ShardConfig, dropped=cli.VERIFIED)
+    cli.run_command(main, ShardConfig, dropped=_DROPPED)

@@ -5,7 +5,7 @@ its name, out of a `SharderContext`; `SHARDERS` says what each name stands for. 
 published heuristics, greedy placement by learned costs, `NeuroShardSharder`, which splits tables
 around it, `PolicySharder`, a trained policy alone or with a local search, `MeasuringSharder`, which
 measures and learns while it plans, `AnnealingSharder`, the yardstick of all that are quicker,
-`NearSharder`, which improves a plan in use, and `TorchRecSharder`, TorchRec's own planner to be
+`IncrementalSharder`, which improves a plan in use, and `TorchRecSharder`, TorchRec's own planner to be
 compared with. `next_steps` says what one more move, swap or split would bring to a plan. Policies
 are kept in folders (`load_policy`, `save_policy`).
 """
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     )
     from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
     from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
+    from autoshard.sharders.incremental import IncrementalSharder
     from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
     from autoshard.sharders.measuring import Measurer, MeasuringSharder
-    from autoshard.sharders.near import NearSharder
     from autoshard.sharders.neuroshard import NeuroShardSharder
     from autoshard.sharders.policy import PolicySharder
     from autoshard.sharders.policy_files import (
@@ -61,11 +61,11 @@ __all__ = [
     "AnnealingSharder",
     "FusedGreedySharder",
     "GreedySharder",
+    "IncrementalSharder",
     "LocalSearch",
     "LocalSearchSharder",
     "Measurer",
     "MeasuringSharder",
-    "NearSharder",
     "NeuroShardSharder",
     "Policy",
     "PolicyError",

@@ -8,7 +8,7 @@ import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.judging_plans import planned_ms
-from autoshard.cost_model.outlook import Placed
+from autoshard.cost_model.step_prediction import Placed
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.column_plan import Changes, ColumnPlan, Floats
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
@@ -25,7 +25,7 @@ _HOT, _COLD = 0.003, 1e-5
 _SOFT, _SHARP = 3.0, 96.0  # powers of the norm that stands for the slowest device, likewise
 _FEWEST, _MOST = 16, 512  # changes that are priced at once
 _SEARCHED = 40_000  # tables times devices: where there are more, local search takes minutes
-_LEAST_MS = 1e-9
+_MIN_MS = 1e-9
 
 
 class AnnealingSharder:
@@ -112,7 +112,7 @@ class AnnealingSharder:
 
 def _pressure(waits: Floats, power: float) -> Floats:
     """How much each device has to do with what the plan costs: [devices]."""
-    largest = np.maximum(waits.max(0), _LEAST_MS)
+    largest = np.maximum(waits.max(0), _MIN_MS)
     powers = (waits / largest) ** power
     return np.asarray((largest * powers / powers.sum(0)).sum(1))
 
@@ -123,7 +123,7 @@ def _take(plan: ColumnPlan, changes: Changes, power: float, worse: Floats) -> in
     """
     after = plan.price(changes)
     admitted = plan.admitted(changes, after)
-    largest = np.maximum(plan.waits.max(0), _LEAST_MS)
+    largest = np.maximum(plan.waits.max(0), _MIN_MS)
     before = (plan.waits / largest) ** power
     of_two = before[changes.first] + before[changes.second]
     with np.errstate(over="ignore"):  # what is so much worse is never taken
@@ -133,7 +133,7 @@ def _take(plan: ColumnPlan, changes: Changes, power: float, worse: Floats) -> in
 
     def norm_ms(powers: Floats) -> Floats:
         """A step [...] whose slowest devices are softened into norms, by sums [..., waits]."""
-        return np.asarray((largest * np.maximum(powers, _LEAST_MS) ** (1 / power)).sum(-1))
+        return np.asarray((largest * np.maximum(powers, _MIN_MS) ** (1 / power)).sum(-1))
 
     now_ms = float(norm_ms(sums))
     likely = admitted & (norm_ms(sums + change) <= now_ms * (1 + worse))

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.outlook import Placed
 from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
+from autoshard.cost_model.step_prediction import Placed
 from autoshard.workload import ShardingTask, TableSlice
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import step_ms
@@ -77,7 +77,7 @@ class ColumnPlan:
         self.task, self._oracle = task, oracle
         masks = RuleMasks(task)
         self.bundles = masks.units
-        self.most_slices = masks.max_parts[:-1]
+        self.max_slices = masks.max_parts[:-1]
         self._least = -(-masks.min_width[:-1] // DIM_STEP)
         self._full = np.array([_steps(bundle) for bundle in self.bundles], np.int64)
         self.devices = len(task.devices)
@@ -179,7 +179,7 @@ class ColumnPlan:
         swapped = c.other >= 0
         stays = (c.keeps > 0) & ~swapped
         slices = self.slices[c.table] + stays - (self.widths[c.table, c.second] > 0) * ~swapped
-        found &= (slices <= self.most_slices[c.table]) | ~stays
+        found &= (slices <= self.max_slices[c.table]) | ~stays
         least = self._least[c.table]
         return np.asarray(found & (~stays | ((c.keeps >= least) & (c.gets >= least))))
 

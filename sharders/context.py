@@ -10,7 +10,7 @@ from autoshard.cost_model import (
     CostModel,
     EstimatedCosts,
     OutsideTraining,
-    TableFactors,
+    TableResiduals,
     load_model,
 )
 from autoshard.sharders.policy_files import SHIPPED, Policy, cost_model_beside, load_policy
@@ -85,10 +85,10 @@ def open_oracle(
 
     Warns of tables and batch sizes that the model has learned little of.
     """
-    factors = None
+    residuals = None
     if store is not None and store.is_file():
-        factors = _stored_factors(model, batch_size, tables, store)
-    oracle = EstimatedCosts(model, batch_size, factors)
+        residuals = _stored_residuals(model, batch_size, tables, store)
+    oracle = EstimatedCosts(model, batch_size, residuals)
     learned = model.provenance.batch_sizes
     if not min(learned) <= batch_size <= max(learned):
         warnings.warn(
@@ -102,9 +102,9 @@ def open_oracle(
     return oracle
 
 
-def _stored_factors(
+def _stored_residuals(
     model: CostModel, batch_size: int, tables: Sequence[EmbeddingTable], path: Path
-) -> TableFactors | None:
+) -> TableResiduals | None:
     """Returns what was measured on the model's hardware, in such batches; None if nothing was."""
     from autoshard.benchmark import MeasurementStore  # loaded where there is a store
     from autoshard.cost_model.dataset import CostDataset, stored_costs
@@ -122,4 +122,4 @@ def _stored_factors(
     if not found:
         return None
     data = CostDataset.of(found, level=origin.quiet)
-    return TableFactors(model.compute, batch_size).learn(data, tables)
+    return TableResiduals(model.compute, batch_size).learn(data, tables)

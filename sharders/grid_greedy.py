@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.network import DIRECTIONS
-from autoshard.cost_model.outlook import Placed
 from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
+from autoshard.cost_model.step_prediction import Placed
 from autoshard.workload import ShardingTask
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.units import Bundle

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from autoshard.envs.deck import WHOLE, Deal, Deck, Ints, Larger
+from autoshard.envs.catalog import WHOLE, Ints, Larger, TableCatalog, TaskInstance
 
 # Of a group, at the least: of fewer devices, or where few pieces are there to even them out, groups
 # come out worse than the whole; more take longer, one step a piece.
@@ -25,65 +25,75 @@ class Group:
     """
 
     devices: Ints
-    deal: Deal
+    instance: TaskInstance
 
     def with_(self, other: "Group") -> "Group":
         """Both in one."""
-        ours, theirs = self.deal, other.deal
+        ours, theirs = self.instance, other.instance
         pieces = np.concatenate([ours.pieces, theirs.pieces])
         memory = np.concatenate([ours.memory_bytes, theirs.memory_bytes])
         devices = np.concatenate([self.devices, other.devices])
         return Group(devices, replace(ours, pieces=pieces, memory_bytes=memory))
 
 
-def in_groups(deck: Deck, whole: Group) -> list[Group]:
+def in_groups(catalog: TableCatalog, whole: Group) -> list[Group]:
     """A task in as many groups as it is large enough for: each with its share of what the pieces
     cost, of memory, and of columns where these count.
 
     It stays one where it has rules, where a piece finds no group with room, and where a few devices
     have much of the memory, so that groups would be unlike.
     """
-    deal, devices = whole.deal, len(whole.devices)
-    count = min(devices // DEVICES, len(deal.pieces) // PIECES)
-    if count <= 1 or deal.masks is not None:
+    instance, devices = whole.instance, len(whole.devices)
+    count = min(devices // DEVICES, len(instance.pieces) // PIECES)
+    if count <= 1 or instance.masks is not None:
         return [whole]
     # The largest memory first, to and fro: so all groups have as many devices, and much alike.
-    ranked = np.argsort(-deal.memory_bytes, kind="stable")
+    ranked = np.argsort(-instance.memory_bytes, kind="stable")
     turns = np.arange(devices) % (2 * count)
     turns = np.minimum(turns, 2 * count - 1 - turns)
     members = [np.sort(ranked[turns == number]) for number in range(count)]
-    room = [float(deal.memory_bytes[own].mean()) for own in members]
-    dealt = _dealt(deck, deal, members) if max(room) < _UNLIKE * min(room) else None
-    if dealt is None:
+    room = [float(instance.memory_bytes[own].mean()) for own in members]
+    parts = (
+        _tables_of_groups(catalog, instance, members) if max(room) < _UNLIKE * min(room) else None
+    )
+    if parts is None:
         return [whole]
-    columns = int(deck.columns.numpy()[deal.pieces].sum())
+    columns = int(catalog.columns.numpy()[instance.pieces].sum())
     larger = Larger(devices, columns)
     return [
-        Group(own, replace(deal, pieces=pieces, memory_bytes=deal.memory_bytes[own], larger=larger))
-        for own, pieces in zip(members, dealt, strict=True)
+        Group(
+            own,
+            replace(
+                instance, pieces=pieces, memory_bytes=instance.memory_bytes[own], larger=larger
+            ),
+        )
+        for own, pieces in zip(members, parts, strict=True)
     ]
 
 
-def _dealt(deck: Deck, deal: Deal, members: Sequence[Ints]) -> list[Ints] | None:
+def _tables_of_groups(
+    catalog: TableCatalog, instance: TaskInstance, members: Sequence[Ints]
+) -> list[Ints] | None:
     """The pieces of each group; None where one finds no group with room for it."""
     cost, columns, sizes = (
-        some.numpy().astype(np.float64) for some in (deck.alone_ms, deck.columns, deck.sizes)
+        some.numpy().astype(np.float64)
+        for some in (catalog.alone_ms, catalog.columns, catalog.sizes)
     )
     devices = np.array([len(own) for own in members])
-    room = np.array([deal.memory_bytes[own].sum() for own in members], np.float64)
-    largest = np.array([deal.memory_bytes[own].max() for own in members], np.float64)
-    even = cost[deal.pieces].sum() / devices.sum()
+    room = np.array([instance.memory_bytes[own].sum() for own in members], np.float64)
+    largest = np.array([instance.memory_bytes[own].max() for own in members], np.float64)
+    even = cost[instance.pieces].sum() / devices.sum()
     # What there is to share out, and an even share of each group: costs, memory, and columns where
     # they count.
     kinds = [(cost, even * devices), (sizes, room)]
-    if deal.objective.exchanges(devices.sum()):
-        kinds.append((columns, columns[deal.pieces].sum() / devices.sum() * devices))
+    if instance.objective.exchanges(devices.sum()):
+        kinds.append((columns, columns[instance.pieces].sum() / devices.sum() * devices))
     shares = np.stack([each for each, _ in kinds], axis=1)
     units = np.stack([unit for _, unit in kinds])
-    halves = deck.halves.numpy()
+    halves = catalog.halves.numpy()
     held = np.zeros_like(units)
     found: list[list[int]] = [[] for _ in members]
-    first = [(-cost[piece], int(piece)) for piece in deal.pieces]
+    first = [(-cost[piece], int(piece)) for piece in instance.pieces]
     heapify(first)
     while first:
         _, piece = heappop(first)

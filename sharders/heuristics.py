@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from autoshard.workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.admission import Occupancy, RuleMasks
-from autoshard.workload.beliefs import BELIEFS
+from autoshard.workload.cost_proxies import COST_PROXIES
 from autoshard.workload.packing import does_not_fit
 from autoshard.workload.sizes import told
 from autoshard.workload.units import Bundle, bytes_of_bundles
@@ -17,21 +17,21 @@ Floats = npt.NDArray[np.float64]
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
 
 
-def _believed(
-    belief: Callable[[TableSlice], float], table: EmbeddingTable, _rng: np.random.Generator
+def _proxy_cost(
+    proxy: Callable[[TableSlice], float], table: EmbeddingTable, _rng: np.random.Generator
 ) -> float:
-    return belief(table.whole())
+    return proxy(table.whole())
 
 
 HEURISTICS: dict[str, TableCost] = {
     "round_robin": lambda _table, _rng: 1.0,
     "random": lambda _table, rng: float(rng.random()),
-    **{name: partial(_believed, belief) for name, belief in BELIEFS.items()},
+    **{name: partial(_proxy_cost, proxy) for name, proxy in COST_PROXIES.items()},
 }
-USUAL_HEURISTICS = tuple(BELIEFS)  # those that somebody would use
+USUAL_HEURISTICS = tuple(COST_PROXIES)  # those that somebody would use
 
 
-class DeadEnd(PlanError):  # noqa: N818 - what happened, as in the game
+class InfeasibleError(PlanError):
     """No device has room for a table, or may take it. Why is found out when somebody asks: with
     rules that takes time, and often another sharder finds a plan.
     """
@@ -41,7 +41,7 @@ class DeadEnd(PlanError):  # noqa: N818 - what happened, as in the game
         self._task, self._table, self._needed, self._most = task, table, needed, most
 
     def __str__(self) -> str:
-        task, rooms = self._task, self._task.room_bytes
+        task, rooms = self._task, self._task.usable_bytes
         needs = [task.table_bytes(table) for table in task.tables]
         if task.rules or sum(needs) > rooms.sum() or max(needs) > rooms.max():
             return str(does_not_fit(task, split=False))
@@ -83,7 +83,7 @@ def greedy_plan(task: ShardingTask, masks: RuleMasks, costs: Sequence[float]) ->
     def placed(number: int, device: int) -> None:
         load[device] += costs[number]
 
-    held = Occupancy(masks, task.room_bytes[None])
+    held = Occupancy(masks, task.usable_bytes[None])
     return place_in_turn(task, masks, held, costs, lambda _number: load, placed)
 
 
@@ -113,7 +113,7 @@ def place_in_turn(
         fitting = held.admits(numbers[number : number + 1], sizes[number : number + 1])[0]
         if not fitting.any():
             needed, most = int(sizes[number]), int(held.free.max())
-            raise DeadEnd(task, units[number].name, needed, most)
+            raise InfeasibleError(task, units[number].name, needed, most)
         device = int(np.where(fitting, burden(number), np.inf).argmin())
         chosen[number] = device
         held.enter(number, int(sizes[number]), device)

@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.outlook import Placed, TaskOutlook
+from autoshard.cost_model.step_prediction import Placed, StepPredictor
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.plan_search import PlanSearch
@@ -78,12 +78,12 @@ class LocalSearch:
                 break
             other = PlanSearch(mean, task, _SOFT, best.placed(), self._near)
             # By turns: what holds a device up is halved, though it helps only after other moves.
-            if not (self._split and number % 2 and other.halve(number // 2)):
+            if not (self._split and number % 2 and other.split_costliest(number // 2)):
                 other.kick(rng)
             other.descend(self._split, late)
             if other.objective() < best.objective():
                 best = other
-        power = norm_power(self._oracle.factors.prior.rest)
+        power = norm_power(self._oracle.residuals.prior.rest)
         scenarios = self._oracle.scenarios(task.tables, _SCENARIOS, self._seed)
         last = PlanSearch(scenarios, task, power, best.placed(), self._near)
         if seconds is not None:
@@ -111,4 +111,4 @@ class LocalSearchSharder:
         if not plans:
             raise faults[0]
         found: list[Placed] = [*plans, *self._search.improve(task, plans)]
-        return TaskOutlook(self._oracle, task).best_plan(found)
+        return StepPredictor(self._oracle, task).best_plan(found)

@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import Protocol
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.outlook import TaskOutlook
-from autoshard.cost_model.telling import most_telling
+from autoshard.cost_model.acquisition import select_measurements
+from autoshard.cost_model.step_prediction import StepPredictor
 from autoshard.sharders.context import MEASURE_SECONDS
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import PlanError, Shard, Sharder, ShardingPlan, ShardingTask
@@ -74,28 +74,28 @@ class MeasuringSharder:
         """Returns a valid plan; raises PlanError, which says what is missing, if none is found."""
         deadline = self._clock() + self._seconds
         oracle, plan, planning = self._planned(task)
-        rivals = self._rivals(oracle, task)
-        plans = [*rivals, plan]  # the first plans may be as good
+        competing = self._competing(oracle, task)
+        plans = [*competing, plan]  # the first plans may be as good
         number = 0
         while (left := deadline - self._clock()) >= max(_MIN_ROUND_SECONDS, planning):
             own = _shards(task, plan)
-            theirs = [shard for rival in rivals for shard in _shards(task, rival)]
+            theirs = [shard for other in competing for shard in _shards(task, other)]
             count = _SHARDS_PER_DEVICE * self._measurer.devices
             fits = self._measurer.fits
-            telling = most_telling(oracle, task, own + theirs, count, fits, number)
+            telling = select_measurements(oracle, task, own + theirs, count, fits, number)
             # Out-of-distribution tables come first; then whether the plan is as fast as predicted.
             asked = telling if number == 0 else [*filter(fits, own), *telling]
             seconds = min(_ROUND_SHARE * left, left - planning)
             fresh = self._measurer.learn(asked, max(_MIN_ROUND_SECONDS, seconds))
             before = plan
             oracle, plan, planning = self._planned(task)
-            rivals = self._rivals(oracle, task)
-            plans += [plan, *rivals]
+            competing = self._competing(oracle, task)
+            plans += [plan, *competing]
             if not fresh or (number > 0 and _settled(oracle, task, before, plan)):
                 break
             number += 1
-        outlook = TaskOutlook(oracle, task)
-        return min(dict.fromkeys(plans), key=lambda one: outlook.expected_ms(one.placed(task)))
+        predictor = StepPredictor(oracle, task)
+        return min(dict.fromkeys(plans), key=lambda one: predictor.expected_ms(one.placed(task)))
 
     def _planned(self, task: ShardingTask) -> tuple[EstimatedCosts, ShardingPlan, float]:
         """Returns the oracle by all measurements, the plan by it, and the seconds this took."""
@@ -104,7 +104,7 @@ class MeasuringSharder:
         plan = self._make(oracle).shard(task)
         return oracle, plan, self._clock() - began
 
-    def _rivals(self, oracle: EstimatedCosts, task: ShardingTask) -> list[ShardingPlan]:
+    def _competing(self, oracle: EstimatedCosts, task: ShardingTask) -> list[ShardingPlan]:
         """Returns the plan of `cost_fused`, if there is one and it may compete."""
         with suppress(PlanError):
             return [FusedGreedySharder(oracle).shard(task)] if self._greedy else []
@@ -115,8 +115,8 @@ def _settled(
     oracle: EstimatedCosts, task: ShardingTask, before: ShardingPlan, after: ShardingPlan
 ) -> bool:
     """Returns whether the new plan improves by less than the uncertainty of its step."""
-    outlook = TaskOutlook(oracle, task)
-    new, old = outlook.of(after), outlook.of(before)
+    predictor = StepPredictor(oracle, task)
+    new, old = predictor.of(after), predictor.of(before)
     low, high = new.interval_ms
     return old.expected_ms - new.expected_ms < (high - low) / 2
 

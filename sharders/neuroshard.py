@@ -26,9 +26,9 @@ _CANDIDATES = 10  # of the costliest slices, and of the largest ones, that are t
 _BEAM = 3  # cuts that the next step goes on from
 _STEPS = 10  # halvings one after another
 _GRID = 11  # limits of columns
-_LEAST_SHARE, _MOST_SHARE = 1.0, 1.5  # the first limit and the last, of the mean of the devices
+_MIN_SHARE, _MAX_SHARE = 1.0, 1.5  # the first limit and the last, of the mean of the devices
 
-_SHARES = (*np.linspace(_LEAST_SHARE, _MOST_SHARE, _GRID).tolist(), np.inf)
+_SHARES = (*np.linspace(_MIN_SHARE, _MAX_SHARE, _GRID).tolist(), np.inf)
 
 
 class NeuroShardSharder:
@@ -76,14 +76,14 @@ class _Cuts:
         """These with one slice halved, one of the costliest or of the largest; each cut once."""
         found: dict[frozenset[tuple[Bundle, int]], list[Bundle]] = {}
         for cut in cuts:
-            for piece in self._worth_halving(cut):
+            for piece in self._worth_splitting(cut):
                 rest = list(cut)
                 rest.remove(piece)
                 tried = rest + [self._the_only(half) for half in piece.halves()]
                 found.setdefault(frozenset(Counter(tried).items()), tried)
         return list(found.values())
 
-    def _worth_halving(self, cut: Sequence[Bundle]) -> list[Bundle]:
+    def _worth_splitting(self, cut: Sequence[Bundle]) -> list[Bundle]:
         different = list(dict.fromkeys(cut))
         costs = self._oracle.alone_ms(different)
         sizes = bytes_of_bundles(self._task.operator, self._task.batch_size, different)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from autoshard.cost_model.outlook import Placed
 from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
 from autoshard.cost_model.scenarios import Pricing
+from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders.move_budget import GONE, MoveBudget
 from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.admission import RuleMasks, Truths
@@ -21,10 +21,10 @@ from autoshard.workload.units import Bundle
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
-_LEAST_GAIN = 1e-5  # relative: smaller ones are not worth a step
-_LEAST_SPLIT_GAIN = 0.01  # relative, of the norm: a split costs lookups on two devices
+_MIN_GAIN = 1e-5  # relative: smaller ones are not worth a step
+_MIN_SPLIT_GAIN = 0.01  # relative, of the norm: a split costs lookups on two devices
 _SWAPS = 64  # that are priced at a step: those that should even out most; more find nothing better
-_LEAST_MS = 1e-12
+_MIN_MS = 1e-12
 
 
 class Change(NamedTuple):
@@ -105,18 +105,18 @@ class PlanSearch:
         """
         for _ in range(20 * len(self._homes)):
             if late() or not (
-                self._take(self.moves(), _LEAST_GAIN)
-                or self._take(self.swaps(), _LEAST_GAIN)
-                or (split and self._take(self.splits(), _LEAST_SPLIT_GAIN))
+                self._take(self.moves(), _MIN_GAIN)
+                or self._take(self.swaps(), _MIN_GAIN)
+                or (split and self._take(self.splits(), _MIN_SPLIT_GAIN))
             ):
                 return
 
-    def _take(self, choices: Choices, least_gain: float) -> bool:
+    def _take(self, choices: Choices, min_gain: float) -> bool:
         """Take the best step, if the objective becomes better by it."""
         if not len(choices.after_ms):
             return False
         best = int(np.argmin(choices.after_ms))
-        if choices.after_ms[best] > self.objective() * (1 - least_gain):
+        if choices.after_ms[best] > self.objective() * (1 - min_gain):
             return False
         self._apply(choices.change(best))
         return True
@@ -137,7 +137,7 @@ class PlanSearch:
             if len(fitting):
                 self._apply(Change((item,), ((item, int(rng.choice(fitting))),)))
 
-    def halve(self, rank: int) -> bool:
+    def split_costliest(self, rank: int) -> bool:
         """Halve the costliest slice but so many of the device that holds up the longest wait, and
         put one half where that wait is shortest; False if there is none, or no room.
         """
@@ -293,7 +293,7 @@ class PlanSearch:
         self._costs = self._devices.costs()
         self._means = self._costs.mean(2)  # [devices, waits]
         self._longest = np.argsort(-self._means.max(0), kind="stable")
-        self._most = np.maximum(self._costs.max(0), _LEAST_MS)
+        self._most = np.maximum(self._costs.max(0), _MIN_MS)
         self._powers = (self._costs / self._most) ** self._power
 
     def _after(self, gone: Floats | float, *come: Floats) -> Floats:
@@ -303,5 +303,5 @@ class PlanSearch:
         sums = self._powers.sum(0) - gone
         for costs in come:
             sums = sums + (costs / self._most) ** self._power
-        norms = self._most * np.maximum(sums, _LEAST_MS) ** (1 / self._power)
+        norms = self._most * np.maximum(sums, _MIN_MS) ** (1 / self._power)
         return np.asarray(norms.mean(-1).sum(-1))

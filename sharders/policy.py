@@ -7,12 +7,12 @@ from contextlib import suppress
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.judging_plans import planned_ms
-from autoshard.cost_model.outlook import Placed, TaskOutlook
+from autoshard.cost_model.step_prediction import Placed, StepPredictor
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.sharders.local_search import LocalSearch
-from autoshard.sharders.player import Played, Player
 from autoshard.sharders.policy_files import Policy
+from autoshard.sharders.rollouts import PolicyRollouts, Rollout
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing import pack
 
@@ -48,7 +48,7 @@ class PolicySharder:
         self._oracle = oracle
         # From so many games a search wins 0.05 % by kicks, and takes a quarter longer.
         self._search = LocalSearch(oracle, kicks=0, seed=seed, clock=clock) if search else None
-        self._player = Player(policy.network, oracle)
+        self._rollouts = PolicyRollouts(policy.network, oracle)
         self._seconds = seconds
         self._clock = clock
 
@@ -69,7 +69,7 @@ class PolicySharder:
             return min(plans, key=lambda plan: planned_ms(self._oracle, task, plan))
         if self._clock() < until:
             found += self._improved(self._search, task, found, until)
-        return TaskOutlook(self._oracle, task).best_plan(found)
+        return StepPredictor(self._oracle, task).best_plan(found)
 
     def _improved(
         self, search: LocalSearch, task: ShardingTask, found: Sequence[Placed], until: float
@@ -84,22 +84,22 @@ class PolicySharder:
     def _played(self, task: ShardingTask) -> list[Placed]:
         """The policy's plans, the best first: of its usual games, and before a search of more."""
         size = len(task.tables), len(task.devices)
-        usual, wide = self._player.ways(*size), self._search is not None
-        ways = self._player.ways(*size, wide=True) if wide else usual
-        played = self._player.play(task, ways)
-        own = _different([game for game in played if game.way < len(usual)])[:_QUICK]
+        usual, wide = self._rollouts.configs(*size), self._search is not None
+        configs = self._rollouts.configs(*size, wide=True) if wide else usual
+        played = self._rollouts.play(task, configs)
+        own = _different([rollout for rollout in played if rollout.config < len(usual)])[:_QUICK]
         if not wide:
             return own
         best = _different(played)[:_BEST]
         return best + [placed for placed in own if placed not in best]
 
 
-def _different(played: Sequence[Played]) -> list[Placed]:
+def _different(played: Sequence[Rollout]) -> list[Placed]:
     """The plans of games, the best first. Of those that take as long, which are the same or as
     good, one.
     """
-    ranked = sorted(played, key=lambda game: game.plan_ms)
+    ranked = sorted(played, key=lambda episodes: episodes.plan_ms)
     plans: dict[str, Placed] = {}
-    for game in ranked:
-        plans.setdefault(f"{game.plan_ms:.5g}", game.placed)
+    for episodes in ranked:
+        plans.setdefault(f"{episodes.plan_ms:.5g}", episodes.placed)
     return list(plans.values())

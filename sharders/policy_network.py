@@ -17,10 +17,10 @@ from autoshard.envs.observation import (
     DESCRIBED,
     DEVICE,
     DEVICE_PARTS,
-    HALVING,
     OBJECTIVE,
     PROGRESS,
     REST,
+    SPLIT_PARTS,
     TABLE,
 )
 
@@ -57,7 +57,7 @@ class PolicyShape:
     halves: bool = True
 
 
-class Style(NamedTuple):
+class PolicyVariant(NamedTuple):
     """A way to play the same policy: tasks differ in which one suits them.
 
     Args:
@@ -83,7 +83,7 @@ class PolicyNetwork(nn.Module):
         hidden, encoded = shape.hidden, shape.encoded
         self.encoder = nn.Linear(DESCRIBED, encoded)
         self.device = nn.Linear(encoded + DEVICE - DESCRIBED, hidden)
-        rest = TABLE + REST - 2 * DESCRIBED + HALVING + OBJECTIVE + PROGRESS
+        rest = TABLE + REST - 2 * DESCRIBED + SPLIT_PARTS + OBJECTIVE + PROGRESS
         self.state = nn.Linear(2 * encoded + rest, hidden)
         self.context = nn.Linear(2 * hidden, hidden)
         self.mixer = nn.Linear(hidden, hidden)
@@ -116,14 +116,14 @@ class PolicyNetwork(nn.Module):
         return any(bool(weight.any()) for weight in deviates if isinstance(weight, Tensor))
 
     def forward(
-        self, parts: dict[str, Tensor], styles: Tensor | None = None
+        self, parts: dict[str, Tensor], variants: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Logits [games, devices + 1], the last one of halving, and what is known of each game
         [games, hidden].
 
         Args:
             parts: of observations.
-            styles: in which each game is played, as in `Style` [games, 3]; by default as learned.
+            styles: in which each game is played, as in `PolicyVariant` [games, 3]; by default as learned.
         """
         table, rest, devices = parts["table"], parts["rest"], parts["devices"]
         exists, allowed = parts["exists"] > 0, parts["allowed"] > 0
@@ -134,7 +134,7 @@ class PolicyNetwork(nn.Module):
         pair = torch.stack([table[:, :DESCRIBED], rest[:, :DESCRIBED]], dim=1)
         sets = self._encode(torch.cat([devices[..., :DESCRIBED], pair], dim=1))
         numbers = [table[:, DESCRIBED:], rest[:, DESCRIBED:]]
-        numbers += [parts[name] for name in ("halving", "objective", "progress")]
+        numbers += [parts[name] for name in ("split", "objective", "progress")]
         state = self.state(torch.cat([sets[:, -2:].flatten(1), *numbers], dim=1))
         own = torch.cat([sets[:, :-2], devices[..., DESCRIBED:]], dim=2)
         each = functional.relu(self.device(own) + state[:, None])
@@ -146,15 +146,15 @@ class PolicyNetwork(nn.Module):
         itself: Tensor = self.itself
         elsewhere: Tensor = self.elsewhere
         halve = self.halving(known).squeeze(-1)
-        if styles is not None:
-            learned, by_itself, by_elsewhere = styles[:, :, None].unbind(1)
+        if variants is not None:
+            learned, by_itself, by_elsewhere = variants[:, :, None].unbind(1)
             itself = by_itself * (_ITSELF + learned * (itself - _ITSELF))
             elsewhere = (by_elsewhere * (_ELSEWHERE + learned * (elsewhere - _ELSEWHERE)))[:, 0]
             score, halve = score * learned, halve * learned[:, 0]
         burden = devices[..., _SOFT_AFTER] + itself * devices[..., _JOINED]
         greedy = -self.log_sharpness.exp() * self._over_least(burden, allowed)
         halve = halve + self._relief(parts, allowed, elsewhere)
-        may = parts["halving"][:, _MAY] > 0
+        may = parts["split"][:, _MAY] > 0
         logits = (greedy + score).masked_fill(~allowed, FORBIDDEN)
         return torch.cat([logits, halve.masked_fill(~may, FORBIDDEN)[:, None]], dim=1), known
 
@@ -167,7 +167,7 @@ class PolicyNetwork(nn.Module):
         """What halving is worth to the greedy: of what the piece takes, at best, beyond the even
         share or the slowest device, that part which goes elsewhere, less what two halves cost more.
         """
-        devices, halving = parts["devices"], parts["halving"]
+        devices, halving = parts["devices"], parts["split"]
         best = devices[..., _JOINED].masked_fill(~allowed, torch.inf).amin(1).clamp_max(_FAR)
         level = torch.maximum(1 + halving[:, _ADDED], devices[..., _COST].amax(1))
         adds = halving[:, _ADDS] / parts["exists"].sum(1).clamp_min(1)

@@ -19,7 +19,7 @@ class Proposer:
 
     def __init__(self, plan: ColumnPlan, rng: np.random.Generator) -> None:
         self._plan, self._rng = plan, rng
-        self._splittable = bool((plan.most_slices > 1).any())
+        self._splittable = bool((plan.max_slices > 1).any())
 
     def draw(self, count: int, pressure: Floats) -> Changes:
         """So many changes, or a few less; those of devices under pressure [devices] come more
@@ -55,7 +55,7 @@ class Proposer:
         """Half of a slice, or any part, to another device."""
         widths = self._plan.widths
         held = widths[tables, devices]
-        wide = (held > 1) & (self._plan.most_slices[tables] > 1)
+        wide = (held > 1) & (self._plan.max_slices[tables] > 1)
         tables, devices, held = tables[wide], devices[wide], held[wide]
         targets = self._elsewhere(devices)
         any_part = 1 + (self._rng.random(len(held)) * (held - 1)).astype(np.int64)

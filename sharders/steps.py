@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from autoshard.cost_model import EstimatedCosts, TaskOutlook
+from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.plan_search import Change, Choices, PlanSearch
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask, TableSlice
@@ -19,7 +19,7 @@ Moved = tuple[tuple[TableSlice, int, int], ...]  # columns, from where, and wher
 
 _LOOKED_AT = 1000  # candidates that are made plans of, the most promising first
 _LIKELY = 4  # times as many as are asked for are priced in scenarios
-_LEAST_GAIN = 1e-3  # relative: smaller ones are not worth a step
+_MIN_GAIN = 1e-3  # relative: smaller ones are not worth a step
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ def next_steps(
     plan.check(task)
     if len(task.devices) == 1:
         return []
-    outlook = TaskOutlook(oracle, task)
-    power = norm_power(oracle.factors.prior.rest)
+    predictor = StepPredictor(oracle, task)
+    power = norm_power(oracle.residuals.prior.rest)
     search = PlanSearch(oracle.expectation(), task, power, plan.placed(task))
     slowest, found = search.slowest, dict[tuple[Kind, int], Step]()
     for kind, change in islice(_candidates(search), _LOOKED_AT):
@@ -61,11 +61,11 @@ def next_steps(
             after.check(task)
         except PlanError:  # two slices that became one may break what each alone keeps
             continue
-        expected = outlook.expected_ms(after.placed(task))
+        expected = predictor.expected_ms(after.placed(task))
         found[kind, item] = Step(kind, _moved(plan, after, task, slowest), after, expected)
         if len(found) == _LIKELY * count:
             break
-    enough = outlook.expected_ms(plan.placed(task)) * (1 - _LEAST_GAIN)
+    enough = predictor.expected_ms(plan.placed(task)) * (1 - _MIN_GAIN)
     better = [step for step in found.values() if step.expected_ms < enough]
     return sorted(better, key=lambda step: step.expected_ms)[:count]
 

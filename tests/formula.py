@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from autoshard.benchmark import Exchange, Level, Measurement, MeasureSettings, Timing
+from autoshard.benchmark import Exchange, Measurement, MeasureSettings, ReferenceLevel, Timing
 from autoshard.benchmark.measurement import ExchangeKey
 from autoshard.cost_model import CostDataset, CostModel, Provenance
 from autoshard.cost_model.compute_training import train_compute
@@ -21,8 +21,8 @@ from autoshard.workload.parts import Part
 from autoshard.workload.reuse import spectrum_of
 
 HARDWARE, VERSIONS = "a machine", "libraries"
-QUIET = Level(0.8, 1.2)
-_LEAST_ERROR = 0.005
+QUIET = ReferenceLevel(0.8, 1.2)
+_MIN_ERROR = 0.005
 
 
 Dearer = Callable[[EmbeddingTable], float]  # what tables cost over what the formula says
@@ -58,7 +58,7 @@ def measurement(
     rng = np.random.default_rng([int(shard.digest[:8], 16), seed])
     factor = float(np.exp(noise * rng.standard_normal()))
     forward, backward = formula_ms(shard, batch_size, dearer)
-    error = max(noise, _LEAST_ERROR)
+    error = max(noise, _MIN_ERROR)
     timing = Timing(forward * factor, backward * factor, 0.01, 20, 0, 0.0, 0.1, QUIET, error=error)
     settings = MeasureSettings(batch_size, operator or OperatorOptions(), seed)
     return Measurement(shard, settings, HARDWARE, VERSIONS, "ok", "d", "n", 1.0 + seed, timing)

@@ -59,9 +59,9 @@ class RuleMasks:
                 number = self._numbers[table]
                 if rule.kind in ("together", "whole"):
                     self.max_parts[number] = 1
-                elif rule.kind == "most_slices":
+                elif rule.kind == "max_slices":
                     self.max_parts[number] = min(rule.numbers[0], self.max_parts[number])
-                elif rule.kind == "least_width":
+                elif rule.kind == "min_width":
                     self.min_width[number] = max(rule.numbers[0], self.min_width[number])
                 elif rule.of_devices:
                     named = np.isin(np.arange(devices), rule.numbers)
@@ -94,7 +94,7 @@ class RuleMasks:
 
     def may_split(self, unit: Bundle, parts: int = 1) -> bool:
         """Returns whether a slice may become two, where its table has so many parts already."""
-        if not unit.can_be_halved:
+        if not unit.can_be_split:
             return False
         number = self.number(unit)
         narrow = min(half.width for half in halves(unit.slices[0]))

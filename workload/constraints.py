@@ -4,8 +4,8 @@
       ads: [ads_click, "ads_view_*"]        # names and patterns of tables
     tables:                                 # a table, a pattern or a group
       ads: {together: true}
-      user_id: {on: [0, 1], most_slices: 2}
-      "item_*": {not_on: [device3], least_width: 32, apart: true}
+      user_id: {on: [0, 1], max_slices: 2}
+      "item_*": {not_on: [device3], min_width: 32, apart: true}
       country: {whole: true}
       city: {pinned: 2}
     devices:                                # a name, a number, or all
@@ -25,12 +25,12 @@ import yaml
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.rules import Kind, Rule
+from autoshard.workload.rules import OLD_KINDS, Kind, Rule
 from autoshard.workload.tasks import Device, ShardingTask
 
 _SECTIONS = ("groups", "tables", "devices")
 _FLAGS: dict[str, Kind] = {"together": "together", "apart": "apart", "whole": "whole"}
-_COUNTS: dict[str, Kind] = {"most_slices": "most_slices", "least_width": "least_width"}
+_COUNTS: dict[str, Kind] = {"max_slices": "max_slices", "min_width": "min_width", **OLD_KINDS}
 _PLACES: dict[str, Kind] = {"on": "on", "not_on": "not_on", "pinned": "on"}
 _DEMANDS = {**_FLAGS, **_PLACES, **_COUNTS}
 _ALL = "all"
@@ -141,7 +141,10 @@ class Constraints:
             for demand, value in demands.items():
                 told = f"{selector}: {demand}" + ("" if value is True else f" {_shown(value)}")
                 if demand not in _DEMANDS:
-                    raise FieldError(demand, f"is not one of {', '.join(_DEMANDS)}")
+                    raise FieldError(
+                        demand,
+                        f"is not one of {', '.join(d for d in _DEMANDS if d not in OLD_KINDS)}",
+                    )
                 if demand in _FLAGS and not isinstance(value, bool):
                     raise FieldError(demand, f"must be true or false, got {value!r}")
                 if demand in _COUNTS and (not isinstance(value, int) or isinstance(value, bool)):

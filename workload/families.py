@@ -42,7 +42,7 @@ _TILT = 0.4  # how much a table's reuse may be bent to rare or frequent, a bin
 # Of variations of a workload: deviations of the logarithms of rows and lookups, and Zipf's powers.
 _VARIED_ROWS, _VARIED_LOOKUPS, _VARIED_ZIPF = 0.5, 0.4, (0.0, 1.2)
 _SEEDS_APART = 1_000_003  # of the ranges of a mixture
-_MOST_BYTES = 2**32  # of a table's fp32 weights: one that is larger is made lower
+_MAX_BYTES = 2**32  # of a table's fp32 weights: one that is larger is made lower
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Workload:
             many = rows * np.exp(_VARIED_ROWS * rng.standard_normal())
             yield EmbeddingTable(
                 name="varied",
-                rows=round(max(1, min(many, _MOST_BYTES / (4 * dim)))),
+                rows=round(max(1, min(many, _MAX_BYTES / (4 * dim)))),
                 dim=dim,
                 pooling_factor=round(lookups * np.exp(_VARIED_LOOKUPS * rng.standard_normal()), 4),
                 zipf_alpha=round(rng.uniform(*_VARIED_ZIPF), 4),
@@ -132,7 +132,7 @@ class Range:
             for (low, high), place in zip((self.rows, self.dim, self.lookups), draw, strict=False)
         )
         columns = max(DIM_STEP, round(dim / DIM_STEP) * DIM_STEP)
-        rows = min(rows, _MOST_BYTES / (4 * columns))
+        rows = min(rows, _MAX_BYTES / (4 * columns))
         pooling, bent = round(lookups, 4), draw[5] < self.published
         low, high = self.zipf_alpha
         batch = round(_PUBLISHED_BATCH / _SMALLEST ** draw[3])

@@ -259,7 +259,7 @@ class _Program:
 
     def _memory(self, tighter: float) -> "list[scipy.optimize.LinearConstraint]":
         """Bytes grow evenly with columns, from those that a table takes wherever it is."""
-        rooms = self._task.room_bytes.astype(float)
+        rooms = self._task.usable_bytes.astype(float)
         sizes = np.array([self._bytes(table) for table in self._task.tables])
         per_step = (sizes[:, 1] - sizes[:, 0]) / np.maximum(self._steps - 1, 1)
         fixed = sizes[:, 0] - per_step
@@ -289,7 +289,7 @@ class _Program:
         return placed
 
     def _fits(self, placed: Placed) -> bool:
-        free = self._task.room_bytes.copy()
+        free = self._task.usable_bytes.copy()
         for piece, device in placed:
             free[device] -= self._task.piece_bytes(piece)
         return bool((free >= 0).all())

@@ -10,7 +10,7 @@ Ints = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
 _NOWHERE = -1
-_MOST_HALVED = 48  # slices that become two before a task is given up
+_MAX_HALVED = 48  # slices that become two before a task is given up
 
 
 def first_fit_decreasing(sizes: Ints, rooms: Ints, masks: RuleMasks | None = None) -> Ints:
@@ -73,7 +73,7 @@ def all_fit_split(fixed: Ints, column: Ints, widths: Ints, rooms: Ints) -> Truth
     """
     fits = np.zeros(len(rooms), bool)
     left = np.arange(len(rooms))  # tasks that are neither packed nor given up
-    for _ in range(_MOST_HALVED):
+    for _ in range(_MAX_HALVED):
         sizes = np.where(widths > 0, fixed + widths * column, 0)
         packed = all_fit(sizes, rooms[left])
         fits[left[packed]] = True

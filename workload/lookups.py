@@ -20,7 +20,7 @@ from autoshard.workload.reuse import (
 )
 from autoshard.workload.tables import NUM_REUSE_BINS, EmbeddingTable
 
-_MOST_KNOWN = 2**16  # ways to look rows up that are remembered: about 50 MB
+_MAX_KNOWN = 2**16  # ways to look rows up that are remembered: about 50 MB
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def lookups_in(tables: Sequence[EmbeddingTable], batch_size: int) -> Lookups:
     """What a batch of `batch_size` samples looks up in each of these tables."""
     accesses = [access_of(table, batch_size) for table in tables]
     new = [access for access in dict.fromkeys(accesses) if access not in _known]
-    if len(_known) + len(new) > _MOST_KNOWN:
+    if len(_known) + len(new) > _MAX_KNOWN:
         _known.clear()
         new = list(dict.fromkeys(accesses))
     _known.update(zip(new, _found(new), strict=True))

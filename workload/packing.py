@@ -8,7 +8,7 @@ from autoshard.workload.first_fit import first_fit_decreasing
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.plans import PlanError
 from autoshard.workload.sizes import told
-from autoshard.workload.tables import EmbeddingTable, TableSlice, can_be_halved, halves
+from autoshard.workload.tables import EmbeddingTable, TableSlice, can_be_split, halves
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.units import bytes_of_bundles
 
@@ -26,11 +26,11 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
     pieces = [table.whole() for table in task.tables]
     while True:
         sizes = task.operator.bytes_of_each(pieces, task.batch_size)
-        homes = first_fit_decreasing(sizes[None], task.room_bytes[None])[0]
+        homes = first_fit_decreasing(sizes[None], task.usable_bytes[None])[0]
         if homes.min() >= 0:
             return list(zip(pieces, homes.tolist(), strict=True))
-        wide = [n for n, piece in enumerate(pieces) if can_be_halved(piece)]
-        if not split or not wide or sizes.sum() > task.room_bytes.sum():
+        wide = [n for n, piece in enumerate(pieces) if can_be_split(piece)]
+        if not split or not wide or sizes.sum() > task.usable_bytes.sum():
             raise does_not_fit(task, split)
         largest = max(wide, key=sizes.__getitem__)
         pieces[largest : largest + 1] = halves(pieces[largest])
@@ -39,7 +39,7 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
 def _pack_by_rules(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
     masks = RuleMasks(task)
     sizes = bytes_of_bundles(task.operator, task.batch_size, masks.units)
-    homes = first_fit_decreasing(sizes[None], task.room_bytes[None], masks)[0]
+    homes = first_fit_decreasing(sizes[None], task.usable_bytes[None], masks)[0]
     if homes.min() >= 0:
         return [
             (piece, home)
@@ -81,7 +81,7 @@ def does_not_fit(task: ShardingTask, split: bool) -> PlanError:
     """Why there is no plan: how much memory is missing of what, or which rules cannot be kept."""
     if task.rules and (why := _contradicting(task, split)) is not None:
         return why
-    rooms = task.room_bytes.tolist()
+    rooms = task.usable_bytes.tolist()
     by_size = sorted(task.tables, key=lambda table: -task.table_bytes(table))
     parts = _parts(task, task.tables)
     total, largest = parts.total, max(rooms)

@@ -29,7 +29,7 @@ class Placement:
     device: int
 
 
-def dealt_out(placed: Iterable[tuple[TableSlice, int]]) -> list[tuple[TableSlice, int]]:
+def merged_by_device(placed: Iterable[tuple[TableSlice, int]]) -> list[tuple[TableSlice, int]]:
     """The same columns of each table on each device, in one slice there, and told apart: dealt out
     anew from the table's first one on, by the numbers of devices.
     """
@@ -73,7 +73,7 @@ class ShardingPlan:
         """
         placements = (
             Placement(piece.table.name, piece.start, piece.width, device)
-            for piece, device in dealt_out(placed)
+            for piece, device in merged_by_device(placed)
         )
         return ShardingPlan(tuple(placements), len(task.devices))
 
@@ -179,9 +179,9 @@ class ShardingPlan:
         """PlanError says what is missing where: the fullest device's parts, and who else lacks."""
         held = self.device_memory(task)
         lacking = {
-            number: parts.total - device.room_bytes
+            number: parts.total - device.usable_bytes
             for number, (parts, device) in enumerate(zip(held, task.devices, strict=True))
-            if parts.total > device.room_bytes
+            if parts.total > device.usable_bytes
         }
         if not lacking:
             return
@@ -193,7 +193,7 @@ class ShardingPlan:
         raise PlanError(
             f"device {first} ({device.name}) would hold {sizes.told(held[first].total)} "
             f"({held[first].told}), {sizes.told(lacking[first])} more than its "
-            f"{sizes.told(device.room_bytes)}" + (f"; {', '.join(more)} too much" if more else "")
+            f"{sizes.told(device.usable_bytes)}" + (f"; {', '.join(more)} too much" if more else "")
         )
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:

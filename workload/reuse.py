@@ -30,7 +30,7 @@ _RANK_CLASSES = 512  # classes of near equal popularity for all the others
 _MIN_POPULATION = 1e-12
 # The logarithm (base 2) of the bend of uses within bins: from nearly all at the top to nearly all
 # at the bottom, and in how many halvings it is searched for.
-_MOST_BENT = 6.0
+_MAX_BENT = 6.0
 _HALVINGS = 24
 _SURE = 40.0  # minus the logarithm of a probability that is as good as none
 
@@ -237,14 +237,14 @@ _MEAN_USES: Floats = _mean_uses()
 
 
 @cache
-def _least_uses() -> tuple[Floats, Floats]:
+def _min_uses() -> tuple[Floats, Floats]:
     """Uses of 0 to 64 rows of each bin together, where they are as near to its bottom as `_fit`
     puts them [bins, rows + 1]; and by how much those of 64 differ.
     """
     sums = np.zeros((NUM_REUSE_BINS, _GROUPS_PER_BIN + 1))
     bins = np.arange(NUM_REUSE_BINS)[:, None]
     for rows in range(1, _GROUPS_PER_BIN + 1):
-        uses = _uses_within(bins, (np.arange(rows) + 0.5) / rows, 2.0**_MOST_BENT)
+        uses = _uses_within(bins, (np.arange(rows) + 0.5) / rows, 2.0**_MAX_BENT)
         sums[:, rows] = uses.sum(-1)
     return sums, np.asarray(uses[:, -1] - uses[:, 0], dtype=np.float64)
 
@@ -256,7 +256,7 @@ def stay_in_bins(rows: Whole, lookups: Whole) -> Truths:
         rows: in each bin [tables, bins].
         lookups: of each table.
     """
-    sums, spread = _least_uses()
+    sums, spread = _min_uses()
     few = sums[np.arange(NUM_REUSE_BINS), np.minimum(rows, _GROUPS_PER_BIN)]
     # Groups of many rows are equal but for one row: that one may be in the group of most uses.
     many = rows * (sums[:, -1] / _GROUPS_PER_BIN) + spread
@@ -282,7 +282,7 @@ def _fit(whole_rows: Whole, lookups: int) -> Spectrum:
         uses = _uses_within(bins, positions, 2.0**log_bend)
         return int((uses * weights).sum()) > lookups
 
-    low, high = -_MOST_BENT, _MOST_BENT
+    low, high = -_MAX_BENT, _MAX_BENT
     nearly = low + (high - low) / 2**_HALVINGS
     if not too_many(nearly):  # most rows are at the top of their bins: there is nothing to search
         high = nearly

@@ -7,8 +7,12 @@ from typing import Any, Literal, get_args
 from autoshard.workload.errors import FieldError
 from autoshard.workload.tables import DIM_STEP
 
-Kind = Literal["together", "apart", "on", "not_on", "whole", "most_slices", "least_width"]
+Kind = Literal["together", "apart", "on", "not_on", "whole", "max_slices", "min_width"]
 
+OLD_KINDS: dict[str, Kind] = {  # as files of 0.1.0 call them
+    "most_slices": "max_slices",
+    "least_width": "min_width",
+}
 _OF_SEVERAL = ("together", "apart")  # all tables of the rule at once; the others hold for each
 _OF_DEVICES = ("on", "not_on")
 _WITHOUT_NUMBERS = ("together", "apart", "whole")
@@ -20,8 +24,8 @@ class Rule:
 
     Args:
         kind: `together`: whole, and on one device; `apart`: no two of them on one device; `on`,
-            `not_on`: of these devices; `whole`: never split; `most_slices`: on at most so many
-            devices; `least_width`: at least so many columns on each of them.
+            `not_on`: of these devices; `whole`: never split; `max_slices`: on at most so many
+            devices; `min_width`: at least so many columns on each of them.
         tables: names.
         numbers: of devices, or the one number that the kind needs; else none.
         name: what messages call it.
@@ -47,7 +51,7 @@ class Rule:
                 raise FieldError(self.kind, "needs devices")
         elif len(self.numbers) != 1 or self.numbers[0] < 1:
             raise FieldError(self.kind, f"must be a whole number from 1 up, got {self.numbers}")
-        if self.kind == "least_width" and self.numbers[0] % DIM_STEP:
+        if self.kind == "min_width" and self.numbers[0] % DIM_STEP:
             raise FieldError(self.kind, f"must be a multiple of {DIM_STEP}, got {self.numbers[0]}")
         if not self.name:
             told = " ".join(map(str, (self.kind, *self.numbers)))
@@ -64,8 +68,9 @@ class Rule:
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> "Rule":
-        """The rule that `to_json` wrote."""
+        """Returns the rule that `to_json` wrote."""
         fields = {**record, "tables": tuple(record["tables"]), "numbers": tuple(record["numbers"])}
+        fields["kind"] = OLD_KINDS.get(record["kind"], record["kind"])
         return Rule(**fields)
 
     def broken_by(self, widths: Mapping[str, Mapping[int, int]]) -> str | None:
@@ -88,7 +93,7 @@ class Rule:
         if self.kind in _OF_DEVICES:
             wrong = [d for d in widths if (d in self.numbers) != (self.kind == "on")]
             return f"is on device {wrong[0]}" if wrong else None
-        if self.kind == "least_width":
+        if self.kind == "min_width":
             least = min(widths.values())
             narrow = least < self.numbers[0] and len(widths) > 1
             return f"has {least} columns on a device" if narrow else None

@@ -11,7 +11,7 @@ from autoshard.workload.parts import PARTS, tables_by_part
 from autoshard.workload.tables import DIM_STEP, EmbeddingTable, Shard, TableSlice
 from autoshard.workload.tasks import Device, ShardingTask
 
-FEWEST_TASK_TABLES, MOST_TASK_TABLES, MOST_TASK_DEVICES = 30, 100, 8
+FEWEST_TASK_TABLES, MAX_TASK_TABLES, MAX_TASK_DEVICES = 30, 100, 8
 
 _TRIES_PER_SHARD = 50
 _DRAWN_FOR_ROOM = 4  # tables for each one of a shard, where some may not fit
@@ -21,7 +21,7 @@ _DRAWN_FOR_ROOM = 4  # tables for each one of a shard, where some may not fit
 class Room:
     """What a shard may take: bytes of its weights, and as many that a batch looks up, in fp32."""
 
-    most_bytes: float
+    max_bytes: float
     batch_size: int
 
     def filled(self, slices: Sequence[TableSlice]) -> list[TableSlice]:
@@ -31,7 +31,7 @@ class Room:
         for piece in slices:
             shard = Shard((piece,))
             more = weights + shard.weight_bytes, lookups + shard.looked_up_bytes(self.batch_size)
-            if max(more) <= self.most_bytes:
+            if max(more) <= self.max_bytes:
                 weights, lookups = more
                 kept.append(piece)
         return kept
@@ -67,7 +67,7 @@ def random_shards(
         chosen = rng.choice(len(group), size=drawn, replace=False)
         slices = [group[number].whole() for number in chosen]
         if augment:
-            slices = [_halved(piece, rng) for piece in slices]
+            slices = [_narrowed(piece, rng) for piece in slices]
         if room is not None:
             slices = room.filled(slices)[:size]
         if slices:
@@ -78,7 +78,7 @@ def random_shards(
     return list(shards.values())
 
 
-def _halved(piece: TableSlice, rng: np.random.Generator) -> TableSlice:
+def _narrowed(piece: TableSlice, rng: np.random.Generator) -> TableSlice:
     widths = [piece.width]
     while widths[-1] % (2 * DIM_STEP) == 0:
         widths.append(widths[-1] // 2)
@@ -100,26 +100,26 @@ def random_tasks(
     rng = np.random.default_rng([seed, len(tables), count])
     tasks = []
     for _ in range(count):
-        most = min(MOST_TASK_TABLES, len(tables))
+        most = min(MAX_TASK_TABLES, len(tables))
         size = int(rng.integers(min(FEWEST_TASK_TABLES, most), most + 1))
         chosen = rng.choice(len(tables), size=size, replace=False)
-        devices = Device.uniform(int(rng.integers(2, MOST_TASK_DEVICES + 1)), memory_bytes)
+        devices = Device.uniform(int(rng.integers(2, MAX_TASK_DEVICES + 1)), memory_bytes)
         picked = tuple(replace(tables[n], name=f"t{n}") for n in sorted(chosen.tolist()))
         tasks.append(ShardingTask(picked, devices, batch_size, operator))
     return tasks
 
 
 def random_exchanges(
-    tables: Sequence[EmbeddingTable], count: int, most_ranks: int, seed: int = 0
+    tables: Sequence[EmbeddingTable], count: int, max_ranks: int, seed: int = 0
 ) -> list[tuple[int, ...]]:
     """Columns of each rank of up to `count` different all-to-alls.
 
     Random tables are dealt to 2 to `most_ranks` ranks.
     """
-    rng = np.random.default_rng([seed, len(tables), most_ranks])
+    rng = np.random.default_rng([seed, len(tables), max_ranks])
     found: dict[tuple[int, ...], None] = {}
     for _ in range(count * _TRIES_PER_SHARD):
-        ranks = int(rng.integers(2, most_ranks + 1))
+        ranks = int(rng.integers(2, max_ranks + 1))
         size = int((len(tables) + 1) ** rng.random())
         owners = rng.integers(0, ranks, size=size)
         dims = np.zeros(ranks, np.int64)

@@ -30,7 +30,7 @@ MEAN_POOLING = 887_017_990 / 856 / 65_536
 
 _MEAN_ROWS = 1_500_000  # ours: the statistics do not say how large the tables are
 _ROWS_SIGMA = 1.6
-_MOST_ROWS = 10_000_000  # at 256 columns 10 GB: larger tables would not fit many a device
+_MAX_ROWS = 10_000_000  # at 256 columns 10 GB: larger tables would not fit many a device
 _POOLING_SIGMA = 1.2
 _MAX_POOLING = 200.0
 _TILT_SIGMA = 0.35  # how much single tables' reuse differs: factor exp(tilt * bin) on each bin
@@ -71,7 +71,7 @@ def synthetic_tables(
     pooling = _pooling_factors(count, rng)
     reuse, distinct = _reuse_bins(pooling * 65_536, rng)
     rows = _MEAN_ROWS * np.exp(_ROWS_SIGMA * _normal(count, rng) - _ROWS_SIGMA**2 / 2)
-    rows = np.maximum(np.minimum(rows, _MOST_ROWS), 1.05 * distinct) / scale.scale
+    rows = np.maximum(np.minimum(rows, _MAX_ROWS), 1.05 * distinct) / scale.scale
     dims = np.asarray(_DIMS)[_stratified(count, rng, len(_DIMS))]
     return tuple(
         EmbeddingTable(

@@ -222,7 +222,7 @@ class Shard:
         return len(self.slices)
 
 
-def can_be_halved(piece: TableSlice) -> bool:
+def can_be_split(piece: TableSlice) -> bool:
     """True if both halves would be wide enough."""
     return piece.width >= 2 * DIM_STEP
 

@@ -40,7 +40,7 @@ class Device:
             )
 
     @property
-    def room_bytes(self) -> int:
+    def usable_bytes(self) -> int:
         """What may be filled."""
         return self.memory_bytes - self.reserved_bytes
 
@@ -82,9 +82,9 @@ class ShardingTask:
                 raise FieldError("rules", f"{rule.name}: there are {len(self.devices)} devices")
 
     @property
-    def room_bytes(self) -> npt.NDArray[np.int64]:
+    def usable_bytes(self) -> npt.NDArray[np.int64]:
         """What may be filled of each device."""
-        return np.array([device.room_bytes for device in self.devices], np.int64)
+        return np.array([device.usable_bytes for device in self.devices], np.int64)
 
     def rules_of_device(self, number: int) -> tuple[Rule, ...]:
         """The rules that name this device."""

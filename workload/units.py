@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.workload.operators import OperatorOptions
-from autoshard.workload.tables import TableSlice, can_be_halved, halves
+from autoshard.workload.tables import TableSlice, can_be_split, halves
 
 Whole = npt.NDArray[np.int64]
 
@@ -34,9 +34,9 @@ class Bundle:
         return sum(piece.output_width for piece in self.slices)
 
     @property
-    def can_be_halved(self) -> bool:
+    def can_be_split(self) -> bool:
         """True if it is one slice, and wide enough."""
-        return len(self.slices) == 1 and can_be_halved(self.slices[0])
+        return len(self.slices) == 1 and can_be_split(self.slices[0])
 
     def halves(self) -> tuple["Bundle", "Bundle"]:
         """Of a bundle of one slice that may be halved: two, of nearly equal width."""

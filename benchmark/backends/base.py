@@ -95,7 +95,7 @@ class Stopwatch(ABC):
         """Returns the times of one run of the reference; None where there is none."""
         return None
 
-    def clear_cache(self, most_ms: float) -> bool:  # noqa: ARG002
+    def clear_cache(self, max_ms: float) -> bool:  # noqa: ARG002
         """Clears the cache for at most `most_ms`; returns whether all of it is clear, as it is by
         default, where iterations clear it themselves.
         """

@@ -123,8 +123,8 @@ class CpuBackend(DeviceBackend):
     def stopwatch(self, flush: bool = True, references: Sequence[Subject] = ()) -> "CpuStopwatch":
         """Returns a stopwatch of the core."""
         cache_bytes = last_level_cache_bytes(self._core)
-        most_bytes = self._memory_bytes // _FLUSH_SHARE if flush else 0
-        return CpuStopwatch(self._core, min(cache_bytes, most_bytes), references)
+        max_bytes = self._memory_bytes // _FLUSH_SHARE if flush else 0
+        return CpuStopwatch(self._core, min(cache_bytes, max_bytes), references)
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         """Returns a group of gloo."""
@@ -206,12 +206,12 @@ class CpuStopwatch(Stopwatch):
         found = self.iteration(following)
         return replace(found, wall_ms=(time.perf_counter_ns() - start) / 1e6)
 
-    def clear_cache(self, most_ms: float) -> bool:
+    def clear_cache(self, max_ms: float) -> bool:
         """Read as much as the cache holds, or as can be read in so long; True if all of it."""
         whole = self._flush.numel()
         wanted = whole
-        if math.isfinite(most_ms):
-            wanted = min(whole, int(self._per_ms * most_ms) or _FIRST_FLUSH)
+        if math.isfinite(max_ms):
+            wanted = min(whole, int(self._per_ms * max_ms) or _FIRST_FLUSH)
         if not wanted:
             return True
         if wanted > self._touched:  # pages that were never written are all the same page of zeros

@@ -65,7 +65,7 @@ class Training:
         self.model = DistributedModelParallel(
             model,
             device=device,
-            plan=_seated(plan, device),
+            plan=_on_device(plan, device),
             sharders=[_sharder(task)],
         )
         numbers = {table.name: number for number, table in enumerate(task.tables)}
@@ -118,7 +118,7 @@ class Training:
         return Step(phases_ms, loss.item(), disturbed)
 
 
-def _seated(plan: TorchRecPlan, device: torch.device) -> TorchRecPlan:
+def _on_device(plan: TorchRecPlan, device: torch.device) -> TorchRecPlan:
     """The plan with the device that each rank sees, which on GPUs is its only one."""
     for module in plan.plan.values():
         for sharding in module.values():

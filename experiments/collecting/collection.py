@@ -15,7 +15,7 @@ from autoshard.experiments.console.progress import following
 from autoshard.experiments.console.ray_cluster import Notices
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.workload import EmbeddingTable, Shard, UserError, random_exchanges
-from autoshard.workload.sampling import MOST_TASK_DEVICES
+from autoshard.workload.sampling import MAX_TASK_DEVICES
 
 _KEEP_SECONDS = 60.0  # between two copies to --storage
 
@@ -137,7 +137,7 @@ def collect_exchanges(
         return
     devices = pool.devices()
     ranks = len(devices) * backend_of(devices[0].kind).max_ranks
-    most = int(min(MOST_TASK_DEVICES, ranks))
+    most = int(min(MAX_TASK_DEVICES, ranks))
     if most < 2:
         raise UserError("an all-to-all needs at least two devices, the cluster has one")
     exchanges = random_exchanges(tables, count, most, seed)

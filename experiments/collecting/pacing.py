@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy import optimize
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings, TimingOptions
-from autoshard.benchmark.jobs import MOST_BY_TURNS
+from autoshard.benchmark.jobs import MAX_INTERLEAVED
 from autoshard.experiments.console.budget import Budget
 from autoshard.workload import Shard
 from autoshard.workload.reuse import spectrum_of
@@ -62,7 +62,7 @@ class _Worker:
         self._busy_s += spent_s
         self._going += 1
         self.latest_s = now_s
-        if self._going == MOST_BY_TURNS:
+        if self._going == MAX_INTERLEAVED:
             self.end_go()
 
     def end_go(self) -> None:
@@ -209,7 +209,7 @@ class Pace:
 
     def _at_once(self, prices: Floats) -> float:
         """The most work that a device takes at a time."""
-        return MOST_BY_TURNS * float(self._terms.mean(axis=0) @ prices)
+        return MAX_INTERLEAVED * float(self._terms.mean(axis=0) @ prices)
 
 
 def stream_within(

@@ -6,7 +6,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from autoshard.benchmark import BenchmarkPool, Level, Measurement, MeasureSettings, TimingOptions
+from autoshard.benchmark import (
+    BenchmarkPool,
+    Measurement,
+    MeasureSettings,
+    ReferenceLevel,
+    TimingOptions,
+)
 from autoshard.benchmark.backends import KINDS
 from autoshard.cost_model import CostDataset, EstimatedCosts
 from autoshard.cost_model.proposals import MakeSharder, promises, worth_measuring
@@ -172,10 +178,10 @@ class Proposer:
         settings = MeasureSettings(self._batch_size, self._operator, seed)
         pace = Pace(shards, self._batch_size, len(self._pool.devices()))
         found: dict[str, Measurement] = {}
-        level: Level | None = None
+        level: ReferenceLevel | None = None
         with following(len(shards), "shards", lambda: budget.at_most(pace.left_s())) as step:
             for _, answer in stream_within(self._pool, shards, settings, pace, budget, _TIMING):
                 found[answer.shard.digest] = answer
                 level = level if answer.timing is None else answer.timing.quiet
                 step()
-        return {digest: answer.told_at(level) for digest, answer in found.items()}
+        return {digest: answer.normalized_to(level) for digest, answer in found.items()}

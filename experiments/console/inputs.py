@@ -5,7 +5,7 @@ from pathlib import Path
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, documents
 
 _GB = 2**30
-_MOST_GB = 2**32  # more than there is
+_MAX_GB = 2**32  # more than there is
 
 
 def read_devices(memory_gb: str, count: int, told: str) -> tuple[Device, ...]:
@@ -17,7 +17,7 @@ def read_devices(memory_gb: str, count: int, told: str) -> tuple[Device, ...]:
         numbers = [float(part) for part in memory_gb.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or not all(0 < number < _MOST_GB for number in numbers):
+    if not numbers or not all(0 < number < _MAX_GB for number in numbers):
         raise UserError(
             f"--memory-gb must be a number more than 0, or one for each device as in 16,16,32, "
             f"got {memory_gb!r}"

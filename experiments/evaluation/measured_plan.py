@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from autoshard.benchmark import MeasurementStore, MeasureSettings
-from autoshard.cost_model import EstimatedCosts, TaskOutlook
+from autoshard.cost_model import EstimatedCosts, StepPredictor
+from autoshard.cost_model.acquisition import held_piece
 from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
 from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, evaluation_seeds, normalizer
-from autoshard.cost_model.telling import held_piece
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool
 from autoshard.experiments.evaluation.evaluator import measure_step
@@ -51,7 +51,7 @@ def measured_plan(
         found = measure_step(visits, task, plan, visits=SEEDS)
     if found is None:
         return plan, oracle, [*lines, "measured: a shard of the plan could not be"]
-    (low, high), predicted = found.interval_ms, TaskOutlook(oracle, task).of(plan).expected_ms
+    (low, high), predicted = found.interval_ms, StepPredictor(oracle, task).of(plan).expected_ms
     lines.append(
         f"measured: a step takes {found.mean_ms:.2f} ms (95% CI {low:.2f} to {high:.2f} ms; "
         f"objective {task.objective}); pred/meas {predicted / found.mean_ms:.3f}"

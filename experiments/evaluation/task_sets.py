@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autoshard.envs import Deck, Generator
+from autoshard.envs import TableCatalog, TaskSampler
 from autoshard.sharders import SHARDERS
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask, UserError, documents
 
@@ -58,11 +58,13 @@ class TaskSet:
         )
 
 
-def sample_tasks(deck: Deck, generator: Generator, seed: int) -> Iterator[ShardingTask]:
+def sample_tasks(
+    catalog: TableCatalog, task_sampler: TaskSampler, seed: int
+) -> Iterator[ShardingTask]:
     """Yields tasks of a deck's tables as the generator draws them, without end."""
     rng = np.random.default_rng(seed)
     while True:
-        yield deck.task(generator(deck, rng))
+        yield catalog.task(task_sampler(catalog, rng))
 
 
 def load_tasks(folder: Path) -> dict[str, ShardingTask]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autoshard.cost_model import Outlook, TaskOutlook
+from autoshard.cost_model import StepPrediction, StepPredictor
 from autoshard.experiments.explaining.plan_report import Part, format_columns, report
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.documents import Schema
@@ -30,16 +30,22 @@ class PlanDiff:
 
     task: ShardingTask
     moves: tuple[Move, ...]
-    old: Outlook
-    new: Outlook
+    old: StepPrediction
+    new: StepPrediction
     link_gb_s: float
 
     @staticmethod
     def of(
-        old: ShardingPlan, new: ShardingPlan, outlook: TaskOutlook, task: ShardingTask, link: float
+        old: ShardingPlan,
+        new: ShardingPlan,
+        predictor: StepPredictor,
+        task: ShardingTask,
+        link: float,
     ) -> "PlanDiff":
         """From the plans; PlanError unless both are of the task."""
-        return PlanDiff(task, moves_between(old, new, task), outlook.of(old), outlook.of(new), link)
+        return PlanDiff(
+            task, moves_between(old, new, task), predictor.of(old), predictor.of(new), link
+        )
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
@@ -74,8 +80,8 @@ class PlanDiff:
                     {"name": device.name, "out_bytes": each.out, "in_bytes": each.into}
                     for device, each in zip(self.task.devices, self.traffic, strict=True)
                 ],
-                "old": _outlook_json(self.old),
-                "new": _outlook_json(self.new),
+                "old": _prediction_json(self.old),
+                "new": _prediction_json(self.new),
                 "ratio": than.ratio,
                 "ratio_90": [than.low, than.high],
                 "probability_faster": than.probability,
@@ -141,10 +147,10 @@ class PlanDiff:
         return f"{line}; it has paid for itself after {self.steps:,} step{'s' * (self.steps > 1)}"
 
 
-def _told(outlook: Outlook) -> str:
-    low, high = outlook.interval_ms
-    return f"{outlook.expected_ms:.2f} ms (90 % interval {low:.2f} to {high:.2f})"
+def _told(prediction: StepPrediction) -> str:
+    low, high = prediction.interval_ms
+    return f"{prediction.expected_ms:.2f} ms (90 % interval {low:.2f} to {high:.2f})"
 
 
-def _outlook_json(outlook: Outlook) -> dict[str, Any]:
-    return {"expected_ms": outlook.expected_ms, "interval_90_ms": list(outlook.interval_ms)}
+def _prediction_json(prediction: StepPrediction) -> dict[str, Any]:
+    return {"expected_ms": prediction.expected_ms, "interval_90_ms": list(prediction.interval_ms)}

@@ -4,14 +4,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from autoshard.benchmark import PlanCost
-from autoshard.cost_model import EstimatedCosts, TaskOutlook, slowest_by_phase
+from autoshard.cost_model import EstimatedCosts, StepPredictor, slowest_by_phase
 from autoshard.experiments.explaining.plan_report import Baseline, Part, format_columns, report
 from autoshard.sharders import Step, next_steps
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between, renumbered
 
 _DEAREST = 3  # slices that are named of each phase's slowest device
-_LEAST_MS = 0.005  # of a slice that is named: less reads 0.00
+_MIN_MS = 0.005  # of a slice that is named: less reads 0.00
 _STEPS = 5
 _ELSEWHERE = 5  # tables that are named as lying elsewhere
 
@@ -38,7 +38,7 @@ def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> It
         sent = f"{dims[phase.device]:,} of {sum(dims):,} sent" if phase.is_exchange else ""
         name = f"{phase.phase}: {task.devices[phase.device].name}"
         shown.add_row(name, sent, f"{phase.ms:.2f}", "", f"{phase.mean_ms:.2f}", style="bold")
-        dearest = [each for each in phase.slices if each.ms >= _LEAST_MS]
+        dearest = [each for each in phase.slices if each.ms >= _MIN_MS]
         for each in dearest[:_DEAREST]:
             piece = each.piece
             told = format_columns(piece.table, piece.start, piece.width)
@@ -56,7 +56,7 @@ def steps(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Ite
             "\nnext steps: no single move, swap or split makes a step shorter, by the cost model"
         )
         return
-    now_ms = TaskOutlook(oracle, task).expected_ms(plan.placed(task))
+    now_ms = StepPredictor(oracle, task).expected_ms(plan.placed(task))
     yield f"\nnext steps, each alone: a step takes, in place of {now_ms:.2f} ms,"
     for step in found:
         gain = step.expected_ms / now_ms - 1

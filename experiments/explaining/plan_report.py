@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from autoshard.cost_model import Outlook, TaskOutlook
+from autoshard.cost_model import StepPrediction, StepPredictor
 from autoshard.experiments.console import cli
 from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
@@ -52,7 +52,7 @@ def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Part]:
     shown = report(("device", *columns, "full"))
     for device, parts in zip(task.devices, plan.device_memory(task), strict=True):
         kept = [device.reserved_bytes] if reserved else []
-        sizes = (*parts, *kept, device.room_bytes - parts.total, device.memory_bytes)
+        sizes = (*parts, *kept, device.usable_bytes - parts.total, device.memory_bytes)
         full = (parts.total + device.reserved_bytes) / device.memory_bytes
         shown.add_row(device.name, *(f"{size / _MB:,.1f}" for size in sizes), f"{full:.1%}")
     yield _MEMORY
@@ -65,20 +65,22 @@ class Baseline:
 
     name: str
     plan: ShardingPlan
-    outlook: Outlook
+    prediction: StepPrediction
 
 
-def best_heuristic(task: ShardingTask, outlook: TaskOutlook, seed: int) -> Baseline | None:
+def best_heuristic(task: ShardingTask, predictor: StepPredictor, seed: int) -> Baseline | None:
     """Returns the heuristic with the lowest expected step time; None if no plan of any fits."""
     found = []
     for name in HEURISTICS:
         with suppress(PlanError):
             plan = make_sharder(name, SharderContext(seed=seed)).shard(task)
-            found.append(Baseline(name, plan, outlook.of(plan)))
-    return min(found, key=lambda baseline: baseline.outlook.expected_ms, default=None)
+            found.append(Baseline(name, plan, predictor.of(plan)))
+    return min(found, key=lambda baseline: baseline.prediction.expected_ms, default=None)
 
 
-def expected_line(name: str, ours: Outlook, best: Baseline | None, objective: Objective) -> str:
+def expected_line(
+    name: str, ours: StepPrediction, best: Baseline | None, objective: Objective
+) -> str:
     """Returns the expected step time of a sharder's plan, and its ratio to the best heuristic's."""
     low, high = ours.interval_ms
     line = (
@@ -87,12 +89,12 @@ def expected_line(name: str, ours: Outlook, best: Baseline | None, objective: Ob
     )
     if best is None:
         return f"{line}; no heuristic finds a plan that fits"
-    than = ours.over(best.outlook)
+    than = ours.over(best.prediction)
     if name == best.name or abs(1 - than.ratio) < _EQUAL:
         return f"{line}, the least of any heuristic"
     less = f"{1 - than.ratio:.1%} less" if than.ratio < 1 else f"{than.ratio - 1:.1%} more"
     return (
-        f"{line}, {less} than by the best heuristic ({best.name}, {best.outlook.expected_ms:.2f} "
+        f"{line}, {less} than by the best heuristic ({best.name}, {best.prediction.expected_ms:.2f} "
         f"ms): {than.low:.3f} to {than.high:.3f} of it, faster with probability "
         f"{than.probability:.2f}"
     )

@@ -18,9 +18,10 @@ _USE_TRAINER = "train cost models with train_cost_model.py, whose --hyper option
 DROPPED = {
     "--what cost-model": f"sweeps found nothing beyond the defaults: {_USE_TRAINER}",
     "--what": "sweeps are of policies: leave it out",
+    "--games": "use --num-envs",
     "--hardware": f"sweeps are of policies: {_USE_TRAINER}",
 }
-_MOST_SEED = 2**32 - 1
+_MAX_SEED = 2**32 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class TuneShardConfig(TrainingOptions):
             self,
             at_least={**dict.fromkeys(counts, 1), "seed": 0},
             more_than={"seconds": 0},
-            up_to={"seed": _MOST_SEED},
+            up_to={"seed": _MAX_SEED},
         )
         if self.scheduler == "pbt" and self.search == "optuna":
             raise UserError(

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.envs import Deck
+from autoshard.envs import TableCatalog
 from autoshard.experiments.evaluation.planners import (
     Outcome,
     Planners,
@@ -53,8 +53,8 @@ def unseen_tasks(
     config: PPOShardConfig, model: CostModel, parts: Parts, part: Part, seed: int
 ) -> Iterator[ShardingTask]:
     """Yields tasks without end, drawn as the training's, of tables that it is not trained on."""
-    deck = Deck.of_tables(model, unseen_tables(parts, part), config.batch_size)
-    return sample_tasks(deck, config.generator(), seed)
+    catalog = TableCatalog.of_tables(model, unseen_tables(parts, part), config.batch_size)
+    return sample_tasks(catalog, config.task_sampler(), seed)
 
 
 class PolicyCheck:

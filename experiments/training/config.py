@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from autoshard.envs import Generator, RandomDeals
-from autoshard.envs.task_families import Choice, deals_of, read_choices, tables_of
+from autoshard.envs import RandomTaskSampler, TaskSampler
+from autoshard.envs.task_families import Choice, read_choices, tables_of, task_sampler_of
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ranges import read_range
@@ -25,9 +25,12 @@ DROPPED = {
     "--learner rivals": "it is called group_baseline",
     "--learner imitation": f"it won nothing over other learners: {_USE_LEARNER}",
     "--learner both": f"it won nothing over other learners: {_USE_LEARNER}",
+    "--games": "use --num-envs",
+    "--hyper.rivals": "use --hyper.group-size",
     "--hyper.lessons": "the learners that imitate are gone: leave it out",
     "--hyper.imitation": "the learners that imitate are gone: leave it out",
 }
+_STORED_HYPER = {"group_size": "rivals"}  # by its name in run folders and in MLflow
 _DROPPED_LEARNERS = ("imitation", "both")  # runs of 0.1.0 may have them
 
 
@@ -42,7 +45,8 @@ class Hyperparameters:
         clip: how far the odds of an action may move in an iteration.
         entropy: weight of the entropy bonus.
         gae_lambda: of generalised advantage estimation; 1 uses returns alone, 0 the critic alone.
-        rivals: games of one task, whose mean return is the baseline of learners without a critic.
+        group_size: episodes of one task, whose mean return is the baseline of learners without a
+            critic.
         shape: of the network.
     """
 
@@ -52,7 +56,7 @@ class Hyperparameters:
     clip: float = 0.2
     entropy: float = 0.0
     gae_lambda: float = 0.98
-    rivals: int = 8
+    group_size: int = 8
     shape: PolicyShape = field(default_factory=PolicyShape)
 
     def check(self) -> None:
@@ -63,7 +67,7 @@ class Hyperparameters:
         check_bounds(
             self,
             "hyper.",
-            at_least={"entropy": 0, "gae_lambda": 0, "rivals": 2, "shape.sharpness": 0},
+            at_least={"entropy": 0, "gae_lambda": 0, "group_size": 2, "shape.sharpness": 0},
             more_than=dict.fromkeys(positive, 0),
             up_to={"gae_lambda": 1},
         )
@@ -113,7 +117,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
 
     def check(self) -> None:
         """Raises UserError unless the options make sense together."""
-        counts = ("iterations", "games", "check_every", "check_tasks", "max_devices")
+        counts = ("iterations", "num_envs", "check_every", "check_tasks", "max_devices")
         others = ("seed", "num_env_runners", "measured_share", "collect", "test_seconds")
         check_bounds(
             self,
@@ -126,7 +130,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
                 f"--reward {self.reward} measures plans already: leave out --collect {self.collect}"
             )
         check_file(self.json, "--json")
-        if self.generator().most_devices > self.max_devices:
+        if self.task_sampler().max_devices > self.max_devices:
             raise UserError(f"--max-devices {self.max_devices} is less than --num-devices")
         if self.families is not None and self.names_objective:
             raise UserError("--families say what counts: leave out --objective and --link")
@@ -137,7 +141,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
         return self.reward != "estimated" or self.collect > 0
 
     @property
-    def most_iterations(self) -> int:
+    def max_iterations(self) -> int:
         """Iterations of PPO in all."""
         return _ITERATIONS if self.iterations is None else self.iterations
 
@@ -149,7 +153,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
     @property
     def group_size(self) -> int:
         """Games that are played of one task."""
-        return 1 if self.learner == "critic" else self.hyper.rivals
+        return 1 if self.learner == "critic" else self.hyper.group_size
 
     @property
     def choices(self) -> tuple[Choice, ...]:
@@ -172,18 +176,24 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
         """Loads the tables of all parts."""
         return tables_of(self.choices) if self.choices else load_tables(self.tables)
 
-    def generator(self) -> Generator:
+    def task_sampler(self) -> TaskSampler:
         """Returns what draws tasks."""
         if self.choices:
-            return deals_of(self.choices)
+            return task_sampler_of(self.choices)
         devices = read_range(self.num_devices, "--num-devices", int)
-        return RandomDeals(
+        return RandomTaskSampler(
             read_range(self.num_tables, "--num-tables", int),
             devices,
             read_range(self.memory_fill, "--memory-fill", float),
             self.memory_unevenness,
             objective=self.wanted(devices[1], lambda _devices: None),
         )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the options as they are stored."""
+        stored = super().to_json()
+        stored["hyper"] = {_STORED_HYPER.get(n, n): v for n, v in stored["hyper"].items()}
+        return stored
 
     @classmethod
     def from_json(cls, settings: Mapping[str, Any]) -> Self:
@@ -197,6 +207,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
         hyper["shape"] = PolicyShape(**hyper["shape"])
         for dropped in ("lessons", "imitation"):
             hyper.pop(dropped, None)
+        hyper |= {name: hyper.pop(stored) for name, stored in _STORED_HYPER.items()}
         learner = "group_baseline" if learner == "rivals" else learner
         return super().from_json(
             {**settings, "learner": learner, "hyper": Hyperparameters(**hyper)}

@@ -18,7 +18,7 @@ from ray.rllib.connectors.learner import (
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
-_LEAST_SPREAD = 1e-3  # of returns, relative to an ideal plan's: smaller differences do not count
+_MIN_SPREAD = 1e-3  # of returns, relative to an ideal plan's: smaller differences do not count
 
 
 class GroupAdvantages(ConnectorV2):
@@ -40,7 +40,7 @@ class GroupAdvantages(ConnectorV2):
         others = (np.bincount(tasks, returns)[tasks] - returns) / np.maximum(1, counts - 1)
         advantages = np.where(counts > 1, returns - others, 0.0)
         spread = np.sqrt(np.bincount(tasks, advantages**2)[tasks] / counts)
-        advantages /= np.maximum(_LEAST_SPREAD, spread)
+        advantages /= np.maximum(_MIN_SPREAD, spread)
 
         lengths = np.array([len(episode) for episode in episodes])
         actions = np.array([info["actions"] for info in last_infos])

@@ -91,7 +91,7 @@ class Training:
     @property
     def left_out(self) -> int:
         """Iterations that are not made yet."""
-        return max(0, self.config.most_iterations - self.progress.iteration)
+        return max(0, self.config.max_iterations - self.progress.iteration)
 
     def begin(self) -> None:
         """Keeps the policy that training starts from, so that there always is one."""

@@ -9,11 +9,11 @@ import torch
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.cost_model.training import one_thread
-from autoshard.envs import Deck
+from autoshard.envs import TableCatalog
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.online_model import OnlineModel, Update
-from autoshard.sharders.player import Player, Way
 from autoshard.sharders.policy_network import PolicyNetwork
+from autoshard.sharders.rollouts import PolicyRollouts, RolloutConfig
 from autoshard.workload import EmbeddingTable, Shard, ShardingPlan, UserError
 
 
@@ -59,18 +59,18 @@ class Measuring:
         if not self._config.collect:
             return 0
         oracle = EstimatedCosts(model, self._config.batch_size)
-        deck = Deck(oracle, [table.whole() for table in self._tables])
-        generator, player = self._config.generator(), Player(network, oracle)
+        catalog = TableCatalog(oracle, [table.whole() for table in self._tables])
+        task_sampler, player = self._config.task_sampler(), PolicyRollouts(network, oracle)
         shards: list[Shard] = []
         for _ in range(self._config.collect):
-            task = deck.task(generator(deck, self._rng))
+            task = catalog.task(task_sampler(catalog, self._rng))
             rng = torch.Generator().manual_seed(int(self._rng.integers(2**31)))
-            played = player.play(task, [Way(), Way(drawn=True)], rng=rng)
+            played = player.play(task, [RolloutConfig(), RolloutConfig(sampled=True)], rng=rng)
             if not played:
                 continue  # neither game found a plan
             plan = ShardingPlan.of_slices(task, played[-1].placed)  # the drawn one, if it has one
             shards += [shard for shard in plan.shards(task) if shard is not None]
-        self.pool.measure(shards, MeasureSettings(deck.batch_size, deck.operator))
+        self.pool.measure(shards, MeasureSettings(catalog.batch_size, catalog.operator))
         return len(shards)
 
 

@@ -56,7 +56,7 @@ class OnlineModel:
             return None
         self._seen.update(m.shard.digest for m in new)
         level = self.model.provenance.quiet
-        measured_ms = np.array([m.told_at(level).total_ms for m in new])
+        measured_ms = np.array([m.normalized_to(level).total_ms for m in new])
         batches = [self._batch_size] * len(new)
         shards = [m.shard for m in new]
         predicted_ms = self.model.compute.predict(shards, batches).total_ms.numpy()

@@ -16,6 +16,8 @@ from autoshard.workload import UserError
 RewardName = Literal["estimated", "mixed", "measured"]
 
 _PATHS = ("out", "store", "json")
+# Options by the names that run folders and MLflow know them by, which are those of 0.1.0.
+_STORED_NAMES = {"num_envs": "games"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +42,8 @@ class TrainingOptions:
     """What measures: auto takes GPUs where the cluster has any; cuda waits for GPUs to join."""
     measured_share: float = 0.03
     """Share of the games that are measured, with --reward mixed."""
-    games: int = 128
-    """Games played at once in a training; an iteration is about one of each."""
+    num_envs: int = 128
+    """Number of episodes that run side by side; an iteration is about one episode of each."""
     check_every: int = 5
     """Iterations between checks on tables that are not trained on, and between updates of the cost
     model. A sweep compares and stops its trials by these checks."""
@@ -102,7 +104,7 @@ class TrainingOptions:
     def to_json(self) -> dict[str, Any]:
         """Returns the options as they are stored; `from_json` reads them."""
         return {
-            name: str(value) if isinstance(value, Path) else value
+            _STORED_NAMES.get(name, name): str(value) if isinstance(value, Path) else value
             for name, value in asdict(self).items()
         }
 
@@ -110,4 +112,6 @@ class TrainingOptions:
     def from_json(cls, settings: Mapping[str, Any]) -> Self:
         """Returns the options that `to_json` stored."""
         paths = {n: Path(v) for n, v in settings.items() if n in _PATHS and v is not None}
-        return cls(**{**settings, **paths})
+        named = {name: settings[stored] for name, stored in _STORED_NAMES.items()}
+        others = {n: v for n, v in settings.items() if n not in _STORED_NAMES.values()}
+        return cls(**{**others, **paths, **named})

@@ -23,13 +23,13 @@ from autoshard.cost_model.training import one_thread
 from autoshard.envs import (
     Balance,
     CostSource,
-    Deck,
     Dense,
     EstimatedRewards,
     MeasuredRewards,
     MixedRewards,
     Reward,
     ShardingVectorEnv,
+    TableCatalog,
 )
 from autoshard.experiments.console import cli
 from autoshard.experiments.training.config import Goal, PPOShardConfig
@@ -76,13 +76,13 @@ def make_environment(
         if config.reward == "mixed":
             source = MixedRewards(measured, config.measured_share, seed)
     return ShardingVectorEnv(
-        Deck.of_tables(model, tables, config.batch_size, halves),
+        TableCatalog.of_tables(model, tables, config.batch_size, halves),
         num_envs,
-        config.generator(),
+        config.task_sampler(),
         REWARDS[config.goal],
         source,
-        halvings=None if halves else 0,
-        rivals=config.group_size,
+        max_splits=None if halves else 0,
+        group_size=config.group_size,
     )
 
 
@@ -208,17 +208,17 @@ def ppo_config(config: PPOShardConfig, seed: int) -> PPOConfig:
     """
     hyper, grouped = config.hyper, config.learner != "critic"
     runners = max(1, config.env_runners)
-    games = max(1, config.games // runners)  # played at once by each env runner
+    num_envs = max(1, config.num_envs // runners)  # of each env runner
     if grouped:
-        games = max(1, games // hyper.rivals) * hyper.rivals
-    # A game takes a step for each table, and one to begin the next.
-    batch = (config.generator().most_tables + 1) * games * runners
+        num_envs = max(1, num_envs // hyper.group_size) * hyper.group_size
+    # An episode takes a step for each table, and one to begin the next.
+    batch = (config.task_sampler().max_tables + 1) * num_envs * runners
     built = (
         PPOConfig()  # type: ignore[no-untyped-call]
         .environment(_ENVIRONMENT, disable_env_checking=True)
         .env_runners(
             num_env_runners=config.env_runners,
-            num_envs_per_env_runner=games,
+            num_envs_per_env_runner=num_envs,
             num_cpus_per_env_runner=CPUS_PER_ENV_RUNNER,  # type: ignore[arg-type]
             gym_env_vectorize_mode="vector_entry_point",
             rollout_fragment_length="auto",
@@ -258,7 +258,7 @@ def ppo_config(config: PPOShardConfig, seed: int) -> PPOConfig:
         # moved, nothing is clipped, and PPO's gradient is that of REINFORCE. (No round has fewer
         # samples than games, so there is no second gradient.)
         built.training(
-            num_epochs=1, minibatch_size=None, train_batch_size_per_learner=games * runners
+            num_epochs=1, minibatch_size=None, train_batch_size_per_learner=num_envs * runners
         )
     return built
 

@@ -40,9 +40,9 @@ RECIPES: dict[RecipeName, PPOShardConfig] = {
         collect=10,
         learner="reinforce",
         iterations=100,
-        games=40,
+        num_envs=40,
         check_every=10,
-        hyper=Hyperparameters(learning_rate=3e-3, entropy=0.001, rivals=10, shape=_SHAPE),
+        hyper=Hyperparameters(learning_rate=3e-3, entropy=0.001, group_size=10, shape=_SHAPE),
     ),
 }
 

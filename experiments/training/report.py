@@ -72,7 +72,7 @@ class TrainingReport:
             f"{config.reward} rewards{measured}",
             soft_wrap=True,
         )
-        if not config.choices and config.generator().most_tables > tables:
+        if not config.choices and config.task_sampler().max_tables > tables:
             cli.console.print(f"note: tasks have at most the {tables} tables to train on")
         if training.progress.iteration:
             cli.console.print(f"going on after iteration {training.progress.iteration}")
@@ -92,7 +92,7 @@ class TrainingReport:
                 f"wrong by {figures['cost_model_error']:.1%} about them"
             )
         line = (
-            f"{number:4}/{self._training.config.most_iterations}  {figures['steps']:9,.0f} steps  "
+            f"{number:4}/{self._training.config.max_iterations}  {figures['steps']:9,.0f} steps  "
             f"max/bound {figures['relative_max']:.4f}  dead ends {figures['dead_ends']:.0f} of "
             f"{figures['games']:.0f}  {figures['asked']:.0f} shards measured  "
             f"{figures['seconds']:.1f} s"
@@ -182,7 +182,7 @@ class TrainingReport:
             unseen_tasks(config, model, training.parts, "test", TEST_SEED),
             _TEST_TASKS,
             unseen_tables(training.parts, "test"),
-            config.generator().most_devices,
+            config.task_sampler().max_devices,
         )
         names = (heuristic, "cost_fused", "policy", "autoshard")
         planners = Planners(names, oracle, policy, config.seed)

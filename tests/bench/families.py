@@ -15,7 +15,7 @@ from autoshard.cost_model import (
     EstimatedCosts,
     OtherHardware,
     OutsideTraining,
-    TaskOutlook,
+    StepPredictor,
     load_model,
     read_costs,
     split,
@@ -78,9 +78,9 @@ def family_metrics() -> list[Metric]:
 
 def _estimated(name: str, task: ShardingTask) -> list[Metric]:
     oracle = EstimatedCosts(_shipped_model(), _BATCH_SIZE)
-    context, outlook = SharderContext(oracle, load_policy("cpu")), TaskOutlook(oracle, task)
+    context, predictor = SharderContext(oracle, load_policy("cpu")), StepPredictor(oracle, task)
     expected = {
-        sharder: outlook.of(make_sharder(sharder, context).shard(task)).expected_ms
+        sharder: predictor.of(make_sharder(sharder, context).shard(task)).expected_ms
         for sharder in (*HEURISTICS, "cost_fused", *_NAMES)
     }
     expected["best heuristic"] = min(expected[heuristic] for heuristic in HEURISTICS)
@@ -131,7 +131,7 @@ def correction_metrics(folder: Path) -> list[Metric]:
                 oracle, load_policy("cpu"), knowledge, measure_seconds=_SECONDS
             )
             plan = make_measuring("autoshard", context).shard(task)
-            predicted = TaskOutlook(knowledge.informed(oracle), task).of(plan).expected_ms
+            predicted = StepPredictor(knowledge.informed(oracle), task).of(plan).expected_ms
             before = make_sharder("cost_fused", context).shard(task)
             normalize = normalizer(model, pool)
             judging = ShardVisits(pool, settings, evaluation_seeds(SEEDS), normalize=normalize)

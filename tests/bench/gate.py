@@ -69,13 +69,13 @@ def _tables(source: str) -> Any:
     return _find("workload:load_tables")(source)
 
 
-def game(envs: int, tables: tuple[int, int]) -> Work:
+def episodes(envs: int, tables: tuple[int, int]) -> Work:
     """Episodes side by side, whose tables go to any device that has memory."""
-    deck = _find("envs:Deck", "envs:PieceCatalog").of_tables(
+    catalog = _find("envs:TableCatalog", "envs:PieceCatalog").of_tables(
         _find("cost_model:load_model")("cpu"), _tables("synthetic:320:1:small"), _BATCH_SIZE, True
     )
-    drawn = _find("envs:RandomDeals", "envs:RandomTaskSampler")(tables, (4, 4), (0.05, 0.2))
-    env = _find("envs:ShardingVectorEnv")(deck, envs, drawn)
+    drawn = _find("envs:RandomTaskSampler", "envs:RandomTaskSampler")(tables, (4, 4), (0.05, 0.2))
+    env = _find("envs:ShardingVectorEnv")(catalog, envs, drawn)
     seen, _ = env.reset(seed=0)
     wishes = np.random.default_rng(0).random((61, envs, 4)) + 0.01
 
@@ -119,10 +119,10 @@ def plan(sharder: str, tables: int, devices: int) -> Work:
 
 
 MEASURES: Mapping[str, Callable[[], Work]] = {
-    "game, 512 equal": partial(game, 512, (60, 60)),
-    "game, 512 mixed": partial(game, 512, (20, 100)),
-    "game, 128 equal": partial(game, 128, (60, 60)),
-    "game, 128 mixed": partial(game, 128, (20, 100)),
+    "game, 512 equal": partial(episodes, 512, (60, 60)),
+    "game, 512 mixed": partial(episodes, 512, (20, 100)),
+    "game, 128 equal": partial(episodes, 128, (60, 60)),
+    "game, 128 mixed": partial(episodes, 128, (20, 100)),
     "prices, mean": prices,
     "prices, 16 scenarios": partial(prices, 16),
     **{f"{name}, 100 on 8": partial(plan, name, 100, 8) for name in _SHARDERS},

@@ -13,7 +13,7 @@ import numpy as np
 import ray
 
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
-from autoshard.envs import Deck
+from autoshard.envs import TableCatalog
 from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choices
 from autoshard.experiments.evaluation.planners import estimated, make_plans, maxima_of
 from autoshard.experiments.evaluation.posterior import mean_ratio
@@ -179,8 +179,8 @@ def annealed(families: str, seconds: float, tasks: int) -> list[Headroom]:
 
 def _annealed(choice: Choice, seconds: float, count: int) -> Headroom:
     oracle, tables = shipped_oracle(), tables_by_part(choice.family.tables())["test"]
-    deck = Deck(oracle, [table.whole() for table in tables])
-    tasks = list(islice(sample_tasks(deck, choice.deals, _SEED), count))
+    catalog = TableCatalog(oracle, [table.whole() for table in tables])
+    tasks = list(islice(sample_tasks(catalog, choice.task_sampler, _SEED), count))
     context = SharderContext(oracle, seconds=seconds)
     sharders = {name: make_sharder(name, context) for name in (BAR, YARDSTICK)}
     return Headroom(choice, tasks, _tried_by(sharders, tasks))

@@ -15,8 +15,8 @@ from autoshard.envs.task_families import ALL, FILLS, Choice
 from autoshard.experiments.training.config import LearnerName, PPOShardConfig
 from autoshard.experiments.training.ppo import Trainer
 from autoshard.sharders import Policy
-from autoshard.sharders.player import Player
 from autoshard.sharders.policy_network import PolicyNetwork
+from autoshard.sharders.rollouts import PolicyRollouts
 from autoshard.workload.parts import tables_by_part
 from bench.headroom import Headroom, Tried, annealed, mean_of, shipped_oracle
 from bench.metric import Metric, mean_and_interval
@@ -68,13 +68,13 @@ def _trained(families: str, learner: LearnerName, seed: int, seconds: float) -> 
 @one_thread()
 def _results(network: PolicyNetwork, known: Sequence[Headroom]) -> Results:
     """Returns the results of one episode per task."""
-    player = Player(network, shipped_oracle())
+    player = PolicyRollouts(network, shipped_oracle())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)
         return {each.choice: _of_family(player, each) for each in known}
 
 
-def _of_family(player: Player, known: Headroom) -> tuple[float | None, float | None, int]:
+def _of_family(player: PolicyRollouts, known: Headroom) -> tuple[float | None, float | None, int]:
     played = [player.play(task) for task in known.tasks]
     ours = [games[0].plan_ms if games else None for games in played]
     seen = Headroom(known.choice, known.tasks, {**known.tried, _PASS: Tried(ours, [])})

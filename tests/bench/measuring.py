@@ -14,7 +14,7 @@ from bench.metric import Metric
 from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 from bench.yardstick import compare_with_fbgemm
 
-_SHARDS, _MOST_TABLES = 200, 20
+_SHARDS, _MAX_TABLES = 200, 20
 _GAIN_SHARDS, _GAIN_TURNS = 30, 2
 _READ = 100_000
 _COLLECTED, _MANY, _BUDGET_SECONDS = 100, 1_600, 20.0  # shards; more than the budget allows
@@ -36,9 +36,9 @@ def collecting_metrics(folder: Path) -> list[Metric]:
     """Measures predicted over actual time, and time taken over a budget."""
     tables = load_tables(TABLES)
     with cpu_pool(folder / "collected.db") as pool:
-        shards = random_shards(tables, _COLLECTED, _MOST_TABLES, 11)
+        shards = random_shards(tables, _COLLECTED, _MAX_TABLES, 11)
         every = collect(pool, {SETTINGS: shards})
-        many = random_shards(tables, _MANY, _MOST_TABLES, 12)
+        many = random_shards(tables, _MANY, _MAX_TABLES, 12)
         hurried = collect(pool, {SETTINGS: many}, Budget(_BUDGET_SECONDS))
     predicted = every.promised_seconds
     ratio = None if predicted is None else predicted / every.seconds
@@ -80,7 +80,7 @@ def _start_metrics(tables: Sequence[EmbeddingTable], folder: Path) -> list[Metri
 def _work_metrics(tables: Sequence[EmbeddingTable], folder: Path) -> list[Metric]:
     """Measures utilization with shards as collect_costs.py draws them."""
     say(f"{_SHARDS} shards on all devices")
-    shards = random_shards(tables, _SHARDS, _MOST_TABLES)
+    shards = random_shards(tables, _SHARDS, _MAX_TABLES)
     every = _collected(shards, folder / "all.db", TimingOptions())
     return [
         Metric(f"duty cycle over {_SHARDS} shards", "at least 0.80", every.duty_cycle),
@@ -93,7 +93,7 @@ def _work_metrics(tables: Sequence[EmbeddingTable], folder: Path) -> list[Metric
 def _gain(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
     """Compares all devices with one, in turns, with the same shards and number of iterations."""
     say(f"{_GAIN_SHARDS} shards on one device and on all, by turns")
-    shards = random_shards(tables, _GAIN_SHARDS, _MOST_TABLES)
+    shards = random_shards(tables, _GAIN_SHARDS, _MAX_TABLES)
     seconds: dict[int | None, float] = {1: 0.0, None: 0.0}
     for turn in range(_GAIN_TURNS):
         for most in seconds:
@@ -110,7 +110,7 @@ def _actor_memory(folder: Path) -> Metric:
         Shard.of_tables([EmbeddingTable(f"t{n}", rows, 64, 8.0) for n in range(16)])
         for rows in (1_000, 400_000, 50_000)
     ]
-    with cpu_pool(folder / "memory.db", most_devices=1) as pool:
+    with cpu_pool(folder / "memory.db", max_devices=1) as pool:
         pool.measure(shards, SETTINGS, TimingOptions(max_iterations=9))
         (peak,) = pool.peak_bytes().values()
     largest = max(map(SETTINGS.needed_bytes, shards))
@@ -142,10 +142,10 @@ def _read_speed(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
 
 
 def _collected(
-    shards: Sequence[Shard], store: Path, timing: TimingOptions, most_devices: int | None = None
+    shards: Sequence[Shard], store: Path, timing: TimingOptions, max_devices: int | None = None
 ) -> Summary:
     """Measures the shards on a new pool."""
-    with cpu_pool(store, most_devices) as pool:
+    with cpu_pool(store, max_devices) as pool:
         devices = pool.devices()
         started = time.monotonic()
         answers = [answer for _, answer in pool.stream(shards, SETTINGS, timing)]

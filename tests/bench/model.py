@@ -17,7 +17,7 @@ from autoshard.cost_model import (
     EstimatedCosts,
     OtherHardware,
     Provenance,
-    TableFactors,
+    TableResiduals,
     load_model,
     read_costs,
     split,
@@ -194,7 +194,7 @@ def _correction_seconds(model: CostModel) -> float:
     )
     with one_thread():
         started = time.perf_counter()
-        TableFactors(model.compute, SETTINGS.batch_size).learn(data)
+        TableResiduals(model.compute, SETTINGS.batch_size).learn(data)
         return time.perf_counter() - started
 
 

@@ -119,7 +119,7 @@ def _flush_ratio(
             options = [_SAME_WORK] * len(group)
             ours, full = (time_by_turns(group, watch, options) for watch in watches)
             ratios += [
-                math.log(a.told_at(b.quiet).total_ms / b.total_ms)
+                math.log(a.normalized_to(b.quiet).total_ms / b.total_ms)
                 for a, b in zip(ours, full, strict=True)
             ]
     mean, (low, high) = mean_and_interval(ratios)
@@ -131,7 +131,7 @@ def _flush_ratio(
 class _FullFlush(CpuStopwatch):
     """Clears the complete cache, however long it takes."""
 
-    def clear_cache(self, most_ms: float) -> bool:
+    def clear_cache(self, max_ms: float) -> bool:
         return super().clear_cache(math.inf)
 
 
@@ -140,7 +140,7 @@ def _variance(pairs: Iterable[tuple[Measurement, Measurement]]) -> float:
     squares = []
     for one, other in pairs:
         if one.timing is not None and other.timing is not None:
-            told = other.timing.told_at(one.timing.quiet)
+            told = other.timing.normalized_to(one.timing.quiet)
             squares.append(math.log(one.timing.total_ms / told.total_ms) ** 2)
     return statistics.mean(squares) / 2
 

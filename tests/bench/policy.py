@@ -17,7 +17,7 @@ import torch
 
 from autoshard.cost_model import EstimatedCosts, load_model, save_model
 from autoshard.cost_model.training import one_thread
-from autoshard.envs import Deck, RandomDeals, ShardingVectorEnv
+from autoshard.envs import RandomTaskSampler, ShardingVectorEnv, TableCatalog
 from autoshard.envs.task_families import FAMILIES
 from autoshard.experiments import compare, ppo_shard, tune_shard
 from autoshard.experiments.evaluation.posterior import Ratio
@@ -62,10 +62,10 @@ def speed_metrics() -> list[Metric]:
     """Measures environment steps per second and planning time, before Ray starts."""
     model = load_model("cpu")
     tables = tables_by_part(load_tables(_TABLES))["train"]
-    deck = Deck.of_tables(model, tables, _BATCH_SIZE, split=True)
+    catalog = TableCatalog.of_tables(model, tables, _BATCH_SIZE, split=True)
     metrics = [
         Metric(f"environment steps per second, one core, {num_envs} episodes of {length}",
-               "at least 100,000", _env_speed(deck, num_envs, lengths))
+               "at least 100,000", _env_speed(catalog, num_envs, lengths))
         for length, lengths in (("60 tables", (60, 60)), ("20 to 100 tables", (20, 100)))
         for num_envs in (_ENVS, _MANY_ENVS)
     ]  # fmt: skip
@@ -78,11 +78,11 @@ def speed_metrics() -> list[Metric]:
 def _planning_metrics() -> list[Metric]:
     """Measures planning time by task size, and peak memory."""
     unseen = tables_by_part(load_tables(FAMILIES["thousands"].source))["test"]
-    deck = Deck.of_tables(load_model("cpu"), unseen, _BATCH_SIZE)
+    catalog = TableCatalog.of_tables(load_model("cpu"), unseen, _BATCH_SIZE)
     metrics = []
     for (tables, devices), targets in _SIZES.items():
-        sampler = RandomDeals((tables, tables), (devices, devices), (0.3, 0.3))
-        task = next(sample_tasks(deck, sampler, seed=0))
+        sampler = RandomTaskSampler((tables, tables), (devices, devices), (0.3, 0.3))
+        task = next(sample_tasks(catalog, sampler, seed=0))
         for name, target in zip(("policy", "autoshard"), targets, strict=True):
             seconds = _seconds(name, task, 5 if tables <= 100 else 1)
             label = f"planning time, {tables:,} tables on {devices} devices, {name}"
@@ -95,9 +95,11 @@ def _planning_metrics() -> list[Metric]:
 def memory_metrics() -> list[Metric]:
     """Counts plans found with tight memory, of tasks that first fit decreasing can pack."""
     model = load_model("cpu")
-    deck = Deck.of_tables(model, tables_by_part(load_tables(_TABLES))["test"], _BATCH_SIZE)
-    deals = RandomDeals((60, 60), (4, 8), (0.9, 0.9), 0.3)
-    tasks = list(islice(sample_tasks(deck, deals, seed=0), _TIGHT_TASKS))
+    catalog = TableCatalog.of_tables(
+        model, tables_by_part(load_tables(_TABLES))["test"], _BATCH_SIZE
+    )
+    sampler = RandomTaskSampler((60, 60), (4, 8), (0.9, 0.9), 0.3)
+    tasks = list(islice(sample_tasks(catalog, sampler, seed=0), _TIGHT_TASKS))
     found = {name: _plans(name, tasks) for name in ("cost_fused", "policy", "autoshard")}
     return [
         Metric(f"plans found for {_TIGHT_TASKS} tasks at 90 % memory fill, {name}",
@@ -179,7 +181,7 @@ def training_metrics(folder: Path) -> list[Metric]:
             tables=_TABLES,
             num_tables="30",
             reward="measured",
-            games=24,
+            num_envs=24,
             iterations=3,
             check_every=3,
             check_tasks=4,
@@ -214,16 +216,16 @@ def sweep_metrics(folder: Path) -> list[Metric]:
 
 
 @one_thread()
-def _env_speed(deck: Deck, num_envs: int, lengths: tuple[int, int]) -> float:
-    env = ShardingVectorEnv(deck, num_envs, RandomDeals(lengths))
+def _env_speed(catalog: TableCatalog, num_envs: int, lengths: tuple[int, int]) -> float:
+    env = ShardingVectorEnv(catalog, num_envs, RandomTaskSampler(lengths))
     env.reset(seed=0)
     speeds = []
     for _ in range(7):
         started = time.perf_counter()
         for _ in range(61):
-            game = env.game
+            episodes = env.episodes
             # Greedy without splits: episodes with equal numbers of tables end together.
-            devices = torch.where(game.safe, game.joined_ms, torch.inf).argmin(1)
+            devices = torch.where(episodes.safe, episodes.joined_ms, torch.inf).argmin(1)
             env.step(devices.numpy())
         speeds.append(61 * num_envs / (time.perf_counter() - started))
     return statistics.median(speeds)
@@ -233,7 +235,7 @@ def _ppo_speed(tables: Sequence[EmbeddingTable], store: Path) -> float:
     config = PPOShardConfig(
         learner="group_baseline",
         reward="estimated",
-        games=_EPISODES,
+        num_envs=_EPISODES,
         memory_fill="0.1-0.8",
         memory_unevenness=0.0,
     )

@@ -123,7 +123,7 @@ def _measured(
 ) -> list[PlanCost]:
     """Measures the shards and all-to-alls of each plan."""
     settings = MeasureSettings(task.batch_size, task.operator)
-    with cpu_pool(folder / "rehearsal.db", most_devices=_RANKS) as pool:
+    with cpu_pool(folder / "rehearsal.db", max_devices=_RANKS) as pool:
         visits = ShardVisits(pool, settings, evaluation_seeds(SEEDS))
         shards = [s for plan in plans.values() for s in plan.shards(task) if s is not None]
         visits.measure(shards, SEEDS)

@@ -15,9 +15,9 @@ SETTINGS = MeasureSettings(1024)
 
 
 @contextmanager
-def cpu_pool(store: Path, most_devices: int | None = None) -> Iterator[BenchmarkPool]:
+def cpu_pool(store: Path, max_devices: int | None = None) -> Iterator[BenchmarkPool]:
     """Provides a pool on the machine's cores and ends it, so that the next has new processes."""
-    pool = BenchmarkPool(store, kind="cpu", most_devices=most_devices)
+    pool = BenchmarkPool(store, kind="cpu", max_devices=max_devices)
     try:
         yield pool
     finally:

@@ -30,12 +30,12 @@ class SimulatedRuntime:
 
     def __init__(
         self,
-        pace_ms: tuple[float, ...] = (1.0,),
+        even_split_ms: tuple[float, ...] = (1.0,),
         free_bytes: int = 2**36,
         others: frozenset[int] = frozenset(),
     ) -> None:
         self.calls: list[str] = []
-        self._pace_ms, self._others = pace_ms, others
+        self._pace_ms, self._others = even_split_ms, others
         self._ms, self._events = 0.0, 0
         h100 = SimpleNamespace(
             name="NVIDIA H100 80GB HBM3",

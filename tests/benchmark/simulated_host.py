@@ -68,7 +68,7 @@ class Slow:
 
     share: float
     mean_ms: float
-    factors: tuple[float, float]
+    residuals: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -185,13 +185,13 @@ class SimulatedWatch:
         self.reference_ms += found.wall_ms
         return found
 
-    def clear_cache(self, most_ms: float) -> bool:
+    def clear_cache(self, max_ms: float) -> bool:
         """Read as much as the cache holds, or as can be read in so long; True if all of it."""
         if self._full_flush:
             self._left.clear()
             return True
         rate = 1e7 * self.host.speed
-        read = min(self.host.cache_bytes, most_ms * rate or _FIRST_FLUSH_BYTES)
+        read = min(self.host.cache_bytes, max_ms * rate or _FIRST_FLUSH_BYTES)
         if read + self._since_flush > self.host.ours_bytes:
             self._bring_in(read)
         self._since_flush = 0.0
@@ -251,8 +251,8 @@ class SimulatedWatch:
         """Work for so long as at rest; CPU time that it took."""
         host, spent = self.host, 0.0
         while True:
-            factor = math.prod(
-                state.factors[which] ** feels
+            residual = math.prod(
+                state.residuals[which] ** feels
                 for state, slow in zip(self._states, self._slow, strict=True)
                 if slow
             )
@@ -261,11 +261,11 @@ class SimulatedWatch:
             if host.quota < 1:
                 stop = max(self._now, self._period_start() + host.quota * _QUOTA_PERIOD_MS)
             event = min(self._visit, self._steal, self._now + turn, stop, *self._flips)
-            ran = min(work_ms * factor, event - self._now)
+            ran = min(work_ms * residual, event - self._now)
             self._now += ran
             self._ran += ran
             spent += ran
-            work_ms -= ran / factor
+            work_ms -= ran / residual
             if work_ms <= 1e-12:
                 return spent
             if event == stop:

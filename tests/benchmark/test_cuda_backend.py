@@ -79,7 +79,7 @@ def test_a_model_of_gpus_is_compared_with_the_gpu_that_is_here(
 
 def test_its_stopwatch_reads_events_once_the_gpu_is_there() -> None:
     """Per iteration one before the flush and one after it, after forward and after backward."""
-    gpu, runtime = backend(pace_ms=(100.0, 2.0, 3.0, 5.0), others=frozenset({1}))
+    gpu, runtime = backend(even_split_ms=(100.0, 2.0, 3.0, 5.0), others=frozenset({1}))
     watch = gpu.stopwatch()
     weight = torch.ones(4, requires_grad=True)
     found = watch.iteration(Subject(lambda: weight * 2, torch.ones(4)))
@@ -93,16 +93,16 @@ def test_its_stopwatch_reads_events_once_the_gpu_is_there() -> None:
 
 def test_a_flush_that_takes_longer_than_it_can_is_a_disturbance() -> None:
     slow = (1.0, 2.0, 3.0, 5.0) * 5 + (1.0, 4.0, 3.0, 5.0)
-    watch = backend(pace_ms=slow)[0].stopwatch()
+    watch = backend(even_split_ms=slow)[0].stopwatch()
     weight = torch.ones(4, requires_grad=True)
     subject = Subject(lambda: weight * 2, torch.ones(4))
     assert [watch.iteration(subject).disturbed for _ in range(6)] == [False] * 5 + [True]
-    unflushed = backend(pace_ms=slow)[0].stopwatch(flush=False)
+    unflushed = backend(even_split_ms=slow)[0].stopwatch(flush=False)
     assert not any(unflushed.iteration(subject).disturbed for _ in range(6))
 
 
 def test_marks_of_phases_are_told_apart() -> None:
-    gpu, runtime = backend(pace_ms=(1.0, 2.0, 4.0))
+    gpu, runtime = backend(even_split_ms=(1.0, 2.0, 4.0))
     watch = gpu.stopwatch(flush=False)
     marks = [watch.mark() for _ in range(3)]
     assert runtime.calls == []  # nothing waits before all is done
@@ -121,7 +121,7 @@ def test_a_shard_is_measured_or_refused_for_want_of_memory() -> None:
     small = Shard.of_tables([EmbeddingTable("small", 100, 16, 4.0)])
     large = Shard.of_tables([EmbeddingTable("large", 100_000, 64, 4.0)])
     settings, quick = MeasureSettings(32), TimingOptions(precision=0.2, max_iterations=9)
-    gpu, runtime = backend(pace_ms=(9.0, 1.0, 2.0, 3.0), free_bytes=2**20)
+    gpu, runtime = backend(even_split_ms=(9.0, 1.0, 2.0, 3.0), free_bytes=2**20)
     benchmark = DeviceBenchmark(gpu, PLACE)
     info, _ = benchmark.describe()
     assert info == DeviceInfo("gpu1@m0", "cuda", socket.gethostname(), FINGERPRINT, 85_028_765_696)

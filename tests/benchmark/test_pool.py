@@ -301,7 +301,7 @@ def test_an_actor_needs_little_more_than_its_shard(
     fresh_pool: MakePool,
 ) -> None:
     """At most the shard's own bytes and 1 GB, also after larger and smaller ones."""
-    pool = fresh_pool(most_devices=1)
+    pool = fresh_pool(max_devices=1)
     pool.devices()
     (process,) = processes()
     shards = [

@@ -13,9 +13,9 @@ import pytest
 from simulated_host import MIB, Host, SimulatedWatch, Slow
 
 from autoshard.benchmark.measurement import (
-    Level,
     Measurement,
     MeasureSettings,
+    ReferenceLevel,
     Timing,
     TimingOptions,
 )
@@ -97,14 +97,14 @@ class Figures:
 
 
 @functools.cache
-def truth(host: Host) -> tuple[tuple[float, ...], Level]:
+def truth(host: Host) -> tuple[tuple[float, ...], ReferenceLevel]:
     watch = SimulatedWatch(host.at_rest(), full_flush=True)
     timings = [
         time_by_turns([kernel.subject], watch, [OPTIONS])[0] for kernel in host.shards(SHARDS)
     ]
     level = timings[0].quiet
     assert level is not None
-    return tuple(timing.told_at(level).total_ms for timing in timings), level
+    return tuple(timing.normalized_to(level).total_ms for timing in timings), level
 
 
 @functools.cache
@@ -125,7 +125,7 @@ def figures(host: Host, by_turns: int = 8, visits: int = VISITS) -> Figures:
             )
             seconds += watch.now() - began
             for number, timing in zip(numbers, found, strict=True):
-                timings[number].append(timing.told_at(level))
+                timings[number].append(timing.normalized_to(level))
     counted = [sum(timing.iterations for timing in same) for same in timings]
     return Figures(
         logs=np.log([[t.total_ms for t in same] for same in timings]).T - np.log(true_ms),
@@ -210,7 +210,7 @@ def test_short_clearings_do_not_count_where_they_tell_other_costs() -> None:
     true_ms, level = truth(host)
     for _ in range(3):
         found = time_by_turns([k.subject for k in kernels], watch, [OPTIONS] * SHARDS)
-        costs = [timing.told_at(level).total_ms for timing in found]
+        costs = [timing.normalized_to(level).total_ms for timing in found]
         assert abs(np.mean(np.log(costs) - np.log(true_ms))) < GRID[host].bias
         assert not watch.clearing.short_will_do(SHARDS)
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from autoshard.benchmark import (
     Exchange,
-    Level,
     Measurement,
     MeasurementError,
     MeasurementStore,
     MeasureSettings,
+    ReferenceLevel,
     StoreError,
     Timing,
     export_parquet,
@@ -150,13 +150,15 @@ def test_costs_of_one_hardware_are_told_at_one_level(
 ) -> None:
     """Each visit has the level of its own hour. The store settles on one, and tells all at it."""
     first, second, third, last = some(tables, 4)
-    quiet, slow = Level(2.0, 6.0), Level(4.0, 9.0)
+    quiet, slow = ReferenceLevel(2.0, 6.0), ReferenceLevel(4.0, 9.0)
     with MeasurementStore(tmp_path / "a.db") as store:
         assert store.level("hw", "v") is None
         store.put([replace(first, timing=replace(TIMING, quiet=quiet)), third])
         assert store.level("hw", "v") == quiet
         store.put([replace(second, timing=replace(TIMING, quiet=slow))])
-        assert store.level("hw", "v") == Level(3.0, 7.5)  # and what was told before is told anew
+        assert store.level("hw", "v") == ReferenceLevel(
+            3.0, 7.5
+        )  # and what was told before is told anew
         assert store.level("other", "v") is None
         costs = [m.timing for m in store.measurements()]
         assert [(t.forward_ms, t.backward_ms) for t in costs if t] == [
@@ -164,7 +166,11 @@ def test_costs_of_one_hardware_are_told_at_one_level(
             (1.5, 2.5),  # without a reference: as it was read
             pytest.approx((1.5 * 3 / 4, 2.5 * 7.5 / 9)),
         ]
-        assert [t.quiet for t in costs if t] == [Level(3.0, 7.5), None, Level(3.0, 7.5)]
+        assert [t.quiet for t in costs if t] == [
+            ReferenceLevel(3.0, 7.5),
+            None,
+            ReferenceLevel(3.0, 7.5),
+        ]
         export_parquet(store, tmp_path / "a.parquet")
         told = store.measurements()
         found = store.find(second.shard, SETTINGS, "hw", "v")

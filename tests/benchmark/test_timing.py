@@ -16,7 +16,7 @@ from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.clearing import Clearing
 from autoshard.benchmark.embedding_op import EmbeddingOp, build_module
 from autoshard.benchmark.hardware import last_level_cache_bytes, physical_cores
-from autoshard.benchmark.measurement import Level, MeasureSettings, TimingOptions
+from autoshard.benchmark.measurement import MeasureSettings, ReferenceLevel, TimingOptions
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.statistics import UNKNOWN, median_spread, quiet_level, standard_error
 from autoshard.benchmark.timing import SubjectFault, time_by_turns, time_operator
@@ -206,7 +206,7 @@ class Script:
             self._passed(found)
         return found
 
-    def clear_cache(self, most_ms: float) -> bool:
+    def clear_cache(self, max_ms: float) -> bool:
         self.order.append("clear")
         return True
 
@@ -291,21 +291,21 @@ def test_costs_are_told_beside_the_reference() -> None:
     beside_quiet, beside_slow = Iteration(1.0, 2.0, 3.0), Iteration(1.5, 4.0, 5.5)
     calm = time_operator(named("s"), Script({"s": [quiet] * 12}, [beside_quiet]), TimingOptions())
     loud = time_operator(named("s"), Script({"s": [slow] * 12}, [beside_slow]), TimingOptions())
-    assert (calm.forward_ms, calm.backward_ms, calm.quiet) == (2.0, 6.0, Level(1.0, 2.0))
-    assert (loud.forward_ms, loud.backward_ms, loud.quiet) == (3.0, 12.0, Level(1.5, 4.0))
-    told = loud.told_at(calm.quiet)
+    assert (calm.forward_ms, calm.backward_ms, calm.quiet) == (2.0, 6.0, ReferenceLevel(1.0, 2.0))
+    assert (loud.forward_ms, loud.backward_ms, loud.quiet) == (3.0, 12.0, ReferenceLevel(1.5, 4.0))
+    told = loud.normalized_to(calm.quiet)
     assert (told.forward_ms, told.backward_ms) == pytest.approx((2.0, 6.0))
     assert told.spread == loud.spread
-    assert loud.told_at(None) == loud
+    assert loud.normalized_to(None) == loud
     as_read = time_operator(named("s"), Script({"s": [quiet] * 12}), TimingOptions())
     assert (as_read.total_ms, as_read.quiet) == (8.0, None)
-    assert as_read.told_at(Level(3.0, 3.0)) == as_read
+    assert as_read.normalized_to(ReferenceLevel(3.0, 3.0)) == as_read
 
 
 def test_a_moment_that_slows_both_does_not_widen_the_interval() -> None:
     """The reference runs before and after, so it is slow where the iteration is."""
     pace = [1.0, 1.0] + [1.0, 1.4, 1.0, 1.2] * 3  # of a round each; the first warms up
-    script = [quarter(10.0 * factor) for factor in pace]
+    script = [quarter(10.0 * residual) for residual in pace]
     # one after warming up, then two a round
     references = [quarter(2 * pace[0])] + [quarter(2 * f) for f in pace[1:] for _ in range(2)]
     timing = time_operator(named("s"), Script({"s": script}, references), TimingOptions())

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from autoshard.benchmark.measurement import Level, Measurement, MeasureSettings, Timing
+from autoshard.benchmark.measurement import Measurement, MeasureSettings, ReferenceLevel, Timing
 from autoshard.benchmark.statistics import pooled_variance, standard_error
 from autoshard.benchmark.visits import deviation_of_visits, merged
 from autoshard.workload import EmbeddingTable, Shard
 
-LEVEL = Level(1.0, 2.0)
+LEVEL = ReferenceLevel(1.0, 2.0)
 SPREAD, ITERATIONS = 0.02, 20
 WITHIN = standard_error(SPREAD, ITERATIONS)
 SHARD = Shard.of_tables([EmbeddingTable("t", 9, 8, 1.0)])

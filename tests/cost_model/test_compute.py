@@ -34,7 +34,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.parts import Part
-from autoshard.workload.tables import can_be_halved, halves
+from autoshard.workload.tables import can_be_split, halves
 
 TABLES = synthetic_tables(40, seed=5, profile="small")
 numbers = st.lists(st.integers(0, len(TABLES) - 1), min_size=1, max_size=30, unique=True)
@@ -321,7 +321,7 @@ def test_a_strange_table_is_told_of_once_whatever_is_asked_of_its_columns(
 def test_amounts_of_many_slices_are_those_of_each(model: CostModel) -> None:
     """Also of halves, equal ones among them, some of which were asked for before."""
     whole = [table.whole() for table in TABLES]
-    pieces = [*whole, *(half for piece in whole if can_be_halved(piece) for half in halves(piece))]
+    pieces = [*whole, *(half for piece in whole if can_be_split(piece) for half in halves(piece))]
     oracle = EstimatedCosts(model, 1024)
     oracle.amounts(pieces[10:20])
     found = oracle.amounts(pieces)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from formula import QUIET, formula_exchanges, measurement
 
-from autoshard.benchmark import Level, Measurement, MeasurementStore, export_parquet
+from autoshard.benchmark import Measurement, MeasurementStore, ReferenceLevel, export_parquet
 from autoshard.cost_model import CostDataset, DataError, Selection, read_costs, split
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, random_shards
 from autoshard.workload.parts import part_of_shard, tables_by_part
@@ -122,8 +122,8 @@ def test_levels_of_several_stores_become_one(
 ) -> None:
     first, second = measurement(shards[0]), measurement(shards[1])
     assert second.timing is not None
-    slow = Level(2 * QUIET.forward_ms, 3 * QUIET.backward_ms)
-    slower = replace(second, timing=second.timing.told_at(slow))
+    slow = ReferenceLevel(2 * QUIET.forward_ms, 3 * QUIET.backward_ms)
+    slower = replace(second, timing=second.timing.normalized_to(slow))
     data = read_costs([keep([first]), keep([slower], "slow.db")])
     assert data.quiet == QUIET
     assert data.totals_ms[1] == pytest.approx(second.total_ms)

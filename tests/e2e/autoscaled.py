@@ -51,7 +51,7 @@ def main(folder: Path) -> None:
 
 def watch(folder: Path) -> dict[str, object]:
     """Ask for shards: what the pool says, what was asked for, which GPUs came."""
-    pool = BenchmarkPool(folder / "costs.db", kind="cuda", most_devices=MOST)
+    pool = BenchmarkPool(folder / "costs.db", kind="cuda", max_devices=MOST)
     before, said = gpus(), ""
     try:
         shards = random_shards(synthetic_tables(10, seed=0, profile="small"), 8, 4)

@@ -7,7 +7,7 @@ import pytest
 from autoshard.cost_model import CostDataset, CostModel
 from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.training import TrainOptions, one_thread
-from autoshard.envs import Deck
+from autoshard.envs import TableCatalog
 from autoshard.workload import EmbeddingTable
 from autoshard.workload.parts import Part
 
@@ -20,15 +20,15 @@ def patience() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def deck(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> Deck:
+def catalog(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> TableCatalog:
     """Whole tables. Nobody may teach it: those who do make their own."""
-    return Deck.of_tables(model, many_tables, 1024)
+    return TableCatalog.of_tables(model, many_tables, 1024)
 
 
 @pytest.fixture(scope="session")
-def split_deck(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> Deck:
+def split_catalog(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> TableCatalog:
     """The same tables, which may be halved."""
-    return Deck.of_tables(model, many_tables, 1024, split=True)
+    return TableCatalog.of_tables(model, many_tables, 1024, split=True)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from autoshard.envs import Deal, Deck, ShardingGame
+from autoshard.envs import BatchedPlacementEnv, TableCatalog, TaskInstance
 
 few, fewest = settings(max_examples=25), settings(max_examples=8)  # for what takes long
 
@@ -24,10 +24,10 @@ class Sketch:
     weights: tuple[float, ...]
     fill: float
 
-    def on(self, deck: Deck) -> Deal:
+    def on(self, catalog: TableCatalog) -> TaskInstance:
         pieces, shares = np.array(self.pieces), np.array(self.weights)
-        memory = deck.bytes[pieces].sum() * self.fill * shares / shares.sum()
-        return Deal(pieces, memory.astype(np.int64) + 1)
+        memory = catalog.bytes[pieces].sum() * self.fill * shares / shares.sum()
+        return TaskInstance(pieces, memory.astype(np.int64) + 1)
 
 
 def sketches(
@@ -45,17 +45,19 @@ ragged = st.lists(sketches(), min_size=1, max_size=4)
 seeds = st.integers(0, 999)
 
 
-def deal(pieces: Sequence[int], *memory_bytes: int) -> Deal:
-    return Deal(np.array(pieces), np.array(memory_bytes))
+def instance(pieces: Sequence[int], *memory_bytes: int) -> TaskInstance:
+    return TaskInstance(np.array(pieces), np.array(memory_bytes))
 
 
-def game_of(deck: Deck, *deals: Deal, halvings: int = 0) -> ShardingGame:
+def episodes_of(
+    catalog: TableCatalog, *instances: TaskInstance, max_splits: int = 0
+) -> BatchedPlacementEnv:
     """A game just large enough."""
-    most_tables = max(len(deal.pieces) for deal in deals)
-    most_devices = max(len(deal.memory_bytes) for deal in deals)
-    game = ShardingGame(deck, len(deals), most_tables, most_devices, halvings)
-    game.deal(range(len(deals)), deals)
-    return game
+    max_tables = max(len(instance.pieces) for instance in instances)
+    max_devices = max(len(instance.memory_bytes) for instance in instances)
+    episodes = BatchedPlacementEnv(catalog, len(instances), max_tables, max_devices, max_splits)
+    episodes.start(range(len(instances)), instances)
+    return episodes
 
 
 class AtRandom:
@@ -65,20 +67,20 @@ class AtRandom:
 
     def __init__(self, seeds: Sequence[int], halving: float = 0.0) -> None:
         self._rngs = [np.random.default_rng(seed) for seed in seeds]
-        self._halving = halving
+        self._splitting = halving
 
-    def __call__(self, game: ShardingGame) -> Tensor:
+    def __call__(self, episodes: BatchedPlacementEnv) -> Tensor:
         chosen = []
-        for seat, rng in enumerate(self._rngs):
-            devices = game.allowed[seat].nonzero()[:, 0].tolist()
-            halves, where = rng.random() < self._halving, rng.random()
-            if game.halvable[seat] and (halves or not devices):
-                chosen.append(game.halve_action)
+        for env_id, rng in enumerate(self._rngs):
+            devices = episodes.allowed[env_id].nonzero()[:, 0].tolist()
+            halves, where = rng.random() < self._splitting, rng.random()
+            if episodes.splittable[env_id] and (halves or not devices):
+                chosen.append(episodes.split_action)
             else:
                 chosen.append(devices[int(where * len(devices))] if devices else 0)
         return torch.tensor(chosen)
 
 
-def greedily(game: ShardingGame) -> Tensor:
+def greedily(episodes: BatchedPlacementEnv) -> Tensor:
     """Where the table makes the cheapest device."""
-    return game.joined_ms.masked_fill(~game.allowed, torch.inf).argmin(1)
+    return episodes.joined_ms.masked_fill(~episodes.allowed, torch.inf).argmin(1)

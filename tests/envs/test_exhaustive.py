@@ -7,24 +7,26 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, greedily, seeds, sketches
+from plays import AMPLE, AtRandom, Sketch, episodes_of, few, greedily, instance, seeds, sketches
 
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.envs import Deal, Deck
+from autoshard.envs import TableCatalog, TaskInstance
 from autoshard.workload import Shard
 
 TINY = {"tables": (1, 6), "devices": (2, 3)}
 
 
-def worst_of_plans(deck: Deck, dealt: Deal, model: CostModel) -> dict[tuple[int, ...], float]:
+def worst_of_plans(
+    catalog: TableCatalog, dealt: TaskInstance, model: CostModel
+) -> dict[tuple[int, ...], float]:
     """The slowest device's cost of each plan that fits the memory, by the devices of its tables."""
     numbers, devices = range(len(dealt.pieces)), len(dealt.memory_bytes)
     subsets = [held for held in product((False, True), repeat=len(dealt.pieces)) if any(held)]
-    pieces = [deck.pieces[number] for number in dealt.pieces]
+    pieces = [catalog.pieces[number] for number in dealt.pieces]
     shards = [Shard(tuple(pieces[n] for n in numbers if held[n])) for held in subsets]
     costs = [cost.total_ms for cost in EstimatedCosts(model, 1024).costs(shards)]
     cost_of = dict(zip(subsets, costs, strict=True)) | {(False,) * len(pieces): 0.0}
-    sizes = deck.bytes[dealt.pieces]
+    sizes = catalog.bytes[dealt.pieces]
     bytes_of = {held: int(sizes[list(held)].sum()) for held in cost_of}
     worst = {}
     for homes in product(range(devices), repeat=len(pieces)):
@@ -36,17 +38,20 @@ def worst_of_plans(deck: Deck, dealt: Deal, model: CostModel) -> dict[tuple[int,
 
 @few
 @given(sketch=sketches(**TINY))
-def test_all_plays_together_are_all_plans(deck: Deck, model: CostModel, sketch: Sketch) -> None:
-    dealt = sketch.on(deck)
-    expected = worst_of_plans(deck, dealt, model)
+def test_all_plays_together_are_all_plans(
+    catalog: TableCatalog, model: CostModel, sketch: Sketch
+) -> None:
+    dealt = sketch.on(catalog)
+    expected = worst_of_plans(catalog, dealt, model)
     ways = torch.tensor(list(product(range(len(dealt.memory_bytes)), repeat=len(dealt.pieces))))
-    game = game_of(deck, *[dealt] * len(ways))
+    episodes = episodes_of(catalog, *[dealt] * len(ways))
     for step in range(len(dealt.pieces)):
-        game.place(ways[:, step])
-    assert game.over.all()
-    complete = (~game.stuck).nonzero()[:, 0].tolist()
+        episodes.place(ways[:, step])
+    assert episodes.over.all()
+    complete = (~episodes.infeasible).nonzero()[:, 0].tolist()
     found = {
-        tuple(game.assignment(seat).tolist()): float(game.cost_ms[seat].max()) for seat in complete
+        tuple(episodes.assignment(env_id).tolist()): float(episodes.cost_ms[env_id].max())
+        for env_id in complete
     }
     assert found.keys() == expected.keys()
     assert len(found) == len(complete)
@@ -59,24 +64,24 @@ def test_all_plays_together_are_all_plans(deck: Deck, model: CostModel, sketch: 
 @few
 @given(sketch=sketches(**TINY), seed=seeds)
 def test_no_play_beats_the_best_plan(
-    deck: Deck, model: CostModel, sketch: Sketch, seed: int
+    catalog: TableCatalog, model: CostModel, sketch: Sketch, seed: int
 ) -> None:
-    dealt = sketch.on(deck)
-    best = min(worst_of_plans(deck, dealt, model).values(), default=np.inf)
+    dealt = sketch.on(catalog)
+    best = min(worst_of_plans(catalog, dealt, model).values(), default=np.inf)
     for choose in (greedily, AtRandom(range(seed, seed + 8))):
-        game = game_of(deck, *[dealt] * 8)
-        while not game.over.all():
-            game.place(choose(game))
-        worst = game.cost_ms.amax(1)[~game.stuck]
+        episodes = episodes_of(catalog, *[dealt] * 8)
+        while not episodes.over.all():
+            episodes.place(choose(episodes))
+        worst = episodes.cost_ms.amax(1)[~episodes.infeasible]
         assert (worst >= best * (1 - 1e-4)).all()
 
 
 @few
 @given(numbers=st.lists(st.integers(0, 99), min_size=3, max_size=6, unique=True))
 def test_no_plan_is_much_better_than_the_bound(
-    deck: Deck, model: CostModel, numbers: list[int]
+    catalog: TableCatalog, model: CostModel, numbers: list[int]
 ) -> None:
     for devices in (1, 2, 3):
-        dealt = deal(numbers, *[AMPLE] * devices)
-        best = min(worst_of_plans(deck, dealt, model).values())
-        assert best >= 0.9 * float(game_of(deck, dealt).bound_ms[0])
+        dealt = instance(numbers, *[AMPLE] * devices)
+        best = min(worst_of_plans(catalog, dealt, model).values())
+        assert best >= 0.9 * float(episodes_of(catalog, dealt).lower_bound_ms[0])

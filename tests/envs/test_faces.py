@@ -10,12 +10,21 @@ import torch
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from hypothesis import given
-from plays import AMPLE, Sketch, deal, fewest, greedily, ragged, seeds
+from plays import AMPLE, Sketch, fewest, greedily, instance, ragged, seeds
 
-from autoshard.envs import Balance, Deal, Deck, RandomDeals, ShardingEnv, ShardingVectorEnv
+from autoshard.envs import (
+    Balance,
+    RandomTaskSampler,
+    ShardingEnv,
+    ShardingVectorEnv,
+    TableCatalog,
+    TaskInstance,
+)
 
-SMALL = RandomDeals((3, 7), (2, 4), fill=(0.9, 1.0), unevenness=0.7)  # with dead ends now and then
-SEATS = 4
+SMALL = RandomTaskSampler(
+    (3, 7), (2, 4), fill=(0.9, 1.0), unevenness=0.7
+)  # with dead ends now and then
+NUM_ENVS = 4
 
 
 def some(mask: np.ndarray, rng: np.random.Generator) -> int:
@@ -40,41 +49,48 @@ def episode(env: gym.Env, seed: int) -> list[Any]:
 
 @fewest
 @given(dealt=ragged, seed=seeds)
-def test_a_seat_is_a_single_game(split_deck: Deck, dealt: list[Sketch], seed: int) -> None:
-    deals, generator = [sketch.on(split_deck) for sketch in dealt], RandomDeals((9, 9), (4, 4))
+def test_a_seat_is_a_single_game(
+    split_catalog: TableCatalog, dealt: list[Sketch], seed: int
+) -> None:
+    instances, task_sampler = (
+        [sketch.on(split_catalog) for sketch in dealt],
+        RandomTaskSampler((9, 9), (4, 4)),
+    )
     rng = np.random.default_rng(seed)
-    many = ShardingVectorEnv(split_deck, len(deals), generator)
-    ones = [ShardingEnv(split_deck, generator) for _ in deals]
-    seen, _ = many.reset(options={"deals": deals})
+    many = ShardingVectorEnv(split_catalog, len(instances), task_sampler)
+    ones = [ShardingEnv(split_catalog, task_sampler) for _ in instances]
+    seen, _ = many.reset(options={"instances": instances})
     going = dict(enumerate(ones))
     masks = []
-    for seat, env in enumerate(ones):
-        view, info = env.reset(options={"deal": deals[seat]})
-        np.testing.assert_allclose(seen[seat], view, rtol=1e-4, atol=1e-5)
+    for env_id, env in enumerate(ones):
+        view, info = env.reset(options={"instance": instances[env_id]})
+        np.testing.assert_allclose(seen[env_id], view, rtol=1e-4, atol=1e-5)
         masks.append(info["action_mask"])
     while going:
         actions = np.array([some(mask, rng) for mask in masks])
         seen, rewards, ended, cut, infos = many.step(actions)
-        for seat, env in list(going.items()):
-            view, reward, over, _, info = env.step(np.int64(actions[seat]))
-            assert (ended[seat], cut[seat]) == (over, False)
-            np.testing.assert_allclose(seen[seat], view, rtol=1e-4, atol=1e-5)
-            assert rewards[seat] == pytest.approx(reward, rel=1e-3, abs=1e-5)
-            masks[seat] = info["action_mask"]
+        for env_id, env in list(going.items()):
+            view, reward, over, _, info = env.step(np.int64(actions[env_id]))
+            assert (ended[env_id], cut[env_id]) == (over, False)
+            np.testing.assert_allclose(seen[env_id], view, rtol=1e-4, atol=1e-5)
+            assert rewards[env_id] == pytest.approx(reward, rel=1e-3, abs=1e-5)
+            masks[env_id] = info["action_mask"]
             if over:
-                for name in ("plan_ms", "bound_ms", "dead_end"):
-                    assert infos[name][seat] == pytest.approx(info[name], rel=1e-4)
-                    assert infos[f"_{name}"][seat]
-                del going[seat]
+                for name in ("plan_ms", "lower_bound_ms", "infeasible"):
+                    assert infos[name][env_id] == pytest.approx(info[name], rel=1e-4)
+                    assert infos[f"_{name}"][env_id]
+                del going[env_id]
 
 
-def test_both_faces_deal_the_same_for_a_seed_over_many_episodes(split_deck: Deck) -> None:
-    one, many = ShardingEnv(split_deck, SMALL), ShardingVectorEnv(split_deck, 1, SMALL)
+def test_both_faces_deal_the_same_for_a_seed_over_many_episodes(
+    split_catalog: TableCatalog,
+) -> None:
+    one, many = ShardingEnv(split_catalog, SMALL), ShardingVectorEnv(split_catalog, 1, SMALL)
     rng = np.random.default_rng(0)
     view, info = one.reset(seed=5)
     seen, _ = many.reset(seed=5)
-    episodes = over = 0
-    while episodes < 12:
+    ended_episodes = over = 0
+    while ended_episodes < 12:
         action = some(info["action_mask"], rng)
         seen, rewards, ended, _, infos = many.step(np.array([action]))
         if over:  # the step after an end deals
@@ -83,16 +99,18 @@ def test_both_faces_deal_the_same_for_a_seed_over_many_episodes(split_deck: Deck
             assert not infos
         else:
             view, reward, over, _, info = one.step(np.int64(action))
-        episodes += over
+        ended_episodes += over
         assert ended[0] == over
         assert rewards[0] == pytest.approx(reward)
         np.testing.assert_array_equal(seen[0], view)
 
 
-def test_the_step_after_an_end_deals_anew_and_pays_nothing(deck: Deck) -> None:
-    env = ShardingVectorEnv(deck, 2, RandomDeals((3, 3), (2, 2)))
+def test_the_step_after_an_end_deals_anew_and_pays_nothing(catalog: TableCatalog) -> None:
+    env = ShardingVectorEnv(catalog, 2, RandomTaskSampler((3, 3), (2, 2)))
     assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
-    env.reset(seed=0, options={"deals": [deal([5], AMPLE, AMPLE), deal([3, 8], AMPLE, AMPLE)]})
+    env.reset(
+        seed=0, options={"instances": [instance([5], AMPLE, AMPLE), instance([3, 8], AMPLE, AMPLE)]}
+    )
     _, _, ended, _, infos = env.step(np.array([0, 0]))
     assert ended.tolist() == infos["_plan_ms"].tolist() == [True, False]
     seen, rewards, ended, _, infos = env.step(np.array([1, 1]))  # the first is ignored
@@ -100,21 +118,21 @@ def test_the_step_after_an_end_deals_anew_and_pays_nothing(deck: Deck) -> None:
     assert ended.tolist() == infos["_plan_ms"].tolist() == [False, True]
     parts = env.layout.split(seen)
     assert parts["progress"][:, 0].tolist() == [0, 1]
-    assert env.game.placed.tolist() == [0, 2]
+    assert env.episodes.placed.tolist() == [0, 2]
     _, rewards, ended, _, infos = env.step(np.array([0, 0]))
     assert not infos
     assert not ended.any()
     assert rewards[0] < 0
     assert rewards[1] == 0
-    assert env.game.placed.tolist() == [1, 0]
+    assert env.episodes.placed.tolist() == [1, 0]
 
 
-def test_what_one_step_told_stays_as_it_was(deck: Deck) -> None:
-    env, rng = ShardingVectorEnv(deck, SEATS, SMALL), np.random.default_rng(3)
+def test_what_one_step_told_stays_as_it_was(catalog: TableCatalog) -> None:
+    env, rng = ShardingVectorEnv(catalog, NUM_ENVS, SMALL), np.random.default_rng(3)
     told: list[tuple[Any, Any]] = []
     env.reset(seed=2)
     for _ in range(20):
-        *arrays, infos = env.step(rng.integers(0, 2, SEATS))
+        *arrays, infos = env.step(rng.integers(0, 2, NUM_ENVS))
         arrays += infos.values()
         told.append((arrays, [np.copy(part) for part in arrays]))
     for arrays, copies in told:
@@ -122,17 +140,19 @@ def test_what_one_step_told_stays_as_it_was(deck: Deck) -> None:
             np.testing.assert_array_equal(part, copy)
 
 
-class Impossible(RandomDeals):
+class Impossible(RandomTaskSampler):
     """Deals that end before anything can be placed."""
 
-    def many(self, deck: Deck, rng: np.random.Generator, count: int) -> list[Deal]:
-        return [deal([int(rng.integers(9))], 1) for _ in range(count)]
+    def sample(
+        self, catalog: TableCatalog, rng: np.random.Generator, count: int
+    ) -> list[TaskInstance]:
+        return [instance([int(rng.integers(9))], 1) for _ in range(count)]
 
 
-def test_a_game_that_is_dealt_without_room_ends_with_its_first_step(deck: Deck) -> None:
-    env = ShardingVectorEnv(deck, 2, Impossible((1, 1), (2, 2)))
-    env.reset(seed=0, options={"deals": [deal([3], 1), deal([3], AMPLE, AMPLE)]})
-    worth = float(env.reward.dead_end(torch.ones(1)))
+def test_a_game_that_is_dealt_without_room_ends_with_its_first_step(catalog: TableCatalog) -> None:
+    env = ShardingVectorEnv(catalog, 2, Impossible((1, 1), (2, 2)))
+    env.reset(seed=0, options={"instances": [instance([3], 1), instance([3], AMPLE, AMPLE)]})
+    worth = float(env.reward.infeasible(torch.ones(1)))
     for expected in ([True, True], [False, False], [True, True], [False, False]):
         _, rewards, ended, _, _ = env.step(np.array([0, 0]))
         assert ended.tolist() == expected
@@ -140,33 +160,33 @@ def test_a_game_that_is_dealt_without_room_ends_with_its_first_step(deck: Deck) 
     assert env.tally()["dead_ends"] == 3
 
 
-def test_the_tally_counts_what_ended_since_it_was_asked(split_deck: Deck) -> None:
-    env = ShardingVectorEnv(split_deck, SEATS, SMALL)
+def test_the_tally_counts_what_ended_since_it_was_asked(split_catalog: TableCatalog) -> None:
+    env = ShardingVectorEnv(split_catalog, NUM_ENVS, SMALL)
     rng = np.random.default_rng(1)
     env.reset(seed=1)
-    ended, halved = np.zeros(SEATS, np.bool_), np.zeros(SEATS, np.int64)
+    ended, halved = np.zeros(NUM_ENVS, np.bool_), np.zeros(NUM_ENVS, np.int64)
     for _ in range(2):
-        games, dead, halvings, relative = 0, 0, 0, []
+        games, dead, max_splits, relative = 0, 0, 0, []
         for _ in range(60):
-            halvable = env.game.halvable.numpy().copy()
-            masks = np.column_stack([env.game.allowed.numpy(), halvable])
+            splittable = env.episodes.splittable.numpy().copy()
+            masks = np.column_stack([env.episodes.allowed.numpy(), splittable])
             actions = np.array([some(mask, rng) for mask in masks])
-            halved += ~ended & halvable & (actions == env.game.halve_action)
+            halved += ~ended & splittable & (actions == env.episodes.split_action)
             _, _, ended, _, infos = env.step(actions)
             games += int(ended.sum())
-            halvings += int(halved[ended].sum())
+            max_splits += int(halved[ended].sum())
             halved[ended] = 0
-            for seat in np.flatnonzero(ended):
-                dead += infos["dead_end"][seat]
-                if not infos["dead_end"][seat]:
-                    relative.append(infos["plan_ms"][seat] / infos["bound_ms"][seat])
+            for env_id in np.flatnonzero(ended):
+                dead += infos["infeasible"][env_id]
+                if not infos["infeasible"][env_id]:
+                    relative.append(infos["plan_ms"][env_id] / infos["lower_bound_ms"][env_id])
         assert dead > 0
-        assert halvings > 0
+        assert max_splits > 0
         assert relative
         assert env.tally() == {
             "games": games,
             "dead_ends": dead,
-            "halvings": halvings,
+            "halvings": max_splits,
             "relative_max": pytest.approx(np.mean(relative)),
             "asked": 0,
         }
@@ -174,9 +194,9 @@ def test_the_tally_counts_what_ended_since_it_was_asked(split_deck: Deck) -> Non
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_the_same_seed_plays_the_same(split_deck: Deck, seed: int) -> None:
+def test_the_same_seed_plays_the_same(split_catalog: TableCatalog, seed: int) -> None:
     first, second, other = (
-        episode(ShardingEnv(split_deck, SMALL), n) for n in (seed, seed, seed + 1)
+        episode(ShardingEnv(split_catalog, SMALL), n) for n in (seed, seed, seed + 1)
     )
     assert len(first) == len(second)
     for mine, yours in zip(first, second, strict=True):
@@ -184,8 +204,8 @@ def test_the_same_seed_plays_the_same(split_deck: Deck, seed: int) -> None:
     assert not np.array_equal(first[0], other[0])
 
 
-def test_the_same_env_plays_the_same_again_for_a_seed(deck: Deck) -> None:
-    env, many = ShardingEnv(deck, SMALL), ShardingVectorEnv(deck, SEATS, SMALL)
+def test_the_same_env_plays_the_same_again_for_a_seed(catalog: TableCatalog) -> None:
+    env, many = ShardingEnv(catalog, SMALL), ShardingVectorEnv(catalog, NUM_ENVS, SMALL)
     for mine, yours in zip(episode(env, 3), episode(env, 3), strict=True):
         np.testing.assert_array_equal(mine, yours)
     seen = [many.reset(seed=seed)[0] for seed in (4, None, 4, [4, 5, 6, 7])]
@@ -195,24 +215,24 @@ def test_the_same_env_plays_the_same_again_for_a_seed(deck: Deck) -> None:
     assert not np.array_equal(seen[0][0], seen[0][1])
 
 
-def test_gymnasium_makes_one(deck: Deck) -> None:
-    env = gym.make("Sharding-v0", deck=deck, generator=SMALL, max_devices=6)
+def test_gymnasium_makes_one(catalog: TableCatalog) -> None:
+    env = gym.make("Sharding-v0", catalog=catalog, task_sampler=SMALL, max_devices=6)
     assert env.action_space == gym.spaces.Discrete(7)  # the last one halves
     told = episode(env, 1)
     assert env.observation_space.contains(told[0])
     assert told[1].shape == (7,)
 
 
-def test_gymnasium_makes_many(deck: Deck) -> None:
-    arguments = {"deck": deck, "generator": SMALL, "reward": Balance()}
+def test_gymnasium_makes_many(catalog: TableCatalog) -> None:
+    arguments = {"catalog": catalog, "task_sampler": SMALL, "reward": Balance()}
     mode = "vector_entry_point"
-    env = gym.make_vec("Sharding-v0", num_envs=SEATS, vectorization_mode=mode, **arguments)
+    env = gym.make_vec("Sharding-v0", num_envs=NUM_ENVS, vectorization_mode=mode, **arguments)
     assert isinstance(env.unwrapped, ShardingVectorEnv)
     seen, _ = env.reset(seed=1)
     assert env.observation_space.contains(seen)
     assert env.single_action_space == gym.spaces.Discrete(5)
     for _ in range(8):
-        seen, rewards, ended, _, _ = env.step(greedily(env.unwrapped.game).numpy())
+        seen, rewards, ended, _, _ = env.step(greedily(env.unwrapped.episodes).numpy())
         assert env.observation_space.contains(seen)
         assert ((rewards == 0) | ended).all()  # Balance pays at the end only
     env.close()
@@ -231,38 +251,40 @@ def test_without_arguments_the_shipped_model_is_played() -> None:
 
 
 @pytest.mark.parametrize("render_mode", [None, "ansi", "rgb_array"])
-def test_gymnasiums_checker_finds_nothing(split_deck: Deck, render_mode: str | None) -> None:
-    arguments = {"deck": split_deck, "generator": SMALL, "render_mode": render_mode}
+def test_gymnasiums_checker_finds_nothing(
+    split_catalog: TableCatalog, render_mode: str | None
+) -> None:
+    arguments = {"catalog": split_catalog, "task_sampler": SMALL, "render_mode": render_mode}
     env = gym.make("Sharding-v0", **arguments)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(env.unwrapped)
 
 
-def test_the_mask_is_what_the_observation_tells(split_deck: Deck) -> None:
-    env, rng = ShardingEnv(split_deck, SMALL), np.random.default_rng(0)
-    forbidden, halvable = 0, set()
+def test_the_mask_is_what_the_observation_tells(split_catalog: TableCatalog) -> None:
+    env, rng = ShardingEnv(split_catalog, SMALL), np.random.default_rng(0)
+    forbidden, splittable = 0, set()
     for number in range(10):
         seen, info = env.reset(seed=number)
         ended = False
         while True:
             mask = info["action_mask"]
             parts = env.layout.split(seen)
-            np.testing.assert_array_equal(mask, [*parts["allowed"], parts["halving"][0]])
-            halvable.add(bool(mask[-1]))
+            np.testing.assert_array_equal(mask, [*parts["allowed"], parts["split"][0]])
+            splittable.add(bool(mask[-1]))
             assert env.action_space.sample(mask) in np.flatnonzero(mask) or not mask.any()
             forbidden += int((mask == 0).sum())
             if ended:
                 break
             seen, _, ended, _, info = env.step(np.int64(some(mask, rng)))
     assert forbidden > 0
-    assert halvable == {False, True}
+    assert splittable == {False, True}
 
 
-def test_a_text_shows_each_device(deck: Deck) -> None:
-    env = ShardingEnv(deck, SMALL, render_mode="ansi")
-    size = int(deck.bytes[5])
-    env.reset(options={"deal": deal([5, 5 + 1], 2 * size, AMPLE)})
+def test_a_text_shows_each_device(catalog: TableCatalog) -> None:
+    env = ShardingEnv(catalog, SMALL, render_mode="ansi")
+    size = int(catalog.bytes[5])
+    env.reset(options={"instance": instance([5, 5 + 1], 2 * size, AMPLE)})
     first = env.render()
     assert isinstance(first, str)
     lines = first.splitlines()
@@ -273,18 +295,18 @@ def test_a_text_shows_each_device(deck: Deck) -> None:
     cost_line = str(env.render()).splitlines()[2]
     assert "#" in cost_line
     assert " 1 pieces" in cost_line
-    assert f"{float(torch.max(env._seats.game.cost_ms)):.2f} ms" in cost_line
+    assert f"{float(torch.max(env._vector.episodes.cost_ms)):.2f} ms" in cost_line
 
 
-def test_a_text_tells_of_a_dead_end(deck: Deck) -> None:
-    env = ShardingEnv(deck, SMALL, render_mode="ansi")
-    env.reset(options={"deal": deal([5], 1)})
+def test_a_text_tells_of_a_dead_end(catalog: TableCatalog) -> None:
+    env = ShardingEnv(catalog, SMALL, render_mode="ansi")
+    env.reset(options={"instance": instance([5], 1)})
     assert "dead end" in str(env.render())
 
 
-def test_a_picture_changes_as_tables_are_placed(deck: Deck) -> None:
-    env = ShardingEnv(deck, SMALL, render_mode="rgb_array")
-    env.reset(options={"deal": deal([5, 6], AMPLE, AMPLE)})
+def test_a_picture_changes_as_tables_are_placed(catalog: TableCatalog) -> None:
+    env = ShardingEnv(catalog, SMALL, render_mode="rgb_array")
+    env.reset(options={"instance": instance([5, 6], AMPLE, AMPLE)})
     first = env.render()
     assert isinstance(first, np.ndarray)
     assert (first.dtype, first.ndim, first.shape[2]) == (np.uint8, 3, 3)
@@ -292,4 +314,4 @@ def test_a_picture_changes_as_tables_are_placed(deck: Deck) -> None:
     second = env.render()
     assert second.shape == first.shape  # type: ignore[union-attr]
     assert not np.array_equal(first, second)
-    assert ShardingEnv(deck, SMALL).render() is None
+    assert ShardingEnv(catalog, SMALL).render() is None

@@ -5,11 +5,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, deal, game_of, seeds, sketches
+from plays import AMPLE, AtRandom, Sketch, episodes_of, instance, seeds, sketches
 from torch import Tensor
 
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.envs import Deal, Deck, Layout, ShardingGame
+from autoshard.envs import BatchedPlacementEnv, Layout, TableCatalog, TaskInstance
 from autoshard.envs.observation import DESCRIBED, DEVICE, DEVICE_PARTS
 from autoshard.workload import EmbeddingTable
 
@@ -17,17 +17,19 @@ PER_DEVICE = ("devices", "exists", "allowed")
 
 
 @pytest.fixture(scope="module")
-def decks_of_bytes(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> tuple[Deck, Deck]:
+def catalogs_of_bytes(
+    model: CostModel, many_tables: tuple[EmbeddingTable, ...]
+) -> tuple[TableCatalog, TableCatalog]:
     """The same tables, and the same with twice the bytes."""
-    lean, full = (Deck.of_tables(model, many_tables, 1024) for _ in range(2))
+    lean, full = (TableCatalog.of_tables(model, many_tables, 1024) for _ in range(2))
     full.bytes, full.sizes = 2 * full.bytes, 2 * full.sizes
     full.learn(EstimatedCosts(model, 1024))
     return lean, full
 
 
-def seen_of(game: ShardingGame) -> dict[str, Tensor]:
-    layout = Layout(game.max_devices)
-    return layout.split(layout.observe(game))
+def seen_of(episodes: BatchedPlacementEnv) -> dict[str, Tensor]:
+    layout = Layout(episodes.max_devices)
+    return layout.split(layout.observe(episodes))
 
 
 def same(first: Tensor, second: Tensor) -> None:
@@ -55,97 +57,105 @@ def test_parts_are_views() -> None:
     assert vector.sum() == 3
 
 
-def test_what_is_seen_is_new_memory(deck: Deck) -> None:
-    game = game_of(deck, deal([3, 8], AMPLE, AMPLE))
+def test_what_is_seen_is_new_memory(catalog: TableCatalog) -> None:
+    episodes = episodes_of(catalog, instance([3, 8], AMPLE, AMPLE))
     layout = Layout(2)
-    first = layout.observe(game)
+    first = layout.observe(episodes)
     copy = first.clone()
-    game.place(torch.tensor([0]))
+    episodes.place(torch.tensor([0]))
     assert torch.equal(first, copy)
-    assert not torch.equal(layout.observe(game), copy)
+    assert not torch.equal(layout.observe(episodes), copy)
 
 
 @given(sketch=sketches(), seed=seeds)
-def test_masks_and_progress_are_those_of_the_game(deck: Deck, sketch: Sketch, seed: int) -> None:
-    game, choose = game_of(deck, sketch.on(deck)), AtRandom([seed])
+def test_masks_and_progress_are_those_of_the_game(
+    catalog: TableCatalog, sketch: Sketch, seed: int
+) -> None:
+    episodes, choose = episodes_of(catalog, sketch.on(catalog)), AtRandom([seed])
     while True:
-        seen = seen_of(game)
-        assert torch.equal(seen["exists"].bool(), game.exists)
-        assert torch.equal(seen["allowed"].bool(), game.allowed)
+        seen = seen_of(episodes)
+        assert torch.equal(seen["exists"].bool(), episodes.exists)
+        assert torch.equal(seen["allowed"].bool(), episodes.allowed)
         assert float(seen["progress"][0, 0]) == pytest.approx(
-            int(game.placed[0]) / len(sketch.pieces)
+            int(episodes.placed[0]) / len(sketch.pieces)
         )
-        if game.over.all():
+        if episodes.over.all():
             break
-        game.place(choose(game))
+        episodes.place(choose(episodes))
 
 
 @pytest.mark.parametrize(("tables", "devices"), [(1, 2), (1, 4), (2, 4), (3, 2)])
 def test_however_few_the_tables_are_what_is_seen_is_finite(
-    deck: Deck, tables: int, devices: int
+    catalog: TableCatalog, tables: int, devices: int
 ) -> None:
-    game = game_of(deck, deal(range(tables), *[AMPLE] * devices))
+    episodes = episodes_of(catalog, instance(range(tables), *[AMPLE] * devices))
     layout = Layout(devices)
-    assert (game.pace_ms > 0).all()
+    assert (episodes.even_split_ms > 0).all()
     while True:
-        assert layout.observe(game).isfinite().all()
-        if game.over.all():
+        assert layout.observe(episodes).isfinite().all()
+        if episodes.over.all():
             break
-        game.place(torch.zeros(1, dtype=torch.int64))
+        episodes.place(torch.zeros(1, dtype=torch.int64))
 
 
 @given(sketch=sketches(devices=(2, 4)), seed=seeds, data=st.data())
 def test_devices_in_another_order_are_seen_in_that_order(
-    deck: Deck, sketch: Sketch, seed: int, data: st.DataObject
+    catalog: TableCatalog, sketch: Sketch, seed: int, data: st.DataObject
 ) -> None:
-    dealt = sketch.on(deck)
+    dealt = sketch.on(catalog)
     order = data.draw(st.permutations(range(len(sketch.weights))))
-    mixed = Deal(dealt.pieces, dealt.memory_bytes[order])
-    game, other, choose = game_of(deck, dealt), game_of(deck, mixed), AtRandom([seed])
+    mixed = TaskInstance(dealt.pieces, dealt.memory_bytes[order])
+    episodes, other, choose = (
+        episodes_of(catalog, dealt),
+        episodes_of(catalog, mixed),
+        AtRandom([seed]),
+    )
     while True:
-        mine, yours = seen_of(game), seen_of(other)
+        mine, yours = seen_of(episodes), seen_of(other)
         for name, part in mine.items():
             same(part[:, order] if name in PER_DEVICE else part, yours[name])
-        assert torch.equal(game.over, other.over)
-        if game.over.all():
+        assert torch.equal(episodes.over, other.over)
+        if episodes.over.all():
             break
-        device = choose(game)
-        game.place(device)
+        device = choose(episodes)
+        episodes.place(device)
         other.place(torch.tensor([order.index(int(device[0]))]))
 
 
 @given(sketch=sketches(), seed=seeds)
-def test_the_order_of_the_deal_is_not_seen(deck: Deck, sketch: Sketch, seed: int) -> None:
-    dealt = sketch.on(deck)
-    game = game_of(deck, dealt)
-    other = game_of(deck, Deal(dealt.pieces[::-1].copy(), dealt.memory_bytes))
+def test_the_order_of_the_deal_is_not_seen(
+    catalog: TableCatalog, sketch: Sketch, seed: int
+) -> None:
+    dealt = sketch.on(catalog)
+    episodes = episodes_of(catalog, dealt)
+    other = episodes_of(catalog, TaskInstance(dealt.pieces[::-1].copy(), dealt.memory_bytes))
     choosers = AtRandom([seed]), AtRandom([seed])
-    while not game.over.all():
-        mine, yours = seen_of(game), seen_of(other)
+    while not episodes.over.all():
+        mine, yours = seen_of(episodes), seen_of(other)
         for name, part in mine.items():
             same(part, yours[name])
-        for player, chooser in zip((game, other), choosers, strict=True):
+        for player, chooser in zip((episodes, other), choosers, strict=True):
             player.place(chooser(player))
 
 
 @given(sketch=sketches(), seed=seeds)
 def test_only_shares_of_the_memory_are_seen(
-    decks_of_bytes: tuple[Deck, Deck], sketch: Sketch, seed: int
+    catalogs_of_bytes: tuple[TableCatalog, TableCatalog], sketch: Sketch, seed: int
 ) -> None:
     """Tables with twice the bytes on devices with twice the memory look the same."""
-    decks = decks_of_bytes
-    assert (decks[1].bytes == 2 * decks[0].bytes).all()
-    small = sketch.on(decks[0])
-    game = game_of(decks[0], small)
-    other = game_of(decks[1], Deal(small.pieces, 2 * small.memory_bytes))
+    catalogs = catalogs_of_bytes
+    assert (catalogs[1].bytes == 2 * catalogs[0].bytes).all()
+    small = sketch.on(catalogs[0])
+    episodes = episodes_of(catalogs[0], small)
+    other = episodes_of(catalogs[1], TaskInstance(small.pieces, 2 * small.memory_bytes))
     choose = AtRandom([seed])
     while True:
-        for name, part in seen_of(game).items():
+        for name, part in seen_of(episodes).items():
             same(part, seen_of(other)[name])
-        if game.over.all():
+        if episodes.over.all():
             break
-        device = choose(game)
-        game.place(device)
+        device = choose(episodes)
+        episodes.place(device)
         other.place(device)
 
 
@@ -154,10 +164,10 @@ def test_a_task_twice_as_large_looks_alike(
 ) -> None:
     """Each table twice, on twice the devices: what is placed and the devices look the same."""
     twins = [table for table in many_tables[:20] for _ in range(2)]
-    deck = Deck.of_tables(model, twins, 1024)
-    memory = int(deck.bytes[::2].sum())
-    small = game_of(deck, deal(range(0, 40, 2), *[memory] * 2))
-    large = game_of(deck, deal(range(40), *[memory] * 4))
+    catalog = TableCatalog.of_tables(model, twins, 1024)
+    memory = int(catalog.bytes[::2].sum())
+    small = episodes_of(catalog, instance(range(0, 40, 2), *[memory] * 2))
+    large = episodes_of(catalog, instance(range(40), *[memory] * 4))
     assert (seen_of(small)["progress"] < seen_of(large)["progress"])[0].tolist() == [0, 1, 1]
     norm = DESCRIBED + DEVICE_PARTS.index("soft_after")
     assert norm == DEVICE - 1

@@ -6,14 +6,14 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from autoshard.envs import Deck, RandomDeals
+from autoshard.envs import RandomTaskSampler, TableCatalog
 
-SMALL = RandomDeals((3, 6), (2, 3), (0.3, 0.6))
+SMALL = RandomTaskSampler((3, 6), (2, 3), (0.3, 0.6))
 
 
 @pytest.fixture
-def env(split_deck: Deck) -> Any:
-    return gym.make("Sharding-v0", deck=split_deck, generator=SMALL)
+def env(split_catalog: TableCatalog) -> Any:
+    return gym.make("Sharding-v0", catalog=split_catalog, task_sampler=SMALL)
 
 
 def test_the_mask_is_what_the_information_says(env: Any) -> None:

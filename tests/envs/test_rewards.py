@@ -7,23 +7,23 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, deal, fewest, game_of, greedily, seeds, sketches
+from plays import AMPLE, AtRandom, Sketch, episodes_of, fewest, greedily, instance, seeds, sketches
 
 from autoshard.envs import (
     Balance,
+    BatchedPlacementEnv,
     Costs,
     CostSource,
-    Deck,
     Dense,
     NegativeStep,
-    RandomDeals,
+    RandomTaskSampler,
     Reward,
-    ShardingGame,
     ShardingVectorEnv,
+    TableCatalog,
 )
 
 REWARDS: tuple[Reward, ...] = (Balance(), NegativeStep(), Dense(), Dense(Balance()))
-LARGEST = RandomDeals((9, 9), (4, 4))
+LARGEST = RandomTaskSampler((9, 9), (4, 4))
 
 
 class Told:
@@ -36,10 +36,10 @@ class Told:
     def __init__(self, *costs_ms: float) -> None:
         self._costs_ms = costs_ms
 
-    def __call__(self, game: ShardingGame, seats: Sequence[int]) -> Costs:
-        costs = torch.zeros(len(seats), game.max_devices)
+    def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
+        costs = torch.zeros(len(env_ids), episodes.max_devices)
         costs[:, : len(self._costs_ms)] = torch.tensor(self._costs_ms)
-        costs *= game.exists[list(seats)]
+        costs *= episodes.exists[list(env_ids)]
         return Costs(costs.sum(1), costs)
 
 
@@ -64,7 +64,7 @@ def test_rewards_on_the_way_by_hand() -> None:
 
 @pytest.mark.parametrize("reward", REWARDS)
 def test_a_dead_end_is_worse_the_more_is_left(reward: Reward) -> None:
-    worth = reward.dead_end(torch.tensor([0.01, 0.1, 0.5, 0.9, 1.0])).tolist()
+    worth = reward.infeasible(torch.tensor([0.01, 0.1, 0.5, 0.9, 1.0])).tolist()
     assert worth == sorted(worth, reverse=True)
     assert len(set(worth)) == 5
     worst = Costs(torch.tensor([9.0]), torch.tensor([[9.0, 0.0]]))
@@ -72,31 +72,37 @@ def test_a_dead_end_is_worse_the_more_is_left(reward: Reward) -> None:
 
 
 @given(numbers=st.lists(st.integers(0, 99), min_size=6, max_size=12, unique=True))
-def test_a_dead_end_is_worse_than_any_sensible_play(deck: Deck, numbers: list[int]) -> None:
-    game = game_of(deck, *(deal(numbers, *[AMPLE] * devices) for devices in (1, 2, 3, 4)))
-    while not game.over.all():
-        game.place(greedily(game))
-    costs = Costs(game.plan_ms, game.cost_ms)
+def test_a_dead_end_is_worse_than_any_sensible_play(
+    catalog: TableCatalog, numbers: list[int]
+) -> None:
+    episodes = episodes_of(
+        catalog, *(instance(numbers, *[AMPLE] * devices) for devices in (1, 2, 3, 4))
+    )
+    while not episodes.over.all():
+        episodes.place(greedily(episodes))
+    costs = Costs(episodes.plan_ms, episodes.cost_ms)
     for reward in REWARDS:
-        worst = reward.dead_end(torch.tensor([1 / len(numbers)]))
-        assert (reward.complete(costs, game.exists, game.bound_ms) > worst).all()
+        worst = reward.infeasible(torch.tensor([1 / len(numbers)]))
+        assert (reward.complete(costs, episodes.exists, episodes.lower_bound_ms) > worst).all()
 
 
-def worth_of_dead_end(left_share: float) -> float:
-    return float(NegativeStep().dead_end(torch.tensor([left_share])))
+def worth_of_infeasible(left_share: float) -> float:
+    return float(NegativeStep().infeasible(torch.tensor([left_share])))
 
 
-def play(env: ShardingVectorEnv, deals: list, seed: int) -> tuple[np.ndarray, list, dict]:
+def play(env: ShardingVectorEnv, instances: list, seed: int) -> tuple[np.ndarray, list, dict]:
     """Sum of the rewards, each step's rewards, and what the end told, of each seat."""
-    choose = AtRandom(range(seed, seed + len(deals)), halving=0.2)
-    env.reset(seed=0, options={"deals": deals})
+    choose = AtRandom(range(seed, seed + len(instances)), halving=0.2)
+    env.reset(seed=0, options={"instances": instances})
     steps: list[np.ndarray] = []
-    ended, told = np.zeros(len(deals), np.bool_), {}
+    ended, told = np.zeros(len(instances), np.bool_), {}
     while not ended.all():
-        _, rewards, ends, _, infos = env.step(choose(env.game).numpy())
+        _, rewards, ends, _, infos = env.step(choose(env.episodes).numpy())
         steps.append(np.where(ended, 0, rewards))
-        for seat in np.flatnonzero(ends & ~ended):
-            told[seat] = {name: infos[name][seat] for name in ("plan_ms", "bound_ms", "dead_end")}
+        for env_id in np.flatnonzero(ends & ~ended):
+            told[env_id] = {
+                name: infos[name][env_id] for name in ("plan_ms", "lower_bound_ms", "infeasible")
+            }
         ended |= ends
     return np.sum(steps, axis=0), steps, told
 
@@ -104,49 +110,51 @@ def play(env: ShardingVectorEnv, deals: list, seed: int) -> tuple[np.ndarray, li
 @fewest
 @given(dealt=st.lists(sketches(), min_size=2, max_size=4), seed=seeds, measured=st.booleans())
 def test_what_is_paid_on_the_way_adds_up_to_what_the_end_is_worth(
-    split_deck: Deck, dealt: list[Sketch], seed: int, measured: bool
+    split_catalog: TableCatalog, dealt: list[Sketch], seed: int, measured: bool
 ) -> None:
-    deals = [sketch.on(split_deck) for sketch in dealt]
+    instances = [sketch.on(split_catalog) for sketch in dealt]
     source: CostSource | None = Told(3.0, 7.0, 5.0, 1.0) if measured else None
     sums = {}
     for reward in (NegativeStep(), Dense(), Balance(), Dense(Balance())):
-        env = ShardingVectorEnv(split_deck, len(deals), LARGEST, reward, source)
-        sums[reward], steps, told = play(env, deals, seed)
+        env = ShardingVectorEnv(split_catalog, len(instances), LARGEST, reward, source)
+        sums[reward], steps, told = play(env, instances, seed)
         if not isinstance(reward, Dense):
             assert (np.count_nonzero(steps, axis=0) <= 1).all()
     np.testing.assert_allclose(sums[Dense()], sums[NegativeStep()], rtol=1e-4)
     np.testing.assert_allclose(sums[Dense(Balance())], sums[Balance()], rtol=1e-4, atol=1e-5)
-    for seat, end in told.items():
-        if end["dead_end"]:
-            assert sums[NegativeStep()][seat] <= worth_of_dead_end(0.0)
+    for env_id, end in told.items():
+        if end["infeasible"]:
+            assert sums[NegativeStep()][env_id] <= worth_of_infeasible(0.0)
             assert end["plan_ms"] == 0
         else:
-            worth = -end["plan_ms"] / end["bound_ms"]
-            assert sums[NegativeStep()][seat] == pytest.approx(worth, rel=1e-5)
+            worth = -end["plan_ms"] / end["lower_bound_ms"]
+            assert sums[NegativeStep()][env_id] == pytest.approx(worth, rel=1e-5)
             if measured:
-                told_ms = (3.0, 7.0, 5.0, 1.0)[: len(deals[seat].memory_bytes)]
+                told_ms = (3.0, 7.0, 5.0, 1.0)[: len(instances[env_id].memory_bytes)]
                 assert end["plan_ms"] == sum(told_ms)
 
 
-def test_each_step_pays_the_rise_of_what_the_plan_is_predicted_to_cost(deck: Deck) -> None:
-    dealt = deal(range(6), AMPLE, AMPLE)
-    env, game = ShardingVectorEnv(deck, 1, LARGEST), game_of(deck, dealt)
-    env.reset(options={"deals": [dealt]})
+def test_each_step_pays_the_rise_of_what_the_plan_is_predicted_to_cost(
+    catalog: TableCatalog,
+) -> None:
+    dealt = instance(range(6), AMPLE, AMPLE)
+    env, episodes = ShardingVectorEnv(catalog, 1, LARGEST), episodes_of(catalog, dealt)
+    env.reset(options={"instances": [dealt]})
     worst = 0.0
     for device in (0, 0, 1, 0, 1, 1):
-        game.place(torch.tensor([device]))
-        now = float(game.plan_ms[0] / game.bound_ms[0])
+        episodes.place(torch.tensor([device]))
+        now = float(episodes.plan_ms[0] / episodes.lower_bound_ms[0])
         _, rewards, _, _, _ = env.step(np.array([device]))
         assert rewards[0] == pytest.approx(worst - now, abs=1e-5)
         worst = now
 
 
-def test_a_dead_end_in_an_episode_costs_by_what_was_left(deck: Deck) -> None:
-    env = ShardingVectorEnv(deck, 2, LARGEST)
-    env.reset(options={"deals": [deal(range(4), AMPLE, AMPLE)] * 2})
+def test_a_dead_end_in_an_episode_costs_by_what_was_left(catalog: TableCatalog) -> None:
+    env = ShardingVectorEnv(catalog, 2, LARGEST)
+    env.reset(options={"instances": [instance(range(4), AMPLE, AMPLE)] * 2})
     paid = np.zeros(2)
     for actions in ([0, 2], [0, 0], [0, 0], [3, 0]):  # seat 1 at once, seat 0 at its last table
         _, rewards, ended, _, _ = env.step(np.array(actions))
         paid += [rewards[0], rewards[1] if actions[1] == 2 else 0]
     assert ended[0]
-    assert paid.tolist() == pytest.approx([worth_of_dead_end(0.25), worth_of_dead_end(1.0)])
+    assert paid.tolist() == pytest.approx([worth_of_infeasible(0.25), worth_of_infeasible(1.0)])

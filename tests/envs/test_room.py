@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from plays import AMPLE, AtRandom, Sketch, deal, few, game_of, ragged, seeds
+from plays import AMPLE, AtRandom, Sketch, episodes_of, few, instance, ragged, seeds
 
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.envs import Deck, ShardingGame
-from autoshard.envs.foresight import room_is_left
+from autoshard.envs import BatchedPlacementEnv, TableCatalog
+from autoshard.envs.lookahead import room_is_left
 from autoshard.workload import EmbeddingTable, UserError
 
 
@@ -17,12 +17,12 @@ def test_the_four_largest_to_come_find_room_where_they_fit_most_tightly() -> Non
     rng = np.random.default_rng(0)
     told = {True: 0, False: 0}
     for _ in range(60):
-        seats, devices, pieces = 12, int(rng.integers(1, 6)), int(rng.integers(1, 9))
-        free = rng.integers(0, 120, (seats, devices))
-        free[:, 1:][rng.random((seats, devices - 1)) < 0.2] = -1  # absent
-        sizes, placed = rng.integers(1, 60, (seats, pieces)), rng.integers(0, pieces, seats)
-        size = sizes[np.arange(seats), placed]
-        coming = [sorted(sizes[s, placed[s] + 1 :].tolist(), reverse=True) for s in range(seats)]
+        env_ids, devices, pieces = 12, int(rng.integers(1, 6)), int(rng.integers(1, 9))
+        free = rng.integers(0, 120, (env_ids, devices))
+        free[:, 1:][rng.random((env_ids, devices - 1)) < 0.2] = -1  # absent
+        sizes, placed = rng.integers(1, 60, (env_ids, pieces)), rng.integers(0, pieces, env_ids)
+        size = sizes[np.arange(env_ids), placed]
+        coming = [sorted(sizes[s, placed[s] + 1 :].tolist(), reverse=True) for s in range(env_ids)]
         largest = [max(some, default=0) for some in coming]
         found = room_is_left(
             torch.from_numpy(free),
@@ -31,82 +31,96 @@ def test_the_four_largest_to_come_find_room_where_they_fit_most_tightly() -> Non
             torch.from_numpy(sizes).double(),
             torch.from_numpy(placed),
         )
-        for seat in range(seats):
-            for device in np.flatnonzero(free[seat] >= size[seat]).tolist():
-                rooms = free[seat].tolist()
-                rooms[device] -= int(size[seat])
+        for env_id in range(env_ids):
+            for device in np.flatnonzero(free[env_id] >= size[env_id]).tolist():
+                rooms = free[env_id].tolist()
+                rooms[device] -= int(size[env_id])
                 fits = True
-                for needed in coming[seat][:4]:
+                for needed in coming[env_id][:4]:
                     fitting = [n for n, room in enumerate(rooms) if room >= needed]
                     if not fitting:
                         fits = False
                         break
                     rooms[min(fitting, key=lambda n: rooms[n])] -= needed
-                assert bool(found[seat, device]) == fits
+                assert bool(found[env_id, device]) == fits
                 told[fits] += 1
     assert min(told.values()) > 100
 
 
 @given(dealt=ragged, seed=seeds)
 def test_devices_are_allowed_if_they_exist_and_have_room(
-    deck: Deck, dealt: list[Sketch], seed: int
+    catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
-    deals = [sketch.on(deck) for sketch in dealt]
-    game, choose = game_of(deck, *deals), AtRandom(range(seed, seed + len(deals)))
-    free = [list(deal.memory_bytes) for deal in deals]
+    instances = [sketch.on(catalog) for sketch in dealt]
+    episodes, choose = (
+        episodes_of(catalog, *instances),
+        AtRandom(range(seed, seed + len(instances))),
+    )
+    free = [list(instance.memory_bytes) for instance in instances]
     while True:
-        for seat, rooms in enumerate(free):
-            absent = [False] * (game.max_devices - len(rooms))
-            size = deck.bytes[int(game.current[seat])]
-            assert game.exists[seat].tolist() == [True] * len(rooms) + absent
-            assert game.free[seat, : len(rooms)].tolist() == rooms
-            if not game.over[seat] or game.stuck[seat]:
-                assert game.allowed[seat].tolist() == [room >= size for room in rooms] + absent
-            assert bool(game.stuck[seat]) == (
-                game.placed[seat] < game.count[seat] and all(room < size for room in rooms)
+        for env_id, rooms in enumerate(free):
+            absent = [False] * (episodes.max_devices - len(rooms))
+            size = catalog.bytes[int(episodes.current[env_id])]
+            assert episodes.exists[env_id].tolist() == [True] * len(rooms) + absent
+            assert episodes.free[env_id, : len(rooms)].tolist() == rooms
+            if not episodes.over[env_id] or episodes.infeasible[env_id]:
+                assert (
+                    episodes.allowed[env_id].tolist() == [room >= size for room in rooms] + absent
+                )
+            assert bool(episodes.infeasible[env_id]) == (
+                episodes.placed[env_id] < episodes.count[env_id]
+                and all(room < size for room in rooms)
             )
-        if game.over.all():
+        if episodes.over.all():
             break
-        devices = choose(game)
-        for seat in (~game.over).nonzero()[:, 0].tolist():
-            free[seat][devices[seat]] -= deck.bytes[int(game.current[seat])]
-        game.place(devices)
+        devices = choose(episodes)
+        for env_id in (~episodes.over).nonzero()[:, 0].tolist():
+            free[env_id][devices[env_id]] -= catalog.bytes[int(episodes.current[env_id])]
+        episodes.place(devices)
     assert min(min(rooms) for rooms in free) >= 0
 
 
-def test_a_game_ends_where_the_next_table_fits_nowhere(deck: Deck) -> None:
-    costly, cheap = sorted((3, 8), key=lambda n: -float(deck.alone_ms[n]))
-    roomy = int(deck.bytes[costly])
-    tight = roomy + int(deck.bytes[cheap]) - 1
-    game = game_of(deck, deal([cheap, costly], tight), deal([cheap, costly], tight, roomy))
-    assert game.over.tolist() == [False, False]
-    game.place(torch.tensor([0, 1]))
-    assert (game.over.tolist(), game.stuck.tolist()) == ([True, False], [True, False])
-    assert game.left_share().tolist() == [0.5, 0.5]
-    assert game.assignment(0).tolist() == [-1, 0]
-    game.place(torch.tensor([0, 0]))
-    assert (game.over.tolist(), game.stuck.tolist()) == ([True, True], [True, False])
-    assert game.assignment(0).tolist() == [-1, 0]
-    assert game.assignment(1).tolist() == [0, 1]
+def test_a_game_ends_where_the_next_table_fits_nowhere(catalog: TableCatalog) -> None:
+    costly, cheap = sorted((3, 8), key=lambda n: -float(catalog.alone_ms[n]))
+    roomy = int(catalog.bytes[costly])
+    tight = roomy + int(catalog.bytes[cheap]) - 1
+    episodes = episodes_of(
+        catalog, instance([cheap, costly], tight), instance([cheap, costly], tight, roomy)
+    )
+    assert episodes.over.tolist() == [False, False]
+    episodes.place(torch.tensor([0, 1]))
+    assert (episodes.over.tolist(), episodes.infeasible.tolist()) == ([True, False], [True, False])
+    assert episodes.left_share().tolist() == [0.5, 0.5]
+    assert episodes.assignment(0).tolist() == [-1, 0]
+    episodes.place(torch.tensor([0, 0]))
+    assert (episodes.over.tolist(), episodes.infeasible.tolist()) == ([True, True], [True, False])
+    assert episodes.assignment(0).tolist() == [-1, 0]
+    assert episodes.assignment(1).tolist() == [0, 1]
 
 
-def test_a_game_without_room_for_its_first_table_is_over_at_once(deck: Deck) -> None:
-    game = game_of(deck, deal([3], int(deck.bytes[3]) - 1), deal([3], int(deck.bytes[3])))
-    assert game.over.tolist() == game.stuck.tolist() == [True, False]
-    assert not game.allowed[0].any()
+def test_a_game_without_room_for_its_first_table_is_over_at_once(catalog: TableCatalog) -> None:
+    episodes = episodes_of(
+        catalog, instance([3], int(catalog.bytes[3]) - 1), instance([3], int(catalog.bytes[3]))
+    )
+    assert episodes.over.tolist() == episodes.infeasible.tolist() == [True, False]
+    assert not episodes.allowed[0].any()
 
 
-def test_a_forbidden_action_ends_the_game_and_places_nothing(deck: Deck) -> None:
-    small = int(deck.bytes[[3, 8]].min()) - 1
-    deals = (deal([3, 8], AMPLE, small, AMPLE), deal([3, 8], AMPLE, AMPLE), deal([3, 8], AMPLE))
-    game = game_of(deck, *deals)
-    game.place(torch.tensor([1, 2, 0]))  # too small; does not exist; fine
-    assert game.stuck.tolist() == game.over.tolist() == [True, True, False]
-    assert game.placed.tolist() == [0, 0, 1]
-    assert game.shards(0) == [None, None, None]
-    game.place(torch.tensor([0, 0, 0]))
-    assert game.placed.tolist() == [0, 0, 2]
-    assert game.stuck.tolist() == [True, True, False]
+def test_a_forbidden_action_ends_the_game_and_places_nothing(catalog: TableCatalog) -> None:
+    small = int(catalog.bytes[[3, 8]].min()) - 1
+    instances = (
+        instance([3, 8], AMPLE, small, AMPLE),
+        instance([3, 8], AMPLE, AMPLE),
+        instance([3, 8], AMPLE),
+    )
+    episodes = episodes_of(catalog, *instances)
+    episodes.place(torch.tensor([1, 2, 0]))  # too small; does not exist; fine
+    assert episodes.infeasible.tolist() == episodes.over.tolist() == [True, True, False]
+    assert episodes.placed.tolist() == [0, 0, 1]
+    assert episodes.shards(0) == [None, None, None]
+    episodes.place(torch.tensor([0, 0, 0]))
+    assert episodes.placed.tolist() == [0, 0, 2]
+    assert episodes.infeasible.tolist() == [True, True, False]
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.cost_model.OutsideTraining")
@@ -118,8 +132,8 @@ def test_devices_are_safe_if_the_largest_tables_to_come_still_find_room(
         EmbeddingTable(f"t{units}", units * 10_000_000, 16, pooling)
         for units, pooling in ((1, 80.0), (2, 20.0), (4, 2.0))
     ]
-    deck = Deck.of_tables(model, tables, 1024)
-    unit = int(deck.bytes[0])
+    catalog = TableCatalog.of_tables(model, tables, 1024)
+    unit = int(catalog.bytes[0])
     for memory, allowed, safe in (
         ((9, 9), [True, True], [True, True]),
         ((4, 3), [True, True], [False, True]),  # the largest needs all of the first
@@ -129,48 +143,53 @@ def test_devices_are_safe_if_the_largest_tables_to_come_still_find_room(
         ((7, 0.5), [True, False], [True, False]),
     ):
         rooms = [int(units * unit * 1.01) for units in memory]
-        game = game_of(deck, deal([2, 0, 1], *rooms))
-        assert int(game.current[0]) == 0
-        assert game.allowed[0].tolist() == allowed
-        assert game.safe[0].tolist() == safe, memory
+        episodes = episodes_of(catalog, instance([2, 0, 1], *rooms))
+        assert int(episodes.current[0]) == 0
+        assert episodes.allowed[0].tolist() == allowed
+        assert episodes.safe[0].tolist() == safe, memory
 
 
-def test_a_device_that_all_tables_fill_to_the_last_byte_is_safe(deck: Deck) -> None:
+def test_a_device_that_all_tables_fill_to_the_last_byte_is_safe(catalog: TableCatalog) -> None:
     numbers = np.random.default_rng(0).permutation(100).reshape(20, 5)
-    game = game_of(deck, *(deal(five, deck.bytes[five].sum()) for five in numbers))
+    episodes = episodes_of(
+        catalog, *(instance(five, catalog.bytes[five].sum()) for five in numbers)
+    )
     for _ in range(5):
-        assert game.allowed.all()
-        assert game.safe.all()
-        game.place(torch.zeros(20, dtype=torch.int64))
+        assert episodes.allowed.all()
+        assert episodes.safe.all()
+        episodes.place(torch.zeros(20, dtype=torch.int64))
 
 
 @few
 @given(dealt=ragged, seed=seeds)
 def test_no_device_is_safe_that_leaves_a_table_without_room(
-    deck: Deck, dealt: list[Sketch], seed: int
+    catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
-    deals = [sketch.on(deck) for sketch in dealt]
-    game, choose = game_of(deck, *deals), AtRandom(range(seed, seed + len(deals)))
-    while not game.over.all():
-        assert not (game.safe & ~game.allowed).any()
-        for seat in (~game.over).nonzero()[:, 0].tolist():
-            now, end = int(game.placed[seat]), int(game.count[seat])
-            sizes = deck.bytes[game.order[seat, now:end].numpy()].tolist()
-            for device in game.allowed[seat].nonzero()[:, 0].tolist():
-                free = game.free[seat, : len(dealt[seat].weights)].tolist()
+    instances = [sketch.on(catalog) for sketch in dealt]
+    episodes, choose = (
+        episodes_of(catalog, *instances),
+        AtRandom(range(seed, seed + len(instances))),
+    )
+    while not episodes.over.all():
+        assert not (episodes.safe & ~episodes.allowed).any()
+        for env_id in (~episodes.over).nonzero()[:, 0].tolist():
+            now, end = int(episodes.placed[env_id]), int(episodes.count[env_id])
+            sizes = catalog.bytes[episodes.order[env_id, now:end].numpy()].tolist()
+            for device in episodes.allowed[env_id].nonzero()[:, 0].tolist():
+                free = episodes.free[env_id, : len(dealt[env_id].weights)].tolist()
                 free[device] -= sizes[0]
                 largest = max(sizes[1:], default=0)
                 if largest > max(free) * 1.001:
-                    assert not game.safe[seat, device]
+                    assert not episodes.safe[env_id, device]
                 if sum(sizes[1:]) * 1.001 <= min(free):
-                    assert game.safe[seat, device]
-        game.place(choose(game))
+                    assert episodes.safe[env_id, device]
+        episodes.place(choose(episodes))
 
 
-def test_a_deal_too_large_for_the_game_is_refused(deck: Deck, model: CostModel) -> None:
-    game = ShardingGame(deck, 1, 2, 2)
-    for too_large in (deal([1, 2, 3], 1), deal([1], 1, 1, 1)):
+def test_a_deal_too_large_for_the_game_is_refused(catalog: TableCatalog, model: CostModel) -> None:
+    episodes = BatchedPlacementEnv(catalog, 1, 2, 2)
+    for too_large in (instance([1, 2, 3], 1), instance([1], 1, 1, 1)):
         with pytest.raises(UserError, match="larger than the 2 tables and 2 devices"):
-            game.deal([0], [too_large])
+            episodes.start([0], [too_large])
     with pytest.raises(UserError, match="at least one table"):
-        Deck(EstimatedCosts(model, 1024), [])
+        TableCatalog(EstimatedCosts(model, 1024), [])

@@ -7,15 +7,15 @@ import pytest
 
 from autoshard.cost_model import load_model
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.envs import Deck, MixedDeals, RandomDeals
+from autoshard.envs import MixedTaskSampler, RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import (
     FAMILIES,
     FILLS,
     Choice,
     Memory,
-    deals_of,
     read_choices,
     tables_of,
+    task_sampler_of,
 )
 from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.workload import ShardingTask, UserError
@@ -27,18 +27,18 @@ TRAINED = read_choices("all", "--families")
 
 
 @pytest.fixture(scope="module")
-def deck() -> Deck:
+def catalog() -> TableCatalog:
     """Of the test tables of all families that are trained on."""
     tables = tables_by_part(tables_of(TRAINED))["test"]
-    return Deck.of_tables(load_model("cpu"), tables, 1024)
+    return TableCatalog.of_tables(load_model("cpu"), tables, 1024)
 
 
-def some(deck: Deck, name: str, memory: Memory, count: int = 24) -> list[ShardingTask]:
-    return list(islice(sample_tasks(deck, FAMILIES[name].deals(memory), 3), count))
+def some(catalog: TableCatalog, name: str, memory: Memory, count: int = 24) -> list[ShardingTask]:
+    return list(islice(sample_tasks(catalog, FAMILIES[name].task_sampler(memory), 3), count))
 
 
 def fill_of(task: ShardingTask) -> float:
-    return sum(map(task.table_bytes, task.tables)) / int(task.room_bytes.sum())
+    return sum(map(task.table_bytes, task.tables)) / int(task.usable_bytes.sum())
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -54,9 +54,11 @@ def test_each_part_has_tables_of_each_family(name: str, part: Part) -> None:
 
 @pytest.mark.parametrize("memory", FILLS)
 @pytest.mark.parametrize("name", [choice.name for choice in TRAINED])
-def test_its_tasks_are_as_it_says_and_can_be_solved(deck: Deck, name: str, memory: Memory) -> None:
+def test_its_tasks_are_as_it_says_and_can_be_solved(
+    catalog: TableCatalog, name: str, memory: Memory
+) -> None:
     family, (least, most) = FAMILIES[name], FILLS[memory]
-    tasks = some(deck, name, memory)
+    tasks = some(catalog, name, memory)
     for task in tasks:
         assert all(table.name.startswith(family.among) for table in task.tables)
         assert all(part_of(table) == "test" for table in task.tables)
@@ -64,14 +66,14 @@ def test_its_tasks_are_as_it_says_and_can_be_solved(deck: Deck, name: str, memor
         assert family.num_devices[0] <= len(task.devices) <= family.num_devices[1]
         assert fill_of(task) <= most + 1e-3
         pack(task, split=True)
-        assert min(task.room_bytes) >= (1 - family.unevenness) * max(task.room_bytes) * 0.999
+        assert min(task.usable_bytes) >= (1 - family.unevenness) * max(task.usable_bytes) * 0.999
     assert np.median([fill_of(task) for task in tasks]) >= least * 0.98
 
 
-def test_giants_are_few_and_may_be_larger_than_any_device(deck: Deck) -> None:
-    tasks = some(deck, "giants", "tight")
+def test_giants_are_few_and_may_be_larger_than_any_device(catalog: TableCatalog) -> None:
+    tasks = some(catalog, "giants", "tight")
     larger = [
-        sum(task.table_bytes(table) > max(task.room_bytes) for table in task.tables)
+        sum(task.table_bytes(table) > max(task.usable_bytes) for table in task.tables)
         for task in tasks
     ]
     assert 0 < max(larger) <= 5
@@ -80,10 +82,10 @@ def test_giants_are_few_and_may_be_larger_than_any_device(deck: Deck) -> None:
         assert sizes[: len(sizes) // 3].sum() > 0.8 * sizes.sum()
 
 
-def test_all_to_alls_of_a_slow_link_are_a_good_part_of_a_step(deck: Deck) -> None:
-    oracle = EstimatedCosts(deck.model, 1024)
+def test_all_to_alls_of_a_slow_link_are_a_good_part_of_a_step(catalog: TableCatalog) -> None:
+    oracle = EstimatedCosts(catalog.model, 1024)
     shares = []
-    for task in some(deck, "slow_link", "loose"):
+    for task in some(catalog, "slow_link", "loose"):
         columns = np.full(8, sum(table.dim for table in task.tables) / 8)
         exchanged = StepPrice.of_task(task).exchange_stage(columns)[0]
         alone = oracle.amounts([table.whole() for table in task.tables])[..., :2]
@@ -93,33 +95,35 @@ def test_all_to_alls_of_a_slow_link_are_a_good_part_of_a_step(deck: Deck) -> Non
     assert 0.6 < max(shares) < 0.75
 
 
-def test_directions_differ(deck: Deck) -> None:
-    oracle = EstimatedCosts(deck.model, 1024)
-    for task in some(deck, "directions", "loose", 8):
+def test_directions_differ(catalog: TableCatalog) -> None:
+    oracle = EstimatedCosts(catalog.model, 1024)
+    for task in some(catalog, "directions", "loose", 8):
         alone = oracle.amounts([table.whole() for table in task.tables])[..., :2].mean(1)
         ratios = np.sort((alone[:, 1] / alone[:, 0]).numpy())
         assert np.quantile(ratios, 0.2) < 3 < 12 < np.quantile(ratios, 0.8)
 
 
-def test_devices_are_uneven_where_they_should_be(deck: Deck) -> None:
-    rooms = [task.room_bytes for task in some(deck, "uneven", "loose")]
+def test_devices_are_uneven_where_they_should_be(catalog: TableCatalog) -> None:
+    rooms = [task.usable_bytes for task in some(catalog, "uneven", "loose")]
     assert max(room.max() / room.min() for room in rooms) > 3
 
 
-def test_a_mixture_deals_each_family_as_often(deck: Deck) -> None:
-    deals, rng = deals_of(TRAINED), np.random.default_rng(0)
-    assert deals.most_tables == 100
-    assert deals.most_devices == 8
-    dealt = deals.many(deck, rng, 600)
-    sources = [deck.bundles[deal.pieces[0]].name.split("/")[0] for deal in dealt]
+def test_a_mixture_deals_each_family_as_often(catalog: TableCatalog) -> None:
+    sampler, rng = task_sampler_of(TRAINED), np.random.default_rng(0)
+    assert sampler.max_tables == 100
+    assert sampler.max_devices == 8
+    dealt = sampler.sample(catalog, rng, 600)
+    sources = [catalog.bundles[instance.pieces[0]].name.split("/")[0] for instance in dealt]
     of_pool = sources.count(FAMILIES["small"].source) / 600
     assert 0.42 < of_pool < 0.58  # small, large and uneven
-    fills = [deck.bytes[deal.pieces].sum() / deal.memory_bytes.sum() for deal in dealt]
+    fills = [
+        catalog.bytes[instance.pieces].sum() / instance.memory_bytes.sum() for instance in dealt
+    ]
     assert 0.35 < np.mean(np.array(fills) > 0.8) < 0.6
-    linked = np.mean([deal.objective.link is not None for deal in dealt])
+    linked = np.mean([instance.objective.link is not None for instance in dealt])
     assert 0.1 < linked < 0.25
-    alone = MixedDeals((RandomDeals((2, 2)), RandomDeals((3, 3))))
-    assert {len(alone(deck, rng).pieces) for _ in range(40)} == {2, 3}
+    alone = MixedTaskSampler((RandomTaskSampler((2, 2)), RandomTaskSampler((3, 3))))
+    assert {len(alone(catalog, rng).pieces) for _ in range(40)} == {2, 3}
 
 
 def test_sizes_that_are_never_trained_on_are_asked_for_by_name() -> None:
@@ -142,8 +146,8 @@ def test_a_wrong_name_is_told_with_those_there_are(wrong: str) -> None:
     assert "\n" not in str(told.value)
 
 
-def test_what_cannot_be_dealt_is_told(deck: Deck) -> None:
+def test_what_cannot_be_dealt_is_told(catalog: TableCatalog) -> None:
     with pytest.raises(UserError, match="no table to be dealt has a name that begins with 'x/'"):
-        RandomDeals(among="x/")(deck, np.random.default_rng(0))
+        RandomTaskSampler(among="x/")(catalog, np.random.default_rng(0))
     with pytest.raises(UserError, match="exchange_share: must lie between 0 and 1"):
-        RandomDeals(exchange_share=(0.5, 1.0))
+        RandomTaskSampler(exchange_share=(0.5, 1.0))

@@ -64,8 +64,8 @@ class SimulatedPool:
 
     def _visit(self, shard: Shard, settings: MeasureSettings) -> float:
         batch = np.random.default_rng([int(shard.digest[:8], 16), settings.seed])
-        factor = 1 + self.batches * batch.standard_normal()
-        return true_ms(shard) * factor * (1 + self.noise * self._rng.standard_normal())
+        residual = 1 + self.batches * batch.standard_normal()
+        return true_ms(shard) * residual * (1 + self.noise * self._rng.standard_normal())
 
     def _answer(
         self,

@@ -94,7 +94,7 @@ def test_the_shell_completes_commands_and_options(tmp_path: Path) -> None:
     (tmp_path / "completion").write_text(script)
     asked = (
         "source ./completion; complete -p autoshard | grep -q autoshard && "
-        "grep -c -- --keep-near ./completion"
+        "grep -c -- --start-plan ./completion"
     )
     done = subprocess.run(
         ["bash", "-c", asked],

@@ -201,7 +201,7 @@ def test_measured_plans_add_up(measured_run: tuple[Path, str]) -> None:
     here = (model.provenance.hardware, model.provenance.versions)
     level = model.provenance.quiet
     judged = {
-        m.shard.digest: m.told_at(level if (m.hardware, m.versions) == here else None).cost()
+        m.shard.digest: m.normalized_to(level if (m.hardware, m.versions) == here else None).cost()
         for m in kept
         if m.settings.seed % 2 == 0
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from commands import run
 
-from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model
+from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
 from autoshard.experiments import diff_plans
 from autoshard.experiments.diff_plans import DiffConfig
 from autoshard.sharders import make_sharder
@@ -30,7 +30,7 @@ def config(tmp_path: Path) -> DiffConfig:
     task, oracle = task_and_oracle()
     slow, fast = sorted(
         (make_sharder(name).shard(task) for name in ("dim", "size_lookup")),
-        key=lambda plan: -TaskOutlook(oracle, task).expected_ms(plan.placed(task)),
+        key=lambda plan: -StepPredictor(oracle, task).expected_ms(plan.placed(task)),
     )
     slow.save(tmp_path / "old.json")
     fast.save(tmp_path / "new.json")
@@ -58,8 +58,8 @@ def test_what_moves_is_gained_and_paid(config: DiffConfig, tmp_path: Path) -> No
     (task, oracle), (old, new) = task_and_oracle(), plans(config)
     moves = moves_between(old, new, task)
     traffic = traffic_of(moves, 3)
-    outlook = TaskOutlook(oracle, task)
-    before, after = outlook.of(old), outlook.of(new)
+    predictor = StepPredictor(oracle, task)
+    before, after = predictor.of(old), predictor.of(new)
     than = after.over(before)
     most = max(each.most for each in traffic)
     told = json.loads((tmp_path / "diff.json").read_text())

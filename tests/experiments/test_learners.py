@@ -28,8 +28,8 @@ def config() -> PPOShardConfig:
         memory_fill="0.5-0.9",
         reward="estimated",
         learner="group_baseline",
-        games=8,
-        hyper=Hyperparameters(rivals=4, minibatch=64),
+        num_envs=8,
+        hyper=Hyperparameters(group_size=4, minibatch=64),
     )
 
 
@@ -71,17 +71,19 @@ def test_games_that_are_as_good_teach_nothing() -> None:
 def test_games_of_a_group_play_the_same_task_and_end_together(
     config: PPOShardConfig, model: CostModel, many_tables: Tables, tmp_path: Path
 ) -> None:
-    config = replace(config, hyper=Hyperparameters(rivals=3))
+    config = replace(config, hyper=Hyperparameters(group_size=3))
     env = make_environment(config, model, many_tables[:60], tmp_path, seed=0, num_envs=6)
     env.reset(seed=0)
     rng = np.random.default_rng(0)
     for _ in range(2):  # rounds
-        dealt = [deal.pieces.tolist() for deal in env.game.deals if deal is not None]
+        dealt = [
+            instance.pieces.tolist() for instance in env.episodes.instances if instance is not None
+        ]
         assert dealt[0] == dealt[1] == dealt[2] != dealt[3]
         assert dealt[3] == dealt[4] == dealt[5]
         ended, steps = np.zeros(6, bool), 0
         while not ended.any():
-            mask = torch.cat([env.game.allowed, env.game.halvable[:, None]], 1).numpy()
+            mask = torch.cat([env.episodes.allowed, env.episodes.splittable[:, None]], 1).numpy()
             chosen = [int(rng.choice(np.flatnonzero(row))) if row.any() else 0 for row in mask]
             _, _, ended, _, info = env.step(np.array(chosen))
             steps += 1

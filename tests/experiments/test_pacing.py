@@ -10,7 +10,7 @@ import pytest
 from formula import formula_ms
 
 from autoshard.benchmark import Measurement, MeasureSettings, Timing, TimingOptions
-from autoshard.benchmark.jobs import MOST_BY_TURNS
+from autoshard.benchmark.jobs import MAX_INTERLEAVED
 from autoshard.experiments.collecting.pacing import FEWEST_ANSWERS, Pace, stream_within
 from autoshard.experiments.console.budget import Budget
 from autoshard.workload import EmbeddingTable, Shard, UserError, random_shards
@@ -70,7 +70,7 @@ class SimulatedPool:
         answers: list[tuple[float, int, int, float]] = []
         while queue:  # whoever is free takes some
             at, device = heapq.heappop(busy)
-            count = min(MOST_BY_TURNS, math.ceil(len(queue) / len(self.speeds)))
+            count = min(MAX_INTERLEAVED, math.ceil(len(queue) / len(self.speeds)))
             some, queue = queue[:count], queue[count:]
             spent = [self._seconds(shards[number], device, at) for number in some]
             done = at + sum(spent) * 7 / 6 * self._young.pop(device, 1.0)
@@ -129,7 +129,7 @@ def test_what_is_told_early_holds_within_a_third(
         assert early
         assert pace.left_s() == pytest.approx(0, abs=1e-6)
         # What a device that hangs has taken is given up in the end, or done by others.
-        ratios.append(told / ends[-1 - MOST_BY_TURNS])
+        ratios.append(told / ends[-1 - MAX_INTERLEAVED])
     kept = [2 / 3 < ratio < 4 / 3 for ratio in ratios]
     assert sum(kept) >= 0.9 * len(kept), ratios
     assert 0.8 < np.mean(ratios) < 1.2
@@ -157,7 +157,7 @@ def test_a_budget_is_used_and_kept(
     # The first ones, small or large; at most a few were under way when the time was over.
     asked = range(sum(pool.asked))
     assert set(answered) <= set(asked)
-    assert len(asked) - len(answered) < MOST_BY_TURNS
+    assert len(asked) - len(answered) < MAX_INTERLEAVED
     assert len(asked) < len(shards)
     left_out = pace.fitting(len(shards), math.inf)
     assert left_out == [n for n in range(len(shards)) if n not in answered]

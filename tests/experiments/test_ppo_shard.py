@@ -110,7 +110,7 @@ def test_ppo_learns_from_scratch_what_balances(
     """Without the greedy that it otherwise starts from: a policy that knows nothing."""
     shape = replace(PolicyShape(), sharpness=0.01)
     hyper = replace(Hyperparameters(), learning_rate=3e-3, minibatch=256, epochs=4, shape=shape)
-    config = replace(ESTIMATED, num_tables="10", num_devices="3", games=64, hyper=hyper)
+    config = replace(ESTIMATED, num_tables="10", num_devices="3", num_envs=64, hyper=hyper)
     trainer = Trainer(config, model, many_tables, tmp_path, seed=0)
     maxima = [trainer.iterate()["relative_max"] for _ in range(25)]
     trainer.stop()
@@ -122,7 +122,9 @@ def test_what_goes_on_from_a_checkpoint_has_its_own_learning_rate(
     cluster: object, model: Any, many_tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
     """Population based training goes on from another trial's checkpoint with other rates."""
-    config = replace(ESTIMATED, num_tables="4", num_devices="2", games=8, learner="group_baseline")
+    config = replace(
+        ESTIMATED, num_tables="4", num_devices="2", num_envs=8, learner="group_baseline"
+    )
     trainers = [
         Trainer(
             replace(config, hyper=Hyperparameters(learning_rate=rate)),
@@ -250,12 +252,12 @@ def test_files_of_a_run_may_lie_elsewhere_later(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tables.csv").touch()
-    began = PPOShardConfig(tables="tables.csv", games=8, num_env_runners=4, storage="kept")
+    began = PPOShardConfig(tables="tables.csv", num_envs=8, num_env_runners=4, storage="kept")
     kept = PPOShardConfig.from_json(began.with_absolute_paths().to_json())
     assert kept.tables == str(tmp_path / "tables.csv")
     assert kept.storage == str(tmp_path / "kept")
     (tmp_path / "moved.csv").touch()
-    asked = PPOShardConfig(tables="moved.csv", num_env_runners=0, games=64, resume=True)
+    asked = PPOShardConfig(tables="moved.csv", num_env_runners=0, num_envs=64, resume=True)
     gone_on = kept.resumed(asked, MAY_CHANGE)
     assert gone_on == replace(kept, tables=str(tmp_path / "moved.csv"), num_env_runners=0)
 

@@ -24,8 +24,8 @@ from autoshard.experiments.training.config import (
 from autoshard.experiments.training.ppo import Trainer, make_environment
 from autoshard.experiments.training.recipes import RECIPES, recipe_defaults
 from autoshard.sharders import PolicySharder, load_policy
-from autoshard.sharders.player import Player, Way
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
+from autoshard.sharders.rollouts import PolicyRollouts, Way
 from autoshard.workload import Device, EmbeddingTable, ShardingTask, UserError
 
 Tables = tuple[EmbeddingTable, ...]
@@ -113,12 +113,12 @@ def test_it_starts_from_nothing(
     """Untrained it draws plans as if by chance, where ours draws the greedy's."""
     task = tight(many_tables[:60], 4)
     nothing, greedy = (
-        Player(PolicyNetwork(shape).eval(), oracle).play(
+        PolicyRollouts(PolicyNetwork(shape).eval(), oracle).play(
             task, [Way(), *[Way(drawn=True)] * 8], split=False, rng=torch.Generator().manual_seed(0)
         )[1:]
         for shape in (RECIPES[name].hyper.shape, PolicyShape())
     )
-    ours, theirs = (np.mean([game.plan_ms for game in some]) for some in (nothing, greedy))
+    ours, theirs = (np.mean([episodes.plan_ms for episodes in some]) for some in (nothing, greedy))
     assert ours > 1.2 * theirs
 
 
@@ -133,8 +133,8 @@ def test_reinforce_makes_one_gradient_of_all_that_was_played(
         memory_unevenness=0.0,
         reward="estimated",
         learner="reinforce",
-        games=20,
-        hyper=Hyperparameters(epochs=3, minibatch=8, rivals=5, shape=PolicyShape(halves=False)),
+        num_envs=20,
+        hyper=Hyperparameters(epochs=3, minibatch=8, group_size=5, shape=PolicyShape(halves=False)),
     )
     trainer = Trainer(config, model, many_tables, tmp_path, seed=0)
     for made in (1, 2):
@@ -164,11 +164,11 @@ def test_games_of_whole_tables_never_offer_to_halve(
             num_tables="9",
             reward="estimated",
             learner=learner,
-            hyper=Hyperparameters(rivals=2, shape=PolicyShape(halves=halves)),
+            hyper=Hyperparameters(group_size=2, shape=PolicyShape(halves=halves)),
         )
-        game = make_environment(config, model, many_tables, tmp_path, seed=0, num_envs=4)
-        game.reset(seed=0)
-        assert bool(game.game.halvable.any()) is halves
+        episodes = make_environment(config, model, many_tables, tmp_path, seed=0, num_envs=4)
+        episodes.reset(seed=0)
+        assert bool(episodes.episodes.splittable.any()) is halves
 
 
 CONTRADICTIONS = [
@@ -215,4 +215,4 @@ def test_what_recipes_are_made_of_is_checked_without_them(
 
 
 def test_without_a_recipe_all_is_as_it_was() -> None:
-    assert recipe_defaults(PPOShardConfig(games=9)) == PPOShardConfig()
+    assert recipe_defaults(PPOShardConfig(num_envs=9)) == PPOShardConfig()

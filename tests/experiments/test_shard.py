@@ -13,7 +13,7 @@ from commands import run
 from formula import measurement
 
 from autoshard.benchmark import MeasurementStore
-from autoshard.cost_model import EstimatedCosts, TaskOutlook, load_model, slowest_by_phase
+from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model, slowest_by_phase
 from autoshard.cost_model.checkpoint import OtherHardware
 from autoshard.experiments import shard
 from autoshard.experiments.evaluation.measured_plan import FIRST_SEED
@@ -81,8 +81,8 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
         assert re.search(
             rf"{device.name} .* {device.tables} .* {device.total_ms:.2f} ", done.stdout
         )
-    outlook = TaskOutlook(EstimatedCosts(load_model("cpu"), 1024), task)
-    ours = outlook.of(plan)
+    predictor = StepPredictor(EstimatedCosts(load_model("cpu"), 1024), task)
+    ours = predictor.of(plan)
     assert f"a step takes {ours.expected_ms:.2f} ms (step, " in done.stdout
     told = re.search(
         r"90 % interval ([\d.]+) to ([\d.]+)\), .* less than by the best heuristic "
@@ -90,7 +90,7 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
         done.stdout,
     )
     assert told is not None, done.stdout
-    theirs = outlook.of(make_sharder(told[3]).shard(task))
+    theirs = predictor.of(make_sharder(told[3]).shard(task))
     than = ours.over(theirs)
     expected = [*ours.interval_ms, theirs.expected_ms, than.low, than.high, than.probability]
     found = [float(told[number]) for number in (1, 2, 4, 5, 6, 7)]
@@ -120,11 +120,11 @@ def test_what_counts_is_asked_for_and_said(
     oracle, plan = EstimatedCosts(load_model("cpu"), 1024), ShardingPlan.load(config.out)
     cost = oracle.plan_cost(plan, task)
     assert f"a step takes {cost.step_ms:.2f} ms (step, all-to-alls over 0.1 GB/s, 50 us" in said
-    expected = TaskOutlook(oracle, task).of(plan).expected_ms
+    expected = StepPredictor(oracle, task).of(plan).expected_ms
     assert f"expected: a step takes {expected:.2f} ms (step, all-to-alls over" in said
     shard.main(replace(config, objective="compute"))
     assert f"{task.objective}" not in capsys.readouterr().out
-    compute = TaskOutlook(oracle, task).of(ShardingPlan.load(config.out))
+    compute = StepPredictor(oracle, task).of(ShardingPlan.load(config.out))
     assert expected < compute.expected_ms  # whoever is asked for something else serves it less
     for changes, says in (
         ({"link": "fast"}, "such as 25GB/s,30us"),
@@ -170,7 +170,7 @@ def test_a_plan_is_explained(config: ShardConfig, capsys: pytest.CaptureFixture[
         head = rf"{phase.phase}: device{phase.device} +{sent} *{phase.ms:.2f} +{phase.mean_ms:.2f}"
         assert re.search(r" *\n +".join([head, *named]), made), phase
         assert named or phase.is_exchange
-    now = TaskOutlook(oracle, task).expected_ms(plan.placed(task))
+    now = StepPredictor(oracle, task).expected_ms(plan.placed(task))
     assert f"in place of {now:.2f} ms" in made
     for step in next_steps(oracle, task, plan):
         assert f"  {step.expected_ms:.2f} ms ({step.expected_ms / now - 1:+.1%}): " in made
@@ -256,7 +256,7 @@ def test_what_tells_most_is_measured_and_the_plan_itself(
             FIRST_SEED + 2,
             FIRST_SEED + 4,
         }  # none that the plan was chosen by
-        same = [m.told_at(level if (m.hardware, m.versions) == here else None) for m in mine]
+        same = [m.normalized_to(level if (m.hardware, m.versions) == here else None) for m in mine]
         costs = [m.cost() for m in same]
         means.append((sum(c.forward_ms for c in costs) / 3, sum(c.backward_ms for c in costs) / 3))
     learned = [m for m in kept if m.settings.seed < FIRST_SEED]
@@ -402,17 +402,17 @@ def test_a_plan_in_use_is_improved_within_what_may_move(
 ) -> None:
     shard.main(replace(config, sharder="dim"))
     old = (tmp_path / "plan.json").rename(tmp_path / "old.json")
-    shard.main(replace(config, keep_near=old, most_moved_gb=0.01))
+    shard.main(replace(config, start_plan=old, max_moved_gb=0.01))
     task = task_of(config, 1, 1, 1)
     before, after = ShardingPlan.load(old), ShardingPlan.load(config.out)
     moves = moves_between(before, after, task)
     assert 0 < moved_bytes(moves) <= 0.01 * GB
     assert f"near {old}: {len(moves)} moves" in " ".join(capsys.readouterr().out.split())
     for wrong, says in (
-        ({"keep_near": old}, "go together"),
-        ({"keep_near": old, "most_moved_gb": -1.0}, "most_moved_gb|most-moved-gb"),
-        ({"keep_near": old, "most_moved_gb": 1.0, "sharder": "dim"}, "leave out --sharder"),
-        ({"keep_near": tmp_path / "none", "most_moved_gb": 1.0}, "cannot be read"),
+        ({"start_plan": old}, "go together"),
+        ({"start_plan": old, "max_moved_gb": -1.0}, "max_moved_gb|max-moved-gb"),
+        ({"start_plan": old, "max_moved_gb": 1.0, "sharder": "dim"}, "leave out --sharder"),
+        ({"start_plan": tmp_path / "none", "max_moved_gb": 1.0}, "cannot be read"),
     ):
         with pytest.raises(UserError, match=says):
             shard.main(replace(config, **wrong))

@@ -21,9 +21,16 @@ import numpy.typing as npt
 import torch
 
 from autoshard.cost_model import EstimatedCosts, load_model
-from autoshard.cost_model.outlook import TaskOutlook
+from autoshard.cost_model.step_prediction import StepPredictor
 from autoshard.cost_model.training import one_thread
-from autoshard.envs import Balance, Deal, Deck, MixedDeals, RandomDeals, ShardingVectorEnv
+from autoshard.envs import (
+    Balance,
+    MixedTaskSampler,
+    RandomTaskSampler,
+    ShardingVectorEnv,
+    TableCatalog,
+    TaskInstance,
+)
 from autoshard.sharders import (
     HEURISTICS,
     AnnealingSharder,
@@ -92,7 +99,7 @@ def step_ms(plan: ShardingPlan, task: ShardingTask) -> float:
 
 def expected_ms(plan: ShardingPlan, task: ShardingTask) -> float:
     """Returns the step time that the search minimises: the expectation over scenarios."""
-    return TaskOutlook(_oracle(task.batch_size), task).expected_ms(plan.placed(task))
+    return StepPredictor(_oracle(task.batch_size), task).expected_ms(plan.placed(task))
 
 
 def widths_of(plan: ShardingPlan, task: ShardingTask) -> list[dict[int, int]]:
@@ -164,31 +171,31 @@ class Game:
             masks = RuleMasks(task)
             numbers = len(units) + np.arange(len(masks.units))
             rules = masks if task.rules else None
-            instances.append(Deal(numbers, task.room_bytes, rules, task.objective))
+            instances.append(TaskInstance(numbers, task.usable_bytes, rules, task.objective))
             units += masks.units
-        deck = Deck(_oracle(1024), units, split=True)
-        drawn = MixedDeals((
-            RandomDeals((5, 40), (2, 8), (0.5, 0.99), unevenness=0.6, split=True),
-            RandomDeals((5, 40), (2, 8), (0.1, 0.5), exchange_share=(0.2, 0.6)),
+        catalog = TableCatalog(_oracle(1024), units, split=True)
+        drawn = MixedTaskSampler((
+            RandomTaskSampler((5, 40), (2, 8), (0.5, 0.99), unevenness=0.6, split=True),
+            RandomTaskSampler((5, 40), (2, 8), (0.1, 0.5), exchange_share=(0.2, 0.6)),
         ))  # fmt: skip
         self._single = scene.envs == 0
         options: dict[str, Any] = {}
         if self._single:
-            self._env: Any = gym.make("Sharding-v0", deck=deck, generator=drawn).unwrapped
-            options = {"deal": instances[0]}
+            self._env: Any = gym.make("Sharding-v0", catalog=catalog, task_sampler=drawn).unwrapped
+            options = {"instance": instances[0]}
         else:
             reward = Balance() if scene.rounds > 1 else None
             self._env = ShardingVectorEnv(
-                deck, scene.envs, drawn, reward, rivals=scene.rounds, halvings=20
+                catalog, scene.envs, drawn, reward, group_size=scene.rounds, max_splits=20
             )
             if tasks:
-                options = {"deals": instances[: len(tasks)]}
+                options = {"instances": instances[: len(tasks)]}
         self._observed(self._env.reset(seed=scene.seed, options=options)[0])
 
     def _observed(self, seen: Any) -> None:
         self.seen = np.atleast_2d(np.asarray(seen))
         parts = self._env.layout.split(self.seen)
-        self.masks = np.concatenate([parts["allowed"], parts["halving"][:, :1]], axis=1) > 0
+        self.masks = np.concatenate([parts["allowed"], parts["split"][:, :1]], axis=1) > 0
 
     def step(self, actions: Whole) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Returns rewards and which episodes ended: [envs]. A single environment then starts anew,

@@ -61,7 +61,7 @@ def test_what_it_goes_by_is_what_the_plan_costs(
         # What was priced first is what has come of it.
         made = ShardingPlan.of_slices(task, plan.placed(plan.widths))
         made.check(task)
-        assert plan.state.free[0].tolist() == (task.room_bytes - made.device_bytes(task)).tolist()
+        assert plan.state.free[0].tolist() == (task.usable_bytes - made.device_bytes(task)).tolist()
         assert plan.plan_ms() == pytest.approx(planned_ms(oracle, task, made), rel=1e-4)
     assert kinds == {(True, False), (False, True), (False, False)}
 
@@ -75,8 +75,8 @@ def test_it_is_no_worse_than_what_it_starts_from_and_obeys(
         Rule("together", names[:2]),
         Rule("apart", names[3:6]),
         Rule("not_on", names[6:8], (1,)),
-        Rule("most_slices", names, (2,)),
-        Rule("least_width", names, (8,)),
+        Rule("max_slices", names, (2,)),
+        Rule("min_width", names, (8,)),
     )
     for some in ((), rules):
         task = task_of(tables[:24], rules=some, fill=fill)
@@ -111,13 +111,13 @@ def test_all_to_alls_count_as_the_link_says(
 ) -> None:
     """Over a slow link columns are evened out, whatever that costs in compute."""
 
-    def most_columns(link: Link | None) -> int:
+    def max_columns(link: Link | None) -> int:
         task = task_of(tables[:16], objective=Objective(link=link))
         plan = AnnealingSharder(oracle, 600.0, proposals=15_000).shard(task)
         return max(0 if shard is None else shard.total_dim for shard in plan.shards(task))
 
     equal = -(-sum(table.dim for table in tables[:16]) // 4)
-    assert most_columns(Link(1e6)) <= 1.05 * equal < most_columns(None)
+    assert max_columns(Link(1e6)) <= 1.05 * equal < max_columns(None)
 
 
 def test_where_no_greedy_finds_a_plan_a_packing_is_annealed(oracle: EstimatedCosts) -> None:

@@ -80,13 +80,13 @@ def test_a_greedy_balances_all_that_counts_of_a_step(
 ) -> None:
     task = task_of(tables[:40], 4)
 
-    def most_columns(objective: Objective) -> int:
+    def max_columns(objective: Objective) -> int:
         asked = replace(task, objective=objective)
         shards = make(oracle).shard(asked).shards(asked)
         return max(shard.total_dim for shard in shards if shard is not None)
 
     slow = Link(1e6)  # all-to-alls are all that matters
     even = sum(table.dim for table in task.tables) / 4
-    assert most_columns(Objective("step", slow)) < 1.05 * even
-    assert most_columns(Objective("compute", slow)) > 1.05 * even
-    assert most_columns(Objective("step")) == most_columns(Objective("compute"))
+    assert max_columns(Objective("step", slow)) < 1.05 * even
+    assert max_columns(Objective("compute", slow)) > 1.05 * even
+    assert max_columns(Objective("step")) == max_columns(Objective("compute"))

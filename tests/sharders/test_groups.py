@@ -10,10 +10,10 @@ from tasks import Tables
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.judging_plans import planned_ms
-from autoshard.envs import Deal, Deck
-from autoshard.sharders import Policy, PolicySharder, groups, player
+from autoshard.envs import TableCatalog, TaskInstance
+from autoshard.sharders import Policy, PolicySharder, groups, rollouts
 from autoshard.sharders.groups import Group, in_groups
-from autoshard.sharders.player import Player
+from autoshard.sharders.rollouts import PolicyRollouts
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -52,22 +52,22 @@ def task_of(tables: Tables, fill: float, devices: int = DEVICES) -> ShardingTask
     return replace(loose, devices=tuple(Device(f"d{n}", room) for n, room in enumerate(rooms)))
 
 
-def whole_of(deck: Deck, task: ShardingTask) -> Group:
+def whole_of(catalog: TableCatalog, task: ShardingTask) -> Group:
     masks = RuleMasks(task)
     bundles = masks.units
     rules = masks if masks.any else None
-    deal = Deal(np.arange(len(bundles)), task.room_bytes, rules, task.objective)
-    return Group(np.arange(len(task.devices)), deal)
+    instance = TaskInstance(np.arange(len(bundles)), task.usable_bytes, rules, task.objective)
+    return Group(np.arange(len(task.devices)), instance)
 
 
-def as_one(_deck: Deck, whole: Group) -> list[Group]:
+def as_one(_catalog: TableCatalog, whole: Group) -> list[Group]:
     return [whole]
 
 
 def test_each_group_has_its_share(oracle: EstimatedCosts, hundreds: Tables) -> None:
     task = task_of(hundreds, 0.5)
-    deck = Deck(oracle, RuleMasks(task).units, split=True)
-    found = in_groups(deck, whole_of(deck, task))
+    catalog = TableCatalog(oracle, RuleMasks(task).units, split=True)
+    found = in_groups(catalog, whole_of(catalog, task))
     assert len(found) == 3
     assert sorted(np.concatenate([group.devices for group in found]).tolist()) == list(
         range(DEVICES)
@@ -75,14 +75,14 @@ def test_each_group_has_its_share(oracle: EstimatedCosts, hundreds: Tables) -> N
     assert max(len(group.devices) for group in found) - min(len(g.devices) for g in found) <= 1
     columns = Counter[str]()
     for group in found:
-        for number in group.deal.pieces.tolist():
-            columns[deck.bundles[number].name] += deck.bundles[number].columns
-        assert (group.deal.memory_bytes == task.room_bytes[group.devices]).all()
+        for number in group.instance.pieces.tolist():
+            columns[catalog.bundles[number].name] += catalog.bundles[number].columns
+        assert (group.instance.memory_bytes == task.usable_bytes[group.devices]).all()
     assert columns == {table.name: table.dim for table in task.tables}
-    homes = [{deck.bundles[n].name for n in group.deal.pieces.tolist()} for group in found]
+    homes = [{catalog.bundles[n].name for n in group.instance.pieces.tolist()} for group in found]
     assert sum("giant" in names for names in homes) > 1  # no group could even it out
-    for amounts in (deck.alone_ms, deck.columns):
-        each = np.array([float(amounts[torch.from_numpy(g.deal.pieces)].sum()) for g in found])
+    for amounts in (catalog.alone_ms, catalog.columns):
+        each = np.array([float(amounts[torch.from_numpy(g.instance.pieces)].sum()) for g in found])
         each /= [len(group.devices) for group in found]
         assert each.max() < 1.1 * each.mean()
 
@@ -92,8 +92,8 @@ def test_rules_and_few_devices_leave_it_whole(oracle: EstimatedCosts, hundreds: 
     few = task_of(hundreds, 0.1, 2 * groups.DEVICES - 1)
     ruled = replace(task, rules=(Rule("apart", (hundreds[0].name, hundreds[1].name)),))
     for each in (few, ruled):
-        deck = Deck(oracle, RuleMasks(each).units, split=True)
-        (only,) = in_groups(deck, whole_of(deck, each))
+        catalog = TableCatalog(oracle, RuleMasks(each).units, split=True)
+        (only,) = in_groups(catalog, whole_of(catalog, each))
         assert len(only.devices) == len(each.devices)
 
 
@@ -103,16 +103,16 @@ def test_plans_in_groups_are_as_good_as_in_one(
 ) -> None:
     """And what each group knows of all-to-alls is what they take among all devices."""
     task = task_of(hundreds, fill)
-    playing = Player(Policy.untrained().network, oracle)
-    ways = playing.ways(len(task.tables), DEVICES)
+    playing = PolicyRollouts(Policy.untrained().network, oracle)
+    ways = playing.configs(len(task.tables), DEVICES)
     (ours,) = playing.play(task, ways)
     plan = ShardingPlan.of_slices(task, ours.placed)
     plan.check(task)
     # Slices of one table that meet on a device become one, which takes less: where it is tight.
     told = planned_ms(oracle, task, plan) / ours.plan_ms
     assert (0.999 if fill < 0.5 else 0.9) < told < 1.001
-    monkeypatch.setattr(player, "in_groups", as_one)
-    best = min(game.plan_ms for game in playing.play(task, ways))
+    monkeypatch.setattr(rollouts, "in_groups", as_one)
+    best = min(episodes.plan_ms for episodes in playing.play(task, ways))
     assert ours.plan_ms < 1.05 * best  # tables are few
 
 
@@ -121,23 +121,28 @@ def test_of_two_groups_the_slow_one_is_evened_out(
 ) -> None:
     """Here the second has three quarters of the tables."""
 
-    def unfair(_deck: Deck, whole: Group) -> list[Group]:
-        deal, half = whole.deal, len(whole.devices) // 2
-        few = np.arange(len(deal.pieces)) % 4 == 0
+    def unfair(_catalog: TableCatalog, whole: Group) -> list[Group]:
+        instance, half = whole.instance, len(whole.devices) // 2
+        few = np.arange(len(instance.pieces)) % 4 == 0
         halves = ((whole.devices[:half], few), (whole.devices[half:], ~few))
         return [
-            Group(own, replace(deal, pieces=deal.pieces[chosen], memory_bytes=task.room_bytes[own]))
+            Group(
+                own,
+                replace(
+                    instance, pieces=instance.pieces[chosen], memory_bytes=task.usable_bytes[own]
+                ),
+            )
             for own, chosen in halves
         ]
 
     task = replace(task_of(hundreds, 0.1), objective=Objective())
-    playing = Player(Policy.untrained().network, oracle)
-    monkeypatch.setattr(player, "in_groups", as_one)
+    playing = PolicyRollouts(Policy.untrained().network, oracle)
+    monkeypatch.setattr(rollouts, "in_groups", as_one)
     (best,) = playing.play(task)
-    monkeypatch.setattr(player, "in_groups", unfair)
+    monkeypatch.setattr(rollouts, "in_groups", unfair)
     (ours,) = playing.play(task)
     assert ours.plan_ms < 1.02 * best.plan_ms
-    monkeypatch.setattr(player, "_APART", 10.0)  # nobody is that slow
+    monkeypatch.setattr(rollouts, "_APART", 10.0)  # nobody is that slow
     (apart,) = playing.play(task)
     assert apart.plan_ms > 1.1 * best.plan_ms
 
@@ -151,8 +156,8 @@ def test_where_few_devices_have_the_memory_it_stays_one(
         for number, device in enumerate(task.devices)
     )
     task = replace(task, devices=rich)
-    deck = Deck(oracle, RuleMasks(task).units, split=True)
-    assert len(in_groups(deck, whole_of(deck, task))) == 1
+    catalog = TableCatalog(oracle, RuleMasks(task).units, split=True)
+    assert len(in_groups(catalog, whole_of(catalog, task))) == 1
 
 
 def test_groups_without_a_plan_are_joined(
@@ -160,17 +165,24 @@ def test_groups_without_a_plan_are_joined(
 ) -> None:
     """Until they have one: here it is only as a whole that what there is fits."""
 
-    def unfair(_deck: Deck, whole: Group) -> list[Group]:
+    def unfair(_catalog: TableCatalog, whole: Group) -> list[Group]:
         """All the tables for the first third, and all the memory elsewhere."""
         ways = np.array_split(whole.devices, 3)
-        pieces = [whole.deal.pieces[:-2], whole.deal.pieces[-2:-1], whole.deal.pieces[-1:]]
+        pieces = [
+            whole.instance.pieces[:-2],
+            whole.instance.pieces[-2:-1],
+            whole.instance.pieces[-1:],
+        ]
         return [
-            Group(own, replace(whole.deal, pieces=some, memory_bytes=whole.deal.memory_bytes[own]))
+            Group(
+                own,
+                replace(whole.instance, pieces=some, memory_bytes=whole.instance.memory_bytes[own]),
+            )
             for own, some in zip(ways, pieces, strict=True)
         ]
 
     task = replace(task_of(hundreds, 0.8), objective=Objective())
-    monkeypatch.setattr(player, "in_groups", unfair)
+    monkeypatch.setattr(rollouts, "in_groups", unfair)
     plan = PolicySharder(Policy.untrained(), oracle).shard(task)
     plan.check(task)
     assert len({placement.device for placement in plan.placements}) == DEVICES

@@ -8,8 +8,8 @@ import pytest
 from formula import formula_ms, measurement
 
 from autoshard.benchmark import Measurement
-from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableFactors
-from autoshard.cost_model.telling import held_piece, most_telling
+from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableResiduals
+from autoshard.cost_model.acquisition import held_piece, select_measurements
 from autoshard.sharders import FusedGreedySharder, MeasuringSharder
 from autoshard.workload import (
     Device,
@@ -72,8 +72,10 @@ class World:
     def informed(self, oracle: EstimatedCosts) -> EstimatedCosts:
         if not self.known:
             return oracle
-        factors = TableFactors(self.model.compute, 1024)
-        return EstimatedCosts(self.model, 1024, factors.learn(CostDataset.of(self.known.values())))
+        residuals = TableResiduals(self.model.compute, 1024)
+        return EstimatedCosts(
+            self.model, 1024, residuals.learn(CostDataset.of(self.known.values()))
+        )
 
 
 def greedy(oracle: EstimatedCosts) -> Sharder:
@@ -123,12 +125,12 @@ def test_what_tells_most_is_asked_and_all_of_it_fits(oracle: EstimatedCosts) -> 
         return all(p.width <= 64 and p.table.rows <= 10**6 for p in shard.slices)
 
     plan = greedy(oracle).shard(TASK)
-    rivals = [shard for shard in plan.shards(TASK) if shard is not None]
-    asked = most_telling(oracle, TASK, rivals, 20, narrow)
+    competing = [shard for shard in plan.shards(TASK) if shard is not None]
+    asked = select_measurements(oracle, TASK, competing, 20, narrow)
     assert len({shard.digest for shard in asked}) == len(asked) == 20
     assert all(map(narrow, asked))
     wide, high = STRANGE[0], STRANGE[-1]
     assert (held_piece(wide, narrow).table, held_piece(wide, narrow).width) == (wide, 64)
     stand_in = held_piece(high, narrow).table
     assert stand_in == replace(high, rows=high.rows // 2)
-    assert most_telling(oracle, TASK, rivals, 5, lambda shard: False) == []
+    assert select_measurements(oracle, TASK, competing, 5, lambda shard: False) == []

@@ -96,10 +96,10 @@ def test_limits_balance_columns_and_the_best_limit_counts(
     assert max(columns_of(task, even)) <= most < max(columns_of(task, free))
     assert cost_ms(oracle, task, even) < cost_ms(oracle, task, free)
     assert grid(oracle, task, np.inf, 1.05, 2.0) == even
-    (stuck,) = GridGreedy(oracle, task, (0.5,)).best([RuleMasks(task).units])
-    assert stuck.cost_ms == np.inf
-    left = [t for t, home in zip(task.tables, stuck.homes, strict=True) if home < 0]
-    assert 0 < stuck.lack == sum(float(task.table_bytes(table)) ** 2 for table in left)
+    (infeasible,) = GridGreedy(oracle, task, (0.5,)).best([RuleMasks(task).units])
+    assert infeasible.cost_ms == np.inf
+    left = [t for t, home in zip(task.tables, infeasible.homes, strict=True) if home < 0]
+    assert 0 < infeasible.lack == sum(float(task.table_bytes(table)) ** 2 for table in left)
 
 
 def test_many_cuts_at_once_are_as_each_of_them(
@@ -145,7 +145,7 @@ def test_tables_that_hold_up_a_device_are_split(
 def test_splits_are_within_the_rules(
     oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
 ) -> None:
-    for rule, most in ((Rule("most_slices", ("giant",), (2,)), 2), (Rule("whole", ("giant",)), 1)):
+    for rule, most in ((Rule("max_slices", ("giant",), (2,)), 2), (Rule("whole", ("giant",)), 1)):
         task = task_of((GIANT, *tables[:12]), rules=(rule,))
         plan = NeuroShardSharder(oracle).shard(task)
         plan.check(task)

@@ -47,7 +47,7 @@ def rules_for(draw: st.DrawFn, names: list[str], devices: int) -> tuple[Rule, ..
     for _ in range(draw(st.integers(1, 6))):
         kind = draw(
             st.sampled_from(
-                ["together", "apart", "on", "not_on", "whole", "most_slices", "least_width"]
+                ["together", "apart", "on", "not_on", "whole", "max_slices", "min_width"]
             )
         )
         least = 2 if kind in ("together", "apart") else 1
@@ -56,9 +56,9 @@ def rules_for(draw: st.DrawFn, names: list[str], devices: int) -> tuple[Rule, ..
         if kind in ("on", "not_on"):
             several = st.lists(st.integers(0, devices - 1), min_size=1, max_size=2, unique=True)
             numbers = tuple(draw(several))
-        elif kind == "most_slices":
+        elif kind == "max_slices":
             numbers = (draw(st.integers(1, 3)),)
-        elif kind == "least_width":
+        elif kind == "min_width":
             numbers = (4 * draw(st.integers(1, 4)),)
         found.append(Rule(kind, tuple(chosen), numbers))
     return tuple(found)
@@ -190,8 +190,8 @@ def test_a_search_leaves_what_is_together_together(
         Rule("together", tuple(names[:3])),
         Rule("apart", tuple(names[3:6])),
         Rule("on", tuple(names[6:9]), (1,)),
-        Rule("most_slices", tuple(names), (2,)),
-        Rule("least_width", tuple(names), (8,)),
+        Rule("max_slices", tuple(names), (2,)),
+        Rule("min_width", tuple(names), (8,)),
     )
     task = task_of(tables[:30], 4, rules)
     assert context.oracle is not None
@@ -217,14 +217,14 @@ def test_reserved_memory_is_left_free(
         {"devices": {"0": {"reserve": "70%"}, "device1": {"reserve": "0 GB"}}}
     )
     bound = reserved.applied(task)
-    assert bound.room_bytes.tolist() == [
+    assert bound.usable_bytes.tolist() == [
         device.memory_bytes - device.reserved_bytes for device in bound.devices
     ]
     assert bound.devices[0].reserved_bytes == int(0.7 * bound.devices[0].memory_bytes)
     for name in NAMES:
         plan = make_sharder(name, context).shard(bound)
         used = np.array(plan.device_bytes(bound))
-        assert (used <= bound.room_bytes).all()
+        assert (used <= bound.usable_bytes).all()
     assert ShardingTask.from_json(bound.to_json()) == bound
 
 

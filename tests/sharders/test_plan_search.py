@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.outlook import Placed
+from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders import LocalSearchSharder
 from autoshard.sharders.plan_search import PlanSearch
 from autoshard.workload import Device, EmbeddingTable, ShardingPlan, ShardingTask, TableSlice

@@ -12,17 +12,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tasks import GIANT, Tables, task_of
 
-from autoshard.cost_model import EstimatedCosts, TaskOutlook
+from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.envs import Layout
 from autoshard.envs.observation import (
     DESCRIBED,
     DEVICE,
     DEVICE_PARTS,
-    HALVING,
     OBJECTIVE,
     PROGRESS,
     REST,
+    SPLIT_PARTS,
     TABLE,
 )
 from autoshard.sharders import (
@@ -36,8 +36,8 @@ from autoshard.sharders import (
     make_sharder,
     save_policy,
 )
-from autoshard.sharders.player import Player, Way
-from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape, Style
+from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape, PolicyVariant
+from autoshard.sharders.rollouts import PolicyRollouts, RolloutConfig
 from autoshard.workload import (
     Device,
     PlanError,
@@ -72,7 +72,7 @@ def test_without_training_it_is_as_good_as_the_greedy_by_device_and_table(
 ) -> None:
     for devices in (2, 5):
         task = task_of(tables[:40], devices)
-        (played,) = Player(Policy.untrained().network, oracle).play(task, split=False)
+        (played,) = PolicyRollouts(Policy.untrained().network, oracle).play(task, split=False)
         ours = ShardingPlan.of_slices(task, played.placed)
         greedy = FusedGreedySharder(oracle).shard(task)
         assert step_ms(oracle, ours, task) <= 1.001 * step_ms(oracle, greedy, task)
@@ -84,9 +84,9 @@ def test_each_step_of_the_ladder_is_no_worse(
     gains = []
     for some in (40, 60):
         task = task_of(tables[:some], 8)
-        outlook = TaskOutlook(oracle, task)
+        predictor = StepPredictor(oracle, task)
         steps = [
-            outlook.of(PolicySharder(policy, oracle, search=search).shard(task))
+            predictor.of(PolicySharder(policy, oracle, search=search).shard(task))
             for search in (False, True)
         ]
         alone, searched = (step.expected_ms for step in steps)
@@ -123,12 +123,12 @@ def test_what_comes_of_a_search_is_never_worse_than_what_it_began_with(
     others = [STRANGE[n] for n in rng.permutation(len(STRANGE))[:strange]]
     tables = tuple(replace(t, name=f"t{n}") for n, t in enumerate((*some, *others)))
     task = task_of(tables, devices, fill)
-    outlook = TaskOutlook(oracle, task)
+    predictor = StepPredictor(oracle, task)
     context = SharderContext(oracle, policy, seed=seed)
     found = {}
     for name in ("cost_fused", "policy", "cost_fused_search", "autoshard"):
         with suppress(PlanError):
-            found[name] = outlook.of(make_sharder(name, context).shard(task)).expected_ms
+            found[name] = predictor.of(make_sharder(name, context).shard(task)).expected_ms
     for better, starts in (
         ("autoshard", ("cost_fused", "policy")),
         ("cost_fused_search", ("cost_fused",)),
@@ -167,7 +167,7 @@ def test_where_first_fit_packs_a_plan_is_found(
     numbers = np.random.default_rng(seed).permutation(len(many_tables))[:count]
     task = task_of(tuple(many_tables[n] for n in numbers), devices, fill)
     sizes = np.array([[task.table_bytes(table) for table in task.tables]])
-    packed = first_fit_decreasing(sizes, task.room_bytes[None]).min() >= 0
+    packed = first_fit_decreasing(sizes, task.usable_bytes[None]).min() >= 0
     for name in ("policy", "autoshard"):
         sharder = make_sharder(name, SharderContext(oracle, policy))
         if packed:
@@ -213,7 +213,7 @@ def test_naming_devices_otherwise_changes_nothing(policy: Policy) -> None:
         "devices": torch.rand(5, 4, DEVICE, generator=rng),
         "exists": torch.ones(5, 4),
         "allowed": torch.tensor([[1.0, 1, 0, 1]]).expand(5, 4),
-        "halving": torch.rand(5, HALVING, generator=rng),
+        "split": torch.rand(5, SPLIT_PARTS, generator=rng),
         "objective": torch.rand(5, OBJECTIVE, generator=rng),
         "rest": torch.rand(5, REST, generator=rng),
         "progress": torch.rand(5, PROGRESS, generator=rng),
@@ -224,10 +224,10 @@ def test_naming_devices_otherwise_changes_nothing(policy: Policy) -> None:
     torch.testing.assert_close(others, logits[:, [*order, 4]])
     torch.testing.assert_close(policy.network.values(known_too), policy.network.values(known))
     assert (logits.softmax(1)[:, 2] == 0).all()
-    parts["halving"][:, 0] = 0
+    parts["split"][:, 0] = 0
     forbidden, _ = policy.network(parts)
     assert (forbidden.softmax(1)[:, 4] == 0).all()
-    parts["halving"][:, 0] = 1
+    parts["split"][:, 0] = 1
     # A device that does not exist is as if it were not there.
     wider = Layout(6)
     assert wider.size > Layout(4).size
@@ -245,7 +245,7 @@ def test_unsafe_devices_are_left_alone_while_there_are_safe_ones(policy: Policy)
         "devices": torch.ones(1, 3, DEVICE),
         "exists": torch.ones(1, 3),
         "allowed": torch.ones(1, 3),
-        "halving": torch.zeros(1, HALVING),
+        "split": torch.zeros(1, SPLIT_PARTS),
         "objective": torch.ones(1, OBJECTIVE),
         "rest": torch.ones(1, REST),
         "progress": torch.ones(1, PROGRESS),
@@ -267,23 +267,23 @@ def test_seconds_are_the_searchs(policy: Policy, oracle: EstimatedCosts, tables:
         for seconds in (0.5, 300.0)
     }
     assert plans[0.5] == PolicySharder(policy, oracle, search=True, seconds=1e-9).shard(task)
-    outlook = TaskOutlook(oracle, task)
+    predictor = StepPredictor(oracle, task)
     assert 200 < next(now) < 310  # looks at the clock, which goes on by one each time
-    assert outlook.of(plans[300.0]).expected_ms <= outlook.of(plans[0.5]).expected_ms
+    assert predictor.of(plans[300.0]).expected_ms <= predictor.of(plans[0.5]).expected_ms
 
 
 def test_where_no_episode_places_everything_a_packing_is_improved(
     policy: Policy, oracle: EstimatedCosts, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_of(tables[:12], 3)
-    monkeypatch.setattr(Player, "play", lambda *_arguments, **_options: [])
-    outlook = TaskOutlook(oracle, task)
+    monkeypatch.setattr(PolicyRollouts, "play", lambda *_arguments, **_options: [])
+    predictor = StepPredictor(oracle, task)
     alone, best = (
-        outlook.of(PolicySharder(policy, oracle, search=search).shard(task)).expected_ms
+        predictor.of(PolicySharder(policy, oracle, search=search).shard(task)).expected_ms
         for search in (False, True)
     )
     packed = ShardingPlan.of_slices(task, pack(task, split=True))
-    assert best <= alone < 0.95 * outlook.of(packed).expected_ms
+    assert best <= alone < 0.95 * predictor.of(packed).expected_ms
 
 
 def test_a_policy_that_has_learned_wrong_loses_nothing(
@@ -294,19 +294,22 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network.score.weight.copy_(3000 * torch.randn_like(network.score.weight))
-    policy, start = Policy(network, max_devices=16), Player(Policy.untrained().network, oracle)
-    ours = Player(network, oracle)
+    policy, start = (
+        Policy(network, max_devices=16),
+        PolicyRollouts(Policy.untrained().network, oracle),
+    )
+    ours = PolicyRollouts(network, oracle)
     better = 0
     for first in range(0, 20, 4):
         task = task_of(tables[first : first + 20], 3)
-        assert len(set(start.styles) & set(ours.styles)) >= 3
+        assert len(set(start.variants) & set(ours.variants)) >= 3
         plan = PolicySharder(policy, oracle).shard(task)
         (alone,) = ours.play(task)
-        games = [alone, *start.play(task, [*map(Way, start.styles)])]
+        games = [alone, *start.play(task, [*map(RolloutConfig, start.variants)])]
         told = [
-            planned_ms(oracle, task, ShardingPlan.of_slices(task, game.placed))
-            for game, style in zip(games, [Style(), *start.styles], strict=True)
-            if style in ours.styles
+            planned_ms(oracle, task, ShardingPlan.of_slices(task, episodes.placed))
+            for episodes, variant in zip(games, [PolicyVariant(), *start.variants], strict=True)
+            if variant in ours.variants
         ]
         # Of like devices either may come first, which may lead to another plan.
         assert planned_ms(oracle, task, plan) <= 1.01 * min(told)

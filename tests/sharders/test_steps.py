@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from test_by_cost import task_of
 
-from autoshard.cost_model import EstimatedCosts, TaskOutlook
+from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.sharders import make_sharder, next_steps
 from autoshard.workload import Device, EmbeddingTable, ShardingPlan
 from autoshard.workload.moves import moves_between
@@ -18,15 +18,15 @@ def test_steps_are_valid_plans_that_are_as_good_as_told(
 ) -> None:
     task = task_of(tables[:30], 4)
     plan = make_sharder("dim").shard(task)
-    outlook = TaskOutlook(oracle, task)
-    now = outlook.expected_ms(plan.placed(task))
+    predictor = StepPredictor(oracle, task)
+    now = predictor.expected_ms(plan.placed(task))
     steps = next_steps(oracle, task, plan, 20)
     assert {step.kind for step in steps} == {"move", "swap", "split"}
     assert [step.expected_ms for step in steps] == sorted(step.expected_ms for step in steps)
     assert len({(step.kind, step.moved[0][0]) for step in steps}) == len(steps)
     for step in steps:
         step.plan.check(task)
-        assert outlook.expected_ms(step.plan.placed(task)) == pytest.approx(step.expected_ms)
+        assert predictor.expected_ms(step.plan.placed(task)) == pytest.approx(step.expected_ms)
         assert step.expected_ms < now
         moves = {(m.table, m.start, m.width, m.source, m.target)
                  for m in moves_between(plan, step.plan, task)}  # fmt: skip
@@ -40,14 +40,14 @@ def test_no_move_is_better_than_the_best_that_is_told(
 ) -> None:
     task = task_of(tables[:6], 3)
     plan = ShardingPlan.table_wise(task, [0, 0, 0, 0, 0, 1])
-    outlook = TaskOutlook(oracle, task)
+    predictor = StepPredictor(oracle, task)
     best = next_steps(oracle, task, plan)[0].expected_ms
     for number in range(6):
         for device in range(3):
             devices = [0, 0, 0, 0, 0, 1]
             devices[number] = device
             moved = ShardingPlan.table_wise(task, devices)
-            assert best <= outlook.expected_ms(moved.placed(task)) * (1 + 1e-6)
+            assert best <= predictor.expected_ms(moved.placed(task)) * (1 + 1e-6)
 
 
 def test_steps_lead_to_a_plan_without_any(oracle: EstimatedCosts, tables: Tables) -> None:
@@ -76,4 +76,4 @@ def test_steps_keep_to_the_memory_there_is(oracle: EstimatedCosts, tables: Table
     for step in steps:
         step.plan.check(exact)
     wished = next_steps(oracle, loose, plan, 20)
-    assert any((step.plan.device_bytes(loose) > exact.room_bytes).any() for step in wished)
+    assert any((step.plan.device_bytes(loose) > exact.usable_bytes).any() for step in wished)

@@ -34,7 +34,7 @@ groups:
 tables:
   ads: {together: true, not_on: device2}
   user: {pinned: 1}
-  "*": {most_slices: 2, least_width: 16, whole: false}
+  "*": {max_slices: 2, min_width: 16, whole: false}
   item: {on: [0, device2]}
 devices:
   all: {reserve: 10%}
@@ -47,8 +47,8 @@ devices:
         Rule("together", ("ads_a", "ads_b"), (), "ads: together"),
         Rule("not_on", ("ads_a", "ads_b"), (2,), "ads: not_on device2"),
         Rule("on", ("user",), (1,), "user: pinned 1"),
-        Rule("most_slices", everyone, (2,), "*: most_slices 2"),
-        Rule("least_width", everyone, (16,), "*: least_width 16"),
+        Rule("max_slices", everyone, (2,), "*: max_slices 2"),
+        Rule("min_width", everyone, (16,), "*: min_width 16"),
         Rule("on", ("item",), (0, 2), "item: on 0, device2"),
     )
     assert [device.reserved_bytes for device in task.devices] == [2**30 // 10] * 2 + [2**29]
@@ -66,9 +66,9 @@ devices:
         ("tables: {user: {on: [7]}}", "7 is no device of this task: they are numbered 0 to 2"),
         ("tables: {user: {on: []}}", "on: needs devices"),
         ("tables: {user: {pinned: [0, 1]}}", "pinned: names one device, got 0, 1"),
-        ("tables: {user: {most_slices: 0}}", "most_slices: must be a whole number from 1 up"),
-        ("tables: {user: {most_slices: two}}", "most_slices: must be a whole number, got 'two'"),
-        ("tables: {user: {least_width: 6}}", "least_width: must be a multiple of 4, got 6"),
+        ("tables: {user: {max_slices: 0}}", "max_slices: must be a whole number from 1 up"),
+        ("tables: {user: {max_slices: two}}", "max_slices: must be a whole number, got 'two'"),
+        ("tables: {user: {min_width: 6}}", "min_width: must be a multiple of 4, got 6"),
         ("tables: {user: whole}", "tables, user: needs demands"),
         ("tables: [user]", "tables: needs a name and a colon"),
         ("table: {user: {whole: true}}", "table: is not one of the sections groups, tables"),
@@ -123,8 +123,8 @@ def test_a_plan_that_breaks_a_rule_is_refused(rule: Rule, devices: list[int], sa
     ("rule", "says"),
     [
         (Rule("whole", ("user",)), "user is split over 2 devices"),
-        (Rule("most_slices", ("user",), (1,)), "user is split over 2 devices"),
-        (Rule("least_width", ("user",), (24,)), "user has 12 columns on a device"),
+        (Rule("max_slices", ("user",), (1,)), "user is split over 2 devices"),
+        (Rule("min_width", ("user",), (24,)), "user has 12 columns on a device"),
     ],
 )
 def test_slices_are_held_to_their_rules(rule: Rule, says: str) -> None:

@@ -138,7 +138,7 @@ def test_a_sharder_plans_within_what_is_not_reserved() -> None:
     planner(asked, topology(device="cuda"), 64, KNOWN, storage_reservation=half).plan(
         model(), SHARDERS
     )
-    assert asked.tasks[-1].room_bytes.tolist() == [2**29, 2**29]
+    assert asked.tasks[-1].usable_bytes.tolist() == [2**29, 2**29]
 
 
 def test_the_optimizer_may_be_the_sharder_s() -> None:

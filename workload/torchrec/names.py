@@ -26,7 +26,7 @@ def topology_of(task: ShardingTask, device: str) -> Topology:
     """The task's devices as ranks, with their room as storage, and what connects them, where the
     objective says it (TorchRec knows no latency); `device`: torch's type of them.
     """
-    memory = {"ddr_cap" if device == "cpu" else "hbm_cap": task.room_bytes.tolist()}
+    memory = {"ddr_cap" if device == "cpu" else "hbm_cap": task.usable_bytes.tolist()}
     ranks, link = len(task.devices), task.objective.link
     speed = {} if link is None else dict.fromkeys(_SPEEDS, link.bytes_s / _MS)
     return Topology(

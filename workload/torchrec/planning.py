@@ -59,18 +59,18 @@ def planner(
                 f"constraints of {name}: which way a table is sharded, in which kernel and how "
                 "narrow is for our plan to say: give `rules` in place of these"
             )
-    seat = _Seat(decider, topology, batch_size, constraints, batches, rules)
+    adapter = _PlannerAdapter(decider, topology, batch_size, constraints, batches, rules)
     return EmbeddingShardingPlanner(
         topology=topology,
         batch_size=batch_size,
-        proposer=seat,
-        partitioner=seat,
+        proposer=adapter,
+        partitioner=adapter,
         constraints=dict(constraints) if constraints else None,
         **options,
     )
 
 
-class _Seat(Proposer, Partitioner):  # type: ignore[misc]
+class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
     """Proposes once, whatever the tables may be, and partitions by our plan."""
 
     def __init__(

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from autoshard.workload.tables import TableSlice
 
-BELIEFS: dict[str, Callable[[TableSlice], float]] = {
+COST_PROXIES: dict[str, Callable[[TableSlice], float]] = {
     "dim": lambda piece: piece.width,
     "size": lambda piece: piece.width * piece.table.rows,
     "lookup": lambda piece: piece.width * piece.table.pooling_factor,

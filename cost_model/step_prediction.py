@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.cost_model.table_factors import Left
+from autoshard.cost_model.table_residuals import Left
 from autoshard.workload import Shard, ShardingPlan, ShardingTask, TableSlice
 from autoshard.workload.step_price import StepPrice
 
@@ -21,11 +21,11 @@ Placed = Sequence[tuple[TableSlice, int]]  # slices and their devices
 
 SCENARIOS = 128  # that plans are told of, and chosen, by
 _LOW, _HIGH = 0.05, 0.95  # of what is drawn: the ends of a 90 % interval
-_LEAST_MS = 1e-12
+_MIN_MS = 1e-12
 
 
 @dataclass(frozen=True)
-class Outlook:
+class StepPrediction:
     """What a step takes: expected, and in each scenario with what is left drawn as well."""
 
     expected_ms: float
@@ -37,7 +37,7 @@ class Outlook:
         low, high = np.quantile(self.drawn_ms, [_LOW, _HIGH])
         return float(low), float(high)
 
-    def over(self, other: "Outlook") -> "Comparison":
+    def over(self, other: "StepPrediction") -> "Comparison":
         """This plan's step over the other's, of the same task and scenarios."""
         ratios = self.drawn_ms / other.drawn_ms
         low, high = np.quantile(ratios, [_LOW, _HIGH])
@@ -57,7 +57,7 @@ class Comparison:
     probability: float
 
 
-class TaskOutlook:
+class StepPredictor:
     """Tells of plans of one task, all in the same scenarios.
 
     Args:
@@ -84,7 +84,7 @@ class TaskOutlook:
         plans = (ShardingPlan.of_slices(self._task, placed) for placed in found)
         return min(plans, key=lambda plan: self.expected_ms(plan.placed(self._task)))
 
-    def of(self, plan: ShardingPlan) -> Outlook:
+    def of(self, plan: ShardingPlan) -> StepPrediction:
         """All that is told of a plan.
 
         What is left is drawn by the shard: one that stands in two plans is the same in both.
@@ -100,11 +100,11 @@ class TaskOutlook:
         drawn = (costs * np.exp(doubt * left - doubt**2 / 2)).swapaxes(0, 2)
         stages = self._price.stages_ms(drawn[:, 0], drawn[:, 1], columns)
         drawn_ms = np.asarray(sum(stage.max(-1) for stage in stages))
-        return Outlook(self._expected(costs, rests, columns), drawn_ms)
+        return StepPrediction(self._expected(costs, rests, columns), drawn_ms)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:
         """Of the devices, as far as it matters: where none was measured, all are alike."""
-        if not self._oracle.factors.tables:
+        if not self._oracle.residuals.tables:
             return [None] * len(self._task.devices)
         return ShardingPlan.of_slices(self._task, placed).shards(self._task)
 
@@ -116,16 +116,16 @@ class TaskOutlook:
         amounts = self._scenarios.amounts(pieces)
         sums = sums_of_devices(amounts, np.array(homes), len(self._task.devices))
         costs = np.moveaxis(self._scenarios.price(sums.float()).double().numpy(), -1, -2)
-        factors = self._oracle.factors
-        known = [Left() if shard is None else factors.left(shard) for shard in shards]
+        residuals = self._oracle.residuals
+        known = [Left() if shard is None else residuals.left(shard) for shard in shards]
         times, doubt = (
             np.array([getattr(left, name) for left in known])[:, None, None]
             for name in ("times", "doubt")
         )
         # Of a shard that was measured neither its tables nor the networks leave much in doubt.
-        means = np.maximum(costs.mean(2, keepdims=True), _LEAST_MS)
+        means = np.maximum(costs.mean(2, keepdims=True), _MIN_MS)
         costs = means * times * (costs / means) ** doubt
-        return costs, factors.prior.rest * doubt[:, 0, 0]
+        return costs, residuals.prior.rest * doubt[:, 0, 0]
 
     def _expected(self, costs_ms: Floats, rests: Floats, columns: Floats) -> float:
         """Returns the expected time of a step; `rests` are relative deviations of devices."""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from autoshard.cost_model import EstimatedCosts, TaskOutlook
-from autoshard.sharders import NearSharder, SharderContext, make_sharder
+from autoshard.cost_model import EstimatedCosts, StepPredictor
+from autoshard.sharders import IncrementalSharder, SharderContext, make_sharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -26,18 +26,18 @@ def test_the_more_may_move_the_better_the_plan(
 ) -> None:
     task = task_of(tables)
     old = make_sharder("size", SharderContext()).shard(task)
-    outlook = TaskOutlook(oracle, task)
+    predictor = StepPredictor(oracle, task)
     everything = sum(task.operator.stored_bytes(t.rows, t.dim) for t in task.tables)
     expected = []
     for budget in (0, int(0.55 * everything), everything):
-        plan = NearSharder(oracle, old, budget).shard(task)
+        plan = IncrementalSharder(oracle, old, budget).shard(task)
         plan.check(task)
         assert moved_bytes(moves_between(old, plan, task)) <= budget
-        expected.append(outlook.of(plan).expected_ms)
-    assert NearSharder(oracle, old, 0).shard(task) == old
+        expected.append(predictor.of(plan).expected_ms)
+    assert IncrementalSharder(oracle, old, 0).shard(task) == old
     assert expected[2] <= expected[1] < 0.9 * expected[0]
     # Nearly all of what a plan from nothing gains.
-    free = outlook.of(
+    free = predictor.of(
         make_sharder("cost_fused_search", SharderContext(oracle)).shard(task)
     ).expected_ms
     assert expected[0] - expected[2] > 0.8 * (expected[0] - free)
@@ -52,7 +52,7 @@ def test_a_plan_with_slices_keeps_the_columns_that_do_not_move(
     placed += [(table.whole(), 2 if n == 0 else n % 2) for n, table in enumerate(others)]
     old = ShardingPlan.of_placed(placed, 4)
     budget = giant.table.rows * 64 * 4
-    plan = NearSharder(oracle, old, budget).shard(task)
+    plan = IncrementalSharder(oracle, old, budget).shard(task)
     plan.check(task)
     moves = moves_between(old, plan, task)
     assert 0 < moved_bytes(moves) <= budget
@@ -65,4 +65,4 @@ def test_a_plan_that_breaks_what_is_demanded_now_is_refused(
     home = next(p.device for p in old.placements if p.table == "giant")
     task = task_of(tables, Rule("not_on", ("giant",), (home,)))
     with pytest.raises(PlanError, match="no plan for this task: the plan breaks the constraint"):
-        NearSharder(oracle, old, 10**12).shard(task)
+        IncrementalSharder(oracle, old, 10**12).shard(task)

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from autoshard.cost_model import EstimatedCosts, Outlook, TaskOutlook
-from autoshard.cost_model.outlook import SCENARIOS
+from autoshard.cost_model import EstimatedCosts, StepPrediction, StepPredictor
+from autoshard.cost_model.step_prediction import SCENARIOS
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -86,8 +86,8 @@ def test_shared_doubt_cancels_in_a_comparison(oracle: EstimatedCosts) -> None:
     crowded = ShardingPlan.table_wise(
         TASK, [3 if n < 8 else place for n, place in enumerate(places)]
     )
-    outlook = TaskOutlook(oracle, TASK)
-    even, uneven = outlook.of(PLAN), outlook.of(crowded)
+    predictor = StepPredictor(oracle, TASK)
+    even, uneven = predictor.of(PLAN), predictor.of(crowded)
     low, high = even.interval_ms
     than = even.over(uneven)
     assert low < even.expected_ms < high
@@ -100,11 +100,11 @@ def test_a_plan_is_as_good_as_itself_whatever_its_devices_are_called(
     oracle: EstimatedCosts,
 ) -> None:
     turned = ShardingPlan.table_wise(TASK, [(n + 1) % 4 for n in range(16)] + [1, 2, 3, 0])
-    outlook = TaskOutlook(oracle, TASK)
-    than = outlook.of(PLAN).over(outlook.of(turned))
+    predictor = StepPredictor(oracle, TASK)
+    than = predictor.of(PLAN).over(predictor.of(turned))
     assert (than.ratio, than.low, than.high) == pytest.approx((1, 1, 1))
     assert than.probability == pytest.approx(0.5)
-    assert TaskOutlook(oracle, TASK).of(PLAN).expected_ms == outlook.of(PLAN).expected_ms
+    assert StepPredictor(oracle, TASK).of(PLAN).expected_ms == predictor.of(PLAN).expected_ms
 
 
 def test_the_norm_is_the_expected_maximum() -> None:
@@ -121,20 +121,20 @@ def test_the_norm_is_the_expected_maximum() -> None:
 
 def test_devices_that_hold_nothing_cost_nothing(oracle: EstimatedCosts) -> None:
     alone = ShardingPlan.table_wise(TASK, [0] * 20)
-    outlook = TaskOutlook(oracle, TASK).of(alone)
+    predictor = StepPredictor(oracle, TASK).of(alone)
     (cost,) = oracle.prices([Shard.of_tables(TABLES)]).total_ms.tolist()
-    assert outlook.expected_ms == pytest.approx(cost, rel=0.1)
+    assert predictor.expected_ms == pytest.approx(cost, rel=0.1)
 
 
 def test_waits_add_up_and_the_all_to_alls_come_on_top(oracle: EstimatedCosts) -> None:
-    def told(objective: Objective) -> Outlook:
-        return TaskOutlook(oracle, replace(TASK, objective=objective)).of(PLAN)
+    def told(objective: Objective) -> StepPrediction:
+        return StepPredictor(oracle, replace(TASK, objective=objective)).of(PLAN)
 
     link = Link(1e9, 1e-4)
     together, apart = told(Objective("compute")), told(Objective("step"))
     shards = [shard for shard in PLAN.shards(TASK) if shard is not None]
     costs = directions_of(oracle, shards, SCENARIOS).astype(float)
-    power = norm_power(oracle.factors.prior.rest)
+    power = norm_power(oracle.residuals.prior.rest)
     waits = [float(expected_slowest(costs[..., direction], power)) for direction in (0, 1)]
     assert apart.expected_ms == pytest.approx(sum(waits))
     assert together.expected_ms == pytest.approx(float(expected_slowest(costs.sum(-1), power)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from formula import formula_ms, measurement
 
-from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableFactors
+from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableResiduals
 from autoshard.workload import EmbeddingTable, Shard, TableSlice, random_shards, synthetic_tables
 
 TABLES = synthetic_tables(24, seed=31, profile="small")
@@ -21,21 +21,21 @@ def dearer(table: EmbeddingTable) -> float:
 
 
 def measured(
-    shards: list[Shard], batch_size: int = 1024, factor: float | None = None
+    shards: list[Shard], batch_size: int = 1024, residual: float | None = None
 ) -> CostDataset:
-    known = dearer if factor is None else lambda table: factor
+    known = dearer if residual is None else lambda table: residual
     return CostDataset.of(measurement(s, batch_size, noise=0.01, dearer=known) for s in shards)
 
 
-def missed(oracle: EstimatedCosts, shards: list[Shard], factor: float | None = None) -> float:
+def missed(oracle: EstimatedCosts, shards: list[Shard], residual: float | None = None) -> float:
     """The median relative error of the totals."""
-    known = dearer if factor is None else lambda table: factor
+    known = dearer if residual is None else lambda table: residual
     true = np.array([sum(formula_ms(shard, 1024, known)) for shard in shards])
     return float(np.median(np.abs(oracle.prices(shards).total_ms.numpy() / true - 1)))
 
 
 def informed(model: CostModel, data: CostDataset) -> EstimatedCosts:
-    return EstimatedCosts(model, 1024, TableFactors(model.compute, 1024).learn(data))
+    return EstimatedCosts(model, 1024, TableResiduals(model.compute, 1024).learn(data))
 
 
 def test_what_was_measured_of_tables_is_believed_in_any_company(
@@ -51,7 +51,7 @@ def test_what_was_measured_of_tables_is_believed_in_any_company(
 
 
 def test_what_is_not_measured_stays_as_it_was(model: CostModel, oracle: EstimatedCosts) -> None:
-    nothing = TableFactors(model.compute, 1024)
+    nothing = TableResiduals(model.compute, 1024)
     assert nothing.tables == 0
     assert nothing.about(TABLES).means.tolist() == [[0.0] * len(TABLES)] * 2
     other_batch = nothing.learn(measured([Shard.of_tables(TABLES[:3])], 512))
@@ -66,8 +66,8 @@ def test_what_is_not_measured_stays_as_it_was(model: CostModel, oracle: Estimate
 def test_the_posterior_is_that_of_gauss(model: CostModel) -> None:
     """Of one table measured alone, whose cost is nearly all its own, the textbook's."""
     table = max(TABLES, key=lambda t: sum(formula_ms(Shard.of_tables([t]), 1024)))
-    data = measured([Shard.of_tables([table])], factor=1.1)
-    nothing = TableFactors(model.compute, 1024)
+    data = measured([Shard.of_tables([table])], residual=1.1)
+    nothing = TableResiduals(model.compute, 1024)
     prior = float(nothing.about([table]).deviations[0, 0]) ** 2
     noise = model.compute.prior.rest**2 + float(data.errors[0]) ** 2
     found = float(nothing.learn(data).about([table]).deviations[0, 0])
@@ -78,9 +78,9 @@ def test_strange_tables_teach_of_their_like(model: CostModel) -> None:
     """Half of them are measured: the others are known better, and better than before."""
     some, others = STRANGE[::2], STRANGE[1::2]
     shards = [Shard.of_tables([table]) for table in others]
-    nothing = TableFactors(model.compute, 1024)
+    nothing = TableResiduals(model.compute, 1024)
     before = missed(EstimatedCosts(model, 1024), shards, 2.5)
-    data = measured([Shard.of_tables([table]) for table in some], factor=2.5)
+    data = measured([Shard.of_tables([table]) for table in some], residual=2.5)
     after = missed(informed(model, data), shards, 2.5)
     assert after < 0.6 * before
     found = nothing.learn(data)
@@ -111,7 +111,9 @@ def test_strangers_are_told_of_in_one_line(model: CostModel) -> None:
 
 def test_estimates_of_many_tables_are_those_of_each(model: CostModel) -> None:
     """Of more than are compared with the known ones at once, some of them several times."""
-    knows = TableFactors(model.compute, 1024).learn(measured(random_shards(TABLES, 40, 6, seed=4)))
+    knows = TableResiduals(model.compute, 1024).learn(
+        measured(random_shards(TABLES, 40, 6, seed=4))
+    )
     others = synthetic_tables(600, seed=32, profile="small")
     tables = [*TABLES, *others, *TABLES, *others[-3:]]
     means, left = knows.estimates(tables)
@@ -129,5 +131,5 @@ def test_a_slice_speaks_for_its_table(model: CostModel) -> None:
     table = STRANGE[3]
     half = Shard((TableSlice(table, 0, table.dim // 2),))
     before = missed(EstimatedCosts(model, 1024), [Shard.of_tables([table])], 2.5)
-    knows = informed(model, measured([half], factor=2.5))
+    knows = informed(model, measured([half], residual=2.5))
     assert missed(knows, [Shard.of_tables([table])], 2.5) < 0.5 * before

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from autoshard.cost_model.inputs import Memberships
-from autoshard.envs.deck import Deal, Deck, Ints
+from autoshard.envs.catalog import Ints, TableCatalog, TaskInstance
 from autoshard.workload import FieldError, Link, Objective
 from autoshard.workload.first_fit import all_fit, all_fit_split
 from autoshard.workload.step_price import StepPrice
@@ -18,33 +18,35 @@ Floats = npt.NDArray[np.float64]
 
 _LOOSER = 1.05  # factor on all memory until the tables can be packed
 _ONE_BYTE_S = Link(1.0)
-_LEAST_MS = 1e-6
+_MIN_MS = 1e-6
 
 
-class Generator(Protocol):
+class TaskSampler(Protocol):
     """Draws the next tasks. No task has more than `most_tables` and `most_devices`."""
 
     @property
-    def most_tables(self) -> int:
+    def max_tables(self) -> int:
         """Tables of the largest task."""
         ...
 
     @property
-    def most_devices(self) -> int:
+    def max_devices(self) -> int:
         """Devices of the largest task."""
         ...
 
-    def __call__(self, deck: Deck, rng: np.random.Generator) -> Deal:
+    def __call__(self, catalog: TableCatalog, rng: np.random.Generator) -> TaskInstance:
         """A task of the deck's tables."""
         ...
 
-    def many(self, deck: Deck, rng: np.random.Generator, count: int) -> list[Deal]:
+    def sample(
+        self, catalog: TableCatalog, rng: np.random.Generator, count: int
+    ) -> list[TaskInstance]:
         """So many tasks: quicker than one by one."""
         ...
 
 
 @dataclass(frozen=True)
-class RandomDeals:
+class RandomTaskSampler:
     """Tasks of a random number of random tables on a random number of devices.
 
     Ranges are inclusive. Every task can be solved: where first fit decreasing finds no packing of
@@ -86,32 +88,34 @@ class RandomDeals:
             raise FieldError("exchange_share", f"must lie between 0 and 1, got {share}")
 
     @property
-    def most_tables(self) -> int:
+    def max_tables(self) -> int:
         """Tables of the largest task."""
         return self.num_tables[1]
 
     @property
-    def most_devices(self) -> int:
+    def max_devices(self) -> int:
         """Devices of the largest task."""
         return self.num_devices[1]
 
-    def __call__(self, deck: Deck, rng: np.random.Generator) -> Deal:
+    def __call__(self, catalog: TableCatalog, rng: np.random.Generator) -> TaskInstance:
         """A task of the deck's tables; of all of them if it has fewer than asked for."""
-        return self.many(deck, rng, 1)[0]
+        return self.sample(catalog, rng, 1)[0]
 
-    def many(self, deck: Deck, rng: np.random.Generator, count: int) -> list[Deal]:
+    def sample(
+        self, catalog: TableCatalog, rng: np.random.Generator, count: int
+    ) -> list[TaskInstance]:
         """So many tasks: quicker than one by one."""
-        pool = deck.called(self.among)
-        most = min(self.most_tables, len(pool))
+        pool = catalog.called(self.among)
+        most = min(self.max_tables, len(pool))
         tables = rng.integers(min(self.num_tables[0], most), most + 1, count)
         devices = rng.integers(self.num_devices[0], self.num_devices[1] + 1, count)
         order = rng.permuted(np.broadcast_to(pool, (count, len(pool))), axis=1)[:, :most]
         dealt = np.arange(most) < tables[:, None]
-        rooms = self._rooms(deck, rng, order, dealt, devices)
+        rooms = self._rooms(catalog, rng, order, dealt, devices)
         pieces = [row[:some] for row, some in zip(order, tables.tolist(), strict=True)]
-        objectives = self._objectives(deck, rng, pieces, devices)
+        objectives = self._objectives(catalog, rng, pieces, devices)
         return [
-            Deal(some, room[:number], objective=objective)
+            TaskInstance(some, room[:number], objective=objective)
             for some, room, number, objective in zip(
                 pieces, rooms, devices.tolist(), objectives, strict=True
             )
@@ -119,16 +123,16 @@ class RandomDeals:
 
     def _rooms(
         self,
-        deck: Deck,
+        catalog: TableCatalog,
         rng: np.random.Generator,
         order: Ints,
         dealt: npt.NDArray[np.bool_],
         devices: Ints,
     ) -> Ints:
         """Memory of each device: [tasks, most devices], 0 for those that a task does not have."""
-        exists = np.arange(self.most_devices) < devices[:, None]
+        exists = np.arange(self.max_devices) < devices[:, None]
         shares = (1 - self.unevenness * rng.random(exists.shape)) * exists
-        sizes = deck.bytes[order] * dealt
+        sizes = catalog.bytes[order] * dealt
         total = sizes.sum(1) / rng.uniform(*self.fill, len(order))
         even = shares / shares.sum(1, keepdims=True)
         rooms: Ints = np.ceil(total[:, None] * even).astype(np.int64)
@@ -139,7 +143,7 @@ class RandomDeals:
             if self.split and too_large.any():
                 some = left[too_large]
                 fixed, column, widths = (
-                    values[order[some]] * dealt[some] for values in deck.by_width
+                    values[order[some]] * dealt[some] for values in catalog.by_width
                 )
                 fits[too_large] = all_fit_split(fixed, column, widths, rooms[some])
             left = left[~fits]
@@ -148,51 +152,53 @@ class RandomDeals:
             rooms[left] = np.ceil(rooms[left] * _LOOSER).astype(np.int64)
 
     def _objectives(
-        self, deck: Deck, rng: np.random.Generator, pieces: Sequence[Ints], devices: Ints
+        self, catalog: TableCatalog, rng: np.random.Generator, pieces: Sequence[Ints], devices: Ints
     ) -> list[Objective]:
         """With a link of each task's own, if all-to-alls are to take a share of the step."""
         if self.exchange_share is None:
             return [self.objective] * len(pieces)
         ranks = torch.from_numpy(devices).float()[:, None, None]
-        equal = Memberships.of(pieces).sums(deck.amounts) / ranks
-        computed_ms = deck.price(equal).total_ms.double().numpy()
+        equal = Memberships.of(pieces).sums(catalog.amounts) / ranks
+        computed_ms = catalog.price(equal).total_ms.double().numpy()
         shares = rng.uniform(*self.exchange_share, len(pieces))
         found = []
         for some, number, computed, share in zip(pieces, devices, computed_ms, shares, strict=True):
-            columns = float(deck.columns[some].sum())
-            slow = StepPrice.of(Objective(link=_ONE_BYTE_S), deck.batch_size, number, columns)
+            columns = float(catalog.columns[some].sum())
+            slow = StepPrice.of(Objective(link=_ONE_BYTE_S), catalog.batch_size, number, columns)
             exchange_ms = slow.exchange_stage(np.array([columns / number]))
-            asked_ms = max(computed, _LEAST_MS) * share / (1 - share)
+            asked_ms = max(computed, _MIN_MS) * share / (1 - share)
             speed = float(exchange_ms[0]) / asked_ms
             found.append(Objective(link=Link(speed) if speed > 0 else None))
         return found
 
 
 @dataclass(frozen=True)
-class MixedDeals:
+class MixedTaskSampler:
     """Tasks of several generators, with equal odds."""
 
-    parts: tuple[Generator, ...]
+    parts: tuple[TaskSampler, ...]
 
     @property
-    def most_tables(self) -> int:
+    def max_tables(self) -> int:
         """Tables of the largest task."""
-        return max(part.most_tables for part in self.parts)
+        return max(part.max_tables for part in self.parts)
 
     @property
-    def most_devices(self) -> int:
+    def max_devices(self) -> int:
         """Devices of the largest task."""
-        return max(part.most_devices for part in self.parts)
+        return max(part.max_devices for part in self.parts)
 
-    def __call__(self, deck: Deck, rng: np.random.Generator) -> Deal:
+    def __call__(self, catalog: TableCatalog, rng: np.random.Generator) -> TaskInstance:
         """A task of one of them."""
-        return self.parts[rng.integers(len(self.parts))](deck, rng)
+        return self.parts[rng.integers(len(self.parts))](catalog, rng)
 
-    def many(self, deck: Deck, rng: np.random.Generator, count: int) -> list[Deal]:
+    def sample(
+        self, catalog: TableCatalog, rng: np.random.Generator, count: int
+    ) -> list[TaskInstance]:
         """So many tasks, in an order that does not tell whose they are."""
         whose = rng.integers(len(self.parts), size=count)
         found = [
-            iter(part.many(deck, rng, int((whose == number).sum())) if number in whose else ())
+            iter(part.sample(catalog, rng, int((whose == number).sum())) if number in whose else ())
             for number, part in enumerate(self.parts)
         ]
         return [next(found[number]) for number in whose.tolist()]

@@ -10,20 +10,20 @@ from scipy import sparse
 from autoshard.cost_model.contributions import Held
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.workload import EmbeddingTable, Shard, ShardingTask, TableSlice
-from autoshard.workload.tables import can_be_halved, halves
+from autoshard.workload.tables import can_be_split, halves
 
 Floats = npt.NDArray[np.float64]
 
 _COMPANIES = (2, 4, 8)  # tables that are measured together
 _OVERHEAD_MS = 5.0  # that a shard takes beside its own cost: to be set up, and read
 _LIKELY = 600  # candidates that are looked at one by one
-_LEAST_MS = 1e-9
+_MIN_MS = 1e-9
 
 
-def most_telling(
+def select_measurements(
     oracle: EstimatedCosts,
     task: ShardingTask,
-    rivals: Sequence[Shard],
+    competing: Sequence[Shard],
     count: int,
     fits: Callable[[Shard], bool],
     seed: int = 0,
@@ -45,23 +45,23 @@ def most_telling(
     pieces = [held_piece(table, fits) for table in task.tables]
     standing_in = [p.table for p, t in zip(pieces, task.tables, strict=True) if p.table is not t]
     tables = [*task.tables, *standing_in]
-    covariance = np.mean(oracle.factors.covariances(tables), axis=0)
+    covariance = np.mean(oracle.residuals.covariances(tables), axis=0)
     doubts = np.sqrt(np.diag(covariance)[: len(pieces)])
     alone = [Shard((piece,)) for piece in pieces]
-    candidates = [*alone, *_companies(pieces, doubts, seed), *rivals]
+    candidates = [*alone, *_companies(pieces, doubts, seed), *competing]
     # What was measured once has told what it can: the rest is its own.
-    new = {s.digest: s for s in candidates if oracle.factors.left(s).doubt == 1.0 and fits(s)}
+    new = {s.digest: s for s in candidates if oracle.residuals.left(s).doubt == 1.0 and fits(s)}
     candidates = list(new.values())
     if not candidates:
         return []
     batches = [oracle.batch_size] * len(candidates)
-    factors, _ = oracle.factors.estimates(tables)
+    residuals, _ = oracle.residuals.estimates(tables)
     held = Held(oracle.model.compute, candidates, batches, tables)
-    total, parts = held.contributions(factors).together()
+    total, parts = held.contributions(residuals).together()
     costs = np.zeros(len(tables))  # that depend on what is not known
     costs[: len(pieces)] = oracle.prices([Shard((t.whole(),)) for t in task.tables]).total_ms
-    shares = sparse.diags(1 / np.maximum(total, _LEAST_MS)) @ parts
-    noise, pace = oracle.factors.prior.rest**2, total + _OVERHEAD_MS
+    shares = sparse.diags(1 / np.maximum(total, _MIN_MS)) @ parts
+    noise, pace = oracle.residuals.prior.rest**2, total + _OVERHEAD_MS
     told = np.asarray(shares @ covariance)  # of each candidate with each table
     variances = noise + np.asarray(shares.multiply(told).sum(1)).ravel()
     first = np.square(told * costs).sum(1) / variances / pace
@@ -91,7 +91,7 @@ def held_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> TableSli
     """
     piece = table.whole()
     while not fits(Shard((piece,))):
-        if can_be_halved(piece):
+        if can_be_split(piece):
             piece, _ = halves(piece)
         elif piece.table.rows > 1:
             lower = replace(piece.table, rows=piece.table.rows // 2, trace=None)

@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import game_of
+from plays import episodes_of
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.envs import Deck, RandomDeals
+from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.workload import FieldError
 from autoshard.workload.first_fit import first_fit_decreasing
 
-TIGHT = RandomDeals((2, 30), (1, 6), fill=(0.95, 1.0), unevenness=0.7)
+TIGHT = RandomTaskSampler((2, 30), (1, 6), fill=(0.95, 1.0), unevenness=0.7)
 seeds = st.integers(0, 9999)
 few_sizes = st.lists(st.integers(0, 12), max_size=6)
 few_rooms = st.lists(st.integers(1, 20), min_size=1, max_size=3)
@@ -27,40 +27,44 @@ def ranges(low: int, high: int) -> st.SearchStrategy[tuple[int, int]]:
 
 @given(tables=ranges(1, 40), devices=ranges(1, 6), seed=seeds)
 def test_ranges_are_kept(
-    deck: Deck, tables: tuple[int, int], devices: tuple[int, int], seed: int
+    catalog: TableCatalog, tables: tuple[int, int], devices: tuple[int, int], seed: int
 ) -> None:
-    generator = RandomDeals(tables, devices)
-    deal = generator(deck, np.random.default_rng(seed))
-    assert tables[0] <= len(deal.pieces) <= tables[1] == generator.most_tables
-    assert devices[0] <= len(deal.memory_bytes) <= devices[1] == generator.most_devices
-    assert len(set(deal.pieces.tolist())) == len(deal.pieces)
-    assert (deal.memory_bytes > 0).all()
+    task_sampler = RandomTaskSampler(tables, devices)
+    instance = task_sampler(catalog, np.random.default_rng(seed))
+    assert tables[0] <= len(instance.pieces) <= tables[1] == task_sampler.max_tables
+    assert devices[0] <= len(instance.memory_bytes) <= devices[1] == task_sampler.max_devices
+    assert len(set(instance.pieces.tolist())) == len(instance.pieces)
+    assert (instance.memory_bytes > 0).all()
 
 
-def test_the_ends_of_ranges_are_dealt_and_all_tables_too(deck: Deck) -> None:
-    generator, rng = RandomDeals((2, 4), (1, 3)), np.random.default_rng(0)
-    deals = [generator(deck, rng) for _ in range(300)]
-    assert {len(deal.pieces) for deal in deals} == {2, 3, 4}
-    assert {len(deal.memory_bytes) for deal in deals} == {1, 2, 3}
-    assert len({number for deal in deals for number in deal.pieces.tolist()}) > 190
+def test_the_ends_of_ranges_are_dealt_and_all_tables_too(catalog: TableCatalog) -> None:
+    task_sampler, rng = RandomTaskSampler((2, 4), (1, 3)), np.random.default_rng(0)
+    instances = [task_sampler(catalog, rng) for _ in range(300)]
+    assert {len(instance.pieces) for instance in instances} == {2, 3, 4}
+    assert {len(instance.memory_bytes) for instance in instances} == {1, 2, 3}
+    assert len({number for instance in instances for number in instance.pieces.tolist()}) > 190
 
 
 @given(fill=st.tuples(st.floats(0.05, 0.7), st.floats(0.05, 0.7)).map(sorted), seed=seeds)
 def test_the_tables_take_a_share_of_the_memory_within_the_range(
-    deck: Deck, fill: list[float], seed: int
+    catalog: TableCatalog, fill: list[float], seed: int
 ) -> None:
-    generator = RandomDeals((60, 60), (2, 4), (fill[0], fill[1]), unevenness=0.3)
-    deal = generator(deck, np.random.default_rng(seed))
-    share = deck.bytes[deal.pieces].sum() / deal.memory_bytes.sum()
+    task_sampler = RandomTaskSampler((60, 60), (2, 4), (fill[0], fill[1]), unevenness=0.3)
+    instance = task_sampler(catalog, np.random.default_rng(seed))
+    share = catalog.bytes[instance.pieces].sum() / instance.memory_bytes.sum()
     assert share <= fill[1] * (1 + 1e-6)
     if fill[1] < 0.5:  # else a huge table may need more memory
         assert share >= fill[0] * (1 - 1e-6)
 
 
 @given(unevenness=st.floats(0, 0.9), seed=seeds)
-def test_devices_are_as_uneven_as_asked_for(deck: Deck, unevenness: float, seed: int) -> None:
-    deal = RandomDeals((20, 20), (4, 4), unevenness=unevenness)(deck, np.random.default_rng(seed))
-    memory = deal.memory_bytes
+def test_devices_are_as_uneven_as_asked_for(
+    catalog: TableCatalog, unevenness: float, seed: int
+) -> None:
+    instance = RandomTaskSampler((20, 20), (4, 4), unevenness=unevenness)(
+        catalog, np.random.default_rng(seed)
+    )
+    memory = instance.memory_bytes
     assert memory.min() >= (1 - unevenness) * memory.max() * (1 - 1e-6)
     if unevenness == 0:
         assert len(set(memory.tolist())) == 1
@@ -69,22 +73,24 @@ def test_devices_are_as_uneven_as_asked_for(deck: Deck, unevenness: float, seed:
 
 
 @given(seed=seeds)
-def test_every_deal_can_be_played_to_its_end(deck: Deck, seed: int) -> None:
-    deal = TIGHT(deck, np.random.default_rng(seed))
-    (homes,) = first_fit_decreasing(deck.bytes[deal.pieces][None], deal.memory_bytes[None])
+def test_every_deal_can_be_played_to_its_end(catalog: TableCatalog, seed: int) -> None:
+    instance = TIGHT(catalog, np.random.default_rng(seed))
+    (homes,) = first_fit_decreasing(
+        catalog.bytes[instance.pieces][None], instance.memory_bytes[None]
+    )
     assert homes.min() >= 0
-    home_of = dict(zip(deal.pieces.tolist(), homes.tolist(), strict=True))
-    game = game_of(deck, deal)
-    while not game.over.all():
-        game.place(torch.tensor([home_of[int(game.current[0])]]))
-    assert not game.stuck[0]
-    assert game.assignment(0).tolist() == homes.tolist()
+    home_of = dict(zip(instance.pieces.tolist(), homes.tolist(), strict=True))
+    episodes = episodes_of(catalog, instance)
+    while not episodes.over.all():
+        episodes.place(torch.tensor([home_of[int(episodes.current[0])]]))
+    assert not episodes.infeasible[0]
+    assert episodes.assignment(0).tolist() == homes.tolist()
 
 
 @given(seed=seeds)
-def test_the_same_seed_deals_the_same(deck: Deck, seed: int) -> None:
+def test_the_same_seed_deals_the_same(catalog: TableCatalog, seed: int) -> None:
     first, second, other = (
-        [TIGHT(deck, rng) for _ in range(3)]
+        [TIGHT(catalog, rng) for _ in range(3)]
         for rng in map(np.random.default_rng, (seed, seed, seed + 1))
     )
     for mine, yours in zip(first, second, strict=True):
@@ -94,10 +100,10 @@ def test_the_same_seed_deals_the_same(deck: Deck, seed: int) -> None:
         assert first[0].memory_bytes.tolist() != another.memory_bytes.tolist()
 
 
-def test_a_small_deck_is_dealt_whole(deck: Deck) -> None:
-    small = Deck(EstimatedCosts(deck.model, 1024), deck.pieces[:5])
-    deal = RandomDeals((10, 20), (2, 2))(small, np.random.default_rng(0))
-    assert sorted(deal.pieces.tolist()) == [0, 1, 2, 3, 4]
+def test_a_small_catalog_is_dealt_whole(catalog: TableCatalog) -> None:
+    small = TableCatalog(EstimatedCosts(catalog.model, 1024), catalog.pieces[:5])
+    instance = RandomTaskSampler((10, 20), (2, 2))(small, np.random.default_rng(0))
+    assert sorted(instance.pieces.tolist()) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +124,7 @@ def test_a_small_deck_is_dealt_whole(deck: Deck) -> None:
 )
 def test_errors_name_the_field(field: str, value: Any) -> None:
     with pytest.raises(FieldError, match=f"^{field}: must") as raised:
-        RandomDeals(**{field: value})
+        RandomTaskSampler(**{field: value})
     assert raised.value.field == field
 
 

@@ -38,13 +38,13 @@ def room_is_left(
 
 def _all_fit(room: Floats, size: Floats, coming: Floats) -> npt.NDArray[np.bool_]:
     """The same [games, devices]. Mostly of few games, for which numpy is quicker than torch."""
-    games, devices = np.arange(len(room))[:, None], np.arange(room.shape[1])
+    rows, devices = np.arange(len(room))[:, None], np.arange(room.shape[1])
     after = np.repeat(room[:, None], room.shape[1], axis=1)
     after[:, devices, devices] -= size[:, None]
     found = np.ones(room.shape, np.bool_)
     for needed in np.sort(coming, axis=1)[:, : -_FORESEEN - 1 : -1].T[:, :, None]:
         free = np.where(after < needed[..., None], np.inf, after)
         tightest = free.argmin(2)
-        found &= free[games, devices, tightest] < np.inf
-        after[games, devices, tightest] -= needed
+        found &= free[rows, devices, tightest] < np.inf
+        after[rows, devices, tightest] -= needed
     return found

@@ -17,7 +17,7 @@ import scipy  # which loads its parts when they are used
 import torch
 
 from autoshard.benchmark.statistics import NORMAL_MEDIAN
-from autoshard.cost_model.compute import ComputeCostModel, FactorPrior
+from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior
 from autoshard.cost_model.contributions import Contributions, Held
 from autoshard.cost_model.inputs import slice_inputs
 from autoshard.cost_model.network import DIRECTIONS
@@ -30,12 +30,12 @@ Floats = npt.NDArray[np.float64]
 
 _STEPS = 5  # of Gauss and Newton
 _FREEDOM = 4.0  # of Student's t: a cost that is far off counts little
-_MOST_DOUBT = 1.0  # deviations of a logarithm: how far off a guess may be
+_MAX_DOUBT = 1.0  # deviations of a logarithm: how far off a guess may be
 _FAR_OFF = 3.0  # deviations
-_MOST_EVIDENCE = 400  # shards by which the prior is judged
+_MAX_EVIDENCE = 400  # shards by which the prior is judged
 _WIDER = (1.0, 2.0, 4.0, 8.0)  # times the deviations of factors that may be found
 _LOUDER = (1.0, 2.0)  # times what is left of shards
-_MOST_TABLES = 1500  # that are learned of: it takes the cube of their number
+_MAX_TABLES = 1500  # that are learned of: it takes the cube of their number
 _AT_ONCE = 500  # tables compared with all that are known: more take much memory
 _JITTER = 1e-9
 _ALIKE = 8.0  # inputs by whose deviations together tables are no longer alike
@@ -58,7 +58,7 @@ class Likeness:
     excess: Floats
     their_excess: Floats
 
-    def covariance(self, prior: FactorPrior) -> Floats:
+    def covariance(self, prior: ResidualPrior) -> Floats:
         """Of the log factors of rows and columns before any is measured."""
         shared = (
             shared_doubts(prior, self.excess)[:, None]
@@ -67,9 +67,9 @@ class Likeness:
         return np.asarray(shared * self.alike + prior.own**2 * self.same)
 
 
-def shared_doubts(prior: FactorPrior, excess: Floats) -> Floats:
+def shared_doubts(prior: ResidualPrior, excess: Floats) -> Floats:
     """Deviations of log factors that alike tables share, by how far outside they lie."""
-    doubt = np.minimum(prior.doubt * excess, _MOST_DOUBT)
+    doubt = np.minimum(prior.doubt * excess, _MAX_DOUBT)
     return np.asarray(np.sqrt(prior.alike**2 + np.square(doubt)))
 
 
@@ -101,7 +101,7 @@ class Left:
 _NOT_MEASURED = Left()
 
 
-class TableFactors:
+class TableResiduals:
     """What is known of tables' factors, of any tables.
 
     Args:
@@ -127,14 +127,14 @@ class TableFactors:
         """How many have been measured."""
         return len(self._known)
 
-    def learn(self, data: "CostDataset", of: Sequence[EmbeddingTable] = ()) -> "TableFactors":
+    def learn(self, data: "CostDataset", of: Sequence[EmbeddingTable] = ()) -> "TableResiduals":
         """What is known after these measurements alone, those with our batch size.
 
         Where they are of very many tables, those of shards with tables `of` come first, and what is
         left out is the rest.
         """
         ours = _worth_knowing(data, self.batch_size, of)
-        found = TableFactors(self._model, self.batch_size)
+        found = TableResiduals(self._model, self.batch_size)
         if not ours:
             return found
         data = data.subset(ours)
@@ -145,20 +145,20 @@ class TableFactors:
         before = found._covariance(found._known, found._inputs, found._known, found._inputs)
         noise = np.sqrt(found.prior.rest**2 + np.square(data.errors))
         held = Held(self._model, data.shards, data.batch_sizes, found._known)
-        factors, costs = np.zeros((DIRECTIONS, len(before))), np.log(data.costs_ms)
+        residuals, costs = np.zeros((DIRECTIONS, len(before))), np.log(data.costs_ms)
         for number in range(_STEPS):
-            said = held.contributions(factors)
+            said = held.contributions(residuals)
             found._pulls, found._gains = [], []
             for direction in range(DIRECTIONS):
                 information, moments = _step(
-                    said, direction, factors[direction], costs[:, direction], noise, number == 0
+                    said, direction, residuals[direction], costs[:, direction], noise, number == 0
                 )
                 # Posterior covariance: (K^-1 + I)^-1 = K - K (I K + 1)^-1 I K, and so its mean.
                 solved = scipy.linalg.solve(np.eye(len(before)) + information @ before, information)
                 found._gains.append(solved)
                 found._pulls.append(moments - solved @ (before @ moments))
-                factors[direction] = before @ found._pulls[-1]
-        explained = held.contributions(factors).together()[0]
+                residuals[direction] = before @ found._pulls[-1]
+        explained = held.contributions(residuals).together()[0]
         # What no factor explains is the shard's own, but for the noise of its cost.
         missed = np.log(data.totals_ms / explained)
         known = np.square(found.prior.rest / noise) * np.minimum(1.0, _trust(missed / noise))
@@ -290,10 +290,10 @@ class Evidence:
             np.clip(errors, -most, most),
             (scipy.sparse.diags(1 / total) @ parts).toarray(),
             data.errors,
-            TableFactors(model, data.most_common_batch).likeness(tables),
+            TableResiduals(model, data.most_common_batch).likeness(tables),
         )
 
-    def unlikeliness(self, prior: FactorPrior) -> float:
+    def unlikeliness(self, prior: ResidualPrior) -> float:
         """Of the errors, where factors of tables are as believed."""
         left = np.diag(prior.rest**2 + np.square(self.noisy))
         covariance = self.shares @ self.likeness.covariance(prior) @ self.shares.T + left
@@ -303,7 +303,12 @@ class Evidence:
 
 
 def _step(
-    said: Contributions, direction: int, factors: Floats, known: Floats, noise: Floats, first: bool
+    said: Contributions,
+    direction: int,
+    residuals: Floats,
+    known: Floats,
+    noise: Floats,
+    first: bool,
 ) -> tuple[Floats, Floats]:
     """Information about log factors from shards with log costs `known`, and what it pulls to, where
     the model is taken to be linear at `factors`: `information @ factors` is `moments` where the
@@ -314,7 +319,7 @@ def _step(
     missed = known - np.log(total)
     trust = np.ones(len(known)) if first else _trust(missed / noise)
     weighted = slopes.T @ scipy.sparse.diags(trust / np.square(noise))
-    return (weighted @ slopes).toarray(), np.asarray(weighted @ (missed + slopes @ factors))
+    return (weighted @ slopes).toarray(), np.asarray(weighted @ (missed + slopes @ residuals))
 
 
 def _trust(deviations: Floats) -> Floats:
@@ -322,7 +327,7 @@ def _trust(deviations: Floats) -> Floats:
     return np.asarray((_FREEDOM + 1) / (_FREEDOM + np.square(deviations)))
 
 
-def _fitting(prior: FactorPrior, evidence: Evidence) -> FactorPrior:
+def _fitting(prior: ResidualPrior, evidence: Evidence) -> ResidualPrior:
     """The prior, as much wider as these shards show it to be too narrow.
 
     It was found on tables like those that the model learned from; a user's may be others.
@@ -337,7 +342,7 @@ def _fitting(prior: FactorPrior, evidence: Evidence) -> FactorPrior:
 
 def few(data: "CostDataset") -> "CostDataset":
     """Some of the shards, evenly spread: enough to find a few numbers by."""
-    return data.subset(range(0, len(data), max(1, -(-len(data) // _MOST_EVIDENCE))))
+    return data.subset(range(0, len(data), max(1, -(-len(data) // _MAX_EVIDENCE))))
 
 
 def _worth_knowing(data: "CostDataset", batch_size: int, of: Sequence[EmbeddingTable]) -> list[int]:
@@ -349,7 +354,7 @@ def _worth_knowing(data: "CostDataset", batch_size: int, of: Sequence[EmbeddingT
     tables: set[str] = set()
     kept = []
     for number in ours:
-        if not digests[number] <= tables and len(tables | digests[number]) > _MOST_TABLES:
+        if not digests[number] <= tables and len(tables | digests[number]) > _MAX_TABLES:
             continue
         tables |= digests[number]
         kept.append(number)

@@ -1,4 +1,4 @@
-"""`Deck`: the tables that tasks are dealt from, and what the game knows of each. `Deal`: a task."""
+"""`TableCatalog`: the tables that tasks are dealt from, and what the game knows of each. `TaskInstance`: a task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Larger:
 
 
 @dataclass(frozen=True)
-class Deal:
+class TaskInstance:
     """A task as numbers: which pieces of the deck, the memory of each device, the rules, what the
     plan is to have little of, and the larger task of which this is a part, if it is.
     """
@@ -57,7 +57,7 @@ class Deal:
     larger: Larger | None = None
 
 
-class Deck:
+class TableCatalog:
     """Tables, column slices or bundles of them, with amounts, costs and sizes, looked up once.
 
     A deck serves one game: when that learns another cost model, the deck does.
@@ -76,7 +76,7 @@ class Deck:
             raise UserError("a game needs at least one table")
         self.pieces = tuple(pieces)
         bundles = [Bundle.of(piece) for piece in pieces]
-        self.halves = torch.from_numpy(_halved(bundles) if split else _whole(bundles))
+        self.halves = torch.from_numpy(_with_halves(bundles) if split else _whole(bundles))
         self.bundles = tuple(bundles)
         self.operator: OperatorOptions = oracle.model.provenance.operator
         self.batch_size = oracle.batch_size
@@ -92,18 +92,18 @@ class Deck:
     @staticmethod
     def of_tables(
         model: CostModel, tables: Sequence[EmbeddingTable], batch_size: int, split: bool = False
-    ) -> "Deck":
+    ) -> "TableCatalog":
         """A deck of whole tables."""
         oracle = EstimatedCosts(model, batch_size)
-        return Deck(oracle, [table.whole() for table in tables], split)
+        return TableCatalog(oracle, [table.whole() for table in tables], split)
 
-    def task(self, deal: Deal) -> ShardingTask:
+    def task(self, instance: TaskInstance) -> ShardingTask:
         """A deal as a task of its own, without the rules, and as no part of a larger one."""
-        numbers = deal.pieces.tolist()
+        numbers = instance.pieces.tolist()
         tables = [piece.table for number in numbers for piece in self.bundles[number].slices]
-        devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(deal.memory_bytes))
+        devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(instance.memory_bytes))
         return ShardingTask(
-            tuple(tables), devices, self.batch_size, self.operator, objective=deal.objective
+            tuple(tables), devices, self.batch_size, self.operator, objective=instance.objective
         )
 
     def called(self, beginning: str) -> Ints:
@@ -126,7 +126,7 @@ class Deck:
         for bundle, size in zip(
             self.bundles, self.bytes[: len(self.pieces)].tolist(), strict=False
         ):
-            if not bundle.can_be_halved:
+            if not bundle.can_be_split:
                 found.append((size, 0, DIM_STEP))
                 continue
             (piece,) = bundle.slices
@@ -146,7 +146,7 @@ class Deck:
         self.described: Tensor = oracle.model.compute.described(self.amounts)
         alone = self.price(self.amounts)
         self.alone_ms: Tensor = alone.total_ms
-        self.least_ms = self._least()
+        self.narrowest_ms = self._least()
         self.facts = torch.cat([self.described, self._beside(alone.deviation)], dim=1)
 
     def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
@@ -169,9 +169,9 @@ class Deck:
         """
         can, (first, second) = self.halves[:, 0] != WHOLE, self.halves.clamp_min(0).unbind(1)
         added = self.alone_ms[first] + self.alone_ms[second] - self.alone_ms
-        halved = (added, self.alone_ms[second], self.widths[second].log2() / _COLUMNS)
+        of_halves = (added, self.alone_ms[second], self.widths[second].log2() / _COLUMNS)
         known = (self.alone_ms, doubt, self.sizes.float())
-        return torch.stack([*known, *(some * can for some in halved)], dim=1)
+        return torch.stack([*known, *(some * can for some in of_halves)], dim=1)
 
     def _least(self) -> Tensor:
         """Of each piece, what a slice of it costs alone that is halved as far as it goes: some
@@ -187,13 +187,13 @@ def _whole(bundles: Sequence[Bundle]) -> Ints:
     return np.full((len(bundles), 2), WHOLE, np.int64)
 
 
-def _halved(bundles: list[Bundle]) -> Ints:
+def _with_halves(bundles: list[Bundle]) -> Ints:
     """Adds all halves to the bundles; the numbers of the two of each: [bundles, 2]."""
     found: list[tuple[int, int]] = []
     known: list[dict[int, int]] = [{} for _ in bundles]  # by width, of each that is dealt
     origin = list(range(len(bundles)))
     for number, bundle in enumerate(bundles):  # grows as it goes
-        if not bundle.can_be_halved:
+        if not bundle.can_be_split:
             found.append((WHOLE, WHOLE))
             continue
         pair = []
