@@ -20,7 +20,7 @@ class EmbeddingOp:
 
     def __init__(self, shard: Shard, settings: MeasureSettings, backend: DeviceBackend) -> None:
         kinds = [
-            tuple(piece for piece in shard.slices if piece.table.weighted == weighted)
+            tuple(piece for piece in shard.pieces if piece.table.weighted == weighted)
             for weighted in (False, True)
         ]
         self.parts = [FusedPart(Shard.in_order(kind), settings, backend) for kind in kinds if kind]
@@ -45,7 +45,7 @@ class FusedPart:
         self._indices = torch.from_numpy(self.batch.indices).to(device)
         self._offsets = torch.from_numpy(self.batch.offsets).to(device)
         self._weights = None
-        if shard.slices[0].table.weighted:
+        if shard.pieces[0].table.weighted:
             self._weights = torch.ones(len(self._indices), device=device)
         self.module = build_module(shard, settings.operator, backend)
 
@@ -67,9 +67,9 @@ def build_module(shard: Shard, options: OperatorOptions, backend: DeviceBackend)
     }
     weights = {"fp32": ops.SparseType.FP32, "fp16": ops.SparseType.FP16}
     return ops.SplitTableBatchedEmbeddingBagsCodegen(
-        [(piece.table.rows, piece.width, location, compute) for piece in shard.slices],
+        [(piece.table.rows, piece.width, location, compute) for piece in shard.pieces],
         feature_table_map=[
-            number for number, piece in enumerate(shard.slices) for _ in range(piece.table.features)
+            number for number, piece in enumerate(shard.pieces) for _ in range(piece.table.features)
         ],
         weights_precision=weights[options.weights],
         optimizer=optimizers[options.optimizer],

@@ -34,7 +34,7 @@ class MeasureSettings:
 
     def needed_bytes(self, shard: Shard) -> int:
         """Bytes that building and running the operator takes: what must fit before it is tried."""
-        return self.operator.memory(shard.slices, self.batch_size).total
+        return self.operator.memory(shard.pieces, self.batch_size).total
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,8 @@ from autoshard.workload import (
     EmbeddingTable,
     FieldError,
     OperatorOptions,
+    Piece,
     Shard,
-    TableSlice,
     Trace,
     UserError,
 )
@@ -78,10 +78,10 @@ def exchanges_path(path: Path | str) -> Path:
 def export_parquet(store: MeasurementStore, path: Path | str) -> int:
     """Write all visits (and all-to-alls, if there are any); returns how many visits."""
     timings = [visit.timing for visit in store.measurements()]
-    rows, slices = store.rows()[: len(timings)], store.slices()
-    numbers = sorted(slices)
+    rows, pieces = store.rows()[: len(timings)], store.pieces()
+    numbers = sorted(pieces)
     position = {number: index for index, number in enumerate(numbers)}
-    described = pa.array([_slice_record(slices[number]) for number in numbers], type=_SLICE)
+    described = pa.array([_piece_record(pieces[number]) for number in numbers], type=_SLICE)
     packed = [unpack_ids(row[COLUMNS.index("slices")]) for row in rows]
     flat = pa.array([position[number] for ids in packed for number in ids], type=pa.int64())
     offsets = [0]
@@ -143,7 +143,7 @@ def _measurement(record: dict[str, Any]) -> Measurement:
             error = standard_error(fields["spread"], fields["iterations"])
         timing = Timing(**fields, quiet=_level(record), error=error)
     return Measurement(
-        shard=Shard(tuple(_slice(piece) for piece in record["shard"])),
+        shard=Shard(tuple(_piece(piece) for piece in record["shard"])),
         settings=MeasureSettings(record["batch_size"], operator, record["seed"]),
         hardware=record["hardware"],
         versions=record["versions"],
@@ -166,11 +166,11 @@ def _level(record: dict[str, Any]) -> ReferenceLevel | None:
     return ReferenceLevel(forward_ms, backward_ms, method_of(record["versions"]))
 
 
-def _slice_record(piece: TableSlice) -> dict[str, Any]:
+def _piece_record(piece: Piece) -> dict[str, Any]:
     return {**piece.table.to_json(), "start": piece.start, "width": piece.width}
 
 
-def _slice(record: dict[str, Any]) -> TableSlice:
+def _piece(record: dict[str, Any]) -> Piece:
     fields = {
         name: value
         for name, value in record.items()
@@ -178,7 +178,7 @@ def _slice(record: dict[str, Any]) -> TableSlice:
     }
     if "trace" in fields:
         fields["trace"] = vars(Trace(**fields["trace"]))
-    return TableSlice(EmbeddingTable.from_json(fields), record["start"], record["width"])
+    return Piece(EmbeddingTable.from_json(fields), record["start"], record["width"])
 
 
 def _exchange_record(exchange: Exchange) -> dict[str, Any]:

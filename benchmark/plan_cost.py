@@ -202,7 +202,7 @@ def price_plan(
     devices = tuple(
         DeviceCost(
             name=task.devices[number].name,
-            tables=0 if shard is None else len({piece.table.name for piece in shard.slices}),
+            tables=0 if shard is None else len({piece.table.name for piece in shard.pieces}),
             memory_bytes=memory,
             forward_ms=cost.forward_ms,
             backward_ms=cost.backward_ms,

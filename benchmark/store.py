@@ -28,7 +28,7 @@ from autoshard.benchmark.measurement import (
 from autoshard.benchmark.process import collector_paused
 from autoshard.benchmark.store_file import StoreError
 from autoshard.benchmark.visits import deviation_of_visits, merged
-from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
+from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard
 from autoshard.workload.operators import Optimizer, Weights
 
 COLUMNS = (
@@ -65,8 +65,8 @@ class MeasurementStore:
                 self.path, timeout=store_file.BUSY_SECONDS, isolation_level=None
             )
             self._db.execute("PRAGMA synchronous = NORMAL")
-        self._slice_ids: dict[tuple[str, str, int, int], int] = {}
-        self._slices: dict[int, TableSlice] = {}
+        self._piece_ids: dict[tuple[str, str, int, int], int] = {}
+        self._pieces: dict[int, Piece] = {}
         self._levels: dict[tuple[str, str], ReferenceLevel] = {}  # those that move no more
         self._deviations: dict[tuple[str, str], tuple[int, float]] = {}
 
@@ -192,7 +192,7 @@ class MeasurementStore:
                 "AND status = 'ok' LIMIT ?",
                 (hardware, versions, hardware, versions, _MAX_REPEATS),
             ).fetchall()
-        self.slices()
+        self.pieces()
         repeats: dict[tuple[str, MeasureSettings], list[Timing]] = {}
         for row in rows:
             found = self._measurement(row)
@@ -213,7 +213,7 @@ class MeasurementStore:
         """All visits, in the order they were made, each with what it is worth by itself."""
         with collector_paused():
             rows = self.rows()
-            self.slices()
+            self.pieces()
             deviations: dict[tuple[str, str], float] = {}
             found = []
             for row in rows:
@@ -224,17 +224,17 @@ class MeasurementStore:
                 found.append(merged([visit], deviations[make]))
             return found
 
-    def slices(self) -> dict[int, TableSlice]:
+    def pieces(self) -> dict[int, Piece]:
         """Every table slice in the store by its id."""
         with self._telling():
-            last = max(self._slices, default=0)
+            last = max(self._pieces, default=0)
             found = self._db.execute(
                 "SELECT id, table_json, start, width FROM slices WHERE id > ?", (last,)
             )
             for number, text, start, width in found:
                 table = EmbeddingTable.from_json(json.loads(text))
-                self._slices[number] = TableSlice(table, start, width)
-        return self._slices
+                self._pieces[number] = Piece(table, start, width)
+        return self._pieces
 
     def _row(self, measurement: Measurement) -> tuple[Any, ...]:
         settings, timing = measurement.settings, measurement.timing
@@ -245,7 +245,7 @@ class MeasurementStore:
         )  # fmt: skip
         level = None if timing is None else timing.quiet
         quiet = (None, None) if level is None else (level.forward_ms, level.backward_ms)
-        ids = [self._slice_id(piece) for piece in measurement.shard.slices]
+        ids = [self._piece_id(piece) for piece in measurement.shard.pieces]
         return (
             settings.batch_size, settings.operator.weights, settings.operator.optimizer,
             settings.seed, measurement.hardware, measurement.versions, pack_ids(ids),
@@ -253,25 +253,25 @@ class MeasurementStore:
             measurement.measured_at, *quiet,
         )  # fmt: skip
 
-    def _slice_id(self, piece: TableSlice) -> int:
+    def _piece_id(self, piece: Piece) -> int:
         key = (piece.digest, piece.table.name, piece.table.dim, piece.start)
-        if key not in self._slice_ids:
+        if key not in self._piece_ids:
             text = json.dumps(piece.table.to_json(), separators=(",", ":"), sort_keys=True)
             row = (text, piece.start, piece.width)
             self._db.execute(
                 "INSERT OR IGNORE INTO slices (table_json, start, width) VALUES (?, ?, ?)", row
             )
-            (self._slice_ids[key],) = self._db.execute(
+            (self._piece_ids[key],) = self._db.execute(
                 "SELECT id FROM slices WHERE table_json = ? AND start = ? AND width = ?", row
             ).fetchone()
-        return self._slice_ids[key]
+        return self._piece_ids[key]
 
     def _measurement(self, row: Sequence[Any], shard: Shard | None = None) -> Measurement:
-        (batch_size, weights, optimizer, seed, hardware, versions, slices, status, reason, *timed,
+        (batch_size, weights, optimizer, seed, hardware, versions, pieces, status, reason, *timed,
          device, node, measured_at, quiet_forward_ms, quiet_backward_ms) = row  # fmt: skip
         if shard is None:
-            known = self._slices
-            shard = Shard.in_order(tuple([known[number] for number in unpack_ids(slices)]))
+            known = self._pieces
+            shard = Shard.in_order(tuple([known[number] for number in unpack_ids(pieces)]))
         timing = None
         if status == "ok":
             level = None
@@ -355,7 +355,7 @@ class MeasurementStore:
             yield
         except BaseException:
             self._db.execute("ROLLBACK")
-            self._slice_ids.clear()
+            self._piece_ids.clear()
             self._levels.clear()
             raise
         self._db.execute("COMMIT")

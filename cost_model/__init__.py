@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     )
     from autoshard.cost_model.compute import ComputeCostModel, Prices, Uncertainty
     from autoshard.cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
-    from autoshard.cost_model.explanation import PhaseCost, SliceCost, slowest_by_phase
+    from autoshard.cost_model.explanation import PhaseCost, PieceCost, slowest_by_phase
     from autoshard.cost_model.model import CostModel, Provenance
     from autoshard.cost_model.oracle import EstimatedCosts, OutsideTraining
     from autoshard.cost_model.step_prediction import StepPrediction, StepPredictor
@@ -39,10 +39,10 @@ __all__ = [
     "OtherHardware",
     "OutsideTraining",
     "PhaseCost",
+    "PieceCost",
     "Prices",
     "Provenance",
     "Selection",
-    "SliceCost",
     "StepPrediction",
     "StepPredictor",
     "TableResiduals",

@@ -9,7 +9,7 @@ from scipy import sparse
 
 from autoshard.cost_model.contributions import Held
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.workload import EmbeddingTable, Shard, ShardingTask, TableSlice
+from autoshard.workload import EmbeddingTable, Piece, Shard, ShardingTask
 from autoshard.workload.tables import can_be_split, halves
 
 Floats = npt.NDArray[np.float64]
@@ -83,7 +83,7 @@ def select_measurements(
     return [candidates[number] for number in chosen]
 
 
-def held_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> TableSlice:
+def held_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> Piece:
     """All of the table, or the widest of its slices, halved again and again, that fits.
 
     Where none fits, of a table like it with fewer rows: what is learned of that one is believed of
@@ -101,7 +101,7 @@ def held_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> TableSli
     return piece
 
 
-def _companies(pieces: Sequence[TableSlice], doubts: Floats, seed: int) -> list[Shard]:
+def _companies(pieces: Sequence[Piece], doubts: Floats, seed: int) -> list[Shard]:
     """Tables with others that are about as doubtful."""
     rng = np.random.default_rng([seed, len(pieces)])
     order = np.argsort(-doubts).tolist()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model.ensemble import Ensemble
-from autoshard.cost_model.inputs import SliceRows, slice_inputs
+from autoshard.cost_model.inputs import PieceRows, piece_inputs
 from autoshard.cost_model.network import (
     DIRECTIONS,
     TERMS,
@@ -16,7 +16,7 @@ from autoshard.cost_model.network import (
     ShardNetwork,
     fused_ms,
 )
-from autoshard.workload import Shard, TableSlice
+from autoshard.workload import Piece, Shard
 
 OUTSIDE = 1.0  # deviations beyond what was learned from at which a table is told of
 _AT_ONCE = 2048  # shards priced together: more do not fit a core's own cache
@@ -114,9 +114,9 @@ class ComputeCostModel:
         return ComputeCostModel(self.shape, self.scale, ensemble, self.uncertainty, self.prior)
 
     @torch.no_grad()
-    def amounts(self, slices: Sequence[TableSlice], batch_size: int) -> Tensor:
+    def amounts(self, pieces: Sequence[Piece], batch_size: int) -> Tensor:
         """What each slice brings to whichever shard it joins: [slices, members, amounts]."""
-        return self.amounts_of(slice_inputs(slices, batch_size))
+        return self.amounts_of(piece_inputs(pieces, batch_size))
 
     @torch.no_grad()
     def amounts_of(self, inputs: Tensor) -> Tensor:
@@ -178,7 +178,7 @@ class ComputeCostModel:
 
     def predict(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Prices:
         """What shards cost, each in a batch of its size."""
-        rows = SliceRows()
+        rows = PieceRows()
         held = rows.of_all(shards, batch_sizes)
         return self.price(held.sums(self.amounts_of(rows.inputs())))
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.dataset import CostDataset
 from autoshard.cost_model.ensemble import Ensemble
-from autoshard.cost_model.inputs import Memberships, SliceRows
+from autoshard.cost_model.inputs import Memberships, PieceRows
 from autoshard.cost_model.network import (
     DIRECTIONS,
     KINDS,
@@ -55,7 +55,7 @@ class Examples:
     @staticmethod
     def of(data: CostDataset) -> "Examples":
         """The tensors of a dataset."""
-        rows = SliceRows()
+        rows = PieceRows()
         memberships = rows.of_all(data.shards, data.batch_sizes)
         weights = 1 / (_OWN_ERROR**2 + data.errors**2)
         return Examples(

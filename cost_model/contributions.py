@@ -9,7 +9,7 @@ import scipy  # which loads its parts when they are used
 import torch
 
 from autoshard.cost_model.compute import ComputeCostModel
-from autoshard.cost_model.inputs import SliceRows
+from autoshard.cost_model.inputs import PieceRows
 from autoshard.cost_model.network import DIRECTIONS, fused
 from autoshard.workload import EmbeddingTable, Shard
 
@@ -51,13 +51,13 @@ class Held:
         batch_sizes: Sequence[int],
         tables: Sequence[EmbeddingTable],
     ) -> None:
-        rows = SliceRows()
+        rows = PieceRows()
         self._held = rows.of_all(shards, batch_sizes)
         self._amounts = model.amounts_of(rows.inputs())
         self._fusion = model.ensemble.weights_of("fusion")
         numbers = {table.access_digest: n for n, table in enumerate(tables)}
         self._tables = np.array(
-            [numbers[piece.table.access_digest] for piece in rows.slices()], np.int64
+            [numbers[piece.table.access_digest] for piece in rows.pieces()], np.int64
         )
         lengths = np.diff(np.append(self._held.offsets.numpy(), len(self._held.rows)))
         self._owners = np.repeat(np.arange(len(shards)), lengths)

@@ -69,7 +69,7 @@ class CostDataset:
         found = {
             (piece.table.access_digest, piece.table.dim): piece.table
             for shard in self.shards
-            for piece in shard.slices
+            for piece in shard.pieces
         }
         return list(found.values())
 

@@ -16,7 +16,7 @@ from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.training import one_thread
-from autoshard.workload import Shard, TableSlice
+from autoshard.workload import Piece, Shard
 from autoshard.workload.cost_proxies import COST_PROXIES
 
 Floats = npt.NDArray[np.float64]
@@ -174,18 +174,18 @@ def evaluate(model: ComputeCostModel, training: CostDataset, test: CostDataset) 
 
 def additive_ms(model: ComputeCostModel, data: CostDataset) -> Floats:
     """The sum of what each slice of a shard costs in an operator of its own."""
-    slices = {
+    pieces = {
         (piece.digest, batch_size): piece
         for shard, batch_size in zip(data.shards, data.batch_sizes, strict=True)
-        for piece in shard.slices
+        for piece in shard.pieces
     }
     alone = model.predict(
-        [Shard((piece,)) for piece in slices.values()], [batch for _, batch in slices]
+        [Shard((piece,)) for piece in pieces.values()], [batch for _, batch in pieces]
     ).total_ms.tolist()
-    cost = dict(zip(slices, alone, strict=True))
+    cost = dict(zip(pieces, alone, strict=True))
     return np.array(
         [
-            sum(cost[piece.digest, batch_size] for piece in shard.slices)
+            sum(cost[piece.digest, batch_size] for piece in shard.pieces)
             for shard, batch_size in zip(data.shards, data.batch_sizes, strict=True)
         ]
     )
@@ -208,13 +208,13 @@ def _less_starts(additive: Floats, data: CostDataset, start_ms: float) -> Floats
     return np.maximum(additive - others * start_ms, _MIN_MS)
 
 
-def _proxy_cost(shards: tuple[Shard, ...], proxy: Callable[[TableSlice], float]) -> Floats:
-    return np.array([sum(map(proxy, shard.slices)) for shard in shards], dtype=float)
+def _proxy_cost(shards: tuple[Shard, ...], proxy: Callable[[Piece], float]) -> Floats:
+    return np.array([sum(map(proxy, shard.pieces)) for shard in shards], dtype=float)
 
 
-def evaluations_per_second(oracle: EstimatedCosts, slices: Sequence[TableSlice]) -> float:
+def evaluations_per_second(oracle: EstimatedCosts, pieces: Sequence[Piece]) -> float:
     """How many times a second "this device plus that table" is priced on one core."""
-    return placements_per_second(oracle.model.compute, oracle.amounts(slices))
+    return placements_per_second(oracle.model.compute, oracle.amounts(pieces))
 
 
 def placements_per_second(pricing: ComputeCostModel | Pricing, amounts: Tensor) -> float:

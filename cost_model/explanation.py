@@ -9,7 +9,7 @@ from torch import Tensor
 
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.workload import Objective, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload import Objective, Piece, ShardingPlan, ShardingTask
 from autoshard.workload.objective import PHASES
 
 Floats = npt.NDArray[np.float64]
@@ -18,14 +18,14 @@ ALL_PHASES = "all phases"
 
 
 @dataclass(frozen=True)
-class SliceCost:
+class PieceCost:
     """What a slice brings to its device, and which share of the device's milliseconds that is.
 
     It is the device's cost less its cost without the slice. Tables share what a device takes at
     all, and get in each other's way: so shares need not add up to 1.
     """
 
-    piece: TableSlice
+    piece: Piece
     ms: float
     share: float
 
@@ -41,7 +41,7 @@ class PhaseCost:
     device: int
     ms: float
     mean_ms: float
-    slices: tuple[SliceCost, ...]
+    pieces: tuple[PieceCost, ...]
 
     @property
     def is_exchange(self) -> bool:
@@ -70,12 +70,12 @@ def slowest_by_phase(
         ms = float(devices_ms[slowest])
         brought = parts.brought_ms(slowest)
         each = brought.sum(1) if name == ALL_PHASES else brought[:, PHASES.index(name)]
-        slices = [
-            SliceCost(piece, float(its), float(its) / ms)
+        pieces = [
+            PieceCost(piece, float(its), float(its) / ms)
             for piece, its in zip(parts.held(slowest), each, strict=True)
         ]
-        slices.sort(key=lambda one: -one.ms)
-        found.append(PhaseCost(name, slowest, ms, float(devices_ms.mean()), tuple(slices)))
+        pieces.sort(key=lambda one: -one.ms)
+        found.append(PhaseCost(name, slowest, ms, float(devices_ms.mean()), tuple(pieces)))
     return tuple(found)
 
 
@@ -85,7 +85,7 @@ class _Parts:
     def __init__(
         self,
         oracle: EstimatedCosts,
-        placed: Sequence[tuple[TableSlice, int]],
+        placed: Sequence[tuple[Piece, int]],
         count: int,
         objective: Objective,
     ) -> None:
@@ -100,7 +100,7 @@ class _Parts:
         exchanges = self._exchange(self._dims)
         self.all_ms = np.concatenate([self._compute_ms(self._sums), exchanges], 1)
 
-    def held(self, device: int) -> list[TableSlice]:
+    def held(self, device: int) -> list[Piece]:
         """The slices of a device."""
         return [self._pieces[number] for number in np.flatnonzero(self._homes == device)]
 

@@ -10,16 +10,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from autoshard.cost_model.network import INPUTS
-from autoshard.workload import FEATURE_NAMES, Shard, TableSlice, slice_features
-from autoshard.workload.units import Bundle, Piece
+from autoshard.workload import FEATURE_NAMES, Piece, Shard, piece_features
+from autoshard.workload.units import Placeable, PlacementUnit
 
 _AT_ONCE = 256  # pieces added up together: in scenarios all of them would take much memory
 _COLUMNS = [FEATURE_NAMES.index(name) for name in INPUTS]
 
 
-def slice_inputs(slices: Sequence[TableSlice], batch_size: int) -> Tensor:
+def piece_inputs(pieces: Sequence[Piece], batch_size: int) -> Tensor:
     """What the network sees of each slice: [slices, inputs]."""
-    features = slice_features(slices, batch_size)[:, _COLUMNS]
+    features = piece_features(pieces, batch_size)[:, _COLUMNS]
     return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
 
 
@@ -50,15 +50,15 @@ class Memberships:
         return sums.reshape(-1, *amounts.shape[1:])
 
 
-def bundle_amounts(
-    amounts: Callable[[Sequence[TableSlice]], Tensor], pieces: Sequence[Piece]
+def unit_amounts(
+    amounts: Callable[[Sequence[Piece]], Tensor], pieces: Sequence[Placeable]
 ) -> Tensor:
     """Amounts of slices or bundles [pieces, ...]: of a bundle those of its slices, added up."""
-    bundles = [Bundle.of(piece) for piece in pieces]
-    found = amounts([piece for bundle in bundles for piece in bundle.slices])
-    if len(found) == len(bundles):
+    units = [PlacementUnit.of(piece) for piece in pieces]
+    found = amounts([piece for unit in units for piece in unit.pieces])
+    if len(found) == len(units):
         return found
-    ends = np.cumsum([len(bundle.slices) for bundle in bundles])
+    ends = np.cumsum([len(unit.pieces) for unit in units])
     return Memberships.of(np.split(np.arange(len(found)), ends[:-1])).sums(found)
 
 
@@ -77,20 +77,20 @@ def sums_of_devices(amounts: Tensor, homes: npt.NDArray[np.int64], devices: int)
     return sums
 
 
-class SliceRows:
+class PieceRows:
     """Gives each distinct pair of slice and batch size a row, in the order they come."""
 
     def __init__(self) -> None:
         self._rows: dict[int, dict[tuple[str, int], int]] = {}
-        self._members: list[tuple[TableSlice, int]] = []
+        self._members: list[tuple[Piece, int]] = []
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def of(self, slices: Sequence[TableSlice], batch_size: int) -> list[int]:
+    def of(self, pieces: Sequence[Piece], batch_size: int) -> list[int]:
         """The rows of these slices."""
         known, rows = self._rows.setdefault(batch_size, {}), []
-        for piece in slices:
+        for piece in pieces:
             # What a slice's digest is made of: making it takes longer than all the rest.
             key = piece.table.access_digest, piece.width
             row = known.get(key)
@@ -103,7 +103,7 @@ class SliceRows:
     def of_all(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Memberships:
         """The rows of each shard's slices, each shard in a batch of its size."""
         pairs = zip(shards, batch_sizes, strict=True)
-        return Memberships.of([self.of(shard.slices, batch) for shard, batch in pairs])
+        return Memberships.of([self.of(shard.pieces, batch) for shard, batch in pairs])
 
     def inputs(self, first: int = 0) -> Tensor:
         """What the network sees of the rows from `first` on: [rows, inputs]."""
@@ -111,9 +111,9 @@ class SliceRows:
         inputs = torch.empty(len(members), len(INPUTS))
         for batch_size in {batch_size for _, batch_size in members}:
             chosen = [n for n, (_, batch) in enumerate(members) if batch == batch_size]
-            inputs[chosen] = slice_inputs([members[n][0] for n in chosen], batch_size)
+            inputs[chosen] = piece_inputs([members[n][0] for n in chosen], batch_size)
         return inputs
 
-    def slices(self, first: int = 0) -> list[TableSlice]:
+    def pieces(self, first: int = 0) -> list[Piece]:
         """The slices of the rows from `first` on."""
         return [piece for piece, _ in self._members[first:]]

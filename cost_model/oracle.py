@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autoshard.benchmark import PlanCost, price_plan
 from autoshard.cost_model.compute import OUTSIDE, Prices
-from autoshard.cost_model.inputs import Memberships, SliceRows, bundle_amounts
+from autoshard.cost_model.inputs import Memberships, PieceRows, unit_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Scenarios
@@ -20,15 +20,15 @@ from autoshard.workload import (
     EmbeddingTable,
     Link,
     Objective,
+    Piece,
     Shard,
     ShardCost,
     ShardingPlan,
     ShardingTask,
-    TableSlice,
     UserError,
 )
 from autoshard.workload.step_price import StepPrice
-from autoshard.workload.units import Piece
+from autoshard.workload.units import Placeable
 
 Floats = npt.NDArray[np.float64]
 _TOGETHER = 500  # tables that scenarios know of together
@@ -55,7 +55,7 @@ class EstimatedCosts:
         self.model = model
         self.batch_size = batch_size
         self.residuals = residuals or TableResiduals(model.compute, batch_size)
-        self._rows = SliceRows()
+        self._rows = PieceRows()
         self._met: set[tuple[str, int]] = set()  # tables, by what they look up and their dim
         shape = model.compute.shape
         self._amounts = torch.empty(0, model.compute.ensemble.members, shape.doubt + 1)
@@ -76,7 +76,7 @@ class EstimatedCosts:
         """The same as tensors, for those who price many; what measuring a shard itself has told,
         beyond its tables, is left out.
         """
-        lists = [self._rows.of(shard.slices, self.batch_size) for shard in shards]
+        lists = [self._rows.of(shard.pieces, self.batch_size) for shard in shards]
         self._embed_new()
         return self.model.compute.price(Memberships.of(lists).sums(self._amounts))
 
@@ -116,9 +116,9 @@ class EstimatedCosts:
             if asked != known:
                 raise UserError(f"the task's {what} is {asked}, the oracle's is {known}")
 
-    def alone_ms(self, pieces: Sequence[Piece]) -> Floats:
+    def alone_ms(self, pieces: Sequence[Placeable]) -> Floats:
         """Returns milliseconds of each piece on a device of its own: [pieces]."""
-        prices = self.model.compute.price(bundle_amounts(self.amounts, pieces))
+        prices = self.model.compute.price(unit_amounts(self.amounts, pieces))
         return np.asarray(prices.total_ms.double().numpy())
 
     def expectation(self) -> Expectation:
@@ -133,9 +133,9 @@ class EstimatedCosts:
         beliefs = [self.residuals.about(some) for some in groups]
         return Scenarios(self.model.compute, self.amounts, groups, beliefs, count, seed)
 
-    def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
+    def amounts(self, pieces: Sequence[Piece]) -> Tensor:
         """What each slice brings to its shard: [slices, members, amounts]."""
-        rows = self._rows.of(slices, self.batch_size)
+        rows = self._rows.of(pieces, self.batch_size)
         self._embed_new()
         return self._amounts[rows]
 
@@ -143,26 +143,24 @@ class EstimatedCosts:
         known = len(self._amounts)
         if known == len(self._rows):
             return
-        inputs, slices = self._rows.inputs(known), self._rows.slices(known)
+        inputs, pieces = self._rows.inputs(known), self._rows.pieces(known)
         amounts = self.model.compute.amounts_of(inputs)
         if self.residuals.tables:
-            residuals, left = self.residuals.estimates([piece.table for piece in slices])
+            residuals, left = self.residuals.estimates([piece.table for piece in pieces])
             amounts[..., :DIRECTIONS] *= torch.from_numpy(np.exp(residuals.T)).float()[:, None]
             doubt = self.model.compute.shape.doubt
             amounts[..., doubt] *= torch.from_numpy(left).float()[:, None]
-        self._tell_of_strangers(slices, inputs, amounts)
+        self._tell_of_strangers(pieces, inputs, amounts)
         self._amounts = torch.cat([self._amounts, amounts])
 
-    def _tell_of_strangers(
-        self, slices: Sequence[TableSlice], inputs: Tensor, amounts: Tensor
-    ) -> None:
+    def _tell_of_strangers(self, pieces: Sequence[Piece], inputs: Tensor, amounts: Tensor) -> None:
         """Of each table once, by the first of its slices that is asked for."""
         first: dict[tuple[str, int], int] = {}
-        for number, piece in enumerate(slices):
+        for number, piece in enumerate(pieces):
             first.setdefault((piece.table.access_digest, piece.table.dim), number)
         new = [number for key, number in first.items() if key not in self._met]
         self._met.update(first)
-        tables = [slices[number].table for number in new]
+        tables = [pieces[number].table for number in new]
         known = torch.tensor([self.residuals.knows(table) for table in tables], dtype=torch.bool)
         worst, which = self.model.compute.excess(inputs[new]).max(dim=1)
         worst[known] = 0.0

@@ -15,18 +15,18 @@ from torch import Tensor
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.network import DIRECTIONS, fused_ms
 from autoshard.cost_model.table_residuals import Beliefs
-from autoshard.workload import EmbeddingTable, TableSlice
+from autoshard.workload import EmbeddingTable, Piece
 
 _AT_ONCE = 512  # shards priced together: more do not fit a core's own cache
 
 
-Embed = Callable[[Sequence[TableSlice]], Tensor]  # amounts of slices by each member
+Embed = Callable[[Sequence[Piece]], Tensor]  # amounts of slices by each member
 
 
 class Pricing(Protocol):
     """Prices sums of amounts in one or several scenarios."""
 
-    def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
+    def amounts(self, pieces: Sequence[Piece]) -> Tensor:
         """What each slice brings to whichever shard it joins; it adds up."""
         ...
 
@@ -95,13 +95,13 @@ class Scenarios:
         self._fusion = {name: weight[self._both] for name, weight in fusion.items()}
         self._stretch = model.uncertainty.scale
 
-    def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
+    def amounts(self, pieces: Sequence[Piece]) -> Tensor:
         """What each slice brings by each member and in each scenario.
 
         [slices, members + scenarios, amounts]
         """
-        amounts = self._embed(slices)[:, self._both]
-        rows = [self._numbers[piece.table.access_digest] for piece in slices]
+        amounts = self._embed(pieces)[:, self._both]
+        rows = [self._numbers[piece.table.access_digest] for piece in pieces]
         amounts[:, -self.count :, :DIRECTIONS] *= self._factors[rows]
         return amounts
 

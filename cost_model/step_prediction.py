@@ -13,11 +13,11 @@ import numpy.typing as npt
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.table_residuals import Left
-from autoshard.workload import Shard, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
 from autoshard.workload.step_price import StepPrice
 
 Floats = npt.NDArray[np.float64]
-Placed = Sequence[tuple[TableSlice, int]]  # slices and their devices
+Placed = Sequence[tuple[Piece, int]]  # slices and their devices
 
 SCENARIOS = 128  # that plans are told of, and chosen, by
 _LOW, _HIGH = 0.05, 0.95  # of what is drawn: the ends of a 90 % interval
@@ -81,7 +81,7 @@ class StepPredictor:
 
         Slices of a table that meet on a device are one in a plan, which changes what they cost.
         """
-        plans = (ShardingPlan.of_slices(self._task, placed) for placed in found)
+        plans = (ShardingPlan.of_pieces(self._task, placed) for placed in found)
         return min(plans, key=lambda plan: self.expected_ms(plan.placed(self._task)))
 
     def of(self, plan: ShardingPlan) -> StepPrediction:
@@ -106,7 +106,7 @@ class StepPredictor:
         """Of the devices, as far as it matters: where none was measured, all are alike."""
         if not self._oracle.residuals.tables:
             return [None] * len(self._task.devices)
-        return ShardingPlan.of_slices(self._task, placed).shards(self._task)
+        return ShardingPlan.of_pieces(self._task, placed).shards(self._task)
 
     def _costs(self, placed: Placed, shards: Sequence[Shard | None]) -> tuple[Floats, Floats]:
         """Milliseconds of each device forward and backward in each scenario [devices, 2,

@@ -19,7 +19,7 @@ import torch
 from autoshard.benchmark.statistics import NORMAL_MEDIAN
 from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior
 from autoshard.cost_model.contributions import Contributions, Held
-from autoshard.cost_model.inputs import slice_inputs
+from autoshard.cost_model.inputs import piece_inputs
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.workload import EmbeddingTable, Shard
 
@@ -116,7 +116,7 @@ class TableResiduals:
         self._known: list[EmbeddingTable] = []
         self._digests: frozenset[str] = frozenset()
         self._left: dict[str, Left] = {}
-        self._inputs = slice_inputs([], batch_size)
+        self._inputs = piece_inputs([], batch_size)
         # Of the known tables, for each direction: prior's inverse times mean, and what measuring
         # took off the prior's covariance, between inverses of the prior.
         self._pulls: list[Floats] = []
@@ -348,7 +348,7 @@ def few(data: "CostDataset") -> "CostDataset":
 def _worth_knowing(data: "CostDataset", batch_size: int, of: Sequence[EmbeddingTable]) -> list[int]:
     """Numbers of shards of at most so many tables, those with tables `of` first."""
     wanted = {table.access_digest for table in of}
-    digests = [{p.table.access_digest for p in shard.slices} for shard in data.shards]
+    digests = [{p.table.access_digest for p in shard.pieces} for shard in data.shards]
     ours = [n for n, batch in enumerate(data.batch_sizes) if batch == batch_size]
     ours.sort(key=lambda n: digests[n].isdisjoint(wanted))
     tables: set[str] = set()
@@ -364,12 +364,12 @@ def _worth_knowing(data: "CostDataset", batch_size: int, of: Sequence[EmbeddingT
 def distinct_tables(data: "CostDataset") -> list[EmbeddingTable]:
     """The tables of all shards, once each, whatever their name and width."""
     return list(
-        {p.table.access_digest: p.table for shard in data.shards for p in shard.slices}.values()
+        {p.table.access_digest: p.table for shard in data.shards for p in shard.pieces}.values()
     )
 
 
 def _inputs(tables: Sequence[EmbeddingTable], batch_size: int) -> torch.Tensor:
-    return slice_inputs([table.whole() for table in tables], batch_size)
+    return piece_inputs([table.whole() for table in tables], batch_size)
 
 
 def _root(covariance: Floats) -> Floats:

@@ -17,22 +17,22 @@ from autoshard.cost_model.inputs import Memberships
 from autoshard.envs.catalog import BESIDE, Ints, TableCatalog, TaskInstance
 from autoshard.envs.devices import DEVIATION, KNOWN, EpisodeDevices
 from autoshard.envs.lookahead import room_is_left
-from autoshard.workload import Shard, TableSlice, UserError
+from autoshard.workload import Piece, Shard, UserError
 from autoshard.workload.admission import ANY_PARTS, Occupancy
 from autoshard.workload.plans import merged_by_device
 
 _WORTH = 0.02  # of the pace: what costs less alone evens nothing out that counts
 _STRICT = 1e6  # ms: what rules leave little room for comes first, whatever it costs
-_SLICES = 0  # of a table: its slices, the most that it may have, and how wide they must be
+_PARTS = 0  # of a table: its slices, the most that it may have, and how wide they must be
 _ALONE, _DOUBT, _SIZE, _ADDED, _HALF, _WIDTH = range(-BESIDE, 0)  # of the deck's facts
 
 
 class BatchedPlacementEnv(EpisodeDevices):
     """`num_envs` games side by side, each with its own task.
 
-    Devices that a game does not have, and those without memory for its next piece, are not
-    `allowed`. Devices are `safe` for it if after that the largest pieces to come still find room.
-    A game is `over` when all its pieces are placed, or when its next one fits nowhere and cannot
+    Devices that a game does not have, and those without memory for its next unit, are not
+    `allowed`. Devices are `safe` for it if after that the largest units to come still find room.
+    A game is `over` when all its units are placed, or when its next one fits nowhere and cannot
     be halved (or was put where it may not be): then it is `stuck`.
 
     Args:
@@ -40,7 +40,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         num_envs: games played at once.
         max_tables: of any deal.
         max_devices: of any deal.
-        halvings: that a game may make: a piece becomes two by columns, which come back into the
+        halvings: that a game may make: a unit becomes two by columns, which come back into the
             order by what they cost.
     """
 
@@ -64,7 +64,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.origin = torch.zeros(by_piece, dtype=torch.int64)  # in the deal
         self.count = torch.zeros(num_envs, dtype=torch.int64)
         self.placed = torch.zeros(num_envs, dtype=torch.int64)
-        self.current = torch.zeros(num_envs, dtype=torch.int64)  # the piece to be placed next
+        self.current = torch.zeros(num_envs, dtype=torch.int64)  # the unit to be placed next
         self.infeasible = torch.zeros(num_envs, dtype=torch.bool)
         self.allowed = torch.zeros(by_device, dtype=torch.bool)
         self.safe = torch.zeros(by_device, dtype=torch.bool)
@@ -74,7 +74,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self._strict = torch.zeros(
             num_envs, max_tables, dtype=torch.float64
         )  # what rules put first
-        # Of pieces in their order: bytes, and of the largest that comes after.
+        # Of units in their order: bytes, and of the largest that comes after.
         self._sizes, self._largest_after = (
             torch.zeros(by_piece, dtype=torch.float64) for _ in range(2)
         )
@@ -84,11 +84,11 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.added_ms = torch.zeros(num_envs)  # by halvings
         self.rest_bytes = torch.zeros(num_envs, dtype=torch.int64)
         self.even = torch.ones(num_envs, described)
-        self.units = torch.ones(num_envs, 1, 1, KNOWN)  # relative to which `known` is told
-        # The same of the deck's facts, and those of the current piece so.
+        self.known_scale = torch.ones(num_envs, 1, 1, KNOWN)  # relative to which `known` is told
+        # The same of the deck's facts, and those of the current unit so.
         self.scale = torch.ones(num_envs, described + BESIDE)
         self.told = torch.zeros(num_envs, described + BESIDE)
-        # Of the current piece: its place in the order, and what the deck knows of it.
+        # Of the current unit: its place in the order, and what the deck knows of it.
         self._place = torch.zeros(num_envs, dtype=torch.int64)
         self._amounts, self._facts = torch.zeros(num_envs, *amounts), torch.zeros_like(self.told)
         self._columns, self._size = torch.zeros(num_envs), torch.zeros(num_envs, dtype=torch.int64)
@@ -104,9 +104,9 @@ class BatchedPlacementEnv(EpisodeDevices):
         return self.infeasible | (self.placed == self.count)
 
     @property
-    def slices(self) -> Tensor:
+    def parts(self) -> Tensor:
         """Of each table: [seats, tables]."""
-        return self._tables[..., _SLICES]
+        return self._tables[..., _PARTS]
 
     def start(self, env_ids: Sequence[int], instances: Sequence[TaskInstance]) -> None:
         """Start new games on these seats."""
@@ -115,7 +115,7 @@ class BatchedPlacementEnv(EpisodeDevices):
 
     def _begin_episodes(self, env_ids: Sequence[int], instances: Sequence[TaskInstance]) -> None:
         for instance in instances:
-            tables, devices = len(instance.pieces), len(instance.memory_bytes)
+            tables, devices = len(instance.units), len(instance.memory_bytes)
             if tables > self.max_tables or devices > self.max_devices:
                 raise UserError(
                     f"a game of {tables} tables on {devices} devices is larger than the "
@@ -140,7 +140,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         least = np.zeros((rows, self.max_tables), np.int64)
         alone = self.catalog.alone_ms.numpy()
         for row, (env_id, instance) in enumerate(zip(new.tolist(), instances, strict=True)):
-            tables = len(instance.pieces)
+            tables = len(instance.units)
             self._held.pop(env_id, None)  # nothing is kept where no game has rules
             if (masks := instance.masks) is not None:
                 free = self.free[env_id : env_id + 1, : len(instance.memory_bytes)].numpy()
@@ -148,9 +148,9 @@ class BatchedPlacementEnv(EpisodeDevices):
                 strict[row, :tables] = _STRICT * masks.freedom(np.arange(tables))
                 most[row, :tables] = masks.max_parts[:-1]
                 least[row, :tables] = masks.min_width[:-1]
-            ranked = np.argsort(strict[row, :tables] - alone[instance.pieces], kind="stable")
-            order[row, :tables], origin[row, :tables] = instance.pieces[ranked], ranked
-        self.count[new] = torch.tensor([len(instance.pieces) for instance in instances])
+            ranked = np.argsort(strict[row, :tables] - alone[instance.units], kind="stable")
+            order[row, :tables], origin[row, :tables] = instance.units[ranked], ranked
+        self.count[new] = torch.tensor([len(instance.units) for instance in instances])
         self._piece_limit[new] = self.count[new] + self.max_splits
         self.order[new], self.origin[new] = torch.from_numpy(order), torch.from_numpy(origin)
         self._strict[new] = torch.from_numpy(strict)
@@ -167,7 +167,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self._look_ahead()
 
     def _reckon(self, env_ids: Tensor) -> None:
-        """Sums and costs of these games, from which piece is where."""
+        """Sums and costs of these games, from which unit is where."""
         catalog, order, homes = self.catalog, self.order[env_ids], self.homes[env_ids]
         inside = self._places < self.count[env_ids][:, None]
         coming = inside & (homes < 0)
@@ -180,7 +180,7 @@ class BatchedPlacementEnv(EpisodeDevices):
             for instance in (self.instances[env_id] for env_id in env_ids.tolist())
             if instance
         ]
-        lists = [instance.pieces for instance in dealt]
+        lists = [instance.units for instance in dealt]
         tables, devices = Memberships.of(lists), self.devices[env_ids]
         totals, work = tables.sums(catalog.amounts), tables.sums(catalog.described)
         self.all_ms[env_ids] = tables.sums(catalog.alone_ms[:, None])[:, 0]
@@ -195,7 +195,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.even_split_ms[env_ids] = torch.where(pace > 0, pace, costliest) + exchange
         self.scale[env_ids, :-BESIDE] = self.even[env_ids]
         self.scale[env_ids[:, None], [_ALONE, _ADDED, _HALF]] = self.even_split_ms[env_ids, None]
-        self.units[env_ids, ..., :DEVIATION] = self.even_split_ms[env_ids, None, None, None]
+        self.known_scale[env_ids, ..., :DEVIATION] = self.even_split_ms[env_ids, None, None, None]
         least = least if self.max_splits else costliest
         self.lower_bound_ms[env_ids] = torch.maximum(pace, least) + exchange
         self.sums[env_ids] = self.sums_of(catalog.amounts, env_ids)
@@ -205,7 +205,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.price_anew(env_ids)
 
     def sums_of(self, amounts: Tensor, env_ids: Tensor) -> Tensor:
-        """Amounts of the deck's pieces [pieces, ...], added up over what each device of these games
+        """Amounts of the deck's units [units, ...], added up over what each device of these games
         holds: [seats, devices, ...].
         """
         order, homes = self.order[env_ids], self.homes[env_ids]
@@ -222,7 +222,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         joining: Sequence[int] = (),
         instances: Sequence[TaskInstance] = (),
     ) -> None:
-        """Put the current piece of each game that is `playing` (by default, not over) on a device,
+        """Put the current unit of each game that is `playing` (by default, not over) on a device,
         by its number, or halve it (`halve_action`). On seats that are `joining`, which do not play,
         new games start.
         """
@@ -254,20 +254,20 @@ class BatchedPlacementEnv(EpisodeDevices):
         self._look_ahead()
 
     def _split(self, env_ids: Tensor) -> None:
-        """The current pieces of these games become two, which find their places in the order."""
-        catalog, piece, place = self.catalog, self.current[env_ids], self.placed[env_ids]
-        first, second = catalog.halves[piece].unbind(1)
+        """The current units of these games become two, which find their places in the order."""
+        catalog, unit, place = self.catalog, self.current[env_ids], self.placed[env_ids]
+        first, second = catalog.halves[unit].unbind(1)
         alone, described, sizes = catalog.alone_ms, catalog.described, catalog.sizes
-        added = alone[first] + alone[second] - alone[piece]
-        self.rest[env_ids] += described[first] + described[second] - described[piece]
+        added = alone[first] + alone[second] - alone[unit]
+        self.rest[env_ids] += described[first] + described[second] - described[unit]
         self.rest_ms[env_ids] += added
         self.added_ms[env_ids] += added
-        self.rest_bytes[env_ids] += sizes[first] + sizes[second] - sizes[piece]
+        self.rest_bytes[env_ids] += sizes[first] + sizes[second] - sizes[unit]
         origin = self.origin[env_ids, place]
         for half, where in ((first, place), (second, self.count[env_ids])):
             self.order[env_ids, where], self.origin[env_ids, where] = half, origin
         self.count[env_ids] += 1
-        self._tables[env_ids, origin, _SLICES] += 1
+        self._tables[env_ids, origin, _PARTS] += 1
         order, origins = self.order[env_ids], self.origin[env_ids]
         keys = self._strict[env_ids].gather(1, origins) - alone[order]
         keys.masked_fill_(self._places < place[:, None], -torch.inf)
@@ -280,7 +280,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self._look_far(env_ids)
 
     def _look_far(self, env_ids: Tensor) -> None:
-        """The bytes of each piece, and of the largest that comes after it."""
+        """The bytes of each unit, and of the largest that comes after it."""
         inside = self._places < self.count[env_ids][:, None]
         sizes = (self.catalog.sizes[self.order[env_ids]] * inside).double()
         self._sizes[env_ids] = sizes
@@ -288,15 +288,15 @@ class BatchedPlacementEnv(EpisodeDevices):
         self._largest_after[env_ids, :-1] = largest[:, 1:]
 
     def _look_ahead(self) -> None:
-        """What each device would cost with the current piece, whether it has room for it, and
+        """What each device would cost with the current unit, whether it has room for it, and
         whether it may be halved.
         """
         catalog = self.catalog
         place = self._place = torch.minimum(self.placed, self.count - 1).clamp_min_(0)
-        piece = self.current = self.order.gather(1, place[:, None])[:, 0]
-        amounts, self._facts = catalog.amounts[piece], catalog.facts[piece]
-        self._amounts, self._columns = amounts, catalog.columns[piece]
-        self._size, self.told = catalog.sizes[piece], self._facts / self.scale
+        unit = self.current = self.order.gather(1, place[:, None])[:, 0]
+        amounts, self._facts = catalog.amounts[unit], catalog.facts[unit]
+        self._amounts, self._columns = amounts, catalog.columns[unit]
+        self._size, self.told = catalog.sizes[unit], self._facts / self.scale
         self.look(amounts, self._columns, self._size)
         self.allowed = self.exists & (self.left_after >= 0)
         for env_id, held in self._held.items():
@@ -312,34 +312,34 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.infeasible |= (self.placed < self.count) & fits_nowhere
 
     def _may_split(self) -> Tensor:
-        """Whether the current piece may be halved: where it can be, the rules and the game have
+        """Whether the current unit may be halved: where it can be, the rules and the game have
         room for one more, and it is costly enough or lies badly whole: [seats].
         """
         narrow = self.catalog.narrow[self.current]
         origin = self.origin.gather(1, self._place[:, None])[:, 0]
-        slices, most, least = self._tables[self._everyone, origin].unbind(1)
-        possible = (narrow > 0) & (self.count < self._piece_limit) & (slices < most)
+        pieces, most, least = self._tables[self._everyone, origin].unbind(1)
+        possible = (narrow > 0) & (self.count < self._piece_limit) & (pieces < most)
         worth = (self.told[:, _ALONE] >= _WORTH) | ~self.safe.any(1)
         return possible & worth & (narrow >= least)
 
     def left_share(self) -> Tensor:
-        """Share of each game's pieces that are not placed: [seats]."""
+        """Share of each game's units that are not placed: [seats]."""
         return 1 - self.placed / self.count
 
     def assignment(self, env_id: int) -> Ints:
-        """The device of each piece of the deal that is placed whole, in the deal's order; else
+        """The device of each unit of the deal that is placed whole, in the deal's order; else
         -1.
         """
         instance = self.instances[env_id]
         assert instance is not None
-        homes = np.full(len(instance.pieces), -1, np.int64)
+        homes = np.full(len(instance.units), -1, np.int64)
         count = int(self.count[env_id])
         origin = self.origin[env_id, :count].numpy()
-        whole = (self.slices[env_id].numpy()[origin] == 1).nonzero()[0]
+        whole = (self.parts[env_id].numpy()[origin] == 1).nonzero()[0]
         homes[origin[whole]] = self.homes[env_id, :count].numpy()[whole]
         return homes
 
-    def placed_slices(self, env_id: int) -> list[tuple[TableSlice, int]]:
+    def placed_pieces(self, env_id: int) -> list[tuple[Piece, int]]:
         """Each slice that lies on a device, and which. Slices of equal width of one table are told
         alike, wherever they begin.
         """
@@ -349,14 +349,14 @@ class BatchedPlacementEnv(EpisodeDevices):
             (piece, home)
             for number, home in zip(order, homes, strict=True)
             if home >= 0
-            for piece in self.catalog.bundles[number].slices
+            for piece in self.catalog.units[number].pieces
         ]
 
     def shards(self, env_id: int) -> list[Shard | None]:
         """What each device of a game holds; None for an empty one."""
         instance = self.instances[env_id]
         assert instance is not None
-        held: list[list[TableSlice]] = [[] for _ in instance.memory_bytes]
-        for piece, device in merged_by_device(self.placed_slices(env_id)):
+        held: list[list[Piece]] = [[] for _ in instance.memory_bytes]
+        for piece, device in merged_by_device(self.placed_pieces(env_id)):
             held[device].append(piece)
-        return [Shard(tuple(slices)) if slices else None for slices in held]
+        return [Shard(tuple(pieces)) if pieces else None for pieces in held]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
-from autoshard.cost_model.inputs import bundle_amounts
+from autoshard.cost_model.inputs import unit_amounts
 from autoshard.cost_model.scenarios import Scenarios
 from autoshard.workload import (
     Device,
@@ -21,14 +21,14 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.admission import RuleMasks
-from autoshard.workload.tables import DIM_STEP, TableSlice
-from autoshard.workload.units import Bundle, Piece, bytes_of_bundles
+from autoshard.workload.tables import DIM_STEP, Piece
+from autoshard.workload.units import Placeable, PlacementUnit, bytes_of_units
 
 Ints = npt.NDArray[np.int64]
 
 WHOLE = -1  # in place of the halves of what cannot be halved
 _COLUMNS = 6.0  # logarithm of 64 columns, to base 2
-BESIDE = 6  # what is known of a piece beside what its amounts describe
+BESIDE = 6  # what is known of a unit beside what its amounts describe
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class Larger:
 
 @dataclass(frozen=True)
 class TaskInstance:
-    """A task as numbers: which pieces of the deck, the memory of each device, the rules, what the
+    """A task as numbers: which units of the deck, the memory of each device, the rules, what the
     plan is to have little of, and the larger task of which this is a part, if it is.
     """
 
-    pieces: Ints
+    units: Ints
     memory_bytes: Ints
     masks: RuleMasks | None = None
     objective: Objective = field(default_factory=Objective)
@@ -64,27 +64,27 @@ class TableCatalog:
 
     Args:
         oracle: what tables and devices cost.
-        pieces: what may be dealt.
+        units: what may be dealt.
         split: know the halves of each as well, their halves, and so on. Halves are numbered after
-            the pieces; those of equal width of one table are one, wherever they begin.
+            the units; those of equal width of one table are one, wherever they begin.
     """
 
     def __init__(
-        self, oracle: EstimatedCosts, pieces: Sequence[Piece], split: bool = False
+        self, oracle: EstimatedCosts, units: Sequence[Placeable], split: bool = False
     ) -> None:
-        if not pieces:
+        if not units:
             raise UserError("a game needs at least one table")
-        self.pieces = tuple(pieces)
-        bundles = [Bundle.of(piece) for piece in pieces]
-        self.halves = torch.from_numpy(_with_halves(bundles) if split else _whole(bundles))
-        self.bundles = tuple(bundles)
+        self.undivided = tuple(units)
+        known = [PlacementUnit.of(unit) for unit in units]
+        self.halves = torch.from_numpy(_with_halves(known) if split else _whole(known))
+        self.units = tuple(known)
         self.operator: OperatorOptions = oracle.model.provenance.operator
         self.batch_size = oracle.batch_size
-        self.bytes = bytes_of_bundles(self.operator, self.batch_size, bundles)
+        self.bytes = bytes_of_units(self.operator, self.batch_size, known)
         self.sizes = torch.from_numpy(self.bytes)
-        self.columns = torch.tensor([bundle.columns for bundle in bundles], dtype=torch.float32)
+        self.columns = torch.tensor([unit.columns for unit in known], dtype=torch.float32)
         # Of what can be halved, which is one slice; of others nobody asks.
-        self.widths = torch.tensor([bundle.slices[0].width for bundle in bundles])
+        self.widths = torch.tensor([unit.pieces[0].width for unit in known])
         self.narrow = torch.where(self.halves[:, 0] == WHOLE, 0, self.widths[self.halves[:, 0]])
         self._called: dict[str, Ints] = {}
         self.learn(oracle)
@@ -99,17 +99,17 @@ class TableCatalog:
 
     def task(self, instance: TaskInstance) -> ShardingTask:
         """A deal as a task of its own, without the rules, and as no part of a larger one."""
-        numbers = instance.pieces.tolist()
-        tables = [piece.table for number in numbers for piece in self.bundles[number].slices]
+        numbers = instance.units.tolist()
+        tables = [piece.table for number in numbers for piece in self.units[number].pieces]
         devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(instance.memory_bytes))
         return ShardingTask(
             tuple(tables), devices, self.batch_size, self.operator, objective=instance.objective
         )
 
     def called(self, beginning: str) -> Ints:
-        """Numbers of the pieces whose names begin like that; UserError if there are none."""
+        """Numbers of the units whose names begin like that; UserError if there are none."""
         if beginning not in self._called:
-            names = enumerate(bundle.name for bundle in self.bundles[: len(self.pieces)])
+            names = enumerate(unit.name for unit in self.units[: len(self.undivided)])
             found = [number for number, name in names if name.startswith(beginning)]
             if not found:
                 raise UserError(f"no table to be dealt has a name that begins with {beginning!r}")
@@ -118,19 +118,17 @@ class TableCatalog:
 
     @cached_property
     def by_width(self) -> tuple[Ints, Ints, Ints]:
-        """Bytes of each piece however narrow, of each of its columns, and its columns: [pieces].
+        """Bytes of each unit however narrow, of each of its columns, and its columns: [units].
 
         What cannot be split counts as of no more than four columns.
         """
         found = []
-        for bundle, size in zip(
-            self.bundles, self.bytes[: len(self.pieces)].tolist(), strict=False
-        ):
-            if not bundle.can_be_split:
+        for unit, size in zip(self.units, self.bytes[: len(self.undivided)].tolist(), strict=False):
+            if not unit.can_be_split:
                 found.append((size, 0, DIM_STEP))
                 continue
-            (piece,) = bundle.slices
-            narrow = TableSlice(piece.table, piece.start, DIM_STEP)
+            (piece,) = unit.pieces
+            narrow = Piece(piece.table, piece.start, DIM_STEP)
             least = self.operator.memory((narrow,), self.batch_size).total
             column = (size - least) // (piece.width - DIM_STEP)  # bytes grow linearly
             found.append((size - column * piece.width, column, piece.width))
@@ -142,7 +140,7 @@ class TableCatalog:
         self.model = oracle.model
         self._oracle = oracle
         self._in_scenarios: dict[int, tuple[Scenarios, Tensor]] = {}
-        self.amounts: Tensor = bundle_amounts(oracle.amounts, self.bundles)
+        self.amounts: Tensor = unit_amounts(oracle.amounts, self.units)
         self.described: Tensor = oracle.model.compute.described(self.amounts)
         alone = self.price(self.amounts)
         self.alone_ms: Tensor = alone.total_ms
@@ -150,12 +148,12 @@ class TableCatalog:
         self.facts = torch.cat([self.described, self._beside(alone.deviation)], dim=1)
 
     def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
-        """What prices devices in so many scenarios, and the amounts of all pieces in them."""
+        """What prices devices in so many scenarios, and the amounts of all units in them."""
         if count not in self._in_scenarios:
-            slices = [piece for bundle in self.bundles for piece in bundle.slices]
-            tables = {piece.table.access_digest: piece.table for piece in slices}
+            pieces = [piece for unit in self.units for piece in unit.pieces]
+            tables = {piece.table.access_digest: piece.table for piece in pieces}
             scenarios = self._oracle.scenarios(list(tables.values()), count)
-            amounts = bundle_amounts(scenarios.amounts, self.bundles)
+            amounts = unit_amounts(scenarios.amounts, self.units)
             self._in_scenarios[count] = scenarios, amounts
         return self._in_scenarios[count]
 
@@ -164,8 +162,8 @@ class TableCatalog:
         return self.model.compute.price(sums)
 
     def _beside(self, doubt: Tensor) -> Tensor:
-        """Of each piece: what it costs alone, its uncertainty, its bytes; what both halves cost
-        more, what the wider one costs, and how wide that is: [pieces, BESIDE].
+        """Of each unit: what it costs alone, its uncertainty, its bytes; what both halves cost
+        more, what the wider one costs, and how wide that is: [units, BESIDE].
         """
         can, (first, second) = self.halves[:, 0] != WHOLE, self.halves.clamp_min(0).unbind(1)
         added = self.alone_ms[first] + self.alone_ms[second] - self.alone_ms
@@ -174,34 +172,34 @@ class TableCatalog:
         return torch.stack([*known, *(some * can for some in of_halves)], dim=1)
 
     def _least(self) -> Tensor:
-        """Of each piece, what a slice of it costs alone that is halved as far as it goes: some
+        """Of each unit, what a slice of it costs alone that is halved as far as it goes: some
         device costs no less.
         """
-        narrowest = torch.arange(len(self.bundles))
+        narrowest = torch.arange(len(self.units))
         while bool((further := self.halves[narrowest, 1] != WHOLE).any()):  # the wider of the two
             narrowest = torch.where(further, self.halves[narrowest, 1], narrowest)
         return self.alone_ms[narrowest]
 
 
-def _whole(bundles: Sequence[Bundle]) -> Ints:
-    return np.full((len(bundles), 2), WHOLE, np.int64)
+def _whole(units: Sequence[PlacementUnit]) -> Ints:
+    return np.full((len(units), 2), WHOLE, np.int64)
 
 
-def _with_halves(bundles: list[Bundle]) -> Ints:
+def _with_halves(units: list[PlacementUnit]) -> Ints:
     """Adds all halves to the bundles; the numbers of the two of each: [bundles, 2]."""
     found: list[tuple[int, int]] = []
-    known: list[dict[int, int]] = [{} for _ in bundles]  # by width, of each that is dealt
-    origin = list(range(len(bundles)))
-    for number, bundle in enumerate(bundles):  # grows as it goes
-        if not bundle.can_be_split:
+    known: list[dict[int, int]] = [{} for _ in units]  # by width, of each that is dealt
+    origin = list(range(len(units)))
+    for number, unit in enumerate(units):  # grows as it goes
+        if not unit.can_be_split:
             found.append((WHOLE, WHOLE))
             continue
         pair = []
-        for half in bundle.halves():
-            width = half.slices[0].width
+        for half in unit.halves():
+            width = half.pieces[0].width
             if width not in known[origin[number]]:
-                known[origin[number]][width] = len(bundles)
-                bundles.append(half)
+                known[origin[number]][width] = len(units)
+                units.append(half)
                 origin.append(origin[number])
             pair.append(known[origin[number]][width])
         found.append((pair[0], pair[1]))

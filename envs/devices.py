@@ -1,7 +1,7 @@
-"""Devices of episodes side by side: what they hold, have free and cost, with the next piece too.
+"""Devices of episodes side by side: what they hold, have free and cost, with the next unit too.
 
 The arrays of `cost_model.placement_state`, for many tasks at once and in single precision. Nothing
-is priced twice: `look` prices every device with the next piece, `settle` keeps what was priced.
+is priced twice: `look` prices every device with the next unit, `settle` keeps what was priced.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from autoshard.workload.step_price import StepPrice
 STAGES = 3  # forward (with backward, where they are one), backward, both all-to-alls
 KNOWN = STAGES + 2  # of a device: each stage, all compute and all-to-alls, their uncertainty
 COST, DEVIATION = STAGES, STAGES + 1
-_NOW, _JOINED = 0, 1  # as it is, and with the next piece
+_NOW, _JOINED = 0, 1  # as it is, and with the next unit
 _ABSENT = -1  # memory of a device that an episode does not have
 
 
@@ -25,7 +25,7 @@ class EpisodeDevices:
     """Devices of several episodes; each episode has a task, and may have fewer devices.
 
     Args:
-        deck: The pieces of all tasks.
+        deck: The units of all tasks.
         envs: Episodes side by side.
         max_devices: Most devices of a task.
     """
@@ -36,7 +36,7 @@ class EpisodeDevices:
         self.exists = torch.zeros(by_device, dtype=torch.bool)
         self.capacity = torch.zeros(by_device, dtype=torch.int64)
         self.free = torch.zeros(by_device, dtype=torch.int64)
-        self.left_after = torch.zeros(by_device, dtype=torch.int64)  # bytes, with the next piece
+        self.left_after = torch.zeros(by_device, dtype=torch.int64)  # bytes, with the next unit
         self.devices = torch.ones(envs, dtype=torch.int64)
         self.room = torch.ones(by_device)  # the capacity again, to divide by
         self.room_share = torch.ones(by_device)  # of that of the mean device
@@ -56,7 +56,7 @@ class EpisodeDevices:
 
     @property
     def joined_stages_ms(self) -> Tensor:
-        """The same with the next piece."""
+        """The same with the next unit."""
         return self.known[:, :, _JOINED, :STAGES]
 
     @property
@@ -66,7 +66,7 @@ class EpisodeDevices:
 
     @property
     def joined_ms(self) -> Tensor:
-        """The same with the next piece."""
+        """The same with the next unit."""
         return self.known[:, :, _JOINED, COST]
 
     @property
@@ -76,7 +76,7 @@ class EpisodeDevices:
 
     @property
     def joined_deviation(self) -> Tensor:
-        """The same with the next piece."""
+        """The same with the next unit."""
         return self.known[:, :, _JOINED, DEVIATION]
 
     @property
@@ -103,10 +103,8 @@ class EpisodeDevices:
         return mean_room
 
     def _set_prices(self, new: Tensor, instances: Sequence[TaskInstance]) -> None:
-        flat: Ints = np.concatenate([instance.pieces for instance in instances])
-        rows = np.repeat(
-            np.arange(len(instances)), [len(instance.pieces) for instance in instances]
-        )
+        flat: Ints = np.concatenate([instance.units for instance in instances])
+        rows = np.repeat(np.arange(len(instances)), [len(instance.units) for instance in instances])
         columns = np.bincount(rows, self.catalog.columns.numpy()[flat], len(instances))
         found = []
         for instance, own in zip(instances, columns.tolist(), strict=True):
@@ -150,10 +148,10 @@ class EpisodeDevices:
         self.known[envs, :, _NOW, DEVIATION] = deviation[envs]
 
     def look(self, amounts: Tensor, columns: Tensor, sizes: Tensor) -> None:
-        """Prices every device with the next piece of its episode.
+        """Prices every device with the next unit of its episode.
 
         Args:
-            amounts: What the piece of each episode brings.
+            amounts: What the unit of each episode brings.
             columns: Its output columns, [envs].
             sizes: Its bytes, [envs].
         """
@@ -175,11 +173,11 @@ class EpisodeDevices:
     def settle(
         self, where: Tensor, amounts: Tensor, described: Tensor, columns: Tensor, sizes: Tensor
     ) -> None:
-        """Puts pieces that were looked at on devices.
+        """Puts units that were looked at on devices.
 
         Args:
             where: Devices, numbered over all episodes, different ones.
-            amounts: What the piece of each brings.
+            amounts: What the unit of each brings.
             described: Those amounts that have names.
             columns: Output columns.
             sizes: Bytes.

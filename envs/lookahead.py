@@ -1,4 +1,4 @@
-"""Whether the largest pieces to come still find room: what keeps games out of most dead ends."""
+"""Whether the largest units to come still find room: what keeps games out of most dead ends."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,24 +7,24 @@ from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 
-_FORESEEN = 4  # of the largest pieces to come that room is looked for
+_FORESEEN = 4  # of the largest units to come that room is looked for
 
 
 def room_is_left(
     free: Tensor, size: Tensor, largest: Tensor, sizes: Tensor, placed: Tensor
 ) -> Tensor:
-    """Whether the largest pieces to come fit in if the current one goes to a device, each where it
+    """Whether the largest units to come fit in if the current one goes to a device, each where it
     fits most tightly: [seats, devices].
 
     Args:
         free: bytes of each device, less than 0 where there is none: [seats, devices].
-        size: bytes of the current piece: [seats].
-        largest: bytes of the largest piece that comes after it: [seats].
-        sizes: bytes of all pieces in their order: [seats, pieces].
-        placed: pieces that come before the current one: [seats].
+        size: bytes of the current unit: [seats].
+        largest: bytes of the largest unit that comes after it: [seats].
+        sizes: bytes of all units in their order: [seats, units].
+        placed: units that come before the current one: [seats].
     """
     fits = torch.ones(free.shape, dtype=torch.bool)
-    # Each piece takes no more than one of the places for pieces as large as the largest, so where
+    # Each unit takes no more than one of the places for units as large as the largest, so where
     # there are enough of these none goes without, wherever it fits most tightly.
     place, room = largest.clamp_min(1), free.double()
     places = (room.clamp_min(0) / place[:, None]).floor_().sum(1)

@@ -32,7 +32,7 @@ DEVICE = DESCRIBED + len(DEVICE_PARTS)
 REST = DESCRIBED + 2  # cost alone, share of the memory that is left
 SPLIT_PARTS = 5  # whether it may be, what it adds, a half's cost and width, what was added so far
 OBJECTIVE = 2 + STAGES  # which stages are apart and count; the plan so far, by stage
-PROGRESS = 3  # share of pieces placed, number of pieces and of devices
+PROGRESS = 3  # share of units placed, number of units and of devices
 _TABLES, _DEVICES = 5.0, 3.0  # logarithms of about 150 tables and 20 devices: large tasks
 _LEAST = 1e-24  # of a sum of such powers
 _SOFT = 12.0  # power of the norm of devices that is followed: their maximum sees only one of them
@@ -41,8 +41,8 @@ _SOFT = 12.0  # power of the norm of devices that is followed: their maximum see
 class Layout:
     """Where each part of an observation lies. Arrays are [..., size].
 
-    Parts: `table` [TABLE], the piece being placed; `devices` [max_devices, DEVICE]; `exists` and
-    `allowed` [max_devices], 0 or 1; `halving` [HALVING], whether the piece may be halved and what
+    Parts: `table` [TABLE], the unit being placed; `devices` [max_devices, DEVICE]; `exists` and
+    `allowed` [max_devices], 0 or 1; `halving` [HALVING], whether the unit may be halved and what
     comes of it; `rest` [REST], all that is still to be placed; `objective` [OBJECTIVE], what the
     plan minimises; `progress` [PROGRESS].
     """
@@ -81,7 +81,7 @@ class Layout:
     def parts(self, episodes: BatchedPlacementEnv) -> dict[str, Tensor]:
         """The same by its parts."""
         told = episodes.told
-        devices, known = episodes.devices.float(), episodes.known / episodes.units
+        devices, known = episodes.devices.float(), episodes.known / episodes.known_scale
         now, then = known.unbind(2)
         slowest = now[..., :STAGES].amax(1)
         after = torch.maximum(then[..., :STAGES], slowest[:, None]).sum(2)
@@ -129,7 +129,7 @@ class Layout:
 
 
 def _soft(waits: Tensor) -> Tensor:
-    """A norm of what devices spend before each wait, in sum over the waits, where the current piece
+    """A norm of what devices spend before each wait, in sum over the waits, where the current unit
     goes to each device: [seats, devices]. It also falls where devices even out that are not the
     slowest.
 

@@ -36,7 +36,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     device costs is not the sum of its tables' costs.
 
     ## Action Space
-    `Discrete(max_devices + 1)`: the device of the current piece, or, as the last one, to halve it.
+    `Discrete(max_devices + 1)`: the device of the current unit, or, as the last one, to halve it.
     `info["action_mask"]` tells which devices exist and have memory for it, and whether it may be
     halved; so do the parts `allowed` and `halving` of the observation.
 
@@ -56,9 +56,9 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     plays a given one.
 
     ## Episode End
-    When all pieces are placed, or at a dead end: no device has memory for the current one, which
+    When all units are placed, or at a dead end: no device has memory for the current one, which
     cannot be halved, or it was placed where the mask forbids. A dead end costs more than any
-    sensible plan, and the more the more pieces are left.
+    sensible plan, and the more the more units are left.
 
     ## Information
     `action_mask`; at the end `plan_ms`, `bound_ms` and `dead_end`.
@@ -110,7 +110,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
         return observations[0], self._info({})
 
     def step(self, action: np.int64) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
-        """Place or halve the current piece."""
+        """Place or halve the current unit."""
         observations, rewards, ended, _, infos = self._vector.step(np.array([action]))
         return observations[0], float(rewards[0]), bool(ended[0]), False, self._info(infos)
 

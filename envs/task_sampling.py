@@ -112,12 +112,12 @@ class RandomTaskSampler:
         order = rng.permuted(np.broadcast_to(pool, (count, len(pool))), axis=1)[:, :most]
         dealt = np.arange(most) < tables[:, None]
         rooms = self._rooms(catalog, rng, order, dealt, devices)
-        pieces = [row[:some] for row, some in zip(order, tables.tolist(), strict=True)]
-        objectives = self._objectives(catalog, rng, pieces, devices)
+        units = [row[:some] for row, some in zip(order, tables.tolist(), strict=True)]
+        objectives = self._objectives(catalog, rng, units, devices)
         return [
             TaskInstance(some, room[:number], objective=objective)
             for some, room, number, objective in zip(
-                pieces, rooms, devices.tolist(), objectives, strict=True
+                units, rooms, devices.tolist(), objectives, strict=True
             )
         ]
 
@@ -152,17 +152,17 @@ class RandomTaskSampler:
             rooms[left] = np.ceil(rooms[left] * _LOOSER).astype(np.int64)
 
     def _objectives(
-        self, catalog: TableCatalog, rng: np.random.Generator, pieces: Sequence[Ints], devices: Ints
+        self, catalog: TableCatalog, rng: np.random.Generator, units: Sequence[Ints], devices: Ints
     ) -> list[Objective]:
         """With a link of each task's own, if all-to-alls are to take a share of the step."""
         if self.exchange_share is None:
-            return [self.objective] * len(pieces)
+            return [self.objective] * len(units)
         ranks = torch.from_numpy(devices).float()[:, None, None]
-        equal = Memberships.of(pieces).sums(catalog.amounts) / ranks
+        equal = Memberships.of(units).sums(catalog.amounts) / ranks
         computed_ms = catalog.price(equal).total_ms.double().numpy()
-        shares = rng.uniform(*self.exchange_share, len(pieces))
+        shares = rng.uniform(*self.exchange_share, len(units))
         found = []
-        for some, number, computed, share in zip(pieces, devices, computed_ms, shares, strict=True):
+        for some, number, computed, share in zip(units, devices, computed_ms, shares, strict=True):
             columns = float(catalog.columns[some].sum())
             slow = StepPrice.of(Objective(link=_ONE_BYTE_S), catalog.batch_size, number, columns)
             exchange_ms = slow.exchange_stage(np.array([columns / number]))

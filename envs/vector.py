@@ -101,7 +101,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_], Info]:
-        """Place or halve a piece on every seat whose game goes on."""
+        """Place or halve a unit on every seat whose game goes on."""
         episodes, playing = self.episodes, ~(self._ended | self._idle)
         before = self._worst()
         joining = self._ended.nonzero()[:, 0].tolist()
@@ -185,7 +185,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         relative = plan_ms / episodes.lower_bound_ms
         self._tally["games"] += int(over.sum())
         self._tally["dead_ends"] += int((over & episodes.infeasible).sum())
-        self._tally["halvings"] += int((episodes.slices - 1)[over].sum())
+        self._tally["halvings"] += int((episodes.parts - 1)[over].sum())
         self._tally["relative_max"] += float(relative[complete].sum())
         info.update(
             plan_ms=plan_ms.numpy(),

@@ -158,7 +158,7 @@ def _trained(
     # 3. Evaluate on shards of test tables; print, log, draw.
     parts = split(data)
     found = evaluate(model.compute, parts["train"], parts["test"])
-    pieces = {piece.digest: piece for shard in parts["test"].shards for piece in shard.slices}
+    pieces = {piece.digest: piece for shard in parts["test"].shards for piece in shard.pieces}
     speed = evaluations_per_second(oracle, list(pieces.values()))
     lines = [*found.lines(), ("evaluations", f"{speed:,.0f} a second"), *_promises(promised)]
     for name, value in lines:

@@ -68,7 +68,7 @@ class AnnealingSharder:
         best = min(self._starts(task), key=worth)
         if len(task.devices) == 1:
             return best
-        found = ShardingPlan.of_slices(task, self.improve(task, best.placed(task)))
+        found = ShardingPlan.of_pieces(task, self.improve(task, best.placed(task)))
         return min(best, found, key=worth)
 
     def _starts(self, task: ShardingTask) -> list[ShardingPlan]:
@@ -80,7 +80,7 @@ class AnnealingSharder:
         for maker in makers:
             with suppress(PlanError):  # others may find one
                 found.append(maker.shard(task))
-        return found or [ShardingPlan.of_slices(task, pack(task, split=True))]
+        return found or [ShardingPlan.of_pieces(task, pack(task, split=True))]
 
     def improve(self, task: ShardingTask, start: Placed) -> Placed:
         """The best plan on the way from this one."""

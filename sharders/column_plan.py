@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
+from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
 from autoshard.cost_model.step_prediction import Placed
-from autoshard.workload import ShardingTask, TableSlice
+from autoshard.workload import Piece, ShardingTask
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import step_ms
 from autoshard.workload.tables import DIM_STEP
-from autoshard.workload.units import Bundle
+from autoshard.workload.units import PlacementUnit
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -76,17 +76,17 @@ class ColumnPlan:
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, placed: Placed) -> None:
         self.task, self._oracle = task, oracle
         masks = RuleMasks(task)
-        self.bundles = masks.units
+        self.units = masks.units
         self.max_slices = masks.max_parts[:-1]
         self._least = -(-masks.min_width[:-1] // DIM_STEP)
-        self._full = np.array([_steps(bundle) for bundle in self.bundles], np.int64)
+        self._full = np.array([_steps(unit) for unit in self.units], np.int64)
         self.devices = len(task.devices)
-        self.widths = np.zeros((len(self.bundles), self.devices), np.int64)
-        numbers = {bundle.name: number for number, bundle in enumerate(self.bundles)}
+        self.widths = np.zeros((len(self.units), self.devices), np.int64)
+        numbers = {unit.name: number for number, unit in enumerate(self.units)}
         for piece, device in placed:
             number = numbers.get(piece.table.name)  # of bundles the first table tells
             if number is not None:
-                whole = len(self.bundles[number].slices) > 1
+                whole = len(self.units[number].pieces) > 1
                 self.widths[number, device] += 1 if whole else piece.width // DIM_STEP
         # Items are widths of bundles; one that was never asked for has no row yet. The first is
         # of no table: it takes no memory, costs nothing and has no columns.
@@ -94,8 +94,8 @@ class ColumnPlan:
         self._row = np.full(int((self._full + 1).sum()), -1, np.int64)
         self._row[self._first] = _NOTHING
         self._row[self._first[0] + self._full[0]] = _NOTHING + 1
-        items = [Bundle(()), self.bundles[0]]
-        self._catalog = PieceCatalog(oracle.expectation(), task, masks, items)
+        items = [PlacementUnit(()), self.units[0]]
+        self._catalog = UnitCatalog(oracle.expectation(), task, masks, items)
         self.state = PlacementState(self._catalog)
         self._begin()
 
@@ -104,7 +104,7 @@ class ColumnPlan:
         rows = self.rows(tables, self.widths[tables, devices])
         for row, device in zip(rows.tolist(), devices.tolist(), strict=True):
             self.state.put(row, device)
-        self.slices = (self.widths > 0).sum(1)
+        self.parts = (self.widths > 0).sum(1)
         self.waits = self.state.costs()[..., 0]
 
     def rows(self, tables: Ints, widths: Ints) -> Ints:
@@ -127,23 +127,23 @@ class ColumnPlan:
             self._row[unknown] = np.arange(first, first + len(items))
         return self._row[places]
 
-    def item(self, table: int, width: int) -> Bundle:
+    def item(self, table: int, width: int) -> PlacementUnit:
         """So many columns, in steps of four, of a table; or a whole bundle."""
-        bundle = self.bundles[table]
-        if len(bundle.slices) > 1:
-            return bundle
-        return Bundle((TableSlice(bundle.slices[0].table, 0, width * DIM_STEP),))
+        unit = self.units[table]
+        if len(unit.pieces) > 1:
+            return unit
+        return PlacementUnit((Piece(unit.pieces[0].table, 0, width * DIM_STEP),))
 
-    def placed(self, widths: Ints) -> list[tuple[TableSlice, int]]:
+    def placed(self, widths: Ints) -> list[tuple[Piece, int]]:
         """Each slice and its device, of a plan that has such widths."""
-        found, start = [], np.zeros(len(self.bundles), np.int64)
+        found, start = [], np.zeros(len(self.units), np.int64)
         for table, device in zip(*widths.nonzero(), strict=True):
-            bundle, width = self.bundles[table], int(widths[table, device]) * DIM_STEP
-            if len(bundle.slices) > 1:
-                found += [(piece, int(device)) for piece in bundle.slices]
+            unit, width = self.units[table], int(widths[table, device]) * DIM_STEP
+            if len(unit.pieces) > 1:
+                found += [(piece, int(device)) for piece in unit.pieces]
                 continue
-            whole = bundle.slices[0].table
-            found.append((TableSlice(whole, int(start[table]), width), int(device)))
+            whole = unit.pieces[0].table
+            found.append((Piece(whole, int(start[table]), width), int(device)))
             start[table] += width
         return found
 
@@ -178,8 +178,8 @@ class ColumnPlan:
             return found
         swapped = c.other >= 0
         stays = (c.keeps > 0) & ~swapped
-        slices = self.slices[c.table] + stays - (self.widths[c.table, c.second] > 0) * ~swapped
-        found &= (slices <= self.max_slices[c.table]) | ~stays
+        pieces = self.parts[c.table] + stays - (self.widths[c.table, c.second] > 0) * ~swapped
+        found &= (pieces <= self.max_slices[c.table]) | ~stays
         least = self._least[c.table]
         return np.asarray(found & (~stays | ((c.keeps >= least) & (c.gets >= least))))
 
@@ -193,16 +193,16 @@ class ColumnPlan:
             self.state.put(enter, device)
         table, other = int(c.table[number]), int(c.other[number])
         self.widths[table, devices] = c.keeps[number], c.gets[number]
-        self.slices[table] = (self.widths[table] > 0).sum()
+        self.parts[table] = (self.widths[table] > 0).sum()
         if other >= 0:
             self.widths[other, devices] = c.other_gets[number], 0
-            self.slices[other] = (self.widths[other] > 0).sum()
+            self.parts[other] = (self.widths[other] > 0).sum()
         self.waits[list(devices)] = after.waits[number]
 
 
-def _steps(bundle: Bundle) -> int:
+def _steps(unit: PlacementUnit) -> int:
     """All columns in steps of four; a bundle of several tables has one step."""
-    return bundle.slices[0].width // DIM_STEP if len(bundle.slices) == 1 else 1
+    return unit.pieces[0].width // DIM_STEP if len(unit.pieces) == 1 else 1
 
 
 def stacked(parts: Sequence[Changes]) -> Changes:

@@ -7,7 +7,7 @@ sent in both all-to-alls.
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
+from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.heuristics import Floats, greedy_plan, place_in_turn, sum_of
 from autoshard.workload import ShardingPlan, ShardingTask
@@ -44,7 +44,7 @@ class FusedGreedySharder:
         self._oracle.check(task)
         masks = RuleMasks(task)
         pricing = self._oracle.expectation()  # what is not known of costs would take as long again
-        catalog = PieceCatalog(pricing, task, masks, masks.units)
+        catalog = UnitCatalog(pricing, task, masks, masks.units)
         devices, numbers = PlacementState(catalog), np.arange(len(masks.units))
         column_ms = devices.price.column_ms()
 

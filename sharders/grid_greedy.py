@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.network import DIRECTIONS
-from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
+from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.workload import ShardingTask
 from autoshard.workload.admission import RuleMasks
-from autoshard.workload.units import Bundle
+from autoshard.workload.units import PlacementUnit
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -33,7 +33,7 @@ class GreedyPlan:
         lack: squared bytes of all that is not placed; 0 where all is.
     """
 
-    bundles: Sequence[Bundle]
+    units: Sequence[PlacementUnit]
     homes: Whole
     cost_ms: float
     lack: float
@@ -47,8 +47,8 @@ class GreedyPlan:
 
     def placed(self) -> Placed:
         """Each slice and its device."""
-        homes = zip(self.bundles, self.homes.tolist(), strict=True)
-        return [(piece, home) for bundle, home in homes for piece in bundle.slices]
+        homes = zip(self.units, self.homes.tolist(), strict=True)
+        return [(piece, home) for unit, home in homes for piece in unit.pieces]
 
 
 class GridGreedy:
@@ -70,22 +70,22 @@ class GridGreedy:
         columns = sum(table.whole().output_width for table in task.tables)
         self._limits = np.array(shares) * columns / len(task.devices)
 
-    def best(self, cuts: Sequence[Sequence[Bundle]]) -> list[GreedyPlan]:
+    def best(self, cuts: Sequence[Sequence[PlacementUnit]]) -> list[GreedyPlan]:
         """The best placement of each cut: lists of equally many bundles, each all of the task.
 
         A bundle that stands in several of them is looked at once.
         """
-        different = dict.fromkeys(bundle for cut in cuts for bundle in cut)
-        numbers = {bundle: number for number, bundle in enumerate(different)}
+        different = dict.fromkeys(unit for cut in cuts for unit in cut)
+        numbers = {unit: number for number, unit in enumerate(different)}
         pricing = self._oracle.expectation()
-        catalog = PieceCatalog(pricing, self._task, self.masks, list(different))
-        members = np.array([[numbers[bundle] for bundle in cut] for cut in cuts])
-        freedom = np.stack([self.masks.freedom(units) for units in catalog.units[members]])
-        alone = self._oracle.alone_ms(catalog.pieces)[members]
+        catalog = UnitCatalog(pricing, self._task, self.masks, list(different))
+        members = np.array([[numbers[unit] for unit in cut] for cut in cuts])
+        freedom = np.stack([self.masks.freedom(origins) for origins in catalog.origins[members]])
+        alone = self._oracle.alone_ms(catalog.units)[members]
         turns = np.lexsort((-alone, freedom))  # of each cut, as `place_in_turn`
         ordered = np.take_along_axis(members, turns, 1).repeat(len(self._limits), 0)
         plans = _Plans(catalog, np.tile(self._limits, len(cuts)))
-        homes = np.stack([plans.place(pieces) for pieces in ordered.T], axis=1)
+        homes = np.stack([plans.place(units) for units in ordered.T], axis=1)
         shape = len(cuts), len(self._limits)
         costs, lacks = plans.costs_ms().reshape(shape), plans.lack.reshape(shape)
         chosen = np.lexsort((lacks, costs))[:, 0]
@@ -99,55 +99,53 @@ class GridGreedy:
 
 
 class _Plans:
-    """Plans under way, one for each limit of columns; all place a piece at a time.
+    """Plans under way, one for each limit of columns; all place a unit at a time.
 
     What no device may take is left out, and the others go on: so it is known how much is left.
 
     Args:
-        catalog: The pieces.
+        catalog: The units.
         limits: Most columns of a device of each plan.
     """
 
-    def __init__(self, catalog: PieceCatalog, limits: Floats) -> None:
+    def __init__(self, catalog: UnitCatalog, limits: Floats) -> None:
         self._catalog, self._limits = catalog, limits[:, None]
         self._devices = PlacementState(catalog, len(limits))
         # Sums of these name what a device holds, whatever the order it came in.
         rng = np.random.default_rng(0)
-        self._marks = rng.integers(2**63, size=len(catalog.pieces), dtype=np.uint64)
+        self._marks = rng.integers(2**63, size=len(catalog.units), dtype=np.uint64)
         self._held = np.zeros(self._devices.free.shape, np.uint64)
         self._ms = np.zeros((*self._devices.free.shape, DIRECTIONS))
         self.lack = np.zeros(len(limits))
 
-    def place(self, pieces: Whole) -> Whole:
-        """Puts a piece of each plan where the device computes least with it: [plans]."""
+    def place(self, units: Whole) -> Whole:
+        """Puts a unit of each plan where the device computes least with it: [plans]."""
         state, catalog = self._devices, self._catalog
-        open_to = state.admits_pieces(pieces)
-        open_to &= state.columns + catalog.columns[pieces][:, None] <= self._limits
+        open_to = state.admits_units(units)
+        open_to &= state.columns + catalog.columns[units][:, None] <= self._limits
         fits, where = open_to.any(1), np.flatnonzero(open_to)
-        self.lack += np.where(fits, 0.0, catalog.bytes[pieces].astype(float) ** 2)
-        homes = np.full(len(pieces), _NOWHERE)
+        self.lack += np.where(fits, 0.0, catalog.bytes[units].astype(float) ** 2)
+        homes = np.full(len(units), _NOWHERE)
         if not len(where):
             return homes
         with_it = np.full((*open_to.shape, DIRECTIONS), np.inf)
-        with_it.reshape(-1, DIRECTIONS)[where] = self._with(
-            pieces[where // open_to.shape[1]], where
-        )
+        with_it.reshape(-1, DIRECTIONS)[where] = self._with(units[where // open_to.shape[1]], where)
         plans = np.flatnonzero(fits)
         chosen = with_it[plans].sum(2).argmin(1)
         homes[plans] = chosen
         self._ms[plans, chosen] = with_it[plans, chosen]
-        self._held[plans, chosen] += self._marks[pieces[plans]]
-        state.put_each(plans, pieces[plans], chosen)
+        self._held[plans, chosen] += self._marks[units[plans]]
+        state.put_each(plans, units[plans], chosen)
         return homes
 
-    def _with(self, pieces: Whole, where: Whole) -> Floats:
-        """Forward and backward ms of devices, numbered over all plans, with a piece more.
+    def _with(self, units: Whole, where: Whole) -> Floats:
+        """Forward and backward ms of devices, numbered over all plans, with a unit more.
 
         Devices that would hold the same are priced once: limits that do not bind change nothing.
         """
-        marks = self._held.reshape(-1)[where] + self._marks[pieces]
+        marks = self._held.reshape(-1)[where] + self._marks[units]
         _, first, which = np.unique(marks, return_index=True, return_inverse=True)
-        return self._devices.joined_at(where[first], pieces[first])[which]
+        return self._devices.joined_at(where[first], units[first])[which]
 
     def costs_ms(self) -> Floats:
         """What each plan costs, by the task's objective; infinite where something is left."""

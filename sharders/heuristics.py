@@ -6,19 +6,19 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from autoshard.workload import EmbeddingTable, PlanError, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.admission import Occupancy, RuleMasks
 from autoshard.workload.cost_proxies import COST_PROXIES
 from autoshard.workload.packing import does_not_fit
 from autoshard.workload.sizes import told
-from autoshard.workload.units import Bundle, bytes_of_bundles
+from autoshard.workload.units import PlacementUnit, bytes_of_units
 
 Floats = npt.NDArray[np.float64]
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
 
 
 def _proxy_cost(
-    proxy: Callable[[TableSlice], float], table: EmbeddingTable, _rng: np.random.Generator
+    proxy: Callable[[Piece], float], table: EmbeddingTable, _rng: np.random.Generator
 ) -> float:
     return proxy(table.whole())
 
@@ -68,12 +68,12 @@ class GreedySharder:
         rng = np.random.default_rng(self._seed)
         costs = {table.name: self._cost(table, rng) for table in task.tables}
         masks = RuleMasks(task)
-        return greedy_plan(task, masks, [sum_of(bundle, costs) for bundle in masks.units])
+        return greedy_plan(task, masks, [sum_of(unit, costs) for unit in masks.units])
 
 
-def sum_of(bundle: Bundle, costs: Mapping[str, float]) -> float:
+def sum_of(unit: PlacementUnit, costs: Mapping[str, float]) -> float:
     """Of its tables' costs."""
-    return sum(costs[piece.table.name] for piece in bundle.slices)
+    return sum(costs[piece.table.name] for piece in unit.pieces)
 
 
 def greedy_plan(task: ShardingTask, masks: RuleMasks, costs: Sequence[float]) -> ShardingPlan:
@@ -107,7 +107,7 @@ def place_in_turn(
         placed: Called with the number of each unit and its device.
     """
     units = masks.units
-    sizes = bytes_of_bundles(task.operator, task.batch_size, units)
+    sizes = bytes_of_units(task.operator, task.batch_size, units)
     chosen, numbers = np.full(len(units), -1), np.arange(len(units))
     for number in np.lexsort((-np.array(costs), masks.freedom(numbers))).tolist():
         fitting = held.admits(numbers[number : number + 1], sizes[number : number + 1])[0]
@@ -121,6 +121,6 @@ def place_in_turn(
     devices = {
         piece.table.name: home
         for unit, home in zip(units, chosen.tolist(), strict=True)
-        for piece in unit.slices
+        for piece in unit.pieces
     }
     return ShardingPlan.table_wise(task, [devices[table.name] for table in task.tables])

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload import Piece, ShardingPlan, ShardingTask
 from autoshard.workload.admission import Ints, Truths
-from autoshard.workload.units import Bundle
+from autoshard.workload.units import PlacementUnit
 
 GONE = -1  # the device of pieces that are on none: split, or only looked at
 
@@ -25,11 +25,11 @@ class MoveBudget:
         self._placements = plan.by_table()
         self._moving = np.empty((0, len(task.devices)), np.int64)  # of each piece, by device
 
-    def extend(self, pieces: Sequence[Bundle]) -> None:
+    def extend(self, pieces: Sequence[PlacementUnit]) -> None:
         """Adds pieces, in the order of the search's own."""
         stored, devices = self._task.operator.stored_bytes, np.arange(len(self._task.devices))
-        sizes = [sum(stored(s.table.rows, s.width) for s in piece.slices) for piece in pieces]
-        homes = np.array([self._home(piece.slices[0]) for piece in pieces], np.int64)
+        sizes = [sum(stored(s.table.rows, s.width) for s in piece.pieces) for piece in pieces]
+        homes = np.array([self._home(piece.pieces[0]) for piece in pieces], np.int64)
         moving = np.array(sizes, np.int64)[:, None] * (homes[:, None] != devices)
         self._moving = np.concatenate([self._moving, moving])
 
@@ -52,7 +52,7 @@ class MoveBudget:
         moved = self._moved_without(mine, homes)[:, None] - others_stay + self._moving[others, here]
         return np.asarray(moved + self._moving[mine][:, there] <= self._max_bytes)
 
-    def _home(self, piece: TableSlice) -> int:
+    def _home(self, piece: Piece) -> int:
         """Returns the device that the plan in use has the piece on."""
         return next(
             placement.device

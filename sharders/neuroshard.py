@@ -18,7 +18,7 @@ from autoshard.sharders.grid_greedy import GridGreedy
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.packing import does_not_fit
-from autoshard.workload.units import Bundle, bytes_of_bundles
+from autoshard.workload.units import PlacementUnit, bytes_of_units
 
 # As published: the defaults of `shard` and `_table_wise_shard` in neuroshard/neurosharder.py of
 # github.com/daochenzha/neuroshard, there `n`, `k`, `max_length`, `search_steps` and `threshold_*`.
@@ -51,7 +51,7 @@ class NeuroShardSharder:
         (whole,) = greedy.best([greedy.masks.units])
         beam, best = [whole], whole
         for _ in range(_STEPS):
-            tried = cuts.after([plan.bundles for plan in beam])
+            tried = cuts.after([plan.units for plan in beam])
             if not tried:
                 break
             beam = sorted(greedy.best(tried), key=lambda plan: plan.rank)[:_BEAM]
@@ -59,7 +59,7 @@ class NeuroShardSharder:
         if best.lack:
             raise does_not_fit(task, split=True)
         # Slices of a table that meet on a device become one, which changes what they cost.
-        found = (ShardingPlan.of_slices(task, p.placed()) for p in (whole, best) if not p.lack)
+        found = (ShardingPlan.of_pieces(task, p.placed()) for p in (whole, best) if not p.lack)
         return min(found, key=lambda plan: planned_ms(self._oracle, task, plan))
 
 
@@ -70,30 +70,30 @@ class _Cuts:
 
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, masks: RuleMasks) -> None:
         self._oracle, self._task, self._masks = oracle, task, masks
-        self._slices: dict[tuple[str, int], Bundle] = {}
+        self._pieces: dict[tuple[str, int], PlacementUnit] = {}
 
-    def after(self, cuts: Sequence[Sequence[Bundle]]) -> list[list[Bundle]]:
+    def after(self, cuts: Sequence[Sequence[PlacementUnit]]) -> list[list[PlacementUnit]]:
         """These with one slice halved, one of the costliest or of the largest; each cut once."""
-        found: dict[frozenset[tuple[Bundle, int]], list[Bundle]] = {}
+        found: dict[frozenset[tuple[PlacementUnit, int]], list[PlacementUnit]] = {}
         for cut in cuts:
-            for piece in self._worth_splitting(cut):
+            for unit in self._worth_splitting(cut):
                 rest = list(cut)
-                rest.remove(piece)
-                tried = rest + [self._the_only(half) for half in piece.halves()]
+                rest.remove(unit)
+                tried = rest + [self._the_only(half) for half in unit.halves()]
                 found.setdefault(frozenset(Counter(tried).items()), tried)
         return list(found.values())
 
-    def _worth_splitting(self, cut: Sequence[Bundle]) -> list[Bundle]:
+    def _worth_splitting(self, cut: Sequence[PlacementUnit]) -> list[PlacementUnit]:
         different = list(dict.fromkeys(cut))
         costs = self._oracle.alone_ms(different)
-        sizes = bytes_of_bundles(self._task.operator, self._task.batch_size, different)
+        sizes = bytes_of_units(self._task.operator, self._task.batch_size, different)
         costliest, largest = (np.argsort(-by, kind="stable")[:_CANDIDATES] for by in (costs, sizes))
-        slices = Counter(piece.name for piece in cut)
+        pieces = Counter(piece.name for piece in cut)
         return [
-            piece
+            unit
             for number in dict.fromkeys([*costliest.tolist(), *largest.tolist()])
-            if self._masks.may_split(piece := different[number], slices[piece.name])
+            if self._masks.may_split(unit := different[number], pieces[unit.name])
         ]
 
-    def _the_only(self, half: Bundle) -> Bundle:
-        return self._slices.setdefault((half.name, half.slices[0].width), half)
+    def _the_only(self, half: PlacementUnit) -> PlacementUnit:
+        return self._pieces.setdefault((half.name, half.pieces[0].width), half)

@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
+from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders.move_budget import GONE, MoveBudget
-from autoshard.workload import ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload import Piece, ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks, Truths
-from autoshard.workload.units import Bundle
+from autoshard.workload.units import PlacementUnit
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -71,13 +71,13 @@ class PlanSearch:
         self._power = power
         self._masks = RuleMasks(task)
         gathered = self._masks.gathered(placed)
-        self._catalog = PieceCatalog(pricing, task, self._masks, [unit for unit, _ in gathered])
+        self._catalog = UnitCatalog(pricing, task, self._masks, [unit for unit, _ in gathered])
         self._homes = np.array([device for _, device in gathered], np.int64)
         self._devices = PlacementState(self._catalog)
         self._devices.fill(self._homes)
         self._budget = None if near is None else MoveBudget(*near, task)
         if self._budget is not None:
-            self._budget.extend(self._catalog.pieces)
+            self._budget.extend(self._catalog.units)
         self._weight = self._devices.beside()  # [items, stages]
         self._price_anew()
 
@@ -85,7 +85,7 @@ class PlanSearch:
         """What is minimised, in milliseconds: the waits' norms in sum, in the mean of scenarios."""
         return float(self._after(0.0))
 
-    def placed(self, change: Change | None = None) -> list[tuple[TableSlice, int]]:
+    def placed(self, change: Change | None = None) -> list[tuple[Piece, int]]:
         """Each slice and its device, as it is or after a step."""
         homes = self._homes.copy()
         if change is not None:
@@ -94,9 +94,9 @@ class PlanSearch:
                 homes[item] = device
         return [
             (piece, int(device))
-            for item, device in zip(self._catalog.pieces, homes, strict=True)
+            for item, device in zip(self._catalog.units, homes, strict=True)
             if device != GONE
-            for piece in item.slices
+            for piece in item.pieces
         ]
 
     def descend(self, split: bool, late: Callable[[], bool] = lambda: False) -> None:
@@ -146,7 +146,7 @@ class PlanSearch:
         if rank >= len(mine):
             return False
         item = sorted(mine, key=lambda number: -self._weight[number, wait])[rank]
-        pair = self._catalog.pieces[item].halves()
+        pair = self._catalog.units[item].halves()
         stays, goes = (self._add([half]) for half in pair)
         admitted = self._admitted(np.array([goes]))[0]
         admitted[slowest] = False
@@ -229,7 +229,7 @@ class PlanSearch:
         if not wide or len(self._costs) == 1:
             return _NONE
         homes = self._homes[wide]
-        pairs = [self._catalog.pieces[item].halves() for item in wide]
+        pairs = [self._catalog.units[item].halves() for item in wide]
         first = self._add([stays for stays, _ in pairs])
         second = self._add([goes for _, goes in pairs])
         staying = np.arange(first, first + len(pairs))
@@ -250,7 +250,7 @@ class PlanSearch:
 
     def _admitted(self, items: Whole) -> Truths:
         """Whether each item may go to each device: [items, devices]."""
-        found = self._devices.admits_pieces(items)
+        found = self._devices.admits_units(items)
         return found if self._budget is None else found & self._budget.admits(items, self._homes)
 
     def _may_swap(self, here: int, mine: Whole, others: Whole) -> Truths:
@@ -266,12 +266,14 @@ class PlanSearch:
 
     def _splittable(self, items: Whole) -> list[int]:
         """Those of the items that may be halved."""
-        present = self._catalog.units[self._homes != GONE]
+        present = self._catalog.origins[self._homes != GONE]
         parts = np.bincount(present, minlength=len(self._masks.units))
-        pieces, units = self._catalog.pieces, self._catalog.units
-        return [n for n in items.tolist() if self._masks.may_split(pieces[n], int(parts[units[n]]))]
+        units, origins = self._catalog.units, self._catalog.origins
+        return [
+            n for n in items.tolist() if self._masks.may_split(units[n], int(parts[origins[n]]))
+        ]
 
-    def _add(self, items: list[Bundle]) -> int:
+    def _add(self, items: list[PlacementUnit]) -> int:
         """Make items that are on no device yet; returns the number of the first."""
         first = self._catalog.extend(items)
         self._homes = np.concatenate([self._homes, np.full(len(items), GONE)])

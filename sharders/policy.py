@@ -65,7 +65,7 @@ class PolicySharder:
             search = LocalSearch(self._oracle, kicks=0, split=split)
             found = [packed, *search.improve(task, [packed])]
         if self._search is None:  # quick: by the mean of what is not known
-            plans = [ShardingPlan.of_slices(task, placed) for placed in found]
+            plans = [ShardingPlan.of_pieces(task, placed) for placed in found]
             return min(plans, key=lambda plan: planned_ms(self._oracle, task, plan))
         if self._clock() < until:
             found += self._improved(self._search, task, found, until)

@@ -64,7 +64,7 @@ class Proposer:
 
     def _joins(self, tables: Ints, devices: Ints, count: int) -> Changes:
         """A slice to where there is another one of its table."""
-        several = np.flatnonzero(self._plan.slices[tables] > 1)
+        several = np.flatnonzero(self._plan.parts[tables] > 1)
         if not len(several):
             return self._moves(tables[:0], devices[:0])
         shuffled = self._rng.permutation(several)

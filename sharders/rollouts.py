@@ -15,7 +15,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import BatchedPlacementEnv, Layout, TableCatalog, TaskInstance
 from autoshard.sharders.groups import DEVICES, Group, in_groups
 from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, PolicyVariant
-from autoshard.workload import ShardingTask, TableSlice
+from autoshard.workload import Piece, ShardingTask
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import Floats
 
@@ -63,7 +63,7 @@ class _GroupRollout:
     """
 
     group: Group
-    placed: tuple[tuple[TableSlice, int], ...]
+    placed: tuple[tuple[Piece, int], ...]
     stages_ms: Floats
     plan_ms: float
 
@@ -71,7 +71,7 @@ class _GroupRollout:
     def of(episodes: BatchedPlacementEnv, env_id: int, group: Group) -> "_GroupRollout":
         waits = episodes.stages_ms[env_id].amax(0).double().numpy()
         homes = group.devices.tolist()
-        placed = tuple((piece, homes[home]) for piece, home in episodes.placed_slices(env_id))
+        placed = tuple((piece, homes[home]) for piece, home in episodes.placed_pieces(env_id))
         return _GroupRollout(
             group, placed, waits, math.inf if episodes.infeasible[env_id] else float(waits.sum())
         )
@@ -87,7 +87,7 @@ class Rollout:
         way: which of those that were asked for it was played in; 0 if it was made of several.
     """
 
-    placed: tuple[tuple[TableSlice, int], ...]
+    placed: tuple[tuple[Piece, int], ...]
     plan_ms: float
     config: int
 
@@ -161,11 +161,11 @@ class PolicyRollouts:
         """
         assert rng is not None or not any(config.sampled for config in configs)
         masks = RuleMasks(task)
-        bundles = masks.units
+        units = masks.units
         split = split and self._network.shape.halves and len(task.devices) > 1
-        catalog = TableCatalog(self._oracle, bundles, split)
+        catalog = TableCatalog(self._oracle, units, split)
         rules = masks if masks.any else None
-        instance = TaskInstance(np.arange(len(bundles)), task.usable_bytes, rules, task.objective)
+        instance = TaskInstance(np.arange(len(units)), task.usable_bytes, rules, task.objective)
         whole = Group(np.arange(len(task.devices)), instance)
         groups = in_groups(catalog, whole)
         ended = self._play_groups(catalog, groups, configs, split, rng)
@@ -217,7 +217,7 @@ class PolicyRollouts:
     ) -> list[list[_GroupRollout]]:
         """Games of each group in all ways: [ways][groups]."""
         instances = [group.instance for group in groups]
-        tables = max(len(instance.pieces) for instance in instances)
+        tables = max(len(instance.units) for instance in instances)
         devices = max(len(group.devices) for group in groups)
         rollouts = len(configs) * len(groups)
         episodes = BatchedPlacementEnv(catalog, rollouts, tables, devices, tables if split else 0)

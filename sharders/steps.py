@@ -10,12 +10,12 @@ import numpy as np
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.plan_search import Change, Choices, PlanSearch
-from autoshard.workload import PlanError, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload import Piece, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between
 from autoshard.workload.step_price import norm_power
 
 Kind = Literal["move", "swap", "split"]
-Moved = tuple[tuple[TableSlice, int, int], ...]  # columns, from where, and where to
+Moved = tuple[tuple[Piece, int, int], ...]  # columns, from where, and where to
 
 _LOOKED_AT = 1000  # candidates that are made plans of, the most promising first
 _LIKELY = 4  # times as many as are asked for are priced in scenarios
@@ -90,4 +90,4 @@ def _moved(
     """What moves, that of devices that hold up a wait first."""
     tables = {table.name: table for table in task.tables}
     moves = sorted(moves_between(old, new, task), key=lambda move: move.source not in slowest)
-    return tuple((TableSlice(tables[m.table], m.start, m.width), m.source, m.target) for m in moves)
+    return tuple((Piece(tables[m.table], m.start, m.width), m.source, m.target) for m in moves)

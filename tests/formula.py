@@ -36,7 +36,7 @@ def formula_ms(
     Each feature has an output; weights have gradients of their own.
     """
     work = rows = weights = 0.0
-    for piece in shard.slices:
+    for piece in shard.pieces:
         spectrum = spectrum_of(piece.table, batch_size)
         each = spectrum.lookups * piece.width / 2e6 + batch_size * piece.table.features / 4e4
         work += dearer(piece.table) * each

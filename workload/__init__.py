@@ -1,6 +1,6 @@
 """What is to be sharded: the ground floor, which imports no other room.
 
-Hands out the words of the platform (`EmbeddingTable`, `TableSlice`, `Shard`, `Device`,
+Hands out the words of the platform (`EmbeddingTable`, `Piece`, `Shard`, `Device`,
 `ShardingTask`, `ShardingPlan`, `OperatorOptions`), the protocols of its two trades (`CostOracle`,
 `Sharder`), readers of table lists (`load_tables`), what plans must obey (`Constraints`, `Rule`),
 the index batches that a table's description stands for, and the features that models see of it.
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from autoshard.workload.batches import IndexBatch, shard_batch, table_lookups
     from autoshard.workload.constraints import Constraints
     from autoshard.workload.errors import FieldError, UserError
-    from autoshard.workload.features import FEATURE_NAMES, slice_features
+    from autoshard.workload.features import FEATURE_NAMES, piece_features
     from autoshard.workload.objective import Link, Objective
     from autoshard.workload.operators import OperatorOptions
     from autoshard.workload.plans import Placement, PlanError, ShardingPlan
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from autoshard.workload.rules import Rule
     from autoshard.workload.sampling import random_exchanges, random_shards, random_tasks
     from autoshard.workload.synthetic import synthetic_tables
-    from autoshard.workload.tables import EmbeddingTable, Shard, TableSlice, Trace
+    from autoshard.workload.tables import EmbeddingTable, Piece, Shard, Trace
     from autoshard.workload.tasks import Device, ShardingTask
 else:
     __getattr__, __dir__ = lazy_exports(__name__)
@@ -39,6 +39,7 @@ __all__ = [
     "Link",
     "Objective",
     "OperatorOptions",
+    "Piece",
     "Placement",
     "PlanError",
     "Rule",
@@ -47,15 +48,14 @@ __all__ = [
     "Sharder",
     "ShardingPlan",
     "ShardingTask",
-    "TableSlice",
     "Trace",
     "UserError",
     "load_tables",
+    "piece_features",
     "random_exchanges",
     "random_shards",
     "random_tasks",
     "shard_batch",
-    "slice_features",
     "synthetic_tables",
     "table_lookups",
 ]

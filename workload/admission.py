@@ -12,9 +12,9 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from autoshard.workload.tables import TableSlice, halves
+from autoshard.workload.tables import Piece, halves
 from autoshard.workload.tasks import ShardingTask
-from autoshard.workload.units import Bundle, Piece
+from autoshard.workload.units import Placeable, PlacementUnit
 
 Truths: TypeAlias = npt.NDArray[np.bool_]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ class RuleMasks:
         self._numbers = {
             piece.table.name: number
             for number, unit in enumerate(self.units)
-            for piece in unit.slices
+            for piece in unit.pieces
         }
         count, devices = len(self.units), len(task.devices)
         apart = [rule for rule in task.rules if rule.kind == "apart"]
@@ -72,12 +72,12 @@ class RuleMasks:
             for number in {n for n in members if members.count(n) > 1}:
                 self.lawful[number] = False  # of one unit: together and apart at once
 
-    def number(self, piece: Piece) -> int:
+    def number(self, piece: Placeable) -> int:
         """Returns the number of the unit that a slice, or a unit, is of; `NOTHING` of none."""
-        slices = Bundle.of(piece).slices
-        return self._numbers[slices[0].table.name] if slices else NOTHING
+        pieces = PlacementUnit.of(piece).pieces
+        return self._numbers[pieces[0].table.name] if pieces else NOTHING
 
-    def numbers(self, pieces: Sequence[Piece]) -> Ints:
+    def numbers(self, pieces: Sequence[Placeable]) -> Ints:
         """Returns the number of each piece's unit."""
         return np.array([self.number(piece) for piece in pieces], np.int64)
 
@@ -92,22 +92,22 @@ class RuleMasks:
             freedom[:-1] -= apart @ np.bincount(units, minlength=len(groups))
         return np.asarray(freedom[units])
 
-    def may_split(self, unit: Bundle, parts: int = 1) -> bool:
+    def may_split(self, unit: PlacementUnit, parts: int = 1) -> bool:
         """Returns whether a slice may become two, where its table has so many parts already."""
         if not unit.can_be_split:
             return False
         number = self.number(unit)
-        narrow = min(half.width for half in halves(unit.slices[0]))
+        narrow = min(half.width for half in halves(unit.pieces[0]))
         return bool(parts < self.max_parts[number] and narrow >= self.min_width[number])
 
-    def gathered(self, placed: Sequence[tuple[TableSlice, int]]) -> list[tuple[Bundle, int]]:
+    def gathered(self, placed: Sequence[tuple[Piece, int]]) -> list[tuple[PlacementUnit, int]]:
         """Returns the slices of a plan as units, each with its device."""
-        together = [unit for unit in self.units if len(unit.slices) > 1]
+        together = [unit for unit in self.units if len(unit.pieces) > 1]
         if not together:
-            return [(Bundle.of(piece), device) for piece, device in placed]
+            return [(PlacementUnit.of(piece), device) for piece, device in placed]
         homes = {piece.table.name: device for piece, device in placed}
-        names = {piece.table.name for unit in together for piece in unit.slices}
-        alone = [(Bundle.of(p), device) for p, device in placed if p.table.name not in names]
+        names = {piece.table.name for unit in together for piece in unit.pieces}
+        alone = [(PlacementUnit.of(p), device) for p, device in placed if p.table.name not in names]
         return [(unit, homes[unit.name]) for unit in together] + alone
 
 
@@ -204,7 +204,7 @@ class Occupancy:
         return [] if self._rules is None else self._rules.groups[unit].nonzero()[0].tolist()
 
 
-def units_of(task: ShardingTask) -> list[Bundle]:
+def units_of(task: ShardingTask) -> list[PlacementUnit]:
     """Returns what is placed: all tables whole, those that a rule keeps together as one."""
     leader = {table.name: table.name for table in task.tables}
 
@@ -217,7 +217,7 @@ def units_of(task: ShardingTask) -> list[Bundle]:
         if rule.kind == "together":
             for other in rule.tables[1:]:
                 leader[led_by(other)] = led_by(rule.tables[0])
-    joined: dict[str, list[TableSlice]] = {}
+    joined: dict[str, list[Piece]] = {}
     for table in task.tables:
         joined.setdefault(led_by(table.name), []).append(table.whole())
-    return [Bundle(tuple(slices)) for slices in joined.values()]
+    return [PlacementUnit(tuple(pieces)) for pieces in joined.values()]

@@ -67,7 +67,7 @@ def _draw(table: EmbeddingTable, batch_size: int, seed: int) -> tuple[Indices, I
 
 def shard_batch(shard: Shard, batch_size: int, seed: int = 0) -> IndexBatch:
     """The batch of all tables of a shard, in the shard's order."""
-    parts = [table_lookups(piece.table, batch_size, seed) for piece in shard.slices]
+    parts = [table_lookups(piece.table, batch_size, seed) for piece in shard.pieces]
     lengths = np.concatenate([lengths for _, lengths in parts])
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
     return IndexBatch(np.concatenate([indices for indices, _ in parts]), offsets)

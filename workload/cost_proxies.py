@@ -3,9 +3,9 @@
 import math
 from collections.abc import Callable
 
-from autoshard.workload.tables import TableSlice
+from autoshard.workload.tables import Piece
 
-COST_PROXIES: dict[str, Callable[[TableSlice], float]] = {
+COST_PROXIES: dict[str, Callable[[Piece], float]] = {
     "dim": lambda piece: piece.width,
     "size": lambda piece: piece.width * piece.table.rows,
     "lookup": lambda piece: piece.width * piece.table.pooling_factor,

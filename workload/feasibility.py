@@ -18,7 +18,7 @@ import scipy  # which loads its parts when they are used
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.errors import UserError
 from autoshard.workload.rules import Rule
-from autoshard.workload.tables import DIM_STEP, EmbeddingTable, TableSlice
+from autoshard.workload.tables import DIM_STEP, EmbeddingTable, Piece
 from autoshard.workload.tasks import ShardingTask
 
 _SECONDS = 20.0  # of search, for one question of a user
@@ -26,7 +26,7 @@ _WHOLE_SHARE = 0.5  # of the time is for whole tables, where they may be split
 _INFEASIBLE = 2  # scipy.optimize.milp's
 _TIGHTER = 2e-6  # the solver's own tolerance, of a device's memory
 
-Placed = Sequence[tuple[TableSlice, int]]
+Placed = Sequence[tuple[Piece, int]]
 Answer = TypeVar("Answer")
 
 
@@ -274,7 +274,7 @@ class _Program:
 
     def _bytes(self, table: EmbeddingTable) -> tuple[float, float]:
         """Of its narrowest slice, and whole."""
-        narrow = TableSlice(table, 0, DIM_STEP)
+        narrow = Piece(table, 0, DIM_STEP)
         return float(self._task.piece_bytes(narrow)), float(self._task.table_bytes(table))
 
     def _placed(self, solution: npt.NDArray[np.float64]) -> Placed:
@@ -284,7 +284,7 @@ class _Program:
             start = 0
             for device, count in enumerate(on_devices):
                 if count:
-                    placed.append((TableSlice(table, start, count * DIM_STEP), device))
+                    placed.append((Piece(table, start, count * DIM_STEP), device))
                     start += count * DIM_STEP
         return placed
 

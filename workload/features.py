@@ -6,7 +6,7 @@ import numpy as np
 
 from autoshard.workload.lookups import lookups_in
 from autoshard.workload.reuse import Floats
-from autoshard.workload.tables import NUM_REUSE_BINS, TableSlice
+from autoshard.workload.tables import NUM_REUSE_BINS, Piece
 
 # AutoShard's and DreamShard's: size is in GB of fp32 weights.
 PUBLISHED_FEATURES = (
@@ -33,17 +33,17 @@ FEATURE_NAMES = PUBLISHED_FEATURES + OWN_FEATURES
 _FLOAT_BYTES = 4
 
 
-def slice_features(slices: Sequence[TableSlice], batch_size: int) -> Floats:
+def piece_features(pieces: Sequence[Piece], batch_size: int) -> Floats:
     """Features of each slice in a batch of that size: [slices, features], named FEATURE_NAMES.
 
     `looked_up_bytes` counts a row at each of its uses, `touched_bytes` once; both in fp32. Samples
     (`log_batch_size`) count once for each feature of the table: so many outputs it has. A table
     with one feature and without weights has 0 as its `log_features` and `weighted`.
     """
-    tables = list({id(piece.table): piece.table for piece in slices}.values())
+    tables = list({id(piece.table): piece.table for piece in pieces}.values())
     numbers = {id(table): number for number, table in enumerate(tables)}
-    of = np.array([numbers[id(piece.table)] for piece in slices], np.int64)
-    widths = np.array([piece.width for piece in slices], float)
+    of = np.array([numbers[id(piece.table)] for piece in pieces], np.int64)
+    widths = np.array([piece.width for piece in pieces], float)
     rows, pooling, features, weighted = (
         np.array([getattr(table, name) for table in tables], float)[of]
         for name in ("rows", "pooling_factor", "features", "weighted")

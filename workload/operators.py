@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from autoshard.workload import sizes
 from autoshard.workload.errors import FieldError
-from autoshard.workload.tables import TableSlice
+from autoshard.workload.tables import Piece
 
 Weights = Literal["fp32", "fp16"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd"]
@@ -75,10 +75,10 @@ class OperatorOptions:
         """Bytes of weights and optimizer state of `rows` vectors of `width` numbers."""
         return sum(self._stored(rows, width))
 
-    def memory(self, slices: Iterable[TableSlice], batch_size: int) -> MemoryParts:
+    def memory(self, pieces: Iterable[Piece], batch_size: int) -> MemoryParts:
         """Bytes that slices take of their device, part by part."""
         weights = optimizer = inputs = outputs = 0
-        for piece in slices:
+        for piece in pieces:
             table = piece.table
             held, state = self._stored(table.rows, piece.width)
             weights += held
@@ -89,14 +89,14 @@ class OperatorOptions:
             outputs += go
         return MemoryParts(weights, optimizer, inputs, outputs)
 
-    def bytes_of_each(self, slices: Sequence[TableSlice], batch_size: int) -> Whole:
+    def bytes_of_each(self, pieces: Sequence[Piece], batch_size: int) -> Whole:
         """The total of `memory` of each slice alone, for those who have many: [slices]."""
-        tables = [piece.table for piece in slices]
+        tables = [piece.table for piece in pieces]
         rows, features = (
             np.array([getattr(table, name) for table in tables], np.int64)
             for name in ("rows", "features")
         )
-        widths = np.array([piece.width for piece in slices], np.int64)
+        widths = np.array([piece.width for piece in pieces], np.int64)
         lookups = np.array([round(table.pooling_factor * batch_size) for table in tables], np.int64)
         weighted = np.array([table.weighted for table in tables], np.int64)
         stored = self._stored(rows, widths)

@@ -8,14 +8,14 @@ from autoshard.workload.first_fit import first_fit_decreasing
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.plans import PlanError
 from autoshard.workload.sizes import told
-from autoshard.workload.tables import EmbeddingTable, TableSlice, can_be_split, halves
+from autoshard.workload.tables import EmbeddingTable, Piece, can_be_split, halves
 from autoshard.workload.tasks import ShardingTask
-from autoshard.workload.units import bytes_of_bundles
+from autoshard.workload.units import bytes_of_units
 
 _NAMED = 3  # tables that an error names
 
 
-def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
+def pack(task: ShardingTask, split: bool) -> list[tuple[Piece, int]]:
     """Any valid plan, as slices and their devices: tables whole if that packs, else split.
 
     PlanError says which tables are too large, how much memory is missing, or which rules cannot be
@@ -36,15 +36,15 @@ def pack(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
         pieces[largest : largest + 1] = halves(pieces[largest])
 
 
-def _pack_by_rules(task: ShardingTask, split: bool) -> list[tuple[TableSlice, int]]:
+def _pack_by_rules(task: ShardingTask, split: bool) -> list[tuple[Piece, int]]:
     masks = RuleMasks(task)
-    sizes = bytes_of_bundles(task.operator, task.batch_size, masks.units)
+    sizes = bytes_of_units(task.operator, task.batch_size, masks.units)
     homes = first_fit_decreasing(sizes[None], task.usable_bytes[None], masks)[0]
     if homes.min() >= 0:
         return [
             (piece, home)
             for unit, home in zip(masks.units, homes.tolist(), strict=True)
-            for piece in unit.slices
+            for piece in unit.pieces
         ]
     try:
         placed = any_plan(task, split)

@@ -27,7 +27,7 @@ def part_of(table: EmbeddingTable) -> Part:
 
 def part_of_shard(shard: Shard) -> Part | None:
     """The part of all of the shard's tables; None if it mixes parts."""
-    parts = {part_of(piece.table) for piece in shard.slices}
+    parts = {part_of(piece.table) for piece in shard.pieces}
     return parts.pop() if len(parts) == 1 else None
 
 

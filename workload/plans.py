@@ -8,7 +8,7 @@ from typing import Any
 from autoshard.workload import documents, sizes
 from autoshard.workload.errors import UserError
 from autoshard.workload.operators import MemoryParts
-from autoshard.workload.tables import EmbeddingTable, Shard, TableSlice
+from autoshard.workload.tables import EmbeddingTable, Piece, Shard
 from autoshard.workload.tasks import ShardingTask
 
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 1)
@@ -29,7 +29,7 @@ class Placement:
     device: int
 
 
-def merged_by_device(placed: Iterable[tuple[TableSlice, int]]) -> list[tuple[TableSlice, int]]:
+def merged_by_device(placed: Iterable[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
     """The same columns of each table on each device, in one slice there, and told apart: dealt out
     anew from the table's first one on, by the numbers of devices.
     """
@@ -41,7 +41,7 @@ def merged_by_device(placed: Iterable[tuple[TableSlice, int]]) -> list[tuple[Tab
         tables[piece.table.name] = piece.table
     starts, found = dict.fromkeys(tables, 0), []
     for (name, device), width in sorted(widths.items()):
-        found.append((TableSlice(tables[name], starts[name], width), device))
+        found.append((Piece(tables[name], starts[name], width), device))
         starts[name] += width
     return found
 
@@ -65,7 +65,7 @@ class ShardingPlan:
         return ShardingPlan(placements, len(task.devices))
 
     @staticmethod
-    def of_slices(task: ShardingTask, placed: Iterable[tuple[TableSlice, int]]) -> "ShardingPlan":
+    def of_pieces(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> "ShardingPlan":
         """The plan that puts so many columns of a table on a device as its slices are wide there.
 
         Which columns they are does not matter for what they cost: they are dealt out anew, so
@@ -78,7 +78,7 @@ class ShardingPlan:
         return ShardingPlan(tuple(placements), len(task.devices))
 
     @staticmethod
-    def of_placed(placed: Iterable[tuple[TableSlice, int]], num_devices: int) -> "ShardingPlan":
+    def of_placed(placed: Iterable[tuple[Piece, int]], num_devices: int) -> "ShardingPlan":
         """The plan that puts exactly these columns on these devices. Neighbours on one device
         become one slice.
         """
@@ -93,14 +93,14 @@ class ShardingPlan:
         return ShardingPlan(tuple(found), num_devices)
 
     @staticmethod
-    def in_place(task: ShardingTask, placed: Iterable[tuple[TableSlice, int]]) -> "ShardingPlan":
+    def in_place(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> "ShardingPlan":
         """The plan that puts these columns on these devices, if each then holds one slice of a
         table at most; else `of_slices`, which deals columns out anew.
         """
         placed = list(placed)
         plan = ShardingPlan.of_placed(placed, len(task.devices))
         homes = {(placement.table, placement.device) for placement in plan.placements}
-        return plan if len(homes) == len(plan.placements) else ShardingPlan.of_slices(task, placed)
+        return plan if len(homes) == len(plan.placements) else ShardingPlan.of_pieces(task, placed)
 
     def by_table(self) -> dict[str, list[Placement]]:
         """Placements of each table, in the order of their columns."""
@@ -109,10 +109,10 @@ class ShardingPlan:
             found.setdefault(placement.table, []).append(placement)
         return found
 
-    def placed(self, task: ShardingTask) -> list[tuple[TableSlice, int]]:
+    def placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
         """Each slice and its device."""
         tables = {table.name: table for table in task.tables}
-        return [(TableSlice(tables[p.table], p.start, p.width), p.device) for p in self.placements]
+        return [(Piece(tables[p.table], p.start, p.width), p.device) for p in self.placements]
 
     def check(self, task: ShardingTask) -> None:
         """PlanError unless every column is placed exactly once, all rules are kept, and all fits
@@ -156,7 +156,7 @@ class ShardingPlan:
                     fault = "twice" if placement.start < covered else "nowhere"
                     first, last = sorted((placement.start, covered))
                     raise PlanError(f"columns {first} to {last} of table {table.name} are {fault}")
-                TableSlice(table, placement.start, placement.width)
+                Piece(table, placement.start, placement.width)
                 covered += placement.width
             if covered != table.dim:
                 raise PlanError(
@@ -198,10 +198,10 @@ class ShardingPlan:
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
         """What each device runs; None for a device without tables."""
-        slices: list[list[TableSlice]] = [[] for _ in range(self.num_devices)]
+        held: list[list[Piece]] = [[] for _ in range(self.num_devices)]
         for piece, device in self.placed(task):
-            slices[device].append(piece)
-        return tuple(Shard(tuple(pieces)) if pieces else None for pieces in slices)
+            held[device].append(piece)
+        return tuple(Shard(tuple(pieces)) if pieces else None for pieces in held)
 
     def columns(self, task: ShardingTask) -> tuple[int, ...]:
         """That each device computes for the whole batch, and sends in an all-to-all."""
@@ -213,10 +213,10 @@ class ShardingPlan:
 
     def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
         """Bytes that each device fills, part by part."""
-        slices: list[list[TableSlice]] = [[] for _ in range(self.num_devices)]
+        held: list[list[Piece]] = [[] for _ in range(self.num_devices)]
         for piece, device in self.placed(task):
-            slices[device].append(piece)
-        return tuple(task.operator.memory(some, task.batch_size) for some in slices)
+            held[device].append(piece)
+        return tuple(task.operator.memory(some, task.batch_size) for some in held)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON document with its schema version."""

@@ -8,7 +8,7 @@ import numpy as np
 from autoshard.workload.errors import UserError
 from autoshard.workload.operators import OperatorOptions
 from autoshard.workload.parts import PARTS, tables_by_part
-from autoshard.workload.tables import DIM_STEP, EmbeddingTable, Shard, TableSlice
+from autoshard.workload.tables import DIM_STEP, EmbeddingTable, Piece, Shard
 from autoshard.workload.tasks import Device, ShardingTask
 
 FEWEST_TASK_TABLES, MAX_TASK_TABLES, MAX_TASK_DEVICES = 30, 100, 8
@@ -24,11 +24,11 @@ class Room:
     max_bytes: float
     batch_size: int
 
-    def filled(self, slices: Sequence[TableSlice]) -> list[TableSlice]:
+    def filled(self, pieces: Sequence[Piece]) -> list[Piece]:
         """Of the slices, in their order, those that there still is room for."""
         weights = lookups = 0.0
         kept = []
-        for piece in slices:
+        for piece in pieces:
             shard = Shard((piece,))
             more = weights + shard.weight_bytes, lookups + shard.looked_up_bytes(self.batch_size)
             if max(more) <= self.max_bytes:
@@ -65,24 +65,24 @@ def random_shards(
         size = int((min(max_tables, len(group)) + 1) ** rng.random())
         drawn = size if room is None else min(_DRAWN_FOR_ROOM * size, len(group))
         chosen = rng.choice(len(group), size=drawn, replace=False)
-        slices = [group[number].whole() for number in chosen]
+        pieces = [group[number].whole() for number in chosen]
         if augment:
-            slices = [_narrowed(piece, rng) for piece in slices]
+            pieces = [_narrowed(piece, rng) for piece in pieces]
         if room is not None:
-            slices = room.filled(slices)[:size]
-        if slices:
-            shard = Shard(tuple(slices))
+            pieces = room.filled(pieces)[:size]
+        if pieces:
+            shard = Shard(tuple(pieces))
             shards.setdefault(shard.digest, shard)
         if len(shards) == count:
             break
     return list(shards.values())
 
 
-def _narrowed(piece: TableSlice, rng: np.random.Generator) -> TableSlice:
+def _narrowed(piece: Piece, rng: np.random.Generator) -> Piece:
     widths = [piece.width]
     while widths[-1] % (2 * DIM_STEP) == 0:
         widths.append(widths[-1] // 2)
-    return TableSlice(piece.table, 0, int(rng.choice(widths)))
+    return Piece(piece.table, 0, int(rng.choice(widths)))
 
 
 def random_tasks(

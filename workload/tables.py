@@ -111,9 +111,9 @@ class EmbeddingTable:
     def _is_unusual(self) -> bool:
         return self.features > 1 or self.weighted
 
-    def whole(self) -> "TableSlice":
+    def whole(self) -> "Piece":
         """All columns of the table."""
-        return TableSlice(self, 0, self.dim)
+        return Piece(self, 0, self.dim)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object without the fields that are not set."""
@@ -139,7 +139,7 @@ class EmbeddingTable:
 
 
 @dataclass(frozen=True)
-class TableSlice:
+class Piece:
     """Columns `start` to `start + width` of a table."""
 
     table: EmbeddingTable
@@ -178,19 +178,19 @@ class Shard:
     The slices are kept in one canonical order, so equal sets are equal shards.
     """
 
-    slices: tuple[TableSlice, ...]
+    pieces: tuple[Piece, ...]
 
     def __post_init__(self) -> None:
-        if not self.slices:
+        if not self.pieces:
             raise UserError("a shard needs at least one table")
-        ordered = sorted(self.slices, key=lambda s: (s.digest, s.table.name, s.start))
-        object.__setattr__(self, "slices", tuple(ordered))
+        ordered = sorted(self.pieces, key=lambda s: (s.digest, s.table.name, s.start))
+        object.__setattr__(self, "pieces", tuple(ordered))
 
     @staticmethod
-    def in_order(slices: tuple[TableSlice, ...]) -> "Shard":
+    def in_order(pieces: tuple[Piece, ...]) -> "Shard":
         """The shard of slices that already stand in its order, as read back from a store."""
         shard = object.__new__(Shard)
-        object.__setattr__(shard, "slices", slices)
+        object.__setattr__(shard, "pieces", pieces)
         return shard
 
     @staticmethod
@@ -201,37 +201,37 @@ class Shard:
     @cached_property
     def digest(self) -> str:
         """Names what the shard costs: equal for shards of the same slices in any order."""
-        return digest([piece.digest for piece in self.slices])
+        return digest([piece.digest for piece in self.pieces])
 
     @property
     def total_dim(self) -> int:
         """Columns of the fused operator's output."""
-        return sum(piece.output_width for piece in self.slices)
+        return sum(piece.output_width for piece in self.pieces)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the weights in fp32."""
-        return sum(piece.table.rows * piece.width * _FLOAT_BYTES for piece in self.slices)
+        return sum(piece.table.rows * piece.width * _FLOAT_BYTES for piece in self.pieces)
 
     def looked_up_bytes(self, batch_size: int) -> float:
         """Bytes in fp32 that a batch looks up, each row at each of its uses."""
-        numbers = sum(piece.table.pooling_factor * piece.width for piece in self.slices)
+        numbers = sum(piece.table.pooling_factor * piece.width for piece in self.pieces)
         return numbers * batch_size * _FLOAT_BYTES
 
     def __len__(self) -> int:
-        return len(self.slices)
+        return len(self.pieces)
 
 
-def can_be_split(piece: TableSlice) -> bool:
+def can_be_split(piece: Piece) -> bool:
     """True if both halves would be wide enough."""
     return piece.width >= 2 * DIM_STEP
 
 
-def halves(piece: TableSlice) -> tuple[TableSlice, TableSlice]:
+def halves(piece: Piece) -> tuple[Piece, Piece]:
     """A slice that can be halved as two, of nearly equal width."""
     width = piece.width // (2 * DIM_STEP) * DIM_STEP
-    first = TableSlice(piece.table, piece.start, width)
-    return first, TableSlice(piece.table, piece.start + width, piece.width - width)
+    first = Piece(piece.table, piece.start, width)
+    return first, Piece(piece.table, piece.start + width, piece.width - width)
 
 
 def digest(value: Any) -> str:

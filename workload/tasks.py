@@ -13,7 +13,7 @@ from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.objective import Objective
 from autoshard.workload.operators import OperatorOptions
 from autoshard.workload.rules import Rule
-from autoshard.workload.tables import EmbeddingTable, TableSlice
+from autoshard.workload.tables import EmbeddingTable, Piece
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
 _UNTOLD = Objective().to_json()  # of tasks that were written before there was a choice
@@ -90,13 +90,13 @@ class ShardingTask:
         """The rules that name this device."""
         return tuple(rule for rule in self.rules if rule.of_devices and number in rule.numbers)
 
-    def piece_bytes(self, piece: TableSlice) -> int:
+    def piece_bytes(self, piece: Piece) -> int:
         """Bytes of a slice on its device, with those that a batch needs for it."""
         return self.bytes_of((piece,))
 
-    def bytes_of(self, slices: Iterable[TableSlice]) -> int:
+    def bytes_of(self, pieces: Iterable[Piece]) -> int:
         """Bytes of slices on one device, with those that a batch needs for them."""
-        return self.operator.memory(slices, self.batch_size).total
+        return self.operator.memory(pieces, self.batch_size).total
 
     def table_bytes(self, table: EmbeddingTable) -> int:
         """Bytes of the whole table on one device, with those that a batch needs for it."""

@@ -7,56 +7,56 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.workload.operators import OperatorOptions
-from autoshard.workload.tables import TableSlice, can_be_split, halves
+from autoshard.workload.tables import Piece, can_be_split, halves
 
 Whole = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Bundle:
+class PlacementUnit:
     """What is placed at once: a slice, or whole tables that a rule keeps together."""
 
-    slices: tuple[TableSlice, ...]
+    pieces: tuple[Piece, ...]
 
     @staticmethod
-    def of(piece: "TableSlice | Bundle") -> "Bundle":
+    def of(piece: "Piece | PlacementUnit") -> "PlacementUnit":
         """Of a single slice; a bundle is one already."""
-        return piece if isinstance(piece, Bundle) else Bundle((piece,))
+        return piece if isinstance(piece, PlacementUnit) else PlacementUnit((piece,))
 
     @property
     def name(self) -> str:
         """Of its first table: different for bundles of different tables."""
-        return self.slices[0].table.name
+        return self.pieces[0].table.name
 
     @property
     def columns(self) -> int:
         """Of the output, that it brings to its device."""
-        return sum(piece.output_width for piece in self.slices)
+        return sum(piece.output_width for piece in self.pieces)
 
     @property
     def can_be_split(self) -> bool:
         """True if it is one slice, and wide enough."""
-        return len(self.slices) == 1 and can_be_split(self.slices[0])
+        return len(self.pieces) == 1 and can_be_split(self.pieces[0])
 
-    def halves(self) -> tuple["Bundle", "Bundle"]:
+    def halves(self) -> tuple["PlacementUnit", "PlacementUnit"]:
         """Of a bundle of one slice that may be halved: two, of nearly equal width."""
-        (piece,) = self.slices
+        (piece,) = self.pieces
         first, second = halves(piece)
-        return Bundle((first,)), Bundle((second,))
+        return PlacementUnit((first,)), PlacementUnit((second,))
 
 
-Piece = TableSlice | Bundle
+Placeable = Piece | PlacementUnit
 
 
-def bytes_of_bundles(
-    operator: OperatorOptions, batch_size: int, bundles: Sequence[Bundle]
+def bytes_of_units(
+    operator: OperatorOptions, batch_size: int, units: Sequence[PlacementUnit]
 ) -> Whole:
     """Bytes of each of these on its device, with those that a batch needs: [bundles]."""
-    slices = [piece for bundle in bundles for piece in bundle.slices]
-    sizes = operator.bytes_of_each(slices, batch_size)
-    if len(slices) == len(bundles):
+    pieces = [piece for unit in units for piece in unit.pieces]
+    sizes = operator.bytes_of_each(pieces, batch_size)
+    if len(pieces) == len(units):
         return sizes
-    found = np.zeros(len(bundles), np.int64)
-    lengths = [len(bundle.slices) for bundle in bundles]
-    np.add.at(found, np.repeat(np.arange(len(bundles)), lengths), sizes)
+    found = np.zeros(len(units), np.int64)
+    lengths = [len(unit.pieces) for unit in units]
+    np.add.at(found, np.repeat(np.arange(len(units)), lengths), sizes)
     return found

@@ -251,7 +251,7 @@ def _terms(shards: Sequence[Shard], batch_size: int) -> Floats:
     """
     terms = np.ones((len(shards), _TERMS))
     for number, shard in enumerate(shards):
-        spectra = [(spectrum_of(p.table, batch_size), p.width) for p in shard.slices]
+        spectra = [(spectrum_of(p.table, batch_size), p.width) for p in shard.pieces]
         terms[number, 1:] = (
             len(shard),
             sum(spectrum.lookups * width for spectrum, width in spectra),

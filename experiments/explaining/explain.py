@@ -38,12 +38,12 @@ def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> It
         sent = f"{dims[phase.device]:,} of {sum(dims):,} sent" if phase.is_exchange else ""
         name = f"{phase.phase}: {task.devices[phase.device].name}"
         shown.add_row(name, sent, f"{phase.ms:.2f}", "", f"{phase.mean_ms:.2f}", style="bold")
-        dearest = [each for each in phase.slices if each.ms >= _MIN_MS]
+        dearest = [each for each in phase.pieces if each.ms >= _MIN_MS]
         for each in dearest[:_DEAREST]:
             piece = each.piece
             told = format_columns(piece.table, piece.start, piece.width)
             shown.add_row(f"  {piece.table.name}", told, f"{each.ms:.2f}", f"{each.share:.1%}", "")
-        if dearest and (left := len(phase.slices) - len(dearest[:_DEAREST])):
+        if dearest and (left := len(phase.pieces) - len(dearest[:_DEAREST])):
             shown.add_row(f"  and {left} more", "", "", "", "")
     yield shown
 
@@ -66,11 +66,11 @@ def steps(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Ite
 def _told(step: Step, task: ShardingTask) -> str:
     """In words: who goes where."""
     names = [device.name for device in task.devices]
-    slices = []
+    pieces = []
     for moved, *ends in step.moved:
         columns = format_columns(moved.table, moved.start, moved.width)
-        slices.append((f"{moved.table.name} ({columns} columns)", *(names[end] for end in ends)))
-    (piece, source, target), *others = slices
+        pieces.append((f"{moved.table.name} ({columns} columns)", *(names[end] for end in ends)))
+    (piece, source, target), *others = pieces
     if step.kind == "swap":
         return f"swap {piece} of {source} for {others[0][0]} of {target}"
     verb = "split off" if step.kind == "split" else "move"

@@ -68,7 +68,7 @@ class Measuring:
             played = player.play(task, [RolloutConfig(), RolloutConfig(sampled=True)], rng=rng)
             if not played:
                 continue  # neither game found a plan
-            plan = ShardingPlan.of_slices(task, played[-1].placed)  # the drawn one, if it has one
+            plan = ShardingPlan.of_pieces(task, played[-1].placed)  # the drawn one, if it has one
             shards += [shard for shard in plan.shards(task) if shard is not None]
         self.pool.measure(shards, MeasureSettings(catalog.batch_size, catalog.operator))
         return len(shards)

@@ -71,7 +71,7 @@ def _tables(source: str) -> Any:
 
 def episodes(envs: int, tables: tuple[int, int]) -> Work:
     """Episodes side by side, whose tables go to any device that has memory."""
-    catalog = _find("envs:TableCatalog", "envs:PieceCatalog").of_tables(
+    catalog = _find("envs:TableCatalog", "envs:UnitCatalog").of_tables(
         _find("cost_model:load_model")("cpu"), _tables("synthetic:320:1:small"), _BATCH_SIZE, True
     )
     drawn = _find("envs:RandomTaskSampler", "envs:RandomTaskSampler")(tables, (4, 4), (0.05, 0.2))

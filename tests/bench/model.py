@@ -66,7 +66,7 @@ def learning_metrics() -> list[Metric]:
     unusual = [
         number
         for number, shard in enumerate(parts["test"].shards)
-        if any(piece.table.features > 1 or piece.table.weighted for piece in shard.slices)
+        if any(piece.table.features > 1 or piece.table.weighted for piece in shard.pieces)
     ]
     featured = evaluate(compute, parts["train"], parts["test"].subset(unusual))
     score, proxies = found.score, found.baselines

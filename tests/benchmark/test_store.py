@@ -30,8 +30,8 @@ from autoshard.benchmark.store import pack_ids, unpack_ids
 from autoshard.workload import (
     EmbeddingTable,
     OperatorOptions,
+    Piece,
     Shard,
-    TableSlice,
     Trace,
     UserError,
     random_shards,
@@ -67,7 +67,7 @@ def test_what_is_put_comes_back(tmp_path: Path, tables: tuple[EmbeddingTable, ..
     kept = some(tables)
     trace = Trace("/data/x.pt", 3, 512, "abc")
     odd = EmbeddingTable("odd", 5, 8, 0.5, reuse_batch_size=9, trace=trace)
-    kept.append(measurement(Shard((TableSlice(odd, 4, 4),))))
+    kept.append(measurement(Shard((Piece(odd, 4, 4),))))
     failed = measurement(
         Shard.of_tables([odd]), status="failed", timing=None, reason="RuntimeError: no"
     )
@@ -99,7 +99,7 @@ def test_every_part_of_the_key_counts(tmp_path: Path, tables: tuple[EmbeddingTab
         renamed = Shard(
             tuple(
                 replace(s, table=replace(s.table, name="x" + s.table.name))
-                for s in first.shard.slices
+                for s in first.shard.pieces
             )
         )
         assert store.find(renamed, SETTINGS, "hw", "v") is not None

@@ -20,7 +20,7 @@ from autoshard.benchmark.measurement import MeasureSettings, ReferenceLevel, Tim
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.statistics import UNKNOWN, median_spread, quiet_level, standard_error
 from autoshard.benchmark.timing import SubjectFault, time_by_turns, time_operator
-from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, TableSlice
+from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard
 
 SETTINGS = MeasureSettings(256)
 
@@ -71,7 +71,7 @@ def test_the_operator_pools_the_rows_of_its_batch(
     tables: tuple[EmbeddingTable, ...], backend: DeviceBackend, device: torch.device
 ) -> None:
     """Against plain torch: forward sums the looked-up rows, backward updates exactly those."""
-    pieces = (tables[0].whole(), TableSlice(tables[1], 0, 8), TableSlice(tables[1], 8, 8))
+    pieces = (tables[0].whole(), Piece(tables[1], 0, 8), Piece(tables[1], 8, 8))
     op = EmbeddingOp(Shard(pieces), MeasureSettings(32, OperatorOptions("fp32", "sgd")), backend)
     (part,) = op.parts
     torch.manual_seed(0)
@@ -156,7 +156,7 @@ def test_every_operator_runs_and_keeps_the_bytes_it_says(
         for states in part.module.split_optimizer_states()
         for state in states
     )
-    parts = options.memory(shard(tables).slices, SETTINGS.batch_size)
+    parts = options.memory(shard(tables).pieces, SETTINGS.batch_size)
     assert stored == parts.weights + parts.optimizer
 
 
@@ -441,7 +441,7 @@ def test_our_timing_agrees_with_fbgemm_on_its_own_requests(bound: DeviceBackend)
 def test_what_is_needed_counts_everything(tables: tuple[EmbeddingTable, ...]) -> None:
     options = OperatorOptions()
     needed = SETTINGS.needed_bytes(shard(tables))
-    assert needed == options.memory(shard(tables).slices, 256).total
+    assert needed == options.memory(shard(tables).pieces, 256).total
     assert build_module(shard(tables), options, CpuBackend()).total_D == sum(
         table.dim for table in tables[:4]
     )

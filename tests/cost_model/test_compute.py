@@ -21,14 +21,14 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.evaluation import Score, evaluate, net_of_noise
-from autoshard.cost_model.placement_state import PieceCatalog, PlacementState
+from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
 from autoshard.cost_model.training import TrainOptions
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    Piece,
     Shard,
     ShardingTask,
-    TableSlice,
     random_shards,
     synthetic_tables,
 )
@@ -200,24 +200,24 @@ def test_order_does_not_matter(model: CostModel, chosen: list[int], seed: int) -
 @given(first=numbers, second=numbers)
 def test_sums_add_up(model: CostModel, first: list[int], second: list[int]) -> None:
     """What two shards bring together is what they bring apart; their costs do not add up."""
-    slices = [table.whole() for table in TABLES]
-    amounts = model.compute.amounts(slices, 1024)
+    pieces = [table.whole() for table in TABLES]
+    amounts = model.compute.amounts(pieces, 1024)
     both = amounts[first].sum(0) + amounts[second].sum(0)
     torch.testing.assert_close(both, amounts[first + second].sum(0), rtol=1e-5, atol=1e-5)
 
 
-def state_of(oracle: EstimatedCosts, slices: list[TableSlice], devices: int) -> PlacementState:
+def state_of(oracle: EstimatedCosts, pieces: list[Piece], devices: int) -> PlacementState:
     task = ShardingTask(tuple(TABLES), Device.uniform(devices, 2**50), 1024)
-    return PlacementState(PieceCatalog(oracle.expectation(), task, RuleMasks(task), slices))
+    return PlacementState(UnitCatalog(oracle.expectation(), task, RuleMasks(task), pieces))
 
 
 @given(chosen=numbers, taken=st.integers(0, 29), data=st.data())
 def test_incremental_prices_are_full_ones(
     model: CostModel, chosen: list[int], taken: int, data: st.DataObject
 ) -> None:
-    slices = [table.whole() for table in TABLES]
+    pieces = [table.whole() for table in TABLES]
     oracle = EstimatedCosts(model, 1024)
-    devices = state_of(oracle, slices, 2)
+    devices = state_of(oracle, pieces, 2)
     placed: list[list[int]] = [[], []]
     for item in chosen:
         device = data.draw(st.integers(0, 1))
@@ -228,7 +228,7 @@ def test_incremental_prices_are_full_ones(
     other = next(item for item in range(len(TABLES)) if item not in placed[home])
 
     def full(items: list[int]) -> float:
-        return oracle.costs([Shard(tuple(slices[n] for n in items))])[0].total_ms if items else 0.0
+        return oracle.costs([Shard(tuple(pieces[n] for n in items))])[0].total_ms if items else 0.0
 
     def same(found: np.ndarray, items: list[int]) -> None:
         assert float(found.sum()) == pytest.approx(full(items), rel=1e-5, abs=1e-6)
@@ -242,7 +242,7 @@ def test_incremental_prices_are_full_ones(
     same(devices.exchanged(out, where, into)[0], [*rest, other])
     devices.take(leaver, home)
     same(devices.costs()[home], rest)
-    same(oracle.alone_ms([slices[other]]), [other])
+    same(oracle.alone_ms([pieces[other]]), [other])
 
 
 def test_many_shards_are_priced_in_parts(
@@ -250,9 +250,9 @@ def test_many_shards_are_priced_in_parts(
 ) -> None:
     tables = synthetic_tables(24, seed=4)
     drawing = oracle.scenarios(tables, 4)
-    slices = [table.whole() for table in tables]
+    pieces = [table.whole() for table in tables]
     sums, drawn = (
-        amounts(slices).unflatten(0, (12, 2)) for amounts in (oracle.amounts, drawing.amounts)
+        amounts(pieces).unflatten(0, (12, 2)) for amounts in (oracle.amounts, drawing.amounts)
     )
     costs = oracle.model.compute
 
@@ -270,7 +270,7 @@ def test_many_shards_are_priced_in_parts(
 
 def test_pieces_can_be_added_later(oracle: EstimatedCosts) -> None:
     devices = state_of(oracle, [TABLES[0].whole()], 1)
-    half = TableSlice(TABLES[1], 0, TABLES[1].dim // 2)
+    half = Piece(TABLES[1], 0, TABLES[1].dim // 2)
     devices.put(devices.catalog.extend([half]), 0)
     assert float(devices.costs()[0].sum()) == pytest.approx(
         oracle.costs([Shard((half,))])[0].total_ms, rel=1e-5
@@ -310,12 +310,12 @@ def test_a_strange_table_is_told_of_once_whatever_is_asked_of_its_columns(
 ) -> None:
     oracle = EstimatedCosts(model, 1024)
     huge = EmbeddingTable("huge", 10**10, 1024, 2.0)
-    narrow = [TableSlice(huge, 0, width) for width in (512, 256, 128)]
+    narrow = [Piece(huge, 0, width) for width in (512, 256, 128)]
     with pytest.warns(OutsideTraining, match="1 of 6 tables, .* farthest is huge"):
         oracle.amounts([*(table.whole() for table in TABLES[:5]), huge.whole(), *narrow])
     with warnings.catch_warnings():
         warnings.simplefilter("error", OutsideTraining)
-        oracle.amounts([TableSlice(huge, 64, 64)])
+        oracle.amounts([Piece(huge, 64, 64)])
 
 
 def test_amounts_of_many_slices_are_those_of_each(model: CostModel) -> None:

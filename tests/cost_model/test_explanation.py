@@ -11,11 +11,11 @@ from autoshard.cost_model.explanation import ALL_PHASES
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    Piece,
     Shard,
     ShardCost,
     ShardingPlan,
     ShardingTask,
-    TableSlice,
 )
 from autoshard.workload.objective import PHASES, Link, Objective
 
@@ -31,13 +31,13 @@ def case(
     task = ShardingTask(tables[:12], devices, 1024, objective=request.param)
     wide = next(table for table in task.tables if table.dim >= 64)
     placed = [(table.whole(), n % 3) for n, table in enumerate(task.tables) if table != wide]
-    pieces = [(TableSlice(wide, 0, 32), 0), (TableSlice(wide, 32, wide.dim - 32), 1)]
+    pieces = [(Piece(wide, 0, 32), 0), (Piece(wide, 32, wide.dim - 32), 1)]
     return task, ShardingPlan.of_placed([*placed, *pieces], 4)
 
 
 def phases_of(
     oracle: EstimatedCosts,
-    held: Sequence[Sequence[TableSlice]],
+    held: Sequence[Sequence[Piece]],
     device: int,
     objective: Objective,
 ) -> list[float]:
@@ -75,11 +75,11 @@ def test_a_slice_costs_what_its_device_takes_less_without_it(
     held = [[s for s, home in plan.placed(task) if home == device] for device in range(4)]
     for phase in slowest_by_phase(oracle, plan, task):
         counted = range(4) if phase.phase == ALL_PHASES else [PHASES.index(phase.phase)]
-        assert {one.piece for one in phase.slices} == set(held[phase.device])
-        told = [one.ms for one in phase.slices]
+        assert {one.piece for one in phase.pieces} == set(held[phase.device])
+        told = [one.ms for one in phase.pieces]
         assert told == sorted(told, reverse=True)
         before = phases_of(oracle, held, phase.device, task.objective)
-        for one in phase.slices:
+        for one in phase.pieces:
             without = [list(mine) for mine in held]
             without[phase.device].remove(one.piece)
             after = phases_of(oracle, without, phase.device, task.objective)

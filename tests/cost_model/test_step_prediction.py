@@ -14,10 +14,10 @@ from autoshard.workload import (
     EmbeddingTable,
     Link,
     Objective,
+    Piece,
     Shard,
     ShardingPlan,
     ShardingTask,
-    TableSlice,
     synthetic_tables,
 )
 from autoshard.workload.step_price import StepPrice, expected_slowest, norm_power
@@ -47,7 +47,7 @@ def directions_of(
 ) -> npt.NDArray[np.float32]:
     """Forward and backward in each scenario: [shards, scenarios, 2]."""
     scenarios = oracle.scenarios(TABLES, count)
-    sums = [scenarios.amounts(shard.slices).sum(0) for shard in shards]
+    sums = [scenarios.amounts(shard.pieces).sum(0) for shard in shards]
     return np.asarray(scenarios.price(torch.stack(sums)).numpy())
 
 
@@ -61,14 +61,14 @@ def test_the_mean_over_scenarios_is_the_estimate(oracle: EstimatedCosts) -> None
     assert each[:, 0] == pytest.approx(prices.forward_ms.numpy(), rel=0.08)
     assert each[:, 1] == pytest.approx(prices.backward_ms.numpy(), rel=0.08)
     (expected,) = oracle.expectation().price(
-        torch.stack([oracle.amounts(shards[0].slices).sum(0)])
+        torch.stack([oracle.amounts(shards[0].pieces).sum(0)])
     ).tolist()  # fmt: skip
     assert expected == [pytest.approx([float(prices.forward_ms[0]), float(prices.backward_ms[0])])]
 
 
 def test_a_table_has_one_factor_for_all_of_its_slices(oracle: EstimatedCosts) -> None:
     table = STRANGE[0]
-    left, right = TableSlice(table, 0, 32), TableSlice(table, 32, 32)
+    left, right = Piece(table, 0, 32), Piece(table, 32, 32)
     halves = costs_of(oracle, [Shard((left,)), Shard((right,)), Shard.of_tables(KNOWN[:1])])
     assert halves[0] == pytest.approx(halves[1], rel=1e-6)
     assert np.corrcoef(halves[0], halves[2])[0, 1] < 0.99

@@ -5,7 +5,7 @@ import pytest
 from formula import formula_ms, measurement
 
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableResiduals
-from autoshard.workload import EmbeddingTable, Shard, TableSlice, random_shards, synthetic_tables
+from autoshard.workload import EmbeddingTable, Piece, Shard, random_shards, synthetic_tables
 
 TABLES = synthetic_tables(24, seed=31, profile="small")
 # Higher than any that the model learned from, and of other widths.
@@ -44,9 +44,9 @@ def test_what_was_measured_of_tables_is_believed_in_any_company(
     """Though they differ more than any that the model learned from."""
     data = measured(random_shards(TABLES, 80, 6, seed=1))
     others = random_shards(TABLES, 60, 12, seed=2)
-    slices = random_shards(TABLES, 40, 6, seed=3, augment=True)
+    pieces = random_shards(TABLES, 40, 6, seed=3, augment=True)
     knows = informed(model, data)
-    for shards in (others, slices):
+    for shards in (others, pieces):
         assert missed(knows, shards) < 0.3 * missed(oracle, shards)
 
 
@@ -129,7 +129,7 @@ def test_estimates_of_many_tables_are_those_of_each(model: CostModel) -> None:
 def test_a_slice_speaks_for_its_table(model: CostModel) -> None:
     """Where the whole is too large to be measured."""
     table = STRANGE[3]
-    half = Shard((TableSlice(table, 0, table.dim // 2),))
+    half = Shard((Piece(table, 0, table.dim // 2),))
     before = missed(EstimatedCosts(model, 1024), [Shard.of_tables([table])], 2.5)
     knows = informed(model, measured([half], residual=2.5))
     assert missed(knows, [Shard.of_tables([table])], 2.5) < 0.5 * before

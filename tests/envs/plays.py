@@ -53,7 +53,7 @@ def episodes_of(
     catalog: TableCatalog, *instances: TaskInstance, max_splits: int = 0
 ) -> BatchedPlacementEnv:
     """A game just large enough."""
-    max_tables = max(len(instance.pieces) for instance in instances)
+    max_tables = max(len(instance.units) for instance in instances)
     max_devices = max(len(instance.memory_bytes) for instance in instances)
     episodes = BatchedPlacementEnv(catalog, len(instances), max_tables, max_devices, max_splits)
     episodes.start(range(len(instances)), instances)

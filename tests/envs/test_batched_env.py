@@ -9,7 +9,7 @@ from plays import AMPLE, AtRandom, Sketch, episodes_of, few, instance, ragged, s
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import BatchedPlacementEnv, Layout, TableCatalog
-from autoshard.workload import EmbeddingTable, Shard, TableSlice
+from autoshard.workload import EmbeddingTable, Piece, Shard
 
 same = partial(torch.testing.assert_close, equal_nan=True)
 
@@ -35,9 +35,9 @@ def test_every_table_is_placed_once_the_costliest_first(
         episodes.place(choose(episodes))
     for env_id, numbers in enumerate(placed):
         shards = [shard for shard in episodes.shards(env_id) if shard is not None]
-        held = sorted(piece.digest for shard in shards for piece in shard.slices)
-        assert held == sorted(catalog.pieces[number].digest for number in numbers)
-        costs = [total_ms(model, Shard((catalog.pieces[number],))) for number in numbers]
+        held = sorted(piece.digest for shard in shards for piece in shard.pieces)
+        assert held == sorted(catalog.undivided[number].digest for number in numbers)
+        costs = [total_ms(model, Shard((catalog.undivided[number],))) for number in numbers]
         assert costs == pytest.approx(sorted(costs, reverse=True), rel=1e-5)
         if episodes.infeasible[env_id]:
             assert len(numbers) == episodes.placed[env_id] < len(dealt[env_id].pieces)
@@ -64,7 +64,7 @@ def test_devices_cost_what_was_foretold_and_what_the_oracle_says(
         costs = [total_ms(model, shard) for shard in episodes.shards(env_id)]
         assert episodes.cost_ms[env_id, : len(costs)].tolist() == pytest.approx(costs, rel=1e-4)
         assert episodes.cost_ms[env_id, len(costs) :].sum() == 0
-        whole = sum(total_ms(model, Shard((catalog.pieces[n],))) for n in sketch.pieces)
+        whole = sum(total_ms(model, Shard((catalog.undivided[n],))) for n in sketch.pieces)
         assert float(episodes.all_ms[env_id]) == pytest.approx(whole, rel=1e-4)
 
 
@@ -179,7 +179,7 @@ def test_a_catalog_holds_column_slices_too(
     model: CostModel, many_tables: tuple[EmbeddingTable, ...]
 ) -> None:
     wide, other = [table for table in many_tables if table.dim >= 16][:2]
-    halves = [TableSlice(wide, 0, 8), TableSlice(wide, 8, wide.dim - 8)]
+    halves = [Piece(wide, 0, 8), Piece(wide, 8, wide.dim - 8)]
     catalog = TableCatalog(EstimatedCosts(model, 1024), [*halves, other.whole()])
     assert catalog.bytes[:2].tolist() == [
         model.provenance.operator.memory([piece], 1024).total for piece in halves

@@ -113,7 +113,7 @@ def test_in_scenarios_the_slowest_device_is_the_expected_one(small_catalog: Tabl
     for env_id in (0, 1):
         instance = episodes.instances[env_id]
         assert instance is not None
-        tables = tuple(small_catalog.pieces[n].table for n in instance.pieces)
+        tables = tuple(small_catalog.undivided[n].table for n in instance.units)
         task = ShardingTask(tables, Device.uniform(len(instance.memory_bytes), 2**50), BATCH_SIZE)
         plan = ShardingPlan.table_wise(task, episodes.assignment(env_id).tolist())
         told = StepPredictor(oracle, task).of(plan).expected_ms

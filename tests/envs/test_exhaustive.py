@@ -20,13 +20,13 @@ def worst_of_plans(
     catalog: TableCatalog, dealt: TaskInstance, model: CostModel
 ) -> dict[tuple[int, ...], float]:
     """The slowest device's cost of each plan that fits the memory, by the devices of its tables."""
-    numbers, devices = range(len(dealt.pieces)), len(dealt.memory_bytes)
-    subsets = [held for held in product((False, True), repeat=len(dealt.pieces)) if any(held)]
-    pieces = [catalog.pieces[number] for number in dealt.pieces]
+    numbers, devices = range(len(dealt.units)), len(dealt.memory_bytes)
+    subsets = [held for held in product((False, True), repeat=len(dealt.units)) if any(held)]
+    pieces = [catalog.undivided[number] for number in dealt.units]
     shards = [Shard(tuple(pieces[n] for n in numbers if held[n])) for held in subsets]
     costs = [cost.total_ms for cost in EstimatedCosts(model, 1024).costs(shards)]
     cost_of = dict(zip(subsets, costs, strict=True)) | {(False,) * len(pieces): 0.0}
-    sizes = catalog.bytes[dealt.pieces]
+    sizes = catalog.bytes[dealt.units]
     bytes_of = {held: int(sizes[list(held)].sum()) for held in cost_of}
     worst = {}
     for homes in product(range(devices), repeat=len(pieces)):
@@ -43,9 +43,9 @@ def test_all_plays_together_are_all_plans(
 ) -> None:
     dealt = sketch.on(catalog)
     expected = worst_of_plans(catalog, dealt, model)
-    ways = torch.tensor(list(product(range(len(dealt.memory_bytes)), repeat=len(dealt.pieces))))
+    ways = torch.tensor(list(product(range(len(dealt.memory_bytes)), repeat=len(dealt.units))))
     episodes = episodes_of(catalog, *[dealt] * len(ways))
-    for step in range(len(dealt.pieces)):
+    for step in range(len(dealt.units)):
         episodes.place(ways[:, step])
     assert episodes.over.all()
     complete = (~episodes.infeasible).nonzero()[:, 0].tolist()

@@ -70,20 +70,20 @@ def test_columns_are_placed_once_whatever_is_halved(
         episodes.place(choose(episodes))
     for env_id, mine in enumerate(instances):
         task = split_catalog.task(mine)
-        placed, widths = episodes.placed_slices(env_id), Counter[str]()
+        placed, widths = episodes.placed_pieces(env_id), Counter[str]()
         for piece, _ in placed:
             widths[piece.table.name] += piece.width
         assert len(placed) == episodes.placed[env_id]
         # Slices are counted by table, in the deal's order; other tables have none to count.
-        assert int(episodes.slices[env_id].sum()) - episodes.max_tables == episodes.count[
+        assert int(episodes.parts[env_id].sum()) - episodes.max_tables == episodes.count[
             env_id
-        ] - len(mine.pieces)
+        ] - len(mine.units)
         if episodes.infeasible[env_id]:
             for number in coming(episodes, env_id):
-                for piece in split_catalog.bundles[number].slices:
+                for piece in split_catalog.units[number].pieces:
                     widths[piece.table.name] += piece.width
         else:
-            plan = ShardingPlan.of_slices(task, placed)
+            plan = ShardingPlan.of_pieces(task, placed)
             plan.check(task)
             assert list(plan.shards(task)) == episodes.shards(env_id)
         assert widths == {table.name: table.dim for table in task.tables}
@@ -112,7 +112,7 @@ def test_what_is_told_of_the_rest_is_what_a_recount_finds(
                 episodes.rest[env_id], catalog.described[left].sum(0), rtol=1e-4, atol=1e-3
             )
             assert float(episodes.rest_ms[env_id]) == pytest.approx(sum(alone), rel=1e-4, abs=1e-4)
-            added = float(catalog.alone_ms[pieces].sum() - catalog.alone_ms[mine.pieces].sum())
+            added = float(catalog.alone_ms[pieces].sum() - catalog.alone_ms[mine.units].sum())
             assert float(episodes.added_ms[env_id]) == pytest.approx(added, rel=1e-3, abs=1e-4)
         if episodes.over.all():
             break
@@ -146,7 +146,7 @@ def test_no_device_is_safe_that_leaves_the_largest_half_without_room(
 
 def test_halves_come_back_where_their_cost_says(split_catalog: TableCatalog) -> None:
     catalog = split_catalog
-    wide = [n for n in range(100) if catalog.pieces[n].width >= 16][:4]
+    wide = [n for n in range(100) if catalog.undivided[n].width >= 16][:4]
     episodes = episodes_of(catalog, instance(wide, AMPLE, AMPLE), max_splits=4)
     first = int(episodes.current[0])
     one, two = catalog.halves[first].tolist()
@@ -159,7 +159,7 @@ def test_halves_come_back_where_their_cost_says(split_catalog: TableCatalog) -> 
     assert episodes.placed.tolist() == [0]
     assert episodes.left_share().tolist() == [1.0]
     assert int(episodes.current[0]) == after[0]
-    assert [piece.width for piece in halves(catalog.pieces[first])] == catalog.widths[
+    assert [piece.width for piece in halves(catalog.undivided[first])] == catalog.widths[
         [one, two]
     ].tolist()
 
@@ -168,20 +168,20 @@ def test_a_catalog_knows_all_halves_and_their_halves(
     model: CostModel, split_catalog: TableCatalog, many_tables: tuple[EmbeddingTable, ...]
 ) -> None:
     dealt = len(many_tables)
-    assert len(split_catalog.pieces) == dealt < len(split_catalog.bundles)
+    assert len(split_catalog.undivided) == dealt < len(split_catalog.units)
     for number, (one, two) in enumerate(split_catalog.halves.tolist()):
-        (piece,) = split_catalog.bundles[number].slices
+        (piece,) = split_catalog.units[number].pieces
         if piece.width < 8:
             assert one == two == WHOLE
         else:
-            found = [split_catalog.bundles[half].slices[0] for half in (one, two)]
+            found = [split_catalog.units[half].pieces[0] for half in (one, two)]
             assert {half.table for half in found} == {piece.table}
             assert [half.width for half in found] == [half.width for half in halves(piece)]
             assert one >= dealt
             assert two >= dealt
     whole = TableCatalog.of_tables(model, many_tables, 1024)
     assert (whole.halves == WHOLE).all()
-    assert len(whole.bundles) == dealt
+    assert len(whole.units) == dealt
     for told in ("amounts", "sizes", "columns", "alone_ms"):
         torch.testing.assert_close(getattr(split_catalog, told)[:dealt], getattr(whole, told))
 
@@ -190,7 +190,9 @@ def test_a_piece_that_costs_little_is_halved_only_where_it_lies_badly_whole(
     split_catalog: TableCatalog,
 ) -> None:
     catalog = split_catalog
-    order = [n for n in catalog.alone_ms[:100].argsort().tolist() if catalog.pieces[n].width >= 8]
+    order = [
+        n for n in catalog.alone_ms[:100].argsort().tolist() if catalog.undivided[n].width >= 8
+    ]
     cheap, numbers = order[0], order[-60:]
     episodes = episodes_of(catalog, instance([*numbers, cheap], AMPLE, AMPLE), max_splits=9)
     assert catalog.alone_ms[cheap] < 0.02 * episodes.even_split_ms[0]
@@ -210,22 +212,22 @@ def ruled(
     dealt = instance(numbers, *[AMPLE] * devices)
     task = replace(catalog.task(dealt), rules=rules)
     masks = RuleMasks(task)
-    bundles = masks.units
-    own = TableCatalog(EstimatedCosts(catalog.model, catalog.batch_size), bundles, split=True)
-    pieces = np.arange(len(bundles))
+    units = masks.units
+    own = TableCatalog(EstimatedCosts(catalog.model, catalog.batch_size), units, split=True)
+    pieces = np.arange(len(units))
     return episodes_of(own, TaskInstance(pieces, dealt.memory_bytes, masks), max_splits=9)
 
 
 def test_rules_say_what_may_be_halved(split_catalog: TableCatalog) -> None:
     catalog = split_catalog
-    wide = next(n for n in range(100) if catalog.pieces[n].width >= 32)
+    wide = next(n for n in range(100) if catalog.undivided[n].width >= 32)
     other = next(n for n in range(100) if n != wide)
-    name, width = catalog.pieces[wide].table.name, catalog.pieces[wide].width
+    name, width = catalog.undivided[wide].table.name, catalog.undivided[wide].width
     of = (name,)
     assert ruled(catalog, [wide], 2).splittable[0]
     assert not ruled(catalog, [wide], 1).splittable[0]  # all halves would lie there
     assert not ruled(catalog, [wide], 2, Rule("whole", of)).splittable[0]
-    together = Rule("together", (name, catalog.pieces[other].table.name))
+    together = Rule("together", (name, catalog.undivided[other].table.name))
     assert not ruled(catalog, [wide, other], 2, together).splittable[0]
     least = width // 8 * 4
     assert ruled(catalog, [wide], 2, Rule("min_width", of, (least,))).splittable[0]
@@ -253,10 +255,10 @@ def test_a_narrow_table_may_not_be_halved(model: CostModel) -> None:
 
 
 def test_a_table_is_halved_no_oftener_than_there_are_devices(split_catalog: TableCatalog) -> None:
-    wide = next(n for n in range(100) if split_catalog.pieces[n].width >= 32)
+    wide = next(n for n in range(100) if split_catalog.undivided[n].width >= 32)
     episodes = episodes_of(split_catalog, instance([wide], *[AMPLE] * 3), max_splits=9)
-    for slices in (1, 2):
-        assert episodes.slices[0].tolist() == [slices]
+    for pieces in (1, 2):
+        assert episodes.parts[0].tolist() == [pieces]
         assert episodes.splittable[0]
         halve(episodes)
     assert not episodes.splittable[0]
@@ -266,7 +268,7 @@ def test_a_table_is_halved_no_oftener_than_there_are_devices(split_catalog: Tabl
 def test_a_game_makes_no_more_halvings_than_it_may_however_few_its_tables_are(
     split_catalog: TableCatalog, max_splits: int
 ) -> None:
-    wide = [n for n in range(100) if split_catalog.pieces[n].width >= 32][:5]
+    wide = [n for n in range(100) if split_catalog.undivided[n].width >= 32][:5]
     episodes = BatchedPlacementEnv(split_catalog, 2, 5, 4, max_splits)
     episodes.start([0, 1], [instance(wide[:2], *[AMPLE] * 4), instance(wide, *[AMPLE] * 4)])
     for _ in range(max_splits):
@@ -329,7 +331,7 @@ def test_those_who_halve_do_not_influence_those_beside(
         for episodes, chooser in zip(alone, choosers, strict=True):
             episodes.place(chooser(episodes))
     for env_id, episodes in enumerate(alone):
-        assert together.placed_slices(env_id) == episodes.placed_slices(0)
+        assert together.placed_pieces(env_id) == episodes.placed_pieces(0)
 
 
 @fewest
@@ -355,7 +357,7 @@ def test_a_game_that_learns_after_halvings_goes_on_by_the_new_model(
         assert float(episodes.rest_ms[0]) == pytest.approx(
             float(fresh.alone_ms[left].sum()), rel=1e-4, abs=1e-4
         )
-        added = float(fresh.alone_ms[pieces].sum() - fresh.alone_ms[mine.pieces].sum())
+        added = float(fresh.alone_ms[pieces].sum() - fresh.alone_ms[mine.units].sum())
         assert float(episodes.added_ms[0]) == pytest.approx(added, rel=1e-3, abs=1e-4)
         if episodes.over.all():
             break
@@ -389,7 +391,7 @@ def test_what_is_halved_after_learning_orders_all_that_come_by_the_new_model(
 
 def test_a_table_larger_than_any_device_is_placed_in_halves(split_catalog: TableCatalog) -> None:
     catalog = split_catalog
-    wide = next(n for n in range(100) if catalog.pieces[n].width >= 16)
+    wide = next(n for n in range(100) if catalog.undivided[n].width >= 16)
     one, two = catalog.halves[wide].tolist()
     room = int(catalog.bytes[[one, two]].max())
     assert room < catalog.bytes[wide]
@@ -403,6 +405,6 @@ def test_a_table_larger_than_any_device_is_placed_in_halves(split_catalog: Table
     for device in (0, 1):
         split.place(torch.tensor([device]))
     assert (split.over.tolist(), split.infeasible.tolist()) == ([True], [False])
-    widths = [piece.width for piece, _ in split.placed_slices(0)]
-    assert sum(widths) == catalog.pieces[wide].width
+    widths = [piece.width for piece, _ in split.placed_pieces(0)]
+    assert sum(widths) == catalog.undivided[wide].width
     assert split.assignment(0).tolist() == [-1]  # it is nowhere whole

@@ -104,7 +104,7 @@ def test_devices_in_another_order_are_seen_in_that_order(
 ) -> None:
     dealt = sketch.on(catalog)
     order = data.draw(st.permutations(range(len(sketch.weights))))
-    mixed = TaskInstance(dealt.pieces, dealt.memory_bytes[order])
+    mixed = TaskInstance(dealt.units, dealt.memory_bytes[order])
     episodes, other, choose = (
         episodes_of(catalog, dealt),
         episodes_of(catalog, mixed),
@@ -128,7 +128,7 @@ def test_the_order_of_the_deal_is_not_seen(
 ) -> None:
     dealt = sketch.on(catalog)
     episodes = episodes_of(catalog, dealt)
-    other = episodes_of(catalog, TaskInstance(dealt.pieces[::-1].copy(), dealt.memory_bytes))
+    other = episodes_of(catalog, TaskInstance(dealt.units[::-1].copy(), dealt.memory_bytes))
     choosers = AtRandom([seed]), AtRandom([seed])
     while not episodes.over.all():
         mine, yours = seen_of(episodes), seen_of(other)
@@ -147,7 +147,7 @@ def test_only_shares_of_the_memory_are_seen(
     assert (catalogs[1].bytes == 2 * catalogs[0].bytes).all()
     small = sketch.on(catalogs[0])
     episodes = episodes_of(catalogs[0], small)
-    other = episodes_of(catalogs[1], TaskInstance(small.pieces, 2 * small.memory_bytes))
+    other = episodes_of(catalogs[1], TaskInstance(small.units, 2 * small.memory_bytes))
     choose = AtRandom([seed])
     while True:
         for name, part in seen_of(episodes).items():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plays import AMPLE, AtRandom, Sketch, episodes_of, few, greedily, instance, seeds, sketches
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.inputs import bundle_amounts
+from autoshard.cost_model.inputs import unit_amounts
 from autoshard.envs import BatchedPlacementEnv, EstimatedRewards, Layout, TableCatalog, TaskInstance
 from autoshard.workload import EmbeddingTable, Objective
 from autoshard.workload.objective import Link, ObjectiveName
@@ -45,12 +45,12 @@ def stages_of(catalog: TableCatalog, episodes: BatchedPlacementEnv, env_id: int)
     assert instance is not None
     devices = len(instance.memory_bytes)
     held: list[list] = [[] for _ in range(devices)]
-    for piece, device in episodes.placed_slices(env_id):
+    for piece, device in episodes.placed_pieces(env_id):
         held[device].append(piece)
     forward, backward = np.zeros(devices), np.zeros(devices)
     for device, pieces in enumerate(held):
         if pieces:
-            price = catalog.model.compute.price(bundle_amounts(oracle.amounts, pieces).sum(0)[None])
+            price = catalog.model.compute.price(unit_amounts(oracle.amounts, pieces).sum(0)[None])
             forward[device], backward[device] = float(price.forward_ms), float(price.backward_ms)
     columns = np.array([sum(piece.output_width for piece in pieces) for pieces in held], float)
     objective = instance.objective
@@ -86,7 +86,7 @@ def test_where_no_slices_meet_it_is_what_the_plan_costs(
     catalog, oracle = split_catalog, EstimatedCosts(split_catalog.model, split_catalog.batch_size)
     episodes = finished(catalog, task_sampler_of(catalog, dealt), seed, halving=0.1)
     for env_id, (_, objective) in enumerate(dealt):
-        placed = episodes.placed_slices(env_id)
+        placed = episodes.placed_pieces(env_id)
         if episodes.infeasible[env_id] or len({(p.table.name, d) for p, d in placed}) < len(placed):
             continue
         shards = episodes.shards(env_id)
@@ -142,7 +142,7 @@ def test_the_pace_is_an_even_share_and_the_bound_no_less(
             least = some.narrowest_ms[numbers] if max_splits else alone
             at_best = max(float(some.price(share[None]).total_ms), float(least.max()))
             assert float(episodes.lower_bound_ms[0]) == pytest.approx(at_best + exchange, rel=1e-4)
-    narrow = [split_catalog.bundles[n].slices[0].width for n in _narrowest(split_catalog, numbers)]
+    narrow = [split_catalog.units[n].pieces[0].width for n in _narrowest(split_catalog, numbers)]
     assert narrow == [4] * len(numbers)
     found = split_catalog.alone_ms[_narrowest(split_catalog, numbers)]
     torch.testing.assert_close(split_catalog.narrowest_ms[numbers], found)

@@ -113,17 +113,17 @@ def test_a_mixture_deals_each_family_as_often(catalog: TableCatalog) -> None:
     assert sampler.max_tables == 100
     assert sampler.max_devices == 8
     dealt = sampler.sample(catalog, rng, 600)
-    sources = [catalog.bundles[instance.pieces[0]].name.split("/")[0] for instance in dealt]
+    sources = [catalog.units[instance.units[0]].name.split("/")[0] for instance in dealt]
     of_pool = sources.count(FAMILIES["small"].source) / 600
     assert 0.42 < of_pool < 0.58  # small, large and uneven
     fills = [
-        catalog.bytes[instance.pieces].sum() / instance.memory_bytes.sum() for instance in dealt
+        catalog.bytes[instance.units].sum() / instance.memory_bytes.sum() for instance in dealt
     ]
     assert 0.35 < np.mean(np.array(fills) > 0.8) < 0.6
     linked = np.mean([instance.objective.link is not None for instance in dealt])
     assert 0.1 < linked < 0.25
     alone = MixedTaskSampler((RandomTaskSampler((2, 2)), RandomTaskSampler((3, 3))))
-    assert {len(alone(catalog, rng).pieces) for _ in range(40)} == {2, 3}
+    assert {len(alone(catalog, rng).units) for _ in range(40)} == {2, 3}
 
 
 def test_sizes_that_are_never_trained_on_are_asked_for_by_name() -> None:

@@ -31,18 +31,18 @@ def test_ranges_are_kept(
 ) -> None:
     task_sampler = RandomTaskSampler(tables, devices)
     instance = task_sampler(catalog, np.random.default_rng(seed))
-    assert tables[0] <= len(instance.pieces) <= tables[1] == task_sampler.max_tables
+    assert tables[0] <= len(instance.units) <= tables[1] == task_sampler.max_tables
     assert devices[0] <= len(instance.memory_bytes) <= devices[1] == task_sampler.max_devices
-    assert len(set(instance.pieces.tolist())) == len(instance.pieces)
+    assert len(set(instance.units.tolist())) == len(instance.units)
     assert (instance.memory_bytes > 0).all()
 
 
 def test_the_ends_of_ranges_are_dealt_and_all_tables_too(catalog: TableCatalog) -> None:
     task_sampler, rng = RandomTaskSampler((2, 4), (1, 3)), np.random.default_rng(0)
     instances = [task_sampler(catalog, rng) for _ in range(300)]
-    assert {len(instance.pieces) for instance in instances} == {2, 3, 4}
+    assert {len(instance.units) for instance in instances} == {2, 3, 4}
     assert {len(instance.memory_bytes) for instance in instances} == {1, 2, 3}
-    assert len({number for instance in instances for number in instance.pieces.tolist()}) > 190
+    assert len({number for instance in instances for number in instance.units.tolist()}) > 190
 
 
 @given(fill=st.tuples(st.floats(0.05, 0.7), st.floats(0.05, 0.7)).map(sorted), seed=seeds)
@@ -51,7 +51,7 @@ def test_the_tables_take_a_share_of_the_memory_within_the_range(
 ) -> None:
     task_sampler = RandomTaskSampler((60, 60), (2, 4), (fill[0], fill[1]), unevenness=0.3)
     instance = task_sampler(catalog, np.random.default_rng(seed))
-    share = catalog.bytes[instance.pieces].sum() / instance.memory_bytes.sum()
+    share = catalog.bytes[instance.units].sum() / instance.memory_bytes.sum()
     assert share <= fill[1] * (1 + 1e-6)
     if fill[1] < 0.5:  # else a huge table may need more memory
         assert share >= fill[0] * (1 - 1e-6)
@@ -76,10 +76,10 @@ def test_devices_are_as_uneven_as_asked_for(
 def test_every_deal_can_be_played_to_its_end(catalog: TableCatalog, seed: int) -> None:
     instance = TIGHT(catalog, np.random.default_rng(seed))
     (homes,) = first_fit_decreasing(
-        catalog.bytes[instance.pieces][None], instance.memory_bytes[None]
+        catalog.bytes[instance.units][None], instance.memory_bytes[None]
     )
     assert homes.min() >= 0
-    home_of = dict(zip(instance.pieces.tolist(), homes.tolist(), strict=True))
+    home_of = dict(zip(instance.units.tolist(), homes.tolist(), strict=True))
     episodes = episodes_of(catalog, instance)
     while not episodes.over.all():
         episodes.place(torch.tensor([home_of[int(episodes.current[0])]]))
@@ -94,16 +94,16 @@ def test_the_same_seed_deals_the_same(catalog: TableCatalog, seed: int) -> None:
         for rng in map(np.random.default_rng, (seed, seed, seed + 1))
     )
     for mine, yours in zip(first, second, strict=True):
-        assert mine.pieces.tolist() == yours.pieces.tolist()
+        assert mine.units.tolist() == yours.units.tolist()
         assert mine.memory_bytes.tolist() == yours.memory_bytes.tolist()
     for another in (first[1], other[0]):
         assert first[0].memory_bytes.tolist() != another.memory_bytes.tolist()
 
 
 def test_a_small_catalog_is_dealt_whole(catalog: TableCatalog) -> None:
-    small = TableCatalog(EstimatedCosts(catalog.model, 1024), catalog.pieces[:5])
+    small = TableCatalog(EstimatedCosts(catalog.model, 1024), catalog.undivided[:5])
     instance = RandomTaskSampler((10, 20), (2, 2))(small, np.random.default_rng(0))
-    assert sorted(instance.pieces.tolist()) == [0, 1, 2, 3, 4]
+    assert sorted(instance.units.tolist()) == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_a_plan_is_explained(config: ShardConfig, capsys: pytest.CaptureFixture[
     for phase in slowest_by_phase(oracle, plan, task):
         named = [
             rf"{each.piece.table.name} +all {each.piece.width} +{each.ms:.2f} +{each.share:.1%}"
-            for each in phase.slices[:3]
+            for each in phase.pieces[:3]
             if each.ms >= 0.005
         ]
         sent = r"[\d,]+ of [\d,]+ sent " if phase.is_exchange else ""

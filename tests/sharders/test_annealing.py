@@ -59,7 +59,7 @@ def test_what_it_goes_by_is_what_the_plan_costs(
             plan.apply(changes, after, int(admitted[0]))
             kinds.add((changes.other[admitted[0]] >= 0, changes.keeps[admitted[0]] > 0))
         # What was priced first is what has come of it.
-        made = ShardingPlan.of_slices(task, plan.placed(plan.widths))
+        made = ShardingPlan.of_pieces(task, plan.placed(plan.widths))
         made.check(task)
         assert plan.state.free[0].tolist() == (task.usable_bytes - made.device_bytes(task)).tolist()
         assert plan.plan_ms() == pytest.approx(planned_ms(oracle, task, made), rel=1e-4)

@@ -54,9 +54,9 @@ def task_of(tables: Tables, fill: float, devices: int = DEVICES) -> ShardingTask
 
 def whole_of(catalog: TableCatalog, task: ShardingTask) -> Group:
     masks = RuleMasks(task)
-    bundles = masks.units
+    units = masks.units
     rules = masks if masks.any else None
-    instance = TaskInstance(np.arange(len(bundles)), task.usable_bytes, rules, task.objective)
+    instance = TaskInstance(np.arange(len(units)), task.usable_bytes, rules, task.objective)
     return Group(np.arange(len(task.devices)), instance)
 
 
@@ -75,14 +75,14 @@ def test_each_group_has_its_share(oracle: EstimatedCosts, hundreds: Tables) -> N
     assert max(len(group.devices) for group in found) - min(len(g.devices) for g in found) <= 1
     columns = Counter[str]()
     for group in found:
-        for number in group.instance.pieces.tolist():
-            columns[catalog.bundles[number].name] += catalog.bundles[number].columns
+        for number in group.instance.units.tolist():
+            columns[catalog.units[number].name] += catalog.units[number].columns
         assert (group.instance.memory_bytes == task.usable_bytes[group.devices]).all()
     assert columns == {table.name: table.dim for table in task.tables}
-    homes = [{catalog.bundles[n].name for n in group.instance.pieces.tolist()} for group in found]
+    homes = [{catalog.units[n].name for n in group.instance.units.tolist()} for group in found]
     assert sum("giant" in names for names in homes) > 1  # no group could even it out
     for amounts in (catalog.alone_ms, catalog.columns):
-        each = np.array([float(amounts[torch.from_numpy(g.instance.pieces)].sum()) for g in found])
+        each = np.array([float(amounts[torch.from_numpy(g.instance.units)].sum()) for g in found])
         each /= [len(group.devices) for group in found]
         assert each.max() < 1.1 * each.mean()
 
@@ -106,7 +106,7 @@ def test_plans_in_groups_are_as_good_as_in_one(
     playing = PolicyRollouts(Policy.untrained().network, oracle)
     ways = playing.configs(len(task.tables), DEVICES)
     (ours,) = playing.play(task, ways)
-    plan = ShardingPlan.of_slices(task, ours.placed)
+    plan = ShardingPlan.of_pieces(task, ours.placed)
     plan.check(task)
     # Slices of one table that meet on a device become one, which takes less: where it is tight.
     told = planned_ms(oracle, task, plan) / ours.plan_ms
@@ -123,13 +123,13 @@ def test_of_two_groups_the_slow_one_is_evened_out(
 
     def unfair(_catalog: TableCatalog, whole: Group) -> list[Group]:
         instance, half = whole.instance, len(whole.devices) // 2
-        few = np.arange(len(instance.pieces)) % 4 == 0
+        few = np.arange(len(instance.units)) % 4 == 0
         halves = ((whole.devices[:half], few), (whole.devices[half:], ~few))
         return [
             Group(
                 own,
                 replace(
-                    instance, pieces=instance.pieces[chosen], memory_bytes=task.usable_bytes[own]
+                    instance, units=instance.units[chosen], memory_bytes=task.usable_bytes[own]
                 ),
             )
             for own, chosen in halves
@@ -169,14 +169,14 @@ def test_groups_without_a_plan_are_joined(
         """All the tables for the first third, and all the memory elsewhere."""
         ways = np.array_split(whole.devices, 3)
         pieces = [
-            whole.instance.pieces[:-2],
-            whole.instance.pieces[-2:-1],
-            whole.instance.pieces[-1:],
+            whole.instance.units[:-2],
+            whole.instance.units[-2:-1],
+            whole.instance.units[-1:],
         ]
         return [
             Group(
                 own,
-                replace(whole.instance, pieces=some, memory_bytes=whole.instance.memory_bytes[own]),
+                replace(whole.instance, units=some, memory_bytes=whole.instance.memory_bytes[own]),
             )
             for own, some in zip(ways, pieces, strict=True)
         ]

@@ -7,11 +7,11 @@ from autoshard.sharders import IncrementalSharder, SharderContext, make_sharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    Piece,
     PlanError,
     Rule,
     ShardingPlan,
     ShardingTask,
-    TableSlice,
 )
 from autoshard.workload.moves import moved_bytes, moves_between
 
@@ -48,7 +48,7 @@ def test_a_plan_with_slices_keeps_the_columns_that_do_not_move(
 ) -> None:
     task = task_of(tables, Rule("on", (tables[0].name,), (2,)), Rule("whole", (tables[1].name,)))
     giant, others = task.tables[0].whole(), task.tables[1:]
-    placed = [(TableSlice(giant.table, start, 128), start // 128) for start in (0, 128)]
+    placed = [(Piece(giant.table, start, 128), start // 128) for start in (0, 128)]
     placed += [(table.whole(), 2 if n == 0 else n % 2) for n, table in enumerate(others)]
     old = ShardingPlan.of_placed(placed, 4)
     budget = giant.table.rows * 64 * 4

@@ -104,7 +104,7 @@ def test_what_is_measured_makes_the_plan_better(world: World, oracle: EstimatedC
 
 def test_strange_tables_are_measured_first(world: World, oracle: EstimatedCosts) -> None:
     sharder(world, oracle).shard(TASK)
-    first = [piece.table.name for shard in world.rounds[0][:4] for piece in shard.slices]
+    first = [piece.table.name for shard in world.rounds[0][:4] for piece in shard.pieces]
     assert np.mean([name.startswith("s") for name in first]) > 0.7
 
 
@@ -122,7 +122,7 @@ def test_it_ends_with_its_time_or_when_nothing_changes(
 
 def test_what_tells_most_is_asked_and_all_of_it_fits(oracle: EstimatedCosts) -> None:
     def narrow(shard: Shard) -> bool:
-        return all(p.width <= 64 and p.table.rows <= 10**6 for p in shard.slices)
+        return all(p.width <= 64 and p.table.rows <= 10**6 for p in shard.pieces)
 
     plan = greedy(oracle).shard(TASK)
     competing = [shard for shard in plan.shards(TASK) if shard is not None]

@@ -58,7 +58,7 @@ def columns_of(task: ShardingTask, plan: ShardingPlan) -> list[int]:
 
 def grid(oracle: EstimatedCosts, task: ShardingTask, *shares: float) -> ShardingPlan:
     (found,) = GridGreedy(oracle, task, shares).best([RuleMasks(task).units])
-    plan = ShardingPlan.of_slices(task, found.placed())
+    plan = ShardingPlan.of_pieces(task, found.placed())
     assert found.cost_ms == pytest.approx(cost_ms(oracle, task, plan))
     return plan
 
@@ -113,7 +113,7 @@ def test_many_cuts_at_once_are_as_each_of_them(
     for cut, found in zip(cuts, greedy.best(cuts), strict=True):
         (alone,) = greedy.best([cut])
         assert found.rank == pytest.approx(alone.rank)
-        of_many, of_one = (ShardingPlan.of_slices(task, each.placed()) for each in (found, alone))
+        of_many, of_one = (ShardingPlan.of_pieces(task, each.placed()) for each in (found, alone))
         assert held_together(of_many) == held_together(of_one)
 
 

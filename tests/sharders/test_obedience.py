@@ -119,12 +119,12 @@ def test_there_is_a_plan_if_and_only_if_trying_all_finds_one(data: st.DataObject
     found = any_plan(task, split=False)
     assert (found is not None) == any(is_valid(plan, task) for plan in all_whole_plans(task))
     if found is not None:
-        ShardingPlan.of_slices(task, found).check(task)
+        ShardingPlan.of_pieces(task, found).check(task)
     split = any_plan(task, split=True)
     if found is not None:
         assert split is not None
     if split is not None:
-        ShardingPlan.of_slices(task, split).check(task)
+        ShardingPlan.of_pieces(task, split).check(task)
 
 
 @settings(max_examples=40)
@@ -198,7 +198,7 @@ def test_a_search_leaves_what_is_together_together(
     start = make_sharder("dim", context).shard(task)
     search = LocalSearch(context.oracle)
     for placed in search.improve(task, [start.placed(task)]):
-        ShardingPlan.of_slices(task, placed).check(task)
+        ShardingPlan.of_pieces(task, placed).check(task)
     free = task_of(tables[:30], 4, ())
     bound = [context.oracle.plan_cost(p, t).step_ms for p, t in (
         (make_sharder("autoshard", context).shard(task), task),

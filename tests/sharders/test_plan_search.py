@@ -13,7 +13,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders import LocalSearchSharder
 from autoshard.sharders.plan_search import PlanSearch
-from autoshard.workload import Device, EmbeddingTable, ShardingPlan, ShardingTask, TableSlice
+from autoshard.workload import Device, EmbeddingTable, Piece, ShardingPlan, ShardingTask
 from autoshard.workload.objective import Link, Objective
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 
@@ -37,9 +37,9 @@ class Listed:
     def __init__(self, each_ms: dict[str, tuple[float, float]]) -> None:
         self._each_ms = each_ms
 
-    def amounts(self, slices: Sequence[TableSlice]) -> Tensor:
+    def amounts(self, pieces: Sequence[Piece]) -> Tensor:
         """Forward and backward of each slice, by the share of its table that it is."""
-        each = [np.array(self._each_ms[s.table.name]) * s.width / s.table.dim for s in slices]
+        each = [np.array(self._each_ms[s.table.name]) * s.width / s.table.dim for s in pieces]
         return torch.from_numpy(np.array(each)).float()[:, None]
 
     def price(self, sums: Tensor) -> Tensor:

@@ -73,7 +73,7 @@ def test_without_training_it_is_as_good_as_the_greedy_by_device_and_table(
     for devices in (2, 5):
         task = task_of(tables[:40], devices)
         (played,) = PolicyRollouts(Policy.untrained().network, oracle).play(task, split=False)
-        ours = ShardingPlan.of_slices(task, played.placed)
+        ours = ShardingPlan.of_pieces(task, played.placed)
         greedy = FusedGreedySharder(oracle).shard(task)
         assert step_ms(oracle, ours, task) <= 1.001 * step_ms(oracle, greedy, task)
 
@@ -201,7 +201,7 @@ def test_packing_splits_only_what_it_must(tables: Tables) -> None:
     largest = max(task.table_bytes(table) for table in task.tables)
     small = replace(task, devices=Device.uniform(40, largest * 2 // 3))
     pieces = pack(small, split=True)
-    ShardingPlan.of_slices(small, pieces).check(small)
+    ShardingPlan.of_pieces(small, pieces).check(small)
     assert 10 < len(pieces) < 20
 
 
@@ -282,7 +282,7 @@ def test_where_no_episode_places_everything_a_packing_is_improved(
         predictor.of(PolicySharder(policy, oracle, search=search).shard(task)).expected_ms
         for search in (False, True)
     )
-    packed = ShardingPlan.of_slices(task, pack(task, split=True))
+    packed = ShardingPlan.of_pieces(task, pack(task, split=True))
     assert best <= alone < 0.95 * predictor.of(packed).expected_ms
 
 
@@ -307,7 +307,7 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
         (alone,) = ours.play(task)
         games = [alone, *start.play(task, [*map(RolloutConfig, start.variants)])]
         told = [
-            planned_ms(oracle, task, ShardingPlan.of_slices(task, episodes.placed))
+            planned_ms(oracle, task, ShardingPlan.of_pieces(task, episodes.placed))
             for episodes, variant in zip(games, [PolicyVariant(), *start.variants], strict=True)
             if variant in ours.variants
         ]

@@ -33,7 +33,7 @@ def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
     assert rollouts[0].plan_ms == pytest.approx(alone.plan_ms, rel=1e-4)
     assert len({rollout.placed for rollout in rollouts}) > 4
     for rollout in rollouts:
-        ShardingPlan.of_slices(task, rollout.placed).check(task)
+        ShardingPlan.of_pieces(task, rollout.placed).check(task)
 
 
 def test_a_turn_is_taken_once(policy: Policy, oracle: EstimatedCosts, tables: Tables) -> None:

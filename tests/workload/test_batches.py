@@ -9,10 +9,10 @@ from scipy import special
 
 from autoshard.workload import (
     EmbeddingTable,
+    Piece,
     Shard,
-    TableSlice,
+    piece_features,
     shard_batch,
-    slice_features,
     table_lookups,
 )
 from autoshard.workload.features import FEATURE_NAMES
@@ -61,7 +61,7 @@ def test_a_batch_is_what_its_table_says(table: EmbeddingTable, batch_size: int, 
 
 @given(described_tables(), st.integers(1, 600))
 def test_everyone_makes_the_same_batch(table: EmbeddingTable, batch_size: int) -> None:
-    shard = Shard((table.whole(), TableSlice(replace(table, name="u", dim=16), 8, 4)))
+    shard = Shard((table.whole(), Piece(replace(table, name="u", dim=16), 8, 4)))
     first, second = shard_batch(shard, batch_size), shard_batch(shard, batch_size)
     assert np.array_equal(first.indices, second.indices)
     assert np.array_equal(first.offsets, second.offsets)
@@ -136,7 +136,7 @@ def test_memory_does_not_grow_with_rows() -> None:
 def test_features_are_the_published_ones_and_ours() -> None:
     table = EmbeddingTable("t", 1000, 64, 4.0)
     spectrum = spectrum_of(table, 256)
-    (row,) = slice_features([TableSlice(table, 0, 32)], 256)
+    (row,) = piece_features([Piece(table, 0, 32)], 256)
     named = dict(zip(FEATURE_NAMES, row, strict=True))
     assert named["dim"] == 32
     assert named["rows"] == 1000
@@ -157,9 +157,9 @@ def test_features_of_many_slices_are_those_of_each_spectrum(
     tables: list[EmbeddingTable], batch_size: int
 ) -> None:
     """Although hardly any spectrum is found for them."""
-    pieces = [TableSlice(table, start, 4) for table in tables for start in (0, 4)]
+    pieces = [Piece(table, start, 4) for table in tables for start in (0, 4)]
     pieces += [table.whole() for table in tables]
-    found = slice_features(pieces, batch_size)
+    found = piece_features(pieces, batch_size)
     assert found.shape == (len(pieces), len(FEATURE_NAMES))
     for piece, row in zip(pieces, found, strict=True):
         named = dict(zip(FEATURE_NAMES, row, strict=True))
@@ -169,7 +169,7 @@ def test_features_of_many_slices_are_those_of_each_spectrum(
         assert np.expm1(named["log_lookups"]) == pytest.approx(spectrum.lookups)
         assert np.expm1(named["log_distinct_rows"]) == pytest.approx(spectrum.distinct_rows)
         assert named["dim"] == piece.width
-        (alone,) = slice_features([piece], batch_size)
+        (alone,) = piece_features([piece], batch_size)
         assert row.tolist() == alone.tolist()
 
 
@@ -177,7 +177,7 @@ def test_features_of_a_table_are_told_apart_from_samples() -> None:
     """Four features have four outputs a sample; lookups are those of all of them together."""
     table = EmbeddingTable("t", 1000, 64, 4.0)
     more = replace(table, features=4, weighted=True)
-    rows = slice_features([table.whole(), more.whole()], 256)
+    rows = piece_features([table.whole(), more.whole()], 256)
     one, four = (dict(zip(FEATURE_NAMES, row, strict=True)) for row in rows)
     changed = {name for name in FEATURE_NAMES if one[name] != four[name]}
     assert changed == {"log_batch_size", "log_features", "weighted"}

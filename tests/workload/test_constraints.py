@@ -132,11 +132,11 @@ def test_slices_are_held_to_their_rules(rule: Rule, says: str) -> None:
     user = TABLES[2].whole()
     placed = [(table.whole(), 0) for table in TABLES if table.name != "user"]
     first, second = (type(user)(user.table, start, width) for start, width in ((0, 20), (20, 12)))
-    plan = ShardingPlan.of_slices(task, [*placed, (first, 0), (second, 1)])
+    plan = ShardingPlan.of_pieces(task, [*placed, (first, 0), (second, 1)])
     with pytest.raises(PlanError, match=says):
         plan.check(task)
     # Two slices on one device are one.
-    ShardingPlan.of_slices(task, [*placed, (first, 1), (second, 1)]).check(task)
+    ShardingPlan.of_pieces(task, [*placed, (first, 1), (second, 1)]).check(task)
 
 
 def test_rules_are_of_the_tasks_tables_and_devices() -> None:

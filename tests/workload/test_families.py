@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autoshard.workload import EmbeddingTable, UserError, load_tables, slice_features
+from autoshard.workload import EmbeddingTable, UserError, load_tables, piece_features
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "workloads.json"
 
@@ -82,7 +82,7 @@ def test_tables_with_features_are_wide_ones_otherwise() -> None:
 def test_they_have_features_in_any_batch(source: str) -> None:
     pieces = [table.whole() for table in load_tables(source)]
     for batch in (128, 16_384):
-        features = slice_features(pieces, batch)
+        features = piece_features(pieces, batch)
         assert np.isfinite(features).all()
         shares = features[:, 4:21].sum(1)
         assert shares[features[:, 23] > 1] == pytest.approx(1.0)

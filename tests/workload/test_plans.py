@@ -68,7 +68,7 @@ def test_a_plan_that_covers_every_column_once_is_valid(
         table.dim for table in task.tables
     )
     for used, shard in zip(plan.device_bytes(task), plan.shards(task), strict=True):
-        pieces = shard.slices if shard else ()
+        pieces = shard.pieces if shard else ()
         assert used == task.operator.memory(pieces, task.batch_size).total
 
 

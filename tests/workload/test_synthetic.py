@@ -73,7 +73,7 @@ def test_random_shards_differ_and_repeat() -> None:
     assert len(random_shards([one, other], 50, 10)) == 3  # either table, or both
     assert len(random_shards([one, alien], 50, 10)) == 2  # no shard mixes parts
     widths = {
-        s.width for shard in random_shards(tables, 200, 10, augment=True) for s in shard.slices
+        s.width for shard in random_shards(tables, 200, 10, augment=True) for s in shard.pieces
     }
     assert widths == {4, 8, 16, 32, 64, 128, 256}
     with pytest.raises(UserError):

@@ -7,8 +7,8 @@ from autoshard.workload import (
     EmbeddingTable,
     FieldError,
     OperatorOptions,
+    Piece,
     Shard,
-    TableSlice,
     UserError,
     table_lookups,
 )
@@ -58,21 +58,21 @@ def test_lookups_depend_on_the_description_and_not_on_name_or_dim() -> None:
 
 def test_equal_sets_of_slices_are_equal_shards() -> None:
     other = replace(TABLE, name="b", rows=77)
-    first = Shard((TABLE.whole(), TableSlice(other, 8, 16)))
-    second = Shard((TableSlice(other, 8, 16), TABLE.whole()))
+    first = Shard((TABLE.whole(), Piece(other, 8, 16)))
+    second = Shard((Piece(other, 8, 16), TABLE.whole()))
     assert first == second
     assert first.digest == second.digest
     assert first.total_dim == 80
     renamed = Shard.of_tables([replace(TABLE, name="z")])
     assert renamed.digest == Shard.of_tables([TABLE]).digest
-    assert Shard((TableSlice(TABLE, 0, 32),)).digest == Shard((TableSlice(TABLE, 32, 32),)).digest
-    assert Shard((TableSlice(TABLE, 0, 32),)).digest != Shard((TABLE.whole(),)).digest
+    assert Shard((Piece(TABLE, 0, 32),)).digest == Shard((Piece(TABLE, 32, 32),)).digest
+    assert Shard((Piece(TABLE, 0, 32),)).digest != Shard((TABLE.whole(),)).digest
 
 
 @pytest.mark.parametrize(("start", "width"), [(0, 0), (2, 8), (0, 6), (60, 8), (-4, 8)])
 def test_a_slice_stays_inside_its_table(start: int, width: int) -> None:
     with pytest.raises(FieldError):
-        TableSlice(TABLE, start, width)
+        Piece(TABLE, start, width)
 
 
 def test_a_shard_is_never_empty() -> None:
@@ -103,7 +103,7 @@ def test_memory_by_hand() -> None:
 def test_bytes_of_many_slices_are_those_of_each(weights: Weights, optimizer: Optimizer) -> None:
     operator = OperatorOptions(weights, optimizer)
     tables = [TABLE, replace(TABLE, features=3, weighted=True), replace(TABLE, rows=2**40)]
-    pieces = [piece for table in tables for piece in (table.whole(), TableSlice(table, 8, 12))]
+    pieces = [piece for table in tables for piece in (table.whole(), Piece(table, 8, 12))]
     found = operator.bytes_of_each(pieces, 32).tolist()
     assert found == [operator.memory([piece], 32).total for piece in pieces]
     assert sum(found) == operator.memory(pieces, 32).total
