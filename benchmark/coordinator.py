@@ -198,7 +198,7 @@ class PoolCoordinator:
         timing: TimingOptions,
         store_path: str,
         retry_failed: bool,
-        visits: int = 1,
+        repeats: int = 1,
     ) -> str:
         """Take a request; its answers are handed out by `collect`.
 
@@ -209,11 +209,13 @@ class PoolCoordinator:
         hardware, versions = self._fleet.main_make
         path = Path(store_path)
         store = self._open(path)
-        request = Request(uuid.uuid4().hex, path, len(shards), visits)
+        request = Request(uuid.uuid4().hex, path, len(shards), repeats)
         self._requests[request.name] = request
         for index, shard in enumerate(shards):
             known = store.find(shard, settings, hardware, versions)
-            if known is not None and (_visits(known) >= visits if known.ok else not retry_failed):
+            if known is not None and (
+                _repeats_so_far(known) >= repeats if known.ok else not retry_failed
+            ):
                 request.hand_out(index, known)
             else:
                 self._jobs.join(request, index, Job(shard, settings, timing))
@@ -317,7 +319,7 @@ class PoolCoordinator:
                 continue
             known = told.get(request.store, answer)
             fault = request.error = faults.get(request.store, request.error)
-            if known.ok and _visits(known) < request.visits and fault is None:
+            if known.ok and _repeats_so_far(known) < request.repeats and fault is None:
                 # At the end of the line, so that visits lie far apart.
                 self._jobs.join(request, index, Job(job.shard, job.settings, job.timing))
             else:
@@ -382,5 +384,5 @@ async def _holder(devices: list[PoolDevice], time_limit_s: float) -> str | None:
     return None
 
 
-def _visits(known: Measurement) -> int:
-    return 0 if known.timing is None else known.timing.visits
+def _repeats_so_far(known: Measurement) -> int:
+    return 0 if known.timing is None else known.timing.repeats

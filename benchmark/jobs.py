@@ -28,7 +28,7 @@ class Request:
     name: str
     store: Path
     missing: int
-    visits: int = 1  # that each shard is to have
+    repeats: int = 1  # that each shard is to have
     answers: list[tuple[int, Measurement]] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     complete: asyncio.Event = field(default_factory=asyncio.Event)

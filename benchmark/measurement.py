@@ -128,8 +128,8 @@ class Timing:
     disturbed: int
     foreign_load: float
     operator_seconds: float
-    quiet: ReferenceLevel | None = None
-    visits: int = 1
+    reference_level: ReferenceLevel | None = None
+    repeats: int = 1
     error: float = math.nan
 
     @property
@@ -142,13 +142,17 @@ class Timing:
 
         A level of another reference says the same, a quiet machine, and leaves it as it is.
         """
-        if level is None or self.quiet is None or level.method != self.quiet.method:
+        if (
+            level is None
+            or self.reference_level is None
+            or level.method != self.reference_level.method
+        ):
             return self
         return replace(
             self,
-            forward_ms=self.forward_ms * (level.forward_ms / self.quiet.forward_ms),
-            backward_ms=self.backward_ms * (level.backward_ms / self.quiet.backward_ms),
-            quiet=level,
+            forward_ms=self.forward_ms * (level.forward_ms / self.reference_level.forward_ms),
+            backward_ms=self.backward_ms * (level.backward_ms / self.reference_level.backward_ms),
+            reference_level=level,
         )
 
 

@@ -63,8 +63,12 @@ _PLAIN = tuple(column for column in COLUMNS if column != "slices")
 _TOLD: dict[str, Callable[[Timing], float | None]] = {
     "forward_ms": lambda timing: timing.forward_ms,
     "backward_ms": lambda timing: timing.backward_ms,
-    "quiet_forward_ms": lambda timing: None if timing.quiet is None else timing.quiet.forward_ms,
-    "quiet_backward_ms": lambda timing: None if timing.quiet is None else timing.quiet.backward_ms,
+    "quiet_forward_ms": lambda timing: (
+        None if timing.reference_level is None else timing.reference_level.forward_ms
+    ),
+    "quiet_backward_ms": lambda timing: (
+        None if timing.reference_level is None else timing.reference_level.backward_ms
+    ),
     "error": lambda timing: timing.error,
 }
 
@@ -141,7 +145,7 @@ def _measurement(record: dict[str, Any]) -> Measurement:
         error = record.get("error")
         if error is None:  # an older file: what its iterations tell
             error = standard_error(fields["spread"], fields["iterations"])
-        timing = Timing(**fields, quiet=_level(record), error=error)
+        timing = Timing(**fields, reference_level=_level(record), error=error)
     return Measurement(
         shard=Shard(tuple(_piece(piece) for piece in record["shard"])),
         settings=MeasureSettings(record["batch_size"], operator, record["seed"]),

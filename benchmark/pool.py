@@ -141,7 +141,7 @@ class BenchmarkPool:
         settings: MeasureSettings,
         timing: TimingOptions | None = None,
         retry_failed: bool = False,
-        visits: int = 1,
+        repeats: int = 1,
     ) -> Iterator[tuple[int, Measurement]]:
         """Answers with the number of their shard, as they arrive. Every shard is answered once.
 
@@ -153,7 +153,13 @@ class BenchmarkPool:
         while missing:
             order = sorted(missing)
             wanted = [shards[index] for index in order]
-            arguments = (settings, timing or TimingOptions(), str(self.store), retry_failed, visits)
+            arguments = (
+                settings,
+                timing or TimingOptions(),
+                str(self.store),
+                retry_failed,
+                repeats,
+            )
             self._wait_for_devices(len(wanted))
             request = self._ask("submit", wanted, *arguments)
             try:
@@ -187,7 +193,7 @@ class BenchmarkPool:
         timing: TimingOptions | None = None,
         retry_failed: bool = False,
         progress: Progress | None = None,
-        visits: int = 1,
+        repeats: int = 1,
     ) -> list[Measurement]:
         """The measurement of each shard, in their order; `progress` hears of each as it arrives.
 
@@ -195,10 +201,10 @@ class BenchmarkPool:
         """
         answers: dict[int, Measurement] = {}
         level: ReferenceLevel | None = None
-        for index, measurement in self.stream(shards, settings, timing, retry_failed, visits):
+        for index, measurement in self.stream(shards, settings, timing, retry_failed, repeats):
             answers[index] = measurement
             if measurement.timing is not None:
-                level = measurement.timing.quiet
+                level = measurement.timing.reference_level
             if progress is not None:
                 progress(measurement)
         return [answers[index].normalized_to(level) for index in range(len(shards))]

@@ -48,7 +48,7 @@ def pooled_variance(groups: Sequence[Sequence[float]], prior: float, weight: flo
     return squares / freedom
 
 
-def quiet_level(times_ms: Sequence[float]) -> float:
+def uncontended_level(times_ms: Sequence[float]) -> float:
     """Returns what a repeated piece of work takes when nobody disturbs it: a low quantile, for some
     values are luck, and all others only ever too high.
     """

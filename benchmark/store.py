@@ -26,8 +26,8 @@ from autoshard.benchmark.measurement import (
     method_of,
 )
 from autoshard.benchmark.process import collector_paused
+from autoshard.benchmark.repeats import deviation_of_repeats, merged
 from autoshard.benchmark.store_file import StoreError
-from autoshard.benchmark.visits import deviation_of_visits, merged
 from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard
 from autoshard.workload.operators import Optimizer, Weights
 
@@ -41,7 +41,7 @@ _OF_KEY = f"WHERE {' AND '.join(f'{column} = ?' for column in _KEY)}"
 _ROW = f"SELECT {', '.join(COLUMNS)} FROM measurements"  # noqa: S608
 # A store's costs are told at the level of its first visits. Later ones would move it no more, and
 # costs that were published would not be what they were.
-_LEVEL_VISITS = 64
+_LEVEL_REPEATS = 64
 _MAX_REPEATS = 4096  # visits that tell by how much visits differ: more would say the same
 _EXCHANGE_KEY = ("dims", "batch_size", "devices", "hardware", "versions")
 
@@ -161,14 +161,14 @@ class MeasurementStore:
             found = self._db.execute(
                 "SELECT quiet_forward_ms, quiet_backward_ms FROM measurements WHERE hardware = ? "
                 "AND versions = ? AND quiet_forward_ms IS NOT NULL ORDER BY id LIMIT ?",
-                (*key, _LEVEL_VISITS),
+                (*key, _LEVEL_REPEATS),
             ).fetchall()
         if not found:
             return None
         level = ReferenceLevel.typical(
             [ReferenceLevel(forward, backward, method_of(versions)) for forward, backward in found]
         )
-        if len(found) == _LEVEL_VISITS:
+        if len(found) == _LEVEL_REPEATS:
             self._levels[key] = level
         return level
 
@@ -176,8 +176,8 @@ class MeasurementStore:
         """By how much visits of a shard differ beyond what their iterations tell, relative."""
         last, _ = self.revision()
         known_at, known = self._deviations.get((hardware, versions), (-1, 0.0))
-        if not 0 <= known_at <= last <= known_at + _LEVEL_VISITS:
-            known = deviation_of_visits(self._repeats(hardware, versions))
+        if not 0 <= known_at <= last <= known_at + _LEVEL_REPEATS:
+            known = deviation_of_repeats(self._repeats(hardware, versions))
             self._deviations[hardware, versions] = (last, known)
         return known
 
@@ -243,14 +243,14 @@ class MeasurementStore:
              timing.disturbed, timing.foreign_load, timing.operator_seconds)
             if timing else (None,) * 7
         )  # fmt: skip
-        level = None if timing is None else timing.quiet
-        quiet = (None, None) if level is None else (level.forward_ms, level.backward_ms)
+        level = None if timing is None else timing.reference_level
+        reference_level = (None, None) if level is None else (level.forward_ms, level.backward_ms)
         ids = [self._piece_id(piece) for piece in measurement.shard.pieces]
         return (
             settings.batch_size, settings.operator.weights, settings.operator.optimizer,
             settings.seed, measurement.hardware, measurement.versions, pack_ids(ids),
             measurement.status, measurement.reason, *timed, measurement.device, measurement.node,
-            measurement.measured_at, *quiet,
+            measurement.measured_at, *reference_level,
         )  # fmt: skip
 
     def _piece_id(self, piece: Piece) -> int:

@@ -21,8 +21,8 @@ from autoshard.benchmark.process import collector_paused
 from autoshard.benchmark.statistics import (
     FEWEST_FOR_INTERVAL,
     median_spread,
-    quiet_level,
     standard_error,
+    uncontended_level,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -104,7 +104,7 @@ class _Runs:
             disturbed=sum(run.iteration.disturbed for run in counted),
             foreign_load=load,
             operator_seconds=self.seconds,
-            quiet=level,
+            reference_level=level,
             error=standard_error(self.spread, len(counted)),
         )
 
@@ -157,8 +157,8 @@ class _References:
         if not self._all:
             return None
         return ReferenceLevel(
-            quiet_level([run.forward_ms for run in self._all]),
-            quiet_level([run.backward_ms for run in self._all]),
+            uncontended_level([run.forward_ms for run in self._all]),
+            uncontended_level([run.backward_ms for run in self._all]),
         )
 
 

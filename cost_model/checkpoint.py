@@ -121,6 +121,9 @@ def _tensors(model: CostModel) -> dict[str, Tensor]:
 
 
 def _description(model: CostModel) -> dict[str, Any]:
+    trained_on = asdict(model.provenance)
+    trained_on["quiet"] = trained_on.pop("reference_level")  # as files have always called it
+    trained_on["operator"] = model.provenance.operator.to_json()
     return {
         "inputs": list(network.INPUTS),
         "terms": list(network.TERMS),
@@ -128,7 +131,7 @@ def _description(model: CostModel) -> dict[str, Any]:
         "links": {ranks: asdict(link) for ranks, link in model.links.items()},
         "uncertainty": asdict(model.compute.uncertainty),
         "factors": asdict(model.compute.prior),
-        "trained_on": {**asdict(model.provenance), "operator": model.provenance.operator.to_json()},
+        "trained_on": trained_on,
     }
 
 
@@ -149,7 +152,7 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
     told = dict(document["trained_on"])
     told["operator"] = OperatorOptions(**told["operator"])
     told["batch_sizes"] = tuple(told["batch_sizes"])
-    told["quiet"] = _level(told)
+    told["reference_level"] = _level(told)
     return CostModel(compute, Provenance(**told), _links(document, tensors))
 
 
@@ -184,7 +187,8 @@ def _level(told: dict[str, Any]) -> ReferenceLevel | None:
     old = told.pop("quiet_ms", None)
     if old is not None:
         return ReferenceLevel(old, old, method_of(told["versions"]))
-    return ReferenceLevel(**told["quiet"]) if told.get("quiet") else None
+    stored = told.pop("quiet", None)  # as it is called in files
+    return ReferenceLevel(**stored) if stored else None
 
 
 def _links(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Link]:

@@ -48,7 +48,7 @@ class CostDataset:
     operator: OperatorOptions
     hardware: str
     versions: str
-    quiet: ReferenceLevel | None = None
+    reference_level: ReferenceLevel | None = None
     exchanges: tuple[Exchange, ...] = ()
 
     def __len__(self) -> int:
@@ -98,11 +98,11 @@ class CostDataset:
         By the noise floor, if there is one: two visits differ by the square root of 2 more than one
         errs, and a mean of several errs less. Else by the errors; None if these are not known.
         """
-        visits = np.array([len(repeats) for repeats in self.repeats_ms])
+        repeats = np.array([len(repeats) for repeats in self.repeats_ms])
         floor = self.noise_floor()
         if floor is not None:
-            return floor * float(np.sqrt(np.mean(1 / visits) / 2))
-        if np.median(self.errors * np.sqrt(visits)) >= UNKNOWN:
+            return floor * float(np.sqrt(np.mean(1 / repeats) / 2))
+        if np.median(self.errors * np.sqrt(repeats)) >= UNKNOWN:
             return None
         return float(np.median(self.errors)) * NORMAL_MEDIAN
 
@@ -120,7 +120,11 @@ class CostDataset:
         kept = [measurement for measurement in measurements if measurement.status == "ok"]
         if not kept:
             raise DataError(f"{where}: holds no costs: collect_costs.py measures some")
-        levels = [m.timing.quiet for m in kept if m.timing and m.timing.quiet is not None]
+        levels = [
+            m.timing.reference_level
+            for m in kept
+            if m.timing and m.timing.reference_level is not None
+        ]
         level = level or (levels[0] if levels else None)
         kept = [measurement.normalized_to(level) for measurement in kept]
         for measurement in kept:
@@ -129,23 +133,23 @@ class CostDataset:
         for measurement in kept:
             key = (measurement.shard.digest, measurement.settings.batch_size)
             merged.setdefault(key, []).append(measurement)
-        visits = [[m.timing for m in same if m.timing is not None] for same in merged.values()]
-        worth = [1 / variances for variances in _variances(visits)]
+        repeats = [[m.timing for m in same if m.timing is not None] for same in merged.values()]
+        worth = [1 / variances for variances in _variances(repeats)]
         return CostDataset(
             shards=tuple(same[0].shard for same in merged.values()),
             batch_sizes=tuple(same[0].settings.batch_size for same in merged.values()),
             costs_ms=np.array(
                 [
                     np.average([(t.forward_ms, t.backward_ms) for t in same], axis=0, weights=each)
-                    for same, each in zip(visits, worth, strict=True)
+                    for same, each in zip(repeats, worth, strict=True)
                 ]
             ),
             errors=np.array([each.sum() ** -0.5 for each in worth]),
-            repeats_ms=tuple(tuple(t.total_ms for t in same) for same in visits),
+            repeats_ms=tuple(tuple(t.total_ms for t in same) for same in repeats),
             operator=kept[0].settings.operator,
             hardware=kept[0].hardware,
             versions=kept[0].versions,
-            quiet=level,
+            reference_level=level,
             exchanges=tuple(exchanges),
         )
 
@@ -237,22 +241,22 @@ def split(data: CostDataset, must_be_full: bool = True) -> dict[Part, CostDatase
     return {part: data.subset(numbers[part]) for part in PARTS}
 
 
-def _variances(visits: Sequence[Sequence[Timing]]) -> list[Floats]:
+def _variances(repeats: Sequence[Sequence[Timing]]) -> list[Floats]:
     """The variance of each visit of each shard, relative: by its error, and by what shards with
     several visits show beyond that.
 
     Other index batches differ, and errors in older files count iterations alone. An error that
     cannot be is taken to be like the others'.
     """
-    errors = np.array([timing.error for same in visits for timing in same])
+    errors = np.array([timing.error for same in repeats for timing in same])
     possible = np.isfinite(errors) & (errors > 0)
     usual = np.median(errors[possible]) if possible.any() else UNKNOWN
     stated = np.where(possible, errors, usual) ** 2
-    by_shard = np.split(stated, np.cumsum([len(same) for same in visits])[:-1])
-    several = [n for n, same in enumerate(visits) if len(same) > 1]
+    by_shard = np.split(stated, np.cumsum([len(same) for same in repeats])[:-1])
+    several = [n for n, same in enumerate(repeats) if len(same) > 1]
     if len(several) < FEWEST_SHARDS:
         return by_shard
-    ratios = [np.log(visits[n][0].total_ms / visits[n][1].total_ms) for n in several]
+    ratios = [np.log(repeats[n][0].total_ms / repeats[n][1].total_ms) for n in several]
     found = (np.median(np.abs(ratios)) / NORMAL_MEDIAN) ** 2
     beyond = max(0.0, found - np.median([by_shard[n][:2].sum() for n in several])) / 2
     return [variances + beyond for variances in by_shard]

@@ -9,7 +9,12 @@ from autoshard.cost_model.calibration import FEWEST, calibrate
 from autoshard.cost_model.dataset import CostDataset, stored_costs
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, normalizer, selection_seeds
+from autoshard.cost_model.repeated_measurements import (
+    SEEDS,
+    RepeatedMeasurements,
+    normalizer,
+    selection_seeds,
+)
 from autoshard.cost_model.table_residuals import TableResiduals, few
 from autoshard.workload import EmbeddingTable, Shard
 
@@ -45,7 +50,7 @@ class MeasuredKnowledge:
         notify: Callable[[str], None] = warnings.warn,
     ) -> None:
         self._pool, self._normalize = pool, normalizer(model, pool)
-        self._visits = ShardVisits(
+        self._repeated = RepeatedMeasurements(
             pool, settings, selection_seeds(seeds), normalize=self._normalize, notify=notify
         )
         self._settings, self._tables, self._unseen = settings, tables, frozenset(unseen)
@@ -66,7 +71,7 @@ class MeasuredKnowledge:
     @property
     def seconds(self) -> float:
         """Seconds spent measuring so far."""
-        return self._visits.seconds
+        return self._repeated.seconds
 
     @property
     def shards(self) -> int:
@@ -79,9 +84,9 @@ class MeasuredKnowledge:
 
     def learn(self, shards: Sequence[Shard], seconds: float) -> int:
         """Measures the first of these shards, within the time; returns how many are new."""
-        before = self._visits.visits
-        self._visits.measure(shards, deadline=self._visits.now_s + seconds)
-        return self._visits.visits - before
+        before = self._repeated.repeats
+        self._repeated.measure(shards, deadline=self._repeated.now_s + seconds)
+        return self._repeated.repeats - before
 
     def informed(self, oracle: EstimatedCosts) -> EstimatedCosts:
         """Returns the oracle, corrected by all measurements."""
@@ -102,6 +107,6 @@ class MeasuredKnowledge:
 
     def _measurements(self) -> list[Measurement]:
         """Returns those of the store, replaced where the pool has measured again since."""
-        answers = self._visits.answers()
+        answers = self._repeated.answers()
         again = {(answer.shard.digest, answer.settings) for answer in answers}
         return [m for m in self._before if (m.shard.digest, m.settings) not in again] + answers

@@ -24,7 +24,7 @@ class Provenance:
     operator: OperatorOptions
     batch_sizes: tuple[int, ...]
     num_shards: int
-    quiet: ReferenceLevel | None = None
+    reference_level: ReferenceLevel | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
@@ -36,7 +36,7 @@ class Provenance:
             operator=data.operator,
             batch_sizes=tuple(sorted(set(data.batch_sizes))),
             num_shards=len(data),
-            quiet=data.quiet,
+            reference_level=data.reference_level,
             figures=figures or {},
         )
 

@@ -109,7 +109,7 @@ def promises(
     shards = [[s for s in plan.shards(task) if s is not None] for task, plan in plans]
     flat = [shard for some in shards for shard in some]
     promised = iter(oracle.prices(flat).total_ms.tolist())
-    level = oracle.model.provenance.quiet
+    level = oracle.model.provenance.reference_level
     measured = iter(answer.normalized_to(level).total_ms for answer in measure(flat))
     found = [
         Promise(tuple(next(promised) for _ in some), tuple(next(measured) for _ in some))

@@ -186,7 +186,7 @@ class MeasuredRewards:
                     places.append((env_id, device))
                     shards.append(shard)
         catalog = episodes.catalog
-        level = catalog.model.provenance.quiet
+        level = catalog.model.provenance.reference_level
         self._pool = self._pool or benchmark.BenchmarkPool(self._store, kind=self._kind)
         settings = benchmark.MeasureSettings(catalog.batch_size, catalog.operator)
         answers = self._pool.measure(shards, settings)

@@ -215,7 +215,7 @@ def main(config: CompareConfig) -> None:
         cli.console.print(score_table(scores, best, what, subject))
         if found.ended:
             cli.console.print(
-                f"{found.ended} ({len(found.tasks)} tasks, {found.visits} visits in "
+                f"{found.ended} ({len(found.tasks)} tasks, {found.repeats} visits in "
                 f"{found.measuring_seconds:.0f} of {found.seconds:.0f} s)",
                 soft_wrap=True,
             )
@@ -232,7 +232,7 @@ def main(config: CompareConfig) -> None:
             "memory_fill": None if config.tables is None else config.memory_fill,
             "seconds": found.seconds,
             "measuring_seconds": found.measuring_seconds,
-            "visits": found.visits,
+            "visits": found.repeats,
             "ended": found.ended,
             "policy": str(config.policy),
             "policies": {name: str(folder) for name, folder in policies.items()},

@@ -121,5 +121,5 @@ def _stored_residuals(
         )
     if not found:
         return None
-    data = CostDataset.of(found, level=origin.quiet)
+    data = CostDataset.of(found, level=origin.reference_level)
     return TableResiduals(model.compute, batch_size).learn(data, tables)

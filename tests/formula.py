@@ -21,7 +21,7 @@ from autoshard.workload.parts import Part
 from autoshard.workload.reuse import spectrum_of
 
 HARDWARE, VERSIONS = "a machine", "libraries"
-QUIET = ReferenceLevel(0.8, 1.2)
+REFERENCE_LEVEL = ReferenceLevel(0.8, 1.2)
 _MIN_ERROR = 0.005
 
 
@@ -59,7 +59,9 @@ def measurement(
     factor = float(np.exp(noise * rng.standard_normal()))
     forward, backward = formula_ms(shard, batch_size, dearer)
     error = max(noise, _MIN_ERROR)
-    timing = Timing(forward * factor, backward * factor, 0.01, 20, 0, 0.0, 0.1, QUIET, error=error)
+    timing = Timing(
+        forward * factor, backward * factor, 0.01, 20, 0, 0.0, 0.1, REFERENCE_LEVEL, error=error
+    )
     settings = MeasureSettings(batch_size, operator or OperatorOptions(), seed)
     return Measurement(shard, settings, HARDWARE, VERSIONS, "ok", "d", "n", 1.0 + seed, timing)
 
@@ -95,6 +97,6 @@ def formula_model(parts: dict[Part, CostDataset], exchanges: Sequence[Exchange])
     options = TrainOptions(members=3, steps=300)
     compute, _ = train_compute(parts["train"], parts["validation"], options, seed=0)
     provenance = Provenance(
-        HARDWARE, VERSIONS, OperatorOptions(), (512, 1024), len(parts["train"]), QUIET
+        HARDWARE, VERSIONS, OperatorOptions(), (512, 1024), len(parts["train"]), REFERENCE_LEVEL
     )
     return CostModel(compute, provenance, fit_links(exchanges))

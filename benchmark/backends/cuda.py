@@ -18,7 +18,7 @@ from autoshard.benchmark.backends.base import (
 )
 from autoshard.benchmark.hardware import NodeReport
 from autoshard.benchmark.process import release_freed_memory
-from autoshard.benchmark.statistics import quiet_level
+from autoshard.benchmark.statistics import uncontended_level
 from autoshard.workload import UserError
 
 if TYPE_CHECKING:
@@ -187,7 +187,9 @@ class CudaStopwatch(Stopwatch):
         marks.append(self.mark())
         (flush_ms, _), (forward_ms, _), (backward_ms, _) = self.between(marks)
         self._flushes_ms.append(flush_ms)
-        slow = flush_ms > _SLOW_FLUSH * quiet_level(self._flushes_ms) and self._flush.numel() > 0
+        slow = (
+            flush_ms > _SLOW_FLUSH * uncontended_level(self._flushes_ms) and self._flush.numel() > 0
+        )
         return Iteration(forward_ms, backward_ms, forward_ms + backward_ms, slow)
 
     def foreign_load(self) -> float:

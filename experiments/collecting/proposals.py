@@ -182,6 +182,6 @@ class Proposer:
         with following(len(shards), "shards", lambda: budget.at_most(pace.left_s())) as step:
             for _, answer in stream_within(self._pool, shards, settings, pace, budget, _TIMING):
                 found[answer.shard.digest] = answer
-                level = level if answer.timing is None else answer.timing.quiet
+                level = level if answer.timing is None else answer.timing.reference_level
                 step()
         return {digest: answer.normalized_to(level) for digest, answer in found.items()}

@@ -15,9 +15,9 @@ import numpy as np
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
 from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
-from autoshard.cost_model.shard_visits import (
+from autoshard.cost_model.repeated_measurements import (
     SEEDS,
-    ShardVisits,
+    RepeatedMeasurements,
     evaluation_seeds,
     normalizer,
 )
@@ -71,12 +71,12 @@ class Evaluator:
     def __init__(
         self,
         entries: Iterator[Entry],
-        visits: ShardVisits,
+        repeats: RepeatedMeasurements,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._source = entries
-        self._visits = visits
+        self._measurements = repeats
         self._limits = limits
         self._clock = clock
         self._started = clock()
@@ -108,8 +108,8 @@ class Evaluator:
             self._outcomes(),
             self._posterior().steps_ms,
             self._clock() - self._started,
-            self._visits.seconds,
-            self._visits.visits,
+            self._measurements.seconds,
+            self._measurements.repeats,
             ended,
         )
 
@@ -133,7 +133,7 @@ class Evaluator:
         turned = [*outcomes[first:], *outcomes[:first]]
         plans = [outcome.plan for outcome in turned if outcome.plan is not None]
         shards = [s for plan in plans for s in plan.shards(entry.task) if s is not None]
-        if not self._visits.measure(shards, 1, self._deadline):
+        if not self._measurements.measure(shards, 1, self._deadline):
             return False
         self._entries.append(entry)
         self._shards.append(list({shard.digest: shard for shard in shards}.values()))
@@ -168,17 +168,17 @@ class Evaluator:
         """Measures the task with the fewest visits once more; False if the pool has no more."""
         tasks = []
         for shards in self._shards:
-            wanted = [(self._visits.wanted(shard), shard) for shard in shards]
-            tasks.append([(visits, shard) for visits, shard in wanted if visits is not None])
+            wanted = [(self._measurements.wanted(shard), shard) for shard in shards]
+            tasks.append([(repeats, shard) for repeats, shard in wanted if repeats is not None])
         left = [some for some in tasks if some]
-        least = min(left, key=lambda some: min(visits for visits, _ in some), default=[])
-        for visits in sorted({visits for visits, _ in least}):
-            some = [shard for wanted, shard in least if wanted == visits]
-            self._visits.measure(some, visits, self._deadline)
+        least = min(left, key=lambda some: min(repeats for repeats, _ in some), default=[])
+        for repeats in sorted({repeats for repeats, _ in least}):
+            some = [shard for wanted, shard in least if wanted == repeats]
+            self._measurements.measure(some, repeats, self._deadline)
         return bool(least)
 
     def _posterior(self) -> StepPosterior:
-        return StepPosterior(self._visits.known(), self._plans, self._pricing)
+        return StepPosterior(self._measurements.known(), self._plans, self._pricing)
 
     def _outcomes(self) -> dict[str, list[Outcome]]:
         """Returns the outcomes with the measured costs of their plans."""
@@ -187,7 +187,7 @@ class Evaluator:
             plan = outcome.plan
             if plan is None:
                 return outcome
-            return replace(outcome, cost=self._visits.plan_cost(entry.task, plan))
+            return replace(outcome, cost=self._measurements.plan_cost(entry.task, plan))
 
         names = self._entries[0].outcomes
         return {name: [costed(e, e.outcomes[name]) for e in self._entries] for name in names}
@@ -198,7 +198,7 @@ class Evaluator:
         if passed * _REPORTS >= (self._reported + 1) * self._limits.seconds:
             self._reported = int(passed * _REPORTS / self._limits.seconds)
             cli.console.print(
-                f"  {passed:.0f} of {self._limits.seconds:.0f} s: {self._visits.visits} visits, "
+                f"  {passed:.0f} of {self._limits.seconds:.0f} s: {self._measurements.repeats} visits, "
                 f"{len(self._entries)} tasks; {widest}",
                 soft_wrap=True,
             )
@@ -224,12 +224,14 @@ def evaluate_measured(
     """
     oracle, unseen = planners.oracle, evaluation_seeds(seeds)
     settings = MeasureSettings(oracle.batch_size, oracle.model.provenance.operator)
-    visits = ShardVisits(pool, settings, unseen, None, normalizer(oracle.model, pool), cli.note)
+    repeats = RepeatedMeasurements(
+        pool, settings, unseen, None, normalizer(oracle.model, pool), cli.note
+    )
     knowledge = MeasuredKnowledge(
         pool, oracle.model, settings, seeds, unseen=unseen, notify=cli.note
     )
     entries = planners.entries(task_set, save_tasks, knowledge, lambda: knowledge.seconds)
-    return Evaluator(entries, visits, limits).run(task_set.begin)
+    return Evaluator(entries, repeats, limits).run(task_set.begin)
 
 
 @dataclass(frozen=True)
@@ -241,10 +243,10 @@ class MeasuredStep:
 
 
 def measure_step(
-    measuring: ShardVisits, task: ShardingTask, plan: ShardingPlan, visits: int
+    measuring: RepeatedMeasurements, task: ShardingTask, plan: ShardingPlan, repeats: int
 ) -> MeasuredStep | None:
     """Measures a plan with so many visits of each shard; None if one cannot be measured."""
-    measuring.measure([shard for shard in plan.shards(task) if shard is not None], visits)
+    measuring.measure([shard for shard in plan.shards(task) if shard is not None], repeats)
     known = measuring.known()
     digests = digests_of(task, plan)
     if not known.keys() >= set(digests):

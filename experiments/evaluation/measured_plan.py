@@ -7,7 +7,12 @@ from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.acquisition import held_piece
 from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
-from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, evaluation_seeds, normalizer
+from autoshard.cost_model.repeated_measurements import (
+    SEEDS,
+    RepeatedMeasurements,
+    evaluation_seeds,
+    normalizer,
+)
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool
 from autoshard.experiments.evaluation.evaluator import measure_step
@@ -47,8 +52,10 @@ def measured_plan(
             f"{knowledge.shards} of such batches are known by now"
         )
         oracle = knowledge.informed(context.costs)
-        visits = ShardVisits(pool, settings, seeds, None, normalizer(model, pool), cli.note)
-        found = measure_step(visits, task, plan, visits=SEEDS)
+        repeats = RepeatedMeasurements(
+            pool, settings, seeds, None, normalizer(model, pool), cli.note
+        )
+        found = measure_step(repeats, task, plan, repeats=SEEDS)
     if found is None:
         return plan, oracle, [*lines, "measured: a shard of the plan could not be"]
     (low, high), predicted = found.interval_ms, StepPredictor(oracle, task).of(plan).expected_ms

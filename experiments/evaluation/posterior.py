@@ -21,7 +21,7 @@ from autoshard.workload import Objective, ShardingPlan, ShardingTask
 from autoshard.workload.step_price import StepPrice, stages_of_phases
 
 if TYPE_CHECKING:  # it measures, and plans that are priced need nothing of that
-    from autoshard.cost_model.shard_visits import KnownCost
+    from autoshard.cost_model.repeated_measurements import KnownCost
 
 Floats = npt.NDArray[np.float64]
 Plan = tuple[str, ...]  # the digest of each device's shard; devices without tables left out

@@ -164,7 +164,7 @@ class Evaluation:
     steps_ms: dict[str, Floats]
     seconds: float = 0.0
     measuring_seconds: float = 0.0
-    visits: int = 0
+    repeats: int = 0
     ended: str = ""
 
     def scores(

@@ -55,7 +55,7 @@ class OnlineModel:
         if not new or len(measured) < _FEWEST:
             return None
         self._seen.update(m.shard.digest for m in new)
-        level = self.model.provenance.quiet
+        level = self.model.provenance.reference_level
         measured_ms = np.array([m.normalized_to(level).total_ms for m in new])
         batches = [self._batch_size] * len(new)
         shards = [m.shard for m in new]
@@ -65,7 +65,7 @@ class OnlineModel:
         compute = adapted(self._base.compute, data)
         provenance = replace(
             self._base.provenance,
-            quiet=data.quiet,
+            reference_level=data.reference_level,
             hardware=data.hardware,
             versions=data.versions,
             batch_sizes=tuple(sorted({*self._base.provenance.batch_sizes, self._batch_size})),

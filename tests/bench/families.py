@@ -23,7 +23,12 @@ from autoshard.cost_model import (
 from autoshard.cost_model.checkpoint import PRETRAINED
 from autoshard.cost_model.evaluation import evaluate
 from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
-from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, evaluation_seeds, normalizer
+from autoshard.cost_model.repeated_measurements import (
+    SEEDS,
+    RepeatedMeasurements,
+    evaluation_seeds,
+    normalizer,
+)
 from autoshard.experiments.evaluation.evaluator import measure_step
 from autoshard.sharders import (
     HEURISTICS,
@@ -62,7 +67,7 @@ def family_metrics() -> list[Metric]:
     training = split(shipped_costs())["train"]
     model = _shipped_model()
     for name in FAMILIES:
-        data = read_costs([_DATA / f"{name}.parquet"], level=model.provenance.quiet)
+        data = read_costs([_DATA / f"{name}.parquet"], level=model.provenance.reference_level)
         found = evaluate(model.compute, training, data)
         metrics += [
             Metric(f"{name}, held out: median error", "", found.score.median_error),
@@ -103,9 +108,9 @@ def measured_family_metrics(folder: Path) -> list[Metric]:
         context = SharderContext(oracle, load_policy("cpu"))
         with _out_of_distribution(), cpu_pool(folder / f"{family}.db") as pool:
             settings = MeasureSettings(_BATCH_SIZE, task.operator)
-            visits = ShardVisits(pool, settings, evaluation_seeds(SEEDS))
+            repeats = RepeatedMeasurements(pool, settings, evaluation_seeds(SEEDS))
             plans = {name: make_sharder(name, context).shard(task) for name in names}
-            step_ms = {name: _step_ms(visits, task, plan) for name, plan in plans.items()}
+            step_ms = {name: _step_ms(repeats, task, plan) for name, plan in plans.items()}
         step_ms["best heuristic"] = min(step_ms[heuristic] for heuristic in USUAL_HEURISTICS)
         targets = {("policy", "best heuristic"): "", ("autoshard", "best heuristic"): "",
                    ("autoshard", "cost_fused"): "at most 0.99"}  # fmt: skip
@@ -134,7 +139,9 @@ def correction_metrics(folder: Path) -> list[Metric]:
             predicted = StepPredictor(knowledge.informed(oracle), task).of(plan).expected_ms
             before = make_sharder("cost_fused", context).shard(task)
             normalize = normalizer(model, pool)
-            judging = ShardVisits(pool, settings, evaluation_seeds(SEEDS), normalize=normalize)
+            judging = RepeatedMeasurements(
+                pool, settings, evaluation_seeds(SEEDS), normalize=normalize
+            )
             ours, theirs = (_step_ms(judging, task, each) for each in (plan, before))
         metrics += [
             Metric(f"{family}, {_SECONDS:.0f} s of measuring: predicted over measured",
@@ -153,8 +160,8 @@ def task_of(source: str) -> ShardingTask:
     return ShardingTask(tables, Device.uniform(_DEVICES, room), _BATCH_SIZE, operator)
 
 
-def _step_ms(visits: ShardVisits, task: ShardingTask, plan: ShardingPlan) -> float:
-    found = measure_step(visits, task, plan, visits=SEEDS)
+def _step_ms(repeats: RepeatedMeasurements, task: ShardingTask, plan: ShardingPlan) -> float:
+    found = measure_step(repeats, task, plan, repeats=SEEDS)
     if found is None:
         raise UserError("a shard of a plan could not be measured, so its metrics are not available")
     return found.mean_ms

@@ -22,7 +22,7 @@ from bench.metric import Metric, mean_and_interval
 from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 
 _SHARDS, _REPEATED = 16, 50
-_VISITS = 4
+_REPEATS = 4
 _FLUSH_TURNS = 4
 _SAME_WORK = TimingOptions(precision=0.0, max_iterations=24)
 
@@ -35,14 +35,17 @@ def noise_metrics(folder: Path) -> list[Metric]:
     with cpu_pool(folder / "one.db", 1) as pool:
         first = pool.measure(shards, SETTINGS)
         others = pool.measure(shards, MeasureSettings(1024, seed=1))
-        pool.measure(shards, SETTINGS, visits=2)
+        pool.measure(shards, SETTINGS, repeats=2)
     with cpu_pool(folder / "again.db", 1) as pool:
         again = pool.measure(shards, SETTINGS)
-    say(f"{_VISITS} visits of them on all devices at once")
+    say(f"{_REPEATS} visits of them on all devices at once")
     with cpu_pool(folder / "all.db") as pool:
         count = len(pool.devices())
-        pool.measure(shards, SETTINGS, visits=_VISITS)
-    one, every = _visits(folder / "one.db", shards), _visits(folder / "all.db", shards)
+        pool.measure(shards, SETTINGS, repeats=_REPEATS)
+    one, every = (
+        _repeats_so_far(folder / "one.db", shards),
+        _repeats_so_far(folder / "all.db", shards),
+    )
     iterations = statistics.mean(m.timing.error**2 for m in first if m.timing is not None)
     same_core = _variance(
         [(a, b) for some in one for a, b in combinations(some, 2) if a.device == b.device]
@@ -119,7 +122,7 @@ def _flush_ratio(
             options = [_SAME_WORK] * len(group)
             ours, full = (time_by_turns(group, watch, options) for watch in watches)
             ratios += [
-                math.log(a.normalized_to(b.quiet).total_ms / b.total_ms)
+                math.log(a.normalized_to(b.reference_level).total_ms / b.total_ms)
                 for a, b in zip(ours, full, strict=True)
             ]
     mean, (low, high) = mean_and_interval(ratios)
@@ -140,13 +143,13 @@ def _variance(pairs: Iterable[tuple[Measurement, Measurement]]) -> float:
     squares = []
     for one, other in pairs:
         if one.timing is not None and other.timing is not None:
-            told = other.timing.normalized_to(one.timing.quiet)
+            told = other.timing.normalized_to(one.timing.reference_level)
             squares.append(math.log(one.timing.total_ms / told.total_ms) ** 2)
     return statistics.mean(squares) / 2
 
 
-def _visits(store: Path, shards: Sequence[Shard]) -> list[list[Measurement]]:
+def _repeats_so_far(store: Path, shards: Sequence[Shard]) -> list[list[Measurement]]:
     """Returns the repeat measurements of each shard with the first index batch."""
     with MeasurementStore(store) as kept:
-        visits = [visit for visit in kept.measurements() if visit.settings == SETTINGS]
-    return [[v for v in visits if v.shard.digest == shard.digest] for shard in shards]
+        repeats = [visit for visit in kept.measurements() if visit.settings == SETTINGS]
+    return [[v for v in repeats if v.shard.digest == shard.digest] for shard in shards]

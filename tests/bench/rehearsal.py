@@ -13,7 +13,7 @@ from autoshard.benchmark.rehearsal.rehearsal import stage
 from autoshard.benchmark.rehearsal.turns import in_turns
 from autoshard.benchmark.statistics import median_interval
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
-from autoshard.cost_model.shard_visits import SEEDS, ShardVisits, evaluation_seeds
+from autoshard.cost_model.repeated_measurements import SEEDS, RepeatedMeasurements, evaluation_seeds
 from autoshard.experiments.console import cli
 from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
 from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables
@@ -124,14 +124,14 @@ def _measured(
     """Measures the shards and all-to-alls of each plan."""
     settings = MeasureSettings(task.batch_size, task.operator)
     with cpu_pool(folder / "rehearsal.db", max_devices=_RANKS) as pool:
-        visits = ShardVisits(pool, settings, evaluation_seeds(SEEDS))
+        repeats = RepeatedMeasurements(pool, settings, evaluation_seeds(SEEDS))
         shards = [s for plan in plans.values() for s in plan.shards(task) if s is not None]
-        visits.measure(shards, SEEDS)
+        repeats.measure(shards, SEEDS)
         costs = []
         for plan in plans.values():
             exchange = pool.exchange(plan.columns(task), task.batch_size)
             both = (exchange.forward_ms, exchange.backward_ms)
-            costs.append(price_plan(plan, task, visits, both))
+            costs.append(price_plan(plan, task, repeats, both))
     return costs
 
 

@@ -130,7 +130,7 @@ def test_a_shard_is_measured_or_refused_for_want_of_memory() -> None:
     )
     assert measured.timing is not None
     assert (measured.timing.forward_ms, measured.timing.backward_ms) == (2.0, 3.0)
-    assert (measured.timing.quiet, measured.hardware) == (None, FINGERPRINT)
+    assert (measured.timing.reference_level, measured.hardware) == (None, FINGERPRINT)
     assert (refused.status, refused.throttled) == ("refused", 0.0)
     assert "gpu1@m0 has 1,048,576" in refused.reason
     assert runtime.calls.count("empty_cache") == 2  # they do not fit together

@@ -67,21 +67,21 @@ def test_a_cost_is_the_mean_of_as_many_visits_as_are_asked_for(
     pool = make_pool()
     shards = random_shards(tables, 6, 4, seed=3)
     once = pool.measure(shards, SETTINGS, QUICK)
-    assert [answer.timing.visits for answer in once if answer.timing] == [1] * 6
-    thrice = pool.measure(shards[:3], SETTINGS, QUICK, visits=3)
-    assert [answer.timing.visits for answer in thrice if answer.timing] == [3] * 3
+    assert [answer.timing.repeats for answer in once if answer.timing] == [1] * 6
+    thrice = pool.measure(shards[:3], SETTINGS, QUICK, repeats=3)
+    assert [answer.timing.repeats for answer in thrice if answer.timing] == [3] * 3
     assert not any(answer.reused for answer in thrice)
     again = pool.measure(shards, SETTINGS, QUICK)
-    assert [answer.timing.visits for answer in again if answer.timing] == [3] * 3 + [1] * 3
+    assert [answer.timing.repeats for answer in again if answer.timing] == [3] * 3 + [1] * 3
     assert all(answer.reused for answer in again)
     errors = [answer.timing.error for answer in again if answer.timing]
     assert max(errors[:3]) < max(errors[3:])
     pool.close()
     with MeasurementStore(tmp_path / "costs.db") as store:
-        visits = store.measurements()
-        assert len(visits) == 3 * 3 + 3
+        repeats = store.measurements()
+        assert len(repeats) == 3 * 3 + 3
         for shard, answer in zip(shards, again, strict=True):
-            totals = [v.total_ms for v in visits if v.shard.digest == shard.digest]
+            totals = [v.total_ms for v in repeats if v.shard.digest == shard.digest]
             assert answer.total_ms == pytest.approx(sum(totals) / len(totals))
 
 

@@ -19,12 +19,12 @@ from autoshard.benchmark.measurement import (
     Timing,
     TimingOptions,
 )
+from autoshard.benchmark.repeats import deviation_of_repeats, merged
 from autoshard.benchmark.timing import time_by_turns
-from autoshard.benchmark.visits import deviation_of_visits, merged
 from autoshard.workload import EmbeddingTable, Shard
 
 OPTIONS = TimingOptions()
-SHARDS, VISITS = 8, 12
+SHARDS, REPEATS = 8, 12
 NEIGHBOUR = Slow(0.12, 300.0, (1.25, 1.3))  # on the other hyper-thread
 BUSY = Host(  # as seen: other tenants have most of a huge cache, Ray's processes visit the core
     "slow host, huge cache",
@@ -49,9 +49,9 @@ class Bounds:
     cleared: float
 
 
-QUIET, NOISY = Bounds(0.01, 0.01, 0.1), Bounds(0.02, 0.02, 0.25)
+REFERENCE_LEVEL, NOISY = Bounds(0.01, 0.01, 0.1), Bounds(0.02, 0.02, 0.25)
 GRID: dict[Host, Bounds] = {
-    Host("quiet, small cache", (0.6, 13), 5.0): QUIET,
+    Host("quiet, small cache", (0.6, 13), 5.0): REFERENCE_LEVEL,
     # All of the cache is ours and all of it must be cleared. Beside others the reference is a
     # little warmer than by itself.
     Host("quiet, huge cache", (1, 20), 2.0, 480 * MIB, 480 * MIB): Bounds(0.02, 0.01, 0.3),
@@ -102,19 +102,19 @@ def truth(host: Host) -> tuple[tuple[float, ...], ReferenceLevel]:
     timings = [
         time_by_turns([kernel.subject], watch, [OPTIONS])[0] for kernel in host.shards(SHARDS)
     ]
-    level = timings[0].quiet
+    level = timings[0].reference_level
     assert level is not None
     return tuple(timing.normalized_to(level).total_ms for timing in timings), level
 
 
 @functools.cache
-def figures(host: Host, by_turns: int = 8, visits: int = VISITS) -> Figures:
+def figures(host: Host, by_turns: int = 8, repeats: int = REPEATS) -> Figures:
     true_ms, level = truth(host)
     kernels, rng = host.shards(SHARDS), np.random.default_rng(by_turns)
     watch = SimulatedWatch(host, seed=by_turns)
     timings: list[list[Timing]] = [[] for _ in kernels]
     seconds = 0.0
-    for _ in range(visits):
+    for _ in range(repeats):
         watch.wait(rng.uniform(0, 200e3))
         order = rng.permutation(SHARDS)
         for start in range(0, SHARDS, by_turns):
@@ -130,7 +130,7 @@ def figures(host: Host, by_turns: int = 8, visits: int = VISITS) -> Figures:
     return Figures(
         logs=np.log([[t.total_ms for t in same] for same in timings]).T - np.log(true_ms),
         timings=timings,
-        counted=sum(counted) / (watch.iterations - visits * SHARDS),  # less warming up
+        counted=sum(counted) / (watch.iterations - repeats * SHARDS),  # less warming up
         timed=sum(t.operator_seconds for same in timings for t in same) / seconds,
         cleared=watch.flush_ms / 1e3 / seconds,
         work_share=float(np.dot(counted, [k.total_ms for k in kernels])) / 1e3 / seconds,
@@ -140,7 +140,7 @@ def figures(host: Host, by_turns: int = 8, visits: int = VISITS) -> Figures:
 @HOSTS
 def test_costs_are_those_of_the_host_at_rest(host: Host) -> None:
     bias = figures(host).bias
-    error = figures(host).deviation / math.sqrt(VISITS)
+    error = figures(host).deviation / math.sqrt(REPEATS)
     assert abs(bias.mean()) < GRID[host].bias
     assert np.abs(bias - bias.mean()).max() < GRID[host].bias + 2 * error
 
@@ -154,7 +154,7 @@ def test_a_visit_is_worth_what_it_must(host: Host) -> None:
 def test_the_error_of_a_cost_is_honest(host: Host) -> None:
     """Differences from the mean of many visits, in standard errors, deviate by about 1."""
     found = figures(host)
-    beyond = deviation_of_visits(found.timings)
+    beyond = deviation_of_repeats(found.timings)
     shard, settings = Shard.of_tables([EmbeddingTable("t", 9, 8, 1.0)]), MeasureSettings(64)
 
     def error(timing: Timing) -> float:
@@ -167,7 +167,7 @@ def test_the_error_of_a_cost_is_honest(host: Host) -> None:
     scores = (found.logs - found.bias) / errors
     # A hypervisor's steal falls on few iterations: their interval is wide, their median is not.
     least = 0.5 if host.stolen else 0.7
-    assert least < scores.std() * math.sqrt(VISITS / (VISITS - 1)) < 1.4
+    assert least < scores.std() * math.sqrt(REPEATS / (REPEATS - 1)) < 1.4
 
 
 @HOSTS
@@ -185,8 +185,8 @@ def test_hardly_any_time_is_lost(host: Host) -> None:
 def test_few_by_turns_cost_the_same_as_many(host: Host) -> None:
     by_eight = figures(host).bias
     for by_turns in (1, 2):
-        few = figures(host, by_turns, visits=4)
-        error = math.sqrt(few.deviation**2 / 4 + figures(host).deviation ** 2 / VISITS)
+        few = figures(host, by_turns, repeats=4)
+        error = math.sqrt(few.deviation**2 / 4 + figures(host).deviation ** 2 / REPEATS)
         difference = few.bias - by_eight
         assert abs(difference.mean()) < GRID[host].bias + 2 * error / math.sqrt(SHARDS)
         assert difference.std(ddof=1) < GRID[host].bias + 1.6 * error

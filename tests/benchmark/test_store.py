@@ -150,12 +150,12 @@ def test_costs_of_one_hardware_are_told_at_one_level(
 ) -> None:
     """Each visit has the level of its own hour. The store settles on one, and tells all at it."""
     first, second, third, last = some(tables, 4)
-    quiet, slow = ReferenceLevel(2.0, 6.0), ReferenceLevel(4.0, 9.0)
+    reference_level, slow = ReferenceLevel(2.0, 6.0), ReferenceLevel(4.0, 9.0)
     with MeasurementStore(tmp_path / "a.db") as store:
         assert store.level("hw", "v") is None
-        store.put([replace(first, timing=replace(TIMING, quiet=quiet)), third])
-        assert store.level("hw", "v") == quiet
-        store.put([replace(second, timing=replace(TIMING, quiet=slow))])
+        store.put([replace(first, timing=replace(TIMING, reference_level=reference_level)), third])
+        assert store.level("hw", "v") == reference_level
+        store.put([replace(second, timing=replace(TIMING, reference_level=slow))])
         assert store.level("hw", "v") == ReferenceLevel(
             3.0, 7.5
         )  # and what was told before is told anew
@@ -166,7 +166,7 @@ def test_costs_of_one_hardware_are_told_at_one_level(
             (1.5, 2.5),  # without a reference: as it was read
             pytest.approx((1.5 * 3 / 4, 2.5 * 7.5 / 9)),
         ]
-        assert [t.quiet for t in costs if t] == [
+        assert [t.reference_level for t in costs if t] == [
             ReferenceLevel(3.0, 7.5),
             None,
             ReferenceLevel(3.0, 7.5),
@@ -177,11 +177,11 @@ def test_costs_of_one_hardware_are_told_at_one_level(
         assert found is not None
         assert found.total_ms == told[2].total_ms
         # Once there are enough visits it stays: costs that were published stay what they were.
-        store.put([replace(last, measured_at=float(n), timing=replace(TIMING, quiet=quiet))
+        store.put([replace(last, measured_at=float(n), timing=replace(TIMING, reference_level=reference_level))
                    for n in range(62)])  # fmt: skip
         settled = store.level("hw", "v")
-        assert settled == quiet
-        store.put([replace(last, measured_at=99.0 + n, timing=replace(TIMING, quiet=slow))
+        assert settled == reference_level
+        store.put([replace(last, measured_at=99.0 + n, timing=replace(TIMING, reference_level=slow))
                    for n in range(200)])  # fmt: skip
         assert store.level("hw", "v") == settled
     assert [m.total_ms for m in read_parquet(tmp_path / "a.parquet")] == [m.total_ms for m in told]
@@ -201,8 +201,8 @@ def test_all_visits_of_a_shard_are_kept_and_their_mean_is_its_cost(
         assert once is not None
         assert once.timing is not None
         assert twice.timing.forward_ms == pytest.approx(1.6)
-        assert (twice.timing.visits, twice.timing.iterations) == (2, 24)
-        assert (once.timing.visits, once.timing.forward_ms) == (1, 1.5)
+        assert (twice.timing.repeats, twice.timing.iterations) == (2, 24)
+        assert (once.timing.repeats, once.timing.forward_ms) == (1, 1.5)
         assert 0 < twice.timing.error < once.timing.error
         export_parquet(store, tmp_path / "a.parquet")
         assert import_parquet(store, tmp_path / "a.parquet") == 0

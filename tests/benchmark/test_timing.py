@@ -18,7 +18,7 @@ from autoshard.benchmark.embedding_op import EmbeddingOp, build_module
 from autoshard.benchmark.hardware import last_level_cache_bytes, physical_cores
 from autoshard.benchmark.measurement import MeasureSettings, ReferenceLevel, TimingOptions
 from autoshard.benchmark.reference import reference_operators
-from autoshard.benchmark.statistics import UNKNOWN, median_spread, quiet_level, standard_error
+from autoshard.benchmark.statistics import UNKNOWN, median_spread, standard_error, uncontended_level
 from autoshard.benchmark.timing import SubjectFault, time_by_turns, time_operator
 from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard
 
@@ -287,18 +287,28 @@ def test_who_is_known_leaves_the_others_to_themselves() -> None:
 
 def test_costs_are_told_beside_the_reference() -> None:
     """A machine that is slow for both is not a costly shard; passes are told apart."""
-    quiet, slow = Iteration(2.0, 6.0, 8.0), Iteration(3.0, 12.0, 15.0)
+    reference_level, slow = Iteration(2.0, 6.0, 8.0), Iteration(3.0, 12.0, 15.0)
     beside_quiet, beside_slow = Iteration(1.0, 2.0, 3.0), Iteration(1.5, 4.0, 5.5)
-    calm = time_operator(named("s"), Script({"s": [quiet] * 12}, [beside_quiet]), TimingOptions())
+    calm = time_operator(
+        named("s"), Script({"s": [reference_level] * 12}, [beside_quiet]), TimingOptions()
+    )
     loud = time_operator(named("s"), Script({"s": [slow] * 12}, [beside_slow]), TimingOptions())
-    assert (calm.forward_ms, calm.backward_ms, calm.quiet) == (2.0, 6.0, ReferenceLevel(1.0, 2.0))
-    assert (loud.forward_ms, loud.backward_ms, loud.quiet) == (3.0, 12.0, ReferenceLevel(1.5, 4.0))
-    told = loud.normalized_to(calm.quiet)
+    assert (calm.forward_ms, calm.backward_ms, calm.reference_level) == (
+        2.0,
+        6.0,
+        ReferenceLevel(1.0, 2.0),
+    )
+    assert (loud.forward_ms, loud.backward_ms, loud.reference_level) == (
+        3.0,
+        12.0,
+        ReferenceLevel(1.5, 4.0),
+    )
+    told = loud.normalized_to(calm.reference_level)
     assert (told.forward_ms, told.backward_ms) == pytest.approx((2.0, 6.0))
     assert told.spread == loud.spread
     assert loud.normalized_to(None) == loud
-    as_read = time_operator(named("s"), Script({"s": [quiet] * 12}), TimingOptions())
-    assert (as_read.total_ms, as_read.quiet) == (8.0, None)
+    as_read = time_operator(named("s"), Script({"s": [reference_level] * 12}), TimingOptions())
+    assert (as_read.total_ms, as_read.reference_level) == (8.0, None)
     assert as_read.normalized_to(ReferenceLevel(3.0, 3.0)) == as_read
 
 
@@ -363,9 +373,9 @@ def test_the_cache_is_cleared_as_far_as_time_allows(core: int) -> None:
 
 def test_slow_is_known_from_quiet() -> None:
     times = [1.0] * 50
-    assert quiet_level([*times, 1.5]) == 1.0
-    assert quiet_level([*times, *[2.0] * 20]) == 1.0  # a slow spell does not pass for quiet
-    assert quiet_level([*times, *[0.5] * 60]) == 0.5  # but a quieter one is learnt
+    assert uncontended_level([*times, 1.5]) == 1.0
+    assert uncontended_level([*times, *[2.0] * 20]) == 1.0  # a slow spell does not pass for quiet
+    assert uncontended_level([*times, *[0.5] * 60]) == 0.5  # but a quieter one is learnt
 
 
 @pytest.mark.parametrize("count", [9, 20, 64])

@@ -196,7 +196,7 @@ def test_a_model_is_shipped_and_prices_at_once(tables: tuple[EmbeddingTable, ...
     found = evaluate(shipped.compute, split(data)["train"], split(data)["test"])
     assert found.score.median_error < 0.05
     assert found.score.kendall_tau > 0.95
-    shared = split(read_costs([PRETRAINED / "cpu-features.parquet"], level=data.quiet))
+    shared = split(read_costs([PRETRAINED / "cpu-features.parquet"], level=data.reference_level))
     assert {m.table.features for s in shared["test"].shards for m in s.pieces} == {*range(1, 9)}
     found = evaluate(shipped.compute, split(data)["train"], shared["test"])
     assert found.score.median_error < 0.13

@@ -63,18 +63,18 @@ def test_the_formula_is_recovered_on_tables_never_seen(
     assert groups[0][2] == pytest.approx(groups[0][3], abs=1e-6)
 
 
-@pytest.mark.parametrize("visits", [1, 2, 3])
+@pytest.mark.parametrize("repeats", [1, 2, 3])
 def test_the_error_net_of_noise_is_the_model_s_own(
-    model: CostModel, formula_parts: dict[Part, CostDataset], visits: int
+    model: CostModel, formula_parts: dict[Part, CostDataset], repeats: int
 ) -> None:
     """Held against the truth, and against costs that err by 5 %, once or in the mean of several."""
     shards = formula_parts["test"].shards
     true = CostDataset.of(measurement(shard) for shard in shards)
     noisy = CostDataset.of(
-        measurement(shard, noise=0.05, seed=seed) for shard in shards for seed in range(visits)
+        measurement(shard, noise=0.05, seed=seed) for shard in shards for seed in range(repeats)
     )
     own, found = (evaluate(model.compute, formula_parts["train"], data) for data in (true, noisy))
-    assert found.noise == pytest.approx(0.67 * 0.05 / visits**0.5, rel=0.25)
+    assert found.noise == pytest.approx(0.67 * 0.05 / repeats**0.5, rel=0.25)
     assert found.net_error is not None
     assert abs(found.net_error - own.score.median_error) < 0.75 * found.noise
     assert found.net_error < found.score.median_error

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from formula import QUIET, formula_exchanges, measurement
+from formula import REFERENCE_LEVEL, formula_exchanges, measurement
 
 from autoshard.benchmark import Measurement, MeasurementStore, ReferenceLevel, export_parquet
 from autoshard.cost_model import CostDataset, DataError, Selection, read_costs, split
@@ -93,18 +93,18 @@ def test_an_error_that_cannot_be_is_like_the_others(shards: list[Shard], error: 
 
 def test_repeats_tell_more_than_errors_that_count_iterations_alone(shards: list[Shard]) -> None:
     """As in older files: a visit says that it is known to 1 %, another one differs by 4 %."""
-    visits = [
+    repeats = [
         with_error(measurement(shard, noise=0.04, seed=seed), 0.01)
         for shard in shards
         for seed in range(2)
     ]
     once = [with_error(measurement(shard, noise=0.04), 0.01) for shard in shards]
-    data = CostDataset.of(visits)
+    data = CostDataset.of(repeats)
     assert data.errors == pytest.approx([0.04 / 2**0.5] * len(shards), rel=0.25)
     assert data.noise() == pytest.approx(0.67 * 0.04 / 2**0.5, rel=0.25)
     assert CostDataset.of(once).errors == pytest.approx([0.01] * len(shards))
     assert CostDataset.of(once).noise() == pytest.approx(0.67 * 0.01, rel=0.02)
-    honest = [with_error(visit, 0.04) for visit in visits]  # nothing is added to what is known
+    honest = [with_error(visit, 0.04) for visit in repeats]  # nothing is added to what is known
     assert CostDataset.of(honest).errors == pytest.approx([0.04 / 2**0.5] * len(shards), rel=0.2)
 
 
@@ -122,10 +122,10 @@ def test_levels_of_several_stores_become_one(
 ) -> None:
     first, second = measurement(shards[0]), measurement(shards[1])
     assert second.timing is not None
-    slow = ReferenceLevel(2 * QUIET.forward_ms, 3 * QUIET.backward_ms)
+    slow = ReferenceLevel(2 * REFERENCE_LEVEL.forward_ms, 3 * REFERENCE_LEVEL.backward_ms)
     slower = replace(second, timing=second.timing.normalized_to(slow))
     data = read_costs([keep([first]), keep([slower], "slow.db")])
-    assert data.quiet == QUIET
+    assert data.reference_level == REFERENCE_LEVEL
     assert data.totals_ms[1] == pytest.approx(second.total_ms)
 
 

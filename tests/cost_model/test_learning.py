@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from formula import QUIET, formula_exchanges, measurement
+from formula import REFERENCE_LEVEL, formula_exchanges, measurement
 
 from autoshard.benchmark import Exchange, ReferenceLevel
 from autoshard.benchmark.measurement import ExchangeKey
@@ -193,7 +193,7 @@ def test_promises_are_told_at_the_level_of_the_model(
     assert honest[0].ratio == pytest.approx(1, abs=0.1)
     assert honest[0].max_ratio == pytest.approx(1, abs=0.15)
     # Another store's level: twice the reference, so all of its costs read twice as high.
-    slow = ReferenceLevel(2 * QUIET.forward_ms, 2 * QUIET.backward_ms)
+    slow = ReferenceLevel(2 * REFERENCE_LEVEL.forward_ms, 2 * REFERENCE_LEVEL.backward_ms)
     other = promises(
         oracle, [(task, plan)], lambda some: [measurement(s).normalized_to(slow) for s in some]
     )

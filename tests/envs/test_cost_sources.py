@@ -129,7 +129,7 @@ def test_games_that_end_together_are_measured_in_one_call_and_only_once(
     source = MeasuredRewards(tmp_path / "costs.db")
     rewards, env = played(small_catalog, source)
     assert [len(answers) for answers in asked] == [3]  # two devices of one game, one of the other
-    level = small_catalog.model.provenance.quiet
+    level = small_catalog.model.provenance.reference_level
     assert level is not None
     told = [answer.normalized_to(level).cost() for answer in asked[0]]
     costs = [cost.total_ms for cost in told]
@@ -171,7 +171,7 @@ def test_what_is_measured_is_the_shards_of_the_game_in_its_batch(
     settings = MeasureSettings(BATCH_SIZE, small_catalog.model.provenance.operator)
     measured = make_pool().measure(shards, settings)
     assert all(answer.reused for answer in measured)
-    level = small_catalog.model.provenance.quiet
+    level = small_catalog.model.provenance.reference_level
     expected = [answer.normalized_to(level).total_ms for answer in measured]
     assert found.devices_ms[0, :2].tolist() == pytest.approx(expected)
 

@@ -21,13 +21,13 @@ class SimulatedPool:
 
     def __init__(
         self,
-        visits: float = 0.03,
+        repeats: float = 0.03,
         batches: float = 0.0,
         seconds: float = 1.0,
         fails: frozenset[str] = frozenset(),
         seed: int = 0,
     ) -> None:
-        self.noise, self.batches, self.seconds, self.fails = visits, batches, seconds, fails
+        self.noise, self.batches, self.seconds, self.fails = repeats, batches, seconds, fails
         self.now = 0.0
         self.kept: dict[tuple[str, int], list[float]] = {}
         self.order: list[tuple[str, int]] = []  # of all visits: digest and seed
@@ -45,14 +45,14 @@ class SimulatedPool:
         settings: MeasureSettings,
         timing: TimingOptions | None = None,
         retry_failed: bool = False,
-        visits: int = 1,
+        repeats: int = 1,
     ) -> Iterator[tuple[int, Measurement]]:
         for number, shard in enumerate(shards):
             if shard.digest in self.fails:
                 yield number, self._answer(shard, settings, None, "it does not fit")
                 continue
             some = self.kept.setdefault((shard.digest, settings.seed), [])
-            missing = max(0, visits - len(some))
+            missing = max(0, repeats - len(some))
             for _ in range(missing):
                 some.append(self._visit(shard, settings))
                 self.order.append((shard.digest, settings.seed))

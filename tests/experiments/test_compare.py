@@ -199,7 +199,7 @@ def test_measured_plans_add_up(measured_run: tuple[Path, str]) -> None:
     with MeasurementStore(folder / "costs.db") as store:
         kept = store.measurements()
     here = (model.provenance.hardware, model.provenance.versions)
-    level = model.provenance.quiet
+    level = model.provenance.reference_level
     judged = {
         m.shard.digest: m.normalized_to(level if (m.hardware, m.versions) == here else None).cost()
         for m in kept

@@ -9,8 +9,8 @@ from simulated import SimulatedPool, true_ms
 
 from autoshard.benchmark import Measurement, MeasureSettings, TimingOptions
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.shard_visits import (
-    ShardVisits,
+from autoshard.cost_model.repeated_measurements import (
+    RepeatedMeasurements,
     evaluation_seeds,
     selection_seeds,
 )
@@ -61,8 +61,8 @@ class Source:
             yield Entry(task, plan_task(self.sharders, task))
 
 
-def visits_of(pool: SimulatedPool, seeds: int = 3) -> ShardVisits:
-    return ShardVisits(
+def repeats_of(pool: SimulatedPool, seeds: int = 3) -> RepeatedMeasurements:
+    return RepeatedMeasurements(
         pool, SETTINGS, evaluation_seeds(seeds), TimingOptions(), notify=cli.note, clock=pool.clock
     )
 
@@ -70,7 +70,7 @@ def visits_of(pool: SimulatedPool, seeds: int = 3) -> ShardVisits:
 def evaluate(
     pool: SimulatedPool, source: Source, limits: Limits, begin: int, seeds: int = 3
 ) -> Evaluation:
-    return Evaluator(iter(source), visits_of(pool, seeds), limits, pool.clock).run(begin)
+    return Evaluator(iter(source), repeats_of(pool, seeds), limits, pool.clock).run(begin)
 
 
 def ratios(found: Evaluation) -> dict[str, Ratio]:
@@ -104,7 +104,7 @@ def shards_of(found: Evaluation, names: Sequence[str] = NAMES) -> set[str]:
 def test_it_measures_until_all_intervals_are_narrow(
     many_tables: tuple[EmbeddingTable, ...],
 ) -> None:
-    pool = SimulatedPool(visits=0.04, batches=0.01)
+    pool = SimulatedPool(repeats=0.04, batches=0.01)
     source = Source(pool, tasks_of(many_tables, 200))
     found = evaluate(pool, source, Limits(0.1, 1e6), begin=3)
     assert found.ended == "all intervals are within +-10.0%"
@@ -112,7 +112,7 @@ def test_it_measures_until_all_intervals_are_narrow(
     for name, ratio in ratios(found).items():
         assert ratio.half_width <= 0.1
         assert abs(ratio.value - true_ratio(found, name)) < 0.05
-    assert found.visits == len(pool.order)
+    assert found.repeats == len(pool.order)
     assert found.seconds == found.measuring_seconds == pool.now
 
 
@@ -129,14 +129,14 @@ def test_at_first_every_shard_is_measured_once(many_tables: tuple[EmbeddingTable
 def test_tasks_are_measured_again_in_turns_and_with_all_batches(
     many_tables: tuple[EmbeddingTable, ...],
 ) -> None:
-    pool = SimulatedPool(visits=0.05)
+    pool = SimulatedPool(repeats=0.05)
     source = Source(pool, tasks_of(many_tables, 6), seconds=0.0)
     found = evaluate(pool, source, Limits(1e-6, 240), begin=6)
-    visits = [
+    repeats = [
         {pool.count(digest) for o in outcomes if o.plan for digest in digests_of(task, o.plan)}
         for task, *outcomes in zip(found.tasks, *found.outcomes.values(), strict=True)
     ]
-    counts = set.union(*visits)
+    counts = set.union(*repeats)
     assert max(counts) - min(counts) <= 1  # no task is far ahead of another
     assert min(counts) >= 3
     assert {seed for _, seed in pool.order} == {0, 2, 4}
@@ -172,37 +172,37 @@ def test_more_tasks_where_tasks_are_what_is_missing(
     many_tables: tuple[EmbeddingTable, ...],
 ) -> None:
     """Nothing is gained by measuring again what is known to a thousandth."""
-    exact = SimulatedPool(visits=0.001)
+    exact = SimulatedPool(repeats=0.001)
     found = evaluate(exact, Source(exact, tasks_of(many_tables, 300)), Limits(0.02, 400), begin=3)
     assert len(found.tasks) > 10
     assert len(exact.order) < 1.2 * len(shards_of(found))
-    dear = SimulatedPool(visits=0.001)  # a task that takes an hour to plan never pays
+    dear = SimulatedPool(repeats=0.001)  # a task that takes an hour to plan never pays
     source = Source(dear, tasks_of(many_tables, 300), seconds=3600.0)
     found = evaluate(dear, source, Limits(0.02, 3 * 3600.0 + 300), begin=3)
     assert len(found.tasks) == 3
 
 
 def test_tasks_that_have_an_end(many_tables: tuple[EmbeddingTable, ...]) -> None:
-    pool = SimulatedPool(visits=0.01)
+    pool = SimulatedPool(repeats=0.01)
     some = tasks_of(many_tables, 3)
     found = evaluate(pool, Source(pool, some), Limits(0.0005, 2000), begin=5)
     assert found.tasks == some  # five were asked for, there are three
     assert "left out" not in found.ended
-    failing = SimulatedPool(visits=0.01)
+    failing = SimulatedPool(repeats=0.01)
     task = some[0]
     alone = evaluate(failing, Source(failing, [task]), Limits(0.01, 50), begin=1)
     assert "one task says nothing of others" in alone.ended
 
 
 def test_going_on_from_what_is_kept(many_tables: tuple[EmbeddingTable, ...]) -> None:
-    pool = SimulatedPool(visits=0.02, batches=0.01)
+    pool = SimulatedPool(repeats=0.02, batches=0.01)
     tasks = tasks_of(many_tables, 5)
     first = evaluate(pool, Source(pool, tasks), Limits(1e-6, 150), begin=5)
     before = len(pool.order)
     pool.now = 0.0
     second = evaluate(pool, Source(pool, tasks), Limits(1e-6, 30), begin=5)
-    assert second.visits <= 30  # the first round of it came from the store
-    assert len(pool.order) == before + second.visits
+    assert second.repeats <= 30  # the first round of it came from the store
+    assert len(pool.order) == before + second.repeats
     assert second.outcomes["dim"][0].plan == first.outcomes["dim"][0].plan
 
 
@@ -229,13 +229,13 @@ class Stubborn(SimulatedPool):
         settings: MeasureSettings,
         timing: TimingOptions | None = None,
         retry_failed: bool = False,
-        visits: int = 1,
+        repeats: int = 1,
     ) -> Iterator[tuple[int, Measurement]]:
         return super().stream(shards, settings, timing, retry_failed, 1)
 
 
 def test_a_pool_that_has_no_more_visits_ends_it(many_tables: tuple[EmbeddingTable, ...]) -> None:
-    pool = Stubborn(visits=0.02)
+    pool = Stubborn(repeats=0.02)
     found = evaluate(pool, Source(pool, tasks_of(many_tables, 3)), Limits(1e-6, 1e6), begin=3)
     assert found.ended.startswith("there are no more tasks, and more visits would not help")
     assert max(pool.count(digest) for digest in shards_of(found)) == 3
@@ -251,21 +251,21 @@ def test_batches_that_judge_never_choose() -> None:
 def test_visits_over_batches(tables: tuple[EmbeddingTable, ...]) -> None:
     task = tasks_of(tables, 1)[0]
     plan = make_sharder("size_lookup").shard(task)
-    pool = SimulatedPool(visits=0.02, batches=0.02)
-    visits = visits_of(pool)
+    pool = SimulatedPool(repeats=0.02, batches=0.02)
+    repeats = repeats_of(pool)
     shards = [shard for shard in plan.shards(task) if shard is not None]
-    assert visits.wanted(shards[0]) == 1
-    assert visits.measure(shards, 5)
+    assert repeats.wanted(shards[0]) == 1
+    assert repeats.measure(shards, 5)
     for shard in shards:
         assert [len(pool.kept[shard.digest, seed]) for seed in (0, 2, 4)] == [2, 2, 1]
-    assert visits.wanted(shards[0]) == 6
-    assert visits.visits == len(pool.order) == 15
-    assert not visits.measure(shards, 6, deadline=pool.now)
-    known = visits.known()
+    assert repeats.wanted(shards[0]) == 6
+    assert repeats.repeats == len(pool.order) == 15
+    assert not repeats.measure(shards, 6, deadline=pool.now)
+    known = repeats.known()
     for shard in shards:
         means = [np.mean(pool.kept[shard.digest, seed]) for seed in (0, 2, 4)]
         assert known[shard.digest].mean_ms == pytest.approx(np.mean(means))
-    cost = visits.plan_cost(task, plan)
+    cost = repeats.plan_cost(task, plan)
     assert cost is not None
     assert cost.step_ms == pytest.approx(max(k.mean_ms for k in known.values()))
 
@@ -277,9 +277,9 @@ def test_a_plan_that_is_judged_waits_for_its_link(tables: tuple[EmbeddingTable, 
     found = {}
     for name, objective in (("step", Objective()), ("linked", Objective("step", link))):
         task = replace(bare, objective=objective)
-        pool = SimulatedPool(visits=0.01)
+        pool = SimulatedPool(repeats=0.01)
         entry = Entry(task, {"size_lookup": Outcome(plan)})
-        found[name] = Evaluator(iter([entry]), visits_of(pool), Limits(), pool.clock).run(1)
+        found[name] = Evaluator(iter([entry]), repeats_of(pool), Limits(), pool.clock).run(1)
     columns = np.array(plan.columns(bare), float)
     # Both all-to-alls: 1 ms of latency, and what the device with most columns sends the other two.
     exchanges = 2 * (1 + 1e3 * (4 * 1024 / 3 / 1e8) * 2 * columns.max())
@@ -310,10 +310,10 @@ def test_one_plan(tables: tuple[EmbeddingTable, ...]) -> None:
     task = tasks_of(tables, 1)[0]
     plan = make_sharder("size_lookup").shard(task)
     slowest = max(true_ms(shard) for shard in plan.shards(task) if shard is not None)
-    found = measure_step(visits_of(SimulatedPool(visits=0.01)), task, plan, visits=3)
+    found = measure_step(repeats_of(SimulatedPool(repeats=0.01)), task, plan, repeats=3)
     assert found is not None
     low, high = found.interval_ms
     assert low < found.mean_ms < high
     assert found.mean_ms == pytest.approx(slowest, rel=0.03)
     fails = frozenset(digests_of(task, plan)[:1])
-    assert measure_step(visits_of(SimulatedPool(fails=fails)), task, plan, visits=3) is None
+    assert measure_step(repeats_of(SimulatedPool(fails=fails)), task, plan, repeats=3) is None

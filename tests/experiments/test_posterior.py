@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from autoshard.cost_model.shard_visits import BatchCosts, KnownCost, spread_of_batches
+from autoshard.cost_model.repeated_measurements import BatchCosts, KnownCost, spread_of_batches
 from autoshard.experiments.evaluation.posterior import Pricing, Ratio, StepPosterior
 from autoshard.workload import Objective
 

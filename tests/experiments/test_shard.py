@@ -246,7 +246,7 @@ def test_what_tells_most_is_measured_and_the_plan_itself(
     with MeasurementStore(config.store) as store:
         kept = store.measurements()
     here = (model.provenance.hardware, model.provenance.versions)
-    level = model.provenance.quiet
+    level = model.provenance.reference_level
     means = []
     for shard_ in plan.shards(task_of(small, 1, 1)):
         assert shard_ is not None

@@ -114,8 +114,10 @@ def test_lookups_are_counted_over_all_ranks_of_a_step_and_all_features_of_a_tabl
     assert likes.reuse == pytest.approx((1 / 3, 1 / 3, 1 / 3) + (0,) * (REUSE - 3))
     assert likes.reuse_batch_size == clicks.reuse_batch_size == 4
     assert (seen.pooling_factor, seen.reuse) == (0, None)
-    quiet = dict.fromkeys(("clicks", "liked", "shared", "seen"), NONE)
-    assert tables_of(towers(), [features(**quiet), step[0]], 2).tables[1].pooling_factor == 1
+    reference_level = dict.fromkeys(("clicks", "liked", "shared", "seen"), NONE)
+    assert (
+        tables_of(towers(), [features(**reference_level), step[0]], 2).tables[1].pooling_factor == 1
+    )
     one_rank = tables_of(towers(), [step[0]]).tables[1]
     assert (one_rank.pooling_factor, one_rank.reuse_batch_size) == (2, 2)
 

@@ -107,13 +107,13 @@ class Measuring(Protocol):
         settings: MeasureSettings,
         timing: TimingOptions | None = None,
         retry_failed: bool = False,
-        visits: int = 1,
+        repeats: int = 1,
     ) -> Iterator[tuple[int, Measurement]]:
         """Yields each shard's number and measurement, once it has so many visits."""
         ...
 
 
-class ShardVisits:
+class RepeatedMeasurements:
     """Measures shards repeatedly and averages the visits, which are spread over index batches.
 
     Only forward and backward of the fused operator are measured. All-to-alls are priced by the
@@ -150,9 +150,11 @@ class ShardVisits:
         self._reasons: set[str] = set()
         self._level: ReferenceLevel | None = None  # reference level of the latest measurement
         self._known: dict[str, KnownCost] | None = None  # until something new is measured
-        self.visits, self.seconds = 0, 0.0
+        self.repeats, self.seconds = 0, 0.0
 
-    def measure(self, shards: Sequence[Shard], visits: int = 1, deadline: float = math.inf) -> bool:
+    def measure(
+        self, shards: Sequence[Shard], repeats: int = 1, deadline: float = math.inf
+    ) -> bool:
         """Measures until each shard has so many visits over all batches.
 
         Returns:
@@ -161,8 +163,8 @@ class ShardVisits:
         """
         started = self._clock()
         try:
-            for place in range(min(visits, len(self._settings))):
-                of_batch = self._share(visits, place)
+            for place in range(min(repeats, len(self._settings))):
+                of_batch = self._share(repeats, place)
                 missing = {s.digest: s for s in shards if self._count(s.digest, place) < of_batch}
                 missing = {d: s for d, s in missing.items() if not self._failed(d)}
                 if not self._request(list(missing.values()), place, of_batch, deadline):
@@ -178,10 +180,10 @@ class ShardVisits:
         if self._failed(shard.digest) or shard.digest in self._exhausted:
             return None
         counts = [self._count(shard.digest, place) for place in range(len(self._settings))]
-        visits = 1
-        while all(self._share(visits, place) <= count for place, count in enumerate(counts)):
-            visits += 1
-        return visits
+        repeats = 1
+        while all(self._share(repeats, place) <= count for place, count in enumerate(counts)):
+            repeats += 1
+        return repeats
 
     def known(self) -> dict[str, KnownCost]:
         """Returns the cost of each shard that could be measured, by digest."""
@@ -220,14 +222,14 @@ class ShardVisits:
             return None
         return price_plan(plan, task, self)
 
-    def _request(self, shards: Sequence[Shard], place: int, visits: int, deadline: float) -> bool:
+    def _request(self, shards: Sequence[Shard], place: int, repeats: int, deadline: float) -> bool:
         """Measures until each shard has so many visits with one batch; False at the deadline."""
         if not shards:
             return True
         if self._clock() >= deadline:
             return False
         missing = len(shards)
-        stream = self._pool.stream(shards, self._settings[place], self._timing, True, visits)
+        stream = self._pool.stream(shards, self._settings[place], self._timing, True, repeats)
         for number, answer in stream:
             self._take(shards[number].digest, place, self._normalize(answer))
             missing -= 1
@@ -239,23 +241,23 @@ class ShardVisits:
         before = self._count(digest, place)
         self._answers.setdefault(digest, {})[place] = answer
         if answer.timing is not None:
-            self._level = answer.timing.quiet
+            self._level = answer.timing.reference_level
         self._known = None
         if not answer.ok and answer.reason not in self._reasons:
             self._reasons.add(answer.reason)
             self._notify(f"a shard cannot be measured: {answer.reason}")
         if not answer.reused:
-            self.visits += max(0, self._count(digest, place) - before)
+            self.repeats += max(0, self._count(digest, place) - before)
         if self._count(digest, place) <= before:
             self._exhausted.add(digest)
 
-    def _share(self, visits: int, place: int) -> int:
+    def _share(self, repeats: int, place: int) -> int:
         """Returns how many of so many visits are with the batch at this place."""
-        return -(-max(0, visits - place) // len(self._settings))
+        return -(-max(0, repeats - place) // len(self._settings))
 
     def _count(self, digest: str, place: int) -> int:
         answer = self._answers.get(digest, {}).get(place)
-        return 0 if answer is None or answer.timing is None else answer.timing.visits
+        return 0 if answer is None or answer.timing is None else answer.timing.repeats
 
     def _failed(self, digest: str) -> bool:
         return any(not answer.ok for answer in self._answers.get(digest, {}).values())
@@ -284,5 +286,5 @@ def normalizer(model: CostModel, pool: "BenchmarkPool") -> Callable[[Measurement
     hardware that the model was trained on.
     """
     same = pool.make() == (model.provenance.hardware, model.provenance.versions)
-    level = model.provenance.quiet if same else None
+    level = model.provenance.reference_level if same else None
     return lambda measurement: measurement.normalized_to(level)

@@ -17,7 +17,7 @@ from autoshard.benchmark.statistics import pooled_variance, standard_error
 _PRIOR_DEVIATION, _PRIOR_WEIGHT = 0.01, 4.0
 
 
-def deviation_of_visits(repeats: Sequence[Sequence[Timing]]) -> float:
+def deviation_of_repeats(repeats: Sequence[Sequence[Timing]]) -> float:
     """By how much visits of a shard differ beyond what their iterations tell, relative."""
     logs = [[math.log(timing.total_ms) for timing in same] for same in repeats]
     within = [_within(timing) ** 2 for same in repeats for timing in same]
@@ -26,14 +26,14 @@ def deviation_of_visits(repeats: Sequence[Sequence[Timing]]) -> float:
     return math.sqrt(max(0.0, found - expected))
 
 
-def merged(visits: Sequence[Measurement], deviation: float) -> Measurement:
+def merged(repeats: Sequence[Measurement], deviation: float) -> Measurement:
     """One measurement with the mean of all visits, which are told at one level.
 
     `deviation`: by how much visits differ beyond what their iterations tell. Visits that disagree
     by more than that are worth less.
     """
-    last = visits[-1]
-    timings = [visit.timing for visit in visits if visit.timing is not None]
+    last = repeats[-1]
+    timings = [visit.timing for visit in repeats if visit.timing is not None]
     if not timings:
         return last
     expected = deviation**2 + sum(_within(timing) ** 2 for timing in timings) / len(timings)
@@ -49,8 +49,8 @@ def merged(visits: Sequence[Measurement], deviation: float) -> Measurement:
             disturbed=sum(timing.disturbed for timing in timings),
             foreign_load=_mean([timing.foreign_load for timing in timings]),
             operator_seconds=sum(timing.operator_seconds for timing in timings),
-            quiet=timings[-1].quiet,
-            visits=len(timings),
+            reference_level=timings[-1].reference_level,
+            repeats=len(timings),
             error=math.sqrt(variance / len(timings)),
         ),
     )

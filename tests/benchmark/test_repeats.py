@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autoshard.benchmark.measurement import Measurement, MeasureSettings, ReferenceLevel, Timing
+from autoshard.benchmark.repeats import deviation_of_repeats, merged
 from autoshard.benchmark.statistics import pooled_variance, standard_error
-from autoshard.benchmark.visits import deviation_of_visits, merged
 from autoshard.workload import EmbeddingTable, Shard
 
 LEVEL = ReferenceLevel(1.0, 2.0)
@@ -29,30 +29,30 @@ def visit(found: Timing | None, measured_at: float = 1.0) -> Measurement:
     return Measurement(SHARD, settings, "h", "v", status, "d", "n", measured_at, found)
 
 
-def drawn(shards: int, visits: int, beyond: float, seed: int) -> list[list[Timing]]:
+def drawn(shards: int, repeats: int, beyond: float, seed: int) -> list[list[Timing]]:
     """Visits that differ by what their iterations tell, and by `beyond` besides."""
     rng = np.random.default_rng(seed)
-    logs = math.hypot(WITHIN, beyond) * rng.standard_normal((shards, visits))
+    logs = math.hypot(WITHIN, beyond) * rng.standard_normal((shards, repeats))
     return [[timing(10 * math.exp(log)) for log in same] for same in logs]
 
 
 @pytest.mark.parametrize("beyond", [0.0, 0.01, 0.04])
-@pytest.mark.parametrize("visits", [2, 5])
-def test_what_visits_differ_by_is_found_again(beyond: float, visits: int) -> None:
-    found = [deviation_of_visits(drawn(300, visits, beyond, seed)) for seed in range(5)]
+@pytest.mark.parametrize("repeats", [2, 5])
+def test_what_visits_differ_by_is_found_again(beyond: float, repeats: int) -> None:
+    found = [deviation_of_repeats(drawn(300, repeats, beyond, seed)) for seed in range(5)]
     assert np.mean(found) == pytest.approx(beyond, abs=0.003)
 
 
 def test_without_repeats_a_hundredth_is_taken_for_granted() -> None:
-    assert deviation_of_visits([]) == pytest.approx(0.01)
-    assert deviation_of_visits([[timing(10.0)], [timing(20.0)]]) == pytest.approx(0.01)
+    assert deviation_of_repeats([]) == pytest.approx(0.01)
+    assert deviation_of_repeats([[timing(10.0)], [timing(20.0)]]) == pytest.approx(0.01)
 
 
 def test_two_visits_do_not_overturn_it() -> None:
     """One pair that agrees, or disagrees by much, says little."""
-    agreed = deviation_of_visits([[timing(10.0), timing(10.0)]])
+    agreed = deviation_of_repeats([[timing(10.0), timing(10.0)]])
     assert 0.0 < agreed < 0.01
-    apart = deviation_of_visits([[timing(10.0), timing(11.0)]])
+    apart = deviation_of_repeats([[timing(10.0), timing(11.0)]])
     assert 0.01 < apart < 0.05
 
 
@@ -62,10 +62,10 @@ def test_visits_are_merged_into_their_mean() -> None:
     assert found.timing is not None
     assert found.total_ms == pytest.approx(10.2)
     assert found.timing.forward_ms == pytest.approx(2.55)
-    assert (found.timing.visits, found.timing.iterations, found.timing.disturbed) == (2, 40, 4)
+    assert (found.timing.repeats, found.timing.iterations, found.timing.disturbed) == (2, 40, 4)
     assert found.timing.operator_seconds == pytest.approx(3.0)
     assert found.timing.spread == pytest.approx(SPREAD)
-    assert (found.timing.foreign_load, found.timing.quiet) == (0.5, LEVEL)
+    assert (found.timing.foreign_load, found.timing.reference_level) == (0.5, LEVEL)
 
 
 def test_one_visit_is_worth_its_iterations_and_what_visits_differ_by() -> None:
@@ -76,14 +76,14 @@ def test_one_visit_is_worth_its_iterations_and_what_visits_differ_by() -> None:
 
 
 def test_a_cost_of_many_visits_is_worth_what_their_mean_deviates_by() -> None:
-    beyond, visits = 0.02, 4
+    beyond, repeats = 0.02, 4
     errors, costs = [], []
-    for same in drawn(600, visits, beyond, 3):
+    for same in drawn(600, repeats, beyond, 3):
         whole = merged([visit(found) for found in same], beyond).timing
         assert whole is not None
         errors.append(whole.error)
         costs.append(math.log(whole.total_ms))
-    expected = math.hypot(WITHIN, beyond) / math.sqrt(visits)
+    expected = math.hypot(WITHIN, beyond) / math.sqrt(repeats)
     assert np.sqrt(np.mean(np.square(errors))) == pytest.approx(expected, rel=0.1)
     assert np.std(costs) == pytest.approx(expected, rel=0.1)
 
@@ -103,7 +103,7 @@ def test_a_visit_that_failed_adds_nothing() -> None:
     assert merged([failed], 0.01) == failed
     whole = merged([failed, found], 0.01)
     assert whole.timing is not None
-    assert whole.timing.visits == 1
+    assert whole.timing.repeats == 1
 
 
 def test_the_variance_within_groups_forgets_what_groups_differ_by() -> None:
