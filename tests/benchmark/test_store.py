@@ -177,8 +177,8 @@ def test_costs_of_one_hardware_are_told_at_one_level(
         assert found is not None
         assert found.total_ms == told[2].total_ms
         # Once there are enough visits it stays: costs that were published stay what they were.
-        store.put([replace(last, measured_at=float(n), timing=replace(TIMING, reference_level=reference_level))
-                   for n in range(62)])  # fmt: skip
+        timing = replace(TIMING, reference_level=reference_level)
+        store.put([replace(last, measured_at=float(n), timing=timing) for n in range(62)])
         settled = store.level("hw", "v")
         assert settled == reference_level
         store.put([replace(last, measured_at=99.0 + n, timing=replace(TIMING, reference_level=slow))

@@ -13,7 +13,7 @@ PICTURED = (
     "--check-every 1 --batch-size 1024 --memory-fill 0.1-0.6 --iterations 16 --reward estimated"
 )
 PICTURED_SWEEP = (
-    "--tables synthetic:400:1:small --num-tables 50 --num-devices 4 --games 32 --check-tasks 16 "
+    "--tables synthetic:400:1:small --num-tables 50 --num-devices 4 --num-envs 32 --check-tasks 16 "
     "--check-every 5 --memory-fill 0.8"
 )
 
@@ -42,7 +42,7 @@ def sqlite_trainings(
     options, games = TINY, (8, 16)
     if os.environ.get("AUTOSHARD_PICTURES"):
         options, games = PICTURED, (8, 16, 32, 64)
-    given = [f"{options} --games {number} --seed {seed}" for seed, number in enumerate(games)]
+    given = [f"{options} --num-envs {number} --seed {seed}" for seed, number in enumerate(games)]
     return uri, train_at_once(folder, uri, given)
 
 

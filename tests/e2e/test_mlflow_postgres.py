@@ -31,7 +31,7 @@ def test_four_trials_at_once_and_a_training_on_a_server_with_postgres(
             # Long enough for all four to have started when the first one ends.
             options = f"{swept} --search random --num-samples 4 --max-iterations {_ITERATIONS}"
             with ThreadPoolExecutor() as beside:  # other users log at the same time
-                training = beside.submit(train_at_once, tmp_path, uri, [f"{TINY} --games 8"])
+                training = beside.submit(train_at_once, tmp_path, uri, [f"{TINY} --num-envs 8"])
                 told = run_sweep(options, tmp_path, uri)
                 check_all(uri, training.result(), tmp_path)
             check_trials(MlflowClient(uri), told, tmp_path)

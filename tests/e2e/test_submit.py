@@ -38,7 +38,7 @@ SCRIPT = "experiments/ppo_shard.py"
 HEAD, WORKER = "127.0.0.2", "127.0.0.3"  # 127.0.0.1 Ray would take for another name of this host
 PATIENCE = 480.0  # seconds, for any one command; all of this takes an eighth of that when alone
 TINY = (
-    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --num-envs 8 --check-tasks 2 "
     "--check-every 2 --batch-size 256 --memory-fill 0.1-0.6 --reward estimated"
 )
 

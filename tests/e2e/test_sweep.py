@@ -15,7 +15,7 @@ from autoshard.experiments.tracking.storage import Storage
 from autoshard.sharders import load_policy
 
 SWEEP = (
-    "--tables synthetic:80:1:small --num-tables 10 --num-devices 2 --games 32 --check-tasks 2 "
+    "--tables synthetic:80:1:small --num-tables 10 --num-devices 2 --num-envs 32 --check-tasks 2 "
     "--check-every 2 --batch-size 512 --memory-fill 0.1-0.6"
 )
 
@@ -131,7 +131,7 @@ def test_a_sweep_and_a_training_in_an_object_store(
     assert Storage(f"{bucket}/sweep/winner").fetch_folder(tmp_path / "winner")
     assert load_policy(tmp_path / "winner").trained["tables"] == "synthetic:80:1:small"
     tiny = (
-        "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+        "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --num-envs 8 --check-tasks 2 "
         "--check-every 1 --batch-size 512 --memory-fill 0.1-0.6 --test-seconds 0"
     )
     where = f"--storage {bucket}/runs"

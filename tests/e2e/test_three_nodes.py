@@ -15,7 +15,7 @@ from ray._private.state import actors
 from autoshard.benchmark import BenchmarkPool, MeasurementStore
 
 TINY = (
-    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --num-envs 8 --check-tasks 2 "
     "--check-every 2 --batch-size 512 --memory-fill 0.1-0.6"
 )
 

@@ -23,7 +23,7 @@ TINY = (
 )
 
 SWEPT = (
-    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --num-envs 8 --check-tasks 2 "
     "--check-every 1 --batch-size 256 --memory-fill 0.1-0.6 --scheduler none"
 )
 

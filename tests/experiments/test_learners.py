@@ -77,7 +77,7 @@ def test_games_of_a_group_play_the_same_task_and_end_together(
     rng = np.random.default_rng(0)
     for _ in range(2):  # rounds
         dealt = [
-            instance.pieces.tolist() for instance in env.episodes.instances if instance is not None
+            instance.units.tolist() for instance in env.episodes.instances if instance is not None
         ]
         assert dealt[0] == dealt[1] == dealt[2] != dealt[3]
         assert dealt[3] == dealt[4] == dealt[5]

@@ -22,7 +22,7 @@ from autoshard.workload import EmbeddingTable, UserError
 from autoshard.workload.parts import part_of_shard
 
 TINY = (
-    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --num-envs 8 --check-tasks 2 "
     "--check-every 2 --batch-size 256 --memory-fill 0.1-0.6 --test-seconds 0"
 )
 

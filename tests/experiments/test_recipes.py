@@ -25,7 +25,7 @@ from autoshard.experiments.training.ppo import Trainer, make_environment
 from autoshard.experiments.training.recipes import RECIPES, recipe_defaults
 from autoshard.sharders import PolicySharder, load_policy
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
-from autoshard.sharders.rollouts import PolicyRollouts, Way
+from autoshard.sharders.rollouts import PolicyRollouts, RolloutConfig
 from autoshard.workload import Device, EmbeddingTable, ShardingTask, UserError
 
 Tables = tuple[EmbeddingTable, ...]
@@ -43,8 +43,8 @@ def trained(
 ) -> tuple[RecipeName, Path]:
     """A short run by a recipe, from a folder of its own."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)
-    games = {"autoshard": "--games 8", "dreamshard": "--games 20 --collect 16"}
-    run("ppo_shard.py", f"--recipe {name} {TINY} {games[name]}", folder)
+    options = {"autoshard": "--num-envs 8", "dreamshard": "--num-envs 20 --collect 16"}
+    run("ppo_shard.py", f"--recipe {name} {TINY} {options[name]}", folder)
     return name, folder
 
 
@@ -114,7 +114,10 @@ def test_it_starts_from_nothing(
     task = tight(many_tables[:60], 4)
     nothing, greedy = (
         PolicyRollouts(PolicyNetwork(shape).eval(), oracle).play(
-            task, [Way(), *[Way(drawn=True)] * 8], split=False, rng=torch.Generator().manual_seed(0)
+            task,
+            [RolloutConfig(), *[RolloutConfig(sampled=True)] * 8],
+            split=False,
+            rng=torch.Generator().manual_seed(0),
         )[1:]
         for shape in (RECIPES[name].hyper.shape, PolicyShape())
     )

@@ -30,7 +30,7 @@ from autoshard.sharders import load_policy
 from autoshard.workload import UserError
 
 TINY = (
-    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --games 8 --check-tasks 2 "
+    "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --num-envs 8 --check-tasks 2 "
     "--check-every 2 --batch-size 512 --memory-fill 0.1-0.6 --max-iterations 4"
 )
 SPACE = search_space(population_based=False)
