@@ -3,9 +3,8 @@
 May import `benchmark` and `workload`. Hands out the model (`CostModel`, of `ComputeCostModel` and
 links), the oracle over it (`EstimatedCosts`), plans that are being made
 (`placement_state`), what was measured of tables (`TableResiduals`), what a plan is worth
-where costs are not sure (`StepPredictor`), why it takes as long as it does (`slowest_by_phase`), what
-it learns from (`CostDataset`), its training,
-calibration and checkpoints.
+where costs are not sure (`StepPredictor`), why it takes as long as it does (`slowest_by_phase`),
+what it learns from (`CostDataset`), its training, calibration and checkpoints.
 """
 
 from typing import TYPE_CHECKING

@@ -1,10 +1,10 @@
-"""Sharding as a game: tables are placed one by one, the slowest device is the score.
+"""Sharding as a sequential decision: tables are placed one by one; a step's time is the score.
 
-May import `cost_model`, `benchmark` and `workload`. Hands out the game (`BatchedPlacementEnv`, on a `TableCatalog`
-of tables), its two faces for Gymnasium (`ShardingEnv`, registered as `Sharding-v0`, and
-`ShardingVectorEnv`), what deals tasks (`RandomTaskSampler`, `MixedTaskSampler`; families of them are in
-`envs.task_families`), what a game is worth (`Balance`, `NegativeStep`, `Dense`) and where costs
-come from (`EstimatedRewards`, `MeasuredRewards`,
+May import `cost_model`, `benchmark` and `workload`. Hands out the batched environment
+(`BatchedPlacementEnv`, on a `TableCatalog`), its two Gymnasium environments (`ShardingEnv`,
+registered as `Sharding-v0`, and `ShardingVectorEnv`), samplers of tasks (`RandomTaskSampler`,
+`MixedTaskSampler`; families of tasks are in `envs.task_families`), rewards (`Balance`,
+`NegativeStep`, `Dense`) and the sources of costs (`EstimatedRewards`, `MeasuredRewards`,
 `MixedRewards`).
 """
 

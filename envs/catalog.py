@@ -1,4 +1,4 @@
-"""`TableCatalog`: the tables that tasks are dealt from, and what the game knows of each. `TaskInstance`: a task."""
+"""`TableCatalog`: the tables that tasks are sampled from. `TaskInstance`: a sampled task."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

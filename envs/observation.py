@@ -1,7 +1,7 @@
 """What a player sees: one vector of named parts, relative to the task's own scale.
 
-Work and memory are told as shares of an even share of the task, milliseconds as multiples of the
-task's pace (`BatchedPlacementEnv.pace_ms`, what each device would cost if all work were spread evenly).
+Work and memory are told as shares of an even share of the task, milliseconds as multiples of
+`BatchedPlacementEnv.even_split_ms`, what each device would cost if work were spread evenly.
 So a player who has learned on some numbers of tables and devices, on one machine, can play others.
 """
 

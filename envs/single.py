@@ -52,8 +52,8 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     (`MixedRewards`).
 
     ## Starting State
-    All devices are empty; the generator has dealt a task. `reset(options={"instance": TaskInstance(...)})`
-    plays a given one.
+    All devices are empty; the task sampler has drawn a task. `reset(options={"instance":
+    TaskInstance(...)})` starts a given one.
 
     ## Episode End
     When all units are placed, or at a dead end: no device has memory for the current one, which

@@ -150,8 +150,8 @@ class ShardConfig(ObjectiveOptions):
             raise UserError("--start-plan and --max-moved-gb go together: give both, or none")
         if self.start_plan is not None and (self.measure or self.plan or self.sharder != _DEFAULT):
             raise UserError(
-                "--start-plan improves a plan by the cost model: leave out --sharder, --measure and "
-                "--plan"
+                "--start-plan improves a plan by the cost model: leave out --sharder, --measure "
+                "and --plan"
             )
 
     @property

@@ -5,9 +5,9 @@ its name, out of a `SharderContext`; `SHARDERS` says what each name stands for. 
 published heuristics, greedy placement by learned costs, `NeuroShardSharder`, which splits tables
 around it, `PolicySharder`, a trained policy alone or with a local search, `MeasuringSharder`, which
 measures and learns while it plans, `AnnealingSharder`, the yardstick of all that are quicker,
-`IncrementalSharder`, which improves a plan in use, and `TorchRecSharder`, TorchRec's own planner to be
-compared with. `next_steps` says what one more move, swap or split would bring to a plan. Policies
-are kept in folders (`load_policy`, `save_policy`).
+`IncrementalSharder`, which improves a plan in use, and `TorchRecSharder`, TorchRec's own planner to
+be compared with. `next_steps` says what one more move, swap or split would bring to a plan.
+Policies are kept in folders (`load_policy`, `save_policy`).
 """
 
 from typing import TYPE_CHECKING

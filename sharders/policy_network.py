@@ -123,7 +123,7 @@ class PolicyNetwork(nn.Module):
 
         Args:
             parts: of observations.
-            styles: in which each game is played, as in `PolicyVariant` [games, 3]; by default as learned.
+            variants: `PolicyVariant` of each episode, [episodes, 3]; by default as learned.
         """
         table, rest, devices = parts["table"], parts["rest"], parts["devices"]
         exists, allowed = parts["exists"] > 0, parts["allowed"] > 0

@@ -198,8 +198,8 @@ class Evaluator:
         if passed * _REPORTS >= (self._reported + 1) * self._limits.seconds:
             self._reported = int(passed * _REPORTS / self._limits.seconds)
             cli.console.print(
-                f"  {passed:.0f} of {self._limits.seconds:.0f} s: {self._measurements.repeats} visits, "
-                f"{len(self._entries)} tasks; {widest}",
+                f"  {passed:.0f} of {self._limits.seconds:.0f} s: {self._measurements.repeats} "
+                f"repeats, {len(self._entries)} tasks; {widest}",
                 soft_wrap=True,
             )
 

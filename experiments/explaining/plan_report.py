@@ -94,7 +94,7 @@ def expected_line(
         return f"{line}, the least of any heuristic"
     less = f"{1 - than.ratio:.1%} less" if than.ratio < 1 else f"{than.ratio - 1:.1%} more"
     return (
-        f"{line}, {less} than by the best heuristic ({best.name}, {best.prediction.expected_ms:.2f} "
-        f"ms): {than.low:.3f} to {than.high:.3f} of it, faster with probability "
-        f"{than.probability:.2f}"
+        f"{line}, {less} than by the best heuristic ({best.name}, "
+        f"{best.prediction.expected_ms:.2f} ms): {than.low:.3f} to {than.high:.3f} of it, faster "
+        f"with probability {than.probability:.2f}"
     )

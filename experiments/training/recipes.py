@@ -30,9 +30,9 @@ RECIPES: dict[RecipeName, PPOShardConfig] = {
         iterations=60,
         hyper=Hyperparameters(entropy=0.001, shape=_SHAPE),
     ),
-    # In rounds: ten plans of the policy are measured, the cost network learns from everything that
-    # was measured, the policy learns in the game that it estimates, ten games of a task at a time,
-    # by REINFORCE with their mean as the baseline.
+    # In rounds: ten plans of the policy are measured, the cost network learns from all of them,
+    # and the policy learns from its estimates: ten episodes of a task at a time, by REINFORCE with
+    # their mean return as the baseline.
     "dreamshard": PPOShardConfig(
         recipe="dreamshard",
         reward="estimated",

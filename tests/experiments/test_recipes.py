@@ -76,11 +76,8 @@ def test_a_run_keeps_its_recipe(trained: tuple[RecipeName, Path]) -> None:
     kept = json.loads((folder / "run" / "training.json").read_text())["config"]
     found = PPOShardConfig.from_json(kept)
     recipe = RECIPES[name]
-    assert found == replace(
-        recipe,
-        **{f: getattr(found, f) for f in kept if kept[f] != recipe.to_json()[f]},
-    )
-    assert (found.learner, found.goal) == (recipe.learner, recipe.goal)
+    for fixed in ("learner", "goal", "reward", "objective"):
+        assert getattr(found, fixed) == getattr(recipe, fixed)
     assert found.hyper == recipe.hyper
     run("ppo_shard.py", "--resume --iterations 3 --json more.json --out run", folder)
     assert json.loads((folder / "more.json").read_text())["iterations"] == 3
