@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autoshard.benchmark import exchange, fbgemm
-from autoshard.benchmark.backends.base import DeviceBackend, Place, Subject
+from autoshard.benchmark.backends.base import DeviceBackend, Place, TimedOperator
 from autoshard.benchmark.core_lock import this_pool
 from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.hardware import DeviceInfo
@@ -21,7 +21,7 @@ from autoshard.benchmark.measurement import (
     Timing,
 )
 from autoshard.benchmark.reference import reference_operators
-from autoshard.benchmark.timing import SubjectFault, time_by_turns
+from autoshard.benchmark.timing import OperatorFault, time_interleaved
 from autoshard.workload import UserError
 
 
@@ -70,10 +70,10 @@ class DeviceBenchmark:
         with self._backend.claim(self._pool):
             pass
 
-    def open_meeting_point(self) -> tuple[str, int]:
+    def open_rendezvous(self) -> tuple[str, int]:
         """Host and port where the ranks of the next all-to-all find each other."""
-        self._meeting_point = exchange.MeetingPoint()
-        return self._meeting_point.host, self._meeting_point.port
+        self._rendezvous = exchange.Rendezvous()
+        return self._rendezvous.host, self._rendezvous.port
 
     def exchange(self, part: ExchangePart) -> list[RankTimes]:
         """Run this device's ranks of an all-to-all."""
@@ -108,12 +108,12 @@ class DeviceBenchmark:
                 answers[number] = self._answer(orders[number], "failed", reason=str(error))
         numbered = list(operators)
         try:
-            timings = time_by_turns(
-                [Subject(op.forward, op.gradient) for op in operators.values()],
+            timings = time_interleaved(
+                [TimedOperator(op.forward, op.gradient) for op in operators.values()],
                 self._watch,
                 [orders[number].timing for number in numbered],
             )
-        except SubjectFault as fault:
+        except OperatorFault as fault:
             raise ShardFault(numbered[fault.number], fault.reason) from fault
         finally:
             operators.clear()

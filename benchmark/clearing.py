@@ -28,7 +28,7 @@ class Clearing:
         self._learned = {False: _Learned(), True: _Learned()}
         self._thorough_until = 0.0  # seconds on the stopwatch's clock
 
-    def short_will_do(self, by_turns: int) -> bool:
+    def short_suffices(self, by_turns: int) -> bool:
         """True if costs after short clearings are as good, as far as is known."""
         return self._learned[by_turns >= _MANY].agree
 
@@ -43,7 +43,7 @@ class Clearing:
             short = number % _PROBE_EVERY == _PROBE_EVERY - 1
         return _SHORT_SHARE * iteration_ms if short else math.inf
 
-    def was_thorough(self, took_s: float, now: float) -> None:
+    def note_thorough(self, took_s: float, now: float) -> None:
         """A thorough clearing is over: the next one must wait until its share of time is so low."""
         self._thorough_until = now + took_s / _CHECK_SHARE
 

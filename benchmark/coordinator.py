@@ -99,7 +99,7 @@ class PoolCoordinator:
         self._announced = (max(shards, now_waiting if until > time.monotonic() else 0), deadline)
         self._look_now.set()
         while not self._settled and (left := deadline - time.monotonic()) > 0:
-            if (reason := self._fleet.why_none(waited_s)) is not None:
+            if (reason := self._fleet.unavailable_reason(waited_s)) is not None:
                 raise PoolError(f"the cluster has no device to measure on: {reason}")
             self._fleet_moved.clear()
             with contextlib.suppress(TimeoutError):
@@ -113,9 +113,9 @@ class PoolCoordinator:
         """Hardware and library versions of the devices that measure."""
         return self._fleet.main_make
 
-    async def wish_nothing(self) -> None:
+    async def cancel_device_requests(self) -> None:
         """Take back what was asked of the autoscaler: it would outlive the pool."""
-        self._fleet.wish(0)
+        self._fleet.request_devices(0)
 
     async def node_of_devices(self) -> dict[str, str]:
         """The Ray node that each device's actor runs on."""
@@ -165,7 +165,7 @@ class PoolCoordinator:
             if self._requests or self._exchanging.locked():
                 self._last_used = time.monotonic()
             with contextlib.suppress(RayError):  # the cluster is in motion: look again later
-                self._fleet.wish(self._demand())
+                self._fleet.request_devices(self._demand())
                 if time.monotonic() - self._last_used > _IDLE_SECONDS:
                     self._fleet.release()
                 else:
@@ -259,7 +259,7 @@ class PoolCoordinator:
             if request.seen < limit:
                 self._spawn(self.cancel(name))
 
-    async def let_go(self, store_path: str) -> None:
+    async def close_store(self, store_path: str) -> None:
         """Close a store that nobody waits for: its log is folded into the one file."""
         path = Path(store_path)
         in_use = {request.store for request in self._requests.values()} | self._jobs.stores()
@@ -362,7 +362,7 @@ class PoolCoordinator:
         deadline = time.monotonic() + self._time_limit_s
         holder = await _holder(devices, self._time_limit_s)
         if holder is not None:
-            self._fleet.tell(f"an all-to-all had to wait: {holder}")
+            self._fleet.report(f"an all-to-all had to wait: {holder}")
         while holder is not None:
             if time.monotonic() > deadline:
                 raise MeasurementError(

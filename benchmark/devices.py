@@ -15,7 +15,7 @@ import ray
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
-from autoshard.benchmark.backends import asked_backend, best_backend
+from autoshard.benchmark.backends import best_backend, requested_backend
 from autoshard.benchmark.backends.base import DeviceBackend, Place
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import NodeReport
@@ -54,7 +54,7 @@ class DeviceFleet(Fleet):
 
     def __init__(self, kind: str, max_devices: int | None) -> None:
         super().__init__()
-        self._asked = asked_backend(kind)
+        self._asked = requested_backend(kind)
         self._settled = self._asked  # what "auto" has come to, as long as devices are held
         self._most = max_devices
         self._reports: dict[str, NodeReport] = {}
@@ -88,7 +88,7 @@ class DeviceFleet(Fleet):
             task = self._starting[place] = asyncio.create_task(self._start(backend, place))
             task.add_done_callback(partial(self._started, place))
 
-    def wish(self, count: int) -> None:
+    def request_devices(self, count: int) -> None:
         """Ask Ray's autoscaler, if there is one, for GPUs that are still to come."""
         if self._asked is None or not self._asked.num_gpus:
             return
@@ -105,7 +105,7 @@ class DeviceFleet(Fleet):
         """True while devices are being started."""
         return bool(self._starting)
 
-    def why_none(self, waited_s: float) -> str | None:
+    def unavailable_reason(self, waited_s: float) -> str | None:
         """Why there are no devices, once there is no use in waiting any longer; else None."""
         if self.devices or self._starting:
             return None
@@ -134,7 +134,7 @@ class DeviceFleet(Fleet):
         """The kind that measures for as long as the pool is in use: whoever asks relies on it."""
         self._settled = self._settled or best
         if self._asked is None and best.kind != self._settled.kind:
-            self.tell(
+            self.report(
                 f"the pool began to measure on {self._settled.noun}s, so {best.noun}s are left "
                 "aside: end the pool (experiments/pool.py stop) and ask for them with "
                 f"--devices {best.kind}"
@@ -146,7 +146,7 @@ class DeviceFleet(Fleet):
             try:
                 self._reports[node_id] = await asyncio.wait_for(answer, _REPORT_SECONDS)
             except (TimeoutError, RayError) as error:
-                self.tell(f"node {node_id[:8]} cannot be looked at: {first_line(error)}")
+                self.report(f"node {node_id[:8]} cannot be looked at: {first_line(error)}")
 
     async def _start(self, backend: DeviceBackend, place: Place) -> PoolDevice | None:
         actor: Any = ray.remote(**backend.ray_options(place))(DeviceProcess)

@@ -21,7 +21,7 @@ _WARM_UP = 3
 _TIMEOUT = datetime.timedelta(seconds=60)
 
 
-class MeetingPoint:
+class Rendezvous:
     """The key-value server through which the ranks of one exchange find each other."""
 
     def __init__(self) -> None:

@@ -55,7 +55,7 @@ async def measure_exchange(
 
 
 async def _round(key: ExchangeKey, devices: list[PoolDevice]) -> list[RankTimes]:
-    host, port = await devices[0].call("open_meeting_point")
+    host, port = await devices[0].call("open_rendezvous")
     name = uuid.uuid4().hex
     answers = await asyncio.gather(
         *(

@@ -65,14 +65,14 @@ class Fleet(ABC):
         self.devices: list[PoolDevice] = []
         self.main_make = ("", "")  # hardware and versions of most devices
         self.faults: list[str] = []
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._on_change: Callable[[], None] = lambda: None
 
     @abstractmethod
     async def grow(self) -> None:
         """Give up devices that are gone and start what is missing; `add` those that run."""
 
-    def wish(self, count: int) -> None:  # noqa: B027 - most fleets have nobody to ask
+    def request_devices(self, count: int) -> None:  # noqa: B027 - most fleets have nobody to ask
         """There is work for so many devices: ask for them where they can be had."""
 
     @property
@@ -80,7 +80,7 @@ class Fleet(ABC):
         """True while devices are being started."""
         return False
 
-    def why_none(self, waited_s: float) -> str | None:
+    def unavailable_reason(self, waited_s: float) -> str | None:
         """Why there are no devices, once there is no use in waiting any longer; else None."""
         return None if self.devices or waited_s < 1 else "it has none"
 
@@ -93,10 +93,10 @@ class Fleet(ABC):
         self.devices.append(device)
         self._changed()
 
-    def tell(self, fault: str) -> None:
+    def report(self, fault: str) -> None:
         """Have users told, once, however often it is seen."""
-        if fault not in self._told:
-            self._told.add(fault)
+        if fault not in self._reported:
+            self._reported.add(fault)
             self.faults.append(fault)
 
     def drop(self, device: PoolDevice, reason: str) -> None:

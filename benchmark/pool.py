@@ -121,7 +121,7 @@ class BenchmarkPool:
 
     def close(self) -> None:
         """Close the store, so that its file is whole by itself. The pool opens it when needed."""
-        self._ask("let_go", str(self.store))
+        self._ask("close_store", str(self.store))
 
     def peak_bytes(self) -> dict[str, int]:
         """The most memory that each device's actor has ever taken, by the device's name."""
@@ -252,7 +252,7 @@ def end_pool(name: str = POOL_NAME) -> bool:
     if actor is None:
         return False
     with suppress(RayError):  # it may be lost just now
-        ray.get(actor.wish_nothing.remote(), timeout=_PATIENCE_SECONDS)
+        ray.get(actor.cancel_device_requests.remote(), timeout=_PATIENCE_SECONDS)
     ray.kill(actor)
     return True
 

@@ -7,7 +7,7 @@ that of the shard. So it runs before and after each iteration, and costs are tol
 which it takes its quiet time.
 """
 
-from autoshard.benchmark.backends.base import DeviceBackend, Subject
+from autoshard.benchmark.backends.base import DeviceBackend, TimedOperator
 from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.measurement import MeasureSettings
 from autoshard.workload import EmbeddingTable, Shard
@@ -27,7 +27,7 @@ _TABLES = (
 )
 
 
-def reference_operators(backend: DeviceBackend) -> list[Subject]:
+def reference_operators(backend: DeviceBackend) -> list[TimedOperator]:
     """Returns the reference several times over, to be run in turn; none where nothing is shared.
 
     Where an operator's weights came to lie in memory makes it faster or slower by 1 to 2 % for
@@ -41,4 +41,4 @@ def reference_operators(backend: DeviceBackend) -> list[Subject]:
     ]
     shard = Shard.of_tables(tables)
     operators = [EmbeddingOp(shard, _SETTINGS, backend) for _ in range(_COPIES)]
-    return [Subject(operator.forward, operator.gradient) for operator in operators]
+    return [TimedOperator(operator.forward, operator.gradient) for operator in operators]

@@ -44,7 +44,7 @@ class Server:
                 return self._blame(device, jobs, error.cause.number, error.cause.reason)
             if not isinstance(error.cause, DeviceBusy):
                 return self._failed(device, jobs, first_line(error.cause))
-            self._fleet.tell(f"{device.info.name} had to be waited for: {error.cause}")
+            self._fleet.report(f"{device.info.name} had to be waited for: {error.cause}")
             await asyncio.sleep(BUSY_WAIT_SECONDS)
             return [None] * len(jobs)
         except RayError as error:  # the actor or its node is gone

@@ -7,7 +7,7 @@ from statistics import NormalDist, median
 
 import numpy as np
 
-FEWEST_FOR_INTERVAL = 9  # from here on the extremes may be left out of a 95 % interval
+MIN_FOR_INTERVAL = 9  # from here on the extremes may be left out of a 95 % interval
 # Of the sizes of normal values, in deviations: medians do not feel the few that are far off.
 NORMAL_MEDIAN = NormalDist().inv_cdf(0.75)
 _QUIET_QUANTILE = 0.1

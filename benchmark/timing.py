@@ -15,11 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from autoshard.benchmark.backends.base import Iteration, Stopwatch, Subject
+from autoshard.benchmark.backends.base import Iteration, Stopwatch, TimedOperator
 from autoshard.benchmark.measurement import ReferenceLevel, Timing, TimingOptions
 from autoshard.benchmark.process import collector_paused
 from autoshard.benchmark.statistics import (
-    FEWEST_FOR_INTERVAL,
+    MIN_FOR_INTERVAL,
     median_spread,
     standard_error,
     uncontended_level,
@@ -33,7 +33,7 @@ _WARM_UP = 1  # rounds: in the first the system hands out memory
 _REFERENCE_SHARE = 0.1
 
 
-class SubjectFault(Exception):  # noqa: N818 - the subject's, not ours
+class OperatorFault(Exception):  # noqa: N818 - the subject's, not ours
     """A subject failed. `number`: which; `reason`: in one line."""
 
     def __init__(self, number: int, reason: str) -> None:
@@ -57,15 +57,15 @@ class _Runs:
     """Iterations of one subject."""
 
     number: int
-    subject: Subject
+    subject: TimedOperator
     options: TimingOptions
     all: list[_Run] = field(default_factory=list)
     seconds: float = 0.0
     spread: float = math.inf
 
-    def counted(self, short_will_do: bool) -> list[_Run]:
+    def counted(self, short_suffices: bool) -> list[_Run]:
         """Those that its cost is the median of."""
-        return [run for run in self.all if run.thorough or short_will_do] or self.all
+        return [run for run in self.all if run.thorough or short_suffices] or self.all
 
     def iterate(self, watch: Stopwatch) -> Iteration:
         """One more; whether it is kept is for the caller to say."""
@@ -74,26 +74,26 @@ class _Runs:
         except Exception as error:  # whatever a kernel raises is this subject's
             lines = str(error).splitlines() or [""]
             reason = f"{type(error).__name__}: {lines[0][:300]}"
-            raise SubjectFault(self.number, reason) from error
+            raise OperatorFault(self.number, reason) from error
         self.seconds += found.wall_ms / 1e3
         return found
 
-    def is_known(self, level: ReferenceLevel | None, short_will_do: bool) -> bool:
+    def is_known(self, level: ReferenceLevel | None, short_suffices: bool) -> bool:
         """True once the median is known, or a cap is reached."""
-        counted = self.counted(short_will_do)
+        counted = self.counted(short_suffices)
         self.spread = math.inf
-        if len(counted) >= FEWEST_FOR_INTERVAL:
-            self.spread = median_spread(_told(counted, level).sum(axis=1).tolist())
+        if len(counted) >= MIN_FOR_INTERVAL:
+            self.spread = median_spread(_normalized_ms(counted, level).sum(axis=1).tolist())
         return (
             self.spread <= self.options.precision
             or len(counted) >= self.options.max_iterations
             or (len(counted) > 1 and self.seconds > self.options.max_seconds)
         )
 
-    def timing(self, level: ReferenceLevel | None, load: float, short_will_do: bool) -> Timing:
+    def timing(self, level: ReferenceLevel | None, load: float, short_suffices: bool) -> Timing:
         """What came of it."""
-        counted = self.counted(short_will_do)
-        told = _told(counted, level)
+        counted = self.counted(short_suffices)
+        told = _normalized_ms(counted, level)
         forward_ms, backward_ms = np.median(told, axis=0).tolist()
         self.spread = median_spread(told.sum(axis=1).tolist())
         return Timing(
@@ -115,12 +115,12 @@ class _Runs:
         if not short or not thorough:
             return [], []
         return (
-            _told(short, level).sum(axis=1).tolist(),
-            _told(thorough, level).sum(axis=1).tolist(),
+            _normalized_ms(short, level).sum(axis=1).tolist(),
+            _normalized_ms(thorough, level).sum(axis=1).tolist(),
         )
 
 
-def _told(runs: Sequence[_Run], level: ReferenceLevel | None) -> Floats:
+def _normalized_ms(runs: Sequence[_Run], level: ReferenceLevel | None) -> Floats:
     """Forward and backward of each, as on a machine where the reference takes so long."""
     read = np.array([(run.iteration.forward_ms, run.iteration.backward_ms) for run in runs])
     if level is None:
@@ -162,8 +162,8 @@ class _References:
         )
 
 
-def time_by_turns(
-    subjects: Sequence[Subject], watch: Stopwatch, options: Sequence[TimingOptions]
+def time_interleaved(
+    subjects: Sequence[TimedOperator], watch: Stopwatch, options: Sequence[TimingOptions]
 ) -> list[Timing]:
     """Warm up, then iterate by turns until each subject is known as its options say.
 
@@ -188,13 +188,13 @@ def time_by_turns(
     level = references.level()
     for run in runs:  # each keeps the device for its part of what all share
         run.seconds += references.seconds / len(runs)
-    short_will_do = watch.clearing.short_will_do(len(runs))
-    return [run.timing(level, load, short_will_do) for run in runs]
+    short_suffices = watch.clearing.short_suffices(len(runs))
+    return [run.timing(level, load, short_suffices) for run in runs]
 
 
-def time_operator(subject: Subject, watch: Stopwatch, options: TimingOptions) -> Timing:
+def time_operator(subject: TimedOperator, watch: Stopwatch, options: TimingOptions) -> Timing:
     """One operator by itself."""
-    (timing,) = time_by_turns([subject], watch, [options])
+    (timing,) = time_interleaved([subject], watch, [options])
     return timing
 
 
@@ -216,8 +216,8 @@ class _Rounds:
 
     def _unknown(self, runs: Sequence[_Runs]) -> list[_Runs]:
         level = self._references.level()
-        short_will_do = self._watch.clearing.short_will_do(self._by_turns)
-        return [run for run in runs if not run.is_known(level, short_will_do)]
+        short_suffices = self._watch.clearing.short_suffices(self._by_turns)
+        return [run for run in runs if not run.is_known(level, short_suffices)]
 
     def _next(self, runs: Sequence[_Runs]) -> None:
         # Another one first each time: who comes first finds the cache emptier than the rest.
@@ -240,7 +240,7 @@ class _Rounds:
         max_ms = watch.clearing.max_ms(self._number, self._by_turns, self._iteration_ms, start)
         thorough = watch.clear_cache(max_ms)
         if thorough:
-            watch.clearing.was_thorough(watch.now() - start, watch.now())
+            watch.clearing.note_thorough(watch.now() - start, watch.now())
         return thorough
 
 

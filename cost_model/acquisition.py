@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import sparse
 
-from autoshard.cost_model.contributions import Held
+from autoshard.cost_model.contributions import EmbeddedShards
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.workload import EmbeddingTable, Piece, Shard, ShardingTask
 from autoshard.workload.tables import can_be_split, halves
@@ -42,7 +42,7 @@ def select_measurements(
         fits: whether a device that measures has room for a shard.
         seed: of the companies.
     """
-    pieces = [held_piece(table, fits) for table in task.tables]
+    pieces = [measurable_piece(table, fits) for table in task.tables]
     standing_in = [p.table for p, t in zip(pieces, task.tables, strict=True) if p.table is not t]
     tables = [*task.tables, *standing_in]
     covariance = np.mean(oracle.residuals.covariances(tables), axis=0)
@@ -50,13 +50,17 @@ def select_measurements(
     alone = [Shard((piece,)) for piece in pieces]
     candidates = [*alone, *_companies(pieces, doubts, seed), *competing]
     # What was measured once has told what it can: the rest is its own.
-    new = {s.digest: s for s in candidates if oracle.residuals.left(s).doubt == 1.0 and fits(s)}
+    new = {
+        s.digest: s
+        for s in candidates
+        if oracle.residuals.of_shard(s).uncertainty == 1.0 and fits(s)
+    }
     candidates = list(new.values())
     if not candidates:
         return []
     batches = [oracle.batch_size] * len(candidates)
     residuals, _ = oracle.residuals.estimates(tables)
-    held = Held(oracle.model.compute, candidates, batches, tables)
+    held = EmbeddedShards(oracle.model.compute, candidates, batches, tables)
     total, parts = held.contributions(residuals).together()
     costs = np.zeros(len(tables))  # that depend on what is not known
     costs[: len(pieces)] = oracle.prices([Shard((t.whole(),)) for t in task.tables]).total_ms
@@ -83,7 +87,7 @@ def select_measurements(
     return [candidates[number] for number in chosen]
 
 
-def held_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> Piece:
+def measurable_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> Piece:
     """All of the table, or the widest of its slices, halved again and again, that fits.
 
     Where none fits, of a table like it with fewer rows: what is learned of that one is believed of

@@ -33,6 +33,8 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
 _DAMAGED = f"{_WEIGHTS} beside it is damaged: it lacks weights, or has others"
 _OTHERS = "its {} are not those of this autoshard: train it again"
+# Keys of files and fields of `ResidualPrior`.
+_PRIOR_FIELDS = {"own": "own", "alike": "shared", "doubt": "extrapolation", "rest": "rest"}
 _INPUT_WEIGHTS, _PRICES = "compute.table.curved.0.weight", "compute.table.log_prices"
 
 
@@ -99,9 +101,11 @@ def load_model(model: Path | str, hardware: str | None = None) -> CostModel:
         MODEL_SCHEMA.check(document)
         with documents.fields_of("model"):
             found = _model(document, _read_tensors(where / _WEIGHTS))
-    strangeness = found.strangeness(hardware or fingerprint_here(found.provenance.hardware))
-    if strangeness is not None:
-        warnings.warn(strangeness, OtherHardware, stacklevel=2)
+    hardware_mismatch = found.hardware_mismatch(
+        hardware or fingerprint_here(found.provenance.hardware)
+    )
+    if hardware_mismatch is not None:
+        warnings.warn(hardware_mismatch, OtherHardware, stacklevel=2)
     return found
 
 
@@ -121,7 +125,7 @@ def _tensors(model: CostModel) -> dict[str, Tensor]:
 
 
 def _description(model: CostModel) -> dict[str, Any]:
-    trained_on = asdict(model.provenance)
+    prior, trained_on = model.compute.prior, asdict(model.provenance)
     trained_on["quiet"] = trained_on.pop("reference_level")  # as files have always called it
     trained_on["operator"] = model.provenance.operator.to_json()
     return {
@@ -130,7 +134,7 @@ def _description(model: CostModel) -> dict[str, Any]:
         "shape": asdict(model.compute.shape),
         "links": {ranks: asdict(link) for ranks, link in model.links.items()},
         "uncertainty": asdict(model.compute.uncertainty),
-        "factors": asdict(model.compute.prior),
+        "factors": {key: getattr(prior, name) for key, name in _PRIOR_FIELDS.items()},
         "trained_on": trained_on,
     }
 
@@ -147,7 +151,9 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
         scale,
         Ensemble(example, _checked(tensors, "compute.", example)),
         Uncertainty(**document["uncertainty"]),
-        ResidualPrior(**document.get("factors", {})),  # early models had none
+        ResidualPrior(
+            **{_PRIOR_FIELDS[n]: v for n, v in document.get("factors", {}).items()}
+        ),  # early models had none
     )
     told = dict(document["trained_on"])
     told["operator"] = OperatorOptions(**told["operator"])

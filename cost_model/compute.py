@@ -18,7 +18,7 @@ from autoshard.cost_model.network import (
 )
 from autoshard.workload import Piece, Shard
 
-OUTSIDE = 1.0  # deviations beyond what was learned from at which a table is told of
+OUT_OF_DISTRIBUTION = 1.0  # deviations beyond what was learned from at which a table is told of
 _AT_ONCE = 2048  # shards priced together: more do not fit a core's own cache
 _FLOOR = 1e-9
 _HALF_A_TABLE = 0.5  # sums of nothing are not exactly 0
@@ -54,8 +54,8 @@ class ResidualPrior:
     """
 
     own: float = 0.05
-    alike: float = 0.05
-    doubt: float = 0.3
+    shared: float = 0.05
+    extrapolation: float = 0.3
     rest: float = 0.03
 
 
@@ -101,7 +101,7 @@ class ComputeCostModel:
         prior = prior or self.prior
         return ComputeCostModel(self.shape, self.scale, self.ensemble, uncertainty, prior)
 
-    def acquainted_with(self, inputs: Tensor) -> "ComputeCostModel":
+    def with_input_range(self, inputs: Tensor) -> "ComputeCostModel":
         """The same networks, to which tables with such inputs are no strangers."""
         low = torch.minimum(self.scale.low, inputs.amin(0))
         high = torch.maximum(self.scale.high, inputs.amax(0))
@@ -153,8 +153,8 @@ class ComputeCostModel:
         # One member's doubt is as good as that of all, and cheaper.
         first = sums[:, 0]
         alone = (first[:, 0] + first[:, 1]).clamp_min_(_FLOOR)
-        doubt = first[:, self.shape.doubt] / alone
-        unsure = variance.addcmul_(doubt, doubt, value=self.prior.doubt**2)
+        doubt = first[:, self.shape.uncertainty] / alone
+        unsure = variance.addcmul_(doubt, doubt, value=self.prior.extrapolation**2)
         known = self.uncertainty
         deviation = unsure.mul_(known.scale**2).add_(known.noise**2).sqrt_()
         used = self.holds_any(sums).to(sums.dtype)

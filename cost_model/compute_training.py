@@ -20,7 +20,7 @@ from autoshard.cost_model.network import (
     InputScale,
     ShardNetwork,
 )
-from autoshard.cost_model.table_residuals import Evidence, few
+from autoshard.cost_model.table_residuals import Evidence, subsample
 from autoshard.cost_model.training import (
     Curves,
     Progress,
@@ -99,17 +99,17 @@ def train_compute(
         progress,
     )
     model = ComputeCostModel(shape, scale, ensemble, Uncertainty())
-    return trusted([(model, validation)], model), curves
+    return with_fitted_uncertainty([(model, validation)], model), curves
 
 
-def trusted(
+def with_fitted_uncertainty(
     trials: Sequence[tuple[ComputeCostModel, CostDataset]], model: ComputeCostModel
 ) -> ComputeCostModel:
     """The model with all that tells how far to trust it, by data that models did not learn from."""
-    return model.with_uncertainty(uncertainty_of(trials), prior_of(trials))
+    return model.with_uncertainty(fit_uncertainty(trials), fit_prior(trials))
 
 
-def uncertainty_of(
+def fit_uncertainty(
     trials: Sequence[tuple[ComputeCostModel, CostDataset]],
 ) -> Uncertainty:
     """How far to trust models, by what they say of data that they did not learn from.
@@ -119,19 +119,19 @@ def uncertainty_of(
     """
     errors, disagreement = np.concatenate([_misses(*trial) for trial in trials], axis=1)
 
-    def unlikeliness(logs: Floats) -> float:
+    def negative_log_likelihood(logs: Floats) -> float:
         variance = (disagreement * np.exp(logs[0])) ** 2 + np.exp(2 * logs[1])
         return float(np.mean(np.log(variance) + errors**2 / variance))
 
     bounds = [np.log(_SCALES), np.log(_NOISES)]
-    found = optimize.minimize(unlikeliness, [0.0, np.log(0.03)], bounds=bounds)
+    found = optimize.minimize(negative_log_likelihood, [0.0, np.log(0.03)], bounds=bounds)
     scale, noise = (float(value) for value in np.exp(found.x))
     widths = errors / np.sqrt((disagreement * scale) ** 2 + noise**2)
     width_90, width_95 = (_conformal(widths, share) for share in (0.90, 0.95))
     return Uncertainty(scale, noise, width_90, width_95)
 
 
-def prior_of(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> ResidualPrior:
+def fit_prior(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> ResidualPrior:
     """What to believe of factors of tables that a model has not learned from, by their shards.
 
     By maximum likelihood: errors that follow a table are its own, errors that follow tables like it
@@ -141,21 +141,23 @@ def prior_of(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> Residual
     held_out = [Evidence.of(model, _of_one_batch(data)) for model, data in trials]
 
     def prior(logs: Floats) -> ResidualPrior:
-        own, alike, rest = (float(value) for value in np.exp(logs))
-        return replace(usual, own=own, alike=alike, rest=rest)
+        own, shared, rest = (float(value) for value in np.exp(logs))
+        return replace(usual, own=own, shared=shared, rest=rest)
 
-    def unlikeliness(logs: Floats) -> float:
-        total = sum(each.unlikeliness(prior(logs)) for each in held_out)
+    def negative_log_likelihood(logs: Floats) -> float:
+        total = sum(each.negative_log_likelihood(prior(logs)) for each in held_out)
         return total + float(np.square((logs - start) / _PRIOR_WIDTH).sum() / 2)
 
-    start = np.log([usual.own, usual.alike, usual.rest])
-    found = optimize.minimize(unlikeliness, start, method="Nelder-Mead", options={"maxfev": 120})
+    start = np.log([usual.own, usual.shared, usual.rest])
+    found = optimize.minimize(
+        negative_log_likelihood, start, method="Nelder-Mead", options={"maxfev": 120}
+    )
     return prior(np.clip(found.x, *np.log(_DEVIATIONS)))
 
 
 def _of_one_batch(data: CostDataset) -> CostDataset:
     batch = data.most_common_batch
-    return few(data.subset([n for n, size in enumerate(data.batch_sizes) if size == batch]))
+    return subsample(data.subset([n for n, size in enumerate(data.batch_sizes) if size == batch]))
 
 
 def _misses(model: ComputeCostModel, held_out: CostDataset) -> Floats:

@@ -34,7 +34,7 @@ class Contributions:
         return sum(self.starts_ms) + np.asarray(parts.sum(1)).ravel(), parts
 
 
-class Held:
+class EmbeddedShards:
     """Shards with the tables that they hold, embedded once.
 
     Args:

@@ -24,7 +24,7 @@ from autoshard.workload.parts import PARTS, Part, part_of_shard
 
 Floats = npt.NDArray[np.float64]
 
-FEWEST_SHARDS = 5  # shards that a part needs, or nothing can be said of it
+MIN_SHARDS = 5  # shards that a part needs, or nothing can be said of it
 
 
 class DataError(UserError):
@@ -87,7 +87,7 @@ class CostDataset:
     def noise_floor(self) -> float | None:
         """Median relative difference of the same shard measured twice; None if too few were."""
         pairs = np.array([repeats[:2] for repeats in self.repeats_ms if len(repeats) > 1])
-        if len(pairs) < FEWEST_SHARDS:
+        if len(pairs) < MIN_SHARDS:
             return None
         return float(np.median(np.abs(pairs[:, 0] - pairs[:, 1]) / pairs.mean(axis=1)))
 
@@ -231,11 +231,11 @@ def split(data: CostDataset, must_be_full: bool = True) -> dict[Part, CostDatase
     for number, shard in enumerate(data.shards):
         numbers.setdefault(part_of_shard(shard), []).append(number)
     for part in PARTS:
-        if must_be_full and len(numbers[part]) < FEWEST_SHARDS:
+        if must_be_full and len(numbers[part]) < MIN_SHARDS:
             mixed = len(numbers.get(None, []))
             raise DataError(
                 f"{len(data)} shards are too few: {len(numbers[part])} are of {part} tables alone "
-                f"and {FEWEST_SHARDS} are needed ({mixed} mix tables of several parts): measure "
+                f"and {MIN_SHARDS} are needed ({mixed} mix tables of several parts): measure "
                 "more with collect_costs.py, which keeps the parts apart"
             )
     return {part: data.subset(numbers[part]) for part in PARTS}
@@ -254,7 +254,7 @@ def _variances(repeats: Sequence[Sequence[Timing]]) -> list[Floats]:
     stated = np.where(possible, errors, usual) ** 2
     by_shard = np.split(stated, np.cumsum([len(same) for same in repeats])[:-1])
     several = [n for n, same in enumerate(repeats) if len(same) > 1]
-    if len(several) < FEWEST_SHARDS:
+    if len(several) < MIN_SHARDS:
         return by_shard
     ratios = [np.log(repeats[n][0].total_ms / repeats[n][1].total_ms) for n in several]
     found = (np.median(np.abs(ratios)) / NORMAL_MEDIAN) ** 2

@@ -18,7 +18,7 @@ from autoshard.workload.step_price import StepPrice
 
 Floats = npt.NDArray[np.float64]
 
-FEWEST_EXCHANGES = 5  # all-to-alls with a device for each rank: with fewer nothing is fitted
+MIN_EXCHANGES = 5  # all-to-alls with a device for each rank: with fewer nothing is fitted
 _FIFTHS = 5
 _MS = 1e3
 _LEADS = (1.0, 1.5, 2.0, 3.0)  # of the first rank over the others, in columns
@@ -31,7 +31,7 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, Link]:
     where too few of the all-to-alls had a device for each rank, or more columns take no longer.
     """
     usable = _with_a_device_each(exchanges)
-    if len(usable) < FEWEST_EXCHANGES:
+    if len(usable) < MIN_EXCHANGES:
         return {}
     terms = np.array([[1.0, e.key.ranks, _flow_ms(e.key.dims, e.key.batch_size)] for e in usable])
     base_ms, rank_ms, slope = _fit(terms, np.array([_slowest_ms(e) for e in usable]))

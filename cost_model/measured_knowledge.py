@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
-from autoshard.cost_model.calibration import FEWEST, calibrate
+from autoshard.cost_model.calibration import MIN_CALIBRATION_SHARDS, calibrate
 from autoshard.cost_model.dataset import CostDataset, stored_costs
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.oracle import EstimatedCosts
@@ -15,7 +15,7 @@ from autoshard.cost_model.repeated_measurements import (
     normalizer,
     selection_seeds,
 )
-from autoshard.cost_model.table_residuals import TableResiduals, few
+from autoshard.cost_model.table_residuals import TableResiduals, subsample
 from autoshard.workload import EmbeddingTable, Shard
 
 _RECALIBRATION_GROWTH = 1.5  # times as many shards as at the last calibration
@@ -94,7 +94,7 @@ class MeasuredKnowledge:
         if not measurements:
             return oracle
         data, model = CostDataset.of(measurements), oracle.model
-        if self._foreign and len(data) >= FEWEST:
+        if self._foreign and len(data) >= MIN_CALIBRATION_SHARDS:
             model = self._of_this_machine(model, data)
         residuals = TableResiduals(model.compute, oracle.batch_size).learn(data, self._tables)
         return EstimatedCosts(model, oracle.batch_size, residuals)
@@ -102,7 +102,7 @@ class MeasuredKnowledge:
     def _of_this_machine(self, model: CostModel, data: CostDataset) -> CostModel:
         if self._calibrated is None or len(data) > _RECALIBRATION_GROWTH * self._calibrated[0]:
             # Out-of-distribution tables stay so: their cost is known by their factors.
-            self._calibrated = len(data), calibrate(model, few(data), acquaint=False)
+            self._calibrated = len(data), calibrate(model, subsample(data), extend_range=False)
         return self._calibrated[1]
 
     def _measurements(self) -> list[Measurement]:

@@ -55,7 +55,7 @@ class CostModel:
     provenance: Provenance
     links: Mapping[int, Link] = field(default_factory=dict)
 
-    def strangeness(self, hardware: str) -> str | None:
+    def hardware_mismatch(self, hardware: str) -> str | None:
         """One line for users whose hardware is another than the model's; None if it is the same."""
         if hardware == self.provenance.hardware:
             return None

@@ -4,10 +4,10 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from autoshard.cost_model.calibration import FEW, calibrate
+from autoshard.cost_model.calibration import MAX_CALIBRATION_SHARDS, calibrate
 from autoshard.cost_model.checkpoint import OtherHardware, load_model
 from autoshard.cost_model.compute_training import train_compute
-from autoshard.cost_model.dataset import FEWEST_SHARDS, CostDataset, split
+from autoshard.cost_model.dataset import MIN_SHARDS, CostDataset, split
 from autoshard.cost_model.evaluation import Evaluation, evaluate
 from autoshard.cost_model.link_fit import fit_links
 from autoshard.cost_model.model import CostModel, Provenance
@@ -48,9 +48,9 @@ def calibrate_model(
         warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
         before = load_model(source)
     parts = split(data, must_be_full=False)
-    few = parts["train"].subset(range(min(FEW, len(parts["train"]))))
+    few = parts["train"].subset(range(min(MAX_CALIBRATION_SHARDS, len(parts["train"]))))
     model = calibrate(before, few)
-    if len(parts["test"]) < FEWEST_SHARDS:
+    if len(parts["test"]) < MIN_SHARDS:
         return model, len(few), None
     old, new = (evaluate(some.compute, few, parts["test"]) for some in (before, model))
     return model, len(few), (old, new)

@@ -68,7 +68,7 @@ class NetworkShape:
         return DIRECTIONS + len(TERMS) + self.learned
 
     @property
-    def doubt(self) -> int:
+    def uncertainty(self) -> int:
         """Which of the amounts tells how doubtful the table is; no cost follows from it.
 
         It comes last: the table's milliseconds, times deviations that it is outside of what was

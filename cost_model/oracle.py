@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from autoshard.benchmark import PlanCost, price_plan
-from autoshard.cost_model.compute import OUTSIDE, Prices
+from autoshard.cost_model.compute import OUT_OF_DISTRIBUTION, Prices
 from autoshard.cost_model.inputs import Memberships, PieceRows, unit_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
@@ -58,16 +58,16 @@ class EstimatedCosts:
         self._rows = PieceRows()
         self._met: set[tuple[str, int]] = set()  # tables, by what they look up and their dim
         shape = model.compute.shape
-        self._amounts = torch.empty(0, model.compute.ensemble.members, shape.doubt + 1)
+        self._amounts = torch.empty(0, model.compute.ensemble.members, shape.uncertainty + 1)
 
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
         """The estimated cost of each shard, and the 95 % interval that it is known to."""
         if not shards:
             return []
         prices = self.prices(shards)
-        left = [self.residuals.left(shard) for shard in shards]
-        times = torch.tensor([each.times for each in left])
-        doubt = torch.tensor([each.doubt for each in left])
+        left = [self.residuals.of_shard(shard) for shard in shards]
+        times = torch.tensor([each.factor for each in left])
+        doubt = torch.tensor([each.uncertainty for each in left])
         spreads = prices.deviation * doubt * self.model.compute.uncertainty.width_95
         columns = (prices.forward_ms * times, prices.backward_ms * times, spreads)
         return [ShardCost(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
@@ -105,6 +105,20 @@ class EstimatedCosts:
         exchange = self.exchange(plan.columns(task), task.objective)
         return price_plan(plan, task, self, None if exchange is None else (exchange, exchange))
 
+    def step_ms(self, plan: ShardingPlan, task: ShardingTask) -> float:
+        """Returns the step time of a plan by the mean of costs, with all-to-alls where they count.
+
+        Corrections of single measured shards do not take part: sharders compare plans by this.
+        """
+        shards = plan.shards(task)
+        filled = [number for number, shard in enumerate(shards) if shard is not None]
+        prices = self.prices([shard for shard in shards if shard is not None])
+        forward, backward = np.zeros((2, len(shards)))
+        forward[filled], backward[filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
+        columns = np.array(plan.columns(task), dtype=float)
+        stages = StepPrice.of_task(task).stages_ms(forward, backward, columns)
+        return sum(float(stage.max()) for stage in stages)
+
     def check(self, task: ShardingTask) -> None:
         """UserError if the task's batch or operator are not those that are priced here."""
         operator = self.model.provenance.operator
@@ -130,7 +144,7 @@ class EstimatedCosts:
         """So many draws of what is not known of these tables and of the model."""
         # In groups, for what is known of all together takes the cube of their number.
         groups = [tables[n : n + _TOGETHER] for n in range(0, len(tables), _TOGETHER)]
-        beliefs = [self.residuals.about(some) for some in groups]
+        beliefs = [self.residuals.posterior(some) for some in groups]
         return Scenarios(self.model.compute, self.amounts, groups, beliefs, count, seed)
 
     def amounts(self, pieces: Sequence[Piece]) -> Tensor:
@@ -148,7 +162,7 @@ class EstimatedCosts:
         if self.residuals.tables:
             residuals, left = self.residuals.estimates([piece.table for piece in pieces])
             amounts[..., :DIRECTIONS] *= torch.from_numpy(np.exp(residuals.T)).float()[:, None]
-            doubt = self.model.compute.shape.doubt
+            doubt = self.model.compute.shape.uncertainty
             amounts[..., doubt] *= torch.from_numpy(left).float()[:, None]
         self._tell_of_strangers(pieces, inputs, amounts)
         self._amounts = torch.cat([self._amounts, amounts])
@@ -164,7 +178,7 @@ class EstimatedCosts:
         known = torch.tensor([self.residuals.knows(table) for table in tables], dtype=torch.bool)
         worst, which = self.model.compute.excess(inputs[new]).max(dim=1)
         worst[known] = 0.0
-        strange = worst > OUTSIDE
+        strange = worst > OUT_OF_DISTRIBUTION
         count = int(strange.sum())
         if not count:
             return

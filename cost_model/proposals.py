@@ -30,24 +30,24 @@ CANDIDATES = 20  # random shards looked at for each one taken
 
 
 @dataclass(frozen=True)
-class Promise:
+class PlanPrediction:
     """A plan's promised and measured milliseconds, a value a device."""
 
-    promised_ms: tuple[float, ...]
+    predicted_ms: tuple[float, ...]
     measured_ms: tuple[float, ...]
 
     @property
     def ratio(self) -> float:
         """Mean over devices of measured over promised."""
-        return float(np.mean(np.divide(self.measured_ms, self.promised_ms)))
+        return float(np.mean(np.divide(self.measured_ms, self.predicted_ms)))
 
     @property
     def max_ratio(self) -> float:
         """The measured maximum over the promised one."""
-        return max(self.measured_ms) / max(self.promised_ms)
+        return max(self.measured_ms) / max(self.predicted_ms)
 
 
-def worth_measuring(
+def select_shards_to_measure(
     oracle: EstimatedCosts,
     sharders: Sequence[MakeSharder],
     tables: Sequence[EmbeddingTable],
@@ -97,11 +97,11 @@ def proposals(
     return list(found.values())
 
 
-def promises(
+def compare_predictions(
     oracle: EstimatedCosts,
     plans: Sequence[tuple[ShardingTask, ShardingPlan]],
     measure: Callable[[Sequence[Shard]], Sequence[Measurement]],
-) -> list[Promise]:
+) -> list[PlanPrediction]:
     """What the oracle promises for plans, and what comes of it. Idle devices are left out.
 
     A plan with a shard that could not be measured tells nothing, and is left out too.
@@ -112,7 +112,7 @@ def promises(
     level = oracle.model.provenance.reference_level
     measured = iter(answer.normalized_to(level).total_ms for answer in measure(flat))
     found = [
-        Promise(tuple(next(promised) for _ in some), tuple(next(measured) for _ in some))
+        PlanPrediction(tuple(next(promised) for _ in some), tuple(next(measured) for _ in some))
         for some in shards
     ]
     return [promise for promise in found if np.isfinite(promise.measured_ms).all()]

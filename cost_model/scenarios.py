@@ -14,7 +14,7 @@ from torch import Tensor
 
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.network import DIRECTIONS, fused_ms
-from autoshard.cost_model.table_residuals import Beliefs
+from autoshard.cost_model.table_residuals import ResidualPosterior
 from autoshard.workload import EmbeddingTable, Piece
 
 _AT_ONCE = 512  # shards priced together: more do not fit a core's own cache
@@ -69,7 +69,7 @@ class Scenarios:
         model: ComputeCostModel,
         embed: Embed,
         groups: Sequence[Sequence[EmbeddingTable]],
-        beliefs: Sequence[Beliefs],
+        beliefs: Sequence[ResidualPosterior],
         count: int,
         seed: int = 0,
     ) -> None:

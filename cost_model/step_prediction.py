@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.cost_model.table_residuals import Left
+from autoshard.cost_model.table_residuals import ShardResidual
 from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
 from autoshard.workload.step_price import StepPrice
 
@@ -117,10 +117,12 @@ class StepPredictor:
         sums = sums_of_devices(amounts, np.array(homes), len(self._task.devices))
         costs = np.moveaxis(self._scenarios.price(sums.float()).double().numpy(), -1, -2)
         residuals = self._oracle.residuals
-        known = [Left() if shard is None else residuals.left(shard) for shard in shards]
+        known = [
+            ShardResidual() if shard is None else residuals.of_shard(shard) for shard in shards
+        ]
         times, doubt = (
             np.array([getattr(left, name) for left in known])[:, None, None]
-            for name in ("times", "doubt")
+            for name in ("factor", "uncertainty")
         )
         # Of a shard that was measured neither its tables nor the networks leave much in doubt.
         means = np.maximum(costs.mean(2, keepdims=True), _MIN_MS)

@@ -18,7 +18,7 @@ import torch
 
 from autoshard.benchmark.statistics import NORMAL_MEDIAN
 from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior
-from autoshard.cost_model.contributions import Contributions, Held
+from autoshard.cost_model.contributions import Contributions, EmbeddedShards
 from autoshard.cost_model.inputs import piece_inputs
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.workload import EmbeddingTable, Shard
@@ -43,7 +43,7 @@ _FAR = 3.0  # deviations to which inputs are compared: beyond, a table is just s
 
 
 @dataclass(frozen=True)
-class Likeness:
+class TableSimilarity:
     """How much tables (rows) have to do with other tables (columns).
 
     Args:
@@ -54,27 +54,27 @@ class Likeness:
     """
 
     same: npt.NDArray[np.bool_]
-    alike: Floats
+    kernel: Floats
     excess: Floats
     their_excess: Floats
 
     def covariance(self, prior: ResidualPrior) -> Floats:
         """Of the log factors of rows and columns before any is measured."""
         shared = (
-            shared_doubts(prior, self.excess)[:, None]
-            * shared_doubts(prior, self.their_excess)[None]
+            shared_deviations(prior, self.excess)[:, None]
+            * shared_deviations(prior, self.their_excess)[None]
         )
-        return np.asarray(shared * self.alike + prior.own**2 * self.same)
+        return np.asarray(shared * self.kernel + prior.own**2 * self.same)
 
 
-def shared_doubts(prior: ResidualPrior, excess: Floats) -> Floats:
+def shared_deviations(prior: ResidualPrior, excess: Floats) -> Floats:
     """Deviations of log factors that alike tables share, by how far outside they lie."""
-    doubt = np.minimum(prior.doubt * excess, _MAX_DOUBT)
-    return np.asarray(np.sqrt(prior.alike**2 + np.square(doubt)))
+    doubt = np.minimum(prior.extrapolation * excess, _MAX_DOUBT)
+    return np.asarray(np.sqrt(prior.shared**2 + np.square(doubt)))
 
 
 @dataclass(frozen=True)
-class Beliefs:
+class ResidualPosterior:
     """Log factors of some tables: means [directions, tables], and roots of their covariances
     [directions, tables, tables].
     """
@@ -89,16 +89,16 @@ class Beliefs:
 
 
 @dataclass(frozen=True)
-class Left:
+class ShardResidual:
     """What measuring a shard itself tells beyond its tables: `times` that its cost is of what they
     explain, and the share of all `doubt` about it that is left.
     """
 
-    times: float = 1.0
-    doubt: float = 1.0
+    factor: float = 1.0
+    uncertainty: float = 1.0
 
 
-_NOT_MEASURED = Left()
+_NOT_MEASURED = ShardResidual()
 
 
 class TableResiduals:
@@ -115,7 +115,7 @@ class TableResiduals:
         self.batch_size = batch_size
         self._known: list[EmbeddingTable] = []
         self._digests: frozenset[str] = frozenset()
-        self._left: dict[str, Left] = {}
+        self._left: dict[str, ShardResidual] = {}
         self._inputs = piece_inputs([], batch_size)
         # Of the known tables, for each direction: prior's inverse times mean, and what measuring
         # took off the prior's covariance, between inverses of the prior.
@@ -138,13 +138,13 @@ class TableResiduals:
         if not ours:
             return found
         data = data.subset(ours)
-        found.prior = _fitting(self.prior, Evidence.of(self._model, few(data)))
+        found.prior = _fitting(self.prior, Evidence.of(self._model, subsample(data)))
         found._known = distinct_tables(data)
         found._digests = frozenset(table.access_digest for table in found._known)
         found._inputs = _inputs(found._known, self.batch_size)
         before = found._covariance(found._known, found._inputs, found._known, found._inputs)
         noise = np.sqrt(found.prior.rest**2 + np.square(data.errors))
-        held = Held(self._model, data.shards, data.batch_sizes, found._known)
+        held = EmbeddedShards(self._model, data.shards, data.batch_sizes, found._known)
         residuals, costs = np.zeros((DIRECTIONS, len(before))), np.log(data.costs_ms)
         for number in range(_STEPS):
             said = held.contributions(residuals)
@@ -165,7 +165,7 @@ class TableResiduals:
         times = np.exp(missed * known)
         doubts = np.sqrt(1 - known)
         found._left = {
-            shard.digest: Left(float(ms), float(doubt))
+            shard.digest: ShardResidual(float(ms), float(doubt))
             for shard, ms, doubt in zip(data.shards, times, doubts, strict=True)
         }
         return found
@@ -174,7 +174,7 @@ class TableResiduals:
         """True if it has been measured, whole or in part."""
         return table.access_digest in self._digests
 
-    def left(self, shard: Shard) -> Left:
+    def of_shard(self, shard: Shard) -> ShardResidual:
         """What is known of a shard beyond what its tables explain."""
         return self._left.get(shard.digest, _NOT_MEASURED)
 
@@ -195,7 +195,7 @@ class TableResiduals:
         if not self._known:
             return np.zeros((DIRECTIONS, len(tables))), np.ones(len(tables))
         inputs = _inputs(tables, self.batch_size)
-        before = np.square(shared_doubts(self.prior, self._excess(inputs))) + self.prior.own**2
+        before = np.square(shared_deviations(self.prior, self._excess(inputs))) + self.prior.own**2
         across = self._covariance(tables, inputs, self._known, self._inputs)
         means = np.stack([across @ pull for pull in self._pulls])
         told = np.mean([((across @ gain) * across).sum(1) for gain in self._gains], axis=0)
@@ -205,14 +205,14 @@ class TableResiduals:
         """Of the log factors of these tables, measured or not: [directions, tables, tables]."""
         return self._together(tables)[1]
 
-    def about(self, tables: Sequence[EmbeddingTable]) -> Beliefs:
+    def posterior(self, tables: Sequence[EmbeddingTable]) -> ResidualPosterior:
         """What is known of these tables all together."""
         means, covariances = self._together(tables)
         if not self._known:  # both directions are alike
-            return Beliefs(means, np.stack([_root(covariances[0])] * DIRECTIONS))
-        return Beliefs(means, np.stack([_root(covariance) for covariance in covariances]))
+            return ResidualPosterior(means, np.stack([_root(covariances[0])] * DIRECTIONS))
+        return ResidualPosterior(means, np.stack([_root(covariance) for covariance in covariances]))
 
-    def likeness(self, tables: Sequence[EmbeddingTable]) -> Likeness:
+    def similarity(self, tables: Sequence[EmbeddingTable]) -> TableSimilarity:
         """Of these tables to each other."""
         inputs = _inputs(tables, self.batch_size)
         return self._likeness(tables, inputs, tables, inputs)
@@ -243,7 +243,7 @@ class TableResiduals:
         inputs: torch.Tensor,
         others: Sequence[EmbeddingTable],
         their_inputs: torch.Tensor,
-    ) -> Likeness:
+    ) -> TableSimilarity:
         scale = self._model.scale
         places, theirs = (
             ((some - scale.mean) / scale.deviation).clamp(-_FAR, _FAR).double()
@@ -259,7 +259,7 @@ class TableResiduals:
         )
         same = own[:, None] == other[None]
         alike = (apart.clamp_min(0.0) / (-2 * _ALIKE)).exp().numpy()
-        return Likeness(same, alike, self._excess(inputs), self._excess(their_inputs))
+        return TableSimilarity(same, alike, self._excess(inputs), self._excess(their_inputs))
 
     def _excess(self, inputs: torch.Tensor) -> Floats:
         if not len(inputs):
@@ -276,13 +276,15 @@ class Evidence:
     errors: Floats
     shares: Floats
     noisy: Floats
-    likeness: Likeness
+    similarity: TableSimilarity
 
     @staticmethod
     def of(model: ComputeCostModel, data: "CostDataset") -> "Evidence":
         """What the shards say of the model."""
         tables = distinct_tables(data)
-        total, parts = Held(model, data.shards, data.batch_sizes, tables).contributions().together()
+        total, parts = (
+            EmbeddedShards(model, data.shards, data.batch_sizes, tables).contributions().together()
+        )
         errors = np.log(data.totals_ms / total)
         # One that is farther off than all others was disturbed: it says nothing of them.
         most = _FAR_OFF * float(np.median(np.abs(errors))) / NORMAL_MEDIAN
@@ -290,13 +292,13 @@ class Evidence:
             np.clip(errors, -most, most),
             (scipy.sparse.diags(1 / total) @ parts).toarray(),
             data.errors,
-            TableResiduals(model, data.most_common_batch).likeness(tables),
+            TableResiduals(model, data.most_common_batch).similarity(tables),
         )
 
-    def unlikeliness(self, prior: ResidualPrior) -> float:
+    def negative_log_likelihood(self, prior: ResidualPrior) -> float:
         """Of the errors, where factors of tables are as believed."""
         left = np.diag(prior.rest**2 + np.square(self.noisy))
-        covariance = self.shares @ self.likeness.covariance(prior) @ self.shares.T + left
+        covariance = self.shares @ self.similarity.covariance(prior) @ self.shares.T + left
         factor = scipy.linalg.cho_factor(covariance)
         fit = self.errors @ scipy.linalg.cho_solve(factor, self.errors)
         return float(fit / 2 + np.log(np.diag(factor[0])).sum())
@@ -333,14 +335,14 @@ def _fitting(prior: ResidualPrior, evidence: Evidence) -> ResidualPrior:
     It was found on tables like those that the model learned from; a user's may be others.
     """
     candidates = [
-        replace(prior, own=prior.own * wider, alike=prior.alike * wider, rest=prior.rest * louder)
+        replace(prior, own=prior.own * wider, shared=prior.shared * wider, rest=prior.rest * louder)
         for wider in _WIDER
         for louder in _LOUDER
     ]
-    return min(candidates, key=evidence.unlikeliness)
+    return min(candidates, key=evidence.negative_log_likelihood)
 
 
-def few(data: "CostDataset") -> "CostDataset":
+def subsample(data: "CostDataset") -> "CostDataset":
     """Some of the shards, evenly spread: enough to find a few numbers by."""
     return data.subset(range(0, len(data), max(1, -(-len(data) // _MAX_EVIDENCE))))
 

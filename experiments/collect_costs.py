@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
-from autoshard.benchmark.backends import AskedKind
+from autoshard.benchmark.backends import RequestedKind
 from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.proposals import CANDIDATES, most_uncertain
 from autoshard.experiments import tracking
@@ -72,7 +72,7 @@ class CollectConfig:
     """Optimizer fused into the backward pass."""
     store: Path = Path("costs.db")
     """SQLite file that keeps all measurements."""
-    devices: AskedKind = "auto"
+    devices: RequestedKind = "auto"
     """Kind of devices; auto: GPUs if the cluster has any."""
     storage: str | None = None
     """Shared path or object store (s3://...) that measurements are fetched from, and copied to (as

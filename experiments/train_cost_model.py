@@ -18,7 +18,7 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.checkpoint import check_free, save_model
 from autoshard.cost_model.evaluation import evaluate, evaluations_per_second
-from autoshard.cost_model.link_fit import FEWEST_EXCHANGES, link_error
+from autoshard.cost_model.link_fit import MIN_EXCHANGES, link_error
 from autoshard.cost_model.model_training import calibrate_model, train_model
 from autoshard.cost_model.pictures import draw_all
 from autoshard.cost_model.training import Curves, TrainOptions
@@ -194,7 +194,7 @@ def _fitted(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
         model, curves = train_model(data, config.hyper, config.seed, step)
     if not model.links:
         cli.console.print(
-            f"note: no link can be fitted to {len(data.exchanges)} all-to-alls: {FEWEST_EXCHANGES} "
+            f"note: no link can be fitted to {len(data.exchanges)} all-to-alls: {MIN_EXCHANGES} "
             "with a device for each rank are needed (collect_costs.py --num-exchanges)",
             soft_wrap=True,
         )

@@ -1,12 +1,13 @@
 #!/usr/bin/env python
 """Train a small model by a plan, with TorchRec, and say what a step takes."""
 
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from autoshard.benchmark.backends import AskedKind
-from autoshard.benchmark.rehearsal.rehearsal import stage
+from autoshard.benchmark.backends import RequestedKind
+from autoshard.benchmark.rehearsal.rehearsal import RankGroup
 from autoshard.benchmark.rehearsal.times import MUCH
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file
@@ -45,7 +46,7 @@ class TrainTorchRecConfig:
     and copies, too), over whole tables, or over tables and their columns."""
     num_devices: int | None = None
     """Devices that --planner plans for."""
-    devices: AskedKind = "auto"
+    devices: RequestedKind = "auto"
     """cuda, cpu, or auto: GPUs where the cluster has any, cores elsewhere."""
     batch_size: int = 1024
     """Samples of a batch, of all ranks together."""
@@ -80,7 +81,7 @@ def main(config: TrainTorchRecConfig) -> None:
     ranks = plan.num_devices if plan is not None else config.num_devices or 1
     operator = OperatorOptions(optimizer=config.optimizer)
     task = ShardingTask(tables, Device.uniform(ranks, _ANY_BYTES), config.batch_size, operator)
-    with ray_cluster(), stage(ranks, config.devices) as found:
+    with ray_cluster(), closing(RankGroup(ranks, config.devices)) as found:
         if found.ranks_per_core > 1:
             cli.console.print(
                 f"note: {ranks} ranks share {ranks / found.ranks_per_core:.0f} cores: they train "

@@ -7,7 +7,6 @@ from contextlib import suppress
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.column_plan import Changes, ColumnPlan, Floats
@@ -63,7 +62,7 @@ class AnnealingSharder:
         self._oracle.check(task)
 
         def worth(plan: ShardingPlan) -> float:
-            return planned_ms(self._oracle, task, plan)
+            return self._oracle.step_ms(plan, task)
 
         best = min(self._starts(task), key=worth)
         if len(task.devices) == 1:

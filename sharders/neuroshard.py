@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.grid_greedy import GridGreedy
 from autoshard.workload import ShardingPlan, ShardingTask
@@ -60,7 +59,7 @@ class NeuroShardSharder:
             raise does_not_fit(task, split=True)
         # Slices of a table that meet on a device become one, which changes what they cost.
         found = (ShardingPlan.of_pieces(task, p.placed()) for p in (whole, best) if not p.lack)
-        return min(found, key=lambda plan: planned_ms(self._oracle, task, plan))
+        return min(found, key=lambda plan: self._oracle.step_ms(plan, task))
 
 
 class _Cuts:

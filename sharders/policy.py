@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.cost_model.step_prediction import Placed, StepPredictor
 from autoshard.cost_model.training import one_thread
 from autoshard.sharders.cost_greedy import FusedGreedySharder
@@ -66,7 +65,7 @@ class PolicySharder:
             found = [packed, *search.improve(task, [packed])]
         if self._search is None:  # quick: by the mean of what is not known
             plans = [ShardingPlan.of_pieces(task, placed) for placed in found]
-            return min(plans, key=lambda plan: planned_ms(self._oracle, task, plan))
+            return min(plans, key=lambda plan: self._oracle.step_ms(plan, task))
         if self._clock() < until:
             found += self._improved(self._search, task, found, until)
         return StepPredictor(self._oracle, task).best_plan(found)

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from autoshard.benchmark.backends.base import DeviceBackend, Node
 
 # auto: the first of _ACCELERATORS that the cluster has, else cpu
-AskedKind = Literal["auto", "cpu", "cuda"]
-KINDS: tuple[str, ...] = get_args(AskedKind)
+RequestedKind = Literal["auto", "cpu", "cuda"]
+KINDS: tuple[str, ...] = get_args(RequestedKind)
 _ACCELERATORS = ("cuda",)
 
 
@@ -23,7 +23,7 @@ def backend_of(kind: str) -> "DeviceBackend":
     return backends[kind]()
 
 
-def asked_backend(kind: str) -> "DeviceBackend | None":
+def requested_backend(kind: str) -> "DeviceBackend | None":
     """Returns the backend that one of `KINDS` asks for; None for "auto"."""
     return backend_of(kind) if kind != "auto" else None
 

@@ -60,7 +60,7 @@ class OperatorPlacement(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Subject:
+class TimedOperator:
     """An operator to be timed. `forward` runs the forward pass and returns its output."""
 
     forward: Callable[[], Any]
@@ -88,7 +88,7 @@ class Stopwatch(ABC):
         self.clearing = Clearing()
 
     @abstractmethod
-    def iteration(self, subject: Subject) -> Iteration:
+    def iteration(self, subject: TimedOperator) -> Iteration:
         """Returns the times of one forward and backward pass."""
 
     def reference(self) -> Iteration | None:
@@ -200,7 +200,7 @@ class DeviceBackend(ABC):
         return 0.0
 
     @abstractmethod
-    def stopwatch(self, flush: bool = True, references: Sequence[Subject] = ()) -> Stopwatch:
+    def stopwatch(self, flush: bool = True, references: Sequence[TimedOperator] = ()) -> Stopwatch:
         """Returns a stopwatch.
 
         Args:

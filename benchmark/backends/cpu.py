@@ -21,7 +21,7 @@ from autoshard.benchmark.backends.base import (
     OperatorPlacement,
     Place,
     Stopwatch,
-    Subject,
+    TimedOperator,
 )
 from autoshard.benchmark.containers import cpu_quota, throttled_seconds
 from autoshard.benchmark.core_lock import claimed
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 # Of a core's memory, what its process may keep beside shards: of freed pages, and for the flush.
 _KEPT_SHARE, _FLUSH_SHARE = 24, 32
-LOST_SHARE = 0.15  # of its time: so much taken by others is worth telling
+DISTURBED_SHARE = 0.15  # of its time: so much taken by others is worth telling
 _FIRST_FLUSH = 2**17  # of 8 bytes: enough to learn how fast they are read
 # Forward passes before the one that counts. What ran before the reference makes its forward pass
 # by up to 40 % slower or faster, and with it what is told beside it; after two of them by 4 %.
@@ -120,7 +120,9 @@ class CpuBackend(DeviceBackend):
         """Returns for how long the container's CPU quota has stopped its processes so far."""
         return throttled_seconds() if self._has_quota else 0.0
 
-    def stopwatch(self, flush: bool = True, references: Sequence[Subject] = ()) -> "CpuStopwatch":
+    def stopwatch(
+        self, flush: bool = True, references: Sequence[TimedOperator] = ()
+    ) -> "CpuStopwatch":
         """Returns a stopwatch of the core."""
         cache_bytes = last_level_cache_bytes(self._core)
         max_bytes = self._memory_bytes // _FLUSH_SHARE if flush else 0
@@ -168,7 +170,9 @@ class CpuStopwatch(Stopwatch):
         references: run beside iterations, in turn, so that costs can be told apart from the hour.
     """
 
-    def __init__(self, core: int, cache_bytes: int = 0, references: Sequence[Subject] = ()) -> None:
+    def __init__(
+        self, core: int, cache_bytes: int = 0, references: Sequence[TimedOperator] = ()
+    ) -> None:
         super().__init__()
         import torch
 
@@ -180,7 +184,7 @@ class CpuStopwatch(Stopwatch):
         self._references = itertools.cycle(references)
         self._seen = _core_seconds(core)
 
-    def iteration(self, subject: Subject) -> Iteration:
+    def iteration(self, subject: TimedOperator) -> Iteration:
         """One forward and backward pass of the thread."""
         start_wall, start = time.perf_counter_ns(), time.thread_time_ns()
         output = subject.forward()
@@ -192,7 +196,7 @@ class CpuStopwatch(Stopwatch):
             forward_ms=(between - start) / 1e6,
             backward_ms=(end - between) / 1e6,
             wall_ms=wall_ms,
-            disturbed=wall_ms - (end - start) / 1e6 > LOST_SHARE * wall_ms,
+            disturbed=wall_ms - (end - start) / 1e6 > DISTURBED_SHARE * wall_ms,
         )
 
     def reference(self) -> Iteration | None:

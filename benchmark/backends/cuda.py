@@ -14,7 +14,7 @@ from autoshard.benchmark.backends.base import (
     OperatorPlacement,
     Place,
     Stopwatch,
-    Subject,
+    TimedOperator,
 )
 from autoshard.benchmark.hardware import NodeReport
 from autoshard.benchmark.process import release_freed_memory
@@ -144,7 +144,7 @@ class CudaBackend(DeviceBackend):
     def stopwatch(
         self,
         flush: bool = True,
-        references: Sequence[Subject] = (),  # noqa: ARG002
+        references: Sequence[TimedOperator] = (),  # noqa: ARG002
     ) -> "CudaStopwatch":
         """Returns a stopwatch of the GPU. It runs no references: a GPU is nobody else's."""
         return CudaStopwatch(self._runtime, self._properties().L2_cache_size * 2 if flush else 0)
@@ -176,7 +176,7 @@ class CudaStopwatch(Stopwatch):
         self._flush = torch.empty(flush_bytes, dtype=torch.int8, device=runtime.device)
         self._flushes_ms: deque[float] = deque(maxlen=_FLUSHES)
 
-    def iteration(self, subject: Subject) -> Iteration:
+    def iteration(self, subject: TimedOperator) -> Iteration:
         """Returns one forward and backward pass; disturbed if the flush before it was slow."""
         marks = [self.mark()]
         self._flush.zero_()

@@ -34,12 +34,12 @@ class RehearsalRank:
         backend.bind(place)
         self._trainings: dict[str, Any] = {}
 
-    def open_meeting_point(self) -> tuple[str, int]:
+    def open_rendezvous(self) -> tuple[str, int]:
         """Host and port where the ranks find each other."""
-        from autoshard.benchmark.exchange import MeetingPoint
+        from autoshard.benchmark.exchange import Rendezvous
 
-        self._meeting_point = MeetingPoint()
-        return self._meeting_point.host, self._meeting_point.port
+        self._rendezvous = Rendezvous()
+        return self._rendezvous.host, self._rendezvous.port
 
     def join(self, host: str, port: int) -> None:
         """Meet the other ranks."""

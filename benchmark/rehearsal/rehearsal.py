@@ -1,14 +1,13 @@
 """Rehearsals on the ranks of a cluster: one process each, started by Ray and watched."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from autoshard.benchmark.backends import AskedKind, asked_backend, best_backend
+from autoshard.benchmark.backends import RequestedKind, best_backend, requested_backend
 from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
 from autoshard.benchmark.core_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line
@@ -26,7 +25,7 @@ class RankError(UserError):
     """A rank failed or was lost, and with it the rehearsal."""
 
 
-class Stage:
+class RankGroup:
     """Ranks that are up, each a process of its own, to train one model after another or in turns.
 
     Args:
@@ -34,18 +33,18 @@ class Stage:
         kind: of devices.
     """
 
-    def __init__(self, ranks: int, kind: AskedKind = "auto") -> None:
+    def __init__(self, ranks: int, kind: RequestedKind = "auto") -> None:
         from autoshard.workload.torchrec import to_torchrec  # noqa: F401 - says if it is missing
 
         nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]
-        self.backend = asked_backend(kind) or best_backend(nodes.values())
+        self.backend = requested_backend(kind) or best_backend(nodes.values())
         self.places = _places(ranks, self.backend, nodes)
         self._tasks: dict[str, tuple[ShardingTask, ShardingPlan | None]] = {}
         self._actors: list[Any] = []
         try:
             for rank, place in enumerate(self.places):
                 self._actors.append(self._start(rank, place))
-            host, port = self._ask([self._actors[0].open_meeting_point.remote()])[0]
+            host, port = self._ask([self._actors[0].open_rendezvous.remote()])[0]
             self._all("join", host, port)
         except BaseException:
             self.close()
@@ -144,11 +143,11 @@ class Stage:
                     others = {asked.index(each): _error(each) for each in done}
                     faults |= {rank: fault for rank, fault in others.items() if fault is not None}
                 self.close()
-                raise self._told(faults) from None
+                raise self._as_user_error(faults) from None
         answers: list[Any] = ray.get(list(asked))
         return answers
 
-    def _told(self, faults: Mapping[int, RayError]) -> UserError:
+    def _as_user_error(self, faults: Mapping[int, RayError]) -> UserError:
         """What is said of the rank that failed first: those that died, then those that tell why."""
         rank = min(faults, key=lambda rank: _order(faults[rank]))
         error, who = faults[rank], f"rank {rank} ({self.places[rank].name})"
@@ -168,16 +167,6 @@ class Stage:
                 f"({first_line(error)})"
             )
         return RankError(f"{who} failed: {first_line(error)}")
-
-
-@contextmanager
-def stage(ranks: int, kind: AskedKind = "auto") -> Iterator[Stage]:
-    """So many ranks, which end with the block."""
-    found = Stage(ranks, kind)
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 def _places(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> list[Place]:

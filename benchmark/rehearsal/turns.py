@@ -3,7 +3,7 @@
 import time
 from collections.abc import Mapping
 
-from autoshard.benchmark.rehearsal.rehearsal import Stage
+from autoshard.benchmark.rehearsal.rehearsal import RankGroup
 from autoshard.benchmark.rehearsal.times import Rehearsal
 from autoshard.workload import ShardingPlan, ShardingTask
 
@@ -12,8 +12,8 @@ _WARM_UP = 3  # of a turn: what the plan before has left in the caches
 _FEWEST_ROUNDS = 3
 
 
-def in_turns(
-    stage: Stage,
+def train_interleaved(
+    group: RankGroup,
     task: ShardingTask,
     plans: Mapping[str, ShardingPlan | None],
     seconds: float,
@@ -21,33 +21,33 @@ def in_turns(
     """A few steps by each plan, in each round.
 
     Args:
-        stage: ranks that are up.
+        group: ranks that are up.
         task: of all plans.
         plans: by name; None where TorchRec's planner decides.
         seconds: after which no round is begun, but for the first few.
     """
-    together = _fit_together(stage, task, plans)
+    together = _fit_together(group, task, plans)
     prepared: set[str] = set()
     found: dict[str, list[Rehearsal]] = {name: [] for name in plans}
     names, began = list(plans), time.monotonic()
     while names and (len(found[names[-1]]) < _FEWEST_ROUNDS or time.monotonic() < began + seconds):
         for name in names:
             if name not in prepared:
-                stage.prepare(name, task, plans[name])
+                group.prepare(name, task, plans[name])
                 prepared.add(name)
-            found[name].append(stage.train(name, _STEPS, _WARM_UP))
+            found[name].append(group.train(name, _STEPS, _WARM_UP))
             if not together:
-                stage.forget(name)
+                group.forget(name)
                 prepared.remove(name)
         names = [*names[1:], names[0]]
     for name in prepared:
-        stage.forget(name)
+        group.forget(name)
     return found
 
 
 def _fit_together(
-    stage: Stage, task: ShardingTask, plans: Mapping[str, ShardingPlan | None]
+    group: RankGroup, task: ShardingTask, plans: Mapping[str, ShardingPlan | None]
 ) -> bool:
     """Whether ranks can hold the models of all plans at once; if not, each is made anew."""
     task_bytes = task.operator.memory([table.whole() for table in task.tables], task.batch_size)
-    return all(len(plans) * task_bytes.total <= device.memory_bytes for device in stage.devices())
+    return all(len(plans) * task_bytes.total <= device.memory_bytes for device in group.devices())

@@ -15,7 +15,11 @@ from autoshard.benchmark import (
 )
 from autoshard.benchmark.backends import KINDS
 from autoshard.cost_model import CostDataset, EstimatedCosts
-from autoshard.cost_model.proposals import MakeSharder, promises, worth_measuring
+from autoshard.cost_model.proposals import (
+    MakeSharder,
+    compare_predictions,
+    select_shards_to_measure,
+)
 from autoshard.experiments.collecting.pacing import Pace, stream_within
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
@@ -98,7 +102,7 @@ class Proposer:
         def tasks(members: Sequence[EmbeddingTable]) -> list[ShardingTask]:
             return self._tasks(members, _TASKS_A_ROUND, self._seed + number)
 
-        shards = worth_measuring(
+        shards = select_shards_to_measure(
             oracle, list(SHARDERS.values()), self._tables, tasks, self._known, count,
             self._seed + number,
         )  # fmt: skip
@@ -142,7 +146,7 @@ class Proposer:
         ]
         self.leave_out("check_tasks", count - len(whole))
         found = {
-            name: promises(
+            name: compare_predictions(
                 oracle,
                 [some[number] for some in whole],
                 lambda shards: [known[shard.digest] for shard in shards],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.cost_model import EstimatedCosts, StepPredictor
-from autoshard.cost_model.acquisition import held_piece
+from autoshard.cost_model.acquisition import measurable_piece
 from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
 from autoshard.cost_model.repeated_measurements import (
     SEEDS,
@@ -68,7 +68,7 @@ def measured_plan(
 
 def _stand_ins(task: ShardingTask, knowledge: MeasuredKnowledge) -> list[str]:
     """Returns a line about tables that no device has memory to measure."""
-    pieces = [held_piece(table, knowledge.fits) for table in task.tables]
+    pieces = [measurable_piece(table, knowledge.fits) for table in task.tables]
     parts = sum(p.table is t and p.width < t.dim for p, t in zip(pieces, task.tables, strict=True))
     lower = sum(p.table is not t for p, t in zip(pieces, task.tables, strict=True))
     if not parts and not lower:

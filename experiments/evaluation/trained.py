@@ -1,14 +1,15 @@
 """Compares sharders by training: TorchRec trains a small model by each plan, all in turns."""
 
 import time
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from autoshard.benchmark.rehearsal.rehearsal import stage
+from autoshard.benchmark.rehearsal.rehearsal import RankGroup
 from autoshard.benchmark.rehearsal.times import MUCH
-from autoshard.benchmark.rehearsal.turns import in_turns
+from autoshard.benchmark.rehearsal.turns import train_interleaved
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.evaluation.planners import Planners
 from autoshard.experiments.evaluation.posterior import SAMPLES, Floats
@@ -35,13 +36,13 @@ def evaluate_trained(
     steps: dict[str, list[Floats]] = {name: [] for name in made[0].outcomes}
     rng, rounds, disturbed = np.random.default_rng(0), 0, list[float]()
     training = time.monotonic()
-    with stage(ranks.pop()) as found, following(len(made), "tasks trained") as step:
+    with closing(RankGroup(ranks.pop())) as found, following(len(made), "tasks trained") as step:
         for number, entry in enumerate(made):
             left = seconds - (time.monotonic() - began)
             plans = {n: o.plan for n, o in entry.outcomes.items() if o.plan is not None}
             trainer = {plan: name for name, plan in plans.items()}
             trained = {name: plan for plan, name in trainer.items()}
-            rehearsed = in_turns(found, entry.task, trained, left / (len(made) - number))
+            rehearsed = train_interleaved(found, entry.task, trained, left / (len(made) - number))
             times = {n: np.array([each.median_ms for each in r]) for n, r in rehearsed.items()}
             disturbed += [each.disturbed for some in rehearsed.values() for each in some]
             count = len(next(iter(times.values()), ()))

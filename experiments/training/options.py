@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from autoshard.benchmark.backends import AskedKind
+from autoshard.benchmark.backends import RequestedKind
 from autoshard.experiments.tracking.runs import absolute_uri
 from autoshard.experiments.tracking.storage import absolute
 from autoshard.workload import UserError
@@ -38,7 +38,7 @@ class TrainingOptions:
     """Folder of a cost model, or the name of one that is shipped."""
     reward: RewardName = "mixed"
     """Where the costs of finished games come from; the cost model learns from measured ones."""
-    devices: AskedKind = "auto"
+    devices: RequestedKind = "auto"
     """What measures: auto takes GPUs where the cluster has any; cuda waits for GPUs to join."""
     measured_share: float = 0.03
     """Share of the games that are measured, with --reward mixed."""

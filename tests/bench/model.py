@@ -22,7 +22,7 @@ from autoshard.cost_model import (
     read_costs,
     split,
 )
-from autoshard.cost_model.calibration import FEW, calibrate
+from autoshard.cost_model.calibration import MAX_CALIBRATION_SHARDS, calibrate
 from autoshard.cost_model.checkpoint import PRETRAINED
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.compute_training import train_compute
@@ -110,7 +110,7 @@ def calibrated_here(pool: BenchmarkPool) -> CostModel:
         shard
         for shard, batch in zip(train.shards, train.batch_sizes, strict=True)
         if batch == data.most_common_batch
-    ][:FEW]
+    ][:MAX_CALIBRATION_SHARDS]
     say(f"{len(few)} shards to calibrate with")
     settings = MeasureSettings(data.most_common_batch, data.operator)
     found = CostDataset.of(pool.measure(few, settings))
@@ -202,7 +202,7 @@ def _calibration(compute: ComputeCostModel, data: CostDataset) -> list[Metric]:
     """Measures the share of full training's gain on other weights that calibration reaches."""
     other = read_costs([OTHER_DATA])
     parts = split(other)
-    few = parts["train"].subset(range(FEW))
+    few = parts["train"].subset(range(MAX_CALIBRATION_SHARDS))
     full, _ = train_compute(parts["train"], parts["validation"], TrainOptions(), seed=0)
     calibrated = calibrate(CostModel(compute, Provenance.of(data)), few).compute
     before, after, most = (
@@ -217,7 +217,11 @@ def _calibration(compute: ComputeCostModel, data: CostDataset) -> list[Metric]:
     closed = (before - after) / (before - most)
     return [
         Metric("median error on fp16 tables, as trained on fp32", "", before),
-        Metric(f"median error on fp16 tables, calibrated with {FEW} shards", "", after),
+        Metric(
+            f"median error on fp16 tables, calibrated with {MAX_CALIBRATION_SHARDS} shards",
+            "",
+            after,
+        ),
         Metric("median error on fp16 tables, trained on all shards", "", most),
         Metric("share of the gap on fp16 tables that calibration closes", "at least 0.80", closed),
     ]

@@ -11,12 +11,12 @@ from itertools import combinations
 from pathlib import Path
 
 from autoshard.benchmark import Measurement, MeasurementStore, MeasureSettings, TimingOptions
-from autoshard.benchmark.backends.base import Stopwatch, Subject
+from autoshard.benchmark.backends.base import Stopwatch, TimedOperator
 from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.hardware import last_level_cache_bytes
 from autoshard.benchmark.reference import reference_operators
-from autoshard.benchmark.timing import time_by_turns
+from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import Shard, load_tables, random_shards
 from bench.metric import Metric, mean_and_interval
 from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
@@ -100,12 +100,12 @@ def flush_metrics() -> list[Metric]:
     with on_one_core() as core:
         shards = random_shards(load_tables(TABLES), 8, 20, seed=7)
         subjects = [
-            Subject(op.forward, op.gradient)
+            TimedOperator(op.forward, op.gradient)
             for op in (EmbeddingOp(shard, SETTINGS, CpuBackend()) for shard in shards)
         ]
         cache, references = last_level_cache_bytes(core), reference_operators(CpuBackend())
         watches = (CpuStopwatch(core, cache, references), _FullFlush(core, cache, references))
-        time_by_turns(subjects, watches[0], [_SAME_WORK] * len(subjects))  # it adapts its flush
+        time_interleaved(subjects, watches[0], [_SAME_WORK] * len(subjects))  # it adapts its flush
         return [
             _flush_ratio("eight shards interleaved", watches, [subjects]),
             _flush_ratio("one shard", watches, [[each] for each in subjects[:4]]),
@@ -113,14 +113,14 @@ def flush_metrics() -> list[Metric]:
 
 
 def _flush_ratio(
-    name: str, watches: Sequence[Stopwatch], groups: Sequence[Sequence[Subject]]
+    name: str, watches: Sequence[Stopwatch], groups: Sequence[Sequence[TimedOperator]]
 ) -> Metric:
     """Compares the costs of two stopwatches, in groups that take turns."""
     ratios = []
     for _ in range(_FLUSH_TURNS):
         for group in groups:
             options = [_SAME_WORK] * len(group)
-            ours, full = (time_by_turns(group, watch, options) for watch in watches)
+            ours, full = (time_interleaved(group, watch, options) for watch in watches)
             ratios += [
                 math.log(a.normalized_to(b.reference_level).total_ms / b.total_ms)
                 for a, b in zip(ours, full, strict=True)

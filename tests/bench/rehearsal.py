@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,8 @@ import numpy.typing as npt
 from scipy import stats
 
 from autoshard.benchmark import MeasureSettings, PlanCost, price_plan
-from autoshard.benchmark.rehearsal.rehearsal import stage
-from autoshard.benchmark.rehearsal.turns import in_turns
+from autoshard.benchmark.rehearsal.rehearsal import RankGroup
+from autoshard.benchmark.rehearsal.turns import train_interleaved
 from autoshard.benchmark.statistics import median_interval
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
 from autoshard.cost_model.repeated_measurements import SEEDS, RepeatedMeasurements, evaluation_seeds
@@ -54,8 +55,8 @@ def rehearsal_metrics(folder: Path) -> list[Metric]:
             "estimated": [oracle.plan_cost(plan, task) for plan in plans.values()],
             "measured": _measured(task, plans, folder),
         }
-    with stage(_RANKS, "cpu") as ranks:
-        rehearsed = in_turns(ranks, task, {**plans, _DEFAULT: None}, _TRAINING_S)
+    with closing(RankGroup(_RANKS, "cpu")) as ranks:
+        rehearsed = train_interleaved(ranks, task, {**plans, _DEFAULT: None}, _TRAINING_S)
     rounds = {n: np.array([each.median_ms for each in r]) for n, r in rehearsed.items()}
     real = np.stack([rounds[name] for name in plans])
     for number, name in enumerate(plans):

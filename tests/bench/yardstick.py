@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autoshard.benchmark.backends.base import DeviceBackend, Stopwatch, Subject
+from autoshard.benchmark.backends.base import DeviceBackend, Stopwatch, TimedOperator
 from autoshard.benchmark.embedding_op import build_module
 from autoshard.benchmark.measurement import TimingOptions
 from autoshard.benchmark.process import keep_freed_memory
@@ -52,7 +52,7 @@ def compare_with_fbgemm(backend: DeviceBackend, watch: Stopwatch, rounds: int = 
     request.indices, request.offsets = indices, offsets
     ratios = []
     for _ in range(rounds):
-        subject = Subject(lambda: module(indices, offsets), gradient)
+        subject = TimedOperator(lambda: module(indices, offsets), gradient)
         ours = time_operator(subject, watch, TimingOptions(max_iterations=_REQUESTS))
         step = _by_fbgemm(request, lambda i, o, _: module(i, o).backward(gradient))
         backward = _by_fbgemm(request, lambda i, o, _: module(i, o), gradient)

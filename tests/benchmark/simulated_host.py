@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from autoshard.benchmark.backends.base import Iteration, Subject
-from autoshard.benchmark.backends.cpu import LOST_SHARE, REFERENCE_WARM_UPS
+from autoshard.benchmark.backends.base import Iteration, TimedOperator
+from autoshard.benchmark.backends.cpu import DISTURBED_SHARE, REFERENCE_WARM_UPS
 from autoshard.benchmark.clearing import Clearing
 
 MIB = 2**20
@@ -50,9 +50,9 @@ class Kernel:
         return self.forward_ms + self.backward_ms
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> TimedOperator:
         """To be timed by a simulated host alone."""
-        return Subject(self, None)  # type: ignore[arg-type]
+        return TimedOperator(self, None)  # type: ignore[arg-type]
 
     def __call__(self) -> None:
         """Nothing is there to be run."""
@@ -168,7 +168,7 @@ class SimulatedWatch:
         self._visit = self._after(host.visit_every_ms)
         self._steal = self._after(self._between_steals())
 
-    def iteration(self, subject: Subject) -> Iteration:
+    def iteration(self, subject: TimedOperator) -> Iteration:
         """Run the kernel that the subject stands for."""
         found = self._run(subject.forward)  # type: ignore[arg-type]
         self.iterations += 1
@@ -222,7 +222,7 @@ class SimulatedWatch:
         self._used(kernel)
         wall_ms = self._now - start
         lost = wall_ms - forward_ms - backward_ms
-        return Iteration(forward_ms, backward_ms, wall_ms, lost > LOST_SHARE * wall_ms)
+        return Iteration(forward_ms, backward_ms, wall_ms, lost > DISTURBED_SHARE * wall_ms)
 
     def _pass(self, kernel: Kernel, which: int) -> float:
         """CPU time of the forward (0) or of the backward pass (1)."""

@@ -15,7 +15,7 @@ from simulated_gpu import SimulatedRuntime
 from autoshard.benchmark import MeasurementError, MeasureSettings, TimingOptions
 from autoshard.benchmark.actor import DeviceBenchmark
 from autoshard.benchmark.backends import backend_of, best_backend, fingerprint_here
-from autoshard.benchmark.backends.base import Place, Subject
+from autoshard.benchmark.backends.base import Place, TimedOperator
 from autoshard.benchmark.backends.cuda import CudaBackend, CudaRuntime
 from autoshard.benchmark.exchange import run_ranks
 from autoshard.benchmark.exchanging import measure_exchange
@@ -82,7 +82,7 @@ def test_its_stopwatch_reads_events_once_the_gpu_is_there() -> None:
     gpu, runtime = backend(even_split_ms=(100.0, 2.0, 3.0, 5.0), others=frozenset({1}))
     watch = gpu.stopwatch()
     weight = torch.ones(4, requires_grad=True)
-    found = watch.iteration(Subject(lambda: weight * 2, torch.ones(4)))
+    found = watch.iteration(TimedOperator(lambda: weight * 2, torch.ones(4)))
     assert (found.forward_ms, found.backward_ms, found.wall_ms) == (3.0, 5.0, 8.0)
     assert weight.grad is not None
     assert runtime.calls == ["event"]
@@ -95,7 +95,7 @@ def test_a_flush_that_takes_longer_than_it_can_is_a_disturbance() -> None:
     slow = (1.0, 2.0, 3.0, 5.0) * 5 + (1.0, 4.0, 3.0, 5.0)
     watch = backend(even_split_ms=slow)[0].stopwatch()
     weight = torch.ones(4, requires_grad=True)
-    subject = Subject(lambda: weight * 2, torch.ones(4))
+    subject = TimedOperator(lambda: weight * 2, torch.ones(4))
     assert [watch.iteration(subject).disturbed for _ in range(6)] == [False] * 5 + [True]
     unflushed = backend(even_split_ms=slow)[0].stopwatch(flush=False)
     assert not any(unflushed.iteration(subject).disturbed for _ in range(6))

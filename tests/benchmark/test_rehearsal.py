@@ -1,6 +1,7 @@
 """Training by a plan: sharded in whatever way, a model learns what it would learn in one piece."""
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 pytest.importorskip("torchrec")
 
 from autoshard.benchmark.rehearsal.model import RehearsedModel, draw_batch, fill, in_model
-from autoshard.benchmark.rehearsal.rehearsal import Stage, stage
+from autoshard.benchmark.rehearsal.rehearsal import RankGroup
 from autoshard.benchmark.rehearsal.times import PHASES, RankTimes, Rehearsal, Step
 from autoshard.benchmark.rehearsal.training import BATCHES, LEARNING_RATE
 from autoshard.workload import (
@@ -58,9 +59,9 @@ def plan_of(ranks: int, columns: list[dict[int, int]]) -> ShardingPlan:
 
 
 @pytest.fixture(scope="module")
-def stages(cluster: object) -> Iterator[dict[int, Stage]]:
+def stages(cluster: object) -> Iterator[dict[int, RankGroup]]:
     """Two ranks, and four, two of which share a core."""
-    with stage(2, "cpu") as two, stage(4, "cpu") as four:
+    with closing(RankGroup(2, "cpu")) as two, closing(RankGroup(4, "cpu")) as four:
         yield {2: two, 4: four}
 
 
@@ -103,7 +104,7 @@ def put_together(parts: list[list[object]]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", [*PLANS, "torchrec"])
 def test_losses_and_weights_are_those_of_the_model_in_one_piece(
     name: str,
-    stages: dict[int, Stage],
+    stages: dict[int, RankGroup],
     in_one_piece: tuple[list[float], dict[str, torch.Tensor]],
 ) -> None:
     """TorchRec's own plan may copy tables and split them by rows, so it has another judge, too."""
@@ -129,7 +130,7 @@ def fresh_weights(number: int) -> torch.Tensor:
 
 
 def test_phases_add_up_to_steps_and_each_rank_tells_what_it_holds(
-    stages: dict[int, Stage],
+    stages: dict[int, RankGroup],
 ) -> None:
     plan = plan_of(*PLANS["co-located on 2"])
     stages[2].prepare("told", task_of(2), plan)
@@ -167,7 +168,7 @@ def test_a_step_lasts_until_the_last_rank_is_through() -> None:
     assert document["ranks"][1]["steps"][0]["phases_ms"][1] == 8
 
 
-def test_what_does_not_fit_is_told_before_training(stages: dict[int, Stage]) -> None:
+def test_what_does_not_fit_is_told_before_training(stages: dict[int, RankGroup]) -> None:
     plan = plan_of(*PLANS["even on 2"])
     with pytest.raises(UserError, match=r"batch of 33 samples cannot be split evenly .* take 32"):
         stages[2].prepare("odd", task_of(2, batch_size=33), plan)

@@ -20,7 +20,7 @@ from autoshard.benchmark.measurement import (
     TimingOptions,
 )
 from autoshard.benchmark.repeats import deviation_of_repeats, merged
-from autoshard.benchmark.timing import time_by_turns
+from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import EmbeddingTable, Shard
 
 OPTIONS = TimingOptions()
@@ -100,7 +100,7 @@ class Figures:
 def truth(host: Host) -> tuple[tuple[float, ...], ReferenceLevel]:
     watch = SimulatedWatch(host.at_rest(), full_flush=True)
     timings = [
-        time_by_turns([kernel.subject], watch, [OPTIONS])[0] for kernel in host.shards(SHARDS)
+        time_interleaved([kernel.subject], watch, [OPTIONS])[0] for kernel in host.shards(SHARDS)
     ]
     level = timings[0].reference_level
     assert level is not None
@@ -120,7 +120,7 @@ def figures(host: Host, by_turns: int = 8, repeats: int = REPEATS) -> Figures:
         for start in range(0, SHARDS, by_turns):
             numbers = order[start : start + by_turns]
             began = watch.now()
-            found = time_by_turns(
+            found = time_interleaved(
                 [kernels[n].subject for n in numbers], watch, [OPTIONS] * len(numbers)
             )
             seconds += watch.now() - began
@@ -196,10 +196,10 @@ def test_a_short_clearing_is_enough_where_others_do_its_work() -> None:
     """On the slow host."""
     watch, kernels = SimulatedWatch(BUSY, seed=1), BUSY.shards(SHARDS)
     for _ in range(12):
-        time_by_turns([k.subject for k in kernels], watch, [OPTIONS] * SHARDS)
-    assert watch.clearing.short_will_do(SHARDS)
+        time_interleaved([k.subject for k in kernels], watch, [OPTIONS] * SHARDS)
+    assert watch.clearing.short_suffices(SHARDS)
     before, began = watch.flush_ms, watch.now()
-    time_by_turns([k.subject for k in kernels], watch, [OPTIONS] * SHARDS)
+    time_interleaved([k.subject for k in kernels], watch, [OPTIONS] * SHARDS)
     assert (watch.flush_ms - before) / 1e3 < 0.2 * (watch.now() - began)
 
 
@@ -209,10 +209,10 @@ def test_short_clearings_do_not_count_where_they_tell_other_costs() -> None:
     watch, kernels = SimulatedWatch(host, seed=1), host.shards(SHARDS)
     true_ms, level = truth(host)
     for _ in range(3):
-        found = time_by_turns([k.subject for k in kernels], watch, [OPTIONS] * SHARDS)
+        found = time_interleaved([k.subject for k in kernels], watch, [OPTIONS] * SHARDS)
         costs = [timing.normalized_to(level).total_ms for timing in found]
         assert abs(np.mean(np.log(costs) - np.log(true_ms))) < GRID[host].bias
-        assert not watch.clearing.short_will_do(SHARDS)
+        assert not watch.clearing.short_suffices(SHARDS)
 
 
 def test_a_quota_and_others_on_the_core_are_told() -> None:

@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from autoshard.benchmark.backends import backend_of
-from autoshard.benchmark.backends.base import DeviceBackend, Iteration, Place, Stopwatch, Subject
+from autoshard.benchmark.backends.base import (
+    DeviceBackend,
+    Iteration,
+    Place,
+    Stopwatch,
+    TimedOperator,
+)
 from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.clearing import Clearing
 from autoshard.benchmark.embedding_op import EmbeddingOp, build_module
@@ -19,7 +25,7 @@ from autoshard.benchmark.hardware import last_level_cache_bytes, physical_cores
 from autoshard.benchmark.measurement import MeasureSettings, ReferenceLevel, TimingOptions
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.statistics import UNKNOWN, median_spread, standard_error, uncontended_level
-from autoshard.benchmark.timing import SubjectFault, time_by_turns, time_operator
+from autoshard.benchmark.timing import OperatorFault, time_interleaved, time_operator
 from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard
 
 SETTINGS = MeasureSettings(256)
@@ -63,8 +69,8 @@ def shard(tables: tuple[EmbeddingTable, ...], count: int = 4) -> Shard:
     return Shard.of_tables(tables[:count])
 
 
-def subject_of(op: EmbeddingOp) -> Subject:
-    return Subject(op.forward, op.gradient)
+def subject_of(op: EmbeddingOp) -> TimedOperator:
+    return TimedOperator(op.forward, op.gradient)
 
 
 def test_the_operator_pools_the_rows_of_its_batch(
@@ -195,7 +201,7 @@ class Script:
         self._left = {name: iter(script) for name, script in iterations.items()}
         self._references = itertools.cycle(references)
 
-    def iteration(self, subject: Subject) -> Iteration:
+    def iteration(self, subject: TimedOperator) -> Iteration:
         self.order.append(str(subject.forward))
         return self._passed(next(self._left[str(subject.forward)]))
 
@@ -221,8 +227,8 @@ class Script:
         return found
 
 
-def named(name: str) -> Subject:
-    return Subject(name, None)  # type: ignore[arg-type]
+def named(name: str) -> TimedOperator:
+    return TimedOperator(name, None)  # type: ignore[arg-type]
 
 
 def quarter(total: float, disturbed: bool = False) -> Iteration:
@@ -269,7 +275,7 @@ def test_turns_are_taken_and_another_one_is_first_each_time() -> None:
     script = [quarter(10.0)] * 10
     names = ["a", "b", "c"]
     watch = Script(dict.fromkeys(names, script), [quarter(2.0)])
-    timings = time_by_turns([named(n) for n in names], watch, [TimingOptions()] * 3)
+    timings = time_interleaved([named(n) for n in names], watch, [TimingOptions()] * 3)
     order = "".join({"reference": "r", "clear": "|"}.get(step, step) for step in watch.order)
     assert order.startswith("abcr|rarbrcr|rbrcrar|rcrarbr|rarbrcr")
     assert [timing.iterations for timing in timings] == [9, 9, 9]
@@ -281,7 +287,7 @@ def test_who_is_known_leaves_the_others_to_themselves() -> None:
     scripts = {"calm": [quarter(10.0)] * 10, "loud": [quarter(n) for n in [10.0, 14.0] * 20]}
     options = TimingOptions(max_iterations=30)
     watch = Script(scripts)
-    calm, loud = time_by_turns([named("calm"), named("loud")], watch, [options] * 2)
+    calm, loud = time_interleaved([named("calm"), named("loud")], watch, [options] * 2)
     assert (calm.iterations, loud.iterations) == (9, 30)
 
 
@@ -337,15 +343,15 @@ def test_who_failed_is_named() -> None:
         raise RuntimeError("index 9 is out of range\nand a long stack")
 
     class Breaking(Script):
-        def iteration(self, subject: Subject) -> Iteration:
+        def iteration(self, subject: TimedOperator) -> Iteration:
             if callable(subject.forward):
                 subject.forward()
             return super().iteration(subject)
 
-    subjects = [named("s"), Subject(broken, torch.ones(1))]
+    subjects = [named("s"), TimedOperator(broken, torch.ones(1))]
     watch = Breaking({"s": [quarter(10.0)] * 12})
-    with pytest.raises(SubjectFault) as caught:
-        time_by_turns(subjects, watch, [TimingOptions()] * 2)
+    with pytest.raises(OperatorFault) as caught:
+        time_interleaved(subjects, watch, [TimingOptions()] * 2)
     assert caught.value.number == 1
     assert caught.value.reason == "RuntimeError: index 9 is out of range"
 

@@ -20,7 +20,7 @@ from autoshard.cost_model import (
 from autoshard.cost_model.calibration import calibrate
 from autoshard.cost_model.evaluation import Score, evaluations_per_second
 from autoshard.cost_model.link_fit import fit_links, link_error
-from autoshard.cost_model.proposals import promises, worth_measuring
+from autoshard.cost_model.proposals import compare_predictions, select_shards_to_measure
 from autoshard.sharders import AloneGreedySharder, LocalSearchSharder
 from autoshard.workload import (
     Device,
@@ -172,12 +172,12 @@ def test_what_is_worth_measuring_is_new_and_never_of_test_tables(
         return random_tasks(members, 4, 1024, OperatorOptions(), 2**40, 5)  # type: ignore[arg-type]
 
     makers = [AloneGreedySharder, LocalSearchSharder]
-    first = worth_measuring(oracle, makers, many_tables, tasks, set(), 40, 0)
+    first = select_shards_to_measure(oracle, makers, many_tables, tasks, set(), 40, 0)
     assert 30 <= len(first) <= 40
     assert len({shard.digest for shard in first}) == len(first)
     assert {part_of_shard(shard) for shard in first} == {"train", "validation"}
     known = {shard.digest for shard in first}
-    second = worth_measuring(oracle, makers, many_tables, tasks, known, 40, 0)
+    second = select_shards_to_measure(oracle, makers, many_tables, tasks, known, 40, 0)
     assert not known & {shard.digest for shard in second}
     doubts = oracle.prices(first).deviation.numpy()
     usual = oracle.prices(random_shards(many_tables, 100, 60, 3)).deviation.numpy()
@@ -189,12 +189,14 @@ def test_promises_are_told_at_the_level_of_the_model(
 ) -> None:
     task = ShardingTask(many_tables[:12], Device.uniform(3, 2**40), 1024)
     plan = AloneGreedySharder(oracle).shard(task)
-    honest = promises(oracle, [(task, plan)], lambda some: [measurement(s) for s in some])
+    honest = compare_predictions(
+        oracle, [(task, plan)], lambda some: [measurement(s) for s in some]
+    )
     assert honest[0].ratio == pytest.approx(1, abs=0.1)
     assert honest[0].max_ratio == pytest.approx(1, abs=0.15)
     # Another store's level: twice the reference, so all of its costs read twice as high.
     slow = ReferenceLevel(2 * REFERENCE_LEVEL.forward_ms, 2 * REFERENCE_LEVEL.backward_ms)
-    other = promises(
+    other = compare_predictions(
         oracle, [(task, plan)], lambda some: [measurement(s).normalized_to(slow) for s in some]
     )
     assert other[0].ratio == pytest.approx(honest[0].ratio)

@@ -53,12 +53,12 @@ def test_what_was_measured_of_tables_is_believed_in_any_company(
 def test_what_is_not_measured_stays_as_it_was(model: CostModel, oracle: EstimatedCosts) -> None:
     nothing = TableResiduals(model.compute, 1024)
     assert nothing.tables == 0
-    assert nothing.about(TABLES).means.tolist() == [[0.0] * len(TABLES)] * 2
+    assert nothing.posterior(TABLES).means.tolist() == [[0.0] * len(TABLES)] * 2
     other_batch = nothing.learn(measured([Shard.of_tables(TABLES[:3])], 512))
     assert other_batch.tables == 0
     found = nothing.learn(measured([Shard.of_tables([TABLES[0]])]))
     assert (found.tables, found.knows(TABLES[0]), found.knows(TABLES[1])) == (1, True, False)
-    before, after = nothing.about(TABLES).deviations, found.about(TABLES).deviations
+    before, after = nothing.posterior(TABLES).deviations, found.posterior(TABLES).deviations
     assert (after[:, 0] < before[:, 0]).all()
     assert after.argmin(1).tolist() == [0, 0]
 
@@ -68,9 +68,9 @@ def test_the_posterior_is_that_of_gauss(model: CostModel) -> None:
     table = max(TABLES, key=lambda t: sum(formula_ms(Shard.of_tables([t]), 1024)))
     data = measured([Shard.of_tables([table])], residual=1.1)
     nothing = TableResiduals(model.compute, 1024)
-    prior = float(nothing.about([table]).deviations[0, 0]) ** 2
+    prior = float(nothing.posterior([table]).deviations[0, 0]) ** 2
     noise = model.compute.prior.rest**2 + float(data.errors[0]) ** 2
-    found = float(nothing.learn(data).about([table]).deviations[0, 0])
+    found = float(nothing.learn(data).posterior([table]).deviations[0, 0])
     assert found == pytest.approx((prior * noise / (prior + noise)) ** 0.5, rel=0.15)
 
 
@@ -84,8 +84,8 @@ def test_strange_tables_teach_of_their_like(model: CostModel) -> None:
     after = missed(informed(model, data), shards, 2.5)
     assert after < 0.6 * before
     found = nothing.learn(data)
-    assert found.about(others).deviations.max() < nothing.about(others).deviations.min()
-    assert found.about(some).deviations.max() < found.about(others).deviations.min()
+    assert found.posterior(others).deviations.max() < nothing.posterior(others).deviations.min()
+    assert found.posterior(some).deviations.max() < found.posterior(others).deviations.min()
 
 
 def test_a_cost_that_is_far_off_does_not_decide(model: CostModel) -> None:

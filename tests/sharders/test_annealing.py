@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.sharders import AnnealingSharder, FusedGreedySharder, LocalSearchSharder
 from autoshard.sharders.column_plan import ColumnPlan
 from autoshard.sharders.proposing import Proposer
@@ -48,7 +47,7 @@ def test_what_it_goes_by_is_what_the_plan_costs(
     task = task_of(tables[:12], objective=objective, fill=0.5)
     start = FusedGreedySharder(oracle).shard(task)
     plan = ColumnPlan(oracle, task, start.placed(task))
-    assert plan.plan_ms() == pytest.approx(planned_ms(oracle, task, start), rel=1e-5)
+    assert plan.plan_ms() == pytest.approx(oracle.step_ms(start, task), rel=1e-5)
     rng = np.random.default_rng(0)
     proposer, kinds = Proposer(plan, rng), set()
     for _ in range(60):
@@ -62,7 +61,7 @@ def test_what_it_goes_by_is_what_the_plan_costs(
         made = ShardingPlan.of_pieces(task, plan.placed(plan.widths))
         made.check(task)
         assert plan.state.free[0].tolist() == (task.usable_bytes - made.device_bytes(task)).tolist()
-        assert plan.plan_ms() == pytest.approx(planned_ms(oracle, task, made), rel=1e-4)
+        assert plan.plan_ms() == pytest.approx(oracle.step_ms(made, task), rel=1e-4)
     assert kinds == {(True, False), (False, True), (False, False)}
 
 
@@ -84,13 +83,13 @@ def test_it_is_no_worse_than_what_it_starts_from_and_obeys(
         plan = sharder.shard(task)
         plan.check(task)
         assert plan == sharder.shard(task)
-        found = planned_ms(oracle, task, plan)
+        found = oracle.step_ms(plan, task)
         for other in (FusedGreedySharder(oracle), LocalSearchSharder(oracle)):
             try:
                 theirs = other.shard(task)
             except PlanError:
                 continue
-            assert found <= planned_ms(oracle, task, theirs) * (1 + 1e-6)
+            assert found <= oracle.step_ms(theirs, task) * (1 + 1e-6)
 
 
 def test_few_tables_are_placed_as_trying_all_places_them(
@@ -100,10 +99,10 @@ def test_few_tables_are_placed_as_trying_all_places_them(
     task = task_of(tables[:7], devices=2, rules=(Rule("whole", names),))
     plan = AnnealingSharder(oracle, 600.0, proposals=20_000).shard(task)
     least = min(
-        planned_ms(oracle, task, ShardingPlan.table_wise(task, homes))
+        oracle.step_ms(ShardingPlan.table_wise(task, homes), task)
         for homes in itertools.product(range(2), repeat=7)
     )
-    assert planned_ms(oracle, task, plan) == pytest.approx(least)
+    assert oracle.step_ms(plan, task) == pytest.approx(least)
 
 
 def test_all_to_alls_count_as_the_link_says(

@@ -9,7 +9,6 @@ import torch
 from tasks import Tables
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.judging_plans import planned_ms
 from autoshard.envs import TableCatalog, TaskInstance
 from autoshard.sharders import Policy, PolicySharder, groups, rollouts
 from autoshard.sharders.groups import Group, in_groups
@@ -109,7 +108,7 @@ def test_plans_in_groups_are_as_good_as_in_one(
     plan = ShardingPlan.of_pieces(task, ours.placed)
     plan.check(task)
     # Slices of one table that meet on a device become one, which takes less: where it is tight.
-    told = planned_ms(oracle, task, plan) / ours.plan_ms
+    told = oracle.step_ms(plan, task) / ours.plan_ms
     assert (0.999 if fill < 0.5 else 0.9) < told < 1.001
     monkeypatch.setattr(rollouts, "in_groups", as_one)
     best = min(episodes.plan_ms for episodes in playing.play(task, ways))

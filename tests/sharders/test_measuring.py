@@ -9,7 +9,7 @@ from formula import formula_ms, measurement
 
 from autoshard.benchmark import Measurement
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableResiduals
-from autoshard.cost_model.acquisition import held_piece, select_measurements
+from autoshard.cost_model.acquisition import measurable_piece, select_measurements
 from autoshard.sharders import FusedGreedySharder, MeasuringSharder
 from autoshard.workload import (
     Device,
@@ -130,7 +130,10 @@ def test_what_tells_most_is_asked_and_all_of_it_fits(oracle: EstimatedCosts) -> 
     assert len({shard.digest for shard in asked}) == len(asked) == 20
     assert all(map(narrow, asked))
     wide, high = STRANGE[0], STRANGE[-1]
-    assert (held_piece(wide, narrow).table, held_piece(wide, narrow).width) == (wide, 64)
-    stand_in = held_piece(high, narrow).table
+    assert (measurable_piece(wide, narrow).table, measurable_piece(wide, narrow).width) == (
+        wide,
+        64,
+    )
+    stand_in = measurable_piece(high, narrow).table
     assert stand_in == replace(high, rows=high.rows // 2)
     assert select_measurements(oracle, TASK, competing, 5, lambda shard: False) == []
