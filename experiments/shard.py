@@ -40,7 +40,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.moves import moved_bytes, moves_between
-from autoshard.workload.sizes import told
+from autoshard.workload.sizes import format_bytes
 
 _DEFAULT = "autoshard"
 _GB = 2**30
@@ -274,8 +274,8 @@ def _near(
     predictor = StepPredictor(oracle, task)
     than = predictor.of(plan).over(predictor.of(old))
     return plan, [
-        f"near {config.start_plan}: {len(moves)} moves, {told(moved_bytes(moves))} in all of "
-        f"{told(most)} that may; a step takes {than.ratio:.3f} of what it does now "
+        f"near {config.start_plan}: {len(moves)} moves, {format_bytes(moved_bytes(moves))} in all "
+        f"of {format_bytes(most)} that may; a step takes {than.ratio:.3f} of what it does now "
         f"({than.low:.3f} to {than.high:.3f})"
     ]
 

@@ -10,7 +10,7 @@ from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingPlan, S
 from autoshard.workload.admission import Occupancy, RuleMasks
 from autoshard.workload.cost_proxies import COST_PROXIES
 from autoshard.workload.packing import does_not_fit
-from autoshard.workload.sizes import told
+from autoshard.workload.sizes import format_bytes
 from autoshard.workload.units import PlacementUnit, bytes_of_units
 
 Floats = npt.NDArray[np.float64]
@@ -46,8 +46,8 @@ class InfeasibleError(PlanError):
         if task.rules or sum(needs) > rooms.sum() or max(needs) > rooms.max():
             return str(does_not_fit(task, split=False))
         return (
-            f"table {self._table} needs {told(self._needed)} and no device has more than "
-            f"{told(self._most)} left: add devices or memory"
+            f"table {self._table} needs {format_bytes(self._needed)} and no device has more than "
+            f"{format_bytes(self._most)} left: add devices or memory"
         )
 
 

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from autoshard.workload import sizes
 from autoshard.workload.errors import FieldError
+from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import Piece
 
 Weights = Literal["fp32", "fp16"]
@@ -43,10 +43,10 @@ class MemoryParts(NamedTuple):
         return sum(self)
 
     @property
-    def told(self) -> str:
+    def breakdown(self) -> str:
         """Each part that there is, the largest first: `weights 1.500 GiB, outputs 96 bytes`."""
         parts = sorted(self._asdict().items(), key=lambda part: -part[1])
-        return ", ".join(f"{name} {sizes.told(size)}" for name, size in parts if size)
+        return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
 
 
 @dataclass(frozen=True)

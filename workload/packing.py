@@ -7,7 +7,7 @@ from autoshard.workload.feasibility import Undecided, any_plan, contradiction
 from autoshard.workload.first_fit import first_fit_decreasing
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.plans import PlanError
-from autoshard.workload.sizes import told
+from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import EmbeddingTable, Piece, can_be_split, halves
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.units import bytes_of_units
@@ -84,31 +84,33 @@ def does_not_fit(task: ShardingTask, split: bool) -> PlanError:
     rooms = task.usable_bytes.tolist()
     by_size = sorted(task.tables, key=lambda table: -task.table_bytes(table))
     parts = _parts(task, task.tables)
-    total, largest = parts.total, max(rooms)
-    named = [f"{table.name} ({told(task.table_bytes(table))})" for table in by_size[:_NAMED]]
+    total, largest, free = parts.total, max(rooms), sum(rooms)
+    named = [
+        f"{table.name} ({format_bytes(task.table_bytes(table))})" for table in by_size[:_NAMED]
+    ]
     stored = total - parts.inputs - parts.outputs
     # What a batch needs grows with it, and what is stored does not.
-    mend = "add devices or memory" + (", or make batches smaller" if stored <= sum(rooms) else "")
-    if total > sum(rooms):
+    mend = "add devices or memory" + (", or make batches smaller" if stored <= free else "")
+    if total > free:
         return PlanError(
-            f"the tables need {told(total)} ({parts.told}) and the {len(rooms)} devices have "
-            f"{told(sum(rooms))}: {told(total - sum(rooms))} of memory are missing; the largest "
-            f"tables are {', '.join(named)}: {mend}"
+            f"the tables need {format_bytes(total)} ({parts.breakdown}) and the {len(rooms)} "
+            f"devices have {format_bytes(free)}: {format_bytes(total - free)} of memory are "
+            f"missing; the largest tables are {', '.join(named)}: {mend}"
         )
     too_large = [name for name, t in zip(named, by_size, strict=False)
                  if task.table_bytes(t) > largest]  # fmt: skip
     if too_large and not split:
         over = task.table_bytes(by_size[0]) - largest
         return PlanError(
-            f"whole tables larger than the largest device ({told(largest)}): "
-            f"{', '.join(too_large)}: {told(over)} of memory are missing on one device, where "
-            f"{by_size[0].name} needs {_parts(task, by_size[:1]).told}: add memory, "
+            f"whole tables larger than the largest device ({format_bytes(largest)}): "
+            f"{', '.join(too_large)}: {format_bytes(over)} of memory are missing on one device, "
+            f"where {by_size[0].name} needs {_parts(task, by_size[:1]).breakdown}: add memory, "
             "or use a sharder that splits tables, such as autoshard"
         )
     return PlanError(
-        f"no way is found to pack tables of {told(total)} ({parts.told}) into {len(rooms)} devices "
-        f"of together {told(sum(rooms))}: they fit only in sum; the largest tables are "
-        f"{', '.join(named)}: {mend}"
+        f"no way is found to pack tables of {format_bytes(total)} ({parts.breakdown}) into "
+        f"{len(rooms)} devices of together {format_bytes(free)}: they fit only in sum; the "
+        f"largest tables are {', '.join(named)}: {mend}"
     )
 
 

@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autoshard.workload import documents, sizes
+from autoshard.workload import documents
 from autoshard.workload.errors import UserError
 from autoshard.workload.operators import MemoryParts
+from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import EmbeddingTable, Piece, Shard
 from autoshard.workload.tasks import ShardingTask
 
@@ -187,13 +188,14 @@ class ShardingPlan:
             return
         first, *others = sorted(lacking, key=lambda number: -lacking[number])
         device = task.devices[first]
-        more = [f"device {number} {sizes.told(lacking[number])}" for number in others[:_NAMED]]
+        more = [f"device {number} {format_bytes(lacking[number])}" for number in others[:_NAMED]]
         if len(others) > _NAMED:
             more.append(f"{len(others) - _NAMED} more devices")
         raise PlanError(
-            f"device {first} ({device.name}) would hold {sizes.told(held[first].total)} "
-            f"({held[first].told}), {sizes.told(lacking[first])} more than its "
-            f"{sizes.told(device.usable_bytes)}" + (f"; {', '.join(more)} too much" if more else "")
+            f"device {first} ({device.name}) would hold {format_bytes(held[first].total)} "
+            f"({held[first].breakdown}), {format_bytes(lacking[first])} more than its "
+            f"{format_bytes(device.usable_bytes)}"
+            + (f"; {', '.join(more)} too much" if more else "")
         )
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
