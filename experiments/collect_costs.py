@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Measure random shards of embedding tables on all devices of the Ray cluster; keep the costs."""
+"""Measure random shards of embedding tables on all devices of the Ray cluster."""
 
 import tempfile
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends import RequestedKind
 from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.proposals import CANDIDATES, most_uncertain
-from autoshard.experiments import tracking
 from autoshard.experiments.collecting.collection import Summary, collect, collect_exchanges
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.ray_cluster import ray_cluster
+from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.workload import (
@@ -35,7 +35,7 @@ from autoshard.workload.sampling import Room
 from autoshard.workload.synthetic import PROFILES, default_profile
 
 # Share of the seconds for shards if all-to-alls are measured as well. An all-to-all takes about as
-# long as a shard, and a few dozen suffice to learn their cost.
+# long as a shard, and a few dozen suffice to fit a link.
 _SHARDS_SHARE = 0.8
 
 
@@ -55,13 +55,14 @@ class CollectConfig:
     num_exchanges: int = 0
     """Number of all-to-alls to measure, of random plans for 2 to 8 devices."""
     batch_size: tuple[int, ...] = ()
-    """Samples of a batch. Several batch sizes divide the shards and the seconds. Default: 1,024 on
-    a CPU, 65,536 on a machine with a GPU."""
+    """Samples of a batch. Several batch sizes share the shards and the seconds. Default: 1,024 on a
+    CPU, 65,536 on a machine with a GPU."""
     max_gb: float | None = None
-    """Maximum GB of a shard's weights, and of what a batch looks up (in fp32)."""
+    """Maximum GB (of 10^9 bytes) of a shard's weights, and of the fp32 rows that a batch looks up.
+    Default: no limit."""
     query_by_committee: Path | None = None
     """Folder of a cost model, or the name of a shipped one. Of 20 times as many random shards,
-    those are measured that its networks disagree on most."""
+    those with the largest disagreement of its networks are measured."""
     augment: bool = False
     """Include column slices: split tables by columns at random, down to 4 (NeuroShard)."""
     seed: int = 0
@@ -75,10 +76,10 @@ class CollectConfig:
     devices: RequestedKind = "auto"
     """Kind of devices; auto: GPUs if the cluster has any."""
     storage: str | None = None
-    """Shared path or object store (s3://...) that measurements are fetched from, and copied to (as
-    Parquet) every minute."""
+    """Shared path or object store (s3://...) from which measurements are fetched, and to which they
+    are copied every minute, as Parquet."""
     seconds: float | None = None
-    """Time limit in seconds from the start of the command; the report says how many shards were
+    """Time limit in seconds from the start of the command. The report says how many shards were
     left out. Default: none."""
     json: Path | None = None
     """File for the summary."""
@@ -91,7 +92,7 @@ def main(config: CollectConfig) -> None:
     budget = Budget(config.seconds)
     batch_sizes = config.batch_size or (PROFILES[default_profile()].batch_size,)
     if len(set(batch_sizes)) < len(batch_sizes):
-        raise UserError("--batch-size names a size twice")
+        raise UserError("--batch-size has a size twice: give each size once")
     operator = OperatorOptions(config.weights, config.optimizer)
     check_file(config.json, "--json")
     check_bounds(config, at_least={"seed": 0, "num_exchanges": 0}, more_than={"max_gb": 0})
@@ -102,16 +103,16 @@ def main(config: CollectConfig) -> None:
     }
     requested = sum(map(len, shards.values()))
     if requested < config.num_shards:
-        cli.console.print(f"{config.tables} admits only {requested} different shards")
+        cli.note(f"{config.tables} has only {requested} different shards")
     storage = None if config.storage is None else Storage(config.storage)
     if storage is not None:
         known = storage.fetch_store(config.store)
-        cli.console.print(f"{known} measurements came from {config.storage}", soft_wrap=True)
+        cli.say(f"{known} measurements came from {config.storage}")
     MeasurementStore(config.store).close()  # fails before the work if it cannot be used
     parameters = {**asdict(config), "batch_size": batch_sizes}
     name = f"collect {requested} shards of {short_name(config.tables)}"
     with (
-        tracking.tracked_run("collect_costs", name, parameters, config.mlflow_uri) as run,
+        runs.tracked_run("collect_costs", name, parameters, config.mlflow_uri) as run,
         ray_cluster(),
         ExitStack() as stack,
     ):
@@ -119,7 +120,7 @@ def main(config: CollectConfig) -> None:
             stack.callback(storage.keep_store, config.store)
         pool = BenchmarkPool(config.store, kind=config.devices)
         for_shards = budget.part(_SHARDS_SHARE) if config.num_exchanges else budget
-        by_settings = {MeasureSettings(size, operator): some for size, some in shards.items()}
+        by_settings = {MeasureSettings(size, operator): drawn for size, drawn in shards.items()}
         summary = collect(pool, by_settings, for_shards, storage)
         report(summary, config)
         for place, batch_size in enumerate(batch_sizes):
@@ -144,7 +145,7 @@ def _shards(
     place: int,
     several: int,
 ) -> list[Shard]:
-    """Returns the shards of one of several batch sizes, at this place; others have other shards."""
+    """Returns the shards of batch size number `place` of `several`; each has others."""
     room = None if config.max_gb is None else Room(config.max_gb * 1e9, batch_size)
     count = _share(config.num_shards, place, several)
     drawn = random_shards(
@@ -163,17 +164,16 @@ def _shards(
 
 
 def _share(count: int, place: int, several: int) -> int:
-    """Returns how many of `count` things belong to one of several batch sizes."""
+    """Returns the share of `count` that belongs to the batch size number `place` of `several`."""
     return count // several + (place < count % several)
 
 
 def report(summary: Summary, config: CollectConfig) -> None:
     """Prints the summary."""
     if summary.left_out:
-        cli.console.print(
+        cli.say(
             f"stopped by --seconds {config.seconds:g}: {summary.requested - summary.left_out} of "
-            f"{summary.requested} shards measured; run again to go on",
-            soft_wrap=True,
+            f"{summary.requested} shards measured; run again to go on"
         )
     lines: list[tuple[str, Any]] = [
         ("measured", f"{summary.measured} in {summary.seconds:.1f} s"),
@@ -183,7 +183,7 @@ def report(summary: Summary, config: CollectConfig) -> None:
         ("median spread", f"{summary.median_spread:.1%}"),
     ]
     for name, value in lines:
-        cli.console.print(f"  {name:<14} {value}")
+        cli.say(f"  {name:<14} {value}")
 
 
 if __name__ == "__main__":

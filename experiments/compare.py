@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Compare sharders: all plan the same tasks, and their plans are measured, trained or estimated."""
+"""Compare sharders on the same tasks by estimated, measured or trained step times."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -14,7 +14,6 @@ from autoshard.cost_model import CostModel, EstimatedCosts, load_model
 from autoshard.cost_model.training import one_thread
 from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import Choice
-from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file, check_folder
@@ -35,6 +34,7 @@ from autoshard.experiments.evaluation.task_sets import (
     sample_tasks,
     write_results,
 )
+from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, tables_source
 from autoshard.sharders import (
     MEASURE_SECONDS,
@@ -56,8 +56,8 @@ _ALL = "all"  # of --sharders
 class CompareConfig(ObjectiveOptions):
     """Compare sharders, and plans of other planners, on the same tasks.
 
-    Tasks are drawn from those tables of a file that neither cost models nor policies learn from
-    (20 %), or from all tables if these are too few; or they are read from a folder.
+    Tasks are sampled or read from a folder. They are sampled from the tables that neither cost
+    models nor policies are trained on (20 %), or from all tables if these are too few.
     """
 
     tables: str | None = None
@@ -71,21 +71,22 @@ class CompareConfig(ObjectiveOptions):
     save_tasks: Path | None = None
     """Folder into which the tasks are written for other planners: 0.json, 1.json, ..."""
     plans: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """NAME=FOLDER: plans of another planner for --tasks, in files with the names of the tasks'. A
+    """NAME=FOLDER: plans of another planner for --tasks, in files named as those of the tasks. A
     task without such a file counts as out of memory. Can be given several times."""
     num_tasks: int = 8
-    """Number of tasks to begin with. With --measure, more are drawn where that helps most."""
+    """Number of tasks to begin with. With --measure, tasks are added where that narrows the
+    intervals most."""
     num_tables: int = 60
     """Tables of a task."""
     num_devices: int = 4
     """Devices of a task."""
     sharders: str = "random,dim,size,lookup,size_lookup,cost,autoshard"
-    """Names of sharders, separated by commas. all: those that can run here; those that measure need
+    """Names of sharders, separated by commas, or all that can run here. Those that measure require
     --measure."""
     policy: Path = Path("cpu")
-    """Folder of a policy, as ppo_shard.py writes it, or the name of a shipped one."""
+    """Folder of a trained policy, or the name of a shipped one."""
     policies: str | None = None
-    """NAME=FOLDER,...: further policies. Each makes one plan, as the sharder policy does, by the
+    """NAME=FOLDER,...: further policies. Each makes one plan, as the sharder policy does, with the
     same cost model."""
     cost_model: Path | None = None
     """Folder of a cost model, or the name of a shipped one. Default: the one in the policy's
@@ -95,26 +96,27 @@ class CompareConfig(ObjectiveOptions):
     memory_fill: float = 0.1
     """Share of all devices' memory that the tables take: 0.1 is loose, 0.9 is tight."""
     seed: int = 0
-    """Seed of the tasks, and of sharders that draw."""
+    """Seed of the tasks, and of sharders that sample."""
     measure: bool = False
     """Measure every shard on the Ray cluster: forward and backward of its fused operator.
-    All-to-alls are priced by the objective's link, because CPU ranks share cores. Without this
-    option, plans are priced by the cost model that some of the sharders use themselves."""
+    All-to-alls are priced by the objective's link, because CPU ranks share cores. Default: plans
+    are priced by the cost model, which some of the sharders use themselves."""
     judge: Literal["costs", "training"] = "costs"
-    """costs: the objective's step time. training: the step time when TorchRec trains a small model
-    by each plan, as train_torchrec.py does, all in turns for --seconds."""
+    """Source of step times. costs: the objective's step time. training: the step time when TorchRec
+    trains a small model by each plan, alternating for --seconds; excludes --measure."""
     precision: float = 0.01
-    """Measure until the 95 % interval of each sharder's ratio to the best heuristic is within plus
-    and minus this: with more visits of shards, other index batches, more tasks."""
+    """With --measure: largest half width of the 95 % intervals of ratios to the best heuristic.
+    Measurements are repeated with other index batches, and tasks added, until it is reached."""
     seconds: float = 300.0
-    """Time limit in seconds, planning included. The report says what was left out."""
+    """Time limit in seconds of --measure and --judge training, planning included. The report says
+    what was left out."""
     seeds: int = 3
-    """Number of index batches that the visits of a shard are spread over. With one, results hold
-    for this batch alone. autoshard_verified measures with others."""
+    """Number of index batches for repeated measurements of a shard. With 1, results hold for this
+    batch alone. autoshard_verified measures with other batches."""
     verify_seconds: float = MEASURE_SECONDS
-    """Seconds that autoshard_verified measures for a task at most."""
+    """Time limit in seconds of autoshard_verified for measuring, per task."""
     store: Path = Path("costs.db")
-    """SQLite file that keeps all measurements. What it holds is not measured again."""
+    """SQLite file that keeps all measurements. Those that it holds are not repeated."""
     out: Path | None = None
     """Folder for tasks, plans and pictures."""
     json: Path | None = None
@@ -139,7 +141,7 @@ class CompareConfig(ObjectiveOptions):
 
     @property
     def action(self) -> str:
-        """What is done with the plans."""
+        """The source of step times."""
         if self.judge == "training":
             return "train"
         return "measure" if self.measure else "estimate"
@@ -153,22 +155,20 @@ class CompareConfig(ObjectiveOptions):
         return f"{self.action} {self.num_tables} on {self.num_devices}, {tables}"
 
     def check(self) -> None:
-        """Raises UserError unless the options make sense."""
+        """Raises UserError unless the options are valid."""
         if _ALL in self.names:
-            raise UserError(f"--sharders {_ALL} are all there are: name no others beside it")
+            raise UserError(f"--sharders {_ALL} names all sharders: leave out the others")
         measuring = [name for name in self.names if "pool" in spec_of(name).needs]
         if sum(source is not None for source in (self.tables, self.family, self.tasks)) != 1:
             raise UserError(
                 "name tables to draw tasks from with --tables, or a folder with --tasks, or a "
-                "family of tasks with --family"
+                "family of tasks with --family, and only one of them"
             )
         assert self.choice is None or self.choice.name  # reading it raises for a wrong name
         if self.plans and self.tasks is None:
-            raise UserError("--plans needs the tasks that they are for: name their folder, --tasks")
+            raise UserError("--plans needs the tasks of the plans: name their folder with --tasks")
         if self.tasks is not None and self.names_objective:
-            raise UserError(
-                "the tasks of --tasks say what counts: leave out --objective and --link"
-            )
+            raise UserError("--tasks define what counts: leave out --objective and --link")
         counts = ("num_tasks", "num_tables", "num_devices", "batch_size", "seeds")
         check_bounds(
             self,
@@ -178,7 +178,7 @@ class CompareConfig(ObjectiveOptions):
         )
         self.check_objective(self.num_devices)
         if self.judge == "training" and self.measure:
-            raise UserError("--measure measures costs: leave it out, or --judge training")
+            raise UserError("--measure excludes --judge training: leave one of them out")
         if measuring and not self.measure:
             raise UserError(
                 f"sharder {measuring[0]} measures while it plans: add --measure, or leave it out"
@@ -189,9 +189,9 @@ class CompareConfig(ObjectiveOptions):
         check_task_folder(self.save_tasks)
 
 
-@one_thread()  # with several, each waits for the others: networks this small gain nothing
+@one_thread()  # networks this small gain nothing from several threads, which wait for each other
 def main(config: CompareConfig) -> None:
-    """Plans the tasks with every sharder, evaluates the plans, reports which sharder is best."""
+    """Plans the tasks with every sharder, evaluates the plans, and reports the best sharder."""
     if config.names == [_ALL]:
         config = replace(config, sharders=",".join(usable_sharders(config.measure)))
     config.check()
@@ -201,23 +201,24 @@ def main(config: CompareConfig) -> None:
     policy, model = load_policy(config.policy), load_model(cost_model)
     others = {name: load_policy(folder) for name, folder in policies.items()}
     task_set, oracle = _task_set(config, plans, model)
-    for one in ([policy] if "policy" in needs_of(config.names) else []) + [*others.values()]:
-        one.check(task_set.max_devices)
+    used = [policy] if "policy" in needs_of(config.names) else []
+    for checked in (*used, *others.values()):
+        checked.check(task_set.max_devices)
     planners = Planners(config.names, oracle, policy, config.seed, config.verify_seconds, others)
     if config.measure:
         from autoshard.benchmark import MeasurementStore
 
         MeasurementStore(config.store).close()  # fails before the work if it cannot be used
-    with tracking.tracked_run("compare", config.run_name, asdict(config), config.mlflow_uri) as run:
+    with runs.tracked_run("compare", config.run_name, asdict(config), config.mlflow_uri) as run:
         found, hardware = _evaluate(config, task_set, planners)
         scores, best = found.scores(oracle, config.measure, config.judge == "training")
         what, subject = _subject(config, found)
         cli.console.print(score_table(scores, best, what, subject))
+        line = verdict(scores, best, what, subject)
         if found.ended:
-            cli.console.print(
-                f"{found.ended} ({len(found.tasks)} tasks, {found.repeats} visits in "
-                f"{found.measuring_seconds:.0f} of {found.seconds:.0f} s)",
-                soft_wrap=True,
+            cli.say(
+                f"{found.ended} ({len(found.tasks)} tasks, {found.repeats} measurements in "
+                f"{found.measuring_seconds:.0f} of {found.seconds:.0f} s)"
             )
         figures = {
             "sharders": {name: asdict(score) for name, score in scores.items()},
@@ -241,28 +242,35 @@ def main(config: CompareConfig) -> None:
         }
         with ExitStack() as stack:
             folder = config.out or Path(stack.enter_context(TemporaryDirectory()))
-            made = {name: [o.plan for o in some] for name, some in found.outcomes.items()}
+            plans_of = {name: [o.plan for o in of] for name, of in found.outcomes.items()}
             for path in (
-                *write_results(folder, found.tasks, made),
+                *write_results(folder, found.tasks, plans_of),
                 *_pictures(folder / "pictures", found, scores, what, subject),
             ):
                 run.artifact(path, path.parent.relative_to(folder).as_posix())
             documents.write(folder / "compare.json", figures)
             run.artifact(folder / "compare.json")
-        run.metrics(_metrics(scores))
+        run.metrics(
+            {
+                f"{field}/{name}": float(value)
+                for name, score in scores.items()
+                for field, value in vars(score).items()
+                if isinstance(value, int | float)
+            }
+        )
         run.tags({"hardware": hardware, "num_devices": task_set.max_devices})
         source = str(config.tables or config.tasks or config.family)
         run.data(tables_source(source, task_set.tables))
-        run.note(verdict(scores, best, what, subject))
+        run.note(line)
         if config.json is not None:
             documents.write(config.json, figures)
-    cli.console.print(verdict(scores, best, what, subject), soft_wrap=True)
+    cli.say(line)
 
 
 def _task_set(
     config: CompareConfig, plans: Mapping[str, Path], model: CostModel
 ) -> tuple[TaskSet, EstimatedCosts]:
-    """Returns the tasks, and the oracle for them; UserError if it does not price such tasks."""
+    """Returns the tasks and their oracle; UserError if it cannot price them."""
     if config.tasks is not None:
         task_set = TaskSet.read(config.tasks, plans)
         oracle = open_oracle(model, task_set.first.batch_size, task_set.tables)
@@ -277,7 +285,7 @@ def _task_set(
         else config.choice.task_sampler
     )
     objective = config.wanted(sampler.max_devices, oracle.link)
-    # A family may draw links: they count unless an option is given.
+    # Links that a family samples count unless an option is given.
     tasks = (
         replace(task, objective=objective)
         if config.names_objective or task.objective.link is None
@@ -290,21 +298,21 @@ def _task_set(
 
 
 def _tables(config: CompareConfig) -> list[EmbeddingTable]:
-    """Returns the tables that tasks are drawn from: if they suffice, those of the test part."""
+    """Returns the tables to sample tasks from: those of the test part if they suffice."""
     if config.choice is not None:
         return tables_by_part(config.choice.family.tables())["test"]
     tables = load_tables(str(config.tables))
     if config.num_tables > len(tables):
         raise UserError(
             f"--num-tables {config.num_tables} is more than the {len(tables)} tables of "
-            f"{config.tables}: ask for fewer"
+            f"{config.tables}: choose a smaller number"
         )
     unseen = tables_by_part(tables)["test"]
     if config.num_tables <= len(unseen):
         return unseen
     cli.note(
-        f"{config.tables} has {len(unseen)} tables that models and policies never learn "
-        f"from, too few for tasks of {config.num_tables}: all {len(tables)} are used"
+        f"{config.tables} has {len(unseen)} tables that models and policies are not trained on, "
+        f"too few for tasks of {config.num_tables}: all {len(tables)} are used"
     )
     return list(tables)
 
@@ -312,7 +320,7 @@ def _tables(config: CompareConfig) -> list[EmbeddingTable]:
 def _evaluate(
     config: CompareConfig, task_set: TaskSet, planners: Planners
 ) -> tuple[Evaluation, str]:
-    """Returns the evaluated plans, and the hardware that the step times are of."""
+    """Returns the evaluation, and the hardware of its step times."""
     if config.action == "estimate":
         found = evaluate_estimated(task_set, planners, config.save_tasks)
         return found, planners.oracle.model.provenance.hardware
@@ -334,19 +342,19 @@ def _evaluate(
 
 
 def _subject(config: CompareConfig, found: Evaluation) -> tuple[str, str]:
-    """Returns the objective with how its times are known, and what the times are of."""
+    """Returns the objective with the source of its times, and what is timed."""
     if config.action == "train":
         return "with TorchRec", "training step"
-    known = "measured" if config.measure else "estimated, not measured"
+    source = "measured" if config.measure else "estimated, not measured"
     first, *others = {task.objective: 0 for task in found.tasks}
     objective = f"{first.name}, each task with its own link" if others else str(first)
-    return f"objective {objective}; {known}", "step"
+    return f"objective {objective}; {source}", "step"
 
 
 def _pictures(
     folder: Path, found: Evaluation, scores: Mapping[str, Score], what: str, subject: str
 ) -> list[Path]:
-    """Draws the step times of all sharders, and a plan of the best one; returns the files."""
+    """Draws the step times of all sharders and a plan of the best one; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / "step_ms.png"]
     score_picture(scores, what, files[0], subject)
@@ -356,16 +364,6 @@ def _pictures(
         files.append(folder / "best_plan.png")
         cost.picture(files[-1], f"{best}, {what}")
     return files
-
-
-def _metrics(scores: Mapping[str, Score]) -> dict[str, float]:
-    """Returns the numbers of the scores for MLflow, by name and sharder."""
-    return {
-        f"{field}/{name}": float(value)
-        for name, score in scores.items()
-        for field, value in asdict(score).items()
-        if isinstance(value, int | float)
-    }
 
 
 if __name__ == "__main__":

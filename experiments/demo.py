@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""A tour of a few minutes: measure, calibrate, train a policy, compare its plans."""
+"""A demo of a few minutes: measure, calibrate, train a policy, compare its plans."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,35 +15,35 @@ from autoshard.sharders import USUAL_HEURISTICS
 from autoshard.workload.bounds import check_bounds
 
 _TABLES = "synthetic:400:1:small"
-_BATCH_SIZE = 1024  # what the small profile of synthetic tables is made for
-# Shares of the seconds that are left when a part begins. The last part leaves time to finish what
-# is being measured, to draw and to log.
+_BATCH_SIZE = 1024  # of the small profile of synthetic tables
+# Shares of the remaining seconds when a part begins. After the last part, time is left to finish
+# measurements, to draw and to log.
 _COLLECTING_SHARE, _TRAINING_SHARE, _COMPARING_SHARE = 0.3, 0.45, 0.85
-_VERIFYING_SHARE = 0.25  # of comparing: what autoshard_verified measures for its own plans
-_MIN_COMPARING_S = 60.0  # whatever came before: without its table the tour would be for nothing
+_VERIFYING_SHARE = 0.25  # of comparing, for measurements by autoshard_verified
+_MIN_COMPARING_S = 60.0  # in any case, because the comparison is the purpose of the demo
 _SHIPPED = "cpu"
 
 
 @dataclass(frozen=True)
 class DemoConfig:
-    """Measure, calibrate, train and compare, each for a short time."""
+    """Measure, calibrate, train a policy and compare plans, each for a short time."""
 
     out: Path = Path("demo")
     """Folder for the store, the cost model, the policy, the plans and the MLflow runs."""
     iterations: int = 10
     """Maximum number of PPO iterations."""
     num_tasks: int = 3
-    """Number of tasks (60 tables, 4 devices) to begin comparing plans on."""
+    """Number of tasks (60 tables, 4 devices) to begin the comparison with."""
     precision: float = 0.01
-    """Measure plans until the 95 % interval of each sharder's ratio to the best heuristic is within
-    plus and minus this, or until the seconds are spent."""
+    """Largest half width of the 95 % intervals of ratios to the best heuristic, at which measuring
+    ends before the time limit."""
     seconds: float = 270.0
-    """Time limit of the tour. A slow machine measures fewer shards, trains for fewer iterations and
+    """Time limit in seconds. A slow machine measures fewer shards, trains for fewer iterations and
     compares plans with wider intervals."""
 
 
 def main(config: DemoConfig) -> None:
-    """Collects, calibrates, trains and compares, with what an earlier tour has measured."""
+    """Measures, calibrates, trains and compares; uses the measurements of earlier demos."""
     budget = Budget(config.seconds)
     check_folder(config.out, "--out")
     check_bounds(config, at_least={"iterations": 1, "num_tasks": 1}, more_than={"precision": 0})
@@ -74,7 +74,7 @@ def main(config: DemoConfig) -> None:
                 iterations=config.iterations,
                 seconds=seconds,
                 check_every=5,
-                test_seconds=0,  # what comes next measures
+                test_seconds=0,  # the comparison measures
                 out=policy,
                 store=store,
                 force=True,
@@ -83,10 +83,9 @@ def main(config: DemoConfig) -> None:
         )
         title = "4. measure its plans beside those of heuristics"
         seconds = _begin(title, budget, _COMPARING_SHARE, _MIN_COMPARING_S)
-        cli.console.print(
+        cli.say(
             f"plans and pictures will be in {config.out / 'plans'}/; browse all runs with: make "
-            f"mlflow STORE={uri}",
-            soft_wrap=True,
+            f"mlflow STORE={uri}"
         )
         compare.main(
             compare.CompareConfig(
@@ -109,14 +108,14 @@ def main(config: DemoConfig) -> None:
 def _begin(
     title: str, budget: Budget | None = None, share: float = 0.0, min_s: float = 1.0
 ) -> float:
-    """Prints the title of a part, and returns the seconds that it can take."""
+    """Prints the title of a part, and returns its time limit in seconds."""
     seconds = 0.0 if budget is None else max(min_s, round(share * budget.left_s()))
     cli.console.rule(f"{title}, {seconds:g} s at most" if seconds else title, align="left")
     return seconds
 
 
 def _calibrated(store: Path, out: Path, mlflow_uri: str) -> str:
-    """Returns the shipped cost model, calibrated to this machine if enough was measured."""
+    """Returns the shipped cost model, calibrated if there are enough measurements."""
     try:
         train_cost_model.main(
             train_cost_model.TrainConfig(

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Two plans of the same tables: what moves, what is gained, and after how many steps it has paid.
+"""Compare two plans of the same tables: what moves, what is gained, and when moving has paid off.
 
-Costs are estimated by a cost model: nothing is measured.
+A cost model predicts costs; nothing is measured.
 """
 
 from dataclasses import dataclass
@@ -30,58 +30,58 @@ from autoshard.workload import (
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.moves import moved_bytes, moves_between, renumbered
 
-_ENOUGH_BYTES = 2**60  # of memory, where none is said
-_LESS = 0.99  # of what moves: from here on it is worth a line
+_ENOUGH_BYTES = 2**60  # memory of a device without --memory-gb
+_LESS = 0.99  # share of the moved bytes below which renumbering is suggested
 
 
 @dataclass(frozen=True)
 class DiffConfig(ObjectiveOptions):
-    """Say what moves from one plan to another, what is gained a step, and when that has paid.
+    """Compare two plans: moved tables, change of the step time, and when moving has paid off.
 
     Columns that stay on their device do not move, however they are sliced there.
     """
 
     old: tyro.conf.Positional[Path]
-    """File of the plan that runs."""
+    """File of the plan in use."""
     new: tyro.conf.Positional[Path]
-    """File of the plan that would take its place."""
+    """File of the plan that would replace it."""
     tables: str
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     batch_size: int = 1024
     """Samples of a batch."""
     memory_gb: str | None = None
-    """GB (of 2^30 bytes) that may be filled of a device: one number for all, or one for each with
-    commas between them. Then the new plan must fit."""
+    """Memory of a device in GB of 2^30 bytes, into which the new plan must fit. One number for all
+    devices, or one per device, separated by commas. Default: not checked."""
     link_gb_s: float = 10.0
-    """GB (of 10^9 bytes) a second that a device can send, and take at the same time."""
+    """GB (of 10^9 bytes) per second that a device can send, and receive at the same time."""
     renumber: Path | None = None
-    """File for the new plan with its devices numbered so that least moves, which is then compared.
-    Only like devices take each other's numbers, so --memory-gb has to say what they are: it costs
-    and fits as it did."""
+    """File for the new plan with devices renumbered so that fewest bytes move; it is then compared.
+    Only devices with equal memory change numbers, so step time and memory stay the same. Requires
+    --memory-gb."""
     constraints: Path | None = None
-    """YAML file of what the new plan must obey, as shard.py takes it."""
+    """YAML file of constraints that the new plan must keep."""
     cost_model: Path = Path("cpu")
-    """Folder of a cost model, or the name of one that is shipped."""
+    """Folder of a cost model, or the name of a shipped one."""
     store: Path = Path("costs.db")
-    """SQLite file of what was measured: what it knows of the tables is used."""
+    """SQLite file of measurements; those of these tables correct the predictions."""
     json: Path | None = None
-    """File for all of it as JSON."""
+    """JSON file for the comparison."""
 
     def check(self) -> None:
-        """UserError unless the options make sense."""
+        """Raises UserError unless the options are valid."""
         check_bounds(self, at_least={"batch_size": 1}, more_than={"link_gb_s": 0})
         check_file(self.renumber, "--renumber")
         if self.renumber is not None and self.memory_gb is None:
-            raise UserError("--renumber needs --memory-gb: only like devices may change numbers")
+            raise UserError("--renumber needs --memory-gb: only equal devices may change numbers")
         check_file(self.json, "--json")
 
     def devices(self) -> tuple[Device, ...]:
-        """As many as both plans are for."""
+        """Returns the devices; UserError if the plans are for different numbers of them."""
         old, new = (ShardingPlan.load(path).num_devices for path in (self.old, self.new))
         if old != new:
             raise UserError(
-                f"{self.old} is for {old} devices and {self.new} for {new}: what moves is told "
-                "among the same devices only"
+                f"{self.old} is for {old} devices and {self.new} for {new}: compare plans for the "
+                "same number of devices"
             )
         with documents.naming(self.old):
             if self.memory_gb is None:
@@ -91,7 +91,7 @@ class DiffConfig(ObjectiveOptions):
 
 @one_thread()
 def main(config: DiffConfig) -> None:
-    """Read both, say what lies between them."""
+    """Reads both plans, and prints and writes the comparison."""
     config.check()
     devices, tables = config.devices(), load_tables(config.tables)
     model = load_model(config.cost_model)
@@ -102,22 +102,20 @@ def main(config: DiffConfig) -> None:
     if config.constraints is not None:
         task = Constraints.of_file(config.constraints, task)
     old, new = read_plan(config.old, task, fitting=False), read_plan(config.new, task, fitting=True)
-    near = renumbered(new, old, task)
-    moved, least = (moved_bytes(moves_between(old, plan, task)) for plan in (new, near))
-    predictor = StepPredictor(oracle, task)
-    compared = new if config.renumber is None else near
-    diff = PlanDiff.of(old, compared, predictor, task, config.link_gb_s)
+    nearest = renumbered(new, old, task)
+    compared = new if config.renumber is None else nearest
+    diff = PlanDiff.of(old, compared, StepPredictor(oracle, task), task, config.link_gb_s)
     show(diff.parts())
     if config.renumber is not None:
-        near.save(config.renumber)
-        show([f"the new plan, renumbered to move less, is in {config.renumber}"])
-    elif config.memory_gb is not None and least < moved * _LESS:
-        show(
-            [
-                f"note: with its devices numbered otherwise the new plan would move "
-                f"{least / 1e6:,.1f} MB in place of {moved / 1e6:,.1f}: --renumber FILE does that"
-            ]
-        )
+        nearest.save(config.renumber)
+        cli.say(f"the new plan, renumbered to move less, is in {config.renumber}")
+    elif config.memory_gb is not None:
+        moved, least = (moved_bytes(moves_between(old, plan, task)) for plan in (new, nearest))
+        if least < moved * _LESS:
+            cli.note(
+                f"with its devices renumbered, the new plan would move {least / 1e6:,.1f} MB in "
+                f"place of {moved / 1e6:,.1f}: --renumber FILE does that"
+            )
     if config.json is not None:
         documents.write(config.json, diff.to_json())
 

@@ -41,19 +41,19 @@ def main(config: PoolConfig) -> None:
     with ray_cluster(must_run=True):
         if isinstance(config.command, Stop):
             ended = end_pool()
-            cli.console.print("the pool is ended" if ended else "no pool runs")
+            cli.say("the pool is ended" if ended else "no pool runs")
             return
         actor = find_pool()
         if actor is None:
-            cli.console.print("no pool runs")
+            cli.say("no pool runs")
             return
         devices, (hardware, versions) = ray.get([actor.devices.remote(), actor.make.remote()])
         if not devices:
-            cli.console.print("the pool holds no devices now: it starts them when it is asked")
+            cli.say("the pool holds no devices now: it starts them on the next request")
             return
-        cli.console.print(f"{len(devices)} devices of {hardware} with {versions}", soft_wrap=True)
+        cli.say(f"{len(devices)} devices of {hardware} with {versions}")
         for node, count in sorted(Counter(device.node for device in devices).items()):
-            cli.console.print(f"{count:>8} on {node}")
+            cli.say(f"{count:>8} on {node}")
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 
 from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import load_model
-from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.ray_cluster import ray_cluster
+from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.experiments.training.checks import split_tables
@@ -65,7 +65,7 @@ def main(config: PPOShardConfig) -> None:
     with ExitStack() as stack:
         run_id = (saved.progress.mlflow_run or None) if saved else None  # a sweep's winner has none
         run = stack.enter_context(
-            tracking.tracked_run(
+            runs.tracked_run(
                 "ppo_shard", _run_name(config), asdict(config), config.mlflow_uri, run_id
             )
         )
@@ -86,10 +86,9 @@ def main(config: PPOShardConfig) -> None:
                 folder.mirror(storage)
                 storage.keep_store(store)
         if training.left_out:
-            cli.console.print(
+            cli.say(
                 f"stopped by {budget} after iteration {training.progress.iteration} of "
-                f"{config.max_iterations}: go on with --resume --out {config.out}",
-                soft_wrap=True,
+                f"{config.max_iterations}: go on with --resume --out {config.out}"
             )
 
         # 6. Test the policy that is kept on tables that nothing was trained on.
@@ -98,10 +97,9 @@ def main(config: PPOShardConfig) -> None:
             run.data(store_source(store))
         if config.json is not None:
             documents.write(config.json, result)
-    cli.console.print(
+    cli.say(
         f"the policy is in {config.out}: compare it with compare.py --policy {config.out}, use it "
-        f"with shard.py --policy {config.out}",
-        soft_wrap=True,
+        f"with shard.py --policy {config.out}"
     )
 
 

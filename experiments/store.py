@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Look into a store of measurements, write it as Parquet, or add a Parquet file to it."""
+"""Print the content of a store of measurements, export it to Parquet, or import Parquet."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from autoshard.experiments.console import cli
 
 @dataclass(frozen=True)
 class Info:
-    """Print what a store holds."""
+    """Print the number of measurements by hardware, versions, batch size and status."""
 
     store: tyro.conf.Positional[Path]
 
@@ -29,7 +29,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Import:
-    """Add the measurements of a Parquet file to a store; what it has already stays as it is."""
+    """Add the measurements of a Parquet file to a store; existing ones are kept."""
 
     store: tyro.conf.Positional[Path]
     parquet: tyro.conf.Positional[Path]
@@ -37,7 +37,7 @@ class Import:
 
 @dataclass(frozen=True)
 class StoreConfig:
-    """Look into a store of measurements, write it as Parquet, or add a Parquet file to it."""
+    """Print the content of a store of measurements, export it to Parquet, or import Parquet."""
 
     command: (
         Annotated[Info, tyro.conf.subcommand("info", prefix_name=False)]
@@ -52,21 +52,19 @@ def main(config: StoreConfig) -> None:
     if isinstance(command, Import):
         with MeasurementStore(command.store) as store:
             added = import_parquet(store, command.parquet)
-            cli.console.print(f"{added} measurements added, {command.store} has {len(store)}")
+            cli.say(f"{added} measurements added, {command.store} has {len(store)}")
         return
     with MeasurementStore(command.store, must_exist=True) as store:
         if isinstance(command, Export):
             count = export_parquet(store, command.parquet)
-            cli.console.print(f"{count} measurements written to {command.parquet}")
+            cli.say(f"{count} measurements written to {command.parquet}")
             return
         groups = Counter(
             (m.hardware, m.versions, m.settings.batch_size, m.status) for m in store.measurements()
         )
         for (hardware, versions, batch_size, status), count in sorted(groups.items()):
-            cli.console.print(
-                f"{count:>8} {status:<7} batch {batch_size:,}, {hardware}, {versions}"
-            )
-        cli.console.print(f"{len(store.exchanges()):>8} all-to-alls")
+            cli.say(f"{count:>8} {status:<7} batch {batch_size:,}, {hardware}, {versions}")
+        cli.say(f"{len(store.exchanges()):>8} all-to-alls")
 
 
 if __name__ == "__main__":

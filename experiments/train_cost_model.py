@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Train a cost model on measured shards, let it learn from its own proposals, and test it."""
+"""Train a cost model on measured shards, or calibrate one, and test it."""
 
 import tempfile
 from contextlib import ExitStack
@@ -22,68 +22,69 @@ from autoshard.cost_model.link_fit import MIN_EXCHANGES, link_error
 from autoshard.cost_model.model_training import calibrate_model, train_model
 from autoshard.cost_model.pictures import draw_all
 from autoshard.cost_model.training import Curves, TrainOptions
-from autoshard.experiments import tracking
 from autoshard.experiments.collecting.proposals import Proposer
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.progress import following
+from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import store_source
 from autoshard.workload import UserError, documents
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer, Weights
 
-REGISTERED_AS = tracking.COST_MODELS
-# Share of --seconds for rounds, where there is a check as well: only rounds make the model better.
-_ROUNDS_SHARE = 0.7
-_NOISE_SHARE = 0.25  # of what is left after the rounds: to measure how noisy measurements are
+REGISTERED_AS = runs.COST_MODELS
+_ROUNDS_SHARE = 0.7  # of --seconds if there is a check as well: only rounds improve the model
+_NOISE_SHARE = 0.25  # of the seconds after the rounds, for the measuring noise
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """Train a cost model on measurements, and test it on tables that it was not trained on.
 
-    Tables are split once and for all: some train, some stop the training, some test;
-    collect_costs.py keeps them apart.
+    Each table belongs to one part for ever: training, early stopping or test.
     """
 
     store: tuple[Path, ...]
-    """Stores and Parquet files to learn from; new measurements go into the first store."""
+    """Stores and Parquet files of measurements. New ones are written to the first store."""
     out: Path
     """Folder for the model."""
     rounds: int = 0
-    """Rounds of measuring what sharders propose by the current model, and training on that too."""
+    """Number of rounds. Each measures shards that sharders propose by the current model, and trains
+    again."""
     budget_shards: int = 300
-    """Shards to measure in all rounds together."""
+    """Number of shards to measure in all rounds together."""
     check_tasks: int = 20
-    """Tasks of test tables for which predictions of plans are measured; 0: none."""
+    """Number of tasks of test tables for which predictions of plans are checked by measuring; 0:
+    none."""
     seconds: float | None = None
-    """Measure no longer than this, from the start of the command: rounds come first, then the noise
-    of test shards, then the check. What is left out is reported. Training itself is not limited. By
-    default there is no limit."""
+    """Time limit in seconds of measuring, from the start of the command: rounds, then the noise of
+    test shards, then the check. The report says what was left out. Training is not limited.
+    Default: none."""
     calibrate: Path | None = None
-    """Do not train: adapt this model to at most 50 shards of the store."""
+    """Folder or name of a model to adapt to at most 50 shards of the store, in place of training.
+    Excludes --rounds and --hyper."""
     batch_size: tuple[int, ...] = ()
-    """Learn from these batch sizes only; by default from all in the store."""
+    """Batch sizes to train on. Default: all in the store."""
     weights: Weights | None = None
-    """Which of the store's operators, if it holds several."""
+    """Data type of the weights to train on. Required if the store has several."""
     optimizer: Optimizer | None = None
-    """The same."""
+    """Optimizer to train on. Required if the store has several."""
     hardware: str | None = None
-    """Which of the store's hardware, if it holds several."""
+    """Hardware to train on. Required if the store has several."""
     hyper: TrainOptions = field(default_factory=TrainOptions)
-    """How to learn."""
+    """Hyperparameters of training."""
     seed: int = 0
-    """Of the networks' first weights, and of what is drawn."""
+    """Seed of the networks' initial weights, and of sampled tasks and shards."""
     force: bool = False
     """Replace the model in --out."""
     json: Path | None = None
-    """Write the figures here."""
+    """File for the metrics."""
     mlflow_uri: str | None = None
-    """Where to log; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
+    """MLflow tracking URI. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
 
     def check(self) -> None:
-        """Raises UserError unless the options make sense together, and --out is free."""
+        """Raises UserError unless the options are valid, and --out is free."""
         check_free(self.out, self.force)
         check_file(self.json, "--json")
         counts = ("rounds", "check_tasks", "budget_shards", "seed")
@@ -92,16 +93,16 @@ class TrainConfig:
             raise UserError(f"--budget-shards {self.budget_shards} is less than one a round")
         self.hyper.check()
         if self.calibrate is not None and (self.rounds or self.hyper != TrainOptions()):
-            raise UserError("--calibrate trains nothing: leave --rounds and --hyper out")
+            raise UserError("--calibrate does not train: leave --rounds and --hyper out")
 
 
 def main(config: TrainConfig) -> None:
-    """Trains or calibrates a model, tests, saves and logs it."""
+    """Trains or calibrates a model, then tests, saves and logs it."""
     budget = Budget(config.seconds)
     config.check()
     data = _read(config)
     name = f"cost model {config.out.name}"
-    with tracking.tracked_run("train_cost_model", name, asdict(config), config.mlflow_uri) as run:
+    with runs.tracked_run("train_cost_model", name, asdict(config), config.mlflow_uri) as run:
         if config.calibrate is not None:
             model, figures = _calibrated(config.calibrate, data)
         else:
@@ -114,18 +115,15 @@ def main(config: TrainConfig) -> None:
         run.metrics(_numbers(figures))
         if config.json is not None:
             documents.write(config.json, figures)
-    cli.console.print(
-        f"the model is in {config.out}, and in MLflow as {REGISTERED_AS} version {version}",
-        soft_wrap=True,
-    )
+    cli.say(f"the model is in {config.out}, and in MLflow as {REGISTERED_AS} version {version}")
 
 
 def _trained(
-    config: TrainConfig, data: CostDataset, run: tracking.TrackedRun, budget: Budget
+    config: TrainConfig, data: CostDataset, run: runs.TrackedRun, budget: Budget
 ) -> tuple[CostModel, dict[str, Any]]:
-    """Trains on the store, round by round, and tests the model; returns it with its figures."""
+    """Trains a model on the store, in rounds, and tests it; returns it with its metrics."""
     with ExitStack() as stack:
-        # What measures on the hardware of the store, if that is here.
+        # Measures on the hardware of the store, if that is available.
         proposer = Proposer.start(
             stack, config.store, data, needed=config.rounds > 0, seed=config.seed
         )
@@ -137,7 +135,7 @@ def _trained(
             assert proposer is not None
             count = config.budget_shards // config.rounds
             this = rounds.part(1 / (config.rounds - number))
-            if this.left_s() < curves.seconds:  # to learn from it would take longer
+            if this.left_s() < curves.seconds:  # training would take longer
                 proposer.leave_out("proposed_shards", count * (config.rounds - number))
                 break
             oracle = EstimatedCosts(model, data.most_common_batch)
@@ -145,14 +143,14 @@ def _trained(
             data = _read(config)
             model, curves = _fitted(config, data)
 
-        # 2. Measure test shards again, to know the noise; and plans, to check predictions.
+        # 2. Measure test shards again for the measuring noise, and plans to check predictions.
         if proposer is not None and split(data)["test"].noise_floor() is None:
             proposer.measure_again(split(data)["test"], budget.part(_NOISE_SHARE))
             data = _read(config)
         oracle = EstimatedCosts(model, data.most_common_batch)
-        promised = None
+        checked = None
         if proposer is not None and config.check_tasks:
-            promised = proposer.check(oracle, config.check_tasks, budget)
+            checked = proposer.check(oracle, config.check_tasks, budget)
         left_out = {} if proposer is None else proposer.left_out
 
     # 3. Evaluate on shards of test tables; print, log, draw.
@@ -160,12 +158,12 @@ def _trained(
     found = evaluate(model.compute, parts["train"], parts["test"])
     pieces = {piece.digest: piece for shard in parts["test"].shards for piece in shard.pieces}
     speed = evaluations_per_second(oracle, list(pieces.values()))
-    lines = [*found.lines(), ("evaluations", f"{speed:,.0f} a second"), *_promises(promised)]
+    lines = [*found.lines(), ("evaluations", f"{speed:,.0f} a second"), *_format_check(checked)]
     for name, value in lines:
-        cli.console.print(f"  {name:<14} {value}", soft_wrap=True)
+        cli.say(f"  {name:<14} {value}")
     if left_out:
         texts = (f"{count} {what.replace('_', ' ')}" for what, count in left_out.items())
-        cli.console.print(f"stopped by {budget}: left out {', '.join(texts)}", soft_wrap=True)
+        cli.say(f"stopped by {budget}: left out {', '.join(texts)}")
     run.curve("training_loss", curves.steps, curves.losses)
     run.curve("validation_error", curves.steps, curves.errors)
     with tempfile.TemporaryDirectory() as folder:
@@ -176,7 +174,7 @@ def _trained(
         "num_validation": len(parts["validation"]),
         **found.to_json(),
         "communication_error": link_error(data.exchanges),
-        "proposals": promised,
+        "proposals": checked,
         "left_out": left_out,
         "seconds": curves.seconds,
         "evaluations_per_second": speed,
@@ -186,32 +184,30 @@ def _trained(
 
 def _fitted(config: TrainConfig, data: CostDataset) -> tuple[CostModel, Curves]:
     parts = split(data)
-    cli.console.print(
+    cli.say(
         f"training on {len(parts['train'])} shards, stopped by {len(parts['validation'])}, "
         f"tested by {len(parts['test'])} of other tables"
     )
     with following(config.hyper.steps, "steps") as step:
         model, curves = train_model(data, config.hyper, config.seed, step)
     if not model.links:
-        cli.console.print(
-            f"note: no link can be fitted to {len(data.exchanges)} all-to-alls: {MIN_EXCHANGES} "
-            "with a device for each rank are needed (collect_costs.py --num-exchanges)",
-            soft_wrap=True,
+        cli.note(
+            f"no link can be fitted to {len(data.exchanges)} all-to-alls: {MIN_EXCHANGES} "
+            "with a device for each rank are needed (collect_costs.py --num-exchanges)"
         )
     return model, curves
 
 
 def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, Any]]:
-    """Adapts a model to a few of the store's shards, and tests it on those of test tables."""
+    """Adapts a model to a few of the store's shards, and tests it on shards of test tables."""
     model, count, evaluations = calibrate_model(source, data)
     figures: dict[str, Any] = {"num_train": count, "num_test": len(split(data, False)["test"])}
     if evaluations is not None:
         old, new = evaluations
         figures |= {**new.to_json(), "uncalibrated_mape": old.score.median_error}
-        cli.console.print(
+        cli.say(
             f"calibrated with {count} shards: on {figures['num_test']} others its median error "
-            f"was {old.score.median_error:.1%} and is {new.error_text}",
-            soft_wrap=True,
+            f"was {old.score.median_error:.1%} and is {new.error_text}"
         )
     return replace(model, provenance=replace(model.provenance, figures=_numbers(figures))), figures
 
@@ -221,26 +217,26 @@ def _read(config: TrainConfig) -> CostDataset:
     return read_costs(config.store, selection)
 
 
-def _promises(promised: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Returns the lines of the check: measured step times of plans, over predicted ones too."""
-    if promised is None:
+def _format_check(checked: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Returns the printed lines of the check of predictions."""
+    if checked is None:
         return []
     text = (
-        f"measured / promised {promised['measured_over_promised']:.3f}, of the slowest device "
-        f"{promised['max_measured_over_promised']:.3f}"
+        f"measured / predicted {checked['measured_over_promised']:.3f}, of the slowest device "
+        f"{checked['max_measured_over_promised']:.3f}"
     )
-    of_sharders = promised["measured_max_ms"].items()
+    of_sharders = checked["measured_max_ms"].items()
     return [
-        ("promises", text),
+        ("predictions", text),
         *((name, f"{ms:.2f} ms on the slowest device, mean of tasks") for name, ms in of_sharders),
     ]
 
 
 def _numbers(figures: dict[str, Any]) -> dict[str, float]:
-    """Returns those figures that MLflow takes as metrics."""
+    """Returns the numbers among the metrics, by path."""
     return {
         name: float(value)
-        for name, value in tracking.flat(figures).items()
+        for name, value in runs.flat(figures).items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
 

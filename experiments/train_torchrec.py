@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Train a small model by a plan, with TorchRec, and say what a step takes."""
+"""Train a small model by a plan with TorchRec, and measure its step time."""
 
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,52 +25,53 @@ from autoshard.workload import (
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer
 
-_ANY_BYTES = 2**50  # what devices really have is for those to say that train
+_ANY_BYTES = 2**50  # not checked before training
 
 
 @dataclass(frozen=True)
 class TrainTorchRecConfig:
-    """Train a small model by a plan, for real, and say what a step takes, phase by phase.
+    """Train a small model by a plan with TorchRec, and measure each phase of a step.
 
-    The tables lie as the plan says in TorchRec's DistributedModelParallel, one process a device on
-    the Ray cluster that is found or started, and are looked up as they tell; what is dense in the
-    model is small. It needs TorchRec.
+    TorchRec's DistributedModelParallel places the tables by the plan, with one process per device
+    on a Ray cluster, which is found or started. Lookups follow the tables' descriptions; the dense
+    layers are small. Requires TorchRec.
     """
 
     tables: str
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     plan: Path | None = None
-    """A plan for these tables, as shard.py writes it. It has a rank for each device."""
+    """File of a plan for these tables, with a rank for each device. Excludes --planner."""
     planner: Literal["torchrec_default", "torchrec", "torchrec_columns"] | None = None
-    """In place of --plan: let TorchRec's own planner decide, over all ways that it knows (by rows
-    and copies, too), over whole tables, or over tables and their columns."""
+    """TorchRec's own planner, in place of --plan. torchrec_default: all sharding types, by rows and
+    copies too. torchrec: whole tables. torchrec_columns: whole tables and column slices. Requires
+    --num-devices."""
     num_devices: int | None = None
-    """Devices that --planner plans for."""
+    """Number of devices of --planner."""
     devices: RequestedKind = "auto"
-    """cuda, cpu, or auto: GPUs where the cluster has any, cores elsewhere."""
+    """Kind of devices; auto: GPUs if the cluster has any, else cores."""
     batch_size: int = 1024
     """Samples of a batch, of all ranks together."""
     optimizer: Optimizer = "rowwise_adagrad"
-    """Of the tables."""
+    """Optimizer of the tables."""
     steps: int = 100
-    """Steps that are timed, after a few that are not."""
+    """Number of timed steps, after a few that are not timed."""
     json: Path | None = None
-    """Write the times of all steps here."""
+    """File for the times of all steps."""
 
     def check(self) -> None:
-        """UserError unless the options make sense."""
+        """Raises UserError unless the options are valid."""
         if (self.plan is None) == (self.planner is None):
             raise UserError("name a plan with --plan, or let TorchRec plan with --planner")
         if (self.planner is None) != (self.num_devices is None):
             raise UserError(
-                "--num-devices goes with --planner and with nothing else: a plan has its own"
+                "--num-devices goes with --planner and with nothing else: a plan has its own number"
             )
         check_bounds(self, at_least=dict.fromkeys(("num_devices", "batch_size", "steps"), 1))
         check_file(self.json, "--json")
 
 
 def main(config: TrainTorchRecConfig) -> None:
-    """Train, say what steps take."""
+    """Trains, and prints and writes the step times."""
     config.check()
     tables = load_tables(config.tables)
     plan = None
@@ -83,26 +84,23 @@ def main(config: TrainTorchRecConfig) -> None:
     task = ShardingTask(tables, Device.uniform(ranks, _ANY_BYTES), config.batch_size, operator)
     with ray_cluster(), closing(RankGroup(ranks, config.devices)) as found:
         if found.ranks_per_core > 1:
-            cli.console.print(
-                f"note: {ranks} ranks share {ranks / found.ranks_per_core:.0f} cores: they train "
-                "as they would, but steps take longer than with a core for each",
-                soft_wrap=True,
+            cli.note(
+                f"{ranks} ranks share {ranks / found.ranks_per_core:.0f} cores: steps take longer "
+                "than with a core for each"
             )
         if config.planner in SHARDERS:
             plan = make_sharder(config.planner).shard(replace(task, devices=found.devices()))
         found.prepare("", task, plan)
         where = ", ".join(place.name for place in found.places)
-        cli.console.print(f"training {len(tables)} tables on {where}", soft_wrap=True)
+        cli.say(f"training {len(tables)} tables on {where}")
         rehearsal = found.train("", config.steps)
     cli.console.print(rehearsal.table(str(config.plan or config.planner)))
     if rehearsal.disturbed > MUCH and found.ranks_per_core == 1:
-        cli.console.print(
-            f"note: others took {rehearsal.disturbed:.0%} of the ranks' cores meanwhile: steps "
-            "take longer than they would",
-            soft_wrap=True,
+        cli.note(
+            f"other processes took {rehearsal.disturbed:.0%} of the ranks' cores: steps took longer"
         )
     losses = rehearsal.losses
-    cli.console.print(f"loss: {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last")
+    cli.say(f"loss: {losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last")
     if config.json is not None:
         documents.write(config.json, rehearsal.to_json())
 

@@ -13,7 +13,6 @@ from ray import tune
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore
 from autoshard.cost_model import load_model
-from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.console.ray_cluster import Notices, ray_cluster
@@ -30,6 +29,7 @@ from autoshard.experiments.sweeps.tuning import (
     run_trials,
 )
 from autoshard.experiments.sweeps.winner import keep_winner
+from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage, absolute
 from autoshard.experiments.training.checks import split_tables
@@ -63,7 +63,7 @@ def main(config: TuneShardConfig) -> None:
     if result is None:
         result = _swept(config, run_id, storage, budget)
     else:
-        cli.console.print(f"the sweep in {config.storage} is finished")
+        cli.say(f"the sweep in {config.storage} is finished")
     if config.json is not None:
         documents.write(config.json, result)
 
@@ -91,7 +91,7 @@ def _swept(
         # 3. The run in MLflow, the Ray cluster, and the pool: before any trial asks for it, so that
         # it is on the machine of the store.
         run = stack.enter_context(
-            tracking.tracked_run(
+            runs.tracked_run(
                 "tune_shard",
                 f"{name}, {config.num_samples} trials",
                 asdict(config),
@@ -112,10 +112,9 @@ def _swept(
         look_at_pool = _pool_started(stack, task, storage)
 
         # 4. All trials.
-        cli.console.print(
+        cli.say(
             f"{config.num_samples} trials: {name}, {config.scheduler}, {config.search_name} "
-            f"search; all is in {config.storage}",
-            soft_wrap=True,
+            f"search; all is in {config.storage}"
         )
         scheduler = make_scheduler(config, space)
         resumed = run_id is not None and storage.has_any(f"{TRIALS}/experiment_state-*")
@@ -130,17 +129,15 @@ def _swept(
         outcomes = [TrialOutcome.of(trial, logged.run_of(trial).run_id) for trial in trials]
         left_out = config.num_samples - len(finished(outcomes))
         if budget.is_spent and left_out:
-            cli.console.print(
-                f"stopped by {budget}: {left_out} of {config.num_samples} trials have no score"
-            )
+            cli.say(f"stopped by {budget}: {left_out} of {config.num_samples} trials have no score")
 
         # 5. The winner is tested beside the defaults, kept and registered.
         winner = keep_winner(task, default_point(space), trials, outcomes, storage, run, tags)
-        runs = [logged.run_of(trial) for trial in trials]
+        trial_runs = [logged.run_of(trial) for trial in trials]
         run.note(
-            f"The best of {len(runs)} trials has the score {winner['best']['score']:.4f}: step "
-            "time over that of each task's best heuristic. "
-            f"[Compare the trials]({run.link(runs)})"
+            f"The best of {len(trial_runs)} trials has the score {winner['best']['score']:.4f}: "
+            "step time over that of each task's best heuristic. "
+            f"[Compare the trials]({run.link(trial_runs)})"
         )
         if task.config.measures:
             run.data(store_source(store))
@@ -174,7 +171,7 @@ def _pool_started(stack: ExitStack, task: PolicyTask, storage: Storage) -> Calla
 
     def look() -> None:
         storage.keep_store(pool.store)
-        notices.tell(pool)
+        notices.print_new(pool)
 
     stack.callback(look)  # also after Ctrl-C
     return look

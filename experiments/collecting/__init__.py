@@ -1,1 +1,1 @@
-"""What costs are learned from: in which order shards are measured, and which are proposed."""
+"""Collection of training data for cost models: pacing of measurements, proposed shards."""

@@ -22,17 +22,17 @@ _KEEP_SECONDS = 60.0  # between two copies to --storage
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run measured.
+    """The summary of a run.
 
     Args:
         requested: Number of shards.
-        measured: Shards that were measured.
-        reused: Shards that the store held.
-        failed: Shards that could not be measured.
-        left_out: Shards that --seconds left no time for.
+        measured: Number of measured shards.
+        reused: Number of shards that the store held.
+        failed: Number of shards that could not be measured.
+        left_out: Number of shards left out because of --seconds.
         seconds: Measuring time.
         promised_seconds: Predicted measuring time; None if too few shards were measured.
-        shards_per_second: Measured shards a second.
+        shards_per_second: Measured shards per second.
         duty_cycle: Share of the devices' time inside timed operators.
         devices: Name, kind and node of each device.
         median_spread: Median relative spread of the costs.
@@ -57,48 +57,54 @@ def collect(
     budget: Budget | None = None,
     storage: Storage | None = None,
 ) -> Summary:
-    """Measures shards with a progress bar, as many as the budget allows, in turns of settings.
+    """Measures shards with a progress bar, as many as the budget allows.
 
     Args:
-        pool: Measures.
-        shards: Shards by the settings to measure them with, which divide the budget.
+        pool: Pool that measures.
+        shards: Shards by the settings to measure them with, which share the budget.
         budget: Time limit.
-        storage: Where the store is copied now and then.
+        storage: Storage to which the store is copied every minute.
 
     Raises:
-        KeyboardInterrupt: Says how many shards are in the store.
+        KeyboardInterrupt: The message has the number of measured shards.
     """
     budget, devices = budget or Budget(), pool.devices()
     answers: list[Measurement] = []
     predicted: list[float | None] = []
     started = kept = time.monotonic()
-    for number, (settings, some) in enumerate(shards.items()):
-        cli.console.print(
-            f"measuring {len(some)} shards, batch {settings.batch_size:,}, on "
-            + ", ".join(device.name for device in devices)
-        )
+    for number, (settings, part_shards) in enumerate(shards.items()):
+        names = ", ".join(device.name for device in devices)
+        cli.say(f"measuring {len(part_shards)} shards, batch {settings.batch_size:,}, on {names}")
         left, before = len(shards) - number, len(answers)
         part = budget if left == 1 else budget.part(1 / left)
-        pace, total_s = Pace(some, settings.batch_size, len(devices)), None
-        stream = stream_within(pool, some, settings, pace, part, retry_failed=True)
+        pace, total_s = Pace(part_shards, settings.batch_size, len(devices)), None
+        stream = stream_within(pool, part_shards, settings, pace, part, retry_failed=True)
         try:
-            with following(len(some), "shards", lambda: part.at_most(pace.left_s())) as step:  # noqa: B023
+            with following(len(part_shards), "shards", lambda: part.at_most(pace.left_s())) as step:  # noqa: B023
                 for _, measurement in stream:
                     answers.append(measurement)
                     step()
                     if total_s is None and (left_s := pace.left_s()) is not None:
-                        total_s = _announce(pace.passed_s, left_s, part)
+                        total_s = pace.passed_s + part.left_s()
+                        if left_s <= part.left_s():
+                            total_s = pace.passed_s + left_s
+                            cli.say(f"  this will take {total_s:.0f} s, {left_s:.0f} more")
+                        else:
+                            cli.say(
+                                f"  all would take {pace.passed_s + left_s:.0f} s, more than "
+                                f"{part} leave: some will be left out"
+                            )
                     if storage is not None and time.monotonic() - kept > _KEEP_SECONDS:
                         storage.keep_store(pool.store)
                         kept = time.monotonic()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"{len(answers) - before} of {len(some)} shards are in {pool.store}; run again to "
-                "go on"
+                f"{len(answers) - before} of {len(part_shards)} shards are in {pool.store}; run "
+                "again to go on"
             ) from None
         predicted.append(total_s)
-    Notices().tell(pool)
-    known = [each for each in predicted if each is not None]
+    Notices().print_new(pool)
+    known = [seconds for seconds in predicted if seconds is not None]
     return summarise(
         answers,
         devices,
@@ -106,19 +112,6 @@ def collect(
         sum(map(len, shards.values())),
         sum(known) if len(known) == len(predicted) else None,
     )
-
-
-def _announce(passed_s: float, left_s: float, budget: Budget) -> float:
-    """Prints and returns the seconds that measuring will take in all."""
-    if left_s <= budget.left_s():
-        cli.console.print(f"  this will take {passed_s + left_s:.0f} s, {left_s:.0f} more")
-        return passed_s + left_s
-    cli.console.print(
-        f"  all would take {passed_s + left_s:.0f} s, more than {budget} leave for it: some will "
-        "be left out",
-        soft_wrap=True,
-    )
-    return passed_s + budget.left_s()
 
 
 def collect_exchanges(
@@ -129,22 +122,24 @@ def collect_exchanges(
     seed: int,
     budget: Budget,
 ) -> None:
-    """Measure `count` random all-to-alls, those that are not in the store yet, within the budget.
+    """Measures those of `count` random all-to-alls that the store lacks, within the budget.
 
-    They are among as many ranks as the kind of device allows.
+    They have up to as many ranks as the kind of device allows.
     """
     if count == 0:
         return
     devices = pool.devices()
     ranks = len(devices) * backend_of(devices[0].kind).max_ranks
-    most = int(min(MAX_TASK_DEVICES, ranks))
-    if most < 2:
-        raise UserError("an all-to-all needs at least two devices, the cluster has one")
-    exchanges = random_exchanges(tables, count, most, seed)
+    max_ranks = int(min(MAX_TASK_DEVICES, ranks))
+    if max_ranks < 2:
+        raise UserError(
+            "--num-exchanges needs at least two devices, the cluster has one: leave it out"
+        )
+    exchanges = random_exchanges(tables, count, max_ranks, seed)
     with following(len(exchanges), "all-to-alls") as step:
         for number, dims in enumerate(exchanges):
             if budget.is_spent:
-                cli.console.print(
+                cli.say(
                     f"stopped by {budget}: {number} of {len(exchanges)} all-to-alls measured; run "
                     "again to go on"
                 )

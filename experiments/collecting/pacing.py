@@ -1,10 +1,10 @@
-"""How long measuring will take, told from the first answers; and as much as a budget allows.
+"""Predicts the remaining measuring time from the first answers, and measures within a budget.
 
 Counting answers would mislead: shards differ a hundredfold in work, devices answer for several at a
-time, and devices differ too. So what a shard takes is predicted from its tables and lookups, and a
-device's pace follows from what its shards took and from the share of its time that it spent in
-them. What it answers first does not count for that share once there is more: then it starts, and
-finds out how to clear its cache.
+time, and devices differ too. The time of a shard is therefore predicted from its tables and
+lookups. A device's pace follows from the time of its shards and from its duty, the share of its
+time inside operators. The first answers of a device do not count for its duty once there are more,
+because it then starts and calibrates how it clears its cache.
 """
 
 import math
@@ -25,48 +25,49 @@ from autoshard.workload.reuse import spectrum_of
 Floats = npt.NDArray[np.float64]
 Device = tuple[str, str]  # its node and name
 
-# Measured ones. Shards scatter by two thirds around what is predicted of them, so that so many tell
-# the whole with a deviation of 13 %.
+# Measured shards before the first prediction. Single shards deviate by two thirds from their
+# prediction, so the total of this many deviates by 13 %.
 FEWEST_ANSWERS = 32
-# Answers of one go come together: after a pause of so much of what its first took comes another.
+# Answers of one batch come together. A pause longer than this share of the device's first answer
+# time separates batches.
 _PAUSE = 0.1
-_PATIENCE = 4.0  # times what it took half of the devices to answer: others are not awaited longer
+_PATIENCE = 4.0  # times the median first answer time; slower devices are not awaited
 _TERMS = 4
-_RIDGE = 1e-6  # of the squares of terms: few answers leave some of them open
-# With a budget shards are asked for in portions: first so many a device, each time at most so many
-# times as many, and what is predicted to take so much of the time that is left.
+_RIDGE = 1e-6  # regularisation, relative to the trace: few answers do not determine all terms
+# With a budget, shards are requested in portions: at first this many per device, then at most this
+# many times as many, and only what is predicted to fit into this share of the remaining time.
 _FIRST_PORTION, _GROWTH, _FITTING = 4, 3, 0.7
 
 
 class _Worker:
-    """A device: what it has answered for, and until when. Seconds are from the start.
+    """A device, its answers so far, and their times in seconds from the start.
 
     Args:
-        first_s: when it answered first.
+        first_s: Time of its first answer.
     """
 
     def __init__(self, first_s: float) -> None:
         self.first_s = self.latest_s = first_s
         self._work, self._spent_s = np.zeros(_TERMS), 0.0  # sums of terms, seconds in operators
-        self._going = 0  # answers of this go
-        self._busy_s, self._since_s = 0.0, 0.0  # in operators, and since when
-        self._first_duty: float | None = None  # share of the time in operators when it began, and
-        self._later_duty: float | None = None  # in whole goes after that
+        self._going = 0  # answers of this batch
+        self._busy_s, self._since_s = 0.0, 0.0  # time in operators, and the time since it is summed
+        self._first_duty: float | None = None  # share of time in operators, in its first batch
+        self._later_duty: float | None = None  # and in later ones
 
     def take(self, terms: Floats, spent_s: float, now_s: float) -> None:
-        """A shard was answered for, that took so many seconds in its operator."""
+        """Adds an answer, with the seconds spent in its operator."""
         if now_s - self.latest_s > _PAUSE * self.first_s:
-            self.end_go()
+            self.end_batch()
         self._work = self._work + terms
         self._spent_s += spent_s
         self._busy_s += spent_s
         self._going += 1
         self.latest_s = now_s
         if self._going == MAX_INTERLEAVED:
-            self.end_go()
+            self.end_batch()
 
-    def end_go(self) -> None:
-        """Nothing more comes of this go."""
+    def end_batch(self) -> None:
+        """Ends the current batch of answers, and updates the duty."""
         if not self._going:
             return
         self._going = 0
@@ -79,14 +80,15 @@ class _Worker:
 
     @property
     def gain(self) -> float | None:
-        """By what factor it came to work faster after what it began with; None if it only began."""
+        """Duty of later batches over that of the first one; None before a second batch."""
         if self._later_duty is None or not self._first_duty:
             return None
         return self._later_duty / self._first_duty
 
     def pace(self, prices: Floats, usual_gain: float) -> float | None:
-        """The work that it does a second, in seconds as they are predicted of all devices; None
-        before its first go is over.
+        """Returns its work per second, in predicted seconds of an average device.
+
+        Returns None before its first batch is over.
         """
         if self._first_duty is None:
             return None
@@ -95,13 +97,13 @@ class _Worker:
 
 
 class Pace:
-    """Hears of each answer, and tells how long the rest takes.
+    """Predicts the remaining measuring time from the answers so far.
 
     Args:
-        shards: that are asked for, from now on.
-        batch_size: of all of them.
-        devices: that measure.
-        clock: seconds.
+        shards: Requested shards.
+        batch_size: Samples of a batch.
+        devices: Number of measuring devices.
+        clock: Returns the current time, in seconds.
     """
 
     def __init__(
@@ -113,22 +115,22 @@ class Pace:
     ) -> None:
         self._terms = _terms(shards, batch_size)
         self._waiting = np.ones(len(shards), bool)
-        self._left: Floats = self._terms.sum(axis=0)  # of the shards that wait
+        self._left: Floats = self._terms.sum(axis=0)  # of waiting shards
         self.devices = devices
         self._clock = clock
         self._began = clock()
         self._answers = 0
-        # Sums over what was measured, of squares and of terms by seconds: all that a fit needs.
+        # Sums over measured shards that determine a least-squares fit.
         self._squares, self._moments = np.zeros((_TERMS, _TERMS)), np.zeros(_TERMS)
         self._workers: dict[Device, _Worker] = {}
 
     @property
     def passed_s(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the start."""
         return self._clock() - self._began
 
     def take(self, number: int, answer: Measurement) -> None:
-        """A shard was answered for."""
+        """Adds an answer for the shard of this number."""
         terms: Floats = self._terms[number]
         self._left = self._left - terms * self._waiting[number]
         self._waiting[number] = False
@@ -143,7 +145,7 @@ class Pace:
         )
 
     def left_s(self) -> float | None:
-        """Seconds until all are answered for; None as long as too little is known."""
+        """Returns the predicted remaining seconds; None while too little is known."""
         if not self._knows:
             return None
         prices, now_s = self._prices(), self.passed_s
@@ -154,14 +156,15 @@ class Pace:
         left = float(self._left @ prices) - under_way
         return max(0.0, left) / self._pace(prices)
 
-    def fitting(self, most: int, seconds: float) -> list[int]:
-        """The numbers of the next shards that can be answered for in so many seconds, if no others
-        are under way: at most so many, and as many while nothing is known.
+    def fitting(self, max_shards: int, seconds: float) -> list[int]:
+        """Returns the numbers of the next shards that can be measured within a number of seconds.
+
+        Assumes that no others are under way. Before the first answer, returns `max_shards`.
         """
-        waiting = np.flatnonzero(self._waiting)[:most]
+        waiting = np.flatnonzero(self._waiting)[:max_shards]
         if self._answers:
             for worker in self._workers.values():
-                worker.end_go()
+                worker.end_batch()
             prices = self._prices()
             work = np.cumsum(self._terms[waiting] @ prices)
             waiting = waiting[work <= seconds * self._pace(prices)]
@@ -169,7 +172,7 @@ class Pace:
 
     @property
     def _knows(self) -> bool:
-        """True if devices have shown how fast they are."""
+        """Whether the answers suffice for a prediction."""
         under_way = sum(worker.gain is not None for worker in self._workers.values())
         if self._answers < FEWEST_ANSWERS or 2 * under_way < len(self._workers):
             return False
@@ -178,7 +181,7 @@ class Pace:
         return not silent or self.passed_s > _PATIENCE * usual
 
     def _prices(self) -> Floats:
-        """What the terms of a shard cost, in seconds of a device: none is below nothing."""
+        """Returns the non-negative price of each term, in seconds of an average device."""
         squares = self._squares + _RIDGE * np.trace(self._squares) * np.eye(_TERMS)
         factor = np.linalg.cholesky(squares)
         found, _ = optimize.nnls(factor.T, np.linalg.solve(factor, self._moments))
@@ -190,25 +193,26 @@ class Pace:
         return statistics.median(gains) if gains else 1.0
 
     def _paces(self, prices: Floats) -> dict[_Worker, float]:
-        """Of each device that has done a whole go. One that has only begun is taken to become
-        faster as much as others did.
+        """Returns the pace of each device with a whole batch.
+
+        A device with one batch is assumed to gain as much as others did.
         """
         gain = self._usual_gain
         paces = {worker: worker.pace(prices, gain) for worker in self._workers.values()}
         return {worker: pace for worker, pace in paces.items() if pace is not None}
 
     def _pace(self, prices: Floats) -> float:
-        """Of all devices together.
+        """Returns the pace of all devices together.
 
-        One that has not answered yet is taken to be as the others, unless these would long have.
+        Devices without answers count as the others, but at most as fast as their silence allows.
         """
         paces = list(self._paces(prices).values())
-        most = self._usual_gain * self._at_once(prices) / max(self.passed_s, 1e-9)
-        silent = min(float(np.mean(paces)), most)
+        fastest = self._usual_gain * self._at_once(prices) / max(self.passed_s, 1e-9)
+        silent = min(float(np.mean(paces)), fastest)
         return max(1e-9, sum(paces) + silent * max(0, self.devices - len(paces)))
 
     def _at_once(self, prices: Floats) -> float:
-        """The most work that a device takes at a time."""
+        """Returns the maximum work of a device in one batch."""
         return MAX_INTERLEAVED * float(self._terms.mean(axis=0) @ prices)
 
 
@@ -221,24 +225,24 @@ def stream_within(
     timing: TimingOptions | None = None,
     retry_failed: bool = False,
 ) -> Iterator[tuple[int, Measurement]]:
-    """Answers as a pool's `stream` gives them, of as many of the first shards as the budget allows.
+    """Yields the answers of a pool's `stream` for as many of the first shards as the budget allows.
 
-    What is under way when the time is over would be lost with a cluster that ends then: so with a
-    limit the pool is only asked for what will be done in time, as well as that is known by then.
+    Measurements under way at the time limit would be lost with a cluster that ends then. With a
+    limit, only shards that are predicted to be done in time are therefore requested.
     """
     if not budget.is_limited:
         for number, answer in pool.stream(shards, settings, timing, retry_failed):
             pace.take(number, answer)
             yield number, answer
         return
-    most = _FIRST_PORTION * pace.devices
+    max_shards = _FIRST_PORTION * pace.devices
     while not budget.is_spent:
-        portion = pace.fitting(most, _FITTING * budget.left_s())
+        portion = pace.fitting(max_shards, _FITTING * budget.left_s())
         if not portion:
             return
-        most = _GROWTH * len(portion)
-        asked = [shards[number] for number in portion]
-        for place, answer in pool.stream(asked, settings, timing, retry_failed):
+        max_shards = _GROWTH * len(portion)
+        requested = [shards[number] for number in portion]
+        for place, answer in pool.stream(requested, settings, timing, retry_failed):
             pace.take(portion[place], answer)
             yield portion[place], answer
             if budget.is_spent:
@@ -246,8 +250,10 @@ def stream_within(
 
 
 def _terms(shards: Sequence[Shard], batch_size: int) -> Floats:
-    """What the time to measure a shard is made of, each in units of its mean: the shard itself, its
-    tables, what it looks up, and the different rows of that.
+    """Returns the terms of each shard's measuring time, [shards, terms], relative to their means.
+
+    Terms are a constant, the number of tables, the lookups times width, and the distinct rows times
+    width.
     """
     terms = np.ones((len(shards), _TERMS))
     for number, shard in enumerate(shards):

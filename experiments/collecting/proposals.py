@@ -1,4 +1,4 @@
-"""The part of training that measures: proposals to learn from, promises to be kept."""
+"""Measurements for training a cost model: proposed shards, noise, and checks of predictions."""
 
 import statistics
 from collections.abc import Sequence
@@ -36,22 +36,23 @@ SHARDERS: dict[str, MakeSharder] = {
     "alone_greedy": AloneGreedySharder,
 }
 _TASKS_A_ROUND = 12
-_TIMING = TimingOptions(max_iterations=200)  # promises are of a few percent
-_REPEATED = 60  # test shards that are measured once more, to know the noise of measuring
-_CHECK_SEED = 1000  # no round's
+_TIMING = TimingOptions(max_iterations=200)  # errors of predictions are a few percent
+_REPEATED = 60  # test shards that are measured again, for the measuring noise
+_CHECK_SEED = 1000  # not used by rounds
 _MEMORY_BYTES = 2**36  # rounds and checks are about time, not about memory
 
 
 class Proposer:
-    """Measures on the hardware that the dataset came from.
+    """Measures on the hardware of a dataset.
 
     Args:
-        pool: what measures.
-        data: what is known so far.
-        seed: of tasks and shards that are drawn.
-        tables: of which tasks are made; by default those of the dataset.
+        pool: Pool that measures.
+        data: Known costs.
+        seed: Seed of tasks and shards.
+        tables: Tables of tasks; by default those of the dataset.
 
-    Whatever measures does so within a budget; `left_out` counts what did not fit, by what it is.
+    Attributes:
+        left_out: Number of things that were left out because of time limits, by kind.
     """
 
     def __init__(
@@ -73,12 +74,16 @@ class Proposer:
     def start(
         stack: ExitStack, sources: Sequence[Path], data: CostDataset, needed: bool, seed: int
     ) -> "Proposer | None":
-        """One that measures into the first store; None, or UserError if it is needed, without."""
+        """Returns a proposer that measures into the first store; None if that is impossible.
+
+        Raises:
+            UserError: It is impossible, and needed.
+        """
         stores = [source for source in sources if source.suffix != ".parquet"]
         reason = "no store (.db) is named to measure into"
         if stores:
             stack.enter_context(ray_cluster())
-            # A store of CPU costs is gone on with on CPUs, also where there are GPUs.
+            # A store of CPU costs is continued on CPUs, even where there are GPUs.
             kind = data.hardware.partition(":")[0]
             pool = BenchmarkPool(stores[0], kind=kind if kind in KINDS else "auto")
             stack.callback(pool.close)
@@ -91,13 +96,13 @@ class Proposer:
             )
         if needed:
             raise UserError(f"proposals cannot be measured: {reason}")
-        cli.console.print(f"note: promises are not checked: {reason}", soft_wrap=True)
+        cli.note(f"predictions are not checked: {reason}")
         return None
 
     def measure_proposals(
         self, oracle: EstimatedCosts, number: int, count: int, budget: Budget
     ) -> None:
-        """Measure `count` shards that are worth most of what sharders propose by the oracle."""
+        """Measures the `count` most informative shards that sharders propose by the oracle."""
 
         def tasks(members: Sequence[EmbeddingTable]) -> list[ShardingTask]:
             return self._tasks(members, _TASKS_A_ROUND, self._seed + number)
@@ -106,64 +111,62 @@ class Proposer:
             oracle, list(SHARDERS.values()), self._tables, tasks, self._known, count,
             self._seed + number,
         )  # fmt: skip
-        cli.console.print(f"round {number + 1}: measuring {len(shards)} proposed shards")
+        cli.say(f"round {number + 1}: measuring {len(shards)} proposed shards")
         found = self._measure(shards, budget)
         self._known.update(found)
         self.leave_out("proposed_shards", len(shards) - len(found))
 
     def measure_again(self, test: CostDataset, budget: Budget) -> None:
-        """Measure test shards once more, with other batches of the same description."""
-        some = [
+        """Measures test shards again, with other batches of the same description."""
+        repeated = [
             shard
             for shard, batch in zip(test.shards, test.batch_sizes, strict=True)
             if batch == self._batch_size
         ][:_REPEATED]
-        cli.console.print(f"measuring {len(some)} test shards again, to know the noise")
-        found = self._measure(some, budget, seed=1)
-        self.leave_out("repeated_shards", len(some) - len(found))
+        cli.say(f"measuring {len(repeated)} test shards again, for the measuring noise")
+        found = self._measure(repeated, budget, seed=1)
+        self.leave_out("repeated_shards", len(repeated) - len(found))
 
     def check(
         self, oracle: EstimatedCosts, count: int, budget: Budget | None = None
     ) -> dict[str, Any] | None:
-        """What plans of all sharders promise for tasks of test tables, and what comes of it.
+        """Returns predicted against measured step times of all sharders on tasks of test tables.
 
-        With too little time for all, the first tasks are measured.
+        If time does not suffice for all tasks, the first ones are measured.
         """
         tasks = self._tasks(tables_by_part(self._tables)["test"], count, _CHECK_SEED + self._seed)
-        cli.console.print(f"measuring plans of {', '.join(SHARDERS)} for {count} tasks")
+        cli.say(f"measuring plans of {', '.join(SHARDERS)} for {count} tasks")
         sharders = [make(oracle) for make in SHARDERS.values()]
         plans = [[(task, sharder.shard(task)) for sharder in sharders] for task in tasks]
         shards = [
-            [shard for task, plan in some for shard in plan.shards(task) if shard is not None]
-            for some in plans
+            {s.digest: s for task, plan in of_task for s in plan.shards(task) if s is not None}
+            for of_task in plans
         ]
-        different = {shard.digest: shard for some in shards for shard in some}
+        different = {digest: s for of_task in shards for digest, s in of_task.items()}
         known = self._measure(list(different.values()), budget or Budget())
         whole = [
-            some
-            for some, needed in zip(plans, shards, strict=True)
-            if all(shard.digest in known for shard in needed)
+            p for p, of_task in zip(plans, shards, strict=True) if of_task.keys() <= known.keys()
         ]
         self.leave_out("check_tasks", count - len(whole))
         found = {
             name: compare_predictions(
                 oracle,
-                [some[number] for some in whole],
+                [of_task[number] for of_task in whole],
                 lambda shards: [known[shard.digest] for shard in shards],
             )
             for number, name in enumerate(SHARDERS)
         }
         search = found[SEARCH]
         if not all(found.values()):
-            cli.console.print("note: promises are not checked: no plan could be measured")
+            cli.note("predictions are not checked: no plan could be measured")
             return None
         return {
             "measured_over_promised": statistics.mean(promise.ratio for promise in search),
             "max_measured_over_promised": statistics.mean(promise.max_ratio for promise in search),
             "tasks": len(search),
             "measured_max_ms": {
-                name: statistics.mean(max(promise.measured_ms) for promise in some)
-                for name, some in found.items()
+                name: statistics.mean(max(promise.measured_ms) for promise in of_sharder)
+                for name, of_sharder in found.items()
             },
         }
 
@@ -171,14 +174,17 @@ class Proposer:
         return random_tasks(tables, count, self._batch_size, self._operator, _MEMORY_BYTES, seed)
 
     def leave_out(self, what: str, count: int) -> None:
-        """Count so many of these as left out."""
+        """Counts things of a kind as left out."""
         if count:
             self.left_out[what] = self.left_out.get(what, 0) + count
 
     def _measure(
         self, shards: Sequence[Shard], budget: Budget, seed: int = 0
     ) -> dict[str, Measurement]:
-        """Measurements by digest, told at one level; of the first shards, as the budget allows."""
+        """Returns measurements by digest, of as many of the first shards as the budget allows.
+
+        All are normalised to one reference level.
+        """
         settings = MeasureSettings(self._batch_size, self._operator, seed)
         pace = Pace(shards, self._batch_size, len(self._pool.devices()))
         found: dict[str, Measurement] = {}

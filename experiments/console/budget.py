@@ -1,4 +1,4 @@
-"""`--seconds`: how long a command may take."""
+"""Time limits of commands (`--seconds`)."""
 
 import math
 import time
@@ -8,11 +8,11 @@ from autoshard.workload import UserError
 
 
 class Budget:
-    """So many seconds from now on; without a limit, as many as it takes.
+    """A number of seconds from now on, or unlimited time.
 
     Args:
-        seconds: None: no limit.
-        clock: seconds.
+        seconds: Time limit; None for no limit.
+        clock: Returns the current time, in seconds.
     """
 
     def __init__(
@@ -26,33 +26,27 @@ class Budget:
 
     @property
     def is_limited(self) -> bool:
-        """True if it can be spent at all."""
+        """Whether there is a time limit."""
         return self.seconds is not None
 
     @property
     def is_spent(self) -> bool:
-        """True once nothing more should be begun."""
+        """Whether the time is over."""
         return self.left_s() <= 0
 
     def left_s(self) -> float:
-        """Seconds that are left; infinite without a limit."""
+        """Returns the seconds that remain; infinity without a limit."""
         if self.seconds is None:
             return math.inf
         return max(0.0, self._began + self.seconds - self.clock())
 
-    @property
-    def left_share(self) -> float:
-        """Of all its seconds; 1 without a limit."""
-        return 1.0 if self.seconds is None else self.left_s() / self.seconds
-
     def at_most(self, seconds: float | None) -> float | None:
-        """So many seconds, or those that are left if these are fewer; None if it is not known."""
+        """Returns the smaller of `seconds` and the seconds that remain; None for None."""
         return None if seconds is None else min(seconds, self.left_s())
 
     def part(self, share: float) -> "Budget":
-        """One of its own, of that share of what is left, from now on."""
-        left_s = self.left_s()
-        return Budget(None if math.isinf(left_s) else max(left_s * share, 1e-3), self.clock)
+        """Returns a budget of this share of the remaining time, from now on."""
+        return Budget(max(self.left_s() * share, 1e-3) if self.is_limited else None, self.clock)
 
     def __str__(self) -> str:
         return f"--seconds {self.seconds:g}"

@@ -1,31 +1,29 @@
-"""Which version of the code runs, where it runs from a checkout."""
+"""The version of the code, where it runs from a Git checkout."""
 
 import subprocess
 from pathlib import Path
 
 
 def git_commit() -> str | None:
-    """The commit of the code that runs, if it runs from a checkout."""
-    told = _git("rev-parse", "HEAD")
-    return told and told.strip()
+    """Returns the commit of the code; None outside a checkout."""
+    return _git("rev-parse", "HEAD") or None
 
 
 def is_changed() -> bool:
-    """Whether code differs from that commit; documents may, for they are what is being written."""
-    told = _git("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*/pretrained/*")
-    return bool(told)
+    """Returns whether code differs from its commit; documents are not compared."""
+    changed = ("status", "--porcelain", "--untracked-files=no", "--", ":/*.py", ":/*/pretrained/*")
+    return bool(_git(*changed))
 
 
-def _git(*arguments: str) -> str | None:
+def _git(*arguments: str) -> str:
     try:
-        answer = subprocess.run(
+        return subprocess.run(
             ["git", *arguments],  # noqa: S607 - whichever git the user has
             cwd=Path(__file__).parent,
             capture_output=True,
             text=True,
             check=True,
             timeout=5,
-        )
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout
+        return ""

@@ -1,13 +1,15 @@
-"""How every command starts and ends: a typed command line, one line for a fault, an exit code."""
+"""How every command starts and ends: typed options, one-line errors, exit codes."""
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import tyro
 from rich.console import Console
+from rich.text import Text
 
 from autoshard.workload import UserError
 
@@ -18,16 +20,30 @@ INTERRUPTED = 130
 
 VERIFIED = {"--verified": "measuring corrects the cost model alone: leave it out"}  # dropped
 
-_program: str | None = None  # by which name people call the command, if not by its script's
-
-console = Console(highlight=False)
-error_console = Console(stderr=True, highlight=False, soft_wrap=True)
+_program: str | None = None  # the command as typed; None: the script's name
+_typed: Mapping[str, str] = {}  # what to type in place of each script
 
 
-def set_program(name: str) -> None:
-    """Sets the name of the command for help texts and errors; by default it is its script's."""
-    global _program
-    _program = name
+def set_program(name: str, typed: Mapping[str, str]) -> None:
+    """Sets the name of the command, and what the user types in place of each `SCRIPT.py`."""
+    global _program, _typed
+    _program, _typed = name, typed
+
+
+class _Console(Console):
+    """A console whose texts name commands as the user types them, as `autoshard train`."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        named = re.sub(
+            r"(?<![\w/])(?:experiments/)?(\w+\.py)\b",
+            lambda found: _typed.get(found[1], found[0]),
+            text,
+        )
+        return super().render_str(named, **options)
+
+
+console = _Console(highlight=False)
+error_console = _Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def run_command(
@@ -36,30 +52,30 @@ def run_command(
     begun_with: Callable[[Config], Config] | None = None,
     dropped: Mapping[str, str] | None = None,
 ) -> NoReturn:
-    """Parses the command line into `config`, runs `main`, and leaves with its exit code.
+    """Parses the command line into `config`, runs `main`, and exits with its code.
 
     Args:
         main: The command.
         config: Dataclass of its options; its docstring is the help text.
         begun_with: Returns the defaults to parse with, given what was parsed with the usual ones:
             for options that set the defaults of others.
-        dropped: Options that older versions had, or values of options, and what to use instead:
+        dropped: Options, or values of options, of older versions, and what to use instead:
             `{"--old-name": "use --new-name", "--learner both": "leave it out"}`.
     """
     warnings.formatwarning = lambda message, *_args, **_options: f"note: {message}\n"
 
     def parse_and_run() -> None:
         _check_dropped(dropped or {}, sys.argv[1:])
-        asked = tyro.cli(config, prog=_program)
+        options = tyro.cli(config, prog=_program)
         if begun_with is not None:
-            asked = tyro.cli(config, prog=_program, default=begun_with(asked))
-        main(asked)
+            options = tyro.cli(config, prog=_program, default=begun_with(options))
+        main(options)
 
     sys.exit(_exit_code(parse_and_run))
 
 
 def _check_dropped(dropped: Mapping[str, str], arguments: Sequence[str]) -> None:
-    """Raises UserError if the arguments name a dropped option, or give it a dropped value."""
+    """Raises UserError if the arguments have a dropped option, or a dropped value of one."""
     words: list[str] = []
     for argument in arguments:
         option, *value = argument.split("=", 1)
@@ -79,22 +95,27 @@ def _exit_code(run: Callable[[], None]) -> int:
     except KeyboardInterrupt as stop:
         say_error(f"interrupted{f': {stop}' if str(stop) else ''}")
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output is gone: nothing is left to be said
+    except BrokenPipeError:  # the reader of our output has ended: nothing can be printed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0
 
 
+def say(line: str) -> None:
+    """Prints a line as it is, without markup."""
+    console.print(line, markup=False, soft_wrap=True)
+
+
 def note(line: str) -> None:
-    """Prints a note for people, as it is."""
-    console.print(f"note: {line}", markup=False, soft_wrap=True)
+    """Prints a note as it is, without markup."""
+    say(f"note: {line}")
 
 
 def say_error(line: str) -> None:
-    """One line to standard error, as it is."""
+    """Prints a line to standard error as it is, without markup."""
     error_console.print(line, markup=False)
 
 
 def reason_of(error: BaseException) -> str:
-    """What an error of a library says, in one line that fits ours."""
+    """Returns the first line of an error's message, or its type's name."""
     return (str(error) or type(error).__name__).splitlines()[0][:200]

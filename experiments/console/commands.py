@@ -1,6 +1,6 @@
 """The command `autoshard`: one subcommand for each script in `experiments/`.
 
-A subcommand runs its script as a script, so it has the same options, and loads nothing else.
+A subcommand runs its script as a script, so it has the same options and loads nothing else.
 """
 
 import ast
@@ -36,14 +36,15 @@ def main() -> None:
     elif name == "--version":
         from autoshard import __version__
 
-        cli.console.print(f"autoshard {__version__}")
+        cli.say(f"autoshard {__version__}")
     elif name.startswith("--tyro-"):
         _complete()
     elif name not in COMMANDS:
         cli.say_error(f"autoshard {name}: there is no such command: use {', '.join(COMMANDS)}")
         sys.exit(cli.BAD_INPUT)
     else:
-        cli.set_program(f"autoshard {name}")
+        typed = {f"{script}.py": f"autoshard {command}" for command, script in COMMANDS.items()}
+        cli.set_program(f"autoshard {name}", typed)
         sys.argv[1:] = options
         runpy.run_module(f"{_SCRIPTS}.{COMMANDS[name]}", run_name="__main__", alter_sys=True)
 

@@ -1,4 +1,4 @@
-"""What a user names by MODULE:NAME: a TorchRec model, and its batches."""
+"""Python objects that options name by MODULE:NAME: a TorchRec model and its batches."""
 
 import importlib
 import logging
@@ -17,47 +17,36 @@ if TYPE_CHECKING:
 
 
 def model_tables(model: str, batches: str | None, world_size: int) -> "ModelTables":
-    """The tables of the model named so; UserError says which name is off, and how.
+    """Returns the tables of a TorchRec model.
 
     Args:
-        model: MODULE:NAME of a module, or of a function that makes one.
-        batches: MODULE:NAME of one rank's batches, or of a function that makes them.
-        world_size: ranks that will train.
+        model: MODULE:NAME of a module, or of a function that returns one.
+        batches: MODULE:NAME of one rank's batches, or of a function that returns them.
+        world_size: Number of ranks that will train.
+
+    Raises:
+        UserError: A name cannot be imported, or is of another kind.
     """
-    from autoshard.workload.torchrec import tables_of  # the door: it says if TorchRec is missing
+    from autoshard.workload.torchrec import tables_of  # raises UserError without TorchRec
 
     # TorchRec asks torch whether it is traced, and torch answers with a warning about the question.
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
-    found = _named("--model", model)
-    if not isinstance(found, nn.Module):
-        found = _made("--model", model, found)
-    if not isinstance(found, nn.Module):
-        raise UserError(f"--model {model}: is a {type(found).__name__}, and no torch.nn.Module")
-    return tables_of(found, None if batches is None else _batches(batches), world_size)
+    module = _named("--model", model, nn.Module, ", and no torch.nn.Module")
+    return tables_of(module, None if batches is None else _read(batches), world_size)
 
 
-def _batches(name: str) -> Iterator[Any]:
-    """The batches, read as they are asked for: what fails meanwhile is the user's."""
+def _read(name: str) -> Iterator[Any]:
+    found = _named("--batches", name, Iterable, ": name a list or loader")
     try:
-        yield from _source(name)
-    except UserError:
-        raise
+        yield from found
     except Exception as error:
-        raise UserError(f"--batches {name}: it fails: {_said(error)}") from error
+        raise UserError(f"--batches {name}: it fails: {_format(error)}") from error
 
 
-def _source(name: str) -> Iterable[Any]:
-    found = _named("--batches", name)
-    if not isinstance(found, Iterable):
-        found = _made("--batches", name, found)
-    if not isinstance(found, Iterable):
-        raise UserError(f"--batches {name}: is a {type(found).__name__}: name a list or loader")
-    return found
-
-
-def _named(option: str, name: str) -> Any:
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
+def _named(option: str, name: str, kind: Any, hint: str) -> Any:
+    """Returns the object of that kind, or what the function of that name returns."""
+    module, _, attribute = name.partition(":")
+    if not (module and attribute):
         raise UserError(f"{option} must be MODULE:NAME, as in my_module:build_model, got {name!r}")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -65,21 +54,23 @@ def _named(option: str, name: str) -> Any:
     try:
         imported = importlib.import_module(module)
     except Exception as error:
-        raise UserError(f"{option} {name}: {module} cannot be imported: {_said(error)}") from error
+        text = _format(error)
+        raise UserError(f"{option} {name}: {module} cannot be imported: {text}") from error
+    if not hasattr(imported, attribute):
+        raise UserError(f"{option} {name}: {module} has no {attribute}")
+    found = getattr(imported, attribute)
+    if isinstance(found, kind):
+        return found
+    if not callable(found):
+        raise UserError(f"{option} {name}: is a {type(found).__name__}: name a function")
     try:
-        return getattr(imported, attribute)
-    except AttributeError:
-        raise UserError(f"{option} {name}: {module} has no {attribute}") from None
-
-
-def _made(option: str, name: str, function: Any) -> Any:
-    if not callable(function):
-        raise UserError(f"{option} {name}: is a {type(function).__name__}: name a function")
-    try:
-        return function()
+        found = found()
     except Exception as error:
-        raise UserError(f"{option} {name}: it fails: {_said(error)}") from error
+        raise UserError(f"{option} {name}: it fails: {_format(error)}") from error
+    if not isinstance(found, kind):
+        raise UserError(f"{option} {name}: is a {type(found).__name__}{hint}")
+    return found
 
 
-def _said(error: Exception) -> str:
+def _format(error: Exception) -> str:
     return f"{type(error).__name__}: {reason_of(error)}"

@@ -1,17 +1,33 @@
-"""What several commands read: devices, as `--memory-gb 16,16,32` gives them, and plans in files."""
+"""Values that several commands read: ranges (`20-100`), devices (`16,16,32`), and plan files."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, documents
 
+Number = TypeVar("Number", int, float)
+
 _GB = 2**30
-_MAX_GB = 2**32  # more than there is
+_MAX_GB = 2**32  # more than any device has
 
 
-def read_devices(memory_gb: str, count: int, told: str) -> tuple[Device, ...]:
-    """Of one memory for all, or of one for each.
+def read_range(text: str, option: str, number: Callable[[str], Number]) -> tuple[Number, Number]:
+    """Returns the lower and upper end of `2-8`, or of a single number; UserError otherwise."""
+    first, dash, last = text.partition("-")
+    try:
+        low = number(first)
+        return low, number(last) if dash else low
+    except ValueError as error:
+        kind = "whole number" if number is int else "number"
+        raise UserError(f"{option}: a {kind} or a range such as 2-8, got {text!r}") from error
 
-    UserError unless there are 1 or `count` numbers; `told` says where that count is from.
+
+def read_devices(memory_gb: str, count: int, source: str) -> tuple[Device, ...]:
+    """Returns `count` devices with the memory of `--memory-gb`, in GB of 2^30 bytes.
+
+    Raises:
+        UserError: There are not 1 or `count` numbers; the message names the source of `count`.
     """
     try:
         numbers = [float(part) for part in memory_gb.split(",")]
@@ -24,18 +40,17 @@ def read_devices(memory_gb: str, count: int, told: str) -> tuple[Device, ...]:
         )
     if len(numbers) not in (1, count):
         raise UserError(
-            f"--memory-gb names {len(numbers)} devices and {told} {count}: give one number for "
+            f"--memory-gb names {len(numbers)} devices and {source} {count}: give one number for "
             "all, or one for each"
         )
-    each = numbers * (count // len(numbers))
-    return tuple(Device(f"device{n}", int(number * _GB)) for n, number in enumerate(each))
+    sizes = numbers * (count // len(numbers))
+    return tuple(Device(f"device{n}", int(size * _GB)) for n, size in enumerate(sizes))
 
 
 def read_plan(path: Path, task: ShardingTask, fitting: bool) -> ShardingPlan:
-    """Reads a plan of the task; UserError names the file and says how it differs from the task.
+    """Returns the plan in a file; UserError if it is not one of the task.
 
-    With `fitting`, the plan must be valid in all respects, as one that is to run. A plan that runs
-    already need not fit into the memory, nor obey the constraints, of the task.
+    With `fitting`, it must also fit into the memory and keep the constraints of the task.
     """
     plan = ShardingPlan.load(path)
     with documents.naming(path):

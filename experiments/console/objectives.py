@@ -1,4 +1,4 @@
-"""What plans are to have little of, on the command line: `--objective step --link 25GB/s,30us`."""
+"""The options `--objective` and `--link`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,43 +6,44 @@ from dataclasses import dataclass
 from autoshard.workload import Link, Objective, UserError
 from autoshard.workload.objective import ObjectiveName
 
-_DEFAULT: ObjectiveName = "step"
-
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveOptions:
-    """Two options of commands that make or train for plans: their configs inherit them."""
+    """Objective of commands that make plans or train for them; their options inherit it."""
 
     objective: ObjectiveName | None = None
-    """What a step is, by default step. step: forward, backward and both all-to-alls, each as long
-    as its slowest device takes; pipelined: the slowest forward and backward together, as where
-    batches overlap, and the all-to-alls; compute: the slowest forward and backward together."""
+    """What a step consists of (default: step). step: forward, backward and both all-to-alls, each
+    as long as its slowest device takes. pipelined: the slowest forward and backward together, as
+    where batches overlap, and both all-to-alls. compute: the slowest forward and backward together,
+    without all-to-alls."""
     link: str | None = None
-    """What all-to-alls go over: bytes or bits a second of a device, one way, and the latency, such
-    as 25GB/s,30us. By default what the cost model learned of so many devices; else they do not
-    count."""
+    """Link of all-to-alls: bytes or bits per second of a device in one direction, and latency, such
+    as 25GB/s,30us. Default: the link that the cost model learned for this number of devices; if it
+    has none, all-to-alls are not priced."""
 
     @property
     def names_objective(self) -> bool:
-        """Whether any of the two is given."""
+        """Whether one of the options is given."""
         return self.objective is not None or self.link is not None
 
     def check_objective(self, devices: int) -> None:
-        """UserError unless both make sense for so many devices."""
+        """Raises UserError unless both options are valid for this number of devices."""
         self.wanted(devices, lambda _devices: None)
 
     def wanted(self, devices: int, learned: Callable[[int], Link | None]) -> Objective:
-        """The objective for so many devices; UserError if the options make no sense.
+        """Returns the objective for a number of devices; UserError if the options are not valid.
 
-        `learned` tells the link of so many devices as far as a cost model knows it.
+        Args:
+            devices: Number of devices.
+            learned: Returns the cost model's link for a number of devices, if it has one.
         """
-        name = self.objective or _DEFAULT
+        name: ObjectiveName = self.objective or "step"
         if self.link is None:
             return Objective(name, None if name == "compute" else learned(devices))
         if name == "compute":
             raise UserError(
-                "--link is what all-to-alls go over, and with --objective compute they do not "
-                "count: leave one of them out"
+                f"--link {self.link} is not used by --objective compute, which has no all-to-alls: "
+                "leave one of them out"
             )
         if devices == 1:
             raise UserError("--link connects devices, and there is one: leave it out")

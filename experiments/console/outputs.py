@@ -1,4 +1,4 @@
-"""Whether results can be written where they are to go: asked before the work, not after it."""
+"""Checks before the work that results can be written."""
 
 import tempfile
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ PICTURES = (".png", ".svg")
 
 
 def check_file(path: Path | None, option: str, suffixes: Sequence[str] = ()) -> None:
-    """UserError unless the option names a file that can be written, or none."""
+    """Raises UserError unless the option is None or a file that can be written."""
     if path is None:
         return
     if path.is_dir():
@@ -21,7 +21,7 @@ def check_file(path: Path | None, option: str, suffixes: Sequence[str] = ()) -> 
 
 
 def check_folder(path: Path | None, option: str) -> None:
-    """UserError unless the option names a folder that is there or can be made, or none."""
+    """Raises UserError unless the option is None or a folder that exists or can be created."""
     if path is None:
         return
     if path.exists() and not path.is_dir():
@@ -30,7 +30,7 @@ def check_folder(path: Path | None, option: str) -> None:
 
 
 def _check_writable(path: Path, folder: Path) -> None:
-    """Try it in the nearest folder that is there, and leave nothing behind."""
+    """Writes to the nearest folder that exists, and leaves nothing behind."""
     where = folder.absolute()
     while not where.exists():
         where = where.parent

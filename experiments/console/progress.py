@@ -1,4 +1,4 @@
-"""A progress bar with the time left; lines now and then where there is no terminal."""
+"""A progress bar with the remaining time; a few lines where there is no terminal."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -16,16 +16,20 @@ from rich.progress import (
 
 from autoshard.experiments.console.cli import console
 
-_LINES = 5  # told in a log: at each fifth of the way
+_LINES = 5  # in a log: one at each fifth
 
 
 @contextmanager
 def following(
     total: int, what: str, left_s: Callable[[], float | None] | None = None
 ) -> Iterator[Callable[[], None]]:
-    """Call the function it gives once for each of the `total` things that are done.
+    """Provides a function to call once for each of `total` things that are done.
 
-    `left_s` tells the seconds that are left where counting would mislead; None: not known yet.
+    Args:
+        total: Number of things.
+        what: Name of the things.
+        left_s: Returns the remaining seconds, or None if unknown. Default: extrapolated from the
+            number of things done.
     """
     if console.is_terminal:
         columns = (
@@ -38,24 +42,23 @@ def following(
         )
         with Progress(*columns, console=console) as bar:
             task = bar.add_task(what, total=total, left="")
-            yield lambda: bar.update(task, advance=1, left=_told(left_s))
+
+            def advance() -> None:
+                seconds = None if left_s is None else left_s()
+                left = "" if seconds is None else str(timedelta(seconds=round(seconds)))
+                bar.update(task, advance=1, left=left)
+
+            yield advance
         return
-    started, done, told = time.monotonic(), 0, 0
+    started, done = time.monotonic(), 0
 
     def step() -> None:
-        nonlocal done, told
+        nonlocal done
         done += 1
-        if done * _LINES // total > told:
-            told = done * _LINES // total
+        if done * _LINES // total > (done - 1) * _LINES // total:
             passed = time.monotonic() - started
             left = passed / done * (total - done) if left_s is None else left_s()
             about = "" if left is None else f", about {left:.0f} s left"
             console.print(f"  {done}/{total} {what}, {passed:.0f} s{about}")
 
     yield step
-
-
-def _told(left_s: Callable[[], float | None] | None) -> str:
-    """As the bar shows it."""
-    left = None if left_s is None else left_s()
-    return "" if left is None else str(timedelta(seconds=round(left)))

@@ -1,4 +1,4 @@
-"""The Ray cluster that is there, or one started on this machine, and its pool that measures."""
+"""The connection to a Ray cluster, and to its pool of benchmark actors."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import ray
 
-from autoshard import benchmark  # whose pool is loaded where something is measured
+from autoshard import benchmark  # its pool is loaded only where something is measured
 from autoshard.experiments.console import cli
 from autoshard.workload import UserError
 
@@ -20,25 +20,26 @@ _ANSWER_SECONDS = 5.0
 
 @contextmanager
 def ray_cluster(must_run: bool = False) -> Iterator[None]:
-    """A connection to Ray: RAY_ADDRESS, else a cluster running here, else one of our own.
+    """Connects to RAY_ADDRESS, else to a cluster on this machine, else starts one.
 
-    `must_run`: UserError rather than a cluster of our own.
+    With `must_run`, raises UserError instead of starting a cluster.
     """
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")
-    if ray.is_initialized():  # whoever runs us has joined already, and stays joined
+    if ray.is_initialized():  # the caller has connected, and stays connected
         yield
         return
     address = _address(must_run)
-    # Of a cluster that starts here: a low priority spares what else a node runs, which is us alone.
-    # Beside others it would leave our workers next to none of a core.
+    # A cluster that starts here gives its workers normal priority: nothing else of it needs the
+    # node, and beside other processes, Ray's low priority would leave workers next to no time.
     os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError) as error:
         given = os.environ.get("RAY_ADDRESS")
         where = f"RAY_ADDRESS={given}" if given else "this machine"
-        reason = str(error).splitlines()[0]
-        raise UserError(f"no Ray cluster can be joined at {where}: {reason}") from error
+        raise UserError(
+            f"no Ray cluster can be joined at {where}: {cli.reason_of(error)}"
+        ) from error
     try:
         yield
     finally:
@@ -47,7 +48,7 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
 
 @contextmanager
 def measuring_pool(store: Path) -> "Iterator[benchmark.BenchmarkPool]":
-    """A connection to the cluster's pool, whose measurements go into the store."""
+    """Connects to the cluster's pool; its measurements go into the store."""
     with ray_cluster():
         pool = benchmark.BenchmarkPool(store)
         try:
@@ -56,7 +57,7 @@ def measuring_pool(store: Path) -> "Iterator[benchmark.BenchmarkPool]":
             raise KeyboardInterrupt(
                 f"what was measured is in {store}; run again to go on"
             ) from None
-        Notices().tell(pool)
+        Notices().print_new(pool)
         pool.close()
 
 
@@ -66,17 +67,17 @@ class Notices:
     def __init__(self) -> None:
         self._subjects: set[str] = set()
 
-    def tell(self, pool: "benchmark.BenchmarkPool") -> None:
-        """Prints the new notices."""
+    def print_new(self, pool: "benchmark.BenchmarkPool") -> None:
+        """Prints the notices whose subject, the text before the colon, is new."""
         for notice in pool.notices():
-            subject = notice.partition(":")[0]  # how much of a load is printed once
+            subject = notice.partition(":")[0]
             if subject not in self._subjects:
                 self._subjects.add(subject)
                 cli.note(notice)
 
 
 def _address(must_run: bool) -> str | None:
-    """For `ray.init`; UserError where nothing answers, which Ray would try for many minutes."""
+    """Returns the address for `ray.init`; UserError where Ray would retry for many minutes."""
     given = os.environ.get("RAY_ADDRESS")
     if given:
         if problem := _problem(given):
@@ -84,8 +85,11 @@ def _address(must_run: bool) -> str | None:
                 f"no Ray cluster answers at RAY_ADDRESS={given} ({problem}): start it, or unset "
                 "RAY_ADDRESS to use this machine"
             )
-        return None  # Ray reads it by itself
-    latest = _latest()
+        return None  # Ray reads RAY_ADDRESS itself
+    # A cluster that was killed leaves its address in this file.
+    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    file = Path(folder) / "ray" / "ray_current_cluster"
+    latest = file.read_text().strip() if file.is_file() else ""
     if not _problem(latest):
         return "auto" if must_run else None
     if must_run:
@@ -93,17 +97,8 @@ def _address(must_run: bool) -> str | None:
     return "local"
 
 
-def _latest() -> str:
-    """What Ray has noted of this machine's latest cluster: a killed one leaves its address."""
-    folder = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    try:
-        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
-    except OSError:
-        return ""
-
-
 def _problem(address: str) -> str:
-    """Why nothing answers at HOST:PORT; empty if something does, or if it is no such address."""
+    """Returns why nothing answers at HOST:PORT; empty if something does, or for other addresses."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return ""

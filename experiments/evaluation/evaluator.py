@@ -1,8 +1,7 @@
-"""Compares sharders by measured plans, until the intervals are narrow or the time is up.
+"""Compares sharders by measured plans until the intervals are narrow or the time is over.
 
-First every shard of every plan is measured once, task by task. Then the evaluator reduces the
-larger part of the ratios' variance: it draws more tasks, or measures the plans of the tasks once
-more, in turns.
+First, every shard of every plan is measured once, task by task. Then the evaluator reduces the
+larger part of the ratios' variance: it either adds tasks or repeats measurements.
 """
 
 import math
@@ -10,8 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
 from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
@@ -23,12 +20,7 @@ from autoshard.cost_model.repeated_measurements import (
 )
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.progress import following
-from autoshard.experiments.evaluation.planners import (
-    Entry,
-    Outcome,
-    Planners,
-    best_heuristic,
-)
+from autoshard.experiments.evaluation.planners import Entry, Outcome, Planners, best_heuristic
 from autoshard.experiments.evaluation.posterior import (
     Floats,
     Plan,
@@ -40,32 +32,32 @@ from autoshard.experiments.evaluation.posterior import (
 )
 from autoshard.experiments.evaluation.report import Evaluation
 from autoshard.experiments.evaluation.task_sets import TaskSet
-from autoshard.workload import Shard, ShardingPlan, ShardingTask, UserError
+from autoshard.workload import Shard, UserError
 
-_SHARE_A_TURN = 8  # a turn draws an eighth more tasks: of many tasks a single one changes little
-_REPORTS = 5  # lines of progress until the seconds are over
+_GROWTH = 8  # an eighth more tasks at a time: one task among many changes little
+_REPORTS = 5  # lines of progress within the time limit
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When to stop: all 95 % intervals are within +-`precision`, or `seconds` are spent."""
+    """When to stop: all 95 % intervals are within +-`precision`, or `seconds` have passed."""
 
     precision: float = 0.01
     seconds: float = 300.0
 
 
 class OutOfTimeError(UserError):
-    """The seconds were over before one task was measured."""
+    """The time limit was reached before one task was measured."""
 
 
 class Evaluator:
     """Measures the plans of entries, all of the same sharders.
 
     Args:
-        entries: Tasks with plans, made when they are asked for, which takes time as well.
-        visits: Measures shards.
+        entries: Tasks with plans. Plans are made during iteration, within the time limit.
+        repeats: Measures shards.
         limits: When to stop.
-        clock: Seconds; the clock of `visits`.
+        clock: Returns the current time in seconds; the clock of `repeats`.
     """
 
     def __init__(
@@ -88,7 +80,7 @@ class Evaluator:
         self._reported = 0
 
     def run(self, tasks: int) -> Evaluation:
-        """Evaluates so many tasks and more; OutOfTimeError if there is no time for even one."""
+        """Evaluates at least `tasks` tasks; OutOfTimeError if time does not suffice for one."""
         missing = tasks
         with following(tasks, "tasks measured") as step:
             while missing and (not self._entries or not self._late) and self._take_task():
@@ -97,7 +89,7 @@ class Evaluator:
         if not self._entries:
             raise OutOfTimeError(
                 f"--seconds {self._limits.seconds:g} were over before all plans of one task were "
-                "measured: allow more, and what was measured counts then"
+                "measured: allow more seconds; what was measured is in the store"
             )
         ended = self._narrow()
         left_out = missing if self._more_tasks else 0
@@ -158,24 +150,25 @@ class Evaluator:
             by_tasks = sum(r.tasks for r in wide.values()) > sum(r.measuring for r in wide.values())
             helps = any(ratio.measured_width > precision for ratio in wide.values())
             if not self._more_tasks and not (helps and self._repeat()):
-                return f"there are no more tasks, and more visits would not help: {widest}"
+                return f"there are no more tasks, and repeats would not help: {widest}"
             if self._more_tasks and (by_tasks or not self._repeat()):
-                for _ in range(1 + len(self._entries) // _SHARE_A_TURN):
+                for _ in range(1 + len(self._entries) // _GROWTH):
                     if self._late or not self._take_task():
                         break
 
     def _repeat(self) -> bool:
-        """Measures the task with the fewest visits once more; False if the pool has no more."""
-        tasks = []
+        """Repeats the task with the fewest measurements; False if no shard can be repeated."""
+        tasks: list[dict[int, list[Shard]]] = []  # shards by their next number of measurements
         for shards in self._shards:
-            wanted = [(self._measurements.wanted(shard), shard) for shard in shards]
-            tasks.append([(repeats, shard) for repeats, shard in wanted if repeats is not None])
-        left = [some for some in tasks if some]
-        least = min(left, key=lambda some: min(repeats for repeats, _ in some), default=[])
-        for repeats in sorted({repeats for repeats, _ in least}):
-            some = [shard for wanted, shard in least if wanted == repeats]
-            self._measurements.measure(some, repeats, self._deadline)
-        return bool(least)
+            by_repeats: dict[int, list[Shard]] = {}
+            for shard in shards:
+                if (repeats := self._measurements.wanted(shard)) is not None:
+                    by_repeats.setdefault(repeats, []).append(shard)
+            tasks.append(by_repeats)
+        fewest = min(filter(None, tasks), key=min, default={})
+        for repeats in sorted(fewest):
+            self._measurements.measure(fewest[repeats], repeats, self._deadline)
+        return bool(fewest)
 
     def _posterior(self) -> StepPosterior:
         return StepPosterior(self._measurements.known(), self._plans, self._pricing)
@@ -193,14 +186,13 @@ class Evaluator:
         return {name: [costed(e, e.outcomes[name]) for e in self._entries] for name in names}
 
     def _report(self, widest: str) -> None:
-        """Prints the progress, a few times in all."""
+        """Prints the progress at each fifth of the time limit."""
         passed = self._clock() - self._started
         if passed * _REPORTS >= (self._reported + 1) * self._limits.seconds:
             self._reported = int(passed * _REPORTS / self._limits.seconds)
-            cli.console.print(
+            cli.say(
                 f"  {passed:.0f} of {self._limits.seconds:.0f} s: {self._measurements.repeats} "
-                f"repeats, {len(self._entries)} tasks; {widest}",
-                soft_wrap=True,
+                f"measurements, {len(self._entries)} tasks; {widest}"
             )
 
 
@@ -217,10 +209,10 @@ def evaluate_measured(
     Args:
         task_set: Tasks, and plans of other planners.
         planners: Sharders.
-        pool: Measures.
+        pool: Pool that measures.
         limits: When to stop.
-        seeds: Index batches of a shard; sharders select plans by others.
-        save_tasks: Folder into which tasks are written as they come.
+        seeds: Number of index batches per shard; sharders that measure use other batches.
+        save_tasks: Folder into which each task is written.
     """
     oracle, unseen = planners.oracle, evaluation_seeds(seeds)
     settings = MeasureSettings(oracle.batch_size, oracle.model.provenance.operator)
@@ -234,42 +226,19 @@ def evaluate_measured(
     return Evaluator(entries, repeats, limits).run(task_set.begin)
 
 
-@dataclass(frozen=True)
-class MeasuredStep:
-    """The measured step of a plan, in ms, with its 95 % interval."""
-
-    mean_ms: float
-    interval_ms: tuple[float, float]
-
-
-def measure_step(
-    measuring: RepeatedMeasurements, task: ShardingTask, plan: ShardingPlan, repeats: int
-) -> MeasuredStep | None:
-    """Measures a plan with so many visits of each shard; None if one cannot be measured."""
-    measuring.measure([shard for shard in plan.shards(task) if shard is not None], repeats)
-    known = measuring.known()
-    digests = digests_of(task, plan)
-    if not known.keys() >= set(digests):
-        return None
-    pricing = [Pricing.of(task, [plan])]
-    steps = StepPosterior(known, {"": [digests]}, pricing).steps_ms[""]
-    low, high = np.quantile(steps, (0.025, 0.975))
-    return MeasuredStep(float(steps.mean()), (float(low), float(high)))
-
-
 def _ratios(steps_ms: Mapping[str, Floats]) -> dict[str, Ratio]:
     """Returns the ratios of all sharders to the best heuristic; empty without one."""
     best = best_heuristic(means_of(steps_ms))
     if best is None:
         return {}
-    others = {name: Ratio.of(some, steps_ms[best]) for name, some in steps_ms.items()}
-    return {name: ratio for name, ratio in others.items() if ratio is not None and name != best}
+    ratios = {name: Ratio.of(steps, steps_ms[best]) for name, steps in steps_ms.items()}
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None and name != best}
 
 
 def _format_widest(wide: Mapping[str, Ratio]) -> str:
-    """Returns the widest intervals, in words."""
+    """Returns a phrase about the widest intervals."""
     if any(math.isinf(ratio.half_width) for ratio in wide.values()):
-        return "one task says nothing of others"
+        return "one task does not generalize to others"
     order = sorted(wide, key=lambda name: -wide[name].half_width)
     widths = [f"{name} is +-{wide[name].half_width:.1%}" for name in order[:3]]
     more = f" and {len(order) - 3} more are wide" if len(order) > 3 else ""

@@ -1,7 +1,9 @@
-"""A plan that is measured while it is made, and then compared with its prediction."""
+"""Measurements of a single plan: while it is made, and afterwards against its prediction."""
 
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.cost_model import EstimatedCosts, StepPredictor
@@ -15,11 +17,11 @@ from autoshard.cost_model.repeated_measurements import (
 )
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool
-from autoshard.experiments.evaluation.evaluator import measure_step
+from autoshard.experiments.evaluation.posterior import Floats, Pricing, StepPosterior, digests_of
 from autoshard.sharders import SharderContext, make_measuring
 from autoshard.workload import ShardingPlan, ShardingTask
 
-FIRST_SEED = 1000  # from here on: the index batches by which a plan is compared with its prediction
+FIRST_SEED = 1000  # first index batch by which a plan is compared with its prediction
 
 
 def measured_plan(
@@ -30,7 +32,7 @@ def measured_plan(
     Args:
         sharder: Name of the sharder.
         task: Task to plan.
-        context: What the sharder requires, with the oracle by what is known beforehand.
+        context: What the sharder requires, with the oracle by earlier measurements.
         store: File that keeps measurements.
 
     Returns:
@@ -44,36 +46,48 @@ def measured_plan(
         knowledge = MeasuredKnowledge(
             pool, model, settings, tables=task.tables, unseen=seeds, notify=cli.note
         )
-        lines = _stand_ins(task, knowledge)
+        pieces = [measurable_piece(table, knowledge.fits) for table in task.tables]
+        pairs = list(zip(pieces, task.tables, strict=True))
+        slices = sum(piece.table is table and piece.width < table.dim for piece, table in pairs)
+        smaller = sum(piece.table is not table for piece, table in pairs)
+        lines = []
+        if slices or smaller:
+            lines.append(
+                f"note: {slices + smaller} tables do not fit into a device that measures: {slices} "
+                f"are learned from some of their columns, {smaller} from tables with fewer rows"
+            )
         before = knowledge.shards
         plan = make_measuring(sharder, replace(context, measurer=knowledge)).shard(task)
         lines.append(
             f"measured: {knowledge.shards - before} shards in {knowledge.seconds:.0f} s; "
-            f"{knowledge.shards} of such batches are known by now"
+            f"{knowledge.shards} shards with this batch size are known"
         )
         oracle = knowledge.informed(context.costs)
         repeats = RepeatedMeasurements(
             pool, settings, seeds, None, normalizer(model, pool), cli.note
         )
-        found = measure_step(repeats, task, plan, repeats=SEEDS)
-    if found is None:
-        return plan, oracle, [*lines, "measured: a shard of the plan could not be"]
-    (low, high), predicted = found.interval_ms, StepPredictor(oracle, task).of(plan).expected_ms
+        steps_ms = measure_step(repeats, task, plan, repeats=SEEDS)
+    if steps_ms is None:
+        return plan, oracle, [*lines, "measured: a shard of the plan could not be measured"]
+    mean_ms, (low, high) = steps_ms.mean(), np.quantile(steps_ms, (0.025, 0.975))
+    predicted_ms = StepPredictor(oracle, task).of(plan).expected_ms
     lines.append(
-        f"measured: a step takes {found.mean_ms:.2f} ms (95% CI {low:.2f} to {high:.2f} ms; "
-        f"objective {task.objective}); pred/meas {predicted / found.mean_ms:.3f}"
+        f"measured: a step takes {mean_ms:.2f} ms (95% CI {low:.2f} to {high:.2f} ms; "
+        f"objective {task.objective}); pred/meas {predicted_ms / mean_ms:.3f}"
     )
     return plan, oracle, lines
 
 
-def _stand_ins(task: ShardingTask, knowledge: MeasuredKnowledge) -> list[str]:
-    """Returns a line about tables that no device has memory to measure."""
-    pieces = [measurable_piece(table, knowledge.fits) for table in task.tables]
-    parts = sum(p.table is t and p.width < t.dim for p, t in zip(pieces, task.tables, strict=True))
-    lower = sum(p.table is not t for p, t in zip(pieces, task.tables, strict=True))
-    if not parts and not lower:
-        return []
-    return [
-        f"note: {parts + lower} tables do not fit into a device that measures: {parts} are learned "
-        f"from some of their columns, {lower} from tables with fewer rows"
-    ]
+def measure_step(
+    measuring: RepeatedMeasurements, task: ShardingTask, plan: ShardingPlan, repeats: int
+) -> Floats | None:
+    """Measures each shard of a plan `repeats` times; returns posterior samples of its step, in ms.
+
+    Returns None if a shard cannot be measured.
+    """
+    measuring.measure([shard for shard in plan.shards(task) if shard is not None], repeats)
+    known, digests = measuring.known(), digests_of(task, plan)
+    if not known.keys() >= set(digests):
+        return None
+    posterior = StepPosterior(known, {"": [digests]}, [Pricing.of(task, [plan])])
+    return posterior.steps_ms[""]

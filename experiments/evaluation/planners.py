@@ -1,8 +1,9 @@
-"""The planners of a comparison: sharders with what they require, and the plans that they make."""
+"""Sharders of a comparison, and the plans that they make."""
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,19 +24,19 @@ from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 if TYPE_CHECKING:
     from autoshard.sharders import Measurer
 
-Maxima = Mapping[str, Sequence[float | None]]  # step of each sharder and task, ms; None: no plan
+Steps = Mapping[str, Sequence[float | None]]  # of each sharder and task, in ms; None: no plan
 
 _WARM_UP_TABLES = 4
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a sharder made of a task. Without a plan it ran out of memory.
+    """The result of a sharder for a task.
 
     Args:
-        plan: The plan, which fits.
-        seconds: Planning time without measuring; None for plans from elsewhere.
-        measuring_seconds: Seconds that the sharder spent measuring.
+        plan: A valid plan; None if the sharder ran out of memory.
+        seconds: Planning time without measuring; None for plans of other planners.
+        measuring_seconds: Time that the sharder spent measuring.
         cost: Cost of the plan, once it is known.
     """
 
@@ -55,7 +56,7 @@ Outcomes = Mapping[str, Sequence[Outcome]]  # of each sharder for each task
 
 @dataclass(frozen=True)
 class Entry:
-    """A task, and what each sharder made of it."""
+    """A task with the outcome of each sharder."""
 
     task: ShardingTask
     outcomes: Mapping[str, Outcome]
@@ -68,10 +69,10 @@ class Planners:
     Args:
         names: Names of the sharders.
         oracle: Oracle for the tasks' batch size.
-        policy: Policy of those that have one.
-        seed: Seed of those that draw.
-        measure_seconds: Seconds that `autoshard_verified` measures for a task.
-        others: Further policies by name: each makes one plan, as `policy` does.
+        policy: Policy of sharders that use one.
+        seed: Seed of sharders that sample.
+        measure_seconds: Time limit of `autoshard_verified` for measuring, per task.
+        others: Further policies by name. Each makes one plan, as the sharder `policy` does.
     """
 
     names: Sequence[str]
@@ -83,8 +84,15 @@ class Planners:
 
     def sharders(self, measurer: "Measurer | None" = None) -> dict[str, Sharder]:
         """Returns the sharders by name."""
-        made = {name: self._made(name, self.policy, measurer) for name in self.names}
-        return made | {name: self._made("policy", one) for name, one in self.others.items()}
+
+        def make(name: str, policy: Policy, measurer: "Measurer | None" = None) -> Sharder:
+            # Each sharder has its own oracle, so that none profits from prices cached by another.
+            oracle = EstimatedCosts(self.oracle.model, self.oracle.batch_size)
+            context = SharderContext(oracle, policy, measurer, self.measure_seconds, self.seed)
+            return make_sharder(name, context)
+
+        made = {name: make(name, self.policy, measurer) for name in self.names}
+        return made | {name: make("policy", policy) for name, policy in self.others.items()}
 
     def entries(
         self,
@@ -93,32 +101,26 @@ class Planners:
         measurer: "Measurer | None" = None,
         measuring: Callable[[], float] = lambda: 0.0,
     ) -> Iterator[Entry]:
-        """Yields the tasks with the plans of all, which are made when they are asked for.
+        """Yields each task with the plans of all sharders, made during iteration.
 
         Args:
             task_set: Tasks, and plans of other planners for them.
-            save: Folder into which tasks are written as they come.
-            measurer: Measures for sharders that do so.
+            save: Folder into which each task is written.
+            measurer: Measurer of sharders that measure.
             measuring: Returns the seconds that sharders have spent measuring so far.
         """
         sharders = self.sharders(measurer)
         late = {n for n, spec in SHARDERS.items() if "pool" in spec.needs or spec.time == "all"}
-        warm_up({name: each for name, each in sharders.items() if name not in late}, task_set.first)
+        warm_up({name: s for name, s in sharders.items() if name not in late}, task_set.first)
         for number, task in enumerate(task_set.tasks):
             if save is not None:
                 save_task(save, number, task)
-            theirs = {name: Outcome(some[number]) for name, some in task_set.plans.items()}
-            yield Entry(task, plan_task(sharders, task, measuring) | theirs)
-
-    def _made(self, name: str, policy: Policy, measurer: "Measurer | None" = None) -> Sharder:
-        # An oracle for each: what one sharder has priced would cost the next no time.
-        oracle = EstimatedCosts(self.oracle.model, self.oracle.batch_size)
-        context = SharderContext(oracle, policy, measurer, self.measure_seconds, self.seed)
-        return make_sharder(name, context)
+            others = {name: Outcome(plans[number]) for name, plans in task_set.plans.items()}
+            yield Entry(task, plan_task(sharders, task, measuring) | others)
 
 
 def warm_up(sharders: Mapping[str, Sharder], task: ShardingTask) -> None:
-    """Shards a few of the task's tables, so that no plan pays for a first call."""
+    """Shards a few of the task's tables, so that planning times exclude first calls."""
     plan_task(sharders, replace(task, tables=task.tables[:_WARM_UP_TABLES], rules=()))
 
 
@@ -127,16 +129,8 @@ def plan_task(
     task: ShardingTask,
     measuring: Callable[[], float] = lambda: 0.0,
 ) -> dict[str, Outcome]:
-    """Returns each sharder's plan and the seconds that it took, without costs."""
+    """Returns each sharder's plan and planning time, without costs."""
     return {name: _plan(sharder, task, measuring) for name, sharder in sharders.items()}
-
-
-def make_plans(
-    sharders: Mapping[str, Sharder], tasks: Sequence[ShardingTask]
-) -> dict[str, list[Outcome]]:
-    """Returns each sharder's plan for each task."""
-    planned = [plan_task(sharders, task) for task in tasks]
-    return {name: [outcomes[name] for outcomes in planned] for name in sharders}
 
 
 def _plan(sharder: Sharder, task: ShardingTask, measuring: Callable[[], float]) -> Outcome:
@@ -151,45 +145,58 @@ def _plan(sharder: Sharder, task: ShardingTask, measuring: Callable[[], float]) 
     return Outcome(plan, seconds - measured, measured)
 
 
+def make_plans(
+    sharders: Mapping[str, Sharder], tasks: Sequence[ShardingTask]
+) -> dict[str, list[Outcome]]:
+    """Returns each sharder's plan for each task."""
+    planned = [plan_task(sharders, task) for task in tasks]
+    return {name: [outcomes[name] for outcomes in planned] for name in sharders}
+
+
 def estimated(
     outcomes: Outcomes, tasks: Sequence[ShardingTask], oracle: EstimatedCosts
 ) -> dict[str, list[Outcome]]:
-    """Returns the plans with the costs that the oracle estimates."""
+    """Returns the outcomes with costs that the oracle estimates."""
     return {
         name: [
             o if o.plan is None else replace(o, cost=price_plan(o.plan, task, oracle))
-            for o, task in zip(some, tasks, strict=True)
+            for o, task in zip(found, tasks, strict=True)
         ]
-        for name, some in outcomes.items()
+        for name, found in outcomes.items()
     }
 
 
-def maxima_of(outcomes: Outcomes) -> dict[str, list[float | None]]:
-    """Returns the step of each plan by its cost, in ms."""
-    return {name: [outcome.step_ms for outcome in some] for name, some in outcomes.items()}
+def steps_of(outcomes: Outcomes) -> dict[str, list[float | None]]:
+    """Returns the step time of each plan by its cost, in ms; None without a plan."""
+    return {name: [outcome.step_ms for outcome in found] for name, found in outcomes.items()}
 
 
-def best_heuristic(maxima: Maxima) -> str | None:
-    """Returns the heuristic with the least mean step among those that found most plans; None if
-    there is no heuristic.
+def best_heuristic(steps: Steps) -> str | None:
+    """Returns the heuristic with the most plans, and of these the lowest mean step time.
+
+    Returns None without heuristics.
     """
-    heuristics = [name for name in maxima if name in HEURISTICS]
+    heuristics = [name for name in steps if name in HEURISTICS]
 
     def rank(name: str) -> tuple[int, float]:
-        found = [ms for ms in maxima[name] if ms is not None]
-        return len(maxima[name]) - len(found), statistics.mean(found) if found else float("inf")
+        found = [ms for ms in steps[name] if ms is not None]
+        return -len(found), statistics.mean(found) if found else math.inf
 
     return min(heuristics, key=rank, default=None)
 
 
-def best_of_each(maxima: Maxima) -> list[float | None]:
-    """Returns the least step of any heuristic for each task; None where none found a plan.
+def best_of_each(steps: Steps) -> list[float | None]:
+    """Returns the lowest step time of any heuristic for each task; None where none found a plan.
 
-    One heuristic for all tasks would be the one that finds most plans where memory is tight, which
-    is not the one that a user would take where memory is loose.
+    A single heuristic for all tasks would be the one with the most plans where memory is tight. A
+    user would choose another one where memory is loose.
     """
-    heuristics = [values for name, values in maxima.items() if name in HEURISTICS]
+    return lowest_of_each([values for name, values in steps.items() if name in HEURISTICS])
+
+
+def lowest_of_each(steps: Iterable[Sequence[float | None]]) -> list[float | None]:
+    """Returns the lowest step time of any sharder for each task; None where none found a plan."""
     return [
         min((ms for ms in of_task if ms is not None), default=None)
-        for of_task in zip(*heuristics, strict=True)
+        for of_task in zip(*steps, strict=True)
     ]

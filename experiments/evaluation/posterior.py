@@ -1,10 +1,10 @@
 """The posterior of plans' step times, given noisy costs of shards, and ratios of sharders.
 
-The maximum of noisy values reads high: of four equal devices by 1.03 standard errors. The devices
-of a plan are therefore modelled as normal around a mean of their own. Their spread has an empirical
-prior, learned from all plans of a sharder, so that each cost is shrunk towards the mean as far as
-its noise advises. A step is the mean over many samples of all costs of a task; a shard has one cost
-in a sample, whichever plans hold it. A bootstrap over tasks does neither, and its intervals are too
+The maximum of noisy values is biased upwards: by 1.03 standard errors for four equal devices. The
+devices of a plan are therefore modelled as normal around the plan's mean. Their spread has an
+empirical prior, fitted to all plans of a sharder, so each cost is shrunk towards the mean according
+to its noise. A step time is the mean over many samples of a task's costs; within a sample, a shard
+has the same cost in all plans. A bootstrap over tasks does neither, and its intervals are too
 narrow for the few tasks of a comparison.
 """
 
@@ -20,23 +20,23 @@ from scipy import special
 from autoshard.workload import Objective, ShardingPlan, ShardingTask
 from autoshard.workload.step_price import StepPrice, stages_of_phases
 
-if TYPE_CHECKING:  # it measures, and plans that are priced need nothing of that
+if TYPE_CHECKING:  # it loads Ray, which estimated plans do not need
     from autoshard.cost_model.repeated_measurements import KnownCost
 
 Floats = npt.NDArray[np.float64]
-Plan = tuple[str, ...]  # the digest of each device's shard; devices without tables left out
+Plan = tuple[str, ...]  # the digests of its shards, without empty devices
 Plans = Mapping[str, Sequence[Plan | None]]  # of each sharder for each task; None: no plan
 
 SAMPLES = 1000
 _SPREADS = 40  # grid points for the spread of a plan's devices
-_MIN_SPREAD = 0.05  # as a share of the noise: as good as none
-_MAX_SPREAD = 2.0  # as a share of the devices' mean
-_ITERATIONS = 50  # of expectation maximisation: more change nothing
+_MIN_SPREAD = 0.05  # relative to the noise: practically none
+_MAX_SPREAD = 2.0  # relative to the devices' mean
+_ITERATIONS = 50  # of expectation maximisation, which has converged by then
 _LEVEL = 0.95
 
 
 def digests_of(task: ShardingTask, plan: ShardingPlan) -> Plan:
-    """Returns the digest of the shard of each device that holds any table."""
+    """Returns the digests of a plan's shards, without empty devices."""
     return tuple(shard.digest for shard in plan.shards(task) if shard is not None)
 
 
@@ -45,7 +45,7 @@ class Pricing(NamedTuple):
 
     Args:
         objective: The task's objective.
-        exchange_ms: Time of all all-to-alls by plan, which is the same in all samples.
+        exchange_ms: Time of both all-to-alls by plan, equal in all samples.
     """
 
     objective: Objective
@@ -53,7 +53,7 @@ class Pricing(NamedTuple):
 
     @staticmethod
     def of(task: ShardingTask, plans: Sequence[ShardingPlan]) -> "Pricing":
-        """Returns how these plans of the task are priced."""
+        """Returns the pricing of these plans of a task."""
         price, found = StepPrice.of_task(task), {}
         for plan in plans:
             columns = np.array(plan.columns(task), dtype=float)
@@ -62,17 +62,17 @@ class Pricing(NamedTuple):
 
 
 class StepPosterior:
-    """Samples of what steps take by plans, given what is known of their shards.
+    """Posterior samples of plans' step times, given the known costs of their shards.
 
     Args:
-        known: Cost of each shard, by digest; plans with other shards count as no plan.
+        known: Cost of each shard, by digest. Plans with unknown shards count as no plan.
         plans: Plans of each sharder for each task.
         pricing: Pricing of each task.
         count: Number of samples.
         seed: Seed of the samples.
 
     Attributes:
-        steps_ms: Steps by each sharder's plans, [samples, tasks]; NaN without a plan.
+        steps_ms: Step times by sharder, [samples, tasks]; NaN without a plan.
     """
 
     def __init__(
@@ -85,56 +85,50 @@ class StepPosterior:
     ) -> None:
         self._known, self._pricing = known, pricing
         self.plans = {
-            name: [p if p is not None and all(d in known for d in p) else None for p in some]
-            for name, some in plans.items()
+            name: [p if p is not None and known.keys() >= set(p) else None for p in of_tasks]
+            for name, of_tasks in plans.items()
         }
         spreads: list[dict[Plan, float]] = [{} for _ in next(iter(self.plans.values()), ())]
-        for some in self.plans.values():
-            for task, spread in _spreads(known, some).items():
-                spreads[task].setdefault(some[task] or (), spread)
+        for of_tasks in self.plans.values():
+            for task, spread in _spreads(known, of_tasks).items():
+                spreads[task].setdefault(of_tasks[task] or (), spread)
         rng = np.random.default_rng(seed)
         self._draws = [_draws(known, task, count, rng) for task in spreads]
         self.steps_ms = {
-            name: np.stack([self._steps(task, plan) for task, plan in enumerate(some)], axis=1)
-            for name, some in self.plans.items()
+            name: np.stack([self._steps(task, plan) for task, plan in enumerate(of_tasks)], axis=1)
+            for name, of_tasks in self.plans.items()
         }
 
     def _steps(self, task: int, plan: Plan | None) -> Floats:
         if plan is None:
             return np.full(max((len(draws) for _, draws in self._draws), default=1), np.nan)
-        stages = self._stages(task, plan, self._columns(task, plan)).max(axis=1)
-        return np.asarray(stages.sum(axis=1) + self._pricing[task].exchange_ms.get(plan, 0.0))
-
-    def _stages(self, task: int, plan: Plan, costs: Floats) -> Floats:
-        """Returns the compute of shards with these costs in each stage, [..., devices, stages]."""
-        objective = self._pricing[task].objective
+        places, draws = self._draws[task]
+        costs = draws[:, [places[digest] for digest in plan]]
         forward = costs * np.array([self._known[digest].forward for digest in plan])
         phases = np.stack([forward, costs - forward], axis=-1)
-        return stages_of_phases(Objective(objective.name), phases)
-
-    def _columns(self, task: int, plan: Plan) -> Floats:
-        places, draws = self._draws[task]
-        return draws[:, [places[digest] for digest in plan]]
+        pricing = self._pricing[task]
+        stages = stages_of_phases(Objective(pricing.objective.name), phases).max(axis=1)
+        return np.asarray(stages.sum(axis=1) + pricing.exchange_ms.get(plan, 0.0))
 
 
 def _spreads(known: "Mapping[str, KnownCost]", plans: Sequence[Plan | None]) -> dict[int, float]:
-    """Returns by how many ms the devices of a sharder's plans differ, by the number of the task.
+    """Returns the spread of devices' costs in a sharder's plans, in ms, by task number.
 
-    All of its plans together give the prior (Kiefer and Wolfowitz, by expectation maximisation);
-    each plan adds its own likelihood.
+    The prior is fitted to all of its plans (Kiefer and Wolfowitz, by expectation maximisation).
+    Each plan adds its own likelihood.
     """
     found = {task: _values(known, plan) for task, plan in enumerate(plans) if plan is not None}
     if not found:
         return {}
-    least = _MIN_SPREAD * min(float(errors.min()) for _, errors in found.values())
-    grid = np.geomspace(least, _MAX_SPREAD, _SPREADS)
+    lowest = _MIN_SPREAD * min(float(errors.min()) for _, errors in found.values())
+    grid = np.geomspace(lowest, _MAX_SPREAD, _SPREADS)
     likelihood = np.stack([_likelihood(*values, grid) for values in found.values()])
     prior = np.full(_SPREADS, 1 / _SPREADS)
     for _ in range(_ITERATIONS):
         posterior = likelihood * prior
         posterior /= posterior.sum(axis=1, keepdims=True)
         prior = (posterior.sum(axis=0) + 1 / _SPREADS) / (len(posterior) + 1)
-    # A stage grows with the spread itself, so the mean is that of the spread, not of its square.
+    # A stage time grows with the spread, so the mean is taken of the spread, not of its square.
     expected = posterior @ grid
     return {
         task: share * float(np.mean([known[digest].mean_ms for digest in dict.fromkeys(plan)]))
@@ -144,10 +138,10 @@ def _spreads(known: "Mapping[str, KnownCost]", plans: Sequence[Plan | None]) -> 
 
 
 def _values(known: "Mapping[str, KnownCost]", plan: Plan) -> tuple[Floats, Floats]:
-    """Returns costs and errors of a plan's different shards, as shares of their mean cost."""
-    some = [known[digest] for digest in dict.fromkeys(plan)]
-    means = np.array([shard.mean_ms for shard in some])
-    errors = np.array([shard.error_ms for shard in some])
+    """Returns costs and errors of a plan's different shards, relative to their mean cost."""
+    shards = [known[digest] for digest in dict.fromkeys(plan)]
+    means = np.array([shard.mean_ms for shard in shards])
+    errors = np.array([shard.error_ms for shard in shards])
     return means / means.mean(), errors / means.mean()
 
 
@@ -169,8 +163,8 @@ def _draws(
 ) -> tuple[dict[str, int], Floats]:
     """Returns samples of a task's shard costs, [samples, shards], and each shard's column.
 
-    All costs and the mean of each plan have one normal distribution, so that a shard of several
-    plans is shrunk towards all of their means.
+    All costs and the mean of each plan are jointly normal, so a shard of several plans is shrunk
+    towards all of their means.
     """
     digests = list(dict.fromkeys(digest for plan in spreads for digest in plan))
     places = {digest: number for number, digest in enumerate(digests)}
@@ -197,15 +191,12 @@ def _draws(
 
 @dataclass(frozen=True)
 class Ratio:
-    """One sharder's mean step over another's, on the tasks that both have plans for.
-
-    Its variance has two parts: measuring, and the choice of tasks. The second is what tasks differ
-    by beyond what measuring explains.
+    """Ratio of two sharders' mean step times, over the tasks for which both have plans.
 
     Args:
         value: Ratio of the means.
-        measuring: Variance by the noise of measuring.
-        tasks: Variance by which tasks were drawn.
+        measuring: Variance due to measuring noise.
+        tasks: Variance due to the choice of tasks, beyond measuring noise.
         count: Number of tasks.
     """
 
@@ -233,7 +224,7 @@ class Ratio:
 
     @property
     def error(self) -> float:
-        """Standard error; infinite with one task, which says nothing of others."""
+        """Standard error; infinite with one task, which does not generalize to others."""
         return math.sqrt(self.measuring + self.tasks)
 
     @property
@@ -243,7 +234,7 @@ class Ratio:
 
     @property
     def measured_width(self) -> float:
-        """Half the width that the interval would have if there were no other tasks than these."""
+        """Half the width of the 95 % interval due to measuring noise alone."""
         return math.sqrt(self.measuring) * _quantile(self.count) if self.measuring else 0.0
 
     @property
@@ -258,7 +249,7 @@ class Ratio:
 
     @property
     def below_one(self) -> float:
-        """Probability that the ratio is below 1: that ours is faster."""
+        """Probability that the ratio is below 1, so that the first sharder is faster."""
         if self.count == 1:
             return 0.5
         if not self.error:
@@ -267,32 +258,30 @@ class Ratio:
 
 
 def means_of(steps_ms: Mapping[str, Floats]) -> dict[str, list[float | None]]:
-    """Returns the mean of the samples of each sharder and task, in ms; None without a plan."""
+    """Returns the mean of the samples by sharder and task, in ms; None without a plan."""
     return {
-        name: [None if math.isnan(ms) else float(ms) for ms in some.mean(axis=0)]
-        for name, some in steps_ms.items()
+        name: [None if math.isnan(ms) else float(ms) for ms in samples.mean(axis=0)]
+        for name, samples in steps_ms.items()
     }
 
 
 def as_samples(steps_ms: Sequence[float | None]) -> Floats:
-    """Returns steps that are certain as one sample, [1, tasks]: NaN without a plan."""
+    """Returns step times without noise as one sample, [1, tasks]; NaN without a plan."""
     return np.array([steps_ms], dtype=float)  # None becomes NaN
 
 
 def relative(ours: Sequence[float | None], theirs: Sequence[float | None]) -> Ratio | None:
-    """Returns the ratio of steps that are certain; None without a task that both have plans for."""
+    """Returns the ratio of step times without noise; None without common tasks."""
     return Ratio.of(as_samples(ours), as_samples(theirs))
 
 
 def mean_ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
-    """Returns the mean of the ratios of single tasks, in which long and short steps count alike;
-    None without a task that both have plans for.
-    """
+    """Returns the mean of the tasks' ratios, with equal weights; None without common tasks."""
     ratios = (as_samples(ours) / as_samples(theirs))[0]
     known = ratios[~np.isnan(ratios)]
     return float(known.mean()) if len(known) else None
 
 
 def _quantile(count: int) -> float:
-    """Returns half the width of the 95 % interval in standard errors, for so many tasks."""
+    """Returns half the width of the 95 % interval in standard errors, by the number of tasks."""
     return float(special.stdtrit(count - 1, 0.5 + _LEVEL / 2)) if count > 1 else math.inf

@@ -1,4 +1,4 @@
-"""Scores of sharders on the same tasks: a table, a picture, and the verdict in one line."""
+"""Scores of sharders on the same tasks: a table, a picture, and a one-line verdict."""
 
 import math
 import statistics
@@ -19,15 +19,10 @@ from autoshard.experiments.evaluation.planners import (
     Planners,
     best_heuristic,
     estimated,
-    maxima_of,
+    lowest_of_each,
+    steps_of,
 )
-from autoshard.experiments.evaluation.posterior import (
-    Floats,
-    Ratio,
-    as_samples,
-    means_of,
-    relative,
-)
+from autoshard.experiments.evaluation.posterior import Floats, Ratio, as_samples, means_of, relative
 from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.sharders import HEURISTICS
 from autoshard.workload import ShardingTask, UserError
@@ -35,32 +30,32 @@ from autoshard.workload.step_price import StepPrice
 
 _NOTHING = "-"
 _OPTIONAL = {"bal.": _NOTHING, "oom": "0", "pred/meas": _NOTHING, "meas. s": _NOTHING}
-_SURE = 0.975  # a probability beyond a 95 % interval
+_SIGNIFICANT = 0.975  # one-sided probability of a 95 % interval
 
 
 @dataclass(frozen=True)
 class Score:
-    """A sharder on all tasks. Tasks without a plan are in no mean, and are not won.
+    """A sharder's results on all tasks. Means leave out tasks without a plan.
 
     Args:
-        step_ms_mean: Step time, mean of the tasks.
-        step_ms: Step time of each task, without the upward bias of the largest of noisy costs; None
-            where the sharder ran out of memory.
-        balance_mean: Mean over slowest device, all stages together, mean of the tasks.
+        step_ms_mean: Mean step time.
+        step_ms: Step time per task, corrected for the upward bias of the maximum of noisy costs;
+            None where the sharder ran out of memory.
+        balance_mean: Mean over slowest device, all stages together.
         oom: Number of tasks without a plan that fits.
-        seconds_mean: Planning time without measuring; None for plans from elsewhere.
-        measuring_seconds_mean: Seconds that the sharder measured for a plan.
+        seconds_mean: Planning time without measuring; None for plans of other planners.
+        measuring_seconds_mean: Time that the sharder measured per plan.
         win_rate: Share of the tasks on which no sharder's step is shorter.
-        ratio: Mean step over the best heuristic's, on tasks for which both have a plan; None
+        ratio: Mean step time over the best heuristic's, on tasks for which both have a plan; None
             without such tasks, or without a heuristic.
         ratio_low: Lower end of its 95 % interval for other tasks of this kind; None with one task.
         ratio_high: Upper end.
-        ratio_variance: Parts of its variance: by measuring, and by the choice of tasks.
+        ratio_variance: Its variance due to measuring noise, and due to the choice of tasks.
         improvement: 1 minus the ratio.
         better_than_heuristic: Probability that the ratio is below 1; None for the best heuristic.
         better_than_next: Probability that the sharder is faster than the next in the ranking.
-        promise: The cost model's predicted step over the measured one, in sum over the tasks.
-        gap: Mean step over the model's lower bound for whole tables, minus 1.
+        promise: Predicted over measured step time, both summed over the tasks.
+        gap: Mean step time over the model's lower bound for whole tables, minus 1.
     """
 
     step_ms_mean: float | None
@@ -94,38 +89,40 @@ def score_all(
     bounds_ms: Sequence[float],
     predicted_ms: Mapping[str, Sequence[float | None]],
 ) -> tuple[dict[str, Score], str | None]:
-    """Returns the score of each sharder, the least mean step first, and the best heuristic's name.
+    """Returns scores by sharder, the lowest mean step time first, and the best heuristic's name.
 
     Args:
         outcomes: Plans and costs.
-        steps_ms: Posterior samples of each sharder's steps, [samples, tasks], NaN without a plan.
-        bounds_ms: Lower bound of each task, or none.
-        predicted_ms: Steps by a cost model, where they were measured or trained.
+        steps_ms: Posterior samples of step times by sharder, [samples, tasks], NaN without a plan.
+        bounds_ms: Lower bound of each task; may be empty.
+        predicted_ms: Step times by a cost model, if others were measured; may be empty.
     """
-    maxima = means_of(steps_ms)
-    best = best_heuristic(maxima)
-    least = [
-        min((ms for ms in column if ms is not None), default=None)
-        for column in zip(*maxima.values(), strict=True)
-    ]
-    means = {name: _mean(some) for name, some in maxima.items()}
-    ranked = sorted(maxima, key=lambda name: (means[name] or math.inf, name))
+    steps = means_of(steps_ms)
+    best = best_heuristic(steps)
+    lowest = lowest_of_each(steps.values())
+    means = {name: _mean(of_tasks) for name, of_tasks in steps.items()}
+    ranked = sorted(steps, key=lambda name: (means[name] or math.inf, name))
     following = dict(pairwise(ranked))
     scores = {}
     for name in ranked:
-        ours, some = maxima[name], outcomes[name]
-        planned = [outcome for outcome in some if outcome.plan]
+        ours = steps[name]
+        planned = [outcome for outcome in outcomes[name] if outcome.plan]
         ratio = None if best is None else Ratio.of(steps_ms[name], steps_ms[best])
         bounded = ratio if ratio is not None and ratio.count > 1 else None
         after = following.get(name)
         against = None if after is None else Ratio.of(steps_ms[name], steps_ms[after])
-        wins = [ms is not None and ms == other for ms, other in zip(ours, least, strict=True)]
+        balances = [
+            outcome.cost.mean_ms / ms
+            for outcome, ms in zip(outcomes[name], ours, strict=True)
+            if outcome.cost is not None and ms is not None
+        ]
+        wins = [ms is not None and ms == other for ms, other in zip(ours, lowest, strict=True)]
         predicted = relative(predicted_ms.get(name, [None] * len(ours)), ours)
         bound = relative(ours, bounds_ms) if bounds_ms else None
         scores[name] = Score(
             step_ms_mean=means[name],
             step_ms=tuple(ours),
-            balance_mean=_mean(_balances(some, ours)),
+            balance_mean=_mean(balances),
             oom=ours.count(None),
             seconds_mean=_mean([o.seconds for o in planned]),
             measuring_seconds_mean=_mean([o.measuring_seconds for o in planned]),
@@ -147,16 +144,16 @@ def score_all(
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Plans of several sharders for the same tasks, and what their steps take.
+    """Plans of several sharders for the same tasks, and their step times.
 
     Args:
         tasks: The tasks, in order.
-        outcomes: Plans of each sharder for each task, with costs.
-        steps_ms: Posterior samples of each sharder's steps, [samples, tasks]; NaN without a plan.
-        seconds: Seconds that the evaluation took, planning included.
-        measuring_seconds: Those of them in which the evaluator measured.
-        visits: Number of visits that were measured.
-        ended: Why it stopped, in one line.
+        outcomes: Plans by sharder and task, with costs.
+        steps_ms: Posterior samples of step times by sharder, [samples, tasks]; NaN without a plan.
+        seconds: Time that the evaluation took, planning included.
+        measuring_seconds: Part of it that was spent measuring.
+        repeats: Number of measurements.
+        ended: Why it ended, in one line.
     """
 
     tasks: list[ShardingTask]
@@ -172,10 +169,10 @@ class Evaluation:
     ) -> tuple[dict[str, Score], str | None]:
         """Returns the score of each sharder, and the best heuristic's name.
 
-        Measured steps are compared with the oracle's predictions. Trained ones hold more than the
-        oracle prices, so they are compared with no lower bound either.
+        Measured steps are compared with the oracle's predictions. Training steps include work that
+        the oracle does not price, so they are not compared with its lower bound either.
         """
-        predicted = maxima_of(estimated(self.outcomes, self.tasks, oracle)) if measured else {}
+        predicted = steps_of(estimated(self.outcomes, self.tasks, oracle)) if measured else {}
         bounds = [] if trained else bounds_ms(oracle, self.tasks)
         return score_all(self.outcomes, self.steps_ms, bounds, predicted)
 
@@ -183,24 +180,23 @@ class Evaluation:
 def evaluate_estimated(
     task_set: TaskSet, planners: Planners, save_tasks: Path | None = None
 ) -> Evaluation:
-    """Compares sharders by the planners' oracle, as if its costs were certain."""
-    made = []
+    """Compares sharders by the planners' oracle, ignoring its uncertainty."""
+    entries = []
     with following(task_set.begin, "tasks planned") as step:
         for entry in islice(planners.entries(task_set, save_tasks), task_set.begin):
-            made.append(entry)
+            entries.append(entry)
             step()
-    tasks = [entry.task for entry in made]
-    plans = {name: [entry.outcomes[name] for entry in made] for name in made[0].outcomes}
+    tasks = [entry.task for entry in entries]
+    plans = {name: [entry.outcomes[name] for entry in entries] for name in entries[0].outcomes}
     outcomes = estimated(plans, tasks, planners.oracle)
-    steps = {name: as_samples(some) for name, some in maxima_of(outcomes).items()}
+    steps = {name: as_samples(of_tasks) for name, of_tasks in steps_of(outcomes).items()}
     return Evaluation(tasks, outcomes, steps)
 
 
 def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[float]:
-    """Returns a lower bound of each task's step for plans of whole tables, in ms, by the model.
+    """Returns a lower bound of each task's predicted step for plans of whole tables, in ms.
 
-    Each stage takes at least what an even split of all tables takes, and what each table takes
-    alone.
+    Each stage takes at least as long as an even split of all tables, and as each table alone.
     """
     pricing, found = oracle.expectation(), []
     for task in tasks:
@@ -210,7 +206,7 @@ def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[flo
         columns = np.array([float(piece.output_width) for piece in whole])
         every = torch.cat([amounts, amounts.sum(0, keepdim=True) / ranks])
         forward, backward = pricing.price(every)[:, 0].double().numpy().T
-        # Some device sends at least an even share, and receives no more than it sends then.
+        # Some device sends at least an even share, and receives no more than that.
         columns = np.maximum(np.append(columns, 0.0), columns.sum() / ranks)
         stages = price.stages_ms(forward, backward, columns)
         found.append(sum(float(stage.max()) for stage in stages))
@@ -225,7 +221,7 @@ def score_table(
     Args:
         scores: Scores by sharder.
         best: Name of the best heuristic.
-        what: Objective, and how costs are known.
+        what: Objective, and the source of costs.
         subject: What is timed.
     """
     report = Table(
@@ -279,13 +275,13 @@ def score_picture(scores: Mapping[str, Score], what: str, path: Path, subject: s
 
 
 def best_sharder(scores: Mapping[str, Score]) -> str | None:
-    """Returns the sharder with the lowest ratio, else the least mean step; None without a plan."""
+    """Returns the sharder with the lowest ratio, else the lowest mean step; None without plans."""
     planned = [name for name, score in scores.items() if score.step_ms_mean is not None]
     return max(planned, key=lambda name: scores[name].improvement or 0.0, default=None)
 
 
 def verdict(scores: Mapping[str, Score], best: str | None, what: str, subject: str = "step") -> str:
-    """Returns one line: the best sharder's step time against the best heuristic's."""
+    """Returns one line that compares the best sharder's step time with the best heuristic's."""
     first = best_sharder(scores)
     if first is None:
         return "no sharder found a plan that fits"
@@ -295,31 +291,22 @@ def verdict(scores: Mapping[str, Score], best: str | None, what: str, subject: s
     if first == best:
         return f"no sharder beats {best}, the best heuristic: {score.step_ms_mean:.2f} ms ({what})"
     against = f"{best}, the best heuristic"
-    if score.ratio_low is None or score.ratio_high is None:
+    low, high = score.ratio_low, score.ratio_high
+    if low is None or high is None or high >= 1:
+        known = "one task" if low is None or high is None else f"95% CI {low:.3f} to {high:.3f}"
         return (
             f"{first}: {subject} time not significantly different from {against} (ratio "
-            f"{score.ratio:.3f}, one task; {what})"
+            f"{score.ratio:.3f}, {known}; {what})"
         )
-    interval = f"95% CI {score.ratio_low:.3f} to {score.ratio_high:.3f}"
-    if score.ratio_high >= 1:
-        return (
-            f"{first}: {subject} time not significantly different from {against} (ratio "
-            f"{score.ratio:.3f}, {interval}; {what})"
-        )
-    return (
+    line = (
         f"{first}: {subject} time {score.improvement:.1%} lower than {against} (95% CI "
-        f"{1 - score.ratio_high:.1%} to {1 - score.ratio_low:.1%}; {what}){_tied(scores, first)}"
+        f"{1 - high:.1%} to {1 - low:.1%}; {what})"
     )
-
-
-def _tied(scores: Mapping[str, Score], first: str) -> str:
-    """Returns a clause about the next in the ranking, where it may be as good."""
-    names = list(scores)
-    after = names[names.index(first) + 1 :][:1]
-    sure = scores[first].better_than_next
-    if not after or sure is None or sure > _SURE:
-        return ""
-    return f"; the difference from {after[0]} is not significant"
+    following = dict(pairwise(scores)).get(first)
+    probability = score.better_than_next
+    if following is None or probability is None or probability > _SIGNIFICANT:
+        return line
+    return f"{line}; the difference from {following} is not significant"
 
 
 def _row(name: str, score: Score, best: str | None) -> dict[str, str]:
@@ -336,14 +323,6 @@ def _row(name: str, score: Score, best: str | None) -> dict[str, str]:
         "plan s": _format(score.seconds_mean, ".3f"),
         "meas. s": _format(score.measuring_seconds_mean or None, ".1f"),
     }
-
-
-def _balances(outcomes: Sequence[Outcome], maxima: Sequence[float | None]) -> list[float | None]:
-    return [
-        outcome.cost.mean_ms / slowest
-        for outcome, slowest in zip(outcomes, maxima, strict=True)
-        if outcome.cost is not None and slowest is not None
-    ]
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""The tasks of a comparison, drawn or read from a folder, and plans of other planners for them."""
+"""Tasks of a comparison, sampled or read from a folder, and plans of other planners for them."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,15 +16,15 @@ _TASKS, _PLANS = "tasks", "plans"  # folders of results
 
 @dataclass(frozen=True)
 class TaskSet:
-    """Tasks in order, without end if they are drawn, and the plans of other planners for them.
+    """Tasks in order, and the plans of other planners for them.
 
     Args:
         first: The first task.
-        tasks: All tasks, of one batch size, operator and objective.
+        tasks: All tasks, of one batch size, operator and objective; endless if sampled.
         begin: Number of tasks to begin with.
-        tables: Tables that the tasks hold, or may hold.
+        tables: Tables of the tasks, or those that they are sampled from.
         max_devices: Devices of the largest task.
-        plans: Plans of other planners by name: one for each task, or None.
+        plans: Plans of other planners by name, one or None per task.
     """
 
     first: ShardingTask
@@ -38,15 +38,15 @@ class TaskSet:
     def drawn(
         tasks: Iterator[ShardingTask], begin: int, tables: Sequence[EmbeddingTable], devices: int
     ) -> "TaskSet":
-        """Returns the set of tasks that a sampler draws."""
+        """Returns a set of sampled tasks."""
         first = next(tasks)
         return TaskSet(first, chain([first], tasks), begin, tables, devices)
 
     @staticmethod
     def read(folder: Path, others: Mapping[str, Path]) -> "TaskSet":
-        """Returns the tasks of a folder, with the plans that other folders hold for them."""
+        """Returns the tasks of a folder, with plans for them from other folders."""
         tasks = load_tasks(folder)
-        plans = {name: load_plans(where, tasks) for name, where in others.items()}
+        plans = {name: load_plans(plan_folder, tasks) for name, plan_folder in others.items()}
         tables = {t.whole().digest: t for task in tasks.values() for t in task.tables}
         return TaskSet(
             next(iter(tasks.values())),
@@ -54,25 +54,25 @@ class TaskSet:
             len(tasks),
             list(tables.values()),
             max(len(task.devices) for task in tasks.values()),
-            {name: [some.get(file) for file in tasks] for name, some in plans.items()},
+            {name: [found.get(file) for file in tasks] for name, found in plans.items()},
         )
 
 
 def sample_tasks(
     catalog: TableCatalog, task_sampler: TaskSampler, seed: int
 ) -> Iterator[ShardingTask]:
-    """Yields tasks of a deck's tables as the generator draws them, without end."""
+    """Yields endless tasks that the sampler draws from the catalog's tables."""
     rng = np.random.default_rng(seed)
     while True:
         yield catalog.task(task_sampler(catalog, rng))
 
 
 def load_tasks(folder: Path) -> dict[str, ShardingTask]:
-    """Returns the tasks of a folder by the names of their files, 2.json before 10.json.
+    """Returns the tasks of a folder by file name, 2.json before 10.json.
 
     Raises:
-        UserError: A file is no task, or its batch size, operator or objective is not that of the
-            others.
+        UserError: A file is no task, or its batch size, operator or objective differs from that of
+            the first.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: is no folder of tasks, as --save-tasks writes them")
@@ -99,12 +99,10 @@ def load_tasks(folder: Path) -> dict[str, ShardingTask]:
 
 
 def load_plans(folder: Path, tasks: Mapping[str, ShardingTask]) -> dict[str, ShardingPlan]:
-    """Returns the plans of a folder, whose files have the names of their tasks'.
-
-    Plans may be missing, but not all.
+    """Returns the plans of a folder by file name, which is that of the task.
 
     Raises:
-        UserError: A file is no plan, or the plan does not fit its task.
+        UserError: A file is no plan, a plan is not valid for its task, or there is no plan.
     """
     found = {}
     for name, task in tasks.items():
@@ -114,14 +112,14 @@ def load_plans(folder: Path, tasks: Mapping[str, ShardingTask]) -> dict[str, Sha
                 found[name].check(task)
     if not found:
         raise UserError(
-            f"{folder}: holds a plan for none of the tasks: plans are called as the files of tasks "
-            f"are, such as {next(iter(tasks))}"
+            f"{folder}: holds a plan for none of the tasks: name its files as those of the tasks, "
+            f"such as {next(iter(tasks))}"
         )
     return found
 
 
 def check_task_folder(folder: Path | None) -> None:
-    """Raises UserError if the folder for tasks holds some already."""
+    """Raises UserError if the folder for tasks is not empty of tasks."""
     if folder is not None and any(folder.glob("*.json")):
         raise UserError(f"{folder}: holds tasks already: name another folder for --save-tasks")
 
@@ -130,15 +128,15 @@ def named_folders(option: str, given: Sequence[str], taken: Collection[str]) -> 
     """Returns the folders of an option NAME=FOLDER by name.
 
     Raises:
-        UserError: One is not of that form, or its name is that of a sharder or in `taken`.
+        UserError: A value is not of that form, or its name is that of a sharder or in `taken`.
     """
     found: dict[str, Path] = {}
-    for one in given:
-        name, _, folder = one.partition("=")
+    for value in given:
+        name, _, folder = value.partition("=")
         if not name or not folder or not name.isprintable() or "/" in name:
-            raise UserError(f"{option} must be NAME=FOLDER, got {one!r}")
+            raise UserError(f"{option} must be NAME=FOLDER, got {value!r}")
         if name in SHARDERS or name in taken or name in found:
-            raise UserError(f"{option} {one}: {name!r} is taken: choose another name")
+            raise UserError(f"{option} {value}: {name!r} is taken: choose another name")
         found[name] = Path(folder)
     return found
 
@@ -156,8 +154,8 @@ def write_results(
     """Writes tasks and plans as this module reads them; yields the files."""
     for number, task in enumerate(tasks):
         yield save_task(folder / _TASKS, number, task)
-    for name, some in plans.items():
-        for number, plan in enumerate(some):
+    for name, of_tasks in plans.items():
+        for number, plan in enumerate(of_tasks):
             if plan is not None:
                 file = folder / _PLANS / name / f"{number}.json"
                 plan.save(file)

@@ -1,4 +1,4 @@
-"""Compares sharders by training: TorchRec trains a small model by each plan, all in turns."""
+"""Compares sharders by training: TorchRec trains a small model by each plan, alternating."""
 
 import time
 from contextlib import closing
@@ -21,17 +21,17 @@ from autoshard.workload import UserError
 def evaluate_trained(
     task_set: TaskSet, planners: Planners, seconds: float, save_tasks: Path | None = None
 ) -> Evaluation:
-    """Compares sharders by training steps on ranks of the Ray cluster, within the seconds.
+    """Compares sharders by training steps on ranks of the Ray cluster, within a time limit.
 
-    A plan that several sharders have made is trained once.
+    Equal plans of several sharders are trained once.
     """
     began = time.monotonic()
     made = list(islice(planners.entries(task_set, save_tasks), task_set.begin))
     ranks = {len(entry.task.devices) for entry in made}
     if len(ranks) > 1:
         raise UserError(
-            f"tasks are for {min(ranks)} to {max(ranks)} devices: ranks that train are as many for "
-            "all, so compare tasks of one number of devices at a time"
+            f"--judge training needs tasks with one number of devices, these have {min(ranks)} to "
+            f"{max(ranks)}: compare them one number at a time"
         )
     steps: dict[str, list[Floats]] = {name: [] for name in made[0].outcomes}
     rng, rounds, disturbed = np.random.default_rng(0), 0, list[float]()
@@ -43,11 +43,11 @@ def evaluate_trained(
             trainer = {plan: name for name, plan in plans.items()}
             trained = {name: plan for plan, name in trainer.items()}
             rehearsed = train_interleaved(found, entry.task, trained, left / (len(made) - number))
-            times = {n: np.array([each.median_ms for each in r]) for n, r in rehearsed.items()}
-            disturbed += [each.disturbed for some in rehearsed.values() for each in some]
+            times = {n: np.array([run.median_ms for run in r]) for n, r in rehearsed.items()}
+            disturbed += [run.disturbed for runs in rehearsed.values() for run in runs]
             count = len(next(iter(times.values()), ()))
             rounds += count * len(times)
-            # The same rounds for all plans: what slows a round says nothing of a plan.
+            # All plans use the same rounds, so that a slow round affects all of them alike.
             drawn = rng.integers(max(1, count), size=(SAMPLES, count))
             for name, tasks in steps.items():
                 plan = plans.get(name)

@@ -1,1 +1,1 @@
-"""Reports on plans: their memory and expected step, why they cost what they do, how two differ."""
+"""Reports on plans: memory, expected step time, causes of the cost, differences of two plans."""

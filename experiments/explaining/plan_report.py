@@ -1,6 +1,6 @@
-"""What is printed of every plan: memory by part, and its expected step beside the best heuristic's.
+"""The report on every plan: memory, and expected step time against the best heuristic's.
 
-The layout of these reports is here, too: tables without frames between lines of text.
+Reports are lines of text and tables without frames.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.operators import MemoryParts
 
-Part = str | Table  # of a report: a line, or a table under the line before it
+Part = str | Table  # of a report
 
 _MB = 1e6
 _MEMORY = "memory (MB; inputs and outputs are a batch's, with gradients of the outputs)"
@@ -23,7 +23,7 @@ _EQUAL = 5e-4  # a relative difference that would read 0.0 %
 
 
 def show(parts: Iterable[Part]) -> None:
-    """Prints the parts, each as soon as it is there."""
+    """Prints the parts as they are made."""
     for part in parts:
         cli.console.print(part, soft_wrap=isinstance(part, str), markup=False)
 
@@ -46,7 +46,7 @@ def format_columns(table: EmbeddingTable, start: int, width: int) -> str:
 
 
 def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Part]:
-    """Returns a table with a row for each device: MB of each part, reserved MB if any, free MB."""
+    """Yields a table of each device's memory by part, reserved if any, and free, in MB."""
     reserved = any(device.reserved_bytes for device in task.devices)
     columns = (*MemoryParts._fields, *(["reserve"] if reserved else []), "free", "of")
     shown = report(("device", *columns, "full"))
@@ -61,7 +61,7 @@ def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A heuristic, its plan, and what that is expected to cost."""
+    """A heuristic, its plan, and the prediction for it."""
 
     name: str
     plan: ShardingPlan
@@ -84,7 +84,7 @@ def expected_line(
     """Returns the expected step time of a sharder's plan, and its ratio to the best heuristic's."""
     low, high = ours.interval_ms
     line = (
-        f"expected: a step takes {ours.expected_ms:.2f} ms ({objective}; 90 % interval {low:.2f} "
+        f"expected: a step takes {ours.expected_ms:.2f} ms ({objective}; 90% interval {low:.2f} "
         f"to {high:.2f})"
     )
     if best is None:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
+from autoshard.experiments.console.inputs import read_range
 from autoshard.experiments.console.outputs import check_file
-from autoshard.experiments.console.ranges import read_range
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.options import RewardName, TrainingOptions
 from autoshard.workload import UserError

@@ -101,14 +101,12 @@ class MLflowTrials(LoggerCallback):
                     run.artifact(folder.checkpoint(), "checkpoint")
             run.end("FAILED" if failed else "FINISHED")
         except Exception as error:  # which Tune would take for the trial's own, and train it again
-            cli.console.print(f"note: trial {trial.trial_id}: {first_line(error)}", markup=False)
+            cli.note(f"trial {trial.trial_id}: {first_line(error)}")
 
     def on_trial_recover(self, trial: Trial, **_info: Any) -> None:  # type: ignore[override]
         """Called by Tune when a trial has crashed and is tried again."""
-        cli.console.print(
-            f"note: trial {trial.trial_id} crashed and goes on from its checkpoint: "
-            f"{_reason(trial)}", markup=False, soft_wrap=True,
-        )  # fmt: skip
+        cli.note(f"trial {trial.trial_id} crashed and goes on from its checkpoint: "
+            f"{_reason(trial)}")  # fmt: skip
 
     def close(self) -> None:
         """Ends the runs of trials that were interrupted."""

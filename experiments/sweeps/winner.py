@@ -11,13 +11,13 @@ from typing import Any
 from ray.tune.experiment import Trial
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.experiments import tracking
 from autoshard.experiments.console import cli
-from autoshard.experiments.evaluation.planners import best_of_each, maxima_of
+from autoshard.experiments.evaluation.planners import best_of_each, steps_of
 from autoshard.experiments.evaluation.posterior import relative
 from autoshard.experiments.sweeps.search_space import Value, command_line
 from autoshard.experiments.sweeps.trial import PolicyTask
 from autoshard.experiments.sweeps.tuning import TrialOutcome, finished
+from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.experiments.training.checks import PolicyCheck, unseen_tasks
 from autoshard.experiments.training.report import TEST_SEED
@@ -35,7 +35,7 @@ def keep_winner(
     trials: Sequence[Trial],
     outcomes: Sequence[TrialOutcome],
     storage: Storage,
-    run: tracking.TrackedRun,
+    run: runs.TrackedRun,
     tags: dict[str, str],
 ) -> dict[str, Any]:
     """Tests the best trial beside that with the defaults, registers it, prints what was found."""
@@ -55,25 +55,24 @@ def keep_winner(
         for path in policy_files(kept["winner"]):
             path.rename(model / path.name)
         tags |= {"score": f"{best.score:.4f}", "trial": best.trial_id}
-        version = run.register(model, tracking.POLICIES, tags, ALIAS)
+        version = run.register(model, runs.POLICIES, tags, ALIAS)
     for name, value in sorted(figures.items(), key=lambda pair: pair[1]):
-        cli.console.print(f"  {name:<32} {value:.4f}")
-    cli.console.print(
+        cli.say(f"  {name:<32} {value:.4f}")
+    cli.say(
         f"train with them: ppo_shard.py {' '.join(command_line(best.values))}\n"
-        f"the winner is in {storage.uri}/winner, and in MLflow as {tracking.POLICIES} version "
-        f"{version} with the alias {ALIAS}",
-        soft_wrap=True,
+        f"the winner is in {storage.uri}/winner, and in MLflow as {runs.POLICIES} version "
+        f"{version} with the alias {ALIAS}"
     )
     run.metrics({"score": best.score or math.nan, **figures, "finished": len(ended)})
     return {
         "best": asdict(best),
         "defaults": default,
         "test": figures,
-        "registered": {"name": tracking.POLICIES, "version": version, "alias": ALIAS},
+        "registered": {"name": runs.POLICIES, "version": version, "alias": ALIAS},
     }
 
 
-def _test(task: PolicyTask, kept: dict[str, Path], run: tracking.TrackedRun) -> dict[str, float]:
+def _test(task: PolicyTask, kept: dict[str, Path], run: runs.TrackedRun) -> dict[str, float]:
     """Compares kept policies, by name, with heuristics on tasks of test tables.
 
     Returns step times over those of each task's best heuristic, and how many tasks each policy has
@@ -91,7 +90,7 @@ def _test(task: PolicyTask, kept: dict[str, Path], run: tracking.TrackedRun) -> 
     if plan is not None:
         oracle = EstimatedCosts(model, tasks[0].batch_size)
         run.plan("winner", plan, oracle.plan_cost(plan, tasks[0]))
-    maxima = maxima_of(outcomes)
+    maxima = steps_of(outcomes)
     ratios = {n: relative(values, best_of_each(maxima)) for n, values in maxima.items()}
     figures = {f"test/{name}": ratio.value for name, ratio in ratios.items() if ratio is not None}
     return figures | {f"test/{n}_without_plan": float(maxima[n].count(None)) for n in policies}

@@ -1,4 +1,4 @@
-"""What went into a run, as MLflow should know it: tables and stores of measurements."""
+"""Datasets of a run for MLflow: tables and stores of measurements."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from autoshard.workload.tables import digest
 
 @dataclass(frozen=True)
 class DataSource:
-    """Tables or a store.
+    """Tables or a store of measurements.
 
     Args:
-        name: for people.
-        digest: changes when the content does.
-        uri: where it is.
-        context: which of the two it is.
-        profile: how much of what it holds.
+        name: Displayed name.
+        digest: Digest of the content.
+        uri: Location.
+        context: Kind of data.
+        profile: Summary of the content.
     """
 
     name: str
@@ -31,7 +31,7 @@ class DataSource:
 
 
 def tables_source(named: str, tables: Sequence[EmbeddingTable]) -> DataSource:
-    """Tables as `--tables` names them."""
+    """Returns the source of tables that `--tables` names."""
     content = digest([table.whole().digest for table in tables])
     profile = {
         "tables": len(tables),
@@ -43,7 +43,7 @@ def tables_source(named: str, tables: Sequence[EmbeddingTable]) -> DataSource:
 
 
 def store_source(path: Path) -> DataSource:
-    """A store as it is now: SQLite, or a Parquet file of one."""
+    """Returns the source of a store in its current state: SQLite, or a Parquet file."""
     where = path.resolve()
     if where.suffix == ".parquet":
         stat = where.stat()
@@ -56,5 +56,5 @@ def store_source(path: Path) -> DataSource:
 
 
 def short_name(named: str) -> str:
-    """`synthetic:400:1` as it is, files by their name alone."""
+    """Returns the file name of a path; other names, such as `synthetic:400:1`, as they are."""
     return Path(named).name

@@ -1,10 +1,10 @@
-"""Logging to MLflow: the one place that knows how runs are named, tagged and stored.
+"""Logging to MLflow: how runs are named, tagged and stored.
 
-All runs are in the experiment `autoshard`. What they can be found by:
+All runs are in the experiment `autoshard`. They can be found by:
 
 - tags `kind` (ppo_shard, tune_shard, trial, collect_costs, train_cost_model, compare), `tables`,
   `hardware`, `num_devices`, `git_commit`, `host`, `torch`, `fbgemm`, `ray`;
-- datasets: the tables (context `tables`) and the stores (context `measurements`) that went in;
+- datasets: tables (context `tables`) and stores (context `measurements`) that were used;
 - `mlflow.parentRunId`: the sweep that a trial belongs to.
 """
 
@@ -33,64 +33,62 @@ from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.tracking.data_sources import DataSource, short_name
 from autoshard.workload import ShardingPlan, UserError
 
-if TYPE_CHECKING:  # it measures, and runs need nothing of that
+if TYPE_CHECKING:  # it loads the measuring code, which runs do not need
     from autoshard.benchmark import PlanCost
 
 DEFAULT_URI = "sqlite:///mlflow.db"
 EXPERIMENT = "autoshard"
 POLICIES, COST_MODELS = "autoshard-policy", "autoshard-cost-model"  # in the registry
 _ANSWER_SECONDS = 5.0
-# Options that say where results go, not what a run is: noise where runs are compared.
+# Options about where results go, which would be noise where runs are compared.
 _HOUSEKEEPING = frozenset(("out", "json", "store", "storage", "resume", "force", "mlflow_uri"))
 _OWN_TAGS = ("mlflow.runName", "mlflow.note.content", "mlflow.parentRunId")  # not inherited
 VIEW = "results"  # the UI's saved view: ...#/experiments/ID/runs?viewStateShareKey=results
-_COLUMNS = (
-    ("tags.`kind`", 100),
-    ("metrics.`test/policy`", 100),
-    ("metrics.`test/autoshard`", 120),
-    ("metrics.`score`", 80),
-    ("params.`num_tables`", 100),
-    ("params.`num_devices`", 105),
-    ("params.`reward`", 90),
-    ("params.`seed`", 60),
-    ("attributes.`Dataset`", 230),
-)
+_COLUMNS = {
+    "tags.`kind`": 100,
+    "metrics.`test/policy`": 100,
+    "metrics.`test/autoshard`": 120,
+    "metrics.`score`": 80,
+    "params.`num_tables`": 100,
+    "params.`num_devices`": 105,
+    "params.`reward`": 90,
+    "params.`seed`": 60,
+    "attributes.`Dataset`": 230,
+}  # widths of columns
 _PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306}
 _VERSIONS = {"torch": "torch", "ray": "ray", "fbgemm": "fbgemm-gpu", "fbgemm_cpu": "fbgemm-gpu-cpu"}
 
 
-def absolute_uri(asked: str | None) -> str:
-    """Returns the URI asked for, else MLFLOW_TRACKING_URI, else a SQLite file in this folder; valid
-    whatever the current folder will be.
+def absolute_uri(requested: str | None) -> str:
+    """Returns the requested URI, else MLFLOW_TRACKING_URI, else a SQLite file in this folder.
+
+    The result does not depend on the current folder.
     """
-    uri = asked or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
+    uri = requested or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_URI
     prefix = "sqlite:///"
     return prefix + str(Path(uri.removeprefix(prefix)).resolve()) if uri.startswith(prefix) else uri
 
 
 class TrackedRun:
-    """A run in MLflow that is being written. Nothing of it is global: many may be open at once."""
+    """A run in MLflow that is being written. It has no global state: many may be open at once."""
 
     def __init__(self, client: Any, run_id: str, experiment: str) -> None:
         self._client, self.run_id, self._experiment = client, run_id, experiment
 
     def metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Logs metrics, with `step` as points of curves; leaves out what is not finite."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        points = [
-            Metric(n, float(v), now, step or 0) for n, v in values.items() if math.isfinite(v)
-        ]
-        self._client.log_batch(self.run_id, metrics=points)
+        """Logs finite metrics, as points of curves if a step is given."""
+        self._log_points([(name, step or 0, value) for name, value in values.items()])
 
     def curve(self, name: str, steps: Sequence[int], values: Sequence[float]) -> None:
         """Logs a metric at many steps."""
+        self._log_points([(name, s, v) for s, v in zip(steps, values, strict=True)])
+
+    def _log_points(self, points: Sequence[tuple[str, int, float]]) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        points = [Metric(name, v, now, s) for s, v in zip(steps, values, strict=True)]
-        self._client.log_batch(self.run_id, metrics=points)
+        metrics = [Metric(name, float(v), now, s) for name, s, v in points if math.isfinite(v)]
+        self._client.log_batch(self.run_id, metrics=metrics)
 
     def tags(self, values: Mapping[str, Any]) -> None:
         """Adds tags."""
@@ -99,7 +97,7 @@ class TrackedRun:
         self._client.log_batch(self.run_id, tags=[RunTag(n, str(v)) for n, v in values.items()])
 
     def data(self, *sources: DataSource) -> None:
-        """Logs the datasets that went in."""
+        """Logs the datasets that were used."""
         from mlflow.entities import Dataset, DatasetInput, InputTag
         from mlflow.exceptions import MlflowException
 
@@ -118,7 +116,7 @@ class TrackedRun:
         ]
         try:
             self._client.log_inputs(self.run_id, inputs)
-        except MlflowException:  # another run has written the same data just then: now it is there
+        except MlflowException:  # another run has just written the same dataset
             self._client.log_inputs(self.run_id, inputs)
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
@@ -128,8 +126,8 @@ class TrackedRun:
         log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
         try:
             log(self.run_id, str(path), folder)
-        except (requests.RequestException, OSError) as error:  # of a server, or a full disk
-            raise UserError(f"MLflow does not take {path.name}: {reason_of(error)}") from error
+        except (requests.RequestException, OSError) as error:  # a server, or a full disk
+            raise UserError(f"MLflow cannot store {path.name}: {reason_of(error)}") from error
 
     def model(self, files: Iterable[Path], name: str) -> None:
         """Logs files, and folders of files, as the folder of a model."""
@@ -160,10 +158,7 @@ class TrackedRun:
         return str(version.version)
 
     def child(self, kind: str, key: str, parameters: Mapping[str, Any]) -> "TrackedRun":
-        """Returns the child run of that kind and key, which is created if there is none.
-
-        It has the tags of this run, and a number in its name.
-        """
+        """Returns the child run of a kind and key; creates one with the tags of this run."""
         mine = f"tags.`mlflow.parentRunId` = '{self.run_id}' AND tags.kind = '{kind}'"
         siblings = self._client.search_runs([self._experiment], mine)
         for run in siblings:
@@ -181,7 +176,7 @@ class TrackedRun:
         return child
 
     def parameters(self, values: Mapping[str, Any]) -> None:
-        """Logs parameters, once: those of a run never change."""
+        """Logs parameters, which cannot be changed later."""
         from mlflow.entities import Param
 
         logged = {name: v for name, v in flat(values).items() if name not in _HOUSEKEEPING}
@@ -196,7 +191,7 @@ class TrackedRun:
         self._client.update_run(self.run_id, "RUNNING")
 
     def link(self, runs: Sequence["TrackedRun"]) -> str:
-        """Returns the link of the page that compares runs, for a note."""
+        """Returns the link to the page that compares runs."""
         ids = quote(json.dumps([run.run_id for run in runs]))
         return f"#/compare-runs?runs={ids}&experiments={quote(json.dumps([self._experiment]))}"
 
@@ -213,17 +208,17 @@ def tracked_run(
     uri: str | None = None,
     run_id: str | None = None,
 ) -> Iterator[TrackedRun]:
-    """A context with a run of that kind, with its parameters, machine and versions.
+    """Provides a run, and ends it as FINISHED, FAILED or KILLED.
 
     Args:
         kind: Tag `kind`.
         name: Name of the run.
-        parameters: Logged as the run's parameters.
+        parameters: Parameters of the run.
         uri: Tracking URI.
         run_id: Earlier run to continue.
 
     Raises:
-        UserError: MLflow cannot be used at the URI, or accepts no more.
+        UserError: MLflow cannot be used at the URI, or fails later.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
@@ -240,7 +235,7 @@ def tracked_run(
     except MlflowException as error:
         _end(run, "FAILED")
         raise UserError(
-            f"MLflow at {where} does not take more: {reason_of(error)} What was made is kept"
+            f"MLflow at {where} fails: {reason_of(error)} Results so far are kept"
         ) from error
     except KeyboardInterrupt:
         _end(run, "KILLED")
@@ -252,7 +247,7 @@ def tracked_run(
 
 
 def _end(run: TrackedRun, status: str) -> None:
-    """Ends a run whose command fails, whether or not MLflow still answers."""
+    """Ends a run whose command failed, even if MLflow does not answer."""
     with suppress(Exception):
         run.end(status)
 
@@ -285,7 +280,7 @@ def _begun(
 
 
 def _check_reachable(uri: str) -> None:
-    """Raises OSError or UserError where MLflow would try for minutes in silence."""
+    """Raises OSError or UserError where MLflow would retry for minutes without output."""
     if uri.startswith("sqlite:///"):
         check_file(Path(uri.removeprefix("sqlite:///")), "MLflow")
     parts = urlsplit(uri)
@@ -295,7 +290,7 @@ def _check_reachable(uri: str) -> None:
 
 
 def _is_there(client: Any, run_id: str) -> bool:
-    """Returns False for a run in a file of a machine that is lost: another one is begun."""
+    """Returns whether a run exists; it may be in the file of a machine that is lost."""
     from mlflow.exceptions import MlflowException
 
     try:
@@ -309,7 +304,7 @@ def _is_there(client: Any, run_id: str) -> bool:
 
 @contextmanager
 def _alone(uri: str) -> Iterator[None]:
-    """A lock, because MLflow creates the tables of a new SQLite file without one."""
+    """Holds a lock, because MLflow creates the tables of a new SQLite file without one."""
     if not uri.startswith("sqlite:///"):
         yield
         return
@@ -320,7 +315,7 @@ def _alone(uri: str) -> Iterator[None]:
 
 
 def _experiment(client: Any, uri: str) -> str:
-    """Returns our experiment; artifacts of a local SQLite file lie in a folder next to it."""
+    """Returns the experiment. Artifacts of a local SQLite file are in a folder next to it."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(EXPERIMENT)
@@ -329,24 +324,20 @@ def _experiment(client: Any, uri: str) -> str:
         if uri.startswith("sqlite:///"):
             file = Path(uri.removeprefix("sqlite:///")).resolve()
             location = (file.parent / "mlartifacts").as_uri()
+        # By default, the UI's table of runs shows no metrics.
+        names = [*_COLUMNS]
+        state = {"selectedColumns": names, "columnOrder": names, "columnWidths": _COLUMNS}
+        view = {"name": "Results", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
         try:
-            made = str(client.create_experiment(EXPERIMENT, artifact_location=location))
+            created = str(client.create_experiment(EXPERIMENT, artifact_location=location))
+            client.set_experiment_tag(created, f"mlflow.sharedViewState.{VIEW}", json.dumps(view))
         except MlflowException:
-            found = client.get_experiment_by_name(EXPERIMENT)  # made by another meanwhile
+            found = client.get_experiment_by_name(EXPERIMENT)  # another process may have created it
             if found is None:
                 raise
         else:
-            client.set_experiment_tag(made, f"mlflow.sharedViewState.{VIEW}", _view())
-            return made
+            return created
     return str(found.experiment_id)
-
-
-def _view() -> str:
-    """Returns the columns of the UI's table of runs: by default it shows no metric at all."""
-    columns = dict(_COLUMNS)
-    state = {"selectedColumns": [*columns], "columnOrder": [*columns], "columnWidths": columns}
-    view = {"name": "Results", "createdAt": 0, "updatedAt": 0, "state": json.dumps(state)}
-    return json.dumps(view)
 
 
 def _tags(kind: str) -> dict[str, str]:
@@ -356,8 +347,10 @@ def _tags(kind: str) -> dict[str, str]:
         "python": platform.python_version(),
         "mlflow.source.name": Path(sys.argv[0]).name,
         "mlflow.source.type": "LOCAL",
-        "mlflow.user": _user(),
+        "mlflow.user": str(os.getuid()),
     }
+    with suppress(KeyError, OSError):  # a container's user may have no name
+        tags["mlflow.user"] = getpass.getuser()
     for tag, package in _VERSIONS.items():
         with suppress(importlib.metadata.PackageNotFoundError):
             tags[tag.partition("_")[0]] = importlib.metadata.version(package)
@@ -365,15 +358,8 @@ def _tags(kind: str) -> dict[str, str]:
     return {**tags, "git_commit": commit, "mlflow.source.git.commit": commit} if commit else tags
 
 
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
-        return str(os.getuid())
-
-
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns `{"hyper": {"clip": 0.2}}` as `{"hyper.clip": 0.2}`."""
+    """Returns `{"hyper.clip": 0.2}` for `{"hyper": {"clip": 0.2}}`."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         if isinstance(value, Mapping):

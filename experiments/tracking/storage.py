@@ -1,7 +1,7 @@
-"""Where results outlive a machine: a shared path, or an object store, by fsspec's URIs.
+"""Storage that outlives a machine: a shared path or an object store, by fsspec's URIs.
 
-Work is done in local folders (SQLite and RLlib want real files); what is worth keeping is copied
-here as it is made, and fetched from here where the local folder is gone.
+Work is done in local folders, because SQLite and RLlib need real files. Results are copied to the
+storage as they are made, and fetched from it where the local folder is lost.
 """
 
 import tempfile
@@ -19,19 +19,20 @@ _OBJECT_STORES = frozenset(("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"))
 
 
 class Storage:
-    """A folder behind a URI: `/mnt/shared/runs`, `s3://bucket/runs`, whatever fsspec knows.
+    """A folder behind a URI of fsspec, such as `/mnt/shared/runs` or `s3://bucket/runs`.
 
-    UserError if it cannot be written.
+    Raises:
+        UserError: It cannot be written.
     """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
-        self._seen: dict[Path, str] = {}  # versions of Parquet files that stores have in them
-        self._kept: dict[Path, tuple[int, int]] = {}  # revisions of stores that were kept last
+        self._seen: dict[Path, str] = {}  # versions of Parquet files that were imported into stores
+        self._kept: dict[Path, tuple[int, int]] = {}  # revisions of stores that were kept
         try:
             self.filesystem, root = fsspec.core.url_to_fs(uri)
             self.root = str(root).rstrip("/")
-            # Object stores have no folders: s3fs would make a bucket of a misspelt name instead.
+            # Object stores have no folders: s3fs would create a bucket of a misspelt name.
             self._has_folders = not _OBJECT_STORES.intersection(_protocols(self.filesystem))
             if self._has_folders:
                 self.filesystem.makedirs(self.root, exist_ok=True)
@@ -44,20 +45,20 @@ class Storage:
             raise UserError(f"--storage {uri}: cannot be written: {reason_of(error)}") from error
 
     def within(self, name: str) -> "Storage":
-        """A folder of that name in it."""
+        """Returns the storage of a subfolder."""
         return Storage(f"{self.uri.rstrip('/')}/{name}")
 
     def has(self, name: str) -> bool:
-        """True if there is a file or a folder of that name."""
+        """Returns whether there is a file or folder of that name."""
         self.filesystem.invalidate_cache()  # another process may have written since
         return bool(self._do(self.filesystem.exists, f"{self.root}/{name}"))
 
     def has_any(self, pattern: str) -> bool:
-        """True if there is a file whose path matches."""
+        """Returns whether there is a file whose path matches."""
         return any(Path(name).match(pattern) for name in self._names())
 
     def read_json(self, name: str) -> Any:
-        """A JSON file's value; None without such a file."""
+        """Returns the value of a JSON file; None without the file."""
         if not self.has(name):
             return None
         text = self._do(self.filesystem.cat_file, f"{self.root}/{name}")
@@ -65,12 +66,12 @@ class Storage:
             return documents.parse(text)
 
     def remove(self, name: str) -> None:
-        """Remove a file or a folder, if it is there."""
+        """Removes a file or a folder, if it exists."""
         if self.has(name):
             self._do(self.filesystem.rm, f"{self.root}/{name}", recursive=True)
 
     def keep(self, file: Path, name: str | None = None) -> None:
-        """Copy a file here, whole or not at all where the store can do that."""
+        """Copies a file to the storage, atomically if it is local or an object store."""
         target = f"{self.root}/{name or file.name}"
         if self._has_folders:
             self._do(self.filesystem.makedirs, target.rpartition("/")[0], exist_ok=True)
@@ -82,9 +83,9 @@ class Storage:
             self._do(self.filesystem.put_file, str(file), target)
 
     def keep_folder(self, folder: Path, last: str, without: str) -> None:
-        """Make what is here equal to a folder, but for files that match `without`.
+        """Makes the storage equal to a folder, except for files that match `without`.
 
-        The file `last`, which names others, comes last; what it does not name goes after it.
+        The file `last`, which refers to others, is copied last. Other files are removed after it.
         """
         names = [
             path.relative_to(folder).as_posix()
@@ -99,8 +100,9 @@ class Storage:
                 self._do(self.filesystem.rm_file, f"{self.root}/{name}")
 
     def fetch_folder(self, folder: Path, last: str = "") -> bool:
-        """Copy all that is here into a local folder, the file `last` after all others; False if
-        there is nothing.
+        """Copies all files into a local folder, the file `last` after all others.
+
+        Returns False if there are none.
         """
         names = self._names()
         for name in sorted(names, key=lambda name: name == last):
@@ -110,7 +112,7 @@ class Storage:
         return bool(names)
 
     def keep_store(self, store: Path) -> None:
-        """Copy a store of measurements here as Parquet, with what others have brought since."""
+        """Merges the storage's measurements into a store, then copies it there as Parquet."""
         self.fetch_store(store)
         parquet = f"{store.stem}.parquet"
         with tempfile.TemporaryDirectory() as place, MeasurementStore(store) as found:
@@ -124,7 +126,7 @@ class Storage:
         self._seen[store] = self._version(parquet)
 
     def fetch_store(self, store: Path) -> int:
-        """Bring what was measured elsewhere into a local store; returns how many were new."""
+        """Merges the storage's measurements into a local store; returns the number of new ones."""
         parquet = f"{store.stem}.parquet"
         here = self._names()
         if parquet not in here or self._version(parquet) == self._seen.get(store):
@@ -140,15 +142,15 @@ class Storage:
 
     @property
     def is_local(self) -> bool:
-        """True for a path of this machine's file system, shared or not."""
+        """Whether it is a path of this machine's file system, which may be shared."""
         return "file" in _protocols(self.filesystem)
 
     def _version(self, name: str) -> str:
-        """Another one when a file has changed."""
+        """Returns a string that changes with the file."""
         return str(self._do(self.filesystem.ukey, f"{self.root}/{name}"))
 
     def _names(self) -> set[str]:
-        """All files here."""
+        """Returns the paths of all files."""
         self.filesystem.invalidate_cache()  # another process may have written since
         found = self._do(self.filesystem.find, self.root)
         return {name[len(self.root) + 1 :] for name in found}
@@ -161,7 +163,7 @@ class Storage:
 
 
 def absolute(uri: str) -> str:
-    """The same, whatever the current folder will be."""
+    """Returns the URI independent of the current folder."""
     return uri if "://" in uri else str(Path(uri).expanduser().resolve())
 
 

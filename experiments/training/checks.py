@@ -10,7 +10,7 @@ from autoshard.experiments.evaluation.planners import (
     best_of_each,
     estimated,
     make_plans,
-    maxima_of,
+    steps_of,
 )
 from autoshard.experiments.evaluation.posterior import mean_ratio
 from autoshard.experiments.evaluation.task_sets import sample_tasks
@@ -79,13 +79,13 @@ class PolicyCheck:
         each of which adds 1 to the `score`: a plan more counts for more than any time saved.
         """
         if self._references is None or self._references[0] is not model:  # they do not change
-            found = best_of_each(maxima_of(self.outcomes(policy, model, HEURISTICS)))
+            found = best_of_each(steps_of(self.outcomes(policy, model, HEURISTICS)))
             if None in found:
                 untrained = self.outcomes(Policy.untrained(), model, ("policy",))
-                pairs = zip(found, maxima_of(untrained)["policy"], strict=True)
+                pairs = zip(found, steps_of(untrained)["policy"], strict=True)
                 found = [start if best is None else best for best, start in pairs]
             self._references = (model, found)
-        ours = maxima_of(self.outcomes(policy, model, ("policy",)))["policy"]
+        ours = steps_of(self.outcomes(policy, model, ("policy",)))["policy"]
         ratio = mean_ratio(ours, self._references[1])
         failed = ours.count(None)
         return {

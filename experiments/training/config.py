@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 
 from autoshard.envs import RandomTaskSampler, TaskSampler
 from autoshard.envs.task_families import Choice, read_choices, tables_of, task_sampler_of
+from autoshard.experiments.console.inputs import read_range
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
-from autoshard.experiments.console.ranges import read_range
 from autoshard.experiments.training.options import TrainingOptions
 from autoshard.sharders.policy_network import PolicyShape
 from autoshard.workload import EmbeddingTable, UserError, load_tables

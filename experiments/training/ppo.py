@@ -194,7 +194,7 @@ class LostRunners(RLlibCallback):
     ) -> None:
         """Called by RLlib."""
         names = ", ".join(map(str, env_runner_indices))
-        cli.console.print(f"note: env runner {names} was lost and is replaced; training goes on")
+        cli.note(f"env runner {names} was lost and is replaced; training goes on")
         model = getattr(algorithm, _COST_MODEL, None)
         if model is not None:
             _send_cost_model(algorithm, model)

@@ -17,7 +17,7 @@ from autoshard.experiments.evaluation.planners import (
     Planners,
     best_heuristic,
     best_of_each,
-    maxima_of,
+    steps_of,
 )
 from autoshard.experiments.evaluation.posterior import Ratio, relative
 from autoshard.experiments.tracking.runs import TrackedRun
@@ -67,15 +67,14 @@ class TrainingReport:
         training, config, pool = self._training, self._training.config, self._training.pool
         tables = len(training.parts["train"])
         measured = f", measured on {len(pool.devices())} devices" if pool else ""
-        cli.console.print(
+        cli.say(
             f"training on {tables} tables of {config.source}: tasks of {config.task_description}, "
-            f"{config.reward} rewards{measured}",
-            soft_wrap=True,
+            f"{config.reward} rewards{measured}"
         )
         if not config.choices and config.task_sampler().max_tables > tables:
-            cli.console.print(f"note: tasks have at most the {tables} tables to train on")
+            cli.note(f"tasks have at most the {tables} tables to train on")
         if training.progress.iteration:
-            cli.console.print(f"going on after iteration {training.progress.iteration}")
+            cli.say(f"going on after iteration {training.progress.iteration}")
         self._run.tags(
             {"hardware": training.model.provenance.hardware, "num_devices": config.num_devices}
         )
@@ -87,7 +86,7 @@ class TrainingReport:
         self._lines.append(figures)
         self._run.metrics(curves(figures), step=number)
         if "new_shards" in figures:
-            cli.console.print(
+            cli.say(
                 f"  the cost model learned from {figures['new_shards']:.0f} new shards; it was "
                 f"wrong by {figures['cost_model_error']:.1%} about them"
             )
@@ -106,7 +105,7 @@ class TrainingReport:
             )
         cli.console.print(line, soft_wrap=True)
         if pool is not None:
-            self._notices.tell(pool)
+            self._notices.print_new(pool)
 
     def test(self) -> dict[str, Any]:
         """Compares the kept policy with heuristics on tasks of test tables.
@@ -119,7 +118,7 @@ class TrainingReport:
         drawn = unseen_tasks(training.config, model, training.parts, "test", TEST_SEED)
         tasks = list(islice(drawn, _TEST_TASKS))
         outcomes = PolicyCheck(tasks, training.config.seed).outcomes(policy, model)
-        maxima = maxima_of(outcomes)
+        maxima = steps_of(outcomes)
         best, references = best_heuristic(maxima), best_of_each(maxima)
         assert best is not None  # all heuristics are among them
         found = {name: relative(values, references) for name, values in maxima.items()}
@@ -190,10 +189,9 @@ class TrainingReport:
             limits = Limits(seconds=config.test_seconds)
             found = evaluate_measured(task_set, planners, pool, limits)
         except OutOfTimeError:
-            cli.console.print(
-                "note: the test was not measured: --test-seconds "
-                f"{config.test_seconds:g} were over before all plans of one task were",
-                soft_wrap=True,
+            cli.note(
+                "the test was not measured: --test-seconds "
+                f"{config.test_seconds:g} were over before all plans of one task were"
             )
             return None
         scores, best = found.scores(oracle, measured=True)

@@ -29,7 +29,7 @@ from autoshard.cost_model.repeated_measurements import (
     evaluation_seeds,
     normalizer,
 )
-from autoshard.experiments.evaluation.evaluator import measure_step
+from autoshard.experiments.evaluation.measured_plan import measure_step
 from autoshard.sharders import (
     HEURISTICS,
     USUAL_HEURISTICS,
@@ -164,7 +164,7 @@ def _step_ms(repeats: RepeatedMeasurements, task: ShardingTask, plan: ShardingPl
     found = measure_step(repeats, task, plan, repeats=SEEDS)
     if found is None:
         raise UserError("a shard of a plan could not be measured, so its metrics are not available")
-    return found.mean_ms
+    return float(found.mean())
 
 
 @cache

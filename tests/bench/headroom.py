@@ -15,7 +15,7 @@ import ray
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
 from autoshard.envs import TableCatalog
 from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choices
-from autoshard.experiments.evaluation.planners import estimated, make_plans, maxima_of
+from autoshard.experiments.evaluation.planners import estimated, make_plans, steps_of
 from autoshard.experiments.evaluation.posterior import mean_ratio
 from autoshard.experiments.evaluation.task_sets import sample_tasks
 from autoshard.sharders import SharderContext, load_policy, make_sharder
@@ -190,7 +190,7 @@ def _tried_by(sharders: Mapping[str, Sharder], tasks: Sequence[ShardingTask]) ->
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)  # all sharders use the same predictions
         made = make_plans(sharders, tasks)
-        costs = maxima_of(estimated(made, tasks, shipped_oracle()))
+        costs = steps_of(estimated(made, tasks, shipped_oracle()))
     return {
         name: Tried(costs[name], [outcome.seconds or 0.0 for outcome in some])
         for name, some in made.items()

@@ -18,7 +18,7 @@ from autoshard.benchmark import DeviceCost, MeasurementStore, PlanCost, price_pl
 from autoshard.cost_model import EstimatedCosts, load_model, save_model
 from autoshard.experiments import compare
 from autoshard.experiments.compare import CompareConfig
-from autoshard.experiments.evaluation.planners import Outcome, maxima_of
+from autoshard.experiments.evaluation.planners import Outcome, steps_of
 from autoshard.experiments.evaluation.posterior import as_samples
 from autoshard.experiments.evaluation.report import Score, score_all, verdict
 from autoshard.sharders import SHARDERS, Policy, save_policy
@@ -214,7 +214,7 @@ def test_measured_plans_add_up(measured_run: tuple[Path, str]) -> None:
 
     assert_adds_up(folder, Store(), slack=0.1)
     assert figures["ended"] == "all intervals are within +-100000.0%"
-    assert f"({figures['tasks']} tasks, {figures['visits']} visits in " in said
+    assert f"({figures['tasks']} tasks, {figures['visits']} measurements in " in said
     assert figures["visits"] == len(judged)
     assert 0 < figures["measuring_seconds"] < figures["seconds"]
     verified = figures["sharders"]["autoshard_verified"]
@@ -245,7 +245,7 @@ PLAN = ShardingPlan((), 1)
 def scored(
     outcomes: dict[str, list[Outcome]], bounds_ms: Sequence[float], **promised: Sequence[float]
 ) -> tuple[dict[str, Score], str | None]:
-    steps = {name: as_samples(some) for name, some in maxima_of(outcomes).items()}
+    steps = {name: as_samples(some) for name, some in steps_of(outcomes).items()}
     return score_all(outcomes, steps, bounds_ms, promised)
 
 
@@ -455,9 +455,9 @@ def test_bad_tasks_and_plans_are_one_line(
         ({"plans": (f"x={plans / 'none'}",)}, "none: holds a plan for none of the tasks"),
         ({"plans": (f"x={plans / 'json'}",)}, "json/1.json: line 1, column 2"),
         ({"plans": (f"x={plans / 'fit'}",)}, "fit/1.json: table"),
-        ({"plans": ("x=y",), "tasks": None, "tables": TABLES}, "--plans needs the tasks that"),
-        ({"objective": "step"}, "say what counts: leave out --objective and --link"),
-        ({"link": "25GB/s"}, "say what counts: leave out --objective and --link"),
+        ({"plans": ("x=y",), "tasks": None, "tables": TABLES}, "--plans needs the tasks of"),
+        ({"objective": "step"}, "define what counts: leave out --objective and --link"),
+        ({"link": "25GB/s"}, "define what counts: leave out --objective and --link"),
     ):
         with pytest.raises(UserError, match=re.escape(says)) as caught:
             compare.main(replace(plain, **changes))  # type: ignore[arg-type]
@@ -482,7 +482,7 @@ def test_interrupted_it_says_where_measurements_are(
         kept = len(store)
     assert kept >= 4
     second = Watched("compare.py", options.replace("0.0001", "1000"), tmp_path)
-    assert "(2 tasks, 0 visits in " in second.end()
+    assert "(2 tasks, 0 measurements in " in second.end()
 
 
 def test_too_few_unseen_tables_are_told_of(
@@ -540,16 +540,19 @@ def test_bad_input_is_one_line_before_any_work(
     for changes, says in (
         ({"sharders": "size,best"}, "sharder 'best' is not one of round_robin, random"),
         ({"sharders": ""}, "sharder '' is not one of"),
-        ({"sharders": "size,all"}, "--sharders all are all there are: name no others beside it"),
+        ({"sharders": "size,all"}, "--sharders all names all sharders: leave out the others"),
         ({"sharders": "autoshard_verified"}, "measures while it plans: add --measure"),
-        ({"judge": "training", "measure": True}, "--measure measures costs: leave it out"),
+        ({"judge": "training", "measure": True}, "--measure excludes --judge training"),
         ({"tables": "none.csv"}, "none.csv: does not exist"),
         ({"family": "giants"}, "name tables to draw tasks from with --tables"),
         ({"tables": None, "family": "giant"}, "--family: 'giant' is not one of small, large"),
         ({"num_devices": 0}, "--num-devices must be at least 1, got 0"),
         ({"num_devices": 4}, "the policy serves up to 3 devices, 4 are asked for"),
         ({"link": "fast"}, "such as 25GB/s,30us or 100Gbit/s, got 'fast'"),
-        ({"link": "25GB/s", "objective": "compute"}, "with --objective compute they do not count"),
+        (
+            {"link": "25GB/s", "objective": "compute"},
+            "which has no all-to-alls",
+        ),
         ({"link": "25GB/s", "num_devices": 1}, "--link connects devices, and there is one"),
         ({"num_tasks": -1}, "--num-tasks must be at least 1, got -1"),
         ({"num_tables": 0}, "--num-tables must be at least 1"),

@@ -99,7 +99,7 @@ def test_what_moves_is_gained_and_paid(config: DiffConfig, tmp_path: Path) -> No
 
 def test_a_slower_plan_never_pays(config: DiffConfig, capsys: pytest.CaptureFixture[str]) -> None:
     diff_plans.main(replace(config, old=config.new, new=config.old))
-    assert "it does not pay" in capsys.readouterr().out
+    assert "it does not pay off" in capsys.readouterr().out
     assert config.json is not None
     assert json.loads(config.json.read_text())["steps_until_paid"] is None
 
@@ -118,7 +118,7 @@ def test_the_same_columns_on_the_same_devices_move_nothing(
     rest = [p for p in old.placements if p.width % 8]
     ShardingPlan((*cut, *rest), 3).save(config.new)
     diff_plans.main(config)
-    assert capsys.readouterr().out == "nothing moves: each column lies where it lay\n"
+    assert capsys.readouterr().out == "nothing moves: each column stays on its device\n"
     assert config.json is not None
     told = json.loads(config.json.read_text())
     assert (told["moves"], told["moved_bytes"], told["steps_until_paid"]) == ([], 0, 0)
@@ -175,6 +175,6 @@ def test_bad_input_is_one_line(config: DiffConfig, tmp_path: Path) -> None:
     done = run("diff_plans.py", "old.json four.json --tables synthetic:9", tmp_path, code=2)
     (line,) = done.stderr.splitlines()
     assert line == (
-        "old.json is for 3 devices and four.json for 4: what moves is told among the same devices "
-        "only"
+        "old.json is for 3 devices and four.json for 4: compare plans for the same number of "
+        "devices"
     )

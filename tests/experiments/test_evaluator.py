@@ -18,8 +18,8 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.evaluation.evaluator import (
     Evaluator,
     Limits,
-    measure_step,
 )
+from autoshard.experiments.evaluation.measured_plan import measure_step
 from autoshard.experiments.evaluation.planners import Entry, Outcome, plan_task
 from autoshard.experiments.evaluation.posterior import Ratio, digests_of
 from autoshard.experiments.evaluation.report import Evaluation, bounds_ms
@@ -191,7 +191,7 @@ def test_tasks_that_have_an_end(many_tables: tuple[EmbeddingTable, ...]) -> None
     failing = SimulatedPool(repeats=0.01)
     task = some[0]
     alone = evaluate(failing, Source(failing, [task]), Limits(0.01, 50), begin=1)
-    assert "one task says nothing of others" in alone.ended
+    assert "one task does not generalize to others" in alone.ended
 
 
 def test_going_on_from_what_is_kept(many_tables: tuple[EmbeddingTable, ...]) -> None:
@@ -237,7 +237,7 @@ class Stubborn(SimulatedPool):
 def test_a_pool_that_has_no_more_visits_ends_it(many_tables: tuple[EmbeddingTable, ...]) -> None:
     pool = Stubborn(repeats=0.02)
     found = evaluate(pool, Source(pool, tasks_of(many_tables, 3)), Limits(1e-6, 1e6), begin=3)
-    assert found.ended.startswith("there are no more tasks, and more visits would not help")
+    assert found.ended.startswith("there are no more tasks, and repeats would not help")
     assert max(pool.count(digest) for digest in shards_of(found)) == 3
 
 
@@ -312,8 +312,8 @@ def test_one_plan(tables: tuple[EmbeddingTable, ...]) -> None:
     slowest = max(true_ms(shard) for shard in plan.shards(task) if shard is not None)
     found = measure_step(repeats_of(SimulatedPool(repeats=0.01)), task, plan, repeats=3)
     assert found is not None
-    low, high = found.interval_ms
-    assert low < found.mean_ms < high
-    assert found.mean_ms == pytest.approx(slowest, rel=0.03)
+    low, high = np.quantile(found, (0.025, 0.975))
+    assert low < found.mean() < high
+    assert found.mean() == pytest.approx(slowest, rel=0.03)
     fails = frozenset(digests_of(task, plan)[:1])
     assert measure_step(repeats_of(SimulatedPool(fails=fails)), task, plan, repeats=3) is None

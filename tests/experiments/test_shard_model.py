@@ -82,7 +82,7 @@ def test_what_is_not_known_is_said_on_the_way(here: Path) -> None:
     [
         ("--num-devices 2", "name a file of tables with --tables, or a TorchRec model with --mo"),
         ("--model {0}:model --tables criteo", "name a file of tables with --tables, or a Torc"),
-        ("--tables criteo --batches {0}:batches", "--batches are those of a model"),
+        ("--tables criteo --batches {0}:batches", "requires the model: name it"),
         ("--model {0}", "--model must be MODULE:NAME, as in my_module:build_model, got '{0}'"),
         ("--model no_such:model", "no_such cannot be imported: ModuleNotFoundError: No module"),
         ("--model {0}_bad:model", "{0}_bad cannot be imported: ModuleNotFoundError: No module"),

@@ -9,7 +9,7 @@ import pytest
 from commands import PATIENCE, empty_mlflow
 from mlflow import MlflowClient
 
-from autoshard.experiments import tracking
+from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import tables_source
 from autoshard.workload import EmbeddingTable, UserError
 
@@ -21,7 +21,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def found(uri: str, filters: str) -> list[Any]:
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    experiment = client.get_experiment_by_name(runs.EXPERIMENT)
     assert experiment is not None
     return list(client.search_runs([experiment.experiment_id], filters))
 
@@ -29,13 +29,13 @@ def found(uri: str, filters: str) -> list[Any]:
 def test_runs_are_found_by_what_users_ask_for(uri: str, tables: tuple[EmbeddingTable, ...]) -> None:
     parameters = {"tables": "somewhere/my_tables.csv", "seed": 0}
     for devices, score in ((4, 0.9), (8, 0.8), (8, 0.7)):
-        with tracking.tracked_run("ppo_shard", f"ppo on {devices}", parameters, uri) as run:
+        with runs.tracked_run("ppo_shard", f"ppo on {devices}", parameters, uri) as run:
             run.tags({"hardware": f"gpu of {devices}", "num_devices": devices})
             run.data(tables_source("somewhere/my_tables.csv", tables))
             run.metrics({"test/policy": score, "undefined": float("nan")})
     assert len(found(uri, "tags.hardware = 'gpu of 8' AND tags.tables = 'my_tables.csv'")) == 2
     client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name(tracking.EXPERIMENT)
+    experiment = client.get_experiment_by_name(runs.EXPERIMENT)
     assert experiment is not None
     best = client.search_runs(
         [experiment.experiment_id], "tags.num_devices = '8'", order_by=["metrics.`test/policy`"]
@@ -47,7 +47,7 @@ def test_runs_are_found_by_what_users_ask_for(uri: str, tables: tuple[EmbeddingT
 
 
 def test_a_parent_has_children_that_go_on(uri: str) -> None:
-    with tracking.tracked_run("tune_shard", "sweep", {"seed": 3, "out": "x"}, uri) as sweep:
+    with runs.tracked_run("tune_shard", "sweep", {"seed": 3, "out": "x"}, uri) as sweep:
         sweep.tags({"hardware": "cpu"})
         child = sweep.child("trial", "a1", {"learning_rate": 0.1})
         child.metrics({"score": 1.0}, step=1)
@@ -57,21 +57,21 @@ def test_a_parent_has_children_that_go_on(uri: str) -> None:
         other = sweep.child("trial", "b2", {"learning_rate": 0.2})
         assert other.run_id != child.run_id
         other.end("FAILED")
-    runs = found(uri, f"tags.`mlflow.parentRunId` = '{sweep.run_id}'")
-    assert {(run.info.run_name, run.info.status) for run in runs} == {
+    children = found(uri, f"tags.`mlflow.parentRunId` = '{sweep.run_id}'")
+    assert {(run.info.run_name, run.info.status) for run in children} == {
         ("trial 1", "FINISHED"),
         ("trial 2", "FAILED"),
     }
-    assert {run.data.tags["hardware"] for run in runs} == {"cpu"}
-    params = {run.info.run_name: run.data.params for run in runs}
+    assert {run.data.tags["hardware"] for run in children} == {"cpu"}
+    params = {run.info.run_name: run.data.params for run in children}
     assert params["trial 2"] == {"seed": "3", "learning_rate": "0.2"}
-    assert {run.data.tags["kind"] for run in runs} == {"trial"}
+    assert {run.data.tags["kind"] for run in children} == {"trial"}
 
 
 def test_models_are_versions_with_an_alias(uri: str, tmp_path: Path) -> None:
     (tmp_path / "policy.json").write_text("{}")
     for expected in ("1", "2"):
-        with tracking.tracked_run("tune_shard", "sweep", {}, uri) as run:
+        with runs.tracked_run("tune_shard", "sweep", {}, uri) as run:
             assert run.register(tmp_path, "some-policy", {"score": "0.9"}, "winner") == expected
     version = MlflowClient(uri).get_model_version_by_alias("some-policy", "winner")
     assert (version.version, version.tags) == (2, {"score": "0.9"})
@@ -83,7 +83,7 @@ def test_models_are_versions_with_an_alias(uri: str, tmp_path: Path) -> None:
 def test_a_run_ends_as_its_command_does(uri: str, error: type[BaseException], status: str) -> None:
     with (
         pytest.raises(error),
-        tracking.tracked_run("compare", status, {}, uri) as run,
+        runs.tracked_run("compare", status, {}, uri) as run,
     ):
         raise error("stop")
     assert MlflowClient(uri).get_run(run.run_id).info.status == status
@@ -93,7 +93,7 @@ def test_a_run_ends_as_its_command_does(uri: str, error: type[BaseException], st
 def test_where_mlflow_cannot_be_is_one_line(uri: str) -> None:
     with (
         pytest.raises(UserError, match="MLflow cannot be used at ") as caught,
-        tracking.tracked_run("compare", "x", {}, uri),
+        runs.tracked_run("compare", "x", {}, uri),
     ):
         raise AssertionError("it began")
     assert "\n" not in str(caught.value)
@@ -102,7 +102,7 @@ def test_where_mlflow_cannot_be_is_one_line(uri: str) -> None:
 
 def test_parameters_are_flat_and_told_without_housekeeping(uri: str) -> None:
     given = {"hyper": {"clip": 0.2, "shape": {"hidden": 64}}, "json": "r.json", "seed": 0}
-    with tracking.tracked_run("ppo_shard", "flat", given, uri) as run:
+    with runs.tracked_run("ppo_shard", "flat", given, uri) as run:
         pass
     params = MlflowClient(uri).get_run(run.run_id).data.params
     assert params == {"hyper.clip": "0.2", "hyper.shape.hidden": "64", "seed": "0"}
@@ -111,8 +111,8 @@ def test_parameters_are_flat_and_told_without_housekeeping(uri: str) -> None:
 def test_many_processes_may_begin_in_a_new_file_at_once(tmp_path: Path) -> None:
     """MLflow makes its tables without a lock: without ours most of them fail."""
     code = (
-        "from experiments import tracking\n"
-        f"with tracking.tracked_run('compare', 'x', {{}}, 'sqlite:///{tmp_path}/new.db'): pass"
+        "from experiments.tracking import runs\n"
+        f"with runs.tracked_run('compare', 'x', {{}}, 'sqlite:///{tmp_path}/new.db'): pass"
     )
     begun = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(4)]
     assert [process.wait(PATIENCE) for process in begun] == [0] * 4

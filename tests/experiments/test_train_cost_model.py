@@ -133,7 +133,7 @@ def test_a_parquet_file_trains_too_but_nothing_is_measured(
     with MeasurementStore(store) as kept:
         export_parquet(kept, parquet)
     train_cost_model.main(config(folder, parquet, out=folder / "from_parquet"))
-    assert "promises are not checked: no store" in capsys.readouterr().out
+    assert "predictions are not checked: no store" in capsys.readouterr().out
     assert json.loads((folder / "figures.json").read_text())["proposals"] is None
     with pytest.raises(UserError, match="proposals cannot be measured: no store"):
         train_cost_model.main(config(folder, parquet, out=folder / "other", rounds=1))
@@ -192,7 +192,7 @@ def test_bad_input_is_one_line_and_changes_nothing(
         ({"hyper": TrainOptions(members=0)}, "--hyper.members must be at least 1, got 0"),
         ({"hyper": TrainOptions(learning_rate=0.0)}, "--hyper.learning-rate must be more than 0"),
         ({"hyper": TrainOptions(weight_decay=-1.0)}, "--hyper.weight-decay must be at least 0"),
-        ({"calibrate": folder / "model", "rounds": 1}, "--calibrate trains nothing: leave"),
+        ({"calibrate": folder / "model", "rounds": 1}, "--calibrate does not train: leave"),
         ({"rounds": 5, "budget_shards": 4}, "less than one a round"),
         ({"calibrate": folder / "empty.db", "hyper": TrainOptions()}, "no cost model"),
     ):
