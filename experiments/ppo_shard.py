@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""AutoShard: train a sharding policy with PPO, on estimated and measured costs."""
+"""Train a sharding policy with PPO, on estimated and measured costs."""
 
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -28,13 +28,13 @@ MAY_CHANGE = (  # when a run is resumed
 
 
 def main(config: PPOShardConfig) -> None:
-    """Begins or resumes a run, trains it to the end, and tests the policy."""
+    """Begins or resumes a run, trains, and tests the policy."""
     budget = Budget(config.seconds)
     config.check_resume()
     folder = RunFolder(config.out.resolve())
     config = replace(config, out=folder.folder)
 
-    # 1. Options: given, or those of the run that is resumed.
+    # 1. Options: those of the command, or of the run that is resumed.
     saved: SavedRun | None = None
     if config.resume:
         config, saved = _resumed(config, folder)
@@ -44,8 +44,8 @@ def main(config: PPOShardConfig) -> None:
     config.check()
     storage = _storage(config)
 
-    # 2. Tables, by part: those that train, check and test. The cost model, which warns of tables
-    # unlike those that it learned from.
+    # 2. Tables by part: training, checks and test. The cost model, which warns of tables that are
+    # out of its distribution.
     tables = config.all_tables()
     parts = split_tables(config.source, tables)
     model = load_model(config.cost_model)
@@ -59,11 +59,13 @@ def main(config: PPOShardConfig) -> None:
     store = config.store or folder.folder / "costs.db"
     if storage is not None:
         storage.fetch_store(store)
-    MeasurementStore(store).close()  # one that cannot be used is reported before work starts
+    MeasurementStore(store).close()  # fails before the work if it cannot be used
 
-    # 4. The run in MLflow, and the Ray cluster: both end with this command.
+    # 4. The run in MLflow, and the Ray cluster, which end with this command.
     with ExitStack() as stack:
-        run_id = (saved.progress.mlflow_run or None) if saved else None  # a sweep's winner has none
+        run_id = (
+            (saved.progress.mlflow_run or None) if saved else None
+        )  # a sweep's winner has no run
         run = stack.enter_context(
             runs.tracked_run(
                 "ppo_shard", _run_name(config), asdict(config), config.mlflow_uri, run_id
@@ -71,7 +73,7 @@ def main(config: PPOShardConfig) -> None:
         )
         stack.enter_context(ray_cluster())
 
-        # 5. Train: a checkpoint after each iteration, a check every few.
+        # 5. Training, with a checkpoint after each iteration.
         training = Training(config, folder, parts, model, store, saved, run.run_id, budget)
         stack.callback(training.stop)
         report = TrainingReport(training, run)
@@ -88,17 +90,17 @@ def main(config: PPOShardConfig) -> None:
         if training.left_out:
             cli.say(
                 f"stopped by {budget} after iteration {training.progress.iteration} of "
-                f"{config.max_iterations}: go on with --resume --out {config.out}"
+                f"{config.max_iterations}: continue with --resume --out {config.out}"
             )
 
-        # 6. Test the policy that is kept on tables that nothing was trained on.
+        # 6. The test of the kept policy, on tables that nothing was trained on.
         result = report.test()
         if config.measures:
             run.data(store_source(store))
         if config.json is not None:
             documents.write(config.json, result)
     cli.say(
-        f"the policy is in {config.out}: compare it with compare.py --policy {config.out}, use it "
+        f"the policy is in {config.out}: compare it with compare.py --policy {config.out}, or plan "
         f"with shard.py --policy {config.out}"
     )
 
@@ -112,20 +114,19 @@ def _run_name(config: PPOShardConfig) -> str:
 
 
 def _storage(config: PPOShardConfig) -> Storage | None:
-    """Returns where the run is kept beside its folder, if anywhere."""
+    """Returns the storage of the run, if any."""
     return None if config.storage is None else Storage(config.storage).within(config.out.name)
 
 
 def _resumed(config: PPOShardConfig, folder: RunFolder) -> tuple[PPOShardConfig, SavedRun]:
-    """Returns the run's own options with what may change, and where it is resumed from."""
+    """Returns the run's own options, changed by this command, and its saved state."""
     if config.recipe is not None:
-        raise UserError("--resume goes on with the run's own recipe: leave out --recipe")
+        raise UserError("--resume uses the run's own recipe: leave out --recipe")
 
     def read() -> tuple[PPOShardConfig, SavedRun]:
         saved = folder.read()
         with documents.naming(config.out), documents.fields_of("training"):
             before = PPOShardConfig.from_json(saved.config)
-        # Seconds are those of a command, not of the run.
         changed = replace(
             before.resumed(config, MAY_CHANGE), out=config.out, seconds=config.seconds
         )
@@ -135,7 +136,7 @@ def _resumed(config: PPOShardConfig, folder: RunFolder) -> tuple[PPOShardConfig,
         config = replace(config, storage=read()[0].storage)
     storage = _storage(config)
     if storage is not None:
-        folder.fetch(storage)  # it may have been resumed elsewhere since
+        folder.fetch(storage)  # it may have been continued elsewhere
     return read()
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Sweep the hyperparameters of policies, with Ray Tune."""
+"""Search hyperparameters of policies with Ray Tune."""
 
 import tempfile
 import time
@@ -47,7 +47,7 @@ def main(config: TuneShardConfig) -> None:
     budget = Budget(config.seconds)
     config.check_resume()
 
-    # 1. Options: given, or those of the sweep that is resumed. A finished one has its result.
+    # 1. Options: of the command, or of the sweep that is resumed. A finished one has a result.
     if config.resume:
         storage = Storage(absolute(config.storage))
         config, run_id, result = _resumed(config, storage)
@@ -57,8 +57,8 @@ def main(config: TuneShardConfig) -> None:
         storage, run_id, result = Storage(config.storage), None, None
         if storage.has(_DOCUMENT) and not config.force:
             raise UserError(
-                f"{config.storage}: holds a sweep: go on with --resume, replace it with --force, "
-                "or name another folder"
+                f"{config.storage}: holds a sweep: continue with --resume, replace it with "
+                "--force, or name another folder"
             )
     if result is None:
         result = _swept(config, run_id, storage, budget)
@@ -72,12 +72,12 @@ def _swept(
     config: TuneShardConfig, run_id: str | None, storage: Storage, budget: Budget
 ) -> dict[str, Any]:
     """Runs the sweep, and returns its result."""
-    # 2. What all trials share: tables by part, the cost model, the store of measurements.
+    # 2. Shared by all trials: tables by part, the cost model, the store of measurements.
     store = _store(config, storage)
     tables = load_tables(config.tables)
     parts = split_tables(config.tables, tables)
     model = load_model(config.cost_model)
-    open_oracle(model, config.batch_size, tables)  # which warns of tables that it knows little of
+    open_oracle(model, config.batch_size, tables)  # warns of tables out of distribution
     task = PolicyTask(replace(config, store=store).training(), parts, model, store)
     space = search_space(population_based=config.scheduler == "pbt")
     tags = {
@@ -88,8 +88,8 @@ def _swept(
     name = f"sweep {tags['tables']} {config.num_tables} on {config.num_devices}"
 
     with ExitStack() as stack:
-        # 3. The run in MLflow, the Ray cluster, and the pool: before any trial asks for it, so that
-        # it is on the machine of the store.
+        # 3. The run in MLflow, the Ray cluster, and the pool, which must be on the machine of the
+        # store and is therefore started before the trials.
         run = stack.enter_context(
             runs.tracked_run(
                 "tune_shard",
@@ -114,7 +114,7 @@ def _swept(
         # 4. All trials.
         cli.say(
             f"{config.num_samples} trials: {name}, {config.scheduler}, {config.search_name} "
-            f"search; all is in {config.storage}"
+            f"search; results are in {config.storage}"
         )
         scheduler = make_scheduler(config, space)
         resumed = run_id is not None and storage.has_any(f"{TRIALS}/experiment_state-*")
@@ -125,13 +125,13 @@ def _swept(
             trainable, config, space, scheduler, logged, storage, resumed, budget
         )
         if not ended:
-            raise KeyboardInterrupt(f"go on with --resume --storage {config.storage}")
+            raise KeyboardInterrupt(f"continue with --resume --storage {config.storage}")
         outcomes = [TrialOutcome.of(trial, logged.run_of(trial).run_id) for trial in trials]
         left_out = config.num_samples - len(finished(outcomes))
         if budget.is_spent and left_out:
             cli.say(f"stopped by {budget}: {left_out} of {config.num_samples} trials have no score")
 
-        # 5. The winner is tested beside the defaults, kept and registered.
+        # 5. The winner is tested against the defaults, stored and registered.
         winner = keep_winner(task, default_point(space), trials, outcomes, storage, run, tags)
         trial_runs = [logged.run_of(trial) for trial in trials]
         run.note(
@@ -153,7 +153,7 @@ def _swept(
             "at_once": logged.at_once,
             "seconds": seconds,
             "train_seconds": busy,
-            # How much longer the sweep took than training needs with so many at once.
+            # Time of the sweep over that of training with this number of concurrent trials.
             "overhead": seconds * logged.at_once / busy if busy else None,
         }
         _keep_document(storage, {**kept, "result": result})
@@ -161,7 +161,7 @@ def _swept(
 
 
 def _pool_started(stack: ExitStack, task: PolicyTask, storage: Storage) -> Callable[[], None]:
-    """Starts the pool if trials measure; returns what keeps its store and prints its notices."""
+    """Starts the pool if trials measure; returns a function to keep its store and print notices."""
     if not task.config.measures:
         return lambda: None
     pool, notices = BenchmarkPool(task.store, kind=task.config.devices), Notices()
@@ -178,22 +178,22 @@ def _pool_started(stack: ExitStack, task: PolicyTask, storage: Storage) -> Calla
 
 
 def _store(config: TuneShardConfig, storage: Storage) -> Path:
-    """Returns the store on this machine, with what the storage has of it."""
+    """Returns the store on this machine, merged with that in the storage."""
     where = Path(storage.root) if storage.is_local else Path("runs").resolve()
     store = config.store or where / "costs.db"
     if config.reward != "estimated":
         storage.fetch_store(store)
-        MeasurementStore(store).close()  # one that cannot be used is reported before work starts
+        MeasurementStore(store).close()  # fails before the work if it cannot be used
     return store
 
 
 def _resumed(
     config: TuneShardConfig, storage: Storage
 ) -> tuple[TuneShardConfig, str, dict[str, Any] | None]:
-    """Returns the sweep's own options, its run in MLflow, and its result if it is finished."""
+    """Returns the sweep's own options, its run in MLflow, and its result once it is finished."""
     document = storage.read_json(_DOCUMENT)
     if document is None:
-        raise UserError(f"{storage.uri}: holds no sweep to go on with")
+        raise UserError(f"{storage.uri}: holds no sweep to resume")
     with documents.naming(f"{storage.uri}/{_DOCUMENT}"), documents.fields_of("sweep"):
         SWEEP_SCHEMA.check(document)
         before = TuneShardConfig.from_json(document["settings"])

@@ -1,1 +1,1 @@
-"""Many trainings at once by Ray Tune: search space, trials, and what MLflow holds of them."""
+"""Hyperparameter sweeps with Ray Tune: options, search space, trials, logging, the winner."""

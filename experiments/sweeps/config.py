@@ -26,35 +26,35 @@ _MAX_SEED = 2**32 - 1
 
 @dataclass(frozen=True, kw_only=True)
 class TuneShardConfig(TrainingOptions):
-    """Search for good hyperparameters of policies: many trainings at once, by Ray Tune.
+    """Search hyperparameters of policies with Ray Tune.
 
-    All trials share one pool of benchmark actors and one store of measurements. Each is a run in
-    MLflow under the sweep's; the winner becomes a model version with the alias `winner`.
+    All trials share one pool of benchmark actors and one store of measurements. Each is a child run
+    in MLflow. The winner becomes a model version with the alias `winner`.
     """
 
     num_samples: int = 20
-    """Trials."""
+    """Number of trials."""
     max_iterations: int = 30
-    """Iterations of PPO in each trial."""
+    """Number of PPO iterations of a trial."""
     scheduler: SchedulerName = "asha"
-    """asha stops bad trials early; pbt (population based training) lets bad ones go on from good
-    ones; none does neither."""
+    """asha: stop bad trials early. pbt: population based training, which continues bad trials from
+    good ones. none: neither."""
     search: SearchName | None = None
-    """How hyperparameters are chosen; by default optuna, with pbt random."""
+    """Search algorithm. Default: optuna; with --scheduler pbt, random."""
     seconds: float | None = None
-    """End after so many seconds, from the start of the command: trials that train then are stopped,
-    others are left out, and the winner is the best of those that have a score."""
+    """Time limit in seconds from the start of the command. Running trials are stopped, others left
+    out, and the winner is the best trial with a score. Default: none."""
     at_once: int | None = None
-    """Trials at the same time, at most; by default one for each CPU, also of nodes that join."""
+    """Maximum number of concurrent trials. Default: one per CPU, including nodes that join."""
     reward: RewardName = "estimated"
-    """Where the costs of finished games come from."""
+    """Source of the costs that reward episodes."""
     check_tasks: int = 32
-    """Tasks in a check, whose result is the score of a trial."""
+    """Number of tasks of a check, which gives the score of a trial."""
     storage: str = "runs/sweep"
-    """Folder of the sweep: a path (shared by all nodes, if trials run on several), or s3://..."""
+    """Folder of the sweep: a path, which all nodes must share, or s3://..."""
 
     def check(self) -> None:
-        """Raises UserError unless the options make sense together."""
+        """Raises UserError unless the options are valid."""
         counts = ("num_samples", "max_iterations", "check_every", "check_tasks", "at_once")
         check_bounds(
             self,
@@ -64,32 +64,32 @@ class TuneShardConfig(TrainingOptions):
         )
         if self.scheduler == "pbt" and self.search == "optuna":
             raise UserError(
-                "--scheduler pbt changes hyperparameters while trials train, which no search "
-                "understands: leave --search out"
+                "--scheduler pbt changes hyperparameters while trials train, which --search optuna "
+                "does not support: leave --search out"
             )
         check_file(self.json, "--json")
         self.training().check()
 
     @property
     def search_name(self) -> SearchName:
-        """The search that was asked for, or the one that goes with the scheduler."""
+        """The search algorithm: as requested, or the scheduler's default."""
         return self.search or ("random" if self.scheduler == "pbt" else "optuna")
 
     def training(self) -> PPOShardConfig:
-        """Returns the configuration of each training, but for its hyperparameters."""
+        """Returns the configuration of each training, except for its hyperparameters."""
         own = ("storage", "resume", "force", "json")
         shared = {f.name: getattr(self, f.name) for f in fields(TrainingOptions)}
-        most = read_range(self.num_devices, "--num-devices", int)[1]
+        max_devices = read_range(self.num_devices, "--num-devices", int)[1]
         return PPOShardConfig(
             **{name: value for name, value in shared.items() if name not in own},
             iterations=self.max_iterations,
-            max_devices=max(PPOShardConfig.max_devices, most),
+            max_devices=max(PPOShardConfig.max_devices, max_devices),
         )
 
     @classmethod
     def from_json(cls, settings: Mapping[str, Any]) -> Self:
-        """Returns a stored sweep's configuration; raises UserError for one of cost models."""
+        """Returns a stored sweep's configuration; UserError for a sweep of cost models."""
         if settings.get("what") == "cost-model":
-            raise UserError(f"a sweep of cost models cannot be resumed any more: {_USE_TRAINER}")
+            raise UserError(f"sweeps of cost models can no longer be resumed: {_USE_TRAINER}")
         dropped = ("what", "hardware")
         return super().from_json({n: v for n, v in settings.items() if n not in dropped})

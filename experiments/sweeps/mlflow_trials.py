@@ -1,4 +1,4 @@
-"""What MLflow holds of a sweep's trials, and what Tune itself forgets when it is resumed."""
+"""Logging of a sweep's trials to MLflow, and scheduler state that Tune itself does not keep."""
 
 import pickle
 import tempfile
@@ -29,14 +29,14 @@ _OFTEN_SECONDS = 60.0
 class MLflowTrials(LoggerCallback):
     """Logs each trial to a run under the sweep's: hyperparameters, curves, policy, checkpoint.
 
-    Ray's MLflowLoggerCallback does not do: it begins a new run for a trial that is resumed, fails
-    where population based training changes a parameter, and logs figures one by one.
+    Ray's MLflowLoggerCallback is not used: it begins a new run for a resumed trial, fails where
+    population based training changes a parameter, and logs metrics one by one.
 
     Args:
         run: Run of the sweep.
-        scheduler: Its decisions are kept with Tune's state, which has those of the search alone.
-        resumed: The sweep is to be resumed from Tune's state.
-        often: Called every minute.
+        scheduler: Scheduler whose state is kept with Tune's, which has only that of the search.
+        resumed: Whether the sweep is resumed from Tune's state.
+        often: Function that is called every minute.
     """
 
     def __init__(
@@ -50,44 +50,44 @@ class MLflowTrials(LoggerCallback):
         self._restored, self._latest = False, time.monotonic()
         self._trials: dict[str, TrackedRun] = {}
         self._open: dict[str, TrackedRun] = {}
-        self.train_seconds = 0.0  # of all trials, since this process began
-        self.at_once = 0  # trials that ran at the same time, at most
+        self.train_seconds = 0.0  # of all trials, in this process
+        self.at_once = 0  # maximum number of concurrent trials
 
     def run_of(self, trial: Trial) -> TrackedRun:
-        """Returns the trial's run in MLflow; after a resume the one that it had."""
+        """Returns the trial's run in MLflow, which stays the same after a resume."""
         if trial.trial_id not in self._trials:
             self._trials[trial.trial_id] = self._run.child("trial", trial.trial_id, trial.config)
         return self._trials[trial.trial_id]
 
     def setup(self, *_args: Any, **_info: Any) -> None:
-        """Called by Tune before the first trial. What it cannot resume it would begin anew."""
+        """Raises UserError if Tune could not resume and would begin anew. Called before trials."""
         if self._resumed and not self._restored:
             raise UserError("Tune's state in --storage cannot be read: begin anew with --force")
 
     def on_step_end(self, iteration: int, trials: list[Trial], **_info: Any) -> None:  # noqa: ARG002
-        """Called by Tune many times a second."""
+        """Counts concurrent trials. Called many times per second."""
         self.at_once = max(self.at_once, sum(t.status == Trial.RUNNING for t in trials))
         if time.monotonic() - self._latest > _OFTEN_SECONDS:
             self._latest = time.monotonic()
             self._often()
 
     def log_trial_start(self, trial: Trial) -> None:
-        """Called by Tune when a trial starts, or starts again."""
+        """Marks the trial's run as running. Called when it starts or restarts."""
         self._open[trial.trial_id] = self.run_of(trial)
         self.run_of(trial).go_on()
 
     def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:  # noqa: ARG002
-        """Called by Tune after each iteration of a trial."""
-        if STEP_SECONDS not in result:  # it had nothing left to do
+        """Logs an iteration of a trial."""
+        if STEP_SECONDS not in result:  # it was done already
             return
         self.train_seconds += result[STEP_SECONDS]
         figures = curves(result) | {SCORE: result[SCORE]}
-        if isinstance(self._scheduler, PopulationBasedTraining):  # which changes them on the way
+        if isinstance(self._scheduler, PopulationBasedTraining):  # it changes them meanwhile
             figures |= {f"hyper/{name}": value for name, value in trial.config.items()}
         self.run_of(trial).metrics(figures, step=int(result["iteration"]))
 
     def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
-        """Called by Tune when a trial is done, stopped with a last checkpoint, or given up."""
+        """Logs the policy and ends the run. Called when a trial is done, stopped or given up."""
         run = self.run_of(trial)
         self._open.pop(trial.trial_id, None)
         try:
@@ -100,12 +100,12 @@ class MLflowTrials(LoggerCallback):
                     run.model(policy_files(folder.folder), "policy")
                     run.artifact(folder.checkpoint(), "checkpoint")
             run.end("FAILED" if failed else "FINISHED")
-        except Exception as error:  # which Tune would take for the trial's own, and train it again
+        except Exception as error:  # Tune would blame the trial, and train it again
             cli.note(f"trial {trial.trial_id}: {first_line(error)}")
 
     def on_trial_recover(self, trial: Trial, **_info: Any) -> None:  # type: ignore[override]
-        """Called by Tune when a trial has crashed and is tried again."""
-        cli.note(f"trial {trial.trial_id} crashed and goes on from its checkpoint: "
+        """Reports a crash. Called when the trial is tried again."""
+        cli.note(f"trial {trial.trial_id} crashed and continues from its checkpoint: "
             f"{_reason(trial)}")  # fmt: skip
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class MLflowTrials(LoggerCallback):
         self._open.clear()
 
     def get_state(self) -> dict[str, Any]:
-        """Returns ASHA's decisions so far; population based training needs no memory."""
+        """Returns the state of ASHA; population based training needs none."""
         if not isinstance(self._scheduler, AsyncHyperBandScheduler):
             return {"scheduler": None}
         with tempfile.NamedTemporaryFile() as file:
@@ -123,7 +123,7 @@ class MLflowTrials(LoggerCallback):
             return {"scheduler": Path(file.name).read_bytes()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Called by Tune on resume, with what `get_state` gave."""
+        """Restores what `get_state` returned. Called on resume."""
         self._restored = True
         if isinstance(self._scheduler, AsyncHyperBandScheduler):
             self._scheduler.__dict__.update(pickle.loads(state["scheduler"]))

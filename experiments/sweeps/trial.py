@@ -1,4 +1,4 @@
-"""A trial of a sweep: a training in a Ray actor of its own."""
+"""A trial of a sweep: a training in its own Ray actor."""
 
 import shutil
 import tempfile
@@ -16,20 +16,20 @@ from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.loop import Training
 from autoshard.experiments.training.run_folder import RunFolder, SavedRun
 
-# Names in the results of trials: what sweeps minimise, seconds in all iterations of a trial, and
-# seconds of this step, if it did anything.
+# Names in the results of trials: the minimised score, seconds of all iterations, and seconds of
+# this step, if it made an iteration.
 SCORE, SECONDS, STEP_SECONDS = "score", "train_seconds", "seconds"
 
 
 @dataclass(frozen=True)
 class PolicyTask:
-    """What all trials of a sweep share.
+    """The parts of a training that all trials of a sweep share.
 
     Args:
-        config: Configuration of each training, but for its hyperparameters.
+        config: Configuration of each training, except for its hyperparameters.
         parts: Tables by part.
-        model: Cost model that estimates in all trials, so that scores can be compared.
-        store: Measurements, on the machine of the pool.
+        model: Cost model, which is not adapted, so that scores can be compared.
+        store: File of measurements, on the machine of the pool.
     """
 
     config: PPOShardConfig
@@ -39,26 +39,26 @@ class PolicyTask:
 
 
 class PolicyTrial(Trainable):
-    """Trains a policy; a step of Tune is an iteration of PPO. Everything is in one run folder.
+    """A training whose steps are PPO iterations. All of its state is in one run folder.
 
-    The score is that of the latest check (`PolicyCheck.score`), not of the best one so far, whose
-    policy is kept: all trials start from the same policy, which would often be the best of many.
+    The score is that of the latest check (`PolicyCheck.score`), although the policy of the best one
+    is kept. All trials start from the same policy, whose score would often be the best of many.
     """
 
     def setup(self, config: dict[str, Any], task: PolicyTask) -> None:  # type: ignore[override]
-        """Called by Tune. Training starts when it is known from where."""
+        """Prepares the folder. Training starts in `step` or `load_checkpoint`."""
         self._task, self._values = task, config
         self._folder = RunFolder(Path(tempfile.mkdtemp(prefix="autoshard-trial-")) / "work")
         self._training: Training | None = None
 
     def step(self) -> dict[str, Any]:
-        """Makes one iteration; before the first also keeps the policy that training starts from."""
+        """Makes one iteration; before the first one, also checks the initial policy."""
         fresh = self._training is None
         training = self._training = self._training or self._start()
         started = time.monotonic()
         if fresh:
             training.begin()
-        # Killed between its last checkpoint and Tune's note of it, a trial has nothing left to do.
+        # A trial that was killed between its last checkpoint and Tune's record of it is done.
         figures: dict[str, float] = {}
         if not training.done:
             figures = training.step() | {STEP_SECONDS: time.monotonic() - started}
@@ -72,23 +72,23 @@ class PolicyTrial(Trainable):
         }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Copies the run folder: policy, cost model, RLlib's checkpoint."""
+        """Copies the run folder."""
         shutil.copytree(self._folder.folder, checkpoint_dir, dirs_exist_ok=True)
 
     def load_checkpoint(self, checkpoint_dir: Any) -> None:
-        """Resumes from one, maybe another trial's, with this trial's hyperparameters."""
+        """Resumes from a run folder, perhaps another trial's, with this trial's hyperparameters."""
         self._stop()
         shutil.copytree(checkpoint_dir, self._folder.folder)
         self._training = self._start(self._folder.read())
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Becomes another trial: its process has loaded all that is slow to load."""
+        """Becomes another trial, so that the process need not be started again."""
         self._stop()
         self._values = new_config
         return True
 
     def cleanup(self) -> None:
-        """Called by Tune at the end."""
+        """Ends the training and removes its folder."""
         self._stop()
         shutil.rmtree(self._folder.folder.parent, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""Ray Tune over trials, in a storage that it can be resumed from."""
+"""Ray Tune over trials, in a storage from which a sweep can be resumed."""
 
 import logging
 import os
@@ -44,15 +44,15 @@ from autoshard.workload import UserError
 TRIALS = "trials"  # Tune's folder in the storage
 _CPUS_PER_TRIAL = 1.0
 _FAILURES = 3  # of a trial, before it is given up
-_KEPT = 3  # checkpoints of a trial: others may be about to resume from one of them
-_REDUCTION = 3  # of every three trials that reach a rung, ASHA lets one go on
+_KEPT = 3  # checkpoints of a trial, because others may be about to resume from one of them
+_REDUCTION = 3  # ASHA continues one of three trials at each rung
 _REPORT_SECONDS = 30  # between two tables of all trials
 _COLUMNS = {SCORE: SCORE, "iteration": "iterations", SECONDS: "seconds"}
 
 
 @dataclass(frozen=True)
 class TrialOutcome:
-    """What became of a trial: finished, failed, or stopped before it had a checkpoint."""
+    """The result of a trial: finished, failed, or stopped before its first checkpoint."""
 
     trial_id: str
     values: dict[str, Value]
@@ -65,7 +65,7 @@ class TrialOutcome:
 
     @staticmethod
     def of(trial: Trial, mlflow_run: str) -> "TrialOutcome":
-        """Returns that of a trial of Tune's."""
+        """Returns the result of a trial of Tune."""
         last, status = trial.last_result or {}, "failed"
         if trial.status == Trial.TERMINATED:
             status = "stopped" if trial.checkpoint is None else "finished"
@@ -82,16 +82,16 @@ class TrialOutcome:
 
 
 def finished(outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
-    """Returns finished trials, the best first; of equals that which trained least."""
+    """Returns finished trials by score, and of equal ones, by training time."""
     ended = [o for o in outcomes if o.status == "finished" and o.score is not None]
     return sorted(ended, key=lambda o: (o.score, o.train_seconds))
 
 
 def make_scheduler(config: TuneShardConfig, space: Space) -> TrialScheduler:
-    """Returns what stops trials, none before its first check.
+    """Returns the scheduler, which does not act on a trial before its first check.
 
-    ASHA stops the worse two thirds at a third of the way, and at a third of that; population based
-    training lets the worse quarter go on from the better quarter's checkpoints.
+    ASHA stops the worse two thirds at one third of the iterations, at one ninth, and so on.
+    Population based training continues the worst quarter from checkpoints of the best one.
     """
     grace = min(config.check_every, config.max_iterations)
     if config.scheduler == "asha":
@@ -114,7 +114,7 @@ def make_scheduler(config: TuneShardConfig, space: Space) -> TrialScheduler:
 def make_search(
     name: SearchName, space: Space, seed: int, at_once: int | None
 ) -> SearchAlgorithm | Searcher:
-    """Returns what chooses hyperparameters, the defaults first, for `at_once` trials at a time."""
+    """Returns the search algorithm, which tries the default hyperparameters first."""
     first = [default_point(space)]
     if name == "optuna":
         import optuna
@@ -138,17 +138,17 @@ def run_trials(
     resume: bool,
     budget: Budget,
 ) -> tuple[list[Trial], bool]:
-    """Runs all trials; returns those that began, and whether all ended, or the budget.
+    """Runs all trials; returns those that began, and whether all ended or the time is over.
 
-    Otherwise the sweep can be resumed from the storage.
+    Otherwise, the sweep can be resumed from the storage.
     """
     os.environ["RAY_AIR_NEW_OUTPUT"] = "0"  # reporters are of the older output
-    # Loggers of Tune's own would write what MLflow has into every trial's folder.
+    # Tune's own loggers would write the metrics into every trial's folder, too.
     os.environ["TUNE_DISABLE_AUTO_CALLBACK_LOGGERS"] = "1"
-    # Trials that ended later than this before a kill would train their last iterations again.
+    # After a kill, trials repeat iterations that are more recent than this.
     os.environ["TUNE_GLOBAL_CHECKPOINT_S"] = "0.5" if storage.is_local else "5"
     os.environ.setdefault("TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S", "0")
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # its table has crashed trials
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # its table lists crashed trials
     filesystem = None
     if not storage.is_local:
         filesystem = pyarrow.fs.PyFileSystem(pyarrow.fs.FSSpecHandler(storage.filesystem))
@@ -159,7 +159,7 @@ def run_trials(
         name=TRIALS,
         metric=SCORE,
         mode="min",
-        # A search over a space of its own wants none here.
+        # Optuna has the space already.
         config=dict(space) if isinstance(search, BasicVariantGenerator) else None,
         num_samples=config.num_samples,
         time_budget_s=budget.left_s() if budget.is_limited else None,
@@ -183,25 +183,25 @@ def run_trials(
         raise_on_failed_trial=False,
         callbacks=[callback],
     )
-    # A budget that is spent leaves some that have never begun.
+    # At the time limit, some trials have not begun.
     trials = [
         t for t in analysis.trials if SCORE in (t.last_result or {}) or t.status == Trial.ERROR
     ]
-    # After Ctrl-C Tune calls all trials terminated.
+    # After Ctrl-C, Tune reports all trials as terminated.
     ended = [t for t in trials if t.status == Trial.ERROR or (t.last_result or {}).get("done")]
     return trials, budget.is_spent or len(ended) >= config.num_samples
 
 
 def check_nodes(storage: Storage, file: str) -> None:
-    """Raises UserError if Tune would wait forever, or if a node cannot keep trials' checkpoints.
+    """Raises UserError if there is no CPU for a trial, or if a node cannot access the storage.
 
     Args:
-        storage: Of the sweep.
+        storage: Storage of the sweep.
         file: Name of a file in it, which all nodes must see.
     """
     cpus = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
     if cpus < _CPUS_PER_TRIAL:
-        raise UserError(f"a trial takes a CPU, the Ray cluster has {cpus:g}: add nodes")
+        raise UserError(f"a trial needs a CPU, the Ray cluster has {cpus:g}: add nodes")
     if not storage.is_local:
         return
     without = []
@@ -213,6 +213,6 @@ def check_nodes(storage: Storage, file: str) -> None:
                 without.append(node["NodeManagerHostname"])
     if without:
         raise UserError(
-            f"--storage {storage.uri}: {', '.join(without)} cannot see it: name a path that all "
-            "nodes share, or an object store"
+            f"--storage {storage.uri}: {', '.join(without)} cannot access it: name a path that "
+            "all nodes share, or an object store"
         )

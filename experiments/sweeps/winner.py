@@ -1,4 +1,4 @@
-"""The winner of a sweep: tested beside the defaults, kept in the storage, registered in MLflow."""
+"""The winner of a sweep: tested against the defaults, stored, and registered in MLflow."""
 
 import math
 import tempfile
@@ -38,10 +38,10 @@ def keep_winner(
     run: runs.TrackedRun,
     tags: dict[str, str],
 ) -> dict[str, Any]:
-    """Tests the best trial beside that with the defaults, registers it, prints what was found."""
+    """Tests the best trial and that with the defaults, and stores and registers the best one."""
     ended = finished(outcomes)
     if not ended:
-        raise UserError("no trial has finished: each trial's run in MLflow has the reason")
+        raise UserError("no trial has finished: see each trial's run in MLflow for the reason")
     best, by_id = ended[0], {trial.trial_id: trial for trial in trials}
     with tempfile.TemporaryDirectory() as place:
         kept = {"winner": _fetched(by_id[best.trial_id], Path(place) / "winner")}
@@ -59,7 +59,7 @@ def keep_winner(
     for name, value in sorted(figures.items(), key=lambda pair: pair[1]):
         cli.say(f"  {name:<32} {value:.4f}")
     cli.say(
-        f"train with them: ppo_shard.py {' '.join(command_line(best.values))}\n"
+        f"train with its hyperparameters: ppo_shard.py {' '.join(command_line(best.values))}\n"
         f"the winner is in {storage.uri}/winner, and in MLflow as {runs.POLICIES} version "
         f"{version} with the alias {ALIAS}"
     )
@@ -73,10 +73,10 @@ def keep_winner(
 
 
 def _test(task: PolicyTask, kept: dict[str, Path], run: runs.TrackedRun) -> dict[str, float]:
-    """Compares kept policies, by name, with heuristics on tasks of test tables.
+    """Compares the kept policies with heuristics on test tables, and logs a plan of the winner.
 
-    Returns step times over those of each task's best heuristic, and how many tasks each policy has
-    no plan for. The winner's first plan is logged.
+    Returns the ratios to each task's best heuristic, and each policy's number of tasks without a
+    plan.
     """
     model = task.model
     tasks = list(
@@ -97,8 +97,8 @@ def _test(task: PolicyTask, kept: dict[str, Path], run: runs.TrackedRun) -> dict
 
 
 def _fetched(trial: Trial, folder: Path) -> Path:
-    """Copies a trial's run folder here."""
-    if trial.checkpoint is None:  # a finished trial ended with one
-        raise UserError(f"trial {trial.trial_id} has no checkpoint: go on with --resume")
+    """Copies a trial's run folder."""
+    if trial.checkpoint is None:  # although the trial has finished
+        raise UserError(f"trial {trial.trial_id} has no checkpoint: continue with --resume")
     trial.checkpoint.to_directory(str(folder))
     return folder

@@ -1,1 +1,1 @@
-"""PPO on the game: its settings, the run and its folder, the cost model on the way, the report."""
+"""Training of policies with PPO: options, loop, run folder, updates of the cost model, report."""

@@ -1,4 +1,4 @@
-"""Checks of a policy on tables that it is not trained on, estimated by the cost model."""
+"""Checks of a policy on tables that it is not trained on, with costs by the cost model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -19,32 +19,31 @@ from autoshard.sharders import HEURISTICS, Policy
 from autoshard.workload import EmbeddingTable, ShardingTask, UserError
 from autoshard.workload.parts import Part, tables_by_part
 
-_FEWEST = 3  # tables that are trained on, and that tasks of checks and tests are drawn from
+_MIN_TABLES = 3  # for training, and for tasks of checks and tests
 _LEARNED = ("cost", "cost_fused", "policy", "autoshard")
 
 Parts = Mapping[Part, Sequence[EmbeddingTable]]
 
 
 def split_tables(source: str, tables: Sequence[EmbeddingTable]) -> Parts:
-    """Returns tables by part; raises UserError, which names their source, if one has too few."""
+    """Returns tables by part; UserError names their source if there are too few."""
     parts = tables_by_part(tables)
     others = len(tables) - len(parts["train"])
-    if min(len(parts["train"]), others) < _FEWEST:
+    if min(len(parts["train"]), others) < _MIN_TABLES:
         raise UserError(
             f"{source}: has too few tables: {len(parts['train'])} to train on and {others} "
-            f"for checks and tests, {_FEWEST} of each are needed"
+            f"for checks and tests, {_MIN_TABLES} of each are needed"
         )
     return parts
 
 
 def unseen_tables(parts: Parts, part: Part) -> Sequence[EmbeddingTable]:
-    """Returns the tables of a part that is not trained on, or of both such parts if it has hardly
-    any.
+    """Returns the tables of a part that is not trained on, or of both such parts if it has too few.
 
-    Checks choose the policy that is kept, so what tests it must not be among their tables: tasks
-    are smaller rather than of both parts.
+    Checks select the policy that is kept, so tests need other tables, even if their tasks are
+    smaller.
     """
-    if len(parts[part]) >= _FEWEST:
+    if len(parts[part]) >= _MIN_TABLES:
         return parts[part]
     return [*parts["validation"], *parts["test"]]
 
@@ -52,17 +51,17 @@ def unseen_tables(parts: Parts, part: Part) -> Sequence[EmbeddingTable]:
 def unseen_tasks(
     config: PPOShardConfig, model: CostModel, parts: Parts, part: Part, seed: int
 ) -> Iterator[ShardingTask]:
-    """Yields tasks without end, drawn as the training's, of tables that it is not trained on."""
+    """Yields endless tasks, sampled as for training, from tables that are not trained on."""
     catalog = TableCatalog.of_tables(model, unseen_tables(parts, part), config.batch_size)
     return sample_tasks(catalog, config.task_sampler(), seed)
 
 
 class PolicyCheck:
-    """Compares plans of a policy with those of heuristics, each time for the same tasks.
+    """Compares plans of a policy with those of heuristics, always for the same tasks.
 
     Args:
         tasks: Tasks of tables that are not trained on.
-        seed: Seed of sharders that draw.
+        seed: Seed of sharders that sample.
     """
 
     def __init__(self, tasks: Sequence[ShardingTask], seed: int = 0) -> None:
@@ -71,14 +70,14 @@ class PolicyCheck:
         self._references: tuple[CostModel, list[float | None]] | None = None
 
     def score(self, policy: Policy, model: CostModel) -> dict[str, float]:
-        """Returns the figures of a check; the lower, the better.
+        """Returns the metrics of a check; lower is better.
 
-        `over_heuristic` is the step time of the policy's plans over that of each task's best
-        heuristic, the mean of tasks. Where memory is too tight for all heuristics, the policy
-        before training stands in. `without_plan` counts tasks that the policy finds no plan for,
-        each of which adds 1 to the `score`: a plan more counts for more than any time saved.
+        `over_heuristic` is the policy's step time over that of each task's best heuristic, as the
+        mean over tasks. Where memory is too tight for all heuristics, the untrained policy replaces
+        them. `without_plan` counts tasks without a plan of the policy. Each adds 1 to the `score`,
+        so that another plan counts more than any time saved.
         """
-        if self._references is None or self._references[0] is not model:  # they do not change
+        if self._references is None or self._references[0] is not model:
             found = best_of_each(steps_of(self.outcomes(policy, model, HEURISTICS)))
             if None in found:
                 untrained = self.outcomes(Policy.untrained(), model, ("policy",))
@@ -104,10 +103,10 @@ class PolicyCheck:
         """Returns each sharder's plan for each task, with its estimated cost.
 
         Args:
-            policy: Of the sharders that use one.
-            model: Estimates the costs.
-            names: Sharders.
-            others: Further policies by name; each makes one plan as the sharder `policy` does.
+            policy: Policy of sharders that use one.
+            model: Cost model that estimates the costs.
+            names: Names of the sharders.
+            others: Further policies by name. Each makes one plan, as the sharder `policy` does.
         """
         oracle = EstimatedCosts(model, self.tasks[0].batch_size)
         planners = Planners(tuple(names), oracle, policy, self.seed, others=others or {})

@@ -30,7 +30,7 @@ DROPPED = {
     "--hyper.lessons": "the learners that imitate are gone: leave it out",
     "--hyper.imitation": "the learners that imitate are gone: leave it out",
 }
-_STORED_HYPER = {"group_size": "rivals"}  # by its name in run folders and in MLflow
+_STORED_HYPER = {"group_size": "rivals"}  # names in run folders and in MLflow
 _DROPPED_LEARNERS = ("imitation", "both")  # runs of 0.1.0 may have them
 
 
@@ -39,15 +39,16 @@ class Hyperparameters:
     """Hyperparameters of PPO and of the policy's network.
 
     Args:
-        learning_rate: of Adam.
-        epochs: passes over the samples of an iteration; not of `reinforce`, like the next two.
-        minibatch: steps in a gradient.
-        clip: how far the odds of an action may move in an iteration.
-        entropy: weight of the entropy bonus.
-        gae_lambda: of generalised advantage estimation; 1 uses returns alone, 0 the critic alone.
-        group_size: episodes of one task, whose mean return is the baseline of learners without a
+        learning_rate: Learning rate of Adam.
+        epochs: Passes over the samples of an iteration. Not used by `reinforce`, like the next two.
+        minibatch: Steps per gradient.
+        clip: Clipping of the probability ratio of an action.
+        entropy: Weight of the entropy bonus.
+        gae_lambda: Lambda of generalised advantage estimation; 1 uses returns alone, 0 the critic
+            alone.
+        group_size: Episodes of one task, whose mean return is the baseline of learners without a
             critic.
-        shape: of the network.
+        shape: Shape of the network.
     """
 
     learning_rate: float = 1e-3
@@ -60,7 +61,7 @@ class Hyperparameters:
     shape: PolicyShape = field(default_factory=PolicyShape)
 
     def check(self) -> None:
-        """Raises UserError unless the numbers make sense."""
+        """Raises UserError unless the numbers are valid."""
         positive = (
             "learning_rate", "epochs", "minibatch", "clip", "shape.hidden", "shape.encoded",
         )  # fmt: skip
@@ -77,46 +78,47 @@ class Hyperparameters:
 class PPOShardConfig(TrainingOptions, ObjectiveOptions):
     """Train a policy that places embedding tables on devices, and test its plans.
 
-    Tables are split once and for all: 70 % train, the others check and test. The folder --out
-    holds the policy, its cost model, the last checkpoint and the measurements.
+    Each table belongs to one part for ever: 70 % are for training, the others for checks and the
+    test. The folder --out holds the policy, its cost model, the last checkpoint and measurements.
     """
 
     recipe: RecipeName | None = None
-    """A published system, by our own code: autoshard (KDD'22) or dreamshard (NeurIPS'22). What
-    makes it that system is fixed; other options begin as it has them. docs/policy.md says how."""
+    """A published system, reimplemented: autoshard (KDD'22) or dreamshard (NeurIPS'22). It fixes
+    some options and sets the defaults of others; docs/policy.md lists them."""
     families: str | None = None
-    """In place of --tables and all other options of tasks: families of tasks with commas between
-    them, such as small,giants:tight, or all; docs/policy.md has them."""
+    """Families of tasks, separated by commas, such as small,giants:tight, or all, in place of
+    --tables and the options of tasks; docs/policy.md lists them."""
     memory_unevenness: float = 0.3
-    """Devices have from 1 minus this to 1 of the largest device's memory."""
+    """Unevenness of devices' memory: from 1 minus this to 1 of the largest device's."""
     max_devices: int = 128
-    """The most devices that the policy may be asked for later."""
+    """Maximum number of devices that the policy supports."""
     goal: Goal = "maximum"
-    """What games are worth: minus the slowest device's cost, or AutoShard's min / max."""
+    """Reward of an episode. maximum: minus the slowest device's cost. balance: AutoShard's cheapest
+    over costliest device."""
     collect: int = 0
-    """With --reward estimated: plans that are drawn from the policy and measured before the first
-    iteration and at each check, for the cost model to learn from."""
+    """Number of plans that are sampled from the policy and measured, before the first iteration and
+    at each check, to train the cost model. Requires --reward estimated."""
     iterations: int | None = None
-    """Iterations of PPO; by default 20, and with --resume as many as the run was to have."""
+    """Number of PPO iterations. Default: 20; with --resume, the number of the run."""
     seconds: float | None = None
-    """End after the iteration by which so many seconds are spent, from the start of the command, as
-    if it were the last; --resume goes on. By default as long as all iterations take."""
+    """Time limit in seconds from the start of the command. The iteration in progress is the last
+    one, and --resume continues the run. Default: none."""
     num_env_runners: int | None = None
-    """Processes that play beside the one that learns; by default that one plays too."""
+    """Number of processes that collect episodes. Default: the learner's process collects them."""
     learner: LearnerName = "critic"
-    """critic: PPO with a critic and generalised advantages; group_baseline: PPO whose baseline is
-    the mean return of other games of the same task; reinforce: REINFORCE with that baseline, one
-    gradient an iteration."""
+    """critic: PPO with a critic and generalised advantage estimation. group_baseline: PPO with the
+    mean return of other episodes of the same task as the baseline. reinforce: REINFORCE with that
+    baseline, one gradient per iteration."""
     hyper: Hyperparameters = field(default_factory=Hyperparameters)
-    """Of PPO and of the policy's network; tune_shard.py searches for good ones."""
+    """Hyperparameters of PPO and of the policy's network."""
     test_seconds: float = 60.0
-    """Where anything measures: how long plans of the test at the end are measured, at most; with 0
-    they are estimated only."""
+    """Time limit in seconds of measuring plans of the final test; 0: they are only estimated. Not
+    used if --reward is estimated and --collect is 0."""
     out: Path = Path("runs/autoshard")
     """Folder of the run."""
 
     def check(self) -> None:
-        """Raises UserError unless the options make sense together."""
+        """Raises UserError unless the options are valid."""
         counts = ("iterations", "num_envs", "check_every", "check_tasks", "max_devices")
         others = ("seed", "num_env_runners", "measured_share", "collect", "test_seconds")
         check_bounds(
@@ -133,7 +135,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
         if self.task_sampler().max_devices > self.max_devices:
             raise UserError(f"--max-devices {self.max_devices} is less than --num-devices")
         if self.families is not None and self.names_objective:
-            raise UserError("--families say what counts: leave out --objective and --link")
+            raise UserError("--families define what counts: leave out --objective and --link")
 
     @property
     def measures(self) -> bool:
@@ -147,12 +149,12 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
 
     @property
     def env_runners(self) -> int:
-        """Processes that play beside the one that learns."""
+        """Number of processes that collect episodes, besides the learner's."""
         return self.num_env_runners or 0
 
     @property
     def group_size(self) -> int:
-        """Games that are played of one task."""
+        """Number of episodes of one task."""
         return 1 if self.learner == "critic" else self.hyper.group_size
 
     @property
@@ -162,12 +164,12 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
 
     @property
     def source(self) -> str:
-        """Where tables come from, in words."""
+        """Source of the tables."""
         return self.tables if self.families is None else self.families
 
     @property
     def task_description(self) -> str:
-        """What tasks are drawn, in words."""
+        """Description of the tasks."""
         if self.families is not None:
             return f"families {self.families}"
         return f"{self.num_tables} tables on {self.num_devices} devices"
@@ -177,7 +179,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
         return tables_of(self.choices) if self.choices else load_tables(self.tables)
 
     def task_sampler(self) -> TaskSampler:
-        """Returns what draws tasks."""
+        """Returns the sampler of tasks."""
         if self.choices:
             return task_sampler_of(self.choices)
         devices = read_range(self.num_devices, "--num-devices", int)

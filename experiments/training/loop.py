@@ -1,4 +1,4 @@
-"""The training loop: iterations of PPO, with checks, checkpoints and updates of the cost model.
+"""The training loop: PPO iterations, checks, checkpoints and updates of the cost model.
 
 It prints and logs nothing.
 """
@@ -22,7 +22,7 @@ from autoshard.sharders import Policy, load_policy, save_policy
 from autoshard.sharders.policy_files import COST_MODEL
 from autoshard.workload import UserError
 
-# Options that a policy's file has: what it was trained on, and how.
+# Options that are stored with a policy.
 _KEPT_OPTIONS = (
     "objective", "link", "recipe", "tables", "families", "num_tables", "num_devices", "memory_fill",
     "memory_unevenness", "batch_size", "cost_model", "reward", "goal", "collect", "games",
@@ -35,15 +35,15 @@ class Training:
     """PPO on the tables of the part `train`. All state is in a run folder after each iteration.
 
     Args:
-        config: Of the training.
+        config: Options.
         folder: Folder of the run.
         parts: Tables by part.
-        base: Cost model that the run begins with, from which each update of it starts.
-        store: Measurements.
-        saved: Where to resume; None begins a run.
+        base: Initial cost model, from which each update starts.
+        store: File of measurements.
+        saved: State to resume from; None begins a run.
         run_id: Run in MLflow, for resuming.
-        budget: Ends training after the iteration by which it is spent.
-        adapt: Whether the cost model learns from measurements; else `base` estimates throughout.
+        budget: Time limit.
+        adapt: Whether the cost model learns from measurements.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Training:
         self._out_of_time = False
         check_env_runners(config)
 
-        # What resumes after a checkpoint must not play the first iterations' games again.
+        # A resumed run must not repeat the episodes of the first iterations.
         seed = config.seed + _SEEDS_APART * (saved.progress.iteration if saved else 0)
         self._trainer = Trainer(config, base, parts["train"], store, seed)
         self._measuring = None
         if config.measures:
-            # Not loaded where all costs are estimated.
+            # Loads Ray's pool, which is not needed if all costs are estimated.
             from autoshard.experiments.training.measuring import Measuring
 
             self._measuring = Measuring(config, base, parts["train"], store, seed, adapt)
@@ -80,28 +80,28 @@ class Training:
 
     @property
     def pool(self) -> "benchmark.BenchmarkPool | None":
-        """What measures, if anything does."""
+        """The pool; None if all costs are estimated."""
         return None if self._measuring is None else self._measuring.pool
 
     @property
     def done(self) -> bool:
-        """True after the last iteration, or after that by which the budget was spent."""
+        """Whether training has ended, by iterations or by time."""
         return self.left_out == 0 or self._out_of_time
 
     @property
     def left_out(self) -> int:
-        """Iterations that are not made yet."""
+        """Number of remaining iterations."""
         return max(0, self.config.max_iterations - self.progress.iteration)
 
     def begin(self) -> None:
-        """Keeps the policy that training starts from, so that there always is one."""
+        """Checks and keeps the initial policy, so that there always is one."""
         self._check()
         if self._collect():
             self._update_cost_model()
         self._save()
 
     def step(self) -> dict[str, float]:
-        """Makes an iteration with the check that is due after it, and returns its figures."""
+        """Makes an iteration, and a check if one is due; returns the metrics."""
         number = self.progress.iteration + 1
         started = time.time()
         figures = self._trainer.iterate()
@@ -109,7 +109,7 @@ class Training:
         # One more would take about as long.
         self._out_of_time = self._budget.left_s() < time.time() - started
         if number % self.config.check_every == 0 or self.done:
-            if not self.done:  # or nothing would learn from it
+            if not self.done:  # otherwise nothing would learn from it
                 figures["asked"] += self._collect()
             figures |= self._update_cost_model()
             figures |= self._check()
@@ -120,32 +120,32 @@ class Training:
         return figures
 
     def stop(self) -> None:
-        """Ends the env runners, and closes the store."""
+        """Ends the env runners, and closes the pool."""
         self._trainer.stop()
         if self.pool is not None:
             self.pool.close()
 
     def _collect(self) -> int:
-        """Measures plans of the policy if --collect asks for it; returns how many shards."""
+        """Measures --collect plans of the policy; returns the number of shards."""
         if self._measuring is None:
             return 0
         return self._measuring.collect(self._trainer.network, self.model)
 
     def _update_cost_model(self) -> dict[str, float]:
-        """Lets the cost model learn from new measurements, and env runners use it."""
+        """Adapts the cost model to new measurements; returns metrics of the update, if any."""
         update = None if self._measuring is None else self._measuring.update()
         if update is None:
             return {}
         self.model = update.model
         self._trainer.use_cost_model(update.model)
-        # The kept policy goes by the new model too, and is compared by it, not by an old score.
+        # The kept policy uses the new model too, so its score is computed again.
         save_model(update.model, self.folder.folder / COST_MODEL, force=True)
         kept = self._checks.score(load_policy(self.folder.folder), update.model)
         self.progress = replace(self.progress, best_check=kept["score"])
         return {"cost_model_error": update.error_before, "new_shards": update.new_shards}
 
     def _check(self) -> dict[str, float]:
-        """Checks the policy, and keeps it with its cost model if no check before was better."""
+        """Checks the policy, and keeps it with its cost model if its score is the best so far."""
         policy = self._policy()
         check = self._checks.score(policy, self.model)
         self.progress = replace(self.progress, last_check=check["score"])
@@ -180,10 +180,10 @@ class Training:
 
 
 def check_env_runners(config: PPOShardConfig) -> None:
-    """Raises UserError where training would wait forever for env runners to start."""
+    """Raises UserError if env runners would wait for CPUs for ever."""
     cpus = ray.cluster_resources().get("CPU", 0.0)  # type: ignore[no-untyped-call]
     if config.env_runners * CPUS_PER_ENV_RUNNER > cpus:
         raise UserError(
-            f"--num-env-runners {config.env_runners} is more than the {cpus:.0f} CPUs of the Ray "
-            f"cluster carry: ask for at most {int(cpus / CPUS_PER_ENV_RUNNER)}"
+            f"--num-env-runners {config.env_runners} is too much for the {cpus:.0f} CPUs of the "
+            f"Ray cluster: use at most {int(cpus / CPUS_PER_ENV_RUNNER)}"
         )

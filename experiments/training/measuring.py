@@ -1,32 +1,52 @@
-"""What a training measures, and the cost model that learns from it."""
+"""Measurements during training, and the cost model that is adapted to them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from autoshard.benchmark import BenchmarkPool, MeasureSettings
-from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
+from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts
+from autoshard.cost_model.calibration import adapted
 from autoshard.cost_model.training import one_thread
 from autoshard.envs import TableCatalog
 from autoshard.experiments.training.config import PPOShardConfig
-from autoshard.experiments.training.online_model import OnlineModel, Update
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.sharders.rollouts import PolicyRollouts, RolloutConfig
 from autoshard.workload import EmbeddingTable, Shard, ShardingPlan, UserError
+from autoshard.workload.parts import part_of_shard
+
+_MIN_SHARDS = 30  # for adapting the model: with fewer, it would fit noise
+_MAX_SHARDS = 240  # the latest ones, which the model is adapted to
+
+
+@dataclass(frozen=True)
+class Update:
+    """An adapted cost model.
+
+    Args:
+        model: The model.
+        new_shards: Shards measured since the last update.
+        error_before: Median relative error of the previous model on these.
+    """
+
+    model: CostModel
+    new_shards: int
+    error_before: float
 
 
 class Measuring:
-    """The pool that a training's rewards are measured by, and an adapted cost model.
+    """The pool that measures rewards, and a cost model that is adapted to its measurements.
 
     Args:
-        config: Of the training.
-        base: Cost model that the run begins with, from which each update of it starts.
+        config: Options of the training.
+        base: Initial cost model, from which each update starts.
         tables: Tables that are trained on.
-        store: Measurements.
+        store: File of measurements.
         seed: Seed of the tasks and plans of `collect`.
-        adapt: Whether the cost model learns from measurements.
+        adapt: Whether the cost model is adapted.
     """
 
     def __init__(
@@ -38,23 +58,67 @@ class Measuring:
         seed: int,
         adapt: bool,
     ) -> None:
-        self._config, self._tables = config, tables
+        self._config, self._tables, self._store = config, tables, store
+        self._base = self._model = base
+        self._adapt = adapt
         self.pool = BenchmarkPool(store, kind=config.devices)
         check_hardware(base, self.pool, config.cost_model)
         if adapt:
             self.pool.check_store_is_here()  # the cost model learns from the file
-        self._online = OnlineModel(base, store, config.batch_size) if adapt else None
+        self._seen = {m.shard.digest for m in self._measured()} if adapt else set()
         self._rng = np.random.default_rng(seed)
 
+    @one_thread()
     def update(self) -> Update | None:
-        """Adapts the cost model to new measurements, if there are any."""
-        return None if self._online is None else self._online.update()
+        """Adapts the cost model to new measurements; None if there are none, or too few in all."""
+        measured = self._measured() if self._adapt else []
+        new = [m for m in measured if m.shard.digest not in self._seen]
+        if not new or len(measured) < _MIN_SHARDS:
+            return None
+        self._seen.update(m.shard.digest for m in new)
+        level = self._model.provenance.reference_level
+        measured_ms = np.array([m.normalized_to(level).total_ms for m in new])
+        batch_size = self._config.batch_size
+        shards, batches = [m.shard for m in new], [batch_size] * len(new)
+        predicted_ms = self._model.compute.predict(shards, batches).total_ms.numpy()
+        error = float(np.median(np.abs(predicted_ms / measured_ms - 1)))
+        data = CostDataset.of(sorted(measured, key=lambda m: m.measured_at)[-_MAX_SHARDS:])
+        base = self._base.provenance
+        provenance = replace(
+            base,
+            reference_level=data.reference_level,
+            hardware=data.hardware,
+            versions=data.versions,
+            batch_sizes=tuple(sorted({*base.batch_sizes, batch_size})),
+            num_shards=base.num_shards + len(measured),
+        )
+        compute = adapted(self._base.compute, data)
+        self._model = replace(self._base, compute=compute, provenance=provenance)
+        return Update(self._model, len(new), error)
+
+    def _measured(self) -> list[Measurement]:
+        """Returns the store's measurements of training tables on the latest hardware."""
+        if not self._store.exists():
+            return []
+        with MeasurementStore(self._store) as store:
+            found = store.measurements()
+        latest = max((m.measured_at for m in found), default=0.0)
+        here = {(m.hardware, m.versions) for m in found if m.measured_at == latest}
+        return [
+            m
+            for m in found
+            if m.ok
+            and (m.hardware, m.versions) in here
+            and m.settings.batch_size == self._config.batch_size
+            and m.settings.operator == self._base.provenance.operator
+            and part_of_shard(m.shard) == "train"
+        ]
 
     @one_thread()
     def collect(self, network: PolicyNetwork, model: CostModel) -> int:
-        """Draws --collect plans of the policy and measures them; returns how many shards.
+        """Measures --collect sampled plans of the policy; returns the number of shards.
 
-        So the cost model is accurate where the policy plays.
+        They make the cost model accurate for plans of the policy.
         """
         if not self._config.collect:
             return 0
@@ -67,19 +131,19 @@ class Measuring:
             rng = torch.Generator().manual_seed(int(self._rng.integers(2**31)))
             played = player.play(task, [RolloutConfig(), RolloutConfig(sampled=True)], rng=rng)
             if not played:
-                continue  # neither game found a plan
-            plan = ShardingPlan.of_pieces(task, played[-1].placed)  # the drawn one, if it has one
+                continue  # both episodes were infeasible
+            plan = ShardingPlan.of_pieces(task, played[-1].placed)  # the sampled one, if feasible
             shards += [shard for shard in plan.shards(task) if shard is not None]
         self.pool.measure(shards, MeasureSettings(catalog.batch_size, catalog.operator))
         return len(shards)
 
 
-def check_hardware(model: CostModel, pool: BenchmarkPool, named: str) -> None:
-    """Raises UserError where a pool measures on another kind of device than the cost model's."""
+def check_hardware(model: CostModel, pool: BenchmarkPool, name: str) -> None:
+    """Raises UserError if a pool's kind of device is not that of the cost model."""
     known, here = model.provenance.hardware, pool.devices()[0].hardware
     if known.partition(":")[0] != here.partition(":")[0]:
         raise UserError(
-            f"the cost model {named} is of {known}, the pool measures on {here}: calibrate it "
-            "with train_cost_model.py --calibrate, or end the pool (pool.py stop) and say with "
-            "--devices what is to measure"
+            f"the cost model {name} is of {known}, the pool measures on {here}: calibrate it "
+            "with train_cost_model.py --calibrate, or end the pool (pool.py stop) and choose "
+            "--devices"
         )

@@ -1,6 +1,6 @@
-"""Options that training one policy (ppo_shard.py) and many (tune_shard.py) share.
+"""Options shared by training one policy (ppo_shard.py) and many (tune_shard.py).
 
-A run can be resumed, on another machine too: its options are stored with it, with absolute paths.
+They are stored with the run, with absolute paths, so that it can be resumed on another machine.
 """
 
 from collections.abc import Collection, Mapping
@@ -16,13 +16,13 @@ from autoshard.workload import UserError
 RewardName = Literal["estimated", "mixed", "measured"]
 
 _PATHS = ("out", "store", "json")
-# Options by the names that run folders and MLflow know them by, which are those of 0.1.0.
+# Names of options in run folders and in MLflow, which are those of 0.1.0.
 _STORED_NAMES = {"num_envs": "games"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
-    """What is trained on, and where it is kept: configurations inherit it."""
+    """Tasks, rewards and files of a training; configurations inherit it."""
 
     tables: str = "synthetic:400:1"
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
@@ -31,45 +31,46 @@ class TrainingOptions:
     num_devices: str = "4"
     """Devices of a task: a number, or a range such as 2-8."""
     memory_fill: str = "0.1-0.9"
-    """Share of all devices' memory that the tables of a task take: loose to tight."""
+    """Share of all devices' memory that the tables of a task take: a number, or a range from loose
+    to tight."""
     batch_size: int = 1024
     """Samples of a batch."""
     cost_model: str = "cpu"
-    """Folder of a cost model, or the name of one that is shipped."""
+    """Folder of a cost model, or the name of a shipped one."""
     reward: RewardName = "mixed"
-    """Where the costs of finished games come from; the cost model learns from measured ones."""
+    """Source of the costs that reward episodes. The cost model learns from measured ones."""
     devices: RequestedKind = "auto"
-    """What measures: auto takes GPUs where the cluster has any; cuda waits for GPUs to join."""
+    """Kind of measuring devices. auto: GPUs if the cluster has any; cuda waits for GPUs to join."""
     measured_share: float = 0.03
-    """Share of the games that are measured, with --reward mixed."""
+    """Share of the episodes that are measured. Requires --reward mixed."""
     num_envs: int = 128
-    """Number of episodes that run side by side; an iteration is about one episode of each."""
+    """Number of parallel environments; an iteration is about one episode of each."""
     check_every: int = 5
-    """Iterations between checks on tables that are not trained on, and between updates of the cost
-    model. A sweep compares and stops its trials by these checks."""
+    """Number of iterations between checks on tables that are not trained on, and between updates of
+    the cost model. A sweep compares and stops its trials by these checks."""
     check_tasks: int = 16
-    """Tasks in a check."""
+    """Number of tasks of a check."""
     seed: int = 0
-    """Seed of everything random."""
+    """Seed of all random numbers."""
     resume: bool = False
-    """Resume the run with the options that it was begun with. --iterations and --num-env-runners
-    may differ, and files may lie elsewhere."""
+    """Continue the run in the folder with its own options. --iterations, --num-env-runners,
+    --seconds, --test-seconds and paths of files may differ."""
     force: bool = False
-    """Replace the run that is there."""
+    """Replace the run in the folder."""
     store: Path | None = None
-    """SQLite file of measurements on this machine; by default costs.db in the run's folder, or in
-    runs/ where a sweep's folder is in an object store."""
+    """SQLite file of measurements on this machine. Default: costs.db in the run's folder, or in
+    runs/ if a sweep's folder is in an object store."""
     storage: str | None = None
-    """A shared path or object store (s3://...) that keeps the run and its measurements as well."""
+    """Shared path or object store (s3://...) that keeps a copy of the run and its measurements."""
     json: Path | None = None
-    """Write the result to this file."""
+    """File for the result."""
     mlflow_uri: str | None = None
-    """Where to log; by default MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
+    """MLflow tracking URI. Default: MLFLOW_TRACKING_URI, else sqlite:///mlflow.db."""
 
     def check_resume(self) -> None:
-        """Raises UserError if a run is both to be resumed and to be replaced."""
+        """Raises UserError if a run is to be both resumed and replaced."""
         if self.resume and self.force:
-            raise UserError("--resume goes on, --force begins anew: give one of them")
+            raise UserError("--resume continues a run, --force replaces it: give one of them")
 
     def with_absolute_paths(self) -> Self:
         """Returns the options independent of the current folder."""
@@ -87,11 +88,11 @@ class TrainingOptions:
         )
 
     def resumed(self, given: Self, may_change: Collection[str]) -> Self:
-        """Returns these options of a stored run, with what the resuming command changes.
+        """Returns these options of a stored run, changed by the command that resumes it.
 
         Args:
-            given: Options of the resuming command.
-            may_change: Names of options that it may change; one with its default value does not.
+            given: Options of that command.
+            may_change: Names of the options that it changes, unless they have their default value.
         """
         default = type(given)()
         changed: dict[str, Any] = {
@@ -102,7 +103,7 @@ class TrainingOptions:
         return replace(self, **changed).with_absolute_paths()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the options as they are stored; `from_json` reads them."""
+        """Returns the options as they are stored."""
         return {
             _STORED_NAMES.get(name, name): str(value) if isinstance(value, Path) else value
             for name, value in asdict(self).items()

@@ -1,4 +1,4 @@
-"""PPO on `Sharding-v0`: RLlib's algorithm with our environment, policy network and connectors."""
+"""RLlib's PPO with our environment, policy network and connectors."""
 
 import logging
 import time
@@ -41,12 +41,12 @@ from autoshard.workload import EmbeddingTable, UserError
 
 CPUS_PER_ENV_RUNNER = 0.5
 REWARDS: dict[Goal, Reward] = {"maximum": Dense(), "balance": Balance()}
-_SCENARIOS = 16  # in which estimated rewards expect the slowest device
+_SCENARIOS = 16  # for the expected maximum in estimated rewards
 _ENVIRONMENT = "Sharding"
-_PATIENCE_SECONDS = 120.0  # a lost env runner is back after ten or twenty
+_PATIENCE_SECONDS = 120.0  # a lost env runner is replaced within ten or twenty
 _COST_MODEL = "autoshard_cost_model"  # attribute of an algorithm: its env runners' cost model
 
-logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it greets every user of PPO
+logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it prints a notice for every user of PPO
 
 
 def make_environment(
@@ -57,18 +57,18 @@ def make_environment(
     seed: int,
     num_envs: int,
 ) -> ShardingVectorEnv:
-    """Returns the environment that an env runner plays in.
+    """Returns the environment of an env runner.
 
     Args:
-        config: Of the training.
-        model: Cost model that observations and estimated rewards are computed with.
-        tables: Tables that tasks are drawn from.
-        store: Where measured rewards are stored.
-        seed: Decides which games are measured.
-        num_envs: Games played at once.
+        config: Options of the training.
+        model: Cost model of observations and estimated rewards.
+        tables: Tables that tasks are sampled from.
+        store: File of measured rewards.
+        seed: Seed of the choice of measured episodes.
+        num_envs: Number of parallel environments.
     """
     halves = config.hyper.shape.halves
-    # The systems of recipes use costs as they are predicted.
+    # The published systems of recipes use mean costs.
     estimated = EstimatedRewards(_SCENARIOS if config.recipe is None else 0)
     source: CostSource = estimated
     if config.reward != "estimated":
@@ -90,11 +90,11 @@ class Trainer:
     """RLlib's PPO on the environment of a configuration.
 
     Args:
-        config: Of the training.
-        model: Cost model to begin with.
+        config: Options of the training.
+        model: Initial cost model.
         tables: Tables to train on.
-        store: Where measured rewards are stored.
-        seed: Seed of everything random, in place of the configuration's.
+        store: File of measured rewards.
+        seed: Seed of all random numbers, in place of that in the options.
     """
 
     def __init__(
@@ -105,8 +105,8 @@ class Trainer:
         store: Path,
         seed: int,
     ) -> None:
-        # Kept as long as env runners may be started again: Ray forgets large arguments of actors
-        # (ray-project/ray#53727), and a lost env runner would not come back.
+        # Held as long as env runners may be restarted: Ray releases large arguments of actors
+        # (ray-project/ray#53727), and a lost env runner could not be replaced.
         self._arguments = ray.put((config, model, tuple(tables), store, seed))
         register_env(_ENVIRONMENT, partial(_make_environment, self._arguments))
         self.algorithm: Algorithm = ppo_config(config, seed).build_algo()
@@ -115,21 +115,21 @@ class Trainer:
 
     @property
     def network(self) -> PolicyNetwork:
-        """The policy as it is now."""
+        """The network of the current policy."""
         module = self.algorithm.get_module()
         assert isinstance(module, PolicyModule)
         return module.network
 
-    @one_thread()  # beside a busy pool two threads wait for each other, twenty times as long
+    @one_thread()  # beside a busy pool, two threads wait for each other and take 20 times as long
     def iterate(self) -> dict[str, float]:
-        """Plays a round of games, updates the policy, and returns the iteration's figures."""
+        """Collects episodes, updates the policy, and returns the iteration's metrics."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while (result := self._train()).get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0) <= self._steps:
-            # All env runners are lost, and take a while to come back.
+            # All env runners are lost, and their replacement takes a while.
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"no env runner has played for {_PATIENCE_SECONDS:.0f} s: go on with --resume, "
-                    "and see with --num-env-runners 0 what is wrong with them"
+                    f"no env runner has answered for {_PATIENCE_SECONDS:.0f} s: continue with "
+                    "--resume, and find the cause with --num-env-runners 0"
                 )
         self._steps = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
         learned = result.get("learners", {}).get("default_policy", {})
@@ -158,14 +158,14 @@ class Trainer:
     def _train(self) -> dict[str, Any]:
         try:
             result: dict[str, Any] = self.algorithm.train()  # type: ignore[no-untyped-call]
-        except RuntimeError as error:  # RLlib's, around whatever an environment has raised
+        except RuntimeError as error:  # RLlib wraps errors of the environment
             if isinstance(error.__cause__, UserError):
                 raise error.__cause__ from None
             raise
         return result
 
     def use_cost_model(self, model: CostModel) -> None:
-        """Makes all env runners use this cost model from now on."""
+        """Sends a cost model to all env runners."""
         setattr(self.algorithm, _COST_MODEL, model)
         _send_cost_model(self.algorithm, model)
 
@@ -178,7 +178,7 @@ class Trainer:
         self.algorithm.restore_from_path(str(folder))  # type: ignore[no-untyped-call]
         group = self.algorithm.learner_group
         assert group is not None
-        # The optimizer's state brings its learning rate along.
+        # The optimizer's state includes its learning rate.
         group.foreach_learner(partial(_set_learning_rate, rate=self._learning_rate))
 
     def stop(self) -> None:
@@ -194,7 +194,7 @@ class LostRunners(RLlibCallback):
     ) -> None:
         """Called by RLlib."""
         names = ", ".join(map(str, env_runner_indices))
-        cli.note(f"env runner {names} was lost and is replaced; training goes on")
+        cli.note(f"env runner {names} was lost and is replaced")
         model = getattr(algorithm, _COST_MODEL, None)
         if model is not None:
             _send_cost_model(algorithm, model)
@@ -203,8 +203,8 @@ class LostRunners(RLlibCallback):
 def ppo_config(config: PPOShardConfig, seed: int) -> PPOConfig:
     """Returns RLlib's configuration. Env runners and learner use CPUs; GPUs are left to the pool.
 
-    With the group baseline, all games of a round end together, and those of one task are played by
-    one env runner; with a critic, samples may be parts of games.
+    With the group baseline, an env runner collects complete episodes, and all of a task. With a
+    critic, samples may be parts of episodes.
     """
     hyper, grouped = config.hyper, config.learner != "critic"
     runners = max(1, config.env_runners)
@@ -254,9 +254,9 @@ def ppo_config(config: PPOShardConfig, seed: int) -> PPOConfig:
     if grouped:
         built.learners(learner_class=GroupBaselineLearner).training(use_critic=False)
     if config.learner == "reinforce":
-        # One gradient of a round of games, by the policy that played it: no action's odds have
-        # moved, nothing is clipped, and PPO's gradient is that of REINFORCE. (No round has fewer
-        # samples than games, so there is no second gradient.)
+        # One gradient per round of episodes, by the policy that played them: probability ratios
+        # are 1, nothing is clipped, and PPO's gradient is that of REINFORCE. (No round has fewer
+        # samples than episodes, so there is no second gradient.)
         built.training(
             num_epochs=1, minibatch_size=None, train_batch_size_per_learner=num_envs * runners
         )

@@ -1,6 +1,6 @@
-"""Published systems as configurations: what makes a training that system, by our own code.
+"""Published systems as configurations of our training.
 
-Rewards and learners are the paper's, on our network and our cost model.
+Rewards and learners are those of the paper, on our network and our cost model.
 """
 
 from operator import attrgetter
@@ -10,12 +10,12 @@ from autoshard.sharders.policy_network import PolicyShape
 from autoshard.workload import UserError
 from autoshard.workload.bounds import check_bounds
 
-# What a recipe fixes: with other values it would not be that system.
+# Options that a recipe fixes, because they define the system.
 _FIXED = (
     "families", "objective", "goal", "learner", "hyper.shape.sharpness", "hyper.shape.halves",
 )  # fmt: skip
-_POSITIVE = ("collect", "hyper.entropy")  # where the recipe has any, another may have no less
-_SHAPE = PolicyShape(sharpness=0.0, halves=False)  # no greedy to start from, tables stay whole
+_POSITIVE = ("collect", "hyper.entropy")  # must be positive if the recipe's are
+_SHAPE = PolicyShape(sharpness=0.0, halves=False)  # no greedy initialisation, whole tables
 
 RECIPES: dict[RecipeName, PPOShardConfig] = {
     # A policy gradient with a critic and an entropy bonus; a plan is worth its balance, the least
@@ -48,7 +48,7 @@ RECIPES: dict[RecipeName, PPOShardConfig] = {
 
 
 def recipe_defaults(config: PPOShardConfig) -> PPOShardConfig:
-    """Returns the defaults of a command line that names this configuration's recipe, if any."""
+    """Returns the default options for this configuration's recipe, if any."""
     return PPOShardConfig() if config.recipe is None else RECIPES[config.recipe]
 
 
@@ -68,7 +68,7 @@ def check_recipe(config: PPOShardConfig) -> None:
 
 
 def _option(name: str, value: object) -> str:
-    """Returns an option as it is typed, or that it is not."""
+    """Returns an option as it is typed."""
     option = f"--{name.replace('_', '-')}"
     if value is None:
         return f"without {option}"

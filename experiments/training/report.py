@@ -1,4 +1,4 @@
-"""What a training prints and logs: a line an iteration, curves in MLflow, and a test at the end."""
+"""Output of a training: a line per iteration, curves in MLflow, and a test at the end."""
 
 import math
 import time
@@ -20,16 +20,17 @@ from autoshard.experiments.evaluation.planners import (
     steps_of,
 )
 from autoshard.experiments.evaluation.posterior import Ratio, relative
+from autoshard.experiments.explaining.plan_report import report
 from autoshard.experiments.tracking.runs import TrackedRun
 from autoshard.experiments.training.checks import PolicyCheck, unseen_tables, unseen_tasks
 from autoshard.experiments.training.loop import Training
 from autoshard.experiments.training.run_folder import policy_files
 from autoshard.sharders import Policy, load_policy
 
-TEST_SEED = 1000  # no check's
+TEST_SEED = 1000  # not used by checks
 _TEST_TASKS = 8
 
-# Names in MLflow of an iteration's figures; its charts are grouped by what is before the slash.
+# Names in MLflow of an iteration's metrics. MLflow groups charts by the part before the slash.
 _CURVES = {
     "check_over_heuristic": "check/over_best_heuristic",
     "check_without_plan": "check/without_plan",
@@ -49,12 +50,12 @@ _CURVES = {
 
 
 def curves(figures: Mapping[str, float]) -> dict[str, float]:
-    """Returns an iteration's figures by their names in MLflow."""
+    """Returns an iteration's metrics by their names in MLflow."""
     return {curve: figures[name] for name, curve in _CURVES.items() if name in figures}
 
 
 class TrainingReport:
-    """Prints how a training goes on, and logs it to a run of MLflow."""
+    """Prints the progress of a training, and logs it to a run of MLflow."""
 
     def __init__(self, training: Training, run: TrackedRun) -> None:
         self._training, self._run = training, run
@@ -63,7 +64,7 @@ class TrainingReport:
         self._began = time.time()
 
     def introduce(self) -> None:
-        """Prints what is trained on how many tables."""
+        """Prints and logs what is trained."""
         training, config, pool = self._training, self._training.config, self._training.pool
         tables = len(training.parts["train"])
         measured = f", measured on {len(pool.devices())} devices" if pool else ""
@@ -72,27 +73,27 @@ class TrainingReport:
             f"{config.reward} rewards{measured}"
         )
         if not config.choices and config.task_sampler().max_tables > tables:
-            cli.note(f"tasks have at most the {tables} tables to train on")
+            cli.note(f"tasks have at most {tables} tables, which is the number of training tables")
         if training.progress.iteration:
-            cli.say(f"going on after iteration {training.progress.iteration}")
+            cli.say(f"resuming after iteration {training.progress.iteration}")
         self._run.tags(
             {"hardware": training.model.provenance.hardware, "num_devices": config.num_devices}
         )
 
     def iteration(self, figures: dict[str, float]) -> None:
-        """Prints a line for an iteration, logs its figures, and prints the pool's new notices."""
+        """Prints and logs an iteration's metrics, and prints the pool's new notices."""
         number, pool = self._training.progress.iteration, self._training.pool
         before = self._lines[-1]["steps"] if self._lines else 0.0
         self._lines.append(figures)
         self._run.metrics(curves(figures), step=number)
         if "new_shards" in figures:
             cli.say(
-                f"  the cost model learned from {figures['new_shards']:.0f} new shards; it was "
-                f"wrong by {figures['cost_model_error']:.1%} about them"
+                f"  the cost model was adapted to {figures['new_shards']:.0f} new shards; its "
+                f"median error on them was {figures['cost_model_error']:.1%}"
             )
         line = (
             f"{number:4}/{self._training.config.max_iterations}  {figures['steps']:9,.0f} steps  "
-            f"max/bound {figures['relative_max']:.4f}  dead ends {figures['dead_ends']:.0f} of "
+            f"max/bound {figures['relative_max']:.4f}  infeasible {figures['dead_ends']:.0f} of "
             f"{figures['games']:.0f}  {figures['asked']:.0f} shards measured  "
             f"{figures['seconds']:.1f} s"
         )
@@ -100,30 +101,27 @@ class TrainingReport:
             line += f"  {(figures['steps'] - before) / figures['seconds']:,.0f} steps/s"
         if "check_over_heuristic" in figures:
             line += (
-                f"  unseen tables: {figures['check_over_heuristic']:.4f} of the best heuristic's, "
+                f"  unseen tables: {figures['check_over_heuristic']:.4f} of the best heuristic, "
                 f"{figures['check_without_plan']:.0f} without a plan"
             )
-        cli.console.print(line, soft_wrap=True)
+        cli.say(line)
         if pool is not None:
             self._notices.print_new(pool)
 
     def test(self) -> dict[str, Any]:
-        """Compares the kept policy with heuristics on tasks of test tables.
-
-        Prints and logs what is found, and returns the result of the run.
-        """
+        """Compares the kept policy with heuristics on test tables; returns the run's result."""
         training, folder = self._training, self._training.folder.folder
         busy = self._pool_busy()
         policy, model = load_policy(folder), training.model
         drawn = unseen_tasks(training.config, model, training.parts, "test", TEST_SEED)
         tasks = list(islice(drawn, _TEST_TASKS))
         outcomes = PolicyCheck(tasks, training.config.seed).outcomes(policy, model)
-        maxima = steps_of(outcomes)
-        best, references = best_heuristic(maxima), best_of_each(maxima)
+        steps = steps_of(outcomes)
+        best, references = best_heuristic(steps), best_of_each(steps)
         assert best is not None  # all heuristics are among them
-        found = {name: relative(values, references) for name, values in maxima.items()}
+        found = {name: relative(values, references) for name, values in steps.items()}
         ratios = {name: ratio for name, ratio in found.items() if ratio is not None}
-        cli.console.print(_test_table(maxima, ratios))
+        cli.console.print(_test_table(steps, ratios))
         self._run.metrics({f"test/{name}": ratio.value for name, ratio in ratios.items()})
         self._run.note(self._summary(ratios))
         oracle = EstimatedCosts(model, tasks[0].batch_size)
@@ -152,7 +150,7 @@ class TrainingReport:
                 name: None if ratio is None else ratio.value for name, ratio in found.items()
             },
             "test_interval": {name: (ratio.low, ratio.high) for name, ratio in ratios.items()},
-            "test_max_ms": maxima,
+            "test_max_ms": steps,
             "test_measured": self._test_measured(policy, model, best),
             "best_heuristic": best,
             "policy": str(folder),
@@ -162,12 +160,12 @@ class TrainingReport:
     def _test_measured(
         self, policy: Policy, model: CostModel, heuristic: str
     ) -> dict[str, Any] | None:
-        """The same, measured for at most --test-seconds; None where nothing measures."""
+        """Measures plans for up to --test-seconds; returns scores, or None without measurements."""
         training = self._training
         pool, config = training.pool, training.config
         if pool is None or not config.test_seconds:
             return None
-        # Not loaded where nothing measures.
+        # Loads Ray's pool, which is not needed if all costs are estimated.
         from autoshard.experiments.evaluation.evaluator import (
             Limits,
             OutOfTimeError,
@@ -190,20 +188,20 @@ class TrainingReport:
             found = evaluate_measured(task_set, planners, pool, limits)
         except OutOfTimeError:
             cli.note(
-                "the test was not measured: --test-seconds "
-                f"{config.test_seconds:g} were over before all plans of one task were"
+                f"the test was not measured: --test-seconds {config.test_seconds:g} were over "
+                "before all plans of one task were measured"
             )
             return None
         scores, best = found.scores(oracle, measured=True)
         cli.console.print(score_table(scores, best, "measured"))
-        cli.console.print(verdict(scores, best, "measured"), soft_wrap=True)
+        cli.say(verdict(scores, best, "measured"))
         self._run.metrics(
             {f"test_measured/{n}": s.ratio for n, s in scores.items() if s.ratio is not None}
         )
         return {name: asdict(score) for name, score in scores.items()}
 
     def _summary(self, ratios: Mapping[str, Ratio]) -> str:
-        """In Markdown, for the run's page."""
+        """Returns Markdown for the run's page."""
         config = self._training.config
         rows = "".join(
             f"| {name} | {ratios[name].value:.3f} | {ratios[name].low:.3f} to "
@@ -213,12 +211,12 @@ class TrainingReport:
         )
         return (
             f"A policy that shards {config.task_description}, of `{config.source}`.\n\n"
-            "| sharder | a step over that of each task's best heuristic, unseen tables "
-            f"| 95 % interval |\n|---|---|---|\n{rows}"
+            "| sharder | step time over each task's best heuristic, unseen tables "
+            f"| 95% CI |\n|---|---|---|\n{rows}"
         )
 
     def _pool_busy(self) -> float:
-        """Share of the devices' time inside timed operators, from first to last iteration here."""
+        """Returns the share of the devices' time inside timed operators in this process."""
         pool, began, ended = self._training.pool, self._began, time.time()
         if pool is None or not self._lines:
             return 0.0
@@ -228,18 +226,15 @@ class TrainingReport:
         return busy / ((ended - began) * len(pool.devices()))
 
 
-def _test_table(maxima: Mapping[str, list[float | None]], ratios: Mapping[str, Ratio]) -> Table:
-    """A row a sharder, the best first."""
-    count = len(next(iter(maxima.values())))
-    table = Table(
-        title=f"{count} tasks of unseen tables, a step by the cost model", title_justify="left"
-    )
-    for column in ("sharder", "over the best heuristic's", "95 %", "without a plan"):
-        table.add_column(column, justify="left" if column == "sharder" else "right")
-    for name in sorted(maxima, key=lambda n: ratios[n].value if n in ratios else math.inf):
+def _test_table(steps: Mapping[str, list[float | None]], ratios: Mapping[str, Ratio]) -> Table:
+    """Returns a table with a row for each sharder, the best first."""
+    shown = report(("sharder", "over the best heuristic", "95% CI", "without a plan"))
+    shown.title = f"{len(next(iter(steps.values())))} tasks of unseen tables, predicted step time"
+    shown.title_justify = "left"
+    for name in sorted(steps, key=lambda n: ratios[n].value if n in ratios else math.inf):
         value, interval = "-", "-"
         if name in ratios:
             ratio = ratios[name]
             value, interval = f"{ratio.value:.3f}", f"{ratio.low:.3f} to {ratio.high:.3f}"
-        table.add_row(name, value, interval, str(maxima[name].count(None)))
-    return table
+        shown.add_row(name, value, interval, str(steps[name].count(None)))
+    return shown

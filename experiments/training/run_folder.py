@@ -1,4 +1,4 @@
-"""The folder of a training run: whatever ends the process, the run can be resumed from it."""
+"""The folder of a training run, from which it can be resumed after any kind of end."""
 
 import shutil
 from collections.abc import Callable
@@ -17,20 +17,20 @@ _PARTIAL = ".partial-"
 
 
 def policy_files(folder: Path) -> list[Path]:
-    """Returns what a user of a run's policy needs: its files, and the folder of its cost model."""
+    """Returns a policy's files and the folder of its cost model."""
     return [folder / name for name in ("policy.json", "policy.safetensors", COST_MODEL)]
 
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run has come.
+    """The progress of a run.
 
     Args:
-        iteration: Iterations made.
-        mlflow_run: Its run in MLflow.
-        best_check: Score of the policy that is kept.
-        seconds: Spent in iterations.
-        last_check: Score of the latest policy that was checked.
+        iteration: Number of iterations.
+        mlflow_run: Run in MLflow.
+        best_check: Score of the kept policy.
+        seconds: Time of all iterations.
+        last_check: Score of the latest check.
     """
 
     iteration: int
@@ -42,13 +42,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What a run is resumed from.
+    """The state from which a run is resumed.
 
     Args:
         config: Its configuration, as JSON.
-        progress: How far it has come.
+        progress: Its progress.
         checkpoint: RLlib's checkpoint.
-        model: The cost model as it was then.
+        model: Cost model at that time.
     """
 
     config: dict[str, Any]
@@ -58,26 +58,26 @@ class SavedRun:
 
 
 class RunFolder:
-    """Holds the policy, its cost model, and `training.json`, which names the last checkpoint."""
+    """A folder with the policy, its cost model, and `training.json`, which names the checkpoint."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     @property
     def exists(self) -> bool:
-        """True if a run has begun here."""
+        """Whether the folder has a run."""
         return (self.folder / _DOCUMENT).exists()
 
     def begin(self, force: bool) -> None:
-        """Begins a run; raises UserError if the folder holds what `force` does not replace.
+        """Begins a run; UserError if the folder is not empty.
 
-        A run that ended before its first checkpoint is always replaced.
+        Runs are replaced with `force`, or if they ended before their first checkpoint.
         """
         if self.folder.is_file():
             raise UserError(f"{self.folder}: is a file: name a folder for --out")
         if self.exists and not force and self._document().get("checkpoint"):
             raise UserError(
-                f"{self.folder}: holds a training run: go on with --resume, replace it with "
+                f"{self.folder}: holds a training run: continue with --resume, replace it with "
                 "--force, or name another folder"
             )
         if not self.exists and self.folder.exists() and any(self.folder.iterdir()):
@@ -96,12 +96,12 @@ class RunFolder:
         save_algorithm: Callable[[Path], Any],
         model: CostModel,
     ) -> None:
-        """Writes a checkpoint, then lets `training.json` name it, then removes the older ones."""
+        """Writes a checkpoint, then `training.json`, which names it, and removes older ones."""
         name = f"{_CHECKPOINT}{progress.iteration}"
-        if self._document().get("checkpoint") == name:  # resumed from there: it is the same
+        if self._document().get("checkpoint") == name:  # the run was resumed from it
             return
         partial = self.folder / f"{_PARTIAL}{name}"
-        for leftover in (partial, self.folder / name):  # of a process killed before it was named
+        for leftover in (partial, self.folder / name):  # of a process that was killed before
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         save_algorithm(partial / _ALGORITHM)
@@ -112,43 +112,43 @@ class RunFolder:
         self._remove_checkpoints(keep=name)
 
     def read(self) -> SavedRun:
-        """Returns what the run is resumed from; raises UserError if it has no whole checkpoint."""
+        """Returns the state of the run; UserError without a complete checkpoint."""
         if not self.exists:
-            raise UserError(f"{self.folder}: holds no training run to go on with")
+            raise UserError(f"{self.folder}: holds no training run to resume")
         document = self._document()
         if not document.get("checkpoint"):
             raise UserError(
-                f"{self.folder}: the run there ended before its first checkpoint: start anew"
+                f"{self.folder}: the run ended before its first checkpoint: begin a new one"
             )
         with documents.naming(self.folder / _DOCUMENT), documents.fields_of("training"):
             where = self.folder / document["checkpoint"]
             progress = Progress(**document["progress"])
             config = dict(document["config"])
         if not (where / _ALGORITHM).is_dir():
-            raise UserError(f"{where}: the checkpoint is missing: start anew with --force")
+            raise UserError(f"{where}: the checkpoint is missing: begin a new run with --force")
         return SavedRun(config, progress, where / _ALGORITHM, load_model(where / COST_MODEL))
 
     def mirror(self, storage: Storage) -> None:
-        """Makes a storage hold what the folder holds, but for stores, which are kept as Parquet."""
+        """Copies the folder to a storage, except for stores, which are kept as Parquet."""
         storage.keep_folder(self.folder, last=_DOCUMENT, without="*.db*")
 
     def fetch(self, storage: Storage) -> None:
-        """Copies the run here if it is not here, or was resumed elsewhere since."""
+        """Copies the run from a storage if it is missing here, or continued elsewhere."""
         there = storage.read_json(_DOCUMENT)
         if there is not None and (not self.exists or _reached(there) > _reached(self._document())):
             storage.fetch_folder(self.folder, last=_DOCUMENT)
 
     @staticmethod
     def check_free(storage: Storage) -> None:
-        """Raises UserError if the storage has a run, which another would replace."""
+        """Raises UserError if the storage has a run."""
         if storage.has(_DOCUMENT):
             raise UserError(
-                f"{storage.uri}: holds a training run: go on with --resume, replace it with "
+                f"{storage.uri}: holds a training run: continue with --resume, replace it with "
                 "--force, or name another --out"
             )
 
     def checkpoint(self) -> Path:
-        """Returns the folder of the last whole checkpoint."""
+        """Returns the folder of the last complete checkpoint."""
         return self.folder / str(self._document()["checkpoint"])
 
     def _document(self) -> dict[str, Any]:
@@ -165,6 +165,6 @@ class RunFolder:
 
 
 def _reached(document: Any) -> int:
-    """Returns the iteration that a run had come to."""
+    """Returns the last iteration of a run; -1 without any."""
     with documents.fields_of("training"):
         return int((document.get("progress") or {}).get("iteration", -1))

@@ -203,7 +203,7 @@ def test_submitted_scripts_train_and_log_to_mlflow(running: RunningCluster, tmp_
     running.submit(*TINY.split(), "--iterations", "1")
     # As after a loss. The settings are the run's own, its folder is in the head's home.
     said = running.submit("--resume", "--iterations", "2")
-    assert "going on after iteration 1" in said
+    assert "resuming after iteration 1" in said
     out = running.home / "runs" / "autoshard"
     check_trained(running, out, 2, tmp_path)
     assert (running.home / "ppo_shard.py").exists()  # only the script was copied
@@ -253,7 +253,7 @@ def test_submitted_jobs_train_and_log_to_mlflow(
     shutil.rmtree(out)  # as if the head had been lost
     # From the repository, which is uploaded.
     said = running.ray(*submit, SCRIPT, "--resume", "--iterations", "2", *where)
-    assert "going on after iteration 1" in said
+    assert "resuming after iteration 1" in said
     check_trained(running, out, 2, tmp_path)
     said = running.ray("job", "list", "--address", job_server)
     assert "SUCCEEDED" in said

@@ -69,9 +69,9 @@ def test_ctrl_c_and_crashed_trials(cluster: object, tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     wait_for_iterations(sweep, uri, 3)
     os.kill(next(iter(pids_of("ResourceTrainable"))), signal.SIGKILL)
-    sweep.wait_for("crashed and goes on from its checkpoint")
+    sweep.wait_for("crashed and continues from its checkpoint")
     sweep.process.send_signal(signal.SIGINT)
-    assert f"interrupted: go on with --resume --storage {tmp_path}/sweep" in sweep.end(code=130)
+    assert f"interrupted: continue with --resume --storage {tmp_path}/sweep" in sweep.end(code=130)
     assert not (tmp_path / "sweep.json").exists()
     assert {found.info.status for found, _ in trials_of(uri).values()} == {"KILLED"}
     run("tune_shard.py", "--resume --storage sweep", tmp_path)
@@ -140,7 +140,7 @@ def test_a_sweep_and_a_training_in_an_object_store(
     (tmp_path / "here").rename(tmp_path / "lost")
     more = f"--resume --iterations 2 --out there/mine {where} --json told.json"
     done = run("ppo_shard.py", more, tmp_path)
-    assert "going on after iteration 1" in done.stdout
+    assert "resuming after iteration 1" in done.stdout
     told = json.loads((tmp_path / "told.json").read_text())
     assert told["iterations"] == 2
     assert Storage(f"{bucket}/runs/mine").read_json("training.json")["checkpoint"] == "checkpoint-2"

@@ -179,7 +179,7 @@ def test_a_killed_run_goes_on_where_it_was(cluster: object, tmp_path: Path) -> N
     document["config"]["iterations"] = reached + 2
     (tmp_path / "run" / "training.json").write_text(json.dumps(document))
     done = run("ppo_shard.py", "--resume --out run --json r.json", tmp_path)
-    assert f"going on after iteration {reached}" in done.stdout
+    assert f"resuming after iteration {reached}" in done.stdout
     kept = json.loads((tmp_path / "shared" / "run" / "training.json").read_text())
     assert kept["progress"]["iteration"] == reached + 2  # also where --storage was not said again
     told = result(tmp_path, "r.json")
@@ -199,7 +199,7 @@ def test_a_run_whose_seconds_are_spent_ends_well_and_goes_on(
     options = "--reward estimated --iterations 3 --seconds 0.001 --out run --json r.json"
     done = run("ppo_shard.py", f"{TINY} {options}", tmp_path)
     told = result(tmp_path, "r.json")
-    assert "stopped by --seconds 0.001 after iteration 1 of 3: go on with --resume" in done.stdout
+    assert "after iteration 1 of 3: continue with --resume" in done.stdout
     assert (told["iterations"], told["left_out"]) == (1, 2)
     (line,) = told["iterations_here"]
     assert "check_score" in line  # as after any last iteration
@@ -226,13 +226,13 @@ def test_a_run_whose_seconds_are_spent_ends_well_and_goes_on(
         ({"families": "thousands"}, "--max-devices 128 is less than --num-devices"),
         ({"tables": "synthetic:3:1"}, "synthetic:3:1: has too few tables"),
         ({"cost_model": "nowhere"}, "nowhere: holds no cost model"),
-        ({"resume": True, "out": Path("nothing")}, "nothing: holds no training run to go on with"),
+        ({"resume": True, "out": Path("nothing")}, "nothing: holds no training run to resume"),
         ({"out": Path("full")}, "full: is a folder of other things"),
         ({"json": Path("full")}, "full: is a folder: name a file for --json"),
         ({"hyper": Hyperparameters(learning_rate=0.0)}, "--hyper.learning-rate must be more than"),
         ({"hyper": Hyperparameters(gae_lambda=1.5)}, "--hyper.gae-lambda must lie between 0 and 1"),
         ({"storage": "s4://x"}, "--storage s4://x: "),
-        ({"resume": True, "force": True}, "--resume goes on, --force begins anew"),
+        ({"resume": True, "force": True}, "--resume continues a run, --force replaces it"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -313,7 +313,7 @@ def test_a_run_in_a_storage_is_not_replaced_unasked(tmp_path: Path) -> None:
     kept.mkdir(parents=True)
     (kept / "training.json").write_text("{}")
     config = replace(PPOShardConfig(), storage=str(tmp_path / "shared"), out=tmp_path / "run")
-    with pytest.raises(UserError, match="shared/run: holds a training run: go on with --resume"):
+    with pytest.raises(UserError, match="shared/run: holds a training run: continue with --resume"):
         main(config)
     assert (kept / "training.json").read_text() == "{}"
 
@@ -321,5 +321,5 @@ def test_a_run_in_a_storage_is_not_replaced_unasked(tmp_path: Path) -> None:
 def test_a_run_is_not_replaced_unasked(trained: Path) -> None:
     before = (trained / "run" / "policy.safetensors").read_bytes()
     done = run("ppo_shard.py", f"{TINY} --out run", trained, code=2)
-    assert "holds a training run: go on with --resume, replace it with --force" in done.stderr
+    assert "holds a training run: continue with --resume, replace it with --force" in done.stderr
     assert (trained / "run" / "policy.safetensors").read_bytes() == before

@@ -187,7 +187,7 @@ CONTRADICTIONS = [
         "--objective compute: leave out --objective step, or the recipe",
     ),
     ("dreamshard --families all", "goes without --families: leave out --families all, or the"),
-    ("autoshard --resume", "--resume goes on with the run's own recipe: leave out --recipe"),
+    ("autoshard --resume", "--resume uses the run's own recipe: leave out --recipe"),
 ]
 
 

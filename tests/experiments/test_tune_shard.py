@@ -69,7 +69,7 @@ def test_a_sweep_has_a_winner_that_serves(swept: Path) -> None:
     run("shard.py", f"{options} --policy sweep/winner", swept)
     shutil.copytree(swept / "sweep" / "winner", swept / "more")
     done = run("ppo_shard.py", "--resume --out more --iterations 5 --json more.json", swept)
-    assert "going on after iteration 4" in done.stdout
+    assert "resuming after iteration 4" in done.stdout
     assert json.loads((swept / "more.json").read_text())["iterations"] == 5
 
 
@@ -105,7 +105,7 @@ def test_trials_are_runs_under_the_sweeps(swept: Path) -> None:
 
 def test_a_sweep_is_not_replaced_unasked(swept: Path) -> None:
     done = run("tune_shard.py", f"{TINY} --storage sweep", swept, code=2)
-    assert "sweep: holds a sweep: go on with --resume, replace it with --force" in done.stderr
+    assert "sweep: holds a sweep: continue with --resume, replace it with --force" in done.stderr
 
 
 def test_a_finished_sweep_that_is_resumed_trains_nothing(swept: Path) -> None:
@@ -194,11 +194,11 @@ def test_what_asha_has_decided_survives_a_resume() -> None:
         ({"scheduler": "pbt", "search": "optuna"}, "--scheduler pbt changes hyperparameters"),
         ({"tables": "nothing.csv"}, "nothing.csv"),
         ({"num_tables": "many"}, "--num-tables: a whole number or a range"),
-        ({"resume": True, "storage": "nothing"}, "nothing: holds no sweep to go on with"),
+        ({"resume": True, "storage": "nothing"}, "nothing: holds no sweep to resume"),
         ({"json": Path("full")}, "full: is a folder: name a file for --json"),
         ({"cost_model": "nowhere"}, "nowhere: holds no cost model"),
         ({"storage": "s4://x"}, "--storage s4://x: "),
-        ({"resume": True, "force": True}, "--resume goes on, --force begins anew"),
+        ({"resume": True, "force": True}, "--resume continues a run, --force replaces it"),
     ],
 )
 def test_bad_input_is_one_line(
@@ -220,5 +220,5 @@ def test_sweeps_of_cost_models_end_in_one_line(option: str, tmp_path: Path) -> N
     assert done.stderr.count("\n") == 1
     stored = {**TuneShardConfig().to_json(), "what": "policy", "hardware": None}
     assert TuneShardConfig.from_json(stored) == TuneShardConfig()
-    with pytest.raises(UserError, match=r"cannot be resumed any more: .* train_cost_model\.py"):
+    with pytest.raises(UserError, match=r"can no longer be resumed: .* train_cost_model\.py"):
         TuneShardConfig.from_json({**stored, "what": "cost-model"})
