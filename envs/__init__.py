@@ -1,11 +1,9 @@
-"""Sharding as a sequential decision: tables are placed one by one; a step's time is the score.
+"""Environments in which an agent places embedding tables on devices, one by one.
 
-May import `cost_model`, `benchmark` and `workload`. Hands out the batched environment
-(`BatchedPlacementEnv`, on a `TableCatalog`), its two Gymnasium environments (`ShardingEnv`,
-registered as `Sharding-v0`, and `ShardingVectorEnv`), samplers of tasks (`RandomTaskSampler`,
-`MixedTaskSampler`; families of tasks are in `envs.task_families`), rewards (`Balance`,
-`NegativeStep`, `Dense`) and the sources of costs (`EstimatedRewards`, `MeasuredRewards`,
-`MixedRewards`).
+May import `cost_model`, `benchmark` and `workload`. `ShardingEnv` is registered with Gymnasium as
+`Sharding-v0`, `ShardingVectorEnv` is its vector environment, and both run `BatchedPlacementEnv`.
+A `TableCatalog` holds the tables, a `TaskSampler` draws tasks from it (`envs.task_families` defines
+families of tasks), a `Reward` rewards episodes, and a `CostSource` provides their costs.
 """
 
 from typing import TYPE_CHECKING

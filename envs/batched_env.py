@@ -1,9 +1,9 @@
-"""The game: tables are placed one by one, the costliest first, or halved before. Many games are
-played at once.
+"""Batched environment for placing embedding tables on devices.
 
-Every face of the game (Gymnasium's single and vector environments, the policy at work) plays this
-one. Games of different sizes stand side by side in arrays as wide as the largest; what a smaller
-game lacks is masked.
+Each episode solves one task. Units come in descending order of predicted cost, the most
+constrained first. An action assigns the current unit to a device or splits it by columns. All
+episodes step as one batch; smaller tasks are padded and masked. The Gymnasium environments and
+policy inference share this implementation.
 """
 
 from collections.abc import Sequence
@@ -14,34 +14,48 @@ from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import Memberships
-from autoshard.envs.catalog import BESIDE, Ints, TableCatalog, TaskInstance
-from autoshard.envs.devices import DEVIATION, KNOWN, EpisodeDevices
-from autoshard.envs.lookahead import room_is_left
+from autoshard.envs.catalog import NUM_SCALARS, TableCatalog, TaskInstance
+from autoshard.envs.devices import DEVIATION, PRICED, EpisodeDevices
+from autoshard.envs.lookahead import largest_units_fit
 from autoshard.workload import Piece, Shard, UserError
 from autoshard.workload.admission import ANY_PARTS, Occupancy
 from autoshard.workload.plans import merged_by_device
 
-_WORTH = 0.02  # of the pace: what costs less alone evens nothing out that counts
-_STRICT = 1e6  # ms: what rules leave little room for comes first, whatever it costs
-_PARTS = 0  # of a table: its slices, the most that it may have, and how wide they must be
-_ALONE, _DOUBT, _SIZE, _ADDED, _HALF, _WIDTH = range(-BESIDE, 0)  # of the deck's facts
+_MIN_SPLIT_COST = 0.02  # of even_split_ms: splitting cheaper units improves balance too little
+_CONSTRAINED_MS = 1e6  # constrained units come first, whatever they cost
+_PARTS = 0  # in _tables: pieces of the table, then their maximum number and minimum width
+_ALONE, _UNCERTAINTY, _SIZE, _ADDED, _HALF, _WIDTH = range(-NUM_SCALARS, 0)  # of catalog.features
 
 
 class BatchedPlacementEnv(EpisodeDevices):
-    """`num_envs` games side by side, each with its own task.
+    """Parallel episodes, each with its own task.
 
-    Devices that a game does not have, and those without memory for its next unit, are not
-    `allowed`. Devices are `safe` for it if after that the largest units to come still find room.
-    A game is `over` when all its units are placed, or when its next one fits nowhere and cannot
-    be halved (or was put where it may not be): then it is `stuck`.
+    An action is a device or, as the last one, a split by columns; both halves take their places in
+    the order. An episode is over when all units are placed, or infeasible: no device is allowed for
+    the current unit, which cannot be split, or an action was not allowed.
 
     Args:
-        deck: the tables of all deals.
-        num_envs: games played at once.
-        max_tables: of any deal.
-        max_devices: of any deal.
-        halvings: that a game may make: a unit becomes two by columns, which come back into the
-            order by what they cost.
+        catalog: Units of all tasks.
+        num_envs: Number of parallel episodes.
+        max_tables: Maximum number of units of a task.
+        max_devices: Maximum number of devices of a task.
+        max_splits: Maximum number of splits in an episode.
+
+    Attributes:
+        order: The catalog's number of each unit, in the order of placement: [envs, pieces].
+        homes: Device of each unit in that order, or -1: [envs, pieces].
+        origin: Unit of the task that each unit is, or is a part of: [envs, pieces].
+        count: Number of units, which grows with splits: [envs].
+        placed: Number of placed units, [envs].
+        current: The catalog's number of the unit that is placed next, [envs].
+        allowed: Devices with memory for it that the constraints admit, [envs, devices].
+        safe: Allowed devices after which the largest remaining units fit, [envs, devices].
+        splittable: Whether the current unit may be split, [envs].
+        infeasible: Whether the episode has ended without a plan, [envs].
+        even_split_ms: Step time if all work were spread evenly over devices, [envs].
+        lower_bound_ms: Estimated step time of an ideal plan, [envs].
+        rest: Named amounts of units that are not placed, [envs, amounts].
+        unit_features: Features of the current unit, relative to the task: [envs, features].
     """
 
     def __init__(
@@ -55,158 +69,151 @@ class BatchedPlacementEnv(EpisodeDevices):
         super().__init__(catalog, num_envs, max_devices)
         self.num_envs, self.max_tables = num_envs, max_tables
         self.max_splits, self.max_pieces = max_splits, max_tables + max_splits
-        self.split_action = max_devices  # in place of a device
+        self.split_action = max_devices
         self.instances: list[TaskInstance | None] = [None] * num_envs
-        amounts, described = catalog.amounts.shape[1:], catalog.described.shape[1]
-        by_device, by_piece = (num_envs, max_devices), (num_envs, self.max_pieces)
+        described, by_piece = catalog.described.shape[1], (num_envs, self.max_pieces)
         self.order = torch.zeros(by_piece, dtype=torch.int64)
         self.homes = torch.full(by_piece, -1, dtype=torch.int64)
-        self.origin = torch.zeros(by_piece, dtype=torch.int64)  # in the deal
+        self.origin = torch.zeros(by_piece, dtype=torch.int64)
         self.count = torch.zeros(num_envs, dtype=torch.int64)
         self.placed = torch.zeros(num_envs, dtype=torch.int64)
-        self.current = torch.zeros(num_envs, dtype=torch.int64)  # the unit to be placed next
         self.infeasible = torch.zeros(num_envs, dtype=torch.bool)
-        self.allowed = torch.zeros(by_device, dtype=torch.bool)
-        self.safe = torch.zeros(by_device, dtype=torch.bool)
-        self.splittable = torch.zeros(num_envs, dtype=torch.bool)
         self._tables = torch.ones(num_envs, max_tables, 3, dtype=torch.int64)
         self._piece_limit = torch.zeros(num_envs, dtype=torch.int64)
-        self._strict = torch.zeros(
-            num_envs, max_tables, dtype=torch.float64
-        )  # what rules put first
-        # Of units in their order: bytes, and of the largest that comes after.
+        self._constrained = torch.zeros(num_envs, max_tables, dtype=torch.float64)
+        # Bytes of units in their order, and of the largest unit that comes after each.
         self._sizes, self._largest_after = (
             torch.zeros(by_piece, dtype=torch.float64) for _ in range(2)
         )
         self.rest = torch.zeros(num_envs, described)
-        self.rest_ms = torch.zeros(num_envs)
-        self.all_ms = torch.ones(num_envs)  # of the tables, each alone
-        self.added_ms = torch.zeros(num_envs)  # by halvings
+        self.rest_ms = torch.zeros(num_envs)  # each unit alone, as are all_ms and added_ms
+        self.all_ms = torch.ones(num_envs)
+        self.added_ms = torch.zeros(num_envs)  # by splits
         self.rest_bytes = torch.zeros(num_envs, dtype=torch.int64)
-        self.even = torch.ones(num_envs, described)
-        self.known_scale = torch.ones(num_envs, 1, 1, KNOWN)  # relative to which `known` is told
-        # The same of the deck's facts, and those of the current unit so.
-        self.scale = torch.ones(num_envs, described + BESIDE)
-        self.told = torch.zeros(num_envs, described + BESIDE)
-        # Of the current unit: its place in the order, and what the deck knows of it.
-        self._place = torch.zeros(num_envs, dtype=torch.int64)
-        self._amounts, self._facts = torch.zeros(num_envs, *amounts), torch.zeros_like(self.told)
-        self._columns, self._size = torch.zeros(num_envs), torch.zeros(num_envs, dtype=torch.int64)
+        self.even_share = torch.ones(num_envs, described)  # of a device, of all named amounts
         self.even_split_ms = torch.ones(num_envs)
         self.lower_bound_ms = torch.ones(num_envs)
-        self._everyone = torch.arange(num_envs)
+        # Observations are relative to these.
+        self.priced_scale = torch.ones(num_envs, 1, 1, PRICED)
+        self.feature_scale = torch.ones(num_envs, described + NUM_SCALARS)
+        self._env_ids = torch.arange(num_envs)
         self._places = torch.arange(self.max_pieces)
-        self._held: dict[int, Occupancy] = {}  # of games with rules
+        self._occupancies: dict[int, Occupancy] = {}  # of episodes with constraints
 
     @property
     def over(self) -> Tensor:
-        """Whether each game has ended: [seats]."""
+        """Whether each episode has ended, [envs]."""
         return self.infeasible | (self.placed == self.count)
 
     @property
     def parts(self) -> Tensor:
-        """Of each table: [seats, tables]."""
+        """Number of pieces of each unit of the task, [envs, tables]."""
         return self._tables[..., _PARTS]
 
+    @property
+    def rest_share(self) -> Tensor:
+        """Share of each episode's units that are not placed, [envs]."""
+        return 1 - self.placed / self.count
+
     def start(self, env_ids: Sequence[int], instances: Sequence[TaskInstance]) -> None:
-        """Start new games on these seats."""
+        """Starts new episodes in these environments."""
         self._begin_episodes(env_ids, instances)
-        self._look_ahead()
+        self._prepare_next()
 
     def _begin_episodes(self, env_ids: Sequence[int], instances: Sequence[TaskInstance]) -> None:
         for instance in instances:
             tables, devices = len(instance.units), len(instance.memory_bytes)
             if tables > self.max_tables or devices > self.max_devices:
                 raise UserError(
-                    f"a game of {tables} tables on {devices} devices is larger than the "
-                    f"{self.max_tables} tables and {self.max_devices} devices it was made for"
+                    f"a task of {tables} tables on {devices} devices is larger than the "
+                    f"environment, which has max_tables={self.max_tables} and "
+                    f"max_devices={self.max_devices}"
                 )
         new = torch.tensor(env_ids, dtype=torch.int64)
         for env_id, instance in zip(env_ids, instances, strict=True):
             self.instances[env_id] = instance
-        self.scale[new, _SIZE] = self.begin(new, instances)
-        self._line_up(new, instances)
+        self.feature_scale[new, _SIZE] = self.reset_devices(new, instances)
+        self._order_units(new, instances)
         self.homes[new] = -1
         self.placed[new] = 0
         self.infeasible[new] = False
-        self._reckon(new)
+        self._recompute(new)
 
-    def _line_up(self, new: Tensor, instances: Sequence[TaskInstance]) -> None:
-        """The costliest first; before them what rules leave little room."""
+    def _order_units(self, new: Tensor, instances: Sequence[TaskInstance]) -> None:
+        """Orders units by predicted cost, after those that constraints restrict."""
         rows, width = len(instances), self.max_pieces
         order, origin = np.zeros((rows, width), np.int64), np.zeros((rows, width), np.int64)
-        strict = np.zeros((rows, self.max_tables))
-        most = np.full((rows, self.max_tables), ANY_PARTS)
-        least = np.zeros((rows, self.max_tables), np.int64)
+        constrained = np.zeros((rows, self.max_tables))
+        max_parts = np.full((rows, self.max_tables), ANY_PARTS)
+        min_width = np.zeros((rows, self.max_tables), np.int64)
         alone = self.catalog.alone_ms.numpy()
         for row, (env_id, instance) in enumerate(zip(new.tolist(), instances, strict=True)):
             tables = len(instance.units)
-            self._held.pop(env_id, None)  # nothing is kept where no game has rules
+            self._occupancies.pop(env_id, None)
             if (masks := instance.masks) is not None:
                 free = self.free[env_id : env_id + 1, : len(instance.memory_bytes)].numpy()
-                self._held[env_id] = Occupancy(masks, free)  # the game itself keeps what is free
-                strict[row, :tables] = _STRICT * masks.freedom(np.arange(tables))
-                most[row, :tables] = masks.max_parts[:-1]
-                least[row, :tables] = masks.min_width[:-1]
-            ranked = np.argsort(strict[row, :tables] - alone[instance.units], kind="stable")
+                self._occupancies[env_id] = Occupancy(masks, free)  # shares memory with self.free
+                constrained[row, :tables] = _CONSTRAINED_MS * masks.freedom(np.arange(tables))
+                max_parts[row, :tables] = masks.max_parts[:-1]
+                min_width[row, :tables] = masks.min_width[:-1]
+            ranked = np.argsort(constrained[row, :tables] - alone[instance.units], kind="stable")
             order[row, :tables], origin[row, :tables] = instance.units[ranked], ranked
         self.count[new] = torch.tensor([len(instance.units) for instance in instances])
         self._piece_limit[new] = self.count[new] + self.max_splits
         self.order[new], self.origin[new] = torch.from_numpy(order), torch.from_numpy(origin)
-        self._strict[new] = torch.from_numpy(strict)
-        most = np.minimum(most, self.devices[new].numpy()[:, None])
-        self._tables[new] = torch.from_numpy(np.stack([np.ones_like(most), most, least], axis=2))
+        self._constrained[new] = torch.from_numpy(constrained)
+        max_parts = np.minimum(max_parts, self.devices[new].numpy()[:, None])
+        tables_of_new = np.stack([np.ones_like(max_parts), max_parts, min_width], axis=2)
+        self._tables[new] = torch.from_numpy(tables_of_new)
 
-    def learn(self, oracle: EstimatedCosts) -> None:
-        """Believe another cost model from now on, also of what is placed."""
-        self.catalog.learn(oracle)
-        # Another model may have another number of networks.
+    def set_oracle(self, oracle: EstimatedCosts) -> None:
+        """Replaces the cost model, and prices all placed units again."""
+        self.catalog.set_oracle(oracle)
+        # The ensemble may have another number of networks.
         self.sums = torch.zeros(*self.free.shape, *self.catalog.amounts.shape[1:])
-        dealt = [env_id for env_id, instance in enumerate(self.instances) if instance is not None]
-        self._reckon(torch.tensor(dealt, dtype=torch.int64))
-        self._look_ahead()
+        started = [env_id for env_id, instance in enumerate(self.instances) if instance is not None]
+        self._recompute(torch.tensor(started, dtype=torch.int64))
+        self._prepare_next()
 
-    def _reckon(self, env_ids: Tensor) -> None:
-        """Sums and costs of these games, from which unit is where."""
+    def _recompute(self, env_ids: Tensor) -> None:
+        """Computes sums, scales and costs of these episodes from the devices of their units."""
         catalog, order, homes = self.catalog, self.order[env_ids], self.homes[env_ids]
         inside = self._places < self.count[env_ids][:, None]
-        coming = inside & (homes < 0)
+        rest = inside & (homes < 0)
         alone = catalog.alone_ms[order] * inside
-        self.rest_ms[env_ids] = (alone * coming).sum(1)
-        self.rest_bytes[env_ids] = (catalog.sizes[order] * coming).sum(1)
-        self._look_far(env_ids)
-        dealt = [
-            instance
-            for instance in (self.instances[env_id] for env_id in env_ids.tolist())
-            if instance
-        ]
-        lists = [instance.units for instance in dealt]
-        tables, devices = Memberships.of(lists), self.devices[env_ids]
+        self.rest_ms[env_ids] = (alone * rest).sum(1)
+        self.rest_bytes[env_ids] = (catalog.sizes[order] * rest).sum(1)
+        self._update_sizes(env_ids)
+        instances = [self.instances[env_id] for env_id in env_ids.tolist()]
+        tables = Memberships.of([instance.units for instance in instances if instance])
         totals, work = tables.sums(catalog.amounts), tables.sums(catalog.described)
         self.all_ms[env_ids] = tables.sums(catalog.alone_ms[:, None])[:, 0]
         self.added_ms[env_ids] = alone.sum(1) - self.all_ms[env_ids]
-        self.even[env_ids] = (work / devices[:, None]).clamp_min(1e-9)
-        pace = catalog.price(totals / devices[:, None, None]).total_ms
-        least, costliest = (
-            tables.highest(some) for some in (catalog.narrowest_ms, catalog.alone_ms)
-        )
+        devices = self.devices[env_ids]
+        self.even_share[env_ids] = (work / devices[:, None]).clamp_min(1e-9)
+        even_ms = catalog.price(totals / devices[:, None, None]).total_ms
+        costliest = tables.highest(catalog.alone_ms)
         exchange = self.even_exchange_ms(env_ids)
-        # Half a table a device is no table to the cost model: then the costliest sets the pace.
-        self.even_split_ms[env_ids] = torch.where(pace > 0, pace, costliest) + exchange
-        self.scale[env_ids, :-BESIDE] = self.even[env_ids]
-        self.scale[env_ids[:, None], [_ALONE, _ADDED, _HALF]] = self.even_split_ms[env_ids, None]
-        self.known_scale[env_ids, ..., :DEVIATION] = self.even_split_ms[env_ids, None, None, None]
-        least = least if self.max_splits else costliest
-        self.lower_bound_ms[env_ids] = torch.maximum(pace, least) + exchange
+        # The cost model prices less than one table for each device as 0.
+        self.even_split_ms[env_ids] = torch.where(even_ms > 0, even_ms, costliest) + exchange
+        self.feature_scale[env_ids, :-NUM_SCALARS] = self.even_share[env_ids]
+        scaled = [_ALONE, _ADDED, _HALF]
+        self.feature_scale[env_ids[:, None], scaled] = self.even_split_ms[env_ids, None]
+        self.priced_scale[env_ids, ..., :DEVIATION] = self.even_split_ms[env_ids, None, None, None]
+        narrowest = tables.highest(catalog.narrowest_ms) if self.max_splits else costliest
+        self.lower_bound_ms[env_ids] = torch.maximum(even_ms, narrowest) + exchange
         self.sums[env_ids] = self.sums_of(catalog.amounts, env_ids)
-        self.content[env_ids] = catalog.model.compute.described(self.sums[env_ids])
+        self.described[env_ids] = catalog.model.compute.described(self.sums[env_ids])
         self.columns[env_ids] = self.sums_of(catalog.columns[:, None], env_ids)[..., 0]
-        self.rest[env_ids] = catalog.described[order].mul(coming[..., None]).sum(1)
-        self.price_anew(env_ids)
+        self.rest[env_ids] = catalog.described[order].mul(rest[..., None]).sum(1)
+        self.reprice(env_ids)
 
     def sums_of(self, amounts: Tensor, env_ids: Tensor) -> Tensor:
-        """Amounts of the deck's units [units, ...], added up over what each device of these games
-        holds: [seats, devices, ...].
+        """Returns sums over the units that each device holds, [envs, devices, ...].
+
+        Args:
+            amounts: Amounts of the catalog's units, [units, ...].
+            env_ids: Environments, [envs].
         """
         order, homes = self.order[env_ids], self.homes[env_ids]
         sums = torch.zeros(len(env_ids) * self.max_devices, *amounts.shape[1:])
@@ -218,43 +225,48 @@ class BatchedPlacementEnv(EpisodeDevices):
     def place(
         self,
         actions: Tensor,
-        playing: Tensor | None = None,
-        joining: Sequence[int] = (),
+        active: Tensor | None = None,
+        starting: Sequence[int] = (),
         instances: Sequence[TaskInstance] = (),
     ) -> None:
-        """Put the current unit of each game that is `playing` (by default, not over) on a device,
-        by its number, or halve it (`halve_action`). On seats that are `joining`, which do not play,
-        new games start.
+        """Applies an action to the current unit of each active episode.
+
+        Args:
+            actions: A device, or `split_action`: [envs].
+            active: Mask of episodes that act, [envs]; by default those that are not over.
+            starting: Environments that start a new episode; they are not active.
+            instances: Their tasks.
         """
-        playing = ~self.over if playing is None else playing
-        if joining:
-            self._begin_episodes(joining, instances)
-        splitting = playing & (actions == self.split_action)
+        active = ~self.over if active is None else active
+        if starting:
+            self._begin_episodes(starting, instances)
+        splitting = active & (actions == self.split_action)
         devices = actions.clamp_max(self.max_devices - 1)
-        lawful = playing & self.allowed.gather(1, devices[:, None])[:, 0] & ~splitting
+        placing = active & self.allowed.gather(1, devices[:, None])[:, 0] & ~splitting
         cut = splitting & self.splittable
-        self.infeasible |= playing & ~lawful & ~cut
-        # Mostly all of them: then nothing need be picked.
-        some = slice(None) if bool(lawful.all()) else lawful.nonzero()[:, 0]
-        env_ids, homes, place = self._everyone[some], devices[some], self._place[some]
+        self.infeasible |= active & ~placing & ~cut
+        # Mostly all episodes place a unit; then no rows need be selected.
+        rows = slice(None) if bool(placing.all()) else placing.nonzero()[:, 0]
+        env_ids, homes, place = self._env_ids[rows], devices[rows], self._place[rows]
         where = env_ids * self.max_devices + homes
-        facts, sizes = self._facts[some], self._size[some]
-        described = facts[:, :-BESIDE]
+        features, sizes = self._features[rows], self._size[rows]
+        described = features[:, :-NUM_SCALARS]
         self.homes[env_ids, place] = homes
-        self.settle(where, self._amounts[some], described, self._columns[some], sizes)
+        self.place_units(where, self._amounts[rows], described, self._columns[rows], sizes)
         self.rest.index_add_(0, env_ids, described, alpha=-1)
-        self.rest_ms.index_add_(0, env_ids, facts[:, _ALONE], alpha=-1)
+        self.rest_ms.index_add_(0, env_ids, features[:, _ALONE], alpha=-1)
         self.rest_bytes.index_add_(0, env_ids, sizes, alpha=-1)
-        self.placed += lawful
-        for env_id, held in self._held.items():
-            if lawful[env_id]:
-                held.settle(int(self.origin[env_id, self._place[env_id]]), int(devices[env_id]))
+        self.placed += placing
+        for env_id, occupancy in self._occupancies.items():
+            if placing[env_id]:
+                unit = int(self.origin[env_id, self._place[env_id]])
+                occupancy.settle(unit, int(devices[env_id]))
         if bool(cut.any()):
             self._split(cut.nonzero()[:, 0])
-        self._look_ahead()
+        self._prepare_next()
 
     def _split(self, env_ids: Tensor) -> None:
-        """The current units of these games become two, which find their places in the order."""
+        """Replaces the current units by their halves, and sorts the remaining units again."""
         catalog, unit, place = self.catalog, self.current[env_ids], self.placed[env_ids]
         first, second = catalog.halves[unit].unbind(1)
         alone, described, sizes = catalog.alone_ms, catalog.described, catalog.sizes
@@ -269,42 +281,37 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.count[env_ids] += 1
         self._tables[env_ids, origin, _PARTS] += 1
         order, origins = self.order[env_ids], self.origin[env_ids]
-        keys = self._strict[env_ids].gather(1, origins) - alone[order]
+        keys = self._constrained[env_ids].gather(1, origins) - alone[order]
         keys.masked_fill_(self._places < place[:, None], -torch.inf)
         keys.masked_fill_(self._places >= self.count[env_ids][:, None], torch.inf)
         ranked = keys.argsort(dim=1, stable=True)
-        self.order[env_ids], self.origin[env_ids] = (
-            order.gather(1, ranked),
-            origins.gather(1, ranked),
-        )
-        self._look_far(env_ids)
+        self.order[env_ids] = order.gather(1, ranked)
+        self.origin[env_ids] = origins.gather(1, ranked)
+        self._update_sizes(env_ids)
 
-    def _look_far(self, env_ids: Tensor) -> None:
-        """The bytes of each unit, and of the largest that comes after it."""
+    def _update_sizes(self, env_ids: Tensor) -> None:
         inside = self._places < self.count[env_ids][:, None]
         sizes = (self.catalog.sizes[self.order[env_ids]] * inside).double()
         self._sizes[env_ids] = sizes
         largest = sizes.flip(1).cummax(1).values.flip(1)
         self._largest_after[env_ids, :-1] = largest[:, 1:]
 
-    def _look_ahead(self) -> None:
-        """What each device would cost with the current unit, whether it has room for it, and
-        whether it may be halved.
-        """
+    def _prepare_next(self) -> None:
+        """Selects the next unit of each episode, prices it on each device, and updates masks."""
         catalog = self.catalog
         place = self._place = torch.minimum(self.placed, self.count - 1).clamp_min_(0)
         unit = self.current = self.order.gather(1, place[:, None])[:, 0]
-        amounts, self._facts = catalog.amounts[unit], catalog.facts[unit]
-        self._amounts, self._columns = amounts, catalog.columns[unit]
-        self._size, self.told = catalog.sizes[unit], self._facts / self.scale
-        self.look(amounts, self._columns, self._size)
-        self.allowed = self.exists & (self.left_after >= 0)
-        for env_id, held in self._held.items():
+        self._amounts, self._features = catalog.amounts[unit], catalog.features[unit]
+        self._columns, self._size = catalog.columns[unit], catalog.sizes[unit]
+        self.unit_features = self._features / self.feature_scale
+        self.price_with_next(self._amounts, self._columns, self._size)
+        self.allowed = self.exists & (self.free_after >= 0)
+        for env_id, occupancy in self._occupancies.items():
             unit, size = self.origin[env_id, place[env_id]], self._size[env_id]
-            (admitted,) = held.admits(unit[None].numpy(), size[None].numpy())
+            (admitted,) = occupancy.admits(unit[None].numpy(), size[None].numpy())
             self.allowed[env_id, : len(admitted)] &= torch.from_numpy(admitted)
         largest = self._largest_after.gather(1, self.placed[:, None].clamp_max(self.max_pieces - 1))
-        self.safe = self.allowed & room_is_left(
+        self.safe = self.allowed & largest_units_fit(
             self.free, self._size, largest[:, 0], self._sizes, self.placed
         )
         self.splittable = self._may_split()
@@ -312,36 +319,21 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.infeasible |= (self.placed < self.count) & fits_nowhere
 
     def _may_split(self) -> Tensor:
-        """Whether the current unit may be halved: where it can be, the rules and the game have
-        room for one more, and it is costly enough or lies badly whole: [seats].
+        """Returns where constraints and `max_splits` admit a split that may help: [envs].
+
+        It may help if the unit is costly, or if no device is safe for the whole unit.
         """
         narrow = self.catalog.narrow[self.current]
         origin = self.origin.gather(1, self._place[:, None])[:, 0]
-        pieces, most, least = self._tables[self._everyone, origin].unbind(1)
-        possible = (narrow > 0) & (self.count < self._piece_limit) & (pieces < most)
-        worth = (self.told[:, _ALONE] >= _WORTH) | ~self.safe.any(1)
-        return possible & worth & (narrow >= least)
-
-    def left_share(self) -> Tensor:
-        """Share of each game's units that are not placed: [seats]."""
-        return 1 - self.placed / self.count
-
-    def assignment(self, env_id: int) -> Ints:
-        """The device of each unit of the deal that is placed whole, in the deal's order; else
-        -1.
-        """
-        instance = self.instances[env_id]
-        assert instance is not None
-        homes = np.full(len(instance.units), -1, np.int64)
-        count = int(self.count[env_id])
-        origin = self.origin[env_id, :count].numpy()
-        whole = (self.parts[env_id].numpy()[origin] == 1).nonzero()[0]
-        homes[origin[whole]] = self.homes[env_id, :count].numpy()[whole]
-        return homes
+        pieces, max_parts, min_width = self._tables[self._env_ids, origin].unbind(1)
+        possible = (narrow > 0) & (self.count < self._piece_limit) & (pieces < max_parts)
+        costly = self.unit_features[:, _ALONE] >= _MIN_SPLIT_COST
+        return possible & (costly | ~self.safe.any(1)) & (narrow >= min_width)
 
     def placed_pieces(self, env_id: int) -> list[tuple[Piece, int]]:
-        """Each slice that lies on a device, and which. Slices of equal width of one table are told
-        alike, wherever they begin.
+        """Returns the placed pieces of an episode and their devices.
+
+        Only the width of a piece is meaningful: pieces of a table that have equal widths are equal.
         """
         count = int(self.count[env_id])
         order, homes = self.order[env_id, :count].tolist(), self.homes[env_id, :count].tolist()
@@ -353,7 +345,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         ]
 
     def shards(self, env_id: int) -> list[Shard | None]:
-        """What each device of a game holds; None for an empty one."""
+        """Returns the shard of each device of an episode; None for an empty device."""
         instance = self.instances[env_id]
         assert instance is not None
         held: list[list[Piece]] = [[] for _ in instance.memory_bytes]

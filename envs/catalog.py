@@ -1,4 +1,4 @@
-"""`TableCatalog`: the tables that tasks are sampled from. `TaskInstance`: a sampled task."""
+"""Tables that tasks draw from (`TableCatalog`), and tasks as arrays (`TaskInstance`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -26,18 +26,18 @@ from autoshard.workload.units import Placeable, PlacementUnit, bytes_of_units
 
 Ints = npt.NDArray[np.int64]
 
-WHOLE = -1  # in place of the halves of what cannot be halved
-_COLUMNS = 6.0  # logarithm of 64 columns, to base 2
-BESIDE = 6  # what is known of a unit beside what its amounts describe
+NO_HALVES = -1  # in place of the halves of a unit that cannot be split
+_LOG_COLUMNS = 6.0  # base-2 logarithm of 64 columns
+NUM_SCALARS = 6  # features of a unit beside its named amounts
 
 
 @dataclass(frozen=True)
 class Larger:
-    """The task that a deal is a part of, as all-to-alls know it.
+    """The task that an instance is a part of, as far as all-to-alls depend on it.
 
     Args:
-        ranks: all its devices.
-        columns: of all its tables.
+        ranks: Number of devices.
+        columns: Output columns of all tables.
     """
 
     ranks: int
@@ -46,8 +46,14 @@ class Larger:
 
 @dataclass(frozen=True)
 class TaskInstance:
-    """A task as numbers: which units of the deck, the memory of each device, the rules, what the
-    plan is to have little of, and the larger task of which this is a part, if it is.
+    """A task as arrays.
+
+    Args:
+        units: Numbers of the catalog's units, [units].
+        memory_bytes: Memory of each device, [devices].
+        masks: Placement constraints, if any.
+        objective: Objective of the plan.
+        larger: The task that this one is a part of, if any.
     """
 
     units: Ints
@@ -58,47 +64,55 @@ class TaskInstance:
 
 
 class TableCatalog:
-    """Tables, column slices or bundles of them, with amounts, costs and sizes, looked up once.
+    """Placement units of all tasks, with their features, costs and sizes computed in advance.
 
-    A deck serves one game: when that learns another cost model, the deck does.
+    A catalog serves one environment, which updates it when the cost model changes.
 
     Args:
-        oracle: what tables and devices cost.
-        units: what may be dealt.
-        split: know the halves of each as well, their halves, and so on. Halves are numbered after
-            the units; those of equal width of one table are one, wherever they begin.
+        oracle: Predicts costs of tables and devices.
+        units: Tables, column slices or groups of tables that tasks draw from.
+        split: Whether to add the halves of each unit, their halves, and so on. They are numbered
+            after the given units. Slices of a table that have equal widths share a number.
+
+    Attributes:
+        undivided: The units that were given, without halves.
+        units: All units.
+        halves: Numbers of the two halves of each unit, or `NO_HALVES`: [units, 2].
+        alone_ms: Predicted cost of each unit alone, [units].
+        features: Named amounts of each unit, then `NUM_SCALARS` scalars (see `_scalars`).
     """
 
     def __init__(
         self, oracle: EstimatedCosts, units: Sequence[Placeable], split: bool = False
     ) -> None:
         if not units:
-            raise UserError("a game needs at least one table")
+            raise UserError("an environment needs at least one table")
         self.undivided = tuple(units)
         known = [PlacementUnit.of(unit) for unit in units]
-        self.halves = torch.from_numpy(_with_halves(known) if split else _whole(known))
+        halves = _add_halves(known) if split else np.full((len(known), 2), NO_HALVES)
+        self.halves = torch.from_numpy(halves)
         self.units = tuple(known)
         self.operator: OperatorOptions = oracle.model.provenance.operator
         self.batch_size = oracle.batch_size
         self.bytes = bytes_of_units(self.operator, self.batch_size, known)
         self.sizes = torch.from_numpy(self.bytes)
         self.columns = torch.tensor([unit.columns for unit in known], dtype=torch.float32)
-        # Of what can be halved, which is one slice; of others nobody asks.
+        # Only units of one piece can be split; the widths of others are not used.
         self.widths = torch.tensor([unit.pieces[0].width for unit in known])
-        self.narrow = torch.where(self.halves[:, 0] == WHOLE, 0, self.widths[self.halves[:, 0]])
-        self._called: dict[str, Ints] = {}
-        self.learn(oracle)
+        self.narrow = torch.where(self.halves[:, 0] == NO_HALVES, 0, self.widths[self.halves[:, 0]])
+        self._by_prefix: dict[str, Ints] = {}
+        self.set_oracle(oracle)
 
     @staticmethod
     def of_tables(
         model: CostModel, tables: Sequence[EmbeddingTable], batch_size: int, split: bool = False
     ) -> "TableCatalog":
-        """A deck of whole tables."""
+        """Returns a catalog of whole tables."""
         oracle = EstimatedCosts(model, batch_size)
         return TableCatalog(oracle, [table.whole() for table in tables], split)
 
     def task(self, instance: TaskInstance) -> ShardingTask:
-        """A deal as a task of its own, without the rules, and as no part of a larger one."""
+        """Returns an instance as a task, without its constraints and the larger task."""
         numbers = instance.units.tolist()
         tables = [piece.table for number in numbers for piece in self.units[number].pieces]
         devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(instance.memory_bytes))
@@ -106,21 +120,26 @@ class TableCatalog:
             tuple(tables), devices, self.batch_size, self.operator, objective=instance.objective
         )
 
-    def called(self, beginning: str) -> Ints:
-        """Numbers of the units whose names begin like that; UserError if there are none."""
-        if beginning not in self._called:
+    def with_prefix(self, prefix: str) -> Ints:
+        """Returns the numbers of given units whose names begin with a prefix.
+
+        Raises:
+            UserError: There are none.
+        """
+        if prefix not in self._by_prefix:
             names = enumerate(unit.name for unit in self.units[: len(self.undivided)])
-            found = [number for number, name in names if name.startswith(beginning)]
+            found = [number for number, name in names if name.startswith(prefix)]
             if not found:
-                raise UserError(f"no table to be dealt has a name that begins with {beginning!r}")
-            self._called[beginning] = np.array(found, np.int64)
-        return self._called[beginning]
+                raise UserError(f"no table of the catalog has a name that begins with {prefix!r}")
+            self._by_prefix[prefix] = np.array(found, np.int64)
+        return self._by_prefix[prefix]
 
     @cached_property
-    def by_width(self) -> tuple[Ints, Ints, Ints]:
-        """Bytes of each unit however narrow, of each of its columns, and its columns: [units].
+    def linear_bytes(self) -> tuple[Ints, Ints, Ints]:
+        """Bytes of each given unit as a linear function of its columns, three times [units].
 
-        What cannot be split counts as of no more than four columns.
+        Constant bytes, bytes for each column, and columns. A unit that cannot be split has the
+        minimum number of columns.
         """
         found = []
         for unit, size in zip(self.units, self.bytes[: len(self.undivided)].tolist(), strict=False):
@@ -129,14 +148,14 @@ class TableCatalog:
                 continue
             (piece,) = unit.pieces
             narrow = Piece(piece.table, piece.start, DIM_STEP)
-            least = self.operator.memory((narrow,), self.batch_size).total
-            column = (size - least) // (piece.width - DIM_STEP)  # bytes grow linearly
+            narrow_bytes = self.operator.memory((narrow,), self.batch_size).total
+            column = (size - narrow_bytes) // (piece.width - DIM_STEP)
             found.append((size - column * piece.width, column, piece.width))
-        fixed, column, width = np.array(found, np.int64).T
-        return fixed, column, width
+        constant, column, width = np.array(found, np.int64).T
+        return constant, column, width
 
-    def learn(self, oracle: EstimatedCosts) -> None:
-        """Believe another cost model from now on; called by the game."""
+    def set_oracle(self, oracle: EstimatedCosts) -> None:
+        """Replaces the cost model; only the environment calls it."""
         self.model = oracle.model
         self._oracle = oracle
         self._in_scenarios: dict[int, tuple[Scenarios, Tensor]] = {}
@@ -144,11 +163,15 @@ class TableCatalog:
         self.described: Tensor = oracle.model.compute.described(self.amounts)
         alone = self.price(self.amounts)
         self.alone_ms: Tensor = alone.total_ms
-        self.narrowest_ms = self._least()
-        self.facts = torch.cat([self.described, self._beside(alone.deviation)], dim=1)
+        self.features = torch.cat([self.described, self._scalars(alone.deviation)], dim=1)
+        # Some device costs at least as much as the narrowest slice of each unit: a lower bound.
+        narrowest = torch.arange(len(self.units))
+        while bool((splits := self.halves[narrowest, 1] != NO_HALVES).any()):  # the wider half
+            narrowest = torch.where(splits, self.halves[narrowest, 1], narrowest)
+        self.narrowest_ms = self.alone_ms[narrowest]
 
     def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
-        """What prices devices in so many scenarios, and the amounts of all units in them."""
+        """Returns `count` scenarios, which price devices, and all units' amounts in them."""
         if count not in self._in_scenarios:
             pieces = [piece for unit in self.units for piece in unit.pieces]
             tables = {piece.table.access_digest: piece.table for piece in pieces}
@@ -158,41 +181,31 @@ class TableCatalog:
         return self._in_scenarios[count]
 
     def price(self, sums: Tensor) -> Prices:
-        """What devices with these sums of amounts cost."""
+        """Returns the costs of devices with these sums of amounts."""
         return self.model.compute.price(sums)
 
-    def _beside(self, doubt: Tensor) -> Tensor:
-        """Of each unit: what it costs alone, its uncertainty, its bytes; what both halves cost
-        more, what the wider one costs, and how wide that is: [units, BESIDE].
+    def _scalars(self, deviation: Tensor) -> Tensor:
+        """Returns scalar features of each unit, [units, NUM_SCALARS].
+
+        Cost alone, its relative uncertainty, bytes; additional cost of both halves, cost of the
+        wider half, and log width of the wider half. The last three are 0 without halves.
         """
-        can, (first, second) = self.halves[:, 0] != WHOLE, self.halves.clamp_min(0).unbind(1)
+        splits = self.halves[:, 0] != NO_HALVES
+        first, second = self.halves.clamp_min(0).unbind(1)
         added = self.alone_ms[first] + self.alone_ms[second] - self.alone_ms
-        of_halves = (added, self.alone_ms[second], self.widths[second].log2() / _COLUMNS)
-        known = (self.alone_ms, doubt, self.sizes.float())
-        return torch.stack([*known, *(some * can for some in of_halves)], dim=1)
-
-    def _least(self) -> Tensor:
-        """Of each unit, what a slice of it costs alone that is halved as far as it goes: some
-        device costs no less.
-        """
-        narrowest = torch.arange(len(self.units))
-        while bool((further := self.halves[narrowest, 1] != WHOLE).any()):  # the wider of the two
-            narrowest = torch.where(further, self.halves[narrowest, 1], narrowest)
-        return self.alone_ms[narrowest]
+        of_halves = (added, self.alone_ms[second], self.widths[second].log2() / _LOG_COLUMNS)
+        known = (self.alone_ms, deviation, self.sizes.float())
+        return torch.stack([*known, *(values * splits for values in of_halves)], dim=1)
 
 
-def _whole(units: Sequence[PlacementUnit]) -> Ints:
-    return np.full((len(units), 2), WHOLE, np.int64)
-
-
-def _with_halves(units: list[PlacementUnit]) -> Ints:
-    """Adds all halves to the bundles; the numbers of the two of each: [bundles, 2]."""
+def _add_halves(units: list[PlacementUnit]) -> Ints:
+    """Appends the halves of all units, recursively; returns their numbers: [units, 2]."""
     found: list[tuple[int, int]] = []
-    known: list[dict[int, int]] = [{} for _ in units]  # by width, of each that is dealt
+    known: list[dict[int, int]] = [{} for _ in units]  # numbers by width, for each given unit
     origin = list(range(len(units)))
-    for number, unit in enumerate(units):  # grows as it goes
+    for number, unit in enumerate(units):  # the list grows while it is read
         if not unit.can_be_split:
-            found.append((WHOLE, WHOLE))
+            found.append((NO_HALVES, NO_HALVES))
             continue
         pair = []
         for half in unit.halves():

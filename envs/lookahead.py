@@ -1,4 +1,4 @@
-"""Whether the largest units to come still find room: what keeps games out of most dead ends."""
+"""Feasibility lookahead: whether the largest remaining units still fit after an action."""
 
 import numpy as np
 import numpy.typing as npt
@@ -7,42 +7,42 @@ from torch import Tensor
 
 Floats = npt.NDArray[np.float64]
 
-_FORESEEN = 4  # of the largest units to come that room is looked for
+_LOOKAHEAD = 4  # largest remaining units that are packed
 
 
-def room_is_left(
+def largest_units_fit(
     free: Tensor, size: Tensor, largest: Tensor, sizes: Tensor, placed: Tensor
 ) -> Tensor:
-    """Whether the largest units to come fit in if the current one goes to a device, each where it
-    fits most tightly: [seats, devices].
+    """Returns whether best fit packs the largest remaining units once a device takes the current
+    one: [envs, devices].
 
     Args:
-        free: bytes of each device, less than 0 where there is none: [seats, devices].
-        size: bytes of the current unit: [seats].
-        largest: bytes of the largest unit that comes after it: [seats].
-        sizes: bytes of all units in their order: [seats, units].
-        placed: units that come before the current one: [seats].
+        free: Free memory of each device in bytes, less than 0 where there is none: [envs, devices].
+        size: Memory of the current unit in bytes, [envs].
+        largest: Memory of the largest unit that comes after it, [envs].
+        sizes: Memory of all units in their order, [envs, units].
+        placed: Number of units before the current one, [envs].
     """
     fits = torch.ones(free.shape, dtype=torch.bool)
-    # Each unit takes no more than one of the places for units as large as the largest, so where
-    # there are enough of these none goes without, wherever it fits most tightly.
-    place, room = largest.clamp_min(1), free.double()
-    places = (room.clamp_min(0) / place[:, None]).floor_().sum(1)
-    tight = (places - (size / place).ceil_() < _FORESEEN).nonzero()[:, 0].numpy()
+    # Each unit takes at most one slot of the size of the largest unit. Where there are enough of
+    # these slots, every unit finds one, and nothing need be packed.
+    slot, memory = largest.clamp_min(1), free.double()
+    slots = (memory.clamp_min(0) / slot[:, None]).floor_().sum(1)
+    tight = (slots - (size / slot).ceil_() < _LOOKAHEAD).nonzero()[:, 0].numpy()
     if len(tight):
-        to_come = np.arange(sizes.shape[1]) > placed.numpy()[tight, None]
-        coming = np.where(to_come, sizes.numpy()[tight], 0.0)
-        fits.numpy()[tight] = _all_fit(room.numpy()[tight], size.numpy()[tight], coming)
+        remaining = np.arange(sizes.shape[1]) > placed.numpy()[tight, None]
+        remaining_sizes = np.where(remaining, sizes.numpy()[tight], 0.0)
+        fits.numpy()[tight] = _best_fit(memory.numpy()[tight], size.numpy()[tight], remaining_sizes)
     return fits
 
 
-def _all_fit(room: Floats, size: Floats, coming: Floats) -> npt.NDArray[np.bool_]:
-    """The same [games, devices]. Mostly of few games, for which numpy is quicker than torch."""
-    rows, devices = np.arange(len(room))[:, None], np.arange(room.shape[1])
-    after = np.repeat(room[:, None], room.shape[1], axis=1)
+def _best_fit(memory: Floats, size: Floats, remaining: Floats) -> npt.NDArray[np.bool_]:
+    # In numpy, which is faster than torch for the few episodes that get here.
+    rows, devices = np.arange(len(memory))[:, None], np.arange(memory.shape[1])
+    after = np.repeat(memory[:, None], memory.shape[1], axis=1)
     after[:, devices, devices] -= size[:, None]
-    found = np.ones(room.shape, np.bool_)
-    for needed in np.sort(coming, axis=1)[:, : -_FORESEEN - 1 : -1].T[:, :, None]:
+    found = np.ones(memory.shape, np.bool_)
+    for needed in np.sort(remaining, axis=1)[:, : -_LOOKAHEAD - 1 : -1].T[:, :, None]:
         free = np.where(after < needed[..., None], np.inf, after)
         tightest = free.argmin(2)
         found &= free[rows, devices, tightest] < np.inf

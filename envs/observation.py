@@ -1,8 +1,7 @@
-"""What a player sees: one vector of named parts, relative to the task's own scale.
+"""Observations: one vector of named parts, relative to the scale of the task.
 
-Work and memory are told as shares of an even share of the task, milliseconds as multiples of
-`BatchedPlacementEnv.even_split_ms`, what each device would cost if work were spread evenly.
-So a player who has learned on some numbers of tables and devices, on one machine, can play others.
+Work and memory are shares of an even share, and milliseconds are multiples of `even_split_ms`. A
+policy thus transfers to other numbers of tables and devices, and to other hardware.
 """
 
 from math import prod
@@ -21,30 +20,32 @@ Floats = npt.NDArray[np.float32]
 Array = TypeVar("Array", Tensor, Floats)
 
 DESCRIBED = DIRECTIONS + len(TERMS) + 1  # amounts of a table that have a name
-TABLE = DESCRIBED + 3  # cost alone, its uncertainty, size
-# Of a device beside what it holds. Costs are over the pace, memory over what there is.
+TABLE = DESCRIBED + 3  # those; cost alone, its uncertainty, memory
 DEVICE_PARTS = (
     *(f"stage_{number}" for number in range(STAGES)), "cost", "deviation",
     *(f"joined_stage_{number}" for number in range(STAGES)), "joined", "joined_deviation",
-    "used", "left_after", "room", "safe", "plan_after", "soft_after",
+    "used", "free_after", "capacity_share", "safe", "plan_after", "soft_after",
 )  # fmt: skip
-DEVICE = DESCRIBED + len(DEVICE_PARTS)
-REST = DESCRIBED + 2  # cost alone, share of the memory that is left
-SPLIT_PARTS = 5  # whether it may be, what it adds, a half's cost and width, what was added so far
-OBJECTIVE = 2 + STAGES  # which stages are apart and count; the plan so far, by stage
-PROGRESS = 3  # share of units placed, number of units and of devices
-_TABLES, _DEVICES = 5.0, 3.0  # logarithms of about 150 tables and 20 devices: large tasks
-_LEAST = 1e-24  # of a sum of such powers
-_SOFT = 12.0  # power of the norm of devices that is followed: their maximum sees only one of them
+DEVICE = DESCRIBED + len(DEVICE_PARTS)  # amounts that the device holds, and those
+REST = DESCRIBED + 2  # amounts; share of the cost, share of the free memory
+SPLIT_PARTS = 5  # mask; additional cost, cost and width of a half; additional cost so far
+OBJECTIVE = 2 + STAGES  # separate stages?, all-to-alls?; time of the partial plan by stage
+PROGRESS = 3  # share of units placed, log number of units and of devices
+_LOG_TABLES, _LOG_DEVICES = 5.0, 3.0  # of about 150 tables and 20 devices: large tasks
+_SOFT = 12.0  # power of the norm over devices in `soft_after`
+_MIN_SUM = 1e-24  # of such powers
 
 
 class Layout:
-    """Where each part of an observation lies. Arrays are [..., size].
+    """Named parts of an observation, and their shapes.
 
-    Parts: `table` [TABLE], the unit being placed; `devices` [max_devices, DEVICE]; `exists` and
-    `allowed` [max_devices], 0 or 1; `halving` [HALVING], whether the unit may be halved and what
-    comes of it; `rest` [REST], all that is still to be placed; `objective` [OBJECTIVE], what the
-    plan minimises; `progress` [PROGRESS].
+    `table` [TABLE]: the current unit. `devices` [max_devices, DEVICE]: each device, now and with
+    the current unit. `exists`, `allowed` [max_devices]: masks. `split` [SPLIT_PARTS]: whether the
+    unit may be split, and the effect. `rest` [REST]: units that are not placed. `objective`
+    [OBJECTIVE]: stages of the objective, and the partial plan. `progress` [PROGRESS].
+
+    Args:
+        max_devices: Number of devices, with padding.
     """
 
     def __init__(self, max_devices: int) -> None:
@@ -62,11 +63,11 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Numbers in an observation."""
+        """Length of an observation."""
         return sum(prod(shape) for shape in self.shapes.values())
 
     def split(self, observations: Array) -> dict[str, Array]:
-        """Views of the parts."""
+        """Returns views of the parts of observations [..., size], each [..., *shape]."""
         parts, start = {}, 0
         for name, shape in self.shapes.items():
             flat = observations[..., start : start + prod(shape)]
@@ -75,69 +76,61 @@ class Layout:
         return parts
 
     def observe(self, episodes: BatchedPlacementEnv) -> Tensor:
-        """What the player of each seat sees: [seats, size], new memory."""
+        """Returns the observations of all episodes, [envs, size], in new memory."""
         return torch.cat([part.flatten(1) for part in self.parts(episodes).values()], dim=1)
 
     def parts(self, episodes: BatchedPlacementEnv) -> dict[str, Tensor]:
-        """The same by its parts."""
-        told = episodes.told
-        devices, known = episodes.devices.float(), episodes.known / episodes.known_scale
-        now, then = known.unbind(2)
+        """Returns the observations of all episodes by part, each [envs, *shape]."""
+        unit = episodes.unit_features
+        num_devices, priced = episodes.devices.float(), episodes.priced / episodes.priced_scale
+        now, joined = priced.unbind(2)
         slowest = now[..., :STAGES].amax(1)
-        after = torch.maximum(then[..., :STAGES], slowest[:, None]).sum(2)
+        plan_after = torch.maximum(joined[..., :STAGES], slowest[:, None]).sum(2)
         free = episodes.free.float()
-        left, after_it = free / episodes.room, episodes.left_after / episodes.room
-        of_devices = [
-            episodes.content / episodes.even[:, None],
-            now,
-            then,
-            torch.stack(
-                [
-                    1 - left,
-                    after_it.clamp_min(-1),
-                    episodes.room_share,
-                    episodes.safe.float(),
-                    after,
-                    _soft(known[..., :STAGES]),
-                ],
-                dim=2,
-            ),
+        memory = [
+            1 - free / episodes.capacity_divisor,
+            (episodes.free_after / episodes.capacity_divisor).clamp_min(-1),
+            episodes.capacity_share,
+            episodes.safe.float(),
+            plan_after,
+            _soft_plan_after(priced[..., :STAGES]),
         ]
-        may, still_free = episodes.splittable[:, None].float(), (free * episodes.exists).sum(1)
-        rest = torch.stack(
-            [episodes.rest_ms / episodes.all_ms, episodes.rest_bytes / still_free.clamp_min(1)], 1
-        )
+        described = episodes.described / episodes.even_share[:, None]
+        devices = torch.cat([described, now, joined, torch.stack(memory, dim=2)], dim=2)
+        free_bytes = (free * episodes.exists).sum(1).clamp_min(1)
+        rest = [episodes.rest_ms / episodes.all_ms, episodes.rest_bytes / free_bytes]
+        rest_described = episodes.rest / (episodes.even_share * num_devices[:, None])
+        may_split = episodes.splittable[:, None].float()
+        added = (episodes.added_ms / episodes.all_ms)[:, None]
+        price = episodes.price
         progress = [
-            1 - episodes.left_share(),
-            episodes.count.log() / _TABLES,
-            devices.log() / _DEVICES,
+            1 - episodes.rest_share,
+            episodes.count.log() / _LOG_TABLES,
+            num_devices.log() / _LOG_DEVICES,
         ]
         return {
-            "table": told[:, :TABLE],
-            "devices": torch.cat(of_devices, dim=2).mul_(episodes.exists[..., None]),
+            "table": unit[:, :TABLE],
+            "devices": devices.mul_(episodes.exists[..., None]),
             "exists": episodes.exists.float(),
             "allowed": episodes.allowed.float(),
-            "split": torch.cat(
-                [may, may * told[:, TABLE:], (episodes.added_ms / episodes.all_ms)[:, None]], dim=1
-            ),
-            "rest": torch.cat([episodes.rest / (episodes.even * devices[:, None]), rest], dim=1),
-            "objective": torch.cat(
-                [episodes.price.separate, (episodes.price.exchanges > 0).float(), slowest], dim=1
-            ),
+            "split": torch.cat([may_split, may_split * unit[:, TABLE:], added], dim=1),
+            "rest": torch.cat([rest_described, torch.stack(rest, 1)], dim=1),
+            "objective": torch.cat([price.separate, (price.exchanges > 0).float(), slowest], dim=1),
             "progress": torch.stack(progress, dim=1),
         }
 
 
-def _soft(waits: Tensor) -> Tensor:
-    """A norm of what devices spend before each wait, in sum over the waits, where the current unit
-    goes to each device: [seats, devices]. It also falls where devices even out that are not the
-    slowest.
+def _soft_plan_after(stages: Tensor) -> Tensor:
+    """Returns the step time with the current unit on each device, where a norm over devices takes
+    the place of the maximum: [envs, devices].
+
+    Unlike the maximum, it also falls where devices that are not the slowest become even.
 
     Args:
-        waits: now and then, over the pace: [seats, devices, 2, STAGES].
+        stages: Times now and with the unit, relative: [envs, devices, 2, STAGES].
     """
-    squares = waits * waits
+    squares = stages * stages
     fourths = squares * squares
-    now, then = (fourths * fourths * fourths).unbind(2)  # to the power _SOFT
-    sums = now.sum(1, keepdim=True) - now + then
-    return (sums.clamp_min(_LEAST) ** (1 / _SOFT)).sum(2)
+    now, joined = (fourths * fourths * fourths).unbind(2)  # to the power _SOFT
+    sums = now.sum(1, keepdim=True) - now + joined
+    return (sums.clamp_min(_MIN_SUM) ** (1 / _SOFT)).sum(2)

@@ -1,6 +1,4 @@
-"""What a game is worth: objects that turn what its plan costs into a reward, and where costs come
-from: `EstimatedRewards`, `MeasuredRewards`, `MixedRewards`.
-"""
+"""Rewards of episodes (`Reward`), and the costs that they are computed from (`CostSource`)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,13 +14,16 @@ from autoshard.envs.batched_env import BatchedPlacementEnv
 from autoshard.workload.step_price import StepPrice, expected_slowest, norm_power
 
 _MIN_MS = 1e-9
-_INFEASIBLE = 2.0  # worse than any sensible plan, yet not so much that nothing else counts
+_INFEASIBLE = 2.0  # worse than any sensible plan, but on the same scale
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What finished games cost: a step by each one's objective [games], and each device in all of
-    its phases [games, devices], 0 for those that do not exist.
+    """Costs of completed episodes.
+
+    Args:
+        plan_ms: Step time by the task's objective, [episodes].
+        devices_ms: Time of each device in all phases, 0 for padding: [episodes, devices].
     """
 
     plan_ms: Tensor
@@ -30,28 +31,41 @@ class Costs:
 
 
 class Reward(Protocol):
-    """What games are worth. An episode's rewards add up to `complete`, or to `dead_end`."""
+    """Rewards of episodes. The return of an episode is `complete` or `infeasible`."""
 
-    def along(self, before: Tensor, after: Tensor) -> Tensor:
-        """Paid for a step that changed what the plan so far costs, over the bound: [games]."""
-        ...
+    def shaping(self, before: Tensor, after: Tensor) -> Tensor:  # noqa: ARG002
+        """Returns the rewards of a step before the end, by default 0: [episodes].
+
+        The last reward makes up for them, so that they do not change the return.
+
+        Args:
+            before: Step time of the partial plan before the step over the lower bound, [episodes].
+            after: The same ratio after the step.
+        """
+        return torch.zeros_like(after)
 
     def complete(self, costs: Costs, exists: Tensor, lower_bound_ms: Tensor) -> Tensor:
-        """Of games that ended well; `exists` tells which are devices."""
+        """Returns the returns of completed episodes, [episodes].
+
+        Args:
+            costs: Step times and times of devices.
+            exists: Mask of non-padding devices, [episodes, devices].
+            lower_bound_ms: Estimated step time of an ideal plan, [episodes].
+        """
         ...
 
-    def infeasible(self, left_share: Tensor) -> Tensor:
-        """Of games that ended with a share of their tables unplaced."""
-        ...
+    def infeasible(self, rest_share: Tensor) -> Tensor:
+        """Returns the returns of infeasible episodes, -2 to -4: [episodes].
+
+        Args:
+            rest_share: Share of units that are not placed, [episodes].
+        """
+        return -_INFEASIBLE * (1 + rest_share)
 
 
 @dataclass(frozen=True)
-class Balance:
-    """The least over the greatest cost of a device, as in AutoShard: 0 to 1."""
-
-    def along(self, before: Tensor, after: Tensor) -> Tensor:  # noqa: ARG002
-        """Nothing."""
-        return torch.zeros_like(after)
+class Balance(Reward):
+    """Lowest over highest cost of a device, as in AutoShard: 0 to 1."""
 
     def complete(
         self,
@@ -59,22 +73,14 @@ class Balance:
         exists: Tensor,
         lower_bound_ms: Tensor,  # noqa: ARG002
     ) -> Tensor:
-        """The balance."""
-        least = costs.devices_ms.masked_fill(~exists, torch.inf).amin(1)
-        return least / costs.devices_ms.amax(1).clamp_min(_MIN_MS)
-
-    def infeasible(self, left_share: Tensor) -> Tensor:
-        """Less than the worst balance."""
-        return -_INFEASIBLE * (1 + left_share)
+        """Returns the balances."""
+        lowest = costs.devices_ms.masked_fill(~exists, torch.inf).amin(1)
+        return lowest / costs.devices_ms.amax(1).clamp_min(_MIN_MS)
 
 
 @dataclass(frozen=True)
-class NegativeStep:
-    """Minus what a step takes over what it could at best (`bound_ms`): -1 is ideal."""
-
-    def along(self, before: Tensor, after: Tensor) -> Tensor:  # noqa: ARG002
-        """Nothing."""
-        return torch.zeros_like(after)
+class NegativeStep(Reward):
+    """Negative step time over its lower bound: -1 is ideal."""
 
     def complete(
         self,
@@ -82,54 +88,48 @@ class NegativeStep:
         exists: Tensor,  # noqa: ARG002
         lower_bound_ms: Tensor,
     ) -> Tensor:
-        """Minus what the step takes, relative."""
+        """Returns the negative relative step times."""
         return -costs.plan_ms / lower_bound_ms
-
-    def infeasible(self, left_share: Tensor) -> Tensor:
-        """As if one device did the work of two, and up to four."""
-        return -_INFEASIBLE * (1 + left_share)
 
 
 @dataclass(frozen=True)
-class Dense:
-    """Another reward, part of which is paid on the way: each action pays how far it raised what a
-    step is predicted to take. The end pays the rest, so episodes are worth what they were.
-    """
+class Dense(Reward):
+    """Another reward, with a shaping reward for each step: the predicted rise of the step time."""
 
     total: Reward = field(default_factory=NegativeStep)
 
-    def along(self, before: Tensor, after: Tensor) -> Tensor:
-        """Minus the rise."""
+    def shaping(self, before: Tensor, after: Tensor) -> Tensor:
+        """Returns the negative rise of the relative step time."""
         return before - after
 
     def complete(self, costs: Costs, exists: Tensor, lower_bound_ms: Tensor) -> Tensor:
-        """That of the other reward."""
+        """Returns those of the other reward."""
         return self.total.complete(costs, exists, lower_bound_ms)
 
-    def infeasible(self, left_share: Tensor) -> Tensor:
-        """That of the other reward."""
-        return self.total.infeasible(left_share)
+    def infeasible(self, rest_share: Tensor) -> Tensor:
+        """Returns those of the other reward."""
+        return self.total.infeasible(rest_share)
 
 
 class CostSource(Protocol):
-    """Says what finished games cost."""
+    """Source of the costs of completed episodes."""
 
     @property
     def measured(self) -> int:
-        """Shards asked of a pool so far."""
+        """Number of shards requested from a pool so far."""
         ...
 
     def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
-        """Of games on these seats that ended well."""
+        """Returns the costs of the completed episodes in these environments."""
         ...
 
 
 class EstimatedRewards:
-    """Costs by the cost model: DreamShard's way.
+    """Costs that the cost model predicts, as in DreamShard.
 
     Args:
-        scenarios: in which a step is expected: costs are then scaled so that it takes that long.
-            With 0 they are as estimated.
+        scenarios: Number of scenarios in which the expected step time is computed; all costs are
+            scaled to it. With 0, costs are those of the mean scenario.
     """
 
     measured = 0
@@ -138,7 +138,7 @@ class EstimatedRewards:
         self._scenarios = scenarios
 
     def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
-        """What the game has predicted on the way, or expects in scenarios."""
+        """Returns predicted costs."""
         chosen = list(env_ids)
         costs = Costs(episodes.plan_ms[chosen], episodes.cost_ms[chosen])
         if not self._scenarios or not len(env_ids):
@@ -147,12 +147,11 @@ class EstimatedRewards:
         return Costs(costs.plan_ms * scale, costs.devices_ms * scale[:, None])
 
     def _expected_ms(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Tensor:
-        """What a step of each game is expected to take: [seats]."""
         chosen = torch.tensor(env_ids)
         pricing, amounts = episodes.catalog.in_scenarios(self._scenarios)
-        costs = pricing.price(episodes.sums_of(amounts, chosen))  # [seats, devices, scenarios, 2]
+        costs = pricing.price(episodes.sums_of(amounts, chosen))  # [envs, devices, scenarios, 2]
         power = norm_power(episodes.catalog.model.compute.prior.rest)
-        expected = episodes.stages_ms[chosen, :, -1].amax(1)  # all-to-alls are as they are
+        expected = episodes.stages_ms[chosen, :, -1].amax(1)  # all-to-alls are certain
         price = StepPrice.rows(episodes.prices[chosen, :, None])
         for stage in price.compute_stages(*costs.unbind(-1)):
             slowest = expected_slowest(stage.double().numpy(), power)
@@ -161,23 +160,24 @@ class EstimatedRewards:
 
 
 class MeasuredRewards:
-    """Costs by the cluster's benchmark pool. All seats are measured in one call.
+    """Costs measured by the cluster's benchmark pool, all environments in one call.
 
-    A shard that cannot be measured counts with its estimate; all-to-alls go by the objective.
+    A shard that cannot be measured has its predicted cost. All-to-alls are priced by the objective.
 
     Args:
-        store: where measurements are kept.
-        kind: of devices that measure.
+        store: File or address of the measurement store.
+        kind: Kind of devices that measure.
     """
 
     def __init__(self, store: Path | str, kind: str = "auto") -> None:
         self._store, self._kind = str(store), kind
         self.measured = 0
-        self._pool: benchmark.BenchmarkPool | None = None  # found where the games are played
+        self._pool: benchmark.BenchmarkPool | None = None  # connected in the worker that measures
 
     def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
-        """Measured, told at the level of quiet that the cost model knows."""
-        prices = episodes.catalog.price(episodes.sums)
+        """Returns measured costs, normalised to the reference level of the cost model."""
+        catalog = episodes.catalog
+        prices = catalog.price(episodes.sums)
         forward, backward = prices.forward_ms, prices.backward_ms
         places, shards = [], []
         for env_id in env_ids:
@@ -185,26 +185,28 @@ class MeasuredRewards:
                 if shard is not None:
                     places.append((env_id, device))
                     shards.append(shard)
-        catalog = episodes.catalog
-        level = catalog.model.provenance.reference_level
         self._pool = self._pool or benchmark.BenchmarkPool(self._store, kind=self._kind)
         settings = benchmark.MeasureSettings(catalog.batch_size, catalog.operator)
         answers = self._pool.measure(shards, settings)
         for where, answer in zip(places, answers, strict=True):
             if answer.ok:
-                cost = answer.normalized_to(level).cost()
+                cost = answer.normalized_to(catalog.model.provenance.reference_level).cost()
                 forward[where], backward[where] = cost.forward_ms, cost.backward_ms
         self.measured += len(shards)
-        waits = torch.stack(episodes.stages(forward, backward, episodes.columns), dim=-1)[
-            list(env_ids)
-        ]
-        return Costs(waits.amax(1).sum(1), waits.sum(2))
+        stages = torch.stack(episodes.stages(forward, backward, episodes.columns), dim=-1)
+        stages = stages[list(env_ids)]
+        return Costs(stages.amax(1).sum(1), stages.sum(2))
 
 
 class MixedRewards:
-    """Estimated costs; those of a share of the games, drawn at random, are measured.
+    """Predicted costs, replaced by measured ones for a random share of the episodes.
 
-    What is measured goes into the store, where the cost model learns from it.
+    Measurements go into the store, where the cost model can be trained on them.
+
+    Args:
+        measured: Source of measured costs.
+        share: Share of episodes that are measured, 0 to 1.
+        seed: Seed of their selection.
     """
 
     def __init__(self, measured: MeasuredRewards, share: float, seed: int = 0) -> None:
@@ -213,14 +215,14 @@ class MixedRewards:
 
     @property
     def measured(self) -> int:
-        """Shards asked of the pool."""
+        """Number of shards requested from the pool so far."""
         return self._measured.measured
 
     def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
-        """Measured for some of the seats, estimated for the others."""
+        """Returns measured costs of some episodes, and predicted costs of the others."""
         costs = EstimatedRewards()(episodes, env_ids)
         chosen = np.flatnonzero(self._rng.random(len(env_ids)) < self._share).tolist()
         if chosen:
-            told = self._measured(episodes, [env_ids[row] for row in chosen])
-            costs.plan_ms[chosen], costs.devices_ms[chosen] = told.plan_ms, told.devices_ms
+            found = self._measured(episodes, [env_ids[row] for row in chosen])
+            costs.plan_ms[chosen], costs.devices_ms[chosen] = found.plan_ms, found.devices_ms
         return costs

@@ -1,4 +1,4 @@
-"""`Sharding-v0`: the game as a Gymnasium environment."""
+"""`Sharding-v0`: placing embedding tables on devices as a Gymnasium environment."""
 
 from typing import Any, ClassVar
 
@@ -19,59 +19,86 @@ from autoshard.workload.parts import tables_by_part
 
 
 def default_catalog() -> TableCatalog:
-    """Synthetic tables that the shipped cost model may learn from."""
-    tables = load_tables("synthetic:200:1:small")
-    return TableCatalog.of_tables(
-        load_model("cpu"), tables_by_part(tables)["train"], 1024, split=True
-    )
+    """Returns a catalog of synthetic tables from the training part of the shipped cost model."""
+    tables = tables_by_part(load_tables("synthetic:200:1:small"))["train"]
+    return TableCatalog.of_tables(load_model("cpu"), tables, 1024, split=True)
 
 
 class ShardingEnv(gym.Env[Floats, np.int64]):
-    """Place embedding tables on devices, one by one or in halves, so that a step is fast.
+    """Places embedding tables on devices, whole or split by columns, to minimise the step time.
 
     ## Description
-    A task is a set of tables, devices with their memory, a batch size, and what a plan is to have
-    little of. Tables come in descending order of what they are predicted to cost alone; each is
-    placed on a device, or halved by its columns: then both halves come back into the order. What a
-    device costs is not the sum of its tables' costs.
+    A task consists of tables, devices with their memory, a batch size and an objective. An episode
+    places the tables of one task, in descending order of their predicted cost. Each is assigned to
+    a device or split by columns; both halves then take their places in the order. Tables on a
+    device run in one fused operator, so their costs do not simply add up.
 
     ## Action Space
-    `Discrete(max_devices + 1)`: the device of the current unit, or, as the last one, to halve it.
-    `info["action_mask"]` tells which devices exist and have memory for it, and whether it may be
-    halved; so do the parts `allowed` and `halving` of the observation.
+    `Discrete(max_devices + 1)`, int64. Action `n < max_devices` places the current unit on device
+    `n`; action `max_devices` splits it. `info["action_mask"]`, int8 of shape
+    `(max_devices + 1,)`, is 1 for actions that are allowed: devices that exist and have memory for
+    the unit, and the split where it may help.
 
     ## Observation Space
-    `Box((size,), float32)`, named parts in one vector: `env.layout.split(observation)` gives
-    `table`, `devices`, `exists`, `allowed`, `halving`, `rest`, `objective` and `progress` (see
-    `envs.observation.Layout`). Everything is relative to the task's own scale.
+    `Box(-1, 3.4e38, (size,), float32)`, relative to the scale of the task. The vector consists of
+    named parts; `env.layout.split(observation)` returns views of them:
+
+    | part | shape | content |
+    |---|---|---|
+    | `table` | `(15,)` | current unit: predicted work, cost alone, its uncertainty, memory |
+    | `devices` | `(max_devices, 28)` | each device: work, costs now and with the unit, memory |
+    | `exists` | `(max_devices,)` | 1 for devices of the task, 0 for padding |
+    | `allowed` | `(max_devices,)` | 1 for devices that may take the unit |
+    | `split` | `(5,)` | 1 if the unit may be split; cost and width of its halves |
+    | `rest` | `(14,)` | units that are not placed: work, cost, memory |
+    | `objective` | `(5,)` | stages that count, time of the partial plan in each stage |
+    | `progress` | `(3,)` | share of units placed, log numbers of units and of devices |
+
+    `envs.observation` lists the features of each part.
 
     ## Reward
-    By default `Dense(NegativeStep())`: in sum minus what a step takes over what it could at best
-    (the deal's `objective`); an action pays how far it raised that. Costs come from the
-    cost model (`EstimatedRewards`), the benchmark pool (`MeasuredRewards`) or both
-    (`MixedRewards`).
+    By default `Dense(NegativeStep())`. The return is the negative step time, by the objective of
+    the task, over its lower bound: -1 is ideal. Each action is rewarded by the negative rise of
+    this ratio. An infeasible episode returns -2 to -4, the lower the more units are left. Step
+    times come from the cost model (`EstimatedRewards`), from measurements of the benchmark pool
+    (`MeasuredRewards`), or both (`MixedRewards`).
 
     ## Starting State
-    All devices are empty; the task sampler has drawn a task. `reset(options={"instance":
-    TaskInstance(...)})` starts a given one.
+    All devices are empty. The task is drawn by the task sampler, or given by
+    `reset(options={"instance": TaskInstance(...)})`.
 
     ## Episode End
-    When all units are placed, or at a dead end: no device has memory for the current one, which
-    cannot be halved, or it was placed where the mask forbids. A dead end costs more than any
-    sensible plan, and the more the more units are left.
+    The episode terminates when all units are placed, or when it is infeasible: no device is allowed
+    for the current unit, which cannot be split, or the action was not allowed. It is never
+    truncated.
 
     ## Information
-    `action_mask`; at the end `plan_ms`, `bound_ms` and `dead_end`.
+    `action_mask` after each reset and step. At the end also `plan_ms`, the step time (0 if
+    infeasible), `lower_bound_ms`, its estimated lower bound, and `infeasible`.
 
     ## Arguments
-    `deck` (tables and cost model; by default synthetic ones and the shipped model), `generator`,
-    `reward`, `source`, `max_devices`, `halvings`, `render_mode` (`ansi` or `rgb_array`).
+    ```python
+    env = gymnasium.make("Sharding-v0", task_sampler=RandomTaskSampler((20, 60), (2, 8)))
+    observation, info = env.reset(seed=0)
+    terminated = False
+    while not terminated:
+        action = env.action_space.sample(mask=info["action_mask"])
+        observation, reward, terminated, truncated, info = env.step(action)
+    ```
+
+    - `catalog`: tables and cost model; by default synthetic tables and the shipped cost model.
+    - `task_sampler`: distribution of tasks; by default 60 tables on 4 devices.
+    - `reward`: a `Reward`, see above.
+    - `source`: a `CostSource`; by default `EstimatedRewards()`.
+    - `max_devices`: devices in observations and actions; by default the task sampler's maximum.
+    - `max_splits`: maximum number of splits; by default the maximum number of tables.
+    - `render_mode`: `ansi` or `rgb_array`.
 
     ## References
-    AutoShard (KDD 2022), DreamShard (NeurIPS 2022).
+    AutoShard (Zha et al., KDD 2022), DreamShard (Zha et al., NeurIPS 2022).
 
     ## Version History
-    v0: first.
+    v0: initial version.
     """
 
     metadata: ClassVar[dict[str, Any]] = {  # type: ignore[misc]
@@ -101,7 +128,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Floats, dict[str, Any]]:
-        """The next task, or the one in `options["instance"]`."""
+        """Starts an episode of a sampled task, or of `options["instance"]`."""
         super().reset(seed=seed)
         instance: TaskInstance | None = (options or {}).get("instance")
         observations, _ = self._vector.reset(
@@ -110,12 +137,12 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
         return observations[0], self._info({})
 
     def step(self, action: np.int64) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
-        """Place or halve the current unit."""
+        """Places or splits the current unit."""
         observations, rewards, ended, _, infos = self._vector.step(np.array([action]))
         return observations[0], float(rewards[0]), bool(ended[0]), False, self._info(infos)
 
     def render(self) -> str | npt.NDArray[np.uint8] | None:  # type: ignore[override]
-        """Bars of the devices' costs, as text or as a picture."""
+        """Returns bars of the devices' costs, as text or as an image; None without render mode."""
         if self.render_mode == "ansi":
             return as_text(self._vector.episodes)
         if self.render_mode == "rgb_array":
@@ -123,20 +150,17 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
         return None
 
     def action_masks(self) -> npt.NDArray[np.bool_]:
-        """Returns which actions are allowed: [max_devices + 1].
-
-        MaskablePPO of sb3-contrib asks environments for it by this name.
-        """
+        """Returns the mask of allowed actions, [max_devices + 1], as MaskablePPO requires it."""
         episodes = self._vector.episodes
         return np.asarray(torch.cat([episodes.allowed[0], episodes.splittable[:1]]).numpy())
 
     def _info(self, infos: dict[str, Any]) -> dict[str, Any]:
-        told = {name: value[0] for name, value in infos.items() if not name.startswith("_")}
-        return {**told, "action_mask": self.action_masks().astype(np.int8)}
+        found = {name: value[0] for name, value in infos.items() if not name.startswith("_")}
+        return {**found, "action_mask": self.action_masks().astype(np.int8)}
 
 
 def make_vector(
     num_envs: int, catalog: TableCatalog | None = None, **arguments: Any
 ) -> ShardingVectorEnv:
-    """Makes the vector environment with the arguments of the single one, as Gymnasium calls it."""
+    """Returns the vector environment, for `gymnasium.make_vec`."""
     return ShardingVectorEnv(catalog or default_catalog(), num_envs, **arguments)

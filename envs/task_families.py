@@ -1,8 +1,7 @@
-"""Families of tasks: each tells something else of who shards. All are here, and nowhere else.
+"""Families of tasks: distributions that differ in tables, devices, links and memory.
 
-Each has its tables, its counts of tables and devices, and what plans are judged by; memory is loose
-or tight. Tables are split by `workload.parts` like any others: what is trained on in one family
-is tested on in none.
+Each family defines its tables and the numbers of tables and devices; memory is loose or tight.
+Tables are divided by `workload.parts`, so that no family is tested on tables of any training.
 """
 
 from collections.abc import Sequence
@@ -14,28 +13,27 @@ from autoshard.workload import EmbeddingTable, UserError, load_tables
 
 Memory = Literal["loose", "tight"]
 
-# Shares of all memory that the tables take. Where first fit decreasing packs no such task (with
-# tables halved, if one is larger than any device), it gets more memory until it does, and is tight.
+# Share of all memory that the tables need. Where first fit decreasing does not pack a task (with
+# tables split, if one is larger than any device), memory grows until it does: that is tight too.
 FILLS: dict[Memory, tuple[float, float]] = {"loose": (0.1, 0.6), "tight": (0.9, 0.95)}
 ALL = "all"
 
 
 @dataclass(frozen=True)
 class TaskFamily:
-    """Tasks of a kind.
+    """Distribution of tasks of one kind.
 
     Args:
-        told: what they are, in a line.
-        source: of their tables, as `load_tables` takes it.
-        num_tables: fewest and most.
-        num_devices: fewest and most.
-        unevenness: as `RandomTaskSampler` takes it, and so are the others.
-        exchange_share: of a step.
-        trained: whether they are dealt in training where all families are; the others are of sizes
-            that nobody trains on.
+        text: Description in one line.
+        source: Source of the tables, for `load_tables`.
+        num_tables: Minimum and maximum number of tables.
+        num_devices: Minimum and maximum number of devices.
+        unevenness: Unevenness of device memory (see `RandomTaskSampler`).
+        exchange_share: Share of all-to-alls in the step time (see `RandomTaskSampler`).
+        trained: Whether `all` includes the family. Others are of sizes that are only tested.
     """
 
-    told: str
+    text: str
     source: str
     num_tables: tuple[int, int]
     num_devices: tuple[int, int]
@@ -44,23 +42,23 @@ class TaskFamily:
     trained: bool = True
 
     @property
-    def among(self) -> str:
-        """What names of its tables begin with, in a deck that has those of several sources."""
+    def prefix(self) -> str:
+        """Prefix of the names of its tables, for catalogs of several sources."""
         return f"{self.source}/"
 
     def tables(self) -> tuple[EmbeddingTable, ...]:
-        """Of all parts, by names of their own; families of one source have the same."""
-        named = load_tables(self.source)
-        return tuple(replace(table, name=f"{self.among}{table.name}") for table in named)
+        """Returns the tables of all parts, with prefixed names; equal for families of a source."""
+        tables = load_tables(self.source)
+        return tuple(replace(table, name=f"{self.prefix}{table.name}") for table in tables)
 
     def task_sampler(self, memory: Memory) -> RandomTaskSampler:
-        """Who deals its tasks, from a deck that has some of its tables."""
+        """Returns the sampler of its tasks, for a catalog that has some of its tables."""
         return RandomTaskSampler(
             self.num_tables,
             self.num_devices,
             FILLS[memory],
             self.unevenness,
-            self.among,
+            self.prefix,
             True,
             self.exchange_share,
         )
@@ -71,7 +69,7 @@ FAMILIES: dict[str, TaskFamily] = {
     "small": TaskFamily("60 tables on 4 devices", _POOL, (60, 60), (4, 4)),
     "large": TaskFamily("100 tables on 8 devices", _POOL, (100, 100), (8, 8)),
     "giants": TaskFamily(
-        "a few giants among many dwarfs on 4 to 8 devices: MLPerf's and Criteo's models, varied",
+        "a few very large tables among many small ones on 4 to 8 devices, as in MLPerf and Criteo",
         "giants:1040:11", (26, 60), (4, 8),
     ),
     "slow_link": TaskFamily(
@@ -100,30 +98,34 @@ FAMILIES: dict[str, TaskFamily] = {
 
 @dataclass(frozen=True)
 class Choice:
-    """A family, and which memory; of None both, with equal odds."""
+    """A family and its memory; None stands for both kinds with equal probabilities."""
 
     name: str
     memory: Memory | None = None
 
     @property
     def family(self) -> TaskFamily:
-        """Of that name."""
+        """The family of that name."""
         return FAMILIES[self.name]
 
     @property
     def memories(self) -> tuple[Memory, ...]:
-        """That which is asked for, or both."""
+        """The kinds of memory."""
         return tuple(FILLS) if self.memory is None else (self.memory,)
 
     @property
     def task_sampler(self) -> RandomTaskSampler | MixedTaskSampler:
-        """Who deals."""
-        each = tuple(self.family.task_sampler(memory) for memory in self.memories)
-        return each[0] if len(each) == 1 else MixedTaskSampler(each)
+        """The sampler of its tasks."""
+        samplers = tuple(self.family.task_sampler(memory) for memory in self.memories)
+        return samplers[0] if len(samplers) == 1 else MixedTaskSampler(samplers)
 
     @staticmethod
     def read(text: str, option: str) -> "Choice":
-        """Of `NAME[:loose|:tight]`; UserError names the option, and all families that there are."""
+        """Returns the choice that `NAME[:loose|:tight]` stands for.
+
+        Raises:
+            UserError: There is no such family or memory. It names the option and all families.
+        """
         name, colon, memory = text.strip().partition(":")
         known = next((each for each in FILLS if each == memory), None)
         if name not in FAMILIES or (colon and known is None):
@@ -135,18 +137,18 @@ class Choice:
 
 
 def read_choices(text: str, option: str) -> tuple[Choice, ...]:
-    """Of names with commas between them, or `all` that are trained on."""
+    """Returns the choices of a comma-separated list; of `all`, the families with `trained`."""
     if text.strip() == ALL:
         return tuple(Choice(name) for name, family in FAMILIES.items() if family.trained)
     return tuple(dict.fromkeys(Choice.read(part, option) for part in text.split(",")))
 
 
 def tables_of(choices: Sequence[Choice]) -> tuple[EmbeddingTable, ...]:
-    """The tables of these families for one deck, each once."""
+    """Returns the tables of these families for one catalog, without duplicates."""
     sources = {choice.family.source: choice.family for choice in choices}
     return tuple(table for family in sources.values() for table in family.tables())
 
 
 def task_sampler_of(choices: Sequence[Choice]) -> MixedTaskSampler:
-    """Who deals tasks of these families, with equal odds."""
+    """Returns a sampler that mixes these families with equal probabilities."""
     return MixedTaskSampler(tuple(choice.task_sampler for choice in choices))

@@ -1,4 +1,4 @@
-"""The native vector face of the game: all seats step together in one pass."""
+"""`ShardingVectorEnv`: `BatchedPlacementEnv` as a Gymnasium vector environment."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,30 +18,30 @@ from autoshard.envs.rewards import CostSource, Dense, EstimatedRewards, Reward
 from autoshard.envs.task_sampling import RandomTaskSampler, TaskSampler
 
 Info = dict[str, Any]
-_MOST = float(np.finfo(np.float32).max)  # shares and ratios have no limit, and are finite
-_AHEAD = 64  # tasks drawn together where games end one by one: each then takes a quarter as long
+_MAX_OBSERVATION = float(np.finfo(np.float32).max)  # ratios are finite but have no other limit
+_PREFETCH = 64  # tasks sampled at once where episodes end one by one: 4 times as fast
 
 
 class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
-    """Many games of `Sharding-v0` (see `ShardingEnv`), played side by side.
+    """Parallel episodes of `Sharding-v0` (see `ShardingEnv`), which step as one batch.
 
-    A seat whose game ended starts its next one with the step after (`AutoresetMode.NEXT_STEP`);
-    that step's action on the seat is ignored, its reward is 0. The games that end in one step have
-    their costs fetched in one call, so that all devices of a pool work at once.
+    After an episode ends, the next step starts a new one (`AutoresetMode.NEXT_STEP`): its action is
+    ignored and its reward is 0. Costs of all episodes that end in a step are requested in one call,
+    so that all devices of a pool measure at once.
 
     Args:
-        deck: the tables.
-        num_envs: seats.
-        generator: deals the tasks.
-        reward: what a game is worth.
-        source: what the devices of a finished game cost.
-        max_devices: width of observation and action; by default that of the generator.
-        halvings: that a game may make; by default as many as it has tables at most, 0 for games of
-            whole tables, where the action is there and never allowed.
-        rivals: so many seats side by side are dealt the same task. With more than one, games are
-            played in rounds: whoever is through waits for the others, what it does then is ignored,
-            and all end together. Infos of the end tell `task` and `actions`: which one it was, and
-            how many actions counted.
+        catalog: Units of all tasks.
+        num_envs: Number of parallel episodes.
+        task_sampler: Draws the tasks.
+        reward: Reward of episodes.
+        source: Source of the costs of completed episodes.
+        max_devices: Number of devices in observations and actions; by default the sampler's.
+        max_splits: Maximum number of splits in an episode; by default the maximum number of tables.
+            With 0 the action remains and is never allowed.
+        group_size: Number of consecutive environments that get the same task. With more than one,
+            all episodes end together: an environment that is done ignores actions until all are.
+            Infos at the end then have `task`, a random number that identifies it, and `actions`,
+            the number of actions that counted.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}  # noqa: RUF012
@@ -66,32 +66,30 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         tables = self.task_sampler.max_tables
         max_splits = tables if max_splits is None else max_splits
         self.episodes = BatchedPlacementEnv(catalog, num_envs, tables, devices, max_splits)
-        box = gym.spaces.Box(-1.0, _MOST, (self.layout.size,), np.float32)
-        self.single_observation_space, self.single_action_space = (
-            box,
-            gym.spaces.Discrete(devices + 1),
-        )
+        box = gym.spaces.Box(-1.0, _MAX_OBSERVATION, (self.layout.size,), np.float32)
+        actions: gym.spaces.Discrete[np.int64] = gym.spaces.Discrete(devices + 1)
+        self.single_observation_space, self.single_action_space = box, actions
         self.observation_space = gym.vector.utils.batch_space(box, num_envs)
-        self.action_space = gym.vector.utils.batch_space(self.single_action_space, num_envs)
+        self.action_space = gym.vector.utils.batch_space(actions, num_envs)
         self._group_size = group_size
         self._ended = torch.zeros(num_envs, dtype=torch.bool)
-        self._idle = torch.zeros(num_envs, dtype=torch.bool)
-        self._paid = torch.zeros(num_envs)
-        self._played = torch.zeros(num_envs, dtype=torch.int64)
+        self._idle = torch.zeros(num_envs, dtype=torch.bool)  # done before others of the batch
+        self._return = torch.zeros(num_envs)
+        self._actions = torch.zeros(num_envs, dtype=torch.int64)
         self._tasks = np.zeros(num_envs, np.int64)
         self._tally = {"games": 0, "dead_ends": 0, "halvings": 0, "relative_max": 0.0}
-        self._asked = 0
-        self._ahead: list[TaskInstance] = []  # drawn, and not dealt yet
+        self._measured = 0
+        self._prefetched: list[TaskInstance] = []
 
     @one_thread()
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
     ) -> tuple[Floats, Info]:
-        """New games on all seats; `options={"instances": [...]}` says which."""
+        """Starts new episodes, with the tasks in `options["instances"]` where that is given."""
         first = seed if seed is None or isinstance(seed, int) else seed[0]
         if first is not None or self._np_random is None:
             super().reset(seed=first)
-            self._ahead.clear()
+            self._prefetched.clear()
         env_ids = list(range(self.num_envs))
         self.episodes.start(env_ids, self._next_tasks(env_ids, (options or {}).get("instances")))
         self._ended[:] = False
@@ -101,101 +99,96 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
     def step(
         self, actions: npt.NDArray[np.int64]
     ) -> tuple[Floats, Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_], Info]:
-        """Place or halve a unit on every seat whose game goes on."""
-        episodes, playing = self.episodes, ~(self._ended | self._idle)
-        before = self._worst()
-        joining = self._ended.nonzero()[:, 0].tolist()
-        instances = self._next_tasks(joining) if joining else ()
-        episodes.place(torch.as_tensor(actions, dtype=torch.int64), playing, joining, instances)
-        rewards = torch.where(playing, self.reward.along(before, self._worst()), 0.0)
-        self._paid += rewards
-        self._played += playing
-        over = episodes.over & playing
+        """Places or splits the current unit of each episode that has not ended."""
+        episodes, active = self.episodes, ~(self._ended | self._idle)
+        before = episodes.plan_ms / episodes.lower_bound_ms
+        starting = self._ended.nonzero()[:, 0].tolist()
+        instances = self._next_tasks(starting) if starting else ()
+        episodes.place(torch.as_tensor(actions, dtype=torch.int64), active, starting, instances)
+        after = episodes.plan_ms / episodes.lower_bound_ms
+        rewards = torch.where(active, self.reward.shaping(before, after), 0.0)
+        self._return += rewards
+        self._actions += active
+        over = episodes.over & active
         info: Info = {}
         if over.any():
-            rewards[over] += self._settle(over, info) - self._paid[over]
+            rewards[over] += self._returns(over, info) - self._return[over]
         if self._group_size > 1:
             self._idle |= over
             over = self._idle.all().repeat(self.num_envs)
         self._ended = over
         ended = over.numpy().copy()
         if self._group_size > 1 and over.any():
-            info |= {"task": self._tasks.copy(), "actions": self._played.numpy().copy()}
+            info |= {"task": self._tasks.copy(), "actions": self._actions.numpy().copy()}
             info |= {"_task": ended, "_actions": ended}
         return self._observe(), rewards.numpy(), ended, np.zeros_like(ended), info
 
-    def learn(self, model: CostModel) -> None:
-        """Believe another cost model from now on."""
-        self.episodes.learn(EstimatedCosts(model, self.episodes.catalog.batch_size))
+    def set_cost_model(self, model: CostModel) -> None:
+        """Replaces the cost model, also for what is placed already."""
+        self.episodes.set_oracle(EstimatedCosts(model, self.episodes.catalog.batch_size))
 
     def tally(self) -> dict[str, float]:
-        """Games ended, dead ends and halvings in them, and what a step of the others takes over the
-        bound, in the mean.
+        """Returns statistics of the episodes that ended since the last call.
 
-        Since this was asked last. `asked`: shards that the source asked a pool for.
+        `games`, `dead_ends` and `halvings` count episodes, infeasible episodes and splits.
+        `relative_max` is the mean step time of the others over its lower bound. `asked` counts
+        shards that were requested from a pool.
         """
-        told = dict(self._tally)
-        finished = max(1, self._tally["games"] - self._tally["dead_ends"])
-        told["relative_max"] /= finished
+        tally = dict(self._tally)
+        tally["relative_max"] /= max(1, tally["games"] - tally["dead_ends"])
         self._tally = dict.fromkeys(self._tally, 0)
-        asked, self._asked = self.source.measured - self._asked, self.source.measured
-        return {**told, "asked": asked}
+        tally["asked"] = self.source.measured - self._measured
+        self._measured = self.source.measured
+        return tally
 
     def _next_tasks(
         self, env_ids: list[int], instances: Sequence[TaskInstance] | None = None
     ) -> Sequence[TaskInstance]:
-        """Who is to sit there next, by default whatever the generator deals."""
-        drawn = -(-len(env_ids) // self._group_size)
-        tasks = self.np_random.integers(2**62, size=drawn)
+        """Resets the state of these environments; returns their tasks, by default sampled ones."""
+        count = -(-len(env_ids) // self._group_size)
+        tasks = self.np_random.integers(2**62, size=count)
         if instances is None:
-            each = self._drawn(drawn)
-            instances = [instance for instance in each for _ in range(self._group_size)][
-                : len(env_ids)
-            ]
+            sampled = self._sample(count)
+            instances = [sampled[n // self._group_size] for n in range(len(env_ids))]
         self._tasks[env_ids] = np.repeat(tasks, self._group_size)[: len(env_ids)]
-        self._paid[env_ids] = 0
-        self._played[env_ids] = 0
+        self._return[env_ids] = 0
+        self._actions[env_ids] = 0
         self._idle[env_ids] = False
         return instances
 
-    def _drawn(self, count: int) -> list[TaskInstance]:
-        """So many tasks of the generator."""
+    def _sample(self, count: int) -> list[TaskInstance]:
         catalog, rng = self.episodes.catalog, self.np_random
-        if count >= min(_AHEAD, self.num_envs // self._group_size):  # all seats, or enough
+        if count >= min(_PREFETCH, self.num_envs // self._group_size):
             return self.task_sampler.sample(catalog, rng, count)
-        if len(self._ahead) < count:
-            self._ahead += self.task_sampler.sample(catalog, rng, _AHEAD)
-        drawn, self._ahead = self._ahead[:count], self._ahead[count:]
-        return drawn
+        if len(self._prefetched) < count:
+            self._prefetched += self.task_sampler.sample(catalog, rng, _PREFETCH)
+        sampled, self._prefetched = self._prefetched[:count], self._prefetched[count:]
+        return sampled
 
-    def _worst(self) -> torch.Tensor:
-        return self.episodes.plan_ms / self.episodes.lower_bound_ms
-
-    def _settle(self, over: torch.Tensor, info: Info) -> torch.Tensor:
-        """What the games that are over are worth: [over]."""
-        episodes = self.episodes
-        worth = self.reward.infeasible(episodes.left_share()[over])
-        complete = (over & ~episodes.infeasible).nonzero()[:, 0]
+    def _returns(self, over: torch.Tensor, info: Info) -> torch.Tensor:
+        """Computes the returns of episodes that are over, [over]; updates tally and info."""
+        episodes, failed = self.episodes, over & self.episodes.infeasible
+        returns = self.reward.infeasible(episodes.rest_share[over])
+        complete = (over & ~failed).nonzero()[:, 0]
         plan_ms = torch.zeros(self.num_envs)
         if len(complete):
             costs = self.source(episodes, complete.tolist())
             plan_ms[complete] = costs.plan_ms
-            told = (costs, episodes.exists[complete], episodes.lower_bound_ms[complete])
-            worth[~episodes.infeasible[over]] = self.reward.complete(*told)
+            exists, lower_bound_ms = episodes.exists[complete], episodes.lower_bound_ms[complete]
+            returns[~failed[over]] = self.reward.complete(costs, exists, lower_bound_ms)
         relative = plan_ms / episodes.lower_bound_ms
         self._tally["games"] += int(over.sum())
-        self._tally["dead_ends"] += int((over & episodes.infeasible).sum())
+        self._tally["dead_ends"] += int(failed.sum())
         self._tally["halvings"] += int((episodes.parts - 1)[over].sum())
         self._tally["relative_max"] += float(relative[complete].sum())
-        info.update(
-            plan_ms=plan_ms.numpy(),
-            lower_bound_ms=episodes.lower_bound_ms.numpy().copy(),
-            infeasible=(over & episodes.infeasible).numpy(),
-            _plan_ms=over.numpy().copy(),
-            _lower_bound_ms=over.numpy().copy(),
-            _infeasible=over.numpy().copy(),
-        )
-        return worth
+        found = {
+            "plan_ms": plan_ms,
+            "lower_bound_ms": episodes.lower_bound_ms,
+            "infeasible": failed,
+        }
+        for name, values in found.items():
+            info |= {name: values.numpy().copy(), f"_{name}": over.numpy().copy()}
+        return returns
 
     def _observe(self) -> Floats:
         return np.asarray(self.layout.observe(self.episodes).numpy())

@@ -1,4 +1,4 @@
-"""A game as text and as a picture."""
+"""Renders an episode as text or as an image."""
 
 import io
 
@@ -11,7 +11,7 @@ _WIDTH = 40  # characters of the longest bar
 
 
 def as_text(episodes: BatchedPlacementEnv, env_id: int = 0) -> str:
-    """A line a device: cost as a bar, pieces, memory."""
+    """Returns a line for each device: cost as a bar, number of pieces, memory."""
     placed, count = int(episodes.placed[env_id]), int(episodes.count[env_id])
     lines = [f"{placed} of {count} pieces placed; ideal {episodes.lower_bound_ms[env_id]:.2f} ms"]
     homes = episodes.homes[env_id, :placed]
@@ -25,12 +25,12 @@ def as_text(episodes: BatchedPlacementEnv, env_id: int = 0) -> str:
             f"pieces {used:4.0%} memory"
         )
     if episodes.infeasible[env_id]:
-        lines.append("dead end: no device has room for the next piece")
+        lines.append("infeasible: no device has memory for the next piece")
     return "\n".join(lines) + "\n"
 
 
 def as_picture(episodes: BatchedPlacementEnv, env_id: int = 0) -> npt.NDArray[np.uint8]:
-    """The same as an image [height, width, 3]: costs to the left, memory to the right."""
+    """Returns an image of costs and memory of all devices, [height, width, 3]."""
     from matplotlib.figure import Figure
 
     devices = episodes.exists[env_id].nonzero()[:, 0]

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from autoshard.envs.catalog import WHOLE, Ints, Larger, TableCatalog, TaskInstance
+from autoshard.envs.catalog import NO_HALVES, Ints, Larger, TableCatalog, TaskInstance
 
 # Of a group, at the least: of fewer devices, or where few units are there to even them out, groups
 # come out worse than the whole; more take longer, one step a unit.
@@ -99,7 +99,7 @@ def _tables_of_groups(
         after[:, (after[1] > 1) | (largest < sizes[unit])] = np.inf
         group = int(after.max(0).argmin())
         fits = after[0, group] < np.inf
-        if (cost[unit] > _GIANT * even or not fits) and halves[unit, 0] != WHOLE:
+        if (cost[unit] > _GIANT * even or not fits) and halves[unit, 0] != NO_HALVES:
             for half in halves[unit].tolist():
                 heappush(first, (-cost[half], half))
             continue

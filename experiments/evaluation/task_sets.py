@@ -64,7 +64,7 @@ def sample_tasks(
     """Yields endless tasks that the sampler draws from the catalog's tables."""
     rng = np.random.default_rng(seed)
     while True:
-        yield catalog.task(task_sampler(catalog, rng))
+        yield catalog.task(task_sampler.sample(catalog, rng, 1)[0])
 
 
 def load_tasks(folder: Path) -> dict[str, ShardingTask]:

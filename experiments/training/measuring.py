@@ -127,7 +127,7 @@ class Measuring:
         task_sampler, player = self._config.task_sampler(), PolicyRollouts(network, oracle)
         shards: list[Shard] = []
         for _ in range(self._config.collect):
-            task = catalog.task(task_sampler(catalog, self._rng))
+            task = catalog.task(task_sampler.sample(catalog, self._rng, 1)[0])
             rng = torch.Generator().manual_seed(int(self._rng.integers(2**31)))
             played = player.play(task, [RolloutConfig(), RolloutConfig(sampled=True)], rng=rng)
             if not played:

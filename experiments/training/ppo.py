@@ -287,7 +287,7 @@ def _send_cost_model(algorithm: Algorithm, model: CostModel) -> None:
 
 def _set_cost_model(runner: Any, model: CostModel) -> None:
     if runner.env is not None:
-        runner.env.unwrapped.learn(model)
+        runner.env.unwrapped.set_cost_model(model)
 
 
 def _set_learning_rate(learner: Any, rate: float) -> None:

@@ -29,7 +29,7 @@ def published_metrics(folder: Path) -> list[Metric]:
 
 
 def _metrics(folder: Path, family: str, recipes: dict[str, Path]) -> Iterator[Metric]:
-    say(f"plans for {FAMILIES[family].told}")
+    say(f"plans for {FAMILIES[family].text}")
     known = recipes if family == _RECIPES_ON else {}
     scores = compared(
         folder, family, _OURS, _MEASURING_SECONDS, family=f"{family}:loose", num_tasks=_TASKS,

@@ -60,6 +60,17 @@ def episodes_of(
     return episodes
 
 
+def assignment(episodes: BatchedPlacementEnv, env_id: int) -> list[int]:
+    """Returns the device of each unit of the task that is placed whole; else -1."""
+    instance, count = episodes.instances[env_id], int(episodes.count[env_id])
+    assert instance is not None
+    homes = [-1] * len(instance.units)
+    for origin, home in zip(episodes.origin[env_id, :count], episodes.homes[env_id], strict=False):
+        if episodes.parts[env_id, origin] == 1:
+            homes[int(origin)] = int(home)
+    return homes
+
+
 class AtRandom:
     """Some allowed device for each seat, or halving where that is allowed, which a seat prefers as
     often as `halving` says; a seat chooses the same whoever sits beside it.

@@ -5,10 +5,22 @@ from functools import partial
 import pytest
 import torch
 from hypothesis import given
-from plays import AMPLE, AtRandom, Sketch, episodes_of, few, instance, ragged, seeds, sketches
+from plays import (
+    AMPLE,
+    AtRandom,
+    Sketch,
+    assignment,
+    episodes_of,
+    few,
+    instance,
+    ragged,
+    seeds,
+    sketches,
+)
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import BatchedPlacementEnv, Layout, TableCatalog
+from autoshard.envs.devices import DEVIATION
 from autoshard.workload import EmbeddingTable, Piece, Shard
 
 same = partial(torch.testing.assert_close, equal_nan=True)
@@ -56,10 +68,10 @@ def test_devices_cost_what_was_foretold_and_what_the_oracle_says(
         devices, playing = choose(episodes), (~episodes.over).nonzero()[:, 0]
         before = episodes.cost_ms.clone()
         before[playing, devices[playing]] = episodes.joined_ms[playing, devices[playing]]
-        deviations = episodes.joined_deviation[playing, devices[playing]]
+        deviations = episodes.priced[playing, devices[playing], 1, DEVIATION]
         episodes.place(devices)
         assert torch.equal(episodes.cost_ms, before)
-        assert torch.equal(episodes.deviation[playing, devices[playing]], deviations)
+        assert torch.equal(episodes.priced[playing, devices[playing], 0, DEVIATION], deviations)
     for env_id, sketch in enumerate(dealt):
         costs = [total_ms(model, shard) for shard in episodes.shards(env_id)]
         assert episodes.cost_ms[env_id, : len(costs)].tolist() == pytest.approx(costs, rel=1e-4)
@@ -74,21 +86,21 @@ def test_what_is_left_goes_down_to_nothing(
 ) -> None:
     episodes = episodes_of(catalog, *(sketch.on(catalog) for sketch in dealt))
     choose = AtRandom(range(seed, seed + len(dealt)))
-    assert torch.equal(episodes.left_share(), torch.ones(len(dealt)))
+    assert torch.equal(episodes.rest_share, torch.ones(len(dealt)))
     torch.testing.assert_close(episodes.rest_ms, episodes.all_ms)
     while not episodes.over.all():
         episodes.place(choose(episodes))
     for env_id, sketch in enumerate(dealt):
         left = [
             n
-            for n, home in zip(sketch.pieces, episodes.assignment(env_id), strict=True)
+            for n, home in zip(sketch.pieces, assignment(episodes, env_id), strict=True)
             if home < 0
         ]
         assert int(episodes.rest_bytes[env_id]) == catalog.bytes[left].sum()
         assert float(episodes.rest_ms[env_id]) == pytest.approx(
             float(catalog.alone_ms[left].sum()), abs=1e-3
         )
-        assert float(episodes.left_share()[env_id]) == pytest.approx(len(left) / len(sketch.pieces))
+        assert float(episodes.rest_share[env_id]) == pytest.approx(len(left) / len(sketch.pieces))
 
 
 @few
@@ -119,7 +131,7 @@ def test_nobody_is_influenced_by_those_who_sit_beside(
         for episodes, chooser in zip(alone, choosers, strict=True):
             episodes.place(chooser(episodes))
     for env_id, episodes in enumerate(alone):
-        assert together.assignment(env_id).tolist() == episodes.assignment(0).tolist()
+        assert assignment(together, env_id) == assignment(episodes, 0)
 
 
 @given(first=sketches(), second=sketches(), seed=seeds)
@@ -142,7 +154,7 @@ def test_nothing_of_a_seats_last_game_is_left(
             break
         for episodes, chooser in zip((used, fresh), choosers, strict=True):
             episodes.place(chooser(episodes))
-    assert used.assignment(0).tolist() == fresh.assignment(0).tolist()
+    assert assignment(used, 0) == assignment(fresh, 0)
 
 
 @given(sketch=sketches(), seed=seeds)
@@ -155,7 +167,7 @@ def test_an_assignment_is_in_the_deals_order(
         device = choose(episodes)
         homes[int(episodes.current[0])] = int(device[0])
         episodes.place(device)
-    assert episodes.assignment(0).tolist() == [homes.get(number, -1) for number in sketch.pieces]
+    assert assignment(episodes, 0) == [homes.get(number, -1) for number in sketch.pieces]
 
 
 def test_only_those_who_play_place(catalog: TableCatalog) -> None:

@@ -20,9 +20,9 @@ from autoshard.envs import (
 from autoshard.workload import EmbeddingTable
 
 CatalogOf = Callable[[CostModel], TableCatalog]
-TOLD = (
-    *("sums", "content", "cost_ms", "deviation", "rest", "rest_ms", "rest_bytes", "free"),
-    *("all_ms", "even", "even_split_ms", "lower_bound_ms", "allowed", "homes", "infeasible"),
+COMPARED = (
+    *("sums", "described", "priced", "rest", "rest_ms", "rest_bytes", "free"),
+    *("all_ms", "even_share", "even_split_ms", "lower_bound_ms", "allowed", "homes", "infeasible"),
 )
 
 
@@ -47,7 +47,7 @@ def oracle_of(model: CostModel) -> EstimatedCosts:
 
 
 def same(first: BatchedPlacementEnv, second: BatchedPlacementEnv, layout: Layout) -> None:
-    for name in TOLD:
+    for name in COMPARED:
         mine, yours = getattr(first, name), getattr(second, name)
         assert torch.allclose(mine.double(), yours.double(), rtol=1e-4, atol=1e-4), name
     seen = layout.observe(first), layout.observe(second)
@@ -78,7 +78,7 @@ def test_a_game_goes_on_as_if_it_had_always_believed_so(
         devices = choose(episodes)
         episodes.place(devices)
         fresh.place(devices)
-    episodes.learn(oracle_of(other_model))
+    episodes.set_oracle(oracle_of(other_model))
     same(episodes, fresh, layout)
     while not episodes.over.all():
         devices = choose(episodes)
@@ -101,7 +101,7 @@ def test_whatever_the_order_was_the_end_is_priced_by_the_new_model(
     episodes, choose = episodes_of(catalog, sketch.on(catalog)), AtRandom([seed])
     for _ in range(steps):
         episodes.place(choose(episodes))
-    episodes.learn(oracle_of(other_model))
+    episodes.set_oracle(oracle_of(other_model))
     while not episodes.over.all():
         episodes.place(choose(episodes))
     held = [shard for shard in episodes.shards(0) if shard is not None]
@@ -122,7 +122,7 @@ def test_the_bound_is_the_new_models(
         episodes_of(catalog_of(other_model), played),
     )
     assert episodes.order.tolist() != fresh.order.tolist()
-    episodes.learn(oracle_of(other_model))
+    episodes.set_oracle(oracle_of(other_model))
     torch.testing.assert_close(episodes.lower_bound_ms, fresh.lower_bound_ms)
 
 
@@ -134,7 +134,7 @@ def test_the_next_deal_is_ordered_by_the_new_model(
         episodes_of(catalog_of(model), played),
         episodes_of(catalog_of(other_model), played),
     )
-    episodes.learn(oracle_of(other_model))
+    episodes.set_oracle(oracle_of(other_model))
     episodes.start([0], [played])
     assert episodes.order.tolist() == fresh.order.tolist()
 
@@ -146,7 +146,7 @@ def test_a_model_may_be_believed_before_anything_is_dealt(
         ShardingVectorEnv(catalog_of(believed), 2, RandomTaskSampler((2, 5), (2, 3)))
         for believed in (model, other_model)
     )
-    learner.learn(other_model)
+    learner.set_cost_model(other_model)
     np.testing.assert_array_equal(learner.reset(seed=1)[0], fresh.reset(seed=1)[0])
 
 
@@ -161,7 +161,7 @@ def test_a_model_of_fewer_networks_can_be_believed_too(
     played = instance([3, 8, 11], AMPLE, AMPLE)
     episodes = episodes_of(catalog_of(model), played)
     episodes.place(torch.tensor([1]))
-    episodes.learn(oracle_of(smaller))
+    episodes.set_oracle(oracle_of(smaller))
     while not episodes.over.all():
         episodes.place(greedily(episodes))
     costs = oracle_of(smaller).costs([shard for shard in episodes.shards(0) if shard])
@@ -179,7 +179,7 @@ def test_an_episode_is_worth_what_its_end_is_whenever_it_learned(
     worth = np.zeros(5)
     for step in range(9):
         if step == 2:
-            env.learn(other_model)
+            env.set_cost_model(other_model)
         _, rewards, ends, _, infos = env.step(greedily(env.episodes).numpy())
         paid += np.where(ended, 0, rewards)
         if ends.any():

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from plays import AMPLE, episodes_of, greedily, instance
+from plays import AMPLE, assignment, episodes_of, greedily, instance
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor
@@ -115,7 +115,7 @@ def test_in_scenarios_the_slowest_device_is_the_expected_one(small_catalog: Tabl
         assert instance is not None
         tables = tuple(small_catalog.undivided[n].table for n in instance.units)
         task = ShardingTask(tables, Device.uniform(len(instance.memory_bytes), 2**50), BATCH_SIZE)
-        plan = ShardingPlan.table_wise(task, episodes.assignment(env_id).tolist())
+        plan = ShardingPlan.table_wise(task, assignment(episodes, env_id))
         told = StepPredictor(oracle, task).of(plan).expected_ms
         assert float(expected.plan_ms[env_id]) == pytest.approx(told, rel=0.03)
         there = ratios[env_id][episodes.cost_ms[env_id] > 0]

@@ -7,7 +7,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, episodes_of, few, greedily, instance, seeds, sketches
+from plays import (
+    AMPLE,
+    AtRandom,
+    Sketch,
+    assignment,
+    episodes_of,
+    few,
+    greedily,
+    instance,
+    seeds,
+    sketches,
+)
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import TableCatalog, TaskInstance
@@ -50,7 +61,7 @@ def test_all_plays_together_are_all_plans(
     assert episodes.over.all()
     complete = (~episodes.infeasible).nonzero()[:, 0].tolist()
     found = {
-        tuple(episodes.assignment(env_id).tolist()): float(episodes.cost_ms[env_id].max())
+        tuple(assignment(episodes, env_id)): float(episodes.cost_ms[env_id].max())
         for env_id in complete
     }
     assert found.keys() == expected.keys()

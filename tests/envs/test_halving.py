@@ -11,6 +11,7 @@ from plays import (
     AMPLE,
     AtRandom,
     Sketch,
+    assignment,
     episodes_of,
     few,
     fewest,
@@ -29,7 +30,7 @@ from autoshard.envs import (
     TableCatalog,
     TaskInstance,
 )
-from autoshard.envs.catalog import WHOLE
+from autoshard.envs.catalog import NO_HALVES
 from autoshard.workload import (
     EmbeddingTable,
     Rule,
@@ -157,7 +158,7 @@ def test_halves_come_back_where_their_cost_says(split_catalog: TableCatalog) -> 
     costs = catalog.alone_ms[after].tolist()
     assert costs == sorted(costs, reverse=True)
     assert episodes.placed.tolist() == [0]
-    assert episodes.left_share().tolist() == [1.0]
+    assert episodes.rest_share.tolist() == [1.0]
     assert int(episodes.current[0]) == after[0]
     assert [piece.width for piece in halves(catalog.undivided[first])] == catalog.widths[
         [one, two]
@@ -172,7 +173,7 @@ def test_a_catalog_knows_all_halves_and_their_halves(
     for number, (one, two) in enumerate(split_catalog.halves.tolist()):
         (piece,) = split_catalog.units[number].pieces
         if piece.width < 8:
-            assert one == two == WHOLE
+            assert one == two == NO_HALVES
         else:
             found = [split_catalog.units[half].pieces[0] for half in (one, two)]
             assert {half.table for half in found} == {piece.table}
@@ -180,7 +181,7 @@ def test_a_catalog_knows_all_halves_and_their_halves(
             assert one >= dealt
             assert two >= dealt
     whole = TableCatalog.of_tables(model, many_tables, 1024)
-    assert (whole.halves == WHOLE).all()
+    assert (whole.halves == NO_HALVES).all()
     assert len(whole.units) == dealt
     for told in ("amounts", "sizes", "columns", "alone_ms"):
         torch.testing.assert_close(getattr(split_catalog, told)[:dealt], getattr(whole, told))
@@ -350,7 +351,7 @@ def test_a_game_that_learns_after_halvings_goes_on_by_the_new_model(
     episodes, choose = episodes_of(catalog, mine, max_splits=6), players(seed, 1)
     for _ in range(3):
         episodes.place(choose(episodes))
-    episodes.learn(EstimatedCosts(other_model, 1024))
+    episodes.set_oracle(EstimatedCosts(other_model, 1024))
     torch.testing.assert_close(catalog.alone_ms, fresh.alone_ms)
     while True:
         left, pieces = coming(episodes, 0), episodes.order[0, : int(episodes.count[0])]
@@ -383,7 +384,7 @@ def test_what_is_halved_after_learning_orders_all_that_come_by_the_new_model(
     pair = disputed.nonzero()[0].tolist()
     episodes = episodes_of(catalog, instance([costliest, *pair], AMPLE, AMPLE), max_splits=1)
     assert coming(episodes, 0) == [costliest, *pair]
-    episodes.learn(EstimatedCosts(other_model, 1024))
+    episodes.set_oracle(EstimatedCosts(other_model, 1024))
     halve(episodes)
     costs = fresh.alone_ms[coming(episodes, 0)].tolist()
     assert costs == sorted(costs, reverse=True)
@@ -407,4 +408,4 @@ def test_a_table_larger_than_any_device_is_placed_in_halves(split_catalog: Table
     assert (split.over.tolist(), split.infeasible.tolist()) == ([True], [False])
     widths = [piece.width for piece, _ in split.placed_pieces(0)]
     assert sum(widths) == catalog.undivided[wide].width
-    assert split.assignment(0).tolist() == [-1]  # it is nowhere whole
+    assert assignment(split, 0) == [-1]  # it is nowhere whole

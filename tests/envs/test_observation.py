@@ -23,7 +23,7 @@ def catalogs_of_bytes(
     """The same tables, and the same with twice the bytes."""
     lean, full = (TableCatalog.of_tables(model, many_tables, 1024) for _ in range(2))
     full.bytes, full.sizes = 2 * full.bytes, 2 * full.sizes
-    full.learn(EstimatedCosts(model, 1024))
+    full.set_oracle(EstimatedCosts(model, 1024))
     return lean, full
 
 

@@ -57,9 +57,9 @@ def test_rewards_of_costs_by_hand() -> None:
 
 def test_rewards_on_the_way_by_hand() -> None:
     before, after = torch.tensor([0.0, 0.5, 0.75]), torch.tensor([0.5, 0.5, 1.5])
-    assert Dense().along(before, after).tolist() == [-0.5, 0.0, -0.75]
-    assert Balance().along(before, after).tolist() == [0.0] * 3
-    assert NegativeStep().along(before, after).tolist() == [0.0] * 3
+    assert Dense().shaping(before, after).tolist() == [-0.5, 0.0, -0.75]
+    assert Balance().shaping(before, after).tolist() == [0.0] * 3
+    assert NegativeStep().shaping(before, after).tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("reward", REWARDS)
@@ -86,8 +86,8 @@ def test_a_dead_end_is_worse_than_any_sensible_play(
         assert (reward.complete(costs, episodes.exists, episodes.lower_bound_ms) > worst).all()
 
 
-def worth_of_infeasible(left_share: float) -> float:
-    return float(NegativeStep().infeasible(torch.tensor([left_share])))
+def worth_of_infeasible(rest_share: float) -> float:
+    return float(NegativeStep().infeasible(torch.tensor([rest_share])))
 
 
 def play(env: ShardingVectorEnv, instances: list, seed: int) -> tuple[np.ndarray, list, dict]:

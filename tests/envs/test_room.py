@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
-from plays import AMPLE, AtRandom, Sketch, episodes_of, few, instance, ragged, seeds
+from plays import AMPLE, AtRandom, Sketch, assignment, episodes_of, few, instance, ragged, seeds
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import BatchedPlacementEnv, TableCatalog
-from autoshard.envs.lookahead import room_is_left
+from autoshard.envs.lookahead import largest_units_fit
 from autoshard.workload import EmbeddingTable, UserError
 
 
@@ -24,7 +24,7 @@ def test_the_four_largest_to_come_find_room_where_they_fit_most_tightly() -> Non
         size = sizes[np.arange(env_ids), placed]
         coming = [sorted(sizes[s, placed[s] + 1 :].tolist(), reverse=True) for s in range(env_ids)]
         largest = [max(some, default=0) for some in coming]
-        found = room_is_left(
+        found = largest_units_fit(
             torch.from_numpy(free),
             torch.from_numpy(size),
             torch.tensor(largest, dtype=torch.float64),
@@ -90,12 +90,12 @@ def test_a_game_ends_where_the_next_table_fits_nowhere(catalog: TableCatalog) ->
     assert episodes.over.tolist() == [False, False]
     episodes.place(torch.tensor([0, 1]))
     assert (episodes.over.tolist(), episodes.infeasible.tolist()) == ([True, False], [True, False])
-    assert episodes.left_share().tolist() == [0.5, 0.5]
-    assert episodes.assignment(0).tolist() == [-1, 0]
+    assert episodes.rest_share.tolist() == [0.5, 0.5]
+    assert assignment(episodes, 0) == [-1, 0]
     episodes.place(torch.tensor([0, 0]))
     assert (episodes.over.tolist(), episodes.infeasible.tolist()) == ([True, True], [True, False])
-    assert episodes.assignment(0).tolist() == [-1, 0]
-    assert episodes.assignment(1).tolist() == [0, 1]
+    assert assignment(episodes, 0) == [-1, 0]
+    assert assignment(episodes, 1) == [0, 1]
 
 
 def test_a_game_without_room_for_its_first_table_is_over_at_once(catalog: TableCatalog) -> None:
@@ -189,7 +189,7 @@ def test_no_device_is_safe_that_leaves_a_table_without_room(
 def test_a_deal_too_large_for_the_game_is_refused(catalog: TableCatalog, model: CostModel) -> None:
     episodes = BatchedPlacementEnv(catalog, 1, 2, 2)
     for too_large in (instance([1, 2, 3], 1), instance([1], 1, 1, 1)):
-        with pytest.raises(UserError, match="larger than the 2 tables and 2 devices"):
+        with pytest.raises(UserError, match="max_tables=2 and max_devices=2"):
             episodes.start([0], [too_large])
     with pytest.raises(UserError, match="at least one table"):
         TableCatalog(EstimatedCosts(model, 1024), [])

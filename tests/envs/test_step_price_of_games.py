@@ -13,6 +13,7 @@ from plays import AMPLE, AtRandom, Sketch, episodes_of, few, greedily, instance,
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import unit_amounts
 from autoshard.envs import BatchedPlacementEnv, EstimatedRewards, Layout, TableCatalog, TaskInstance
+from autoshard.envs.devices import STAGES
 from autoshard.workload import EmbeddingTable, Objective
 from autoshard.workload.objective import Link, ObjectiveName
 from autoshard.workload.step_price import StepPrice, step_ms
@@ -111,7 +112,7 @@ def test_a_device_costs_what_was_foretold_of_it(
         placing = (~episodes.over & (actions < episodes.max_devices)).nonzero()[:, 0]
         placing = placing[episodes.allowed[placing, actions[placing]]]
         waits, where = episodes.stages_ms.clone(), (placing, actions[placing])
-        waits[where] = episodes.joined_stages_ms[where]
+        waits[where] = episodes.priced[:, :, 1, :STAGES][where]
         cost = episodes.cost_ms.clone()
         cost[where] = episodes.joined_ms[where]
         episodes.place(actions)

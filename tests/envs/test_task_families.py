@@ -60,7 +60,7 @@ def test_its_tasks_are_as_it_says_and_can_be_solved(
     family, (least, most) = FAMILIES[name], FILLS[memory]
     tasks = some(catalog, name, memory)
     for task in tasks:
-        assert all(table.name.startswith(family.among) for table in task.tables)
+        assert all(table.name.startswith(family.prefix) for table in task.tables)
         assert all(part_of(table) == "test" for table in task.tables)
         assert family.num_tables[0] <= len(task.tables) <= family.num_tables[1]
         assert family.num_devices[0] <= len(task.devices) <= family.num_devices[1]
@@ -123,7 +123,7 @@ def test_a_mixture_deals_each_family_as_often(catalog: TableCatalog) -> None:
     linked = np.mean([instance.objective.link is not None for instance in dealt])
     assert 0.1 < linked < 0.25
     alone = MixedTaskSampler((RandomTaskSampler((2, 2)), RandomTaskSampler((3, 3))))
-    assert {len(alone(catalog, rng).units) for _ in range(40)} == {2, 3}
+    assert {len(alone.sample(catalog, rng, 1)[0].units) for _ in range(40)} == {2, 3}
 
 
 def test_sizes_that_are_never_trained_on_are_asked_for_by_name() -> None:
@@ -147,7 +147,7 @@ def test_a_wrong_name_is_told_with_those_there_are(wrong: str) -> None:
 
 
 def test_what_cannot_be_dealt_is_told(catalog: TableCatalog) -> None:
-    with pytest.raises(UserError, match="no table to be dealt has a name that begins with 'x/'"):
-        RandomTaskSampler(among="x/")(catalog, np.random.default_rng(0))
+    with pytest.raises(UserError, match="no table of the catalog has a name that begins with 'x/'"):
+        RandomTaskSampler(prefix="x/").sample(catalog, np.random.default_rng(0), 1)
     with pytest.raises(UserError, match="exchange_share: must lie between 0 and 1"):
         RandomTaskSampler(exchange_share=(0.5, 1.0))
