@@ -1,9 +1,9 @@
-"""What is to be sharded: the ground floor, which imports no other room.
+"""Tables, devices, tasks and plans: the package that imports no other.
 
-Hands out the words of the platform (`EmbeddingTable`, `Piece`, `Shard`, `Device`,
-`ShardingTask`, `ShardingPlan`, `OperatorOptions`), the protocols of its two trades (`CostOracle`,
-`Sharder`), readers of table lists (`load_tables`), what plans must obey (`Constraints`, `Rule`),
-the index batches that a table's description stands for, and the features that models see of it.
+Exports the data types (`EmbeddingTable`, `Piece`, `Shard`, `Device`, `ShardingTask`,
+`ShardingPlan`, `OperatorOptions`), the protocols `CostOracle` and `Sharder`, readers of table lists
+(`load_tables`), placement constraints (`Constraints`, `Rule`), index batches, and the features that
+cost models use.
 """
 
 from typing import TYPE_CHECKING

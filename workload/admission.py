@@ -1,9 +1,8 @@
-"""Decides what a device may hold: memory, rules of the task, and parts of a table.
+"""Decides which devices may take a placement unit: by memory, and by the rules of the task.
 
-`RuleMasks` compiles the rules of a task once, as arrays over its placement units: a table, or whole
-tables that a rule keeps together. `Occupancy` knows what the devices of one plan, or of several
-plans side by side, hold and have free, and answers what they admit. Heuristics, greedies, searches,
-annealing and the environment ask here; `ShardingPlan.check` is written apart, for it judges them.
+`RuleMasks` compiles the rules of a task once, as arrays over its placement units. `Occupancy` keeps
+what the devices of one or several plans hold and have free. All sharders and the environment use
+them. `ShardingPlan.check` is implemented independently, because it validates their results.
 """
 
 from collections.abc import Sequence
@@ -19,25 +18,24 @@ from autoshard.workload.units import Placeable, PlacementUnit
 Truths: TypeAlias = npt.NDArray[np.bool_]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-NOTHING = -1  # the number of no unit: it takes no memory, and breaks no rule
+NOTHING = -1  # stands for no unit: it takes no memory, and breaks no rule
 ANY_PARTS = 2**30  # parts of a table, where no rule says how many
 
 
 class RuleMasks:
     """The rules of a task as arrays.
 
-    The last row of each array, at `NOTHING`, is that of no unit.
+    The last row of each array, at `NOTHING`, stands for no unit.
 
     Args:
-        task: Whose rules are compiled.
+        task: Task whose rules are compiled.
 
     Attributes:
-        units: What is placed, whole, in the order of the task's tables.
-        lawful: Whether each unit may lie on each device, as far as it alone goes:
-            [units + 1, devices].
-        groups: Which units are in which group of tables that must lie apart: [units + 1, groups].
-        max_parts: Most parts that a table may be split into; 1 where it must stay whole.
-        min_width: Fewest columns of each of several parts.
+        units: Placement units of whole tables, in the order of the task's tables.
+        lawful: Whether the rules allow each unit on each device: [units + 1, devices].
+        groups: Membership of units in groups that must not share a device: [units + 1, groups].
+        max_parts: Maximum number of parts of a table; 1 where it must stay whole.
+        min_width: Minimum number of columns of a part, where there are several.
     """
 
     def __init__(self, task: ShardingTask) -> None:
@@ -70,20 +68,20 @@ class RuleMasks:
             members = [self._numbers[table] for table in dict.fromkeys(rule.tables)]
             self.groups[members, column] = True
             for number in {n for n in members if members.count(n) > 1}:
-                self.lawful[number] = False  # of one unit: together and apart at once
+                self.lawful[number] = False  # rules keep it together and apart at once
 
     def number(self, piece: Placeable) -> int:
-        """Returns the number of the unit that a slice, or a unit, is of; `NOTHING` of none."""
+        """Returns the number of the whole unit that this is a part of, or `NOTHING`."""
         pieces = PlacementUnit.of(piece).pieces
         return self._numbers[pieces[0].table.name] if pieces else NOTHING
 
     def numbers(self, pieces: Sequence[Placeable]) -> Ints:
-        """Returns the number of each piece's unit."""
+        """Returns `number` of each."""
         return np.array([self.number(piece) for piece in pieces], np.int64)
 
     def freedom(self, units: Ints) -> Ints:
-        """Returns how many devices each of these pieces may lie on, less one for each other piece
-        that it must lie apart from: [pieces]. Those with little freedom are placed first.
+        """Returns the number of devices that each unit may be on, minus the number of units that it
+        must not share a device with: [units]. Units with little freedom are placed first.
         """
         freedom = self.lawful.sum(1)
         if self.groups.shape[1]:
@@ -93,7 +91,7 @@ class RuleMasks:
         return np.asarray(freedom[units])
 
     def may_split(self, unit: PlacementUnit, parts: int = 1) -> bool:
-        """Returns whether a slice may become two, where its table has so many parts already."""
+        """Returns whether a unit may be split, where its table has `parts` parts already."""
         if not unit.can_be_split:
             return False
         number = self.number(unit)
@@ -101,7 +99,7 @@ class RuleMasks:
         return bool(parts < self.max_parts[number] and narrow >= self.min_width[number])
 
     def gathered(self, placed: Sequence[tuple[Piece, int]]) -> list[tuple[PlacementUnit, int]]:
-        """Returns the slices of a plan as units, each with its device."""
+        """Returns the pieces of a plan as placement units with their devices."""
         together = [unit for unit in self.units if len(unit.pieces) > 1]
         if not together:
             return [(PlacementUnit.of(piece), device) for piece, device in placed]
@@ -112,50 +110,49 @@ class RuleMasks:
 
 
 class Occupancy:
-    """What the devices of a task hold and have free, in one plan or in several side by side.
+    """What the devices of a task hold and have free, in one plan or in several independent ones.
 
     Args:
-        masks: The task's rules; None where there are none.
-        free: Bytes that each device has free, [plans, devices]; kept up to date in place.
+        masks: Rules of the task, or None.
+        free: Free bytes of each device, [plans, devices]; updated in place.
     """
 
     def __init__(self, masks: RuleMasks | None, free: Ints) -> None:
         self.free = free
         self._rules = masks if masks is not None and masks.any else None
         groups = 0 if self._rules is None else self._rules.groups.shape[1]
-        # Of each device and group: the unit that lies there, of which there is one at most, and how
-        # many parts of it.
+        # For each device and group: the one unit that it may hold, and the number of its parts.
         self._resident = np.full((*free.shape, groups), NOTHING)
         self._parts = np.zeros((*free.shape, groups), np.int64)
 
     def admits(self, units: Ints, sizes: Ints) -> Truths:
-        """Returns whether each device may take one more: [n, devices].
+        """Returns whether each device may take a unit: [n, devices].
 
         Args:
-            units: Numbers of units, one for each plan; or any number of them for the only plan.
-            sizes: Bytes of each.
+            units: One unit for each plan; or any number of units if there is one plan.
+            sizes: Bytes of each unit.
         """
         found: Truths = self.free >= sizes[:, None]
         if self._rules is None:
             return found
         found = found & self._rules.lawful[units]
         for group in range(self._resident.shape[2]):
-            resident, asks = self._resident[..., group], self._rules.groups[units, group][:, None]
-            found &= ~asks | (resident == NOTHING) | (resident == units[:, None])
+            resident, member = self._resident[..., group], self._rules.groups[units, group][:, None]
+            found &= ~member | (resident == NOTHING) | (resident == units[:, None])
         return found
 
     def admits_exchange(
         self, devices: Ints, leaving: Ints, gone: Ints, entering: Ints, come: Ints
     ) -> Truths:
-        """Returns whether devices of the only plan may take something in place of something else.
+        """Returns whether devices of the only plan may take one unit in exchange for another.
 
         All arguments broadcast; `NOTHING` may leave or enter.
 
         Args:
             devices: Numbers of devices.
-            leaving: The unit that leaves each.
+            leaving: Unit that leaves each device.
             gone: Bytes that leave.
-            entering: The unit that enters each.
+            entering: Unit that enters each device.
             come: Bytes that enter.
         """
         found = come - gone <= self.free[0, devices]
@@ -170,13 +167,13 @@ class Occupancy:
         return np.asarray(found)
 
     def enter(self, unit: int, size: int, device: int) -> None:
-        """Puts a part of a unit, or all of it, on a device of the only plan."""
+        """Adds a unit, or a part of it, to a device of the only plan."""
         self.free[0, device] -= size
         if self._rules is not None:
             self.settle(unit, device)
 
     def leave(self, unit: int, size: int, device: int) -> None:
-        """Takes a part of a unit, or all of it, off its device."""
+        """Removes a unit, or a part of it, from its device."""
         self.free[0, device] += size
         for group in self._groups_of(unit):
             self._parts[0, device, group] -= 1
@@ -184,31 +181,30 @@ class Occupancy:
                 self._resident[0, device, group] = NOTHING
 
     def settle(self, unit: int, device: int) -> None:
-        """Notes a part of a unit on a device; for those who keep the free memory themselves."""
+        """Adds a unit, or a part of it, without changing the free memory."""
         for group in self._groups_of(unit):
             self._resident[0, device, group] = unit
             self._parts[0, device, group] += 1
 
     def enter_each(self, plans: Ints, units: Ints, sizes: Ints, devices: Ints) -> None:
-        """Puts a unit on a device in each of these plans, which are different ones."""
+        """Adds a unit to a device in each of these plans, which must differ."""
         self.free[plans, devices] -= sizes
         if self._rules is None:
             return
         for group in range(self._resident.shape[2]):
-            mine = self._rules.groups[units, group]
-            self._resident[plans[mine], devices[mine], group] = units[mine]
-            self._parts[plans[mine], devices[mine], group] += 1
+            members = self._rules.groups[units, group]
+            self._resident[plans[members], devices[members], group] = units[members]
+            self._parts[plans[members], devices[members], group] += 1
 
     def _groups_of(self, unit: int) -> list[int]:
-        """Returns the groups of units that must lie apart which this unit is in."""
         return [] if self._rules is None else self._rules.groups[unit].nonzero()[0].tolist()
 
 
 def units_of(task: ShardingTask) -> list[PlacementUnit]:
-    """Returns what is placed: all tables whole, those that a rule keeps together as one."""
+    """Returns placement units of whole tables; those that a rule keeps together form one."""
     leader = {table.name: table.name for table in task.tables}
 
-    def led_by(name: str) -> str:
+    def root_of(name: str) -> str:
         while leader[name] != name:
             name = leader[name]
         return name
@@ -216,8 +212,8 @@ def units_of(task: ShardingTask) -> list[PlacementUnit]:
     for rule in task.rules:
         if rule.kind == "together":
             for other in rule.tables[1:]:
-                leader[led_by(other)] = led_by(rule.tables[0])
+                leader[root_of(other)] = root_of(rule.tables[0])
     joined: dict[str, list[Piece]] = {}
     for table in task.tables:
-        joined.setdefault(led_by(table.name), []).append(table.whole())
+        joined.setdefault(root_of(table.name), []).append(table.whole())
     return [PlacementUnit(tuple(pieces)) for pieces in joined.values()]

@@ -1,8 +1,8 @@
-"""The lookups of a batch, drawn again by whoever needs them from a table's description and a seed.
+"""Draws the lookups of a batch from a table's description and a seed.
 
-Nothing is shipped: every actor makes the same batch. The rows' numbers of uses come from the
-table's spectrum, which rows those are from an affine map, and their order from a shuffle, so
-memory grows with the lookups and never with the rows.
+Every actor draws the same batch, so none is sent. The table's spectrum gives the number of uses of
+each row, an affine map selects the rows, and a shuffle orders the lookups. Memory is therefore
+proportional to the number of lookups and independent of the number of rows.
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from autoshard.workload.tables import EmbeddingTable, Shard, digest
 
 Indices = npt.NDArray[np.int64]
 
-# Drawn lookups are kept a while: the shards of one pool of tables share most of them.
+# Lookups are cached, because the shards of one pool of tables share most of them.
 _RECENT_BYTES = 64 * 2**20
 _recent: OrderedDict[tuple[str, int, int], tuple[Indices, Indices]] = OrderedDict()
 
@@ -26,10 +26,10 @@ _GOLDEN = 0.6180339887498949
 
 @dataclass(frozen=True)
 class IndexBatch:
-    """fbgemm's form of a batch: lookups of all tables and samples, one after the other.
+    """A batch as FBGEMM takes it: the concatenated lookups of all tables and samples.
 
     Sample `b` of feature `f` looks up `indices[offsets[f * batch_size + b] : offsets[... + 1]]`;
-    features are numbered through all tables.
+    features are numbered across all tables.
     """
 
     indices: Indices
@@ -37,12 +37,12 @@ class IndexBatch:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of both arrays."""
+        """Returns the bytes of both arrays."""
         return self.indices.nbytes + self.offsets.nbytes
 
 
 def table_lookups(table: EmbeddingTable, batch_size: int, seed: int = 0) -> tuple[Indices, Indices]:
-    """Rows looked up by a batch, and how many of them belong to each sample of each feature."""
+    """Returns the rows that a batch looks up, and lookups of each feature and sample."""
     if table.trace is not None:
         return traces.lookups(table.trace, batch_size)
     key = (table.access_digest, batch_size, seed)
@@ -66,7 +66,7 @@ def _draw(table: EmbeddingTable, batch_size: int, seed: int) -> tuple[Indices, I
 
 
 def shard_batch(shard: Shard, batch_size: int, seed: int = 0) -> IndexBatch:
-    """The batch of all tables of a shard, in the shard's order."""
+    """Returns the batch of all tables of a shard, in the shard's order."""
     parts = [table_lookups(piece.table, batch_size, seed) for piece in shard.pieces]
     lengths = np.concatenate([lengths for _, lengths in parts])
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -74,7 +74,7 @@ def shard_batch(shard: Shard, batch_size: int, seed: int = 0) -> IndexBatch:
 
 
 def _scattered(count: int, rows: int, rng: np.random.Generator) -> Indices:
-    """`count` different row numbers, spread over the whole table."""
+    """Returns `count` different row numbers, spread over the whole table."""
     stride = max(1, int(rows * _GOLDEN))
     while np.gcd(stride, rows) != 1:
         stride += 1
@@ -83,7 +83,7 @@ def _scattered(count: int, rows: int, rng: np.random.Generator) -> Indices:
 
 
 def _even_lengths(lookups: int, samples: int, rng: np.random.Generator) -> Indices:
-    """Lookups of each sample: the mean rounded down, and one more for samples drawn at random."""
+    """Returns lookups of each sample: the mean, rounded down, plus one for some random samples."""
     lengths = np.full(samples, lookups // samples, dtype=np.int64)
     lengths[rng.permutation(samples)[: lookups % samples]] += 1
     return lengths

@@ -1,4 +1,4 @@
-"""What options may be: bounds, and the one line that says which one is out of them."""
+"""Checks that the options of a command are within bounds."""
 
 import math
 from collections.abc import Mapping
@@ -15,23 +15,26 @@ def check_bounds(
     more_than: Mapping[str, float] | None = None,
     up_to: Mapping[str, float] | None = None,
 ) -> None:
-    """UserError names the option that is out of its bounds, or no number; None is not given.
+    """Checks options against bounds. Options that are None are skipped.
 
     Args:
-        options: a command's, or a part of them; `shape.hidden` is that of its part `shape`.
-        under: what comes before their names on a command line: `hyper.`.
-        at_least: the least that each may be.
-        more_than: what each must be above.
-        up_to: the most that each of these may be, which have a least one as well.
+        options: Options of a command, or a part of them. `shape.hidden` names a nested option.
+        under: Prefix of their names on the command line, such as `hyper.`.
+        at_least: Inclusive lower bounds.
+        more_than: Exclusive lower bounds.
+        up_to: Inclusive upper bounds of options that also have a lower one.
+
+    Raises:
+        UserError: An option is out of bounds or not a number.
     """
     limits = [
-        *((name, "at least", ge, least) for name, least in (at_least or {}).items()),
+        *((name, "at least", ge, bound) for name, bound in (at_least or {}).items()),
         *((name, "more than", gt, bound) for name, bound in (more_than or {}).items()),
     ]
     for name, words, holds, bound in limits:
-        value, most = attrgetter(name)(options), (up_to or {}).get(name)
+        value, upper = attrgetter(name)(options), (up_to or {}).get(name)
         if value is None:
             continue
-        if not (holds(value, bound) and value < math.inf and (most is None or value <= most)):
-            must = f"be {words} {bound}" if most is None else f"lie between {bound} and {most}"
+        if not (holds(value, bound) and value < math.inf and (upper is None or value <= upper)):
+            must = f"be {words} {bound}" if upper is None else f"lie between {bound} and {upper}"
             raise UserError(f"--{under}{name.replace('_', '-')} must {must}, got {value}")

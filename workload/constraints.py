@@ -1,4 +1,4 @@
-"""Constraints as users write them: a file or a document over tables, groups and devices.
+"""Constraints as users write them: a YAML file over tables, groups and devices.
 
     groups:
       ads: [ads_click, "ads_view_*"]        # names and patterns of tables
@@ -11,7 +11,7 @@
     devices:                                # a name, a number, or all
       all: {reserve: 10%}                   # of its memory; or as in 2 GB
 
-`applied` makes of it a task with rules, and devices with less room.
+`Constraints.applied` adds the rules to a task and reserves memory of its devices.
 """
 
 import re
@@ -40,9 +40,7 @@ _TRUTH = "tag:yaml.org,2002:bool"
 
 
 class _Loader(yaml.SafeLoader):
-    """Where `on` is a word, as in YAML 1.2, and an entry that occurs twice is a mistake: of two the
-    last would be kept, and nobody would notice.
-    """
+    """A safe loader that reads `on` as text, as YAML 1.2 does, and rejects duplicate keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -56,20 +54,20 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, form) for tag, form in some if tag != _TRUTH]
-    for first, some in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [(tag, form) for tag, form in resolvers if tag != _TRUTH]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver(_TRUTH, re.compile("(?i:true|false)"), list("tfTF"))
 
 
 @dataclass(frozen=True)
 class Constraints:
-    """What is demanded of plans, not yet of a certain task. Sections as in the file.
+    """Placement constraints that are not yet bound to a task, in the sections of the file.
 
     Args:
-        groups: names or patterns of tables, by the group's name.
-        tables: demands, by a table's name, a pattern or a group.
-        devices: `reserve` ("10%" or "2 GB"), by a device's name or number, or "all".
+        groups: Names or patterns of tables, by name of the group.
+        tables: Constraints, by table, pattern or group.
+        devices: `reserve` ("10%" or "2 GB"), by device name or number, or "all".
     """
 
     groups: Mapping[str, Sequence[str]]
@@ -78,7 +76,7 @@ class Constraints:
 
     @staticmethod
     def of(document: Mapping[str, Any]) -> "Constraints":
-        """From a document of such sections; UserError where it is off."""
+        """Returns the constraints of a document with these sections; UserError if malformed."""
         if not isinstance(document, Mapping):
             raise UserError(f"constraints have sections: {', '.join(_SECTIONS)}")
         for section, content in document.items():
@@ -101,7 +99,7 @@ class Constraints:
 
     @staticmethod
     def read(path: Path | str) -> "Constraints":
-        """From a YAML (or JSON) file; UserError names the file and what is wrong with it."""
+        """Reads a YAML or JSON file; UserError names the file and the fault."""
         with documents.naming(path):
             try:
                 text = Path(path).read_text(encoding="utf-8")
@@ -113,19 +111,19 @@ class Constraints:
             except yaml.YAMLError as error:
                 mark = getattr(error, "problem_mark", None)
                 where = "" if mark is None else f"line {mark.line + 1}: "
-                told = getattr(error, "problem", None) or "is not YAML"
-                raise UserError(f"{where}{told}") from error
+                problem = getattr(error, "problem", None) or "is not YAML"
+                raise UserError(f"{where}{problem}") from error
             return Constraints.of(document or {})
 
     @staticmethod
     def of_file(path: Path | str, task: ShardingTask) -> ShardingTask:
-        """The task under the constraints of a file; UserError names it."""
+        """Returns the task with the constraints of a file; UserError names the file."""
         constraints = Constraints.read(path)
         with documents.naming(path):
             return constraints.applied(task)
 
     def applied(self, task: ShardingTask) -> ShardingTask:
-        """The task under these constraints; UserError for what is not there."""
+        """Returns the task with these constraints; UserError names unknown tables and devices."""
         rules = [
             rule
             for selector, demands in self.tables.items()
@@ -139,7 +137,7 @@ class Constraints:
         tables = self._selected(selector, task)
         with documents.naming(f"tables, {selector}"):
             for demand, value in demands.items():
-                told = f"{selector}: {demand}" + ("" if value is True else f" {_shown(value)}")
+                name = f"{selector}: {demand}" + ("" if value is True else f" {_shown(value)}")
                 if demand not in _DEMANDS:
                     raise FieldError(
                         demand,
@@ -151,14 +149,14 @@ class Constraints:
                     raise FieldError(demand, f"must be a whole number, got {value!r}")
                 if demand in _PLACES:
                     devices = _devices_of(demand, value, task.devices)
-                    yield Rule(_DEMANDS[demand], tables, devices, told)
+                    yield Rule(_DEMANDS[demand], tables, devices, name)
                 elif demand in _COUNTS:
-                    yield Rule(_DEMANDS[demand], tables, (value,), told)
+                    yield Rule(_DEMANDS[demand], tables, (value,), name)
                 elif value:
-                    yield Rule(_DEMANDS[demand], tables, (), told)
+                    yield Rule(_DEMANDS[demand], tables, (), name)
 
     def _selected(self, selector: str, task: ShardingTask) -> tuple[str, ...]:
-        """The tables that a name, a pattern or a group stands for, in the task's order."""
+        """Returns the tables that a name, pattern or group selects, in the task's order."""
         names = [table.name for table in task.tables]
         patterns = self.groups.get(selector, (selector,))
         where = f"groups, {selector}" if selector in self.groups else "tables"
@@ -172,7 +170,7 @@ class Constraints:
 
     def _devices(self, task: ShardingTask) -> Iterator[Device]:
         reserved = [device.reserved_bytes for device in task.devices]
-        # What is said of one device counts more than what is said of all.
+        # An entry for one device overrides the entry for all.
         for name, demands in sorted(self.devices.items(), key=lambda entry: entry[0] != _ALL):
             for demand, value in demands.items():
                 where = f"devices, {name}, {demand}"
@@ -193,14 +191,14 @@ def _names(where: str, members: Any) -> tuple[str, ...]:
 
 
 def _devices_of(demand: str, value: Any, devices: Sequence[Device]) -> tuple[int, ...]:
-    several = value if isinstance(value, list | tuple) else [value]
-    if demand == "pinned" and len(several) != 1:
+    given = value if isinstance(value, list | tuple) else [value]
+    if demand == "pinned" and len(given) != 1:
         raise FieldError(demand, f"names one device, got {_shown(value)}")
-    return tuple(_device(demand, each, devices) for each in several)
+    return tuple(_device(demand, device, devices) for device in given)
 
 
 def _device(field: str, given: Any, devices: Sequence[Device]) -> int:
-    """The number of a device that is given by number or name."""
+    """Returns the number of a device that is given by number or name."""
     names = [device.name for device in devices]
     if str(given) in names:
         return names.index(str(given))

@@ -1,4 +1,4 @@
-"""What the published heuristics believe that a slice costs, in any unit."""
+"""Cost proxies of the published heuristics: a number for each piece, in any unit."""
 
 import math
 from collections.abc import Callable

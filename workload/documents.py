@@ -1,4 +1,4 @@
-"""JSON documents that carry their schema, and one clear line when they are off."""
+"""JSON documents with a schema and version, and their error messages."""
 
 import json
 import os
@@ -19,11 +19,11 @@ class Schema:
     version: int
 
     def stamp(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The document: the body under this schema."""
+        """Returns the document: the body with schema and version."""
         return {"schema": self.name, "version": self.version, **body}
 
     def check(self, document: Any) -> None:
-        """UserError unless the document is of this schema and version."""
+        """Raises UserError unless the document has this schema and version."""
         if not isinstance(document, Mapping) or document.get("schema") != self.name:
             raise UserError(f'is not a document of schema "{self.name}"')
         version = document.get("version")
@@ -35,7 +35,7 @@ class Schema:
 
 
 def read(path: Path | str) -> Any:
-    """The JSON value in a file; UserError if there is none."""
+    """Reads the JSON value of a file; UserError if there is none."""
     try:
         return parse(Path(path).read_bytes())
     except OSError as error:
@@ -43,7 +43,7 @@ def read(path: Path | str) -> Any:
 
 
 def parse(text: bytes) -> Any:
-    """The JSON value that a file holds; UserError says where it is off."""
+    """Parses JSON; UserError names line and column of the fault."""
     try:
         return json.loads(text.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -53,7 +53,7 @@ def parse(text: bytes) -> Any:
 
 
 def write(path: Path | str, document: Any) -> None:
-    """Write a JSON file whole or not at all."""
+    """Writes a JSON file atomically."""
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
@@ -66,7 +66,7 @@ def write(path: Path | str, document: Any) -> None:
 
 @contextmanager
 def naming(path: Path | str) -> Iterator[None]:
-    """Put the file's name before what a UserError says."""
+    """Prefixes the message of a UserError with the name of the file."""
     try:
         yield
     except UserError as error:
@@ -75,7 +75,7 @@ def naming(path: Path | str) -> Iterator[None]:
 
 @contextmanager
 def fields_of(what: str) -> Iterator[None]:
-    """Turn a missing or wrongly typed field of a document into a UserError."""
+    """Raises a missing or wrongly typed field of a document as UserError."""
     try:
         yield
     except KeyError as error:

@@ -1,15 +1,15 @@
-"""The one family of errors that a user can mend."""
+"""Errors that users can fix."""
 
 
 class UserError(Exception):
-    """Bad input or a broken set-up: one line that says what, where and how to mend it.
+    """Invalid input or set-up: one line with the cause, the place and the fix.
 
-    Commands print it without a traceback and leave with exit code 2.
+    Commands print it without a traceback and exit with code 2.
     """
 
 
 class FieldError(UserError):
-    """A value that a description does not admit; readers add the file and line it came from."""
+    """An invalid value of a field. Readers add the file and line."""
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")

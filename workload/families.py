@@ -1,11 +1,11 @@
-"""Tables by the name of their family: real workloads as published, and ranges drawn by design.
+"""Table families: published workloads, and tables drawn from ranges.
 
-What holds for one family of tables need not hold for another, so models are taught on a wide
-range and tested on families that they have not seen.
+Results for one family need not hold for another. Cost models are therefore trained on a wide range
+and tested on families that training does not use.
 
-Of a workload rows, dims and lookups a sample are published, but not how often rows are used again:
-MLPerf draws them uniformly, Criteo's categories are known to be very skewed. `scale` divides rows,
-for machines with less memory than the workload was made for.
+For workloads, rows, dims and lookups per sample are published, but not the reuse of rows. MLPerf
+draws rows uniformly, and Criteo's categories are known to be very skewed. `scale` divides the rows,
+for machines with less memory than the workload requires.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +20,12 @@ from autoshard.workload.reuse import UPPER, Floats
 from autoshard.workload.synthetic import published_reuse
 from autoshard.workload.tables import DIM_STEP, NUM_REUSE_BINS, EmbeddingTable
 
-# As its own data set has them: https://ailab.criteo.com/ressources (Kaggle), counted by DLRM.
+# Criteo Kaggle data set: https://ailab.criteo.com/ressources (counted by DLRM).
 _CRITEO_ROWS = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992,
     5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
-_CRITEO_ZIPF = 1.05  # ours: the most frequent category of a feature makes up 10 to 50 % of it
+_CRITEO_ZIPF = 1.05  # our estimate: the top category of a feature has 10 to 50 % of its lookups
 
 # MLPerf training, DLRM-DCNv2: https://github.com/mlcommons/training/tree/master/recommendation_v2
 _MLPERF_ROWS = (
@@ -36,18 +36,18 @@ _MLPERF_LOOKUPS = (
     3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1,
 )  # fmt: skip
 
-_PUBLISHED_BATCH = 65_536  # samples in the batch of the published reuse
-_SMALLEST = 64  # times smaller are the smallest batches in which tables are used like that
-_TILT = 0.4  # how much a table's reuse may be bent to rare or frequent, a bin
-# Of variations of a workload: deviations of the logarithms of rows and lookups, and Zipf's powers.
+_PUBLISHED_BATCH = 65_536  # samples of the batch in which the published reuse was counted
+_MAX_REDUCTION = 64  # of that batch, for tables whose reuse was counted in a smaller one
+_TILT = 0.4  # maximum slope of the log factor per reuse bin
+# Variations: standard deviations of log rows and log lookups, and the range of Zipf exponents.
 _VARIED_ROWS, _VARIED_LOOKUPS, _VARIED_ZIPF = 0.5, 0.4, (0.0, 1.2)
-_SEEDS_APART = 1_000_003  # of the ranges of a mixture
-_MAX_BYTES = 2**32  # of a table's fp32 weights: one that is larger is made lower
+_SEED_STEP = 1_000_003  # between the ranges of a mixture
+_MAX_BYTES = 2**32  # of a table's fp32 weights; larger tables get fewer rows
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A real model's tables."""
+    """The tables of a published model."""
 
     rows: tuple[int, ...]
     lookups: tuple[int, ...]
@@ -55,7 +55,7 @@ class Workload:
     zipf_alpha: float
 
     def tables(self, scale: int) -> tuple[EmbeddingTable, ...]:
-        """The tables, with a `scale`-th of their rows."""
+        """Returns the tables with their rows divided by `scale`."""
         return tuple(
             EmbeddingTable(
                 name=f"c{number:02d}",
@@ -68,13 +68,13 @@ class Workload:
         )
 
     def varied(self, rng: np.random.Generator) -> Iterator[EmbeddingTable]:
-        """The tables, each a little other than published; without names that tell them apart."""
+        """Yields random variations of the tables, all with the same name."""
         dim = int(self.dim * rng.choice((0.5, 1, 2)))
         for rows, lookups in zip(self.rows, self.lookups, strict=True):
-            many = rows * np.exp(_VARIED_ROWS * rng.standard_normal())
+            varied_rows = rows * np.exp(_VARIED_ROWS * rng.standard_normal())
             yield EmbeddingTable(
                 name="varied",
-                rows=round(max(1, min(many, _MAX_BYTES / (4 * dim)))),
+                rows=round(max(1, min(varied_rows, _MAX_BYTES / (4 * dim)))),
                 dim=dim,
                 pooling_factor=round(lookups * np.exp(_VARIED_LOOKUPS * rng.standard_normal()), 4),
                 zipf_alpha=round(rng.uniform(*_VARIED_ZIPF), 4),
@@ -85,17 +85,23 @@ WORKLOADS: Mapping[str, Workload] = {
     "criteo": Workload(_CRITEO_ROWS, (1,) * len(_CRITEO_ROWS), 16, _CRITEO_ZIPF),
     "mlperf:dlrm-v2": Workload(_MLPERF_ROWS, _MLPERF_LOOKUPS, 128, 0.0),
 }
-# As Criteo's would be for a larger model: wider, with a history of eight in place of a category.
+# Criteo's tables for a larger model: wider, and with eight lookups in place of one.
 _LARGER_CRITEO = Workload(_CRITEO_ROWS, (8,) * len(_CRITEO_ROWS), 64, _CRITEO_ZIPF)
 
 
 @dataclass(frozen=True)
 class Range:
-    """Tables drawn evenly over a box, all but `zipf_alpha` by their logarithms.
+    """Ranges of table properties, sampled uniformly in the logarithm (`zipf_alpha`: linearly).
 
-    A share `published` of them is used as the published histogram says, bent a little, the others
-    by a Zipf law. `features` is the most that a table has, drawn by its logarithm; a share
-    `weighted` of the tables is looked up with weights.
+    Args:
+        rows: Number of rows.
+        dim: Number of columns.
+        lookups: Lookups per sample.
+        zipf_alpha: Exponents of Zipf laws.
+        published: Share of tables with the published reuse histogram, tilted at random; the others
+            follow Zipf laws.
+        features: Maximum number of features of a table, sampled in the logarithm.
+        weighted: Share of tables with weighted lookups.
     """
 
     rows: tuple[float, float]
@@ -107,7 +113,7 @@ class Range:
     weighted: float = 0.0
 
     def tables(self, count: int, seed: int) -> tuple[EmbeddingTable, ...]:
-        """`count` tables, spread over all of the box however few they are (a Latin hypercube)."""
+        """Returns `count` tables by Latin hypercube sampling, so that few cover the ranges too."""
         from scipy.stats import qmc  # slow to load, and only needed here
 
         draws = qmc.LatinHypercube(6, rng=np.random.default_rng([count, seed])).random(count)
@@ -115,7 +121,7 @@ class Range:
         tables = (self._table(f"t{n:0{width}d}", draw) for n, draw in enumerate(draws))
         if self.features == 1 and not self.weighted:
             return tuple(tables)
-        # Draws of their own: other than in these two, tables are as without.
+        # Separate draws, so that all other properties are the same as without these two.
         uses = qmc.LatinHypercube(2, rng=np.random.default_rng([count, seed, 1])).random(count)
         return tuple(
             replace(
@@ -133,17 +139,17 @@ class Range:
         )
         columns = max(DIM_STEP, round(dim / DIM_STEP) * DIM_STEP)
         rows = min(rows, _MAX_BYTES / (4 * columns))
-        pooling, bent = round(lookups, 4), draw[5] < self.published
+        pooling, tilted = round(lookups, 4), draw[5] < self.published
         low, high = self.zipf_alpha
-        batch = round(_PUBLISHED_BATCH / _SMALLEST ** draw[3])
+        batch = round(_PUBLISHED_BATCH / _MAX_REDUCTION ** draw[3])
         return EmbeddingTable(
             name=name,
             rows=round(rows),
             dim=columns,
             pooling_factor=pooling,
-            zipf_alpha=None if bent else round(low + (high - low) * draw[3], 4),
-            reuse=_bent_reuse(pooling * batch, _TILT * (2 * draw[4] - 1)) if bent else None,
-            reuse_batch_size=batch if bent else None,
+            zipf_alpha=None if tilted else round(low + (high - low) * draw[3], 4),
+            reuse=_tilted_reuse(pooling * batch, _TILT * (2 * draw[4] - 1)) if tilted else None,
+            reuse_batch_size=batch if tilted else None,
         )
 
 
@@ -155,9 +161,9 @@ RANGES: Mapping[str, Range] = {
     "hot": Range((50, 2e4), (4, 32), (5, 100), (0.9, 1.6)),
     "cold": Range((2e5, 5e6), (32, 128), (0.5, 8), (0, 0.3)),
 }
-# Tables of several ranges by turns. What costs most forward beside what costs most backward: wide
-# tables of a few hot rows take two times as long backward as forward, by the shipped cost model of
-# CPUs, narrow ones of which each lookup finds another row twenty times as long.
+# Tables of several ranges in alternation. `directions` mixes ratios of backward to forward time: by
+# the shipped cost model for CPUs, 2 for wide tables with few hot rows, and 20 for narrow tables
+# without reuse.
 MIXTURES: Mapping[str, tuple[Range, ...]] = {
     "directions": (
         Range((1e2, 1e5), (256, 512), (10, 100), (1.2, 1.6)),
@@ -167,17 +173,18 @@ MIXTURES: Mapping[str, tuple[Range, ...]] = {
 
 
 def _mixed_tables(ranges: Sequence[Range], count: int, seed: int) -> tuple[EmbeddingTable, ...]:
-    """`count` tables, of each range by turns."""
-    some = [
-        each.tables(-(-count // len(ranges)), seed + number * _SEEDS_APART)
-        for number, each in enumerate(ranges)
+    """Returns `count` tables, from the ranges in alternation."""
+    drawn = [
+        tables.tables(-(-count // len(ranges)), seed + number * _SEED_STEP)
+        for number, tables in enumerate(ranges)
     ]
-    return _numbered([table for turn in zip(*some, strict=True) for table in turn][:count])
+    return _numbered([table for group in zip(*drawn, strict=True) for table in group][:count])
 
 
 def _giant_tables(count: int, seed: int) -> tuple[EmbeddingTable, ...]:
-    """`count` tables, of variations of MLPerf's model and of a larger Criteo's by turns: a few are
-    giants, in memory, in cost or in both.
+    """Returns `count` tables, from variations of MLPerf's and a larger Criteo's in alternation.
+
+    A few are much larger or costlier than the others.
     """
     found: list[EmbeddingTable] = []
     models = cycle((WORKLOADS["mlperf:dlrm-v2"], _LARGER_CRITEO))
@@ -191,8 +198,8 @@ def _numbered(tables: Sequence[EmbeddingTable]) -> tuple[EmbeddingTable, ...]:
     return tuple(replace(table, name=f"t{n:0{width}d}") for n, table in enumerate(tables))
 
 
-def _bent_reuse(lookups: float, tilt: float) -> tuple[float, ...]:
-    """The published histogram, bent, over the bins that so many lookups can fill."""
+def _tilted_reuse(lookups: float, tilt: float) -> tuple[float, ...]:
+    """Returns the published histogram, tilted, over the bins that so many lookups can fill."""
     bins = published_reuse() * np.exp(tilt * np.arange(NUM_REUSE_BINS))
     bins[1:][UPPER[1:] / 2 >= max(1.0, lookups / 4)] = 0.0
     return tuple(np.round(bins / bins.sum(), 9).tolist())
@@ -216,7 +223,7 @@ def _drawn(name: str, rest: str) -> tuple[EmbeddingTable, ...]:
 
 
 _DRAWN: Mapping[str, Callable[[int, int], tuple[EmbeddingTable, ...]]] = {
-    **{name: each.tables for name, each in RANGES.items()},
+    **{name: ranges.tables for name, ranges in RANGES.items()},
     **{name: partial(_mixed_tables, ranges) for name, ranges in MIXTURES.items()},
     "giants": _giant_tables,
 }
@@ -227,7 +234,7 @@ _READERS: Mapping[str, Callable[[str, str], tuple[EmbeddingTable, ...]]] = {
 
 
 def family_tables(source: str) -> tuple[EmbeddingTable, ...] | None:
-    """The tables of `NAME[:...]`; None if no family has that name, UserError if more is wrong."""
+    """Returns the tables of `NAME[:...]`, or None if no family has that name."""
     for name, read in _READERS.items():
         if source == name or source.startswith(f"{name}:"):
             return read(name, source[len(name) + 1 :])

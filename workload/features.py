@@ -1,4 +1,4 @@
-"""What a model sees of a table: the 21 published features, and our own."""
+"""Input features of cost models: the 21 published ones, and our own."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from autoshard.workload.lookups import lookups_in
 from autoshard.workload.reuse import Floats
 from autoshard.workload.tables import NUM_REUSE_BINS, Piece
 
-# AutoShard's and DreamShard's: size is in GB of fp32 weights.
+# Those of AutoShard and DreamShard; the size is in GB of fp32 weights.
 PUBLISHED_FEATURES = (
     "dim",
     "rows",
@@ -34,11 +34,11 @@ _FLOAT_BYTES = 4
 
 
 def piece_features(pieces: Sequence[Piece], batch_size: int) -> Floats:
-    """Features of each slice in a batch of that size: [slices, features], named FEATURE_NAMES.
+    """Returns the features of each piece, [pieces, features], named by FEATURE_NAMES.
 
-    `looked_up_bytes` counts a row at each of its uses, `touched_bytes` once; both in fp32. Samples
-    (`log_batch_size`) count once for each feature of the table: so many outputs it has. A table
-    with one feature and without weights has 0 as its `log_features` and `weighted`.
+    `looked_up_bytes` counts a row at each use, `touched_bytes` once; both in fp32.
+    `log_batch_size` counts a sample once for each feature of the table, as the operator's outputs
+    do. `log_features` and `weighted` are 0 for a table with one feature and without weights.
     """
     tables = list({id(piece.table): piece.table for piece in pieces}.values())
     numbers = {id(table): number for number, table in enumerate(tables)}

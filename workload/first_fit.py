@@ -1,4 +1,4 @@
-"""First fit decreasing: packs tables into memory whatever they cost, for many tasks at once."""
+"""First-fit decreasing bin packing of tables into memory, for many tasks at once."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,21 +9,22 @@ from autoshard.workload.tables import DIM_STEP
 Ints = npt.NDArray[np.int64]
 Truths = npt.NDArray[np.bool_]
 
-_NOWHERE = -1
-_MAX_HALVED = 48  # slices that become two before a task is given up
+_MAX_SPLITS = 48  # before a task counts as infeasible
 
 
-def first_fit_decreasing(sizes: Ints, rooms: Ints, masks: RuleMasks | None = None) -> Ints:
-    """Returns the room of each size, the largest size first, each in the first room that admits it;
-    -1 where none does. The largest rooms are tried first: [tasks, sizes].
+def first_fit_decreasing(sizes: Ints, capacities: Ints, masks: RuleMasks | None = None) -> Ints:
+    """Returns the device of each item, [tasks, items]; -1 if no device admits it.
+
+    The largest items are placed first, and the devices with the most memory are tried first.
 
     Args:
-        sizes: What is to be packed, [tasks, sizes]; 0 where a task has fewer.
-        rooms: Where, [tasks, rooms]; 0 where a task has fewer.
-        masks: The rules of the only task; its sizes are those of its units.
+        sizes: Bytes of items, [tasks, items]; padded with 0.
+        capacities: Bytes of devices, [tasks, devices]; padded with 0.
+        masks: Rules, if there is one task; its items are the units of the masks.
     """
-    tasks, homes = np.arange(len(sizes)), np.full(sizes.shape, _NOWHERE)
-    held, order = Occupancy(masks, rooms.copy()), np.argsort(-rooms, axis=1, kind="stable")
+    tasks, homes = np.arange(len(sizes)), np.full(sizes.shape, -1)
+    held = Occupancy(masks, capacities.copy())
+    order = np.argsort(-capacities, axis=1, kind="stable")
     for units in np.argsort(-sizes, axis=1, kind="stable").T:
         size = sizes[tasks, units]
         admitted = np.take_along_axis(held.admits(units, size), order, 1)
@@ -35,51 +36,49 @@ def first_fit_decreasing(sizes: Ints, rooms: Ints, masks: RuleMasks | None = Non
     return homes
 
 
-def surely_pack(sizes: Ints, rooms: Ints) -> Truths:
-    """Whether no order of rooms can make first fit decreasing fail; it may succeed elsewhere, too.
+def surely_pack(sizes: Ints, capacities: Ints) -> Truths:
+    """Returns a sufficient condition for first-fit decreasing to succeed in any order of devices.
 
-    It fails at a size s only if every room has less than s left, so that all rooms together have
-    less than their count times s left. What they have left is known whatever went where: all room,
-    minus the sizes before s. Where that is enough at each size, none can fail.
-
-    Args:
-        sizes: what is to be packed, [tasks, sizes]; 0 where a task has fewer.
-        rooms: where, [tasks, rooms]; 0 where a task has fewer.
+    It fails at an item of size s only if every device has less than s free, so that all devices
+    together have less than s times their number free. The free memory in sum does not depend on the
+    placement: it is the capacity minus the items before s. If it suffices at each item, none fails.
     """
     falling = -np.sort(-sizes, axis=1)
     before = np.cumsum(falling, axis=1) - falling
-    left = rooms.sum(1, keepdims=True) - before
-    return np.asarray((left >= (rooms > 0).sum(1, keepdims=True) * falling).all(1))
+    left = capacities.sum(1, keepdims=True) - before
+    return np.asarray((left >= (capacities > 0).sum(1, keepdims=True) * falling).all(1))
 
 
-def all_fit(sizes: Ints, rooms: Ints) -> Truths:
-    """Returns whether first fit decreasing packs all sizes of each task: [tasks]."""
-    fits = surely_pack(sizes, rooms)
+def all_fit(sizes: Ints, capacities: Ints) -> Truths:
+    """Returns whether first-fit decreasing packs all items of each task: [tasks]."""
+    fits = surely_pack(sizes, capacities)
     unsure = np.flatnonzero(~fits)
     if len(unsure):
-        fits[unsure] = (first_fit_decreasing(sizes[unsure], rooms[unsure]) >= 0).all(1)
+        fits[unsure] = (first_fit_decreasing(sizes[unsure], capacities[unsure]) >= 0).all(1)
     return fits
 
 
-def all_fit_split(fixed: Ints, column: Ints, widths: Ints, rooms: Ints) -> Truths:
-    """The same where tables may be halved: the largest slice of each task, again and again, until
-    first fit decreasing packs all. A slice of w columns takes `fixed + w * column` bytes.
+def all_fit_split(fixed: Ints, column: Ints, widths: Ints, capacities: Ints) -> Truths:
+    """Returns `all_fit` where tables may be split: [tasks].
+
+    The largest piece of each task is split repeatedly until first-fit decreasing packs all. A piece
+    of w columns takes `fixed + w * column` bytes.
 
     Args:
-        fixed: bytes of each slice of a table, however narrow: [tasks, tables].
-        column: bytes of each of its columns.
-        widths: columns; 0 where a task has fewer tables.
-        rooms: as in `all_fit`.
+        fixed: Bytes of a piece that do not depend on its width, [tasks, tables].
+        column: Bytes of each column.
+        widths: Number of columns; padded with 0.
+        capacities: Bytes of devices, [tasks, devices].
     """
-    fits = np.zeros(len(rooms), bool)
-    left = np.arange(len(rooms))  # tasks that are neither packed nor given up
-    for _ in range(_MAX_HALVED):
+    fits = np.zeros(len(capacities), bool)
+    left = np.arange(len(capacities))  # tasks that are neither packed nor infeasible
+    for _ in range(_MAX_SPLITS):
         sizes = np.where(widths > 0, fixed + widths * column, 0)
-        packed = all_fit(sizes, rooms[left])
+        packed = all_fit(sizes, capacities[left])
         fits[left[packed]] = True
         wide = widths >= 2 * DIM_STEP
-        # More slices need more memory in sum: what is too much stays too much.
-        on = ~packed & wide.any(1) & (sizes.sum(1) <= rooms[left].sum(1))
+        # Splitting increases memory in sum, so a task that exceeds it stays infeasible.
+        on = ~packed & wide.any(1) & (sizes.sum(1) <= capacities[left].sum(1))
         left = left[on]
         if not len(left):
             break

@@ -1,4 +1,4 @@
-"""Packages that export names of their modules, and load a module when one of its names is used."""
+"""Lazy exports: a package loads a module when one of its names is used."""
 
 import ast
 import sys
@@ -11,9 +11,8 @@ from typing import Any
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the functions `__getattr__` and `__dir__` of a package.
 
-    The package's `__init__.py` imports all that it exports under `if TYPE_CHECKING:`, for readers
-    and type checkers. These two functions go by the same imports: loading a package costs nothing,
-    and using a name of it loads one module.
+    The package's `__init__.py` imports its exports under `if TYPE_CHECKING:`, for readers and type
+    checkers. These two functions parse the same imports.
     """
     module = sys.modules[package]
 

@@ -1,7 +1,7 @@
-"""What batches' lookups in many tables come to: all that features tell of them.
+"""Lookups, distinct rows and reuse bins of batches, for many tables at once.
 
-The same as by each table's spectrum. Mostly that need not be found: only how often rows are used
-inside of their bins is left to find, and features do not tell it.
+The results equal those of each table's spectrum. Most tables do not need it: the spectrum adds only
+the uses of rows within their bins, which features do not depend on.
 """
 
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ from autoshard.workload.reuse import (
 )
 from autoshard.workload.tables import NUM_REUSE_BINS, EmbeddingTable
 
-_MAX_KNOWN = 2**16  # ways to look rows up that are remembered: about 50 MB
+_MAX_KNOWN = 2**16  # cached accesses: about 50 MB
 
 
 @dataclass(frozen=True)
 class Lookups:
-    """Of each table's batch: how many lookups, in how many distinct rows, and the share of these
-    in each of the 17 reuse bins [tables, bins].
+    """Lookups and distinct rows of each table, and shares of distinct rows in reuse bins, [tables,
+    bins].
     """
 
     lookups: Whole
@@ -38,13 +38,13 @@ _known: dict[Access, tuple[int, Floats]] = {}  # distinct rows, and their shares
 
 
 def lookups_in(tables: Sequence[EmbeddingTable], batch_size: int) -> Lookups:
-    """What a batch of `batch_size` samples looks up in each of these tables."""
+    """Returns what a batch of `batch_size` samples looks up in each table."""
     accesses = [access_of(table, batch_size) for table in tables]
     new = [access for access in dict.fromkeys(accesses) if access not in _known]
     if len(_known) + len(new) > _MAX_KNOWN:
         _known.clear()
         new = list(dict.fromkeys(accesses))
-    _known.update(zip(new, _found(new), strict=True))
+    _known.update(zip(new, _counted(new), strict=True))
     found = [_known[access] for access in accesses]
     return Lookups(
         np.array([access.lookups for access in accesses], np.int64),
@@ -53,16 +53,16 @@ def lookups_in(tables: Sequence[EmbeddingTable], batch_size: int) -> Lookups:
     )
 
 
-def _found(accesses: Sequence[Access]) -> list[tuple[int, Floats]]:
-    """Distinct rows of each batch, and the share of them in each bin."""
+def _counted(accesses: Sequence[Access]) -> list[tuple[int, Floats]]:
+    """Returns the distinct rows of each batch, and the share of them in each bin."""
     lookups = np.array([access.lookups for access in accesses], np.int64)
     rows = np.zeros((len(accesses), NUM_REUSE_BINS), np.int64)
-    some = np.flatnonzero(lookups)
-    if len(some):
-        rows[some] = whole_rows([accesses[number] for number in some.tolist()])
+    used = np.flatnonzero(lookups)
+    if len(used):
+        rows[used] = whole_rows([accesses[number] for number in used.tolist()])
     distinct = rows.sum(1)
     bins = rows / np.maximum(distinct, 1)[:, None]
-    for number in some[~stay_in_bins(rows[some], lookups[some])].tolist():
+    for number in used[~stay_in_bins(rows[used], lookups[used])].tolist():
         spectrum = spectrum_by(accesses[number])
         distinct[number], bins[number] = spectrum.distinct_rows, spectrum.bins()
     return list(zip(distinct.tolist(), bins, strict=True))

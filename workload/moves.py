@@ -1,4 +1,4 @@
-"""What moves between devices where one plan takes another's place."""
+"""Moves of columns between devices when one plan replaces another."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +15,9 @@ from autoshard.workload.tasks import ShardingTask
 
 @dataclass(frozen=True)
 class Move:
-    """Columns `start` to `start + width` of a table that go from one device to another.
+    """Columns `start` to `start + width` of a table that move from one device to another.
 
-    `bytes` are those of their weights and of their optimizer's state.
+    `bytes` counts their weights and optimizer state.
     """
 
     table: str
@@ -29,22 +29,25 @@ class Move:
 
 
 class Traffic(NamedTuple):
-    """Bytes that a device sends away, and that it takes in."""
+    """Bytes that a device sends and receives."""
 
     out: int = 0
     into: int = 0
 
     @property
     def most(self) -> int:
-        """In the busier direction: links carry both at once."""
+        """Returns the bytes of the busier direction, because links carry both at once."""
         return max(self.out, self.into)
 
 
 def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> tuple[Move, ...]:
-    """The moves that make the new plan of the old one, in the order of the task's tables.
+    """Returns the moves from the old plan to the new one, in the order of the task's tables.
 
-    Columns that stay on their device do not move, whatever slices they are in. PlanError unless
-    both plans place the task's tables on its devices; whether they fit does not matter.
+    Columns that stay on their device do not move, even if they are in another piece. Memory is not
+    checked.
+
+    Raises:
+        PlanError: A plan does not place the task's tables on its devices.
     """
     for name, plan in (("old", old), ("new", new)):
         try:
@@ -59,12 +62,12 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
 
 
 def moved_bytes(moves: Iterable[Move]) -> int:
-    """Of all moves together."""
+    """Returns the bytes of all moves together."""
     return sum(move.bytes for move in moves)
 
 
 def traffic_of(moves: Iterable[Move], num_devices: int) -> tuple[Traffic, ...]:
-    """What each device sends and takes."""
+    """Returns what each device sends and receives."""
     out, into = [0] * num_devices, [0] * num_devices
     for move in moves:
         out[move.source] += move.bytes
@@ -78,21 +81,21 @@ def renumbered(
     task: ShardingTask,
     weigh: Callable[[EmbeddingTable, int], float] | None = None,
 ) -> ShardingPlan:
-    """The plan with its devices numbered so that most lies where the other plan has it.
+    """Returns the plan with equal devices exchanged so that least moves from plan `near`.
 
-    Only like devices take each other's numbers, so it costs and fits as it did.
+    Devices are equal if memory and rules agree, so costs and validity do not change.
 
     Args:
-        plan: to be numbered otherwise.
-        near: whose places count.
-        task: of both.
-        weigh: what so many columns of a table count; by default the bytes that would move.
+        plan: Plan to renumber.
+        near: Plan in use.
+        task: Task of both plans.
+        weigh: Weight of so many columns of a table. Default: the bytes that would move.
     """
-    like = [
+    kinds = [
         (replace(device, name="any"), task.rules_of_device(number))
         for number, device in enumerate(task.devices)
     ]
-    kept = np.array([[0.0 if one == other else -np.inf for other in like] for one in like])
+    kept = np.array([[0.0 if one == other else -np.inf for other in kinds] for one in kinds])
     before, after = near.by_table(), plan.by_table()
     for table in task.tables:
         for start, end, there, here in _pieces(before[table.name], after[table.name]):
@@ -100,7 +103,7 @@ def renumbered(
             kept[here, there] += (
                 weigh(table, width) if weigh else task.operator.stored_bytes(table.rows, width)
             )
-    # Of equally good numbers its own: a plan is not renumbered for nothing.
+    # Ties keep the plan's own numbers.
     kept += np.eye(len(kept)) * 1e-9 * max(1.0, kept.max())
     _, numbers = scipy.optimize.linear_sum_assignment(kept, maximize=True)
     placements = tuple(replace(p, device=int(numbers[p.device])) for p in plan.placements)
@@ -119,14 +122,14 @@ def _of_table(
             continue
         last = moves[-1] if moves else None
         if last and (last.start + last.width, last.source, last.target) == (start, source, target):
-            start = moves.pop().start  # one piece of both: its state goes once
+            start = moves.pop().start  # adjacent columns move as one
         size = task.operator.stored_bytes(table.rows, end - start)
         moves.append(Move(table.name, start, end - start, source, target, size))
     return moves
 
 
 def _pieces(old: Sequence[Placement], new: Sequence[Placement]) -> list[tuple[int, int, int, int]]:
-    """Columns from and up to, and their device in each plan, of a table that both place whole."""
+    """Returns ranges of columns, start and end, with their device in each plan."""
     cuts = {p.start for p in (*old, *new)} | {old[-1].start + old[-1].width}
     homes = [[_device_at(plan, start) for start in sorted(cuts)[:-1]] for plan in (old, new)]
     return [
@@ -136,5 +139,5 @@ def _pieces(old: Sequence[Placement], new: Sequence[Placement]) -> list[tuple[in
 
 
 def _device_at(placements: Sequence[Placement], column: int) -> int:
-    """Of the placement that covers the column."""
+    """Returns the device of the placement that covers the column."""
     return next(p.device for p in reversed(placements) if p.start <= column)

@@ -1,8 +1,8 @@
-"""The objective of a task: which phases of a training step count, and where devices wait.
+"""The objective of a task: which phases of a training step form which synchronized stages.
 
 A step has four phases: forward compute, forward all-to-all, backward all-to-all, backward compute.
-In an all-to-all devices wait for each other. A stage is what lies between two such points; it takes
-as long as its slowest device, which need not be the same in all stages (`workload.step_price`).
+Devices wait for each other in an all-to-all. A stage is the time between two such points, and takes
+as long as its slowest device, which may differ between stages (`workload.step_price`).
 """
 
 import re
@@ -31,11 +31,11 @@ _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class Link:
-    """What connects the devices: each sends to all others, and receives from them, at this speed.
+    """The network between devices; each device sends and receives at this speed.
 
     Args:
-        bytes_s: bytes a second of each device, one way.
-        latency_s: seconds that an all-to-all takes before anything flows.
+        bytes_s: Bandwidth of each device, in bytes per second and direction.
+        latency_s: Start-up time of an all-to-all, in seconds.
     """
 
     bytes_s: float
@@ -49,12 +49,12 @@ class Link:
 
     @staticmethod
     def parse(text: str) -> "Link":
-        """Of `25GB/s,30us`: bytes or bits a second, and the latency, which may be left out."""
+        """Parses `25GB/s,30us`: bytes or bits per second, and optionally the latency."""
         speed, _, latency = text.partition(",")
         fast, late = _SPEED.fullmatch(speed), _LATENCY.fullmatch(latency or "0s")
         if fast is None or late is None:
             raise UserError(
-                f"a link is told by its speed and latency, such as 25GB/s,30us or 100Gbit/s, "
+                "a link is given by bandwidth and latency, such as 25GB/s,30us or 100Gbit/s, "
                 f"got {text!r}"
             )
         number, prefix, unit = fast.groups()
@@ -70,10 +70,10 @@ class Objective:
     """What a plan minimises.
 
     Args:
-        name: `step`: all four phases one after the other, each as long as its slowest device;
-            `pipelined`: the slowest forward and backward together, as where batches overlap, and
-            the all-to-alls; `compute`: the slowest forward and backward together.
-        link: What all-to-alls go over; None where it is unknown: they do not count.
+        name: `step`: each of the four phases is a stage. `pipelined`: forward and backward compute
+            form one stage, as where batches overlap; each all-to-all is another. `compute`: forward
+            and backward compute form the only stage.
+        link: Network of all-to-alls; None if unknown, then all-to-alls do not count.
     """
 
     name: ObjectiveName = "step"
@@ -85,31 +85,31 @@ class Objective:
 
     @property
     def counts_exchanges(self) -> bool:
-        """Whether all-to-alls are part of it."""
+        """Returns whether all-to-alls count."""
         return self.link is not None and self.name != "compute"
 
     def exchanges(self, ranks: int) -> int:
-        """How many all-to-alls of so many devices are part of it."""
+        """Returns the number of all-to-alls that count, with so many devices."""
         return len(_EXCHANGES) if self.counts_exchanges and ranks > 1 else 0
 
     @property
     def stages(self) -> tuple[tuple[int, ...], ...]:
-        """The phases of each stage that counts, by their numbers in PHASES."""
+        """Returns the phases of each stage that counts, as indices into PHASES."""
         known = [s for s in _STAGES[self.name] if self.counts_exchanges or s[0] not in _EXCHANGES]
         return tuple(known)
 
     @property
     def computes_apart(self) -> bool:
-        """Whether forward and backward are two stages, each with a slowest device of its own."""
+        """Returns whether forward and backward compute are separate stages."""
         return (_FORWARD,) in self.stages
 
     def to_json(self) -> dict[str, Any]:
-        """For a JSON document."""
+        """Returns the objective as a JSON object."""
         return {"name": self.name, "link": None if self.link is None else asdict(self.link)}
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "Objective":
-        """What `to_json` wrote."""
+        """Returns the objective that `to_json` wrote."""
         link = document["link"]
         return Objective(document["name"], None if link is None else Link(**link))
 

@@ -1,4 +1,4 @@
-"""Which fused operator runs a shard, and the memory it needs."""
+"""Options of the fused operator that runs a shard, and the memory it needs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,21 +15,21 @@ Weights = Literal["fp32", "fp16"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd"]
 
 WEIGHT_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2}
-FLOAT_BYTES = 4  # optimizer state, outputs and gradients are fp32 whatever the weights are
+FLOAT_BYTES = 4  # optimizer state, outputs and gradients are always fp32
 INDEX_BYTES = 8
 
 Whole = npt.NDArray[np.int64]
-Count = TypeVar("Count", int, Whole)  # of one slice, or of each of many
+Count = TypeVar("Count", int, Whole)  # of one piece, or of each of many
 
 
 class MemoryParts(NamedTuple):
-    """Bytes of a device.
+    """Bytes on a device, by use.
 
     Args:
-        weights: of the tables.
-        optimizer: its state.
-        inputs: a batch's indices, offsets and weights of lookups.
-        outputs: a batch's pooled embeddings, and their gradients.
+        weights: Weights of tables.
+        optimizer: Optimizer state.
+        inputs: Indices, offsets and weights of a batch's lookups.
+        outputs: Pooled embeddings of a batch, and their gradients.
     """
 
     weights: int = 0
@@ -39,19 +39,19 @@ class MemoryParts(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All parts together."""
+        """Returns the sum of all parts."""
         return sum(self)
 
     @property
     def breakdown(self) -> str:
-        """Each part that there is, the largest first: `weights 1.500 GiB, outputs 96 bytes`."""
+        """Returns the parts, the largest first: `weights 1.500 GiB, outputs 96 bytes`."""
         parts = sorted(self._asdict().items(), key=lambda part: -part[1])
         return ", ".join(f"{name} {format_bytes(size)}" for name, size in parts if size)
 
 
 @dataclass(frozen=True)
 class OperatorOptions:
-    """What the fused operator stores: the type of its weights and its optimizer's state."""
+    """Type of the weights and optimizer of the fused operator."""
 
     weights: Weights = "fp32"
     optimizer: Optimizer = "rowwise_adagrad"
@@ -68,15 +68,15 @@ class OperatorOptions:
         return f"{self.weights} with {self.optimizer}"
 
     def to_json(self) -> dict[str, str]:
-        """The options by name."""
+        """Returns the options by name."""
         return asdict(self)
 
     def stored_bytes(self, rows: int, width: int) -> int:
-        """Bytes of weights and optimizer state of `rows` vectors of `width` numbers."""
+        """Returns the bytes of weights and optimizer state of a [rows, width] matrix."""
         return sum(self._stored(rows, width))
 
     def memory(self, pieces: Iterable[Piece], batch_size: int) -> MemoryParts:
-        """Bytes that slices take of their device, part by part."""
+        """Returns the memory that pieces need on one device."""
         weights = optimizer = inputs = outputs = 0
         for piece in pieces:
             table = piece.table
@@ -90,7 +90,7 @@ class OperatorOptions:
         return MemoryParts(weights, optimizer, inputs, outputs)
 
     def bytes_of_each(self, pieces: Sequence[Piece], batch_size: int) -> Whole:
-        """The total of `memory` of each slice alone, for those who have many: [slices]."""
+        """Returns the total memory of each piece alone, vectorized: [pieces]."""
         tables = [piece.table for piece in pieces]
         rows, features = (
             np.array([getattr(table, name) for table in tables], np.int64)
@@ -105,7 +105,7 @@ class OperatorOptions:
         )
 
     def _stored(self, rows: Count, width: Count) -> tuple[Count, Count]:
-        """Bytes of weights, and of optimizer state."""
+        """Returns the bytes of weights, and of optimizer state."""
         state_numbers = {"rowwise_adagrad": rows, "adagrad": rows * width, "sgd": 0 * rows}
         return (
             rows * width * WEIGHT_BYTES[self.weights],
@@ -116,6 +116,6 @@ class OperatorOptions:
 def _for_a_batch(
     lookups: Count, samples: Count, width: Count, weighted: Count
 ) -> tuple[Count, Count]:
-    """Bytes of inputs, and of outputs with their gradients. Samples count once a feature."""
+    """Returns the bytes of inputs, and of outputs. Samples count once per feature."""
     inputs = (lookups + samples) * INDEX_BYTES + lookups * FLOAT_BYTES * weighted
     return inputs, 2 * samples * width * FLOAT_BYTES

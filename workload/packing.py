@@ -1,4 +1,4 @@
-"""Any valid plan of a task, or what is missing for one."""
+"""Finds any valid plan of a task, or reports why there is none."""
 
 from collections.abc import Sequence
 
@@ -16,10 +16,14 @@ _NAMED = 3  # tables that an error names
 
 
 def pack(task: ShardingTask, split: bool) -> list[tuple[Piece, int]]:
-    """Any valid plan, as slices and their devices: tables whole if that packs, else split.
+    """Returns pieces and devices of any valid plan, with whole tables if possible.
 
-    PlanError says which tables are too large, how much memory is missing, or which rules cannot be
-    kept together.
+    Args:
+        task: Task to plan.
+        split: Whether tables may be split by columns.
+
+    Raises:
+        PlanError: Tables are too large, memory is missing, or rules contradict each other.
     """
     if task.rules:
         return _pack_by_rules(task, split)
@@ -56,46 +60,47 @@ def _pack_by_rules(task: ShardingTask, split: bool) -> list[tuple[Piece, int]]:
 
 
 def _contradicting(task: ShardingTask, split: bool) -> PlanError | None:
-    """Which rules cannot be kept; None if it is the memory alone that is missing."""
+    """Returns the rules that contradict each other; None if only memory is missing."""
     try:
         found = contradiction(task, split)
     except Undecided as undecided:
         return PlanError(f"{undecided}: loosen the constraints, or add memory")
     if found is None:
         return PlanError(
-            "placing tables one by one came to an end, but there are plans that keep all "
-            "constraints: use a sharder that searches, such as autoshard"
+            "placing tables one by one failed, but there are plans that keep all constraints: use "
+            "a sharder that searches, such as autoshard"
         )
     if not found.rules:
         return None
     rules = " and ".join(repr(rule) for rule in found.rules)
-    one = len(found.rules) == 1
+    single = len(found.rules) == 1
     return PlanError(
-        f"the constraint{'' if one else 's'} {rules} cannot be kept{'' if one else ' together'}"
+        f"the constraint{'' if single else 's'} {rules} cannot be kept"
+        f"{'' if single else ' together'}"
         f"{' within the memory of the devices' if found.memory else ''}"
         f"{'' if split else ', with whole tables'}: drop or loosen one"
     )
 
 
 def does_not_fit(task: ShardingTask, split: bool) -> PlanError:
-    """Why there is no plan: how much memory is missing of what, or which rules cannot be kept."""
+    """Returns the error of a task without a plan: missing memory, or contradicting rules."""
     if task.rules and (why := _contradicting(task, split)) is not None:
         return why
-    rooms = task.usable_bytes.tolist()
+    capacities = task.usable_bytes.tolist()
     by_size = sorted(task.tables, key=lambda table: -task.table_bytes(table))
     parts = _parts(task, task.tables)
-    total, largest, free = parts.total, max(rooms), sum(rooms)
+    total, largest, free = parts.total, max(capacities), sum(capacities)
     named = [
         f"{table.name} ({format_bytes(task.table_bytes(table))})" for table in by_size[:_NAMED]
     ]
     stored = total - parts.inputs - parts.outputs
-    # What a batch needs grows with it, and what is stored does not.
-    mend = "add devices or memory" + (", or make batches smaller" if stored <= free else "")
+    # Smaller batches need less memory for inputs and outputs, but not for weights.
+    fix = "add devices or memory" + (", or make batches smaller" if stored <= free else "")
     if total > free:
         return PlanError(
-            f"the tables need {format_bytes(total)} ({parts.breakdown}) and the {len(rooms)} "
+            f"the tables need {format_bytes(total)} ({parts.breakdown}) and the {len(capacities)} "
             f"devices have {format_bytes(free)}: {format_bytes(total - free)} of memory are "
-            f"missing; the largest tables are {', '.join(named)}: {mend}"
+            f"missing; the largest tables are {', '.join(named)}: {fix}"
         )
     too_large = [name for name, t in zip(named, by_size, strict=False)
                  if task.table_bytes(t) > largest]  # fmt: skip
@@ -108,12 +113,12 @@ def does_not_fit(task: ShardingTask, split: bool) -> PlanError:
             "or use a sharder that splits tables, such as autoshard"
         )
     return PlanError(
-        f"no way is found to pack tables of {format_bytes(total)} ({parts.breakdown}) into "
-        f"{len(rooms)} devices of together {format_bytes(free)}: they fit only in sum; the "
-        f"largest tables are {', '.join(named)}: {mend}"
+        f"tables of {format_bytes(total)} ({parts.breakdown}) could not be packed into "
+        f"{len(capacities)} devices of together {format_bytes(free)}: they fit only in sum; the "
+        f"largest tables are {', '.join(named)}: {fix}"
     )
 
 
 def _parts(task: ShardingTask, tables: Sequence[EmbeddingTable]) -> MemoryParts:
-    """Of whole tables together."""
+    """Returns the memory of whole tables together."""
     return task.operator.memory([table.whole() for table in tables], task.batch_size)

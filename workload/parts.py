@@ -1,8 +1,8 @@
-"""Which tables a model may learn from, and which it is tested on.
+"""Splits tables into training, validation and test sets.
 
-The part of a table follows from how its rows are looked up, not from a list: it is the same in
-every store, file and process, for each of its column slices and under any name. So a table that a
-model is tested on has never been in anything that a model learned from.
+The split follows from a hash of how a table's rows are looked up. It is the same in every store,
+file and process, for each column slice and under any name. So no test table is ever in training
+data.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ PARTS: dict[Part, float] = {"train": 0.7, "validation": 0.1, "test": 0.2}
 
 
 def part_of(table: EmbeddingTable) -> Part:
-    """The part that the table belongs to."""
+    """Returns the part that a table belongs to."""
     place = int(digest(["part", table.access_digest])[:8], 16) / 2**32
     for part, share in PARTS.items():
         if place < share:
@@ -26,13 +26,13 @@ def part_of(table: EmbeddingTable) -> Part:
 
 
 def part_of_shard(shard: Shard) -> Part | None:
-    """The part of all of the shard's tables; None if it mixes parts."""
+    """Returns the common part of a shard's tables; None if it mixes parts."""
     parts = {part_of(piece.table) for piece in shard.pieces}
     return parts.pop() if len(parts) == 1 else None
 
 
 def tables_by_part(tables: Sequence[EmbeddingTable]) -> dict[Part, list[EmbeddingTable]]:
-    """The tables of each part; a part may be empty if there are few tables."""
+    """Returns the tables of each part, which may be empty."""
     parts: dict[Part, list[EmbeddingTable]] = {part: [] for part in PARTS}
     for table in tables:
         parts[part_of(table)].append(table)

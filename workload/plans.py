@@ -1,4 +1,4 @@
-"""Which device holds which columns of which table, and whether that is valid."""
+"""Sharding plans: the device of each column of each table, and their validation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,16 +13,16 @@ from autoshard.workload.tables import EmbeddingTable, Piece, Shard
 from autoshard.workload.tasks import ShardingTask
 
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 1)
-_NAMED = 3  # devices that an error names, beside the worst
+_NAMED = 3  # devices that an error names, besides the worst
 
 
 class PlanError(UserError):
-    """A plan that does not fit its task."""
+    """A plan is not valid for its task, or none was found."""
 
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """Columns `start` to `start + width` of a table on a device, by its number in the task."""
+    """Columns `start` to `start + width` of a table on a device, by number in the task."""
 
     table: str
     start: int
@@ -31,8 +31,9 @@ class Placement:
 
 
 def merged_by_device(placed: Iterable[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
-    """The same columns of each table on each device, in one slice there, and told apart: dealt out
-    anew from the table's first one on, by the numbers of devices.
+    """Returns one piece per table and device, with as many columns as before.
+
+    Columns of a table are assigned anew, in the order of device numbers.
     """
     widths: dict[tuple[str, int], int] = {}
     tables: dict[str, EmbeddingTable] = {}
@@ -49,14 +50,14 @@ def merged_by_device(placed: Iterable[tuple[Piece, int]]) -> list[tuple[Piece, i
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """Column slices of tables and their devices. A table-wise plan has one slice a table."""
+    """Pieces of tables and their devices. A table-wise plan has one piece per table."""
 
     placements: tuple[Placement, ...]
     num_devices: int
 
     @staticmethod
     def table_wise(task: ShardingTask, devices: Sequence[int]) -> "ShardingPlan":
-        """The plan that puts table i of the task whole on device `devices[i]`."""
+        """Returns the plan that places table i of the task whole on device `devices[i]`."""
         if len(devices) != len(task.tables):
             raise PlanError(f"{len(devices)} devices are given for {len(task.tables)} tables")
         placements = tuple(
@@ -67,10 +68,10 @@ class ShardingPlan:
 
     @staticmethod
     def of_pieces(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> "ShardingPlan":
-        """The plan that puts so many columns of a table on a device as its slices are wide there.
+        """Returns the plan with as many columns of each table on each device.
 
-        Which columns they are does not matter for what they cost: they are dealt out anew, so
-        that a device holds one slice of a table at most.
+        Columns are assigned anew, so that a device holds at most one piece of a table. Costs do not
+        depend on which columns these are.
         """
         placements = (
             Placement(piece.table.name, piece.start, piece.width, device)
@@ -80,23 +81,21 @@ class ShardingPlan:
 
     @staticmethod
     def of_placed(placed: Iterable[tuple[Piece, int]], num_devices: int) -> "ShardingPlan":
-        """The plan that puts exactly these columns on these devices. Neighbours on one device
-        become one slice.
-        """
-        each = (Placement(s.table.name, s.start, s.width, int(d)) for s, d in placed)
+        """Returns the plan with exactly these columns on these devices, adjacent pieces merged."""
+        placements = (Placement(p.table.name, p.start, p.width, int(d)) for p, d in placed)
         found: list[Placement] = []
-        for one in sorted(each):
+        for new in sorted(placements):
             last = found[-1] if found else None
-            if last and replace(last, start=last.start + last.width, width=one.width) == one:
-                found[-1] = replace(last, width=last.width + one.width)
+            if last and replace(last, start=last.start + last.width, width=new.width) == new:
+                found[-1] = replace(last, width=last.width + new.width)
             else:
-                found.append(one)
+                found.append(new)
         return ShardingPlan(tuple(found), num_devices)
 
     @staticmethod
     def in_place(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> "ShardingPlan":
-        """The plan that puts these columns on these devices, if each then holds one slice of a
-        table at most; else `of_slices`, which deals columns out anew.
+        """Returns `of_placed` if each device then holds at most one piece of a table, else
+        `of_pieces`.
         """
         placed = list(placed)
         plan = ShardingPlan.of_placed(placed, len(task.devices))
@@ -104,27 +103,25 @@ class ShardingPlan:
         return plan if len(homes) == len(plan.placements) else ShardingPlan.of_pieces(task, placed)
 
     def by_table(self) -> dict[str, list[Placement]]:
-        """Placements of each table, in the order of their columns."""
+        """Returns the placements of each table, in the order of columns."""
         found: dict[str, list[Placement]] = {}
         for placement in sorted(self.placements):
             found.setdefault(placement.table, []).append(placement)
         return found
 
     def placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
-        """Each slice and its device."""
+        """Returns pieces with their devices."""
         tables = {table.name: table for table in task.tables}
         return [(Piece(tables[p.table], p.start, p.width), p.device) for p in self.placements]
 
     def check(self, task: ShardingTask) -> None:
-        """PlanError unless every column is placed exactly once, all rules are kept, and all fits
-        into the devices' memory.
-        """
+        """Raises PlanError unless every column is placed once, within memory and by all rules."""
         self.check_places(task)
         self._check_rules(task)
         self._check_memory(task)
 
     def check_places(self, task: ShardingTask) -> None:
-        """PlanError unless every column is placed exactly once, on a device of the task."""
+        """Raises PlanError unless every column is placed once, on a device of the task."""
         self._check_devices(task)
         self.check_columns(task.tables)
 
@@ -141,7 +138,7 @@ class ShardingPlan:
                 )
 
     def check_columns(self, tables: Sequence[EmbeddingTable]) -> None:
-        """PlanError unless every column of these tables, and of no others, is placed once."""
+        """Raises PlanError unless exactly the columns of these tables are placed, each once."""
         pieces: dict[str, list[Placement]] = {table.name: [] for table in tables}
         for placement in self.placements:
             if placement.table not in pieces:
@@ -177,7 +174,6 @@ class ShardingPlan:
                 raise PlanError(f"the plan breaks the constraint {rule.name!r}: {fault}")
 
     def _check_memory(self, task: ShardingTask) -> None:
-        """PlanError says what is missing where: the fullest device's parts, and who else lacks."""
         held = self.device_memory(task)
         lacking = {
             number: parts.total - device.usable_bytes
@@ -199,29 +195,29 @@ class ShardingPlan:
         )
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
-        """What each device runs; None for a device without tables."""
-        held: list[list[Piece]] = [[] for _ in range(self.num_devices)]
-        for piece, device in self.placed(task):
-            held[device].append(piece)
-        return tuple(Shard(tuple(pieces)) if pieces else None for pieces in held)
+        """Returns the shard of each device; None for a device without tables."""
+        return tuple(Shard(tuple(pieces)) if pieces else None for pieces in self._held(task))
 
     def columns(self, task: ShardingTask) -> tuple[int, ...]:
-        """That each device computes for the whole batch, and sends in an all-to-all."""
+        """Returns the output columns of each device, which it sends in all-to-alls."""
         return tuple(0 if shard is None else shard.total_dim for shard in self.shards(task))
 
     def device_bytes(self, task: ShardingTask) -> tuple[int, ...]:
-        """Bytes that each device fills, with those that a batch needs."""
+        """Returns the bytes that each device needs."""
         return tuple(parts.total for parts in self.device_memory(task))
 
     def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
-        """Bytes that each device fills, part by part."""
+        """Returns the bytes that each device needs, by use."""
+        return tuple(task.operator.memory(pieces, task.batch_size) for pieces in self._held(task))
+
+    def _held(self, task: ShardingTask) -> list[list[Piece]]:
         held: list[list[Piece]] = [[] for _ in range(self.num_devices)]
         for piece, device in self.placed(task):
             held[device].append(piece)
-        return tuple(task.operator.memory(some, task.batch_size) for some in held)
+        return held
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON document with its schema version."""
+        """Returns a JSON document with its schema version."""
         body = {
             "num_devices": self.num_devices,
             "placements": [asdict(placement) for placement in self.placements],
@@ -230,7 +226,7 @@ class ShardingPlan:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "ShardingPlan":
-        """The plan that `to_json` wrote."""
+        """Returns the plan that `to_json` wrote."""
         PLAN_SCHEMA.check(document)
         with documents.fields_of("plan"):
             placements: Iterable[Mapping[str, Any]] = document["placements"]
@@ -243,11 +239,11 @@ class ShardingPlan:
             )
 
     def save(self, path: Path | str) -> None:
-        """Write the plan as JSON."""
+        """Writes the plan as JSON."""
         documents.write(path, self.to_json())
 
     @staticmethod
     def load(path: Path | str) -> "ShardingPlan":
-        """Read a plan; UserError names the file and what is wrong with it."""
+        """Reads a plan; UserError names the file and the fault."""
         with documents.naming(path):
             return ShardingPlan.from_json(documents.read(path))

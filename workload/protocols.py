@@ -1,4 +1,4 @@
-"""The two things the whole platform is made of: what answers costs, and what makes plans."""
+"""The two central interfaces: cost oracles and sharders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from autoshard.workload.tasks import ShardingTask
 
 @dataclass(frozen=True)
 class ShardCost:
-    """Milliseconds of one fused operator, and how well they are known.
+    """Milliseconds of one fused operator.
 
-    `spread` is the relative half width of the interval that holds the sum with 95 %.
+    `spread` is the half width of the 95 % interval of the sum, relative to it.
     """
 
     forward_ms: float
@@ -22,23 +22,23 @@ class ShardCost:
 
     @property
     def total_ms(self) -> float:
-        """Forward and backward together."""
+        """Returns forward and backward time together."""
         return self.forward_ms + self.backward_ms
 
 
 @runtime_checkable
 class CostOracle(Protocol):
-    """Answers what shards cost, measured or estimated, in the order they are asked."""
+    """Returns costs of shards, measured or predicted."""
 
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
-        """The cost of each shard."""
+        """Returns the cost of each shard."""
         ...
 
 
 @runtime_checkable
 class Sharder(Protocol):
-    """Decides which device holds what."""
+    """Makes a plan for a task."""
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan for the task; UserError if there is none that it can find."""
+        """Returns a valid plan for the task; UserError if it finds none."""
         ...

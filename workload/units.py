@@ -1,4 +1,4 @@
-"""What is placed at once: a slice of a table, or whole tables that a rule keeps together."""
+"""Placement units: what a sharder places at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,32 +14,32 @@ Whole = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class PlacementUnit:
-    """What is placed at once: a slice, or whole tables that a rule keeps together."""
+    """A piece of a table, or whole tables that a rule keeps together."""
 
     pieces: tuple[Piece, ...]
 
     @staticmethod
     def of(piece: "Piece | PlacementUnit") -> "PlacementUnit":
-        """Of a single slice; a bundle is one already."""
+        """Returns the unit of a single piece; a unit is returned as it is."""
         return piece if isinstance(piece, PlacementUnit) else PlacementUnit((piece,))
 
     @property
     def name(self) -> str:
-        """Of its first table: different for bundles of different tables."""
+        """Returns the name of its first table."""
         return self.pieces[0].table.name
 
     @property
     def columns(self) -> int:
-        """Of the output, that it brings to its device."""
+        """Returns the output columns of all its pieces."""
         return sum(piece.output_width for piece in self.pieces)
 
     @property
     def can_be_split(self) -> bool:
-        """True if it is one slice, and wide enough."""
+        """Returns whether it is a single piece that is wide enough."""
         return len(self.pieces) == 1 and can_be_split(self.pieces[0])
 
     def halves(self) -> tuple["PlacementUnit", "PlacementUnit"]:
-        """Of a bundle of one slice that may be halved: two, of nearly equal width."""
+        """Returns a unit that can be split as two of nearly equal width."""
         (piece,) = self.pieces
         first, second = halves(piece)
         return PlacementUnit((first,)), PlacementUnit((second,))
@@ -51,7 +51,7 @@ Placeable = Piece | PlacementUnit
 def bytes_of_units(
     operator: OperatorOptions, batch_size: int, units: Sequence[PlacementUnit]
 ) -> Whole:
-    """Bytes of each of these on its device, with those that a batch needs: [bundles]."""
+    """Returns the bytes of each unit, with those that a batch needs: [units]."""
     pieces = [piece for unit in units for piece in unit.pieces]
     sizes = operator.bytes_of_each(pieces, batch_size)
     if len(pieces) == len(units):
