@@ -173,7 +173,7 @@ def report(summary: Summary, config: CollectConfig) -> None:
     if summary.left_out:
         cli.say(
             f"stopped by --seconds {config.seconds:g}: {summary.requested - summary.left_out} of "
-            f"{summary.requested} shards measured; run again to go on"
+            f"{summary.requested} shards measured; run again to continue"
         )
     lines: list[tuple[str, Any]] = [
         ("measured", f"{summary.measured} in {summary.seconds:.1f} s"),

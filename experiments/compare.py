@@ -130,11 +130,6 @@ class CompareConfig(ObjectiveOptions):
         return list(dict.fromkeys(name.strip() for name in self.sharders.split(",")))
 
     @property
-    def further(self) -> list[str]:
-        """Entries of --policies."""
-        return [] if self.policies is None else [one.strip() for one in self.policies.split(",")]
-
-    @property
     def choice(self) -> Choice | None:
         """The family; None with tables or tasks."""
         return None if self.family is None else Choice.read(self.family, "--family")
@@ -176,7 +171,7 @@ class CompareConfig(ObjectiveOptions):
             more_than=dict.fromkeys(("precision", "seconds", "verify_seconds", "memory_fill"), 0),
             up_to={"memory_fill": 1},
         )
-        self.check_objective(self.num_devices)
+        self.wanted(self.num_devices)  # raises for wrong options
         if self.judge == "training" and self.measure:
             raise UserError("--measure excludes --judge training: leave one of them out")
         if measuring and not self.measure:
@@ -196,7 +191,8 @@ def main(config: CompareConfig) -> None:
         config = replace(config, sharders=",".join(usable_sharders(config.measure)))
     config.check()
     plans = named_folders("--plans", config.plans, ())
-    policies = named_folders("--policies", config.further, plans)
+    entries = [] if config.policies is None else config.policies.split(",")
+    policies = named_folders("--policies", [entry.strip() for entry in entries], plans)
     cost_model = config.cost_model or cost_model_beside(config.policy)
     policy, model = load_policy(config.policy), load_model(cost_model)
     others = {name: load_policy(folder) for name, folder in policies.items()}
@@ -294,7 +290,7 @@ def _task_set(
             TableCatalog(oracle, [t.whole() for t in tables]), sampler, config.seed
         )
     )
-    return TaskSet.drawn(tasks, config.num_tasks, tables, sampler.max_devices), oracle
+    return TaskSet.sampled(tasks, config.num_tasks, tables, sampler.max_devices), oracle
 
 
 def _tables(config: CompareConfig) -> list[EmbeddingTable]:

@@ -45,7 +45,9 @@ from autoshard.workload.sizes import format_bytes
 _DEFAULT = "autoshard"
 _GB = 2**30
 _MEASURE_SECONDS = 60.0
-_SHARDERS = "\n".join(f"{name}: {spec.text}" for name, spec in SHARDERS.items())
+_SHARDERS = "\n".join(
+    ["Algorithm that makes the plan.", *(f"{name}: {spec.text}" for name, spec in SHARDERS.items())]
+)
 
 _DROPPED = {
     **cli.VERIFIED,
@@ -78,7 +80,7 @@ class ShardConfig(ObjectiveOptions):
     constraints: Path | None = None
     """YAML file of constraints, such as tables that must share a device or stay whole, and reserved
     memory."""
-    sharder: Annotated[str, tyro.conf.arg(help=f"Sharder:\n{_SHARDERS}")] = _DEFAULT
+    sharder: Annotated[str, tyro.conf.arg(help=_SHARDERS)] = _DEFAULT
     plan: Path | None = None
     """File of a plan to price; none is made or written. Excludes --sharder, --measure and
     --start-plan."""
@@ -143,7 +145,7 @@ class ShardConfig(ObjectiveOptions):
                 "--start-plan improves a plan by the cost model: leave out --sharder, --measure "
                 "and --plan"
             )
-        self.check_objective(self.num_devices)
+        self.wanted(self.num_devices)  # raises for wrong options
         check_bounds(
             self,
             at_least={"num_devices": 1, "batch_size": 1, "seed": 0, "max_moved_gb": 0},

@@ -100,7 +100,7 @@ def collect(
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"{len(answers) - before} of {len(part_shards)} shards are in {pool.store}; run "
-                "again to go on"
+                "again to continue"
             ) from None
         predicted.append(total_s)
     Notices().print_new(pool)
@@ -141,7 +141,7 @@ def collect_exchanges(
             if budget.is_spent:
                 cli.say(
                     f"stopped by {budget}: {number} of {len(exchanges)} all-to-alls measured; run "
-                    "again to go on"
+                    "again to continue"
                 )
                 return
             pool.exchange(dims, batch_size)

@@ -144,9 +144,8 @@ class Proposer:
         ]
         different = {digest: s for of_task in shards for digest, s in of_task.items()}
         known = self._measure(list(different.values()), budget or Budget())
-        whole = [
-            p for p, of_task in zip(plans, shards, strict=True) if of_task.keys() <= known.keys()
-        ]
+        pairs = zip(plans, shards, strict=True)
+        whole = [of_task for of_task, needed in pairs if needed.keys() <= known.keys()]
         self.leave_out("check_tasks", count - len(whole))
         found = {
             name: compare_predictions(
@@ -161,11 +160,13 @@ class Proposer:
             cli.note("predictions are not checked: no plan could be measured")
             return None
         return {
-            "measured_over_promised": statistics.mean(promise.ratio for promise in search),
-            "max_measured_over_promised": statistics.mean(promise.max_ratio for promise in search),
+            "measured_over_promised": statistics.mean(pair.ratio for pair in search),
+            "max_measured_over_promised": statistics.mean(
+                compared.max_ratio for compared in search
+            ),
             "tasks": len(search),
             "measured_max_ms": {
-                name: statistics.mean(max(promise.measured_ms) for promise in of_sharder)
+                name: statistics.mean(max(pair.measured_ms) for pair in of_sharder)
                 for name, of_sharder in found.items()
             },
         }

@@ -26,11 +26,9 @@ class ObjectiveOptions:
         """Whether one of the options is given."""
         return self.objective is not None or self.link is not None
 
-    def check_objective(self, devices: int) -> None:
-        """Raises UserError unless both options are valid for this number of devices."""
-        self.wanted(devices, lambda _devices: None)
-
-    def wanted(self, devices: int, learned: Callable[[int], Link | None]) -> Objective:
+    def wanted(
+        self, devices: int, learned: Callable[[int], Link | None] = lambda _devices: None
+    ) -> Objective:
         """Returns the objective for a number of devices; UserError if the options are not valid.
 
         Args:

@@ -55,7 +55,7 @@ def measuring_pool(store: Path) -> "Iterator[benchmark.BenchmarkPool]":
             yield pool
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
-                f"what was measured is in {store}; run again to go on"
+                f"what was measured is in {store}; run again to continue"
             ) from None
         Notices().print_new(pool)
         pool.close()

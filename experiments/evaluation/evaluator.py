@@ -175,15 +175,14 @@ class Evaluator:
 
     def _outcomes(self) -> dict[str, list[Outcome]]:
         """Returns the outcomes with the measured costs of their plans."""
-
-        def costed(entry: Entry, outcome: Outcome) -> Outcome:
-            plan = outcome.plan
-            if plan is None:
-                return outcome
-            return replace(outcome, cost=self._measurements.plan_cost(entry.task, plan))
-
-        names = self._entries[0].outcomes
-        return {name: [costed(e, e.outcomes[name]) for e in self._entries] for name in names}
+        costed: dict[str, list[Outcome]] = {}
+        for entry in self._entries:
+            for name, outcome in entry.outcomes.items():
+                if outcome.plan is not None:
+                    cost = self._measurements.plan_cost(entry.task, outcome.plan)
+                    outcome = replace(outcome, cost=cost)
+                costed.setdefault(name, []).append(outcome)
+        return costed
 
     def _report(self, widest: str) -> None:
         """Prints the progress at each fifth of the time limit."""

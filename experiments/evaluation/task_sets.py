@@ -35,7 +35,7 @@ class TaskSet:
     plans: Mapping[str, Sequence[ShardingPlan | None]] = field(default_factory=dict)
 
     @staticmethod
-    def drawn(
+    def sampled(
         tasks: Iterator[ShardingTask], begin: int, tables: Sequence[EmbeddingTable], devices: int
     ) -> "TaskSet":
         """Returns a set of sampled tasks."""

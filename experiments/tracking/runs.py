@@ -30,10 +30,12 @@ from urllib.parse import quote, urlsplit
 from autoshard.experiments.console.checkout import git_commit
 from autoshard.experiments.console.cli import reason_of
 from autoshard.experiments.console.outputs import check_file
-from autoshard.experiments.tracking.data_sources import DataSource, short_name
+from autoshard.experiments.tracking.data_sources import short_name
 from autoshard.workload import ShardingPlan, UserError
 
-if TYPE_CHECKING:  # it loads the measuring code, which runs do not need
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
+
     from autoshard.benchmark import PlanCost
 
 DEFAULT_URI = "sqlite:///mlflow.db"
@@ -96,24 +98,10 @@ class TrackedRun:
 
         self._client.log_batch(self.run_id, tags=[RunTag(n, str(v)) for n, v in values.items()])
 
-    def data(self, *sources: DataSource) -> None:
+    def data(self, *inputs: "DatasetInput") -> None:
         """Logs the datasets that were used."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
         from mlflow.exceptions import MlflowException
 
-        inputs = [
-            DatasetInput(
-                Dataset(
-                    source.name,
-                    source.digest[:36],
-                    "local",
-                    json.dumps({"uri": source.uri}),
-                    profile=json.dumps(dict(source.profile)),
-                ),
-                [InputTag("mlflow.data.context", source.context)],
-            )
-            for source in sources
-        ]
         try:
             self._client.log_inputs(self.run_id, inputs)
         except MlflowException:  # another run has just written the same dataset
@@ -232,24 +220,14 @@ def tracked_run(
         raise UserError(f"MLflow cannot be used at {where}: {reason_of(error)}") from error
     try:
         yield run
-    except MlflowException as error:
-        _end(run, "FAILED")
-        raise UserError(
-            f"MLflow at {where} fails: {reason_of(error)} Results so far are kept"
-        ) from error
-    except KeyboardInterrupt:
-        _end(run, "KILLED")
-        raise
-    except BaseException:
-        _end(run, "FAILED")
+    except BaseException as error:
+        with suppress(Exception):  # MLflow may not answer
+            run.end("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        if isinstance(error, MlflowException):
+            reason = reason_of(error)
+            raise UserError(f"MLflow at {where} fails: {reason} Results so far are kept") from error
         raise
     run.end()
-
-
-def _end(run: TrackedRun, status: str) -> None:
-    """Ends a run whose command failed, even if MLflow does not answer."""
-    with suppress(Exception):
-        run.end(status)
 
 
 def _begun(

@@ -12,7 +12,6 @@ import ray
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
@@ -133,10 +132,10 @@ class Trainer:
                 )
         self._steps = int(result[NUM_ENV_STEPS_SAMPLED_LIFETIME])
         learned = result.get("learners", {}).get("default_policy", {})
-        tallies: list[dict[str, float]] = _env_runners(self.algorithm).foreach_env_runner(
+        found: list[dict[str, float]] = _env_runners(self.algorithm).foreach_env_runner(
             lambda runner: {} if runner.env is None else runner.env.unwrapped.tally()
         )
-        tallies = [tally for tally in tallies if tally]
+        tallies = [tally for tally in found if tally]
         finished = sum(tally["games"] - tally["dead_ends"] for tally in tallies)
         relative = sum(t["relative_max"] * (t["games"] - t["dead_ends"]) for t in tallies)
         return {
@@ -225,8 +224,8 @@ def ppo_config(config: PPOShardConfig, seed: int) -> PPOConfig:
             batch_mode="complete_episodes" if grouped else "truncate_episodes",
             add_default_connectors_to_env_to_module_pipeline=False,
             add_default_connectors_to_module_to_env_pipeline=False,
-            env_to_module_connector=_env_to_module,
-            module_to_env_connector=_module_to_env,
+            env_to_module_connector=lambda *_, **_options: ObservationsAsBatch(),
+            module_to_env_connector=lambda *_, **_options: ActionsAsBatch(),
         )
         .learners(num_learners=0)
         .training(
@@ -268,26 +267,15 @@ def _make_environment(arguments: "ray.ObjectRef[Any]", context: Any) -> Sharding
     return make_environment(config, model, tables, store, seed, context["num_envs"])
 
 
-def _env_to_module(_env: Any = None, _spaces: Any = None, _device: Any = None) -> ConnectorV2:
-    return ObservationsAsBatch()
-
-
-def _module_to_env(_env: Any = None, _spaces: Any = None) -> ConnectorV2:
-    return ActionsAsBatch()
-
-
 def _env_runners(algorithm: Algorithm) -> EnvRunnerGroup:
     assert algorithm.env_runner_group is not None
     return algorithm.env_runner_group
 
 
 def _send_cost_model(algorithm: Algorithm, model: CostModel) -> None:
-    _env_runners(algorithm).foreach_env_runner(partial(_set_cost_model, model=model))
-
-
-def _set_cost_model(runner: Any, model: CostModel) -> None:
-    if runner.env is not None:
-        runner.env.unwrapped.set_cost_model(model)
+    _env_runners(algorithm).foreach_env_runner(
+        lambda runner: None if runner.env is None else runner.env.unwrapped.set_cost_model(model)
+    )
 
 
 def _set_learning_rate(learner: Any, rate: float) -> None:

@@ -175,7 +175,7 @@ class TrainingReport:
         from autoshard.experiments.evaluation.task_sets import TaskSet
 
         oracle = EstimatedCosts(model, config.batch_size)
-        task_set = TaskSet.drawn(
+        task_set = TaskSet.sampled(
             unseen_tasks(config, model, training.parts, "test", TEST_SEED),
             _TEST_TASKS,
             unseen_tables(training.parts, "test"),

@@ -162,7 +162,7 @@ def test_ctrl_c_keeps_what_was_measured(cluster: object, tmp_path: Path) -> None
     process.send_signal(signal.SIGINT)
     output, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, output + error
-    assert "run again to go on" in error
+    assert "run again to continue" in error
     assert error.count("\n") == 1
     assert_goes_on(tmp_path)
 
@@ -219,7 +219,7 @@ def test_seconds_that_are_spent_leave_the_rest_for_the_next_run(
 ) -> None:
     hurried = f"{SMALL} --num-exchanges 2 --seconds 0.001 --json hurried.json"
     done = run("collect_costs.py", hurried, tmp_path)
-    told = "stopped by --seconds 0.001: 0 of 12 shards measured; run again to go on"
+    told = "stopped by --seconds 0.001: 0 of 12 shards measured; run again to continue"
     assert told in done.stdout
     assert "0 of 2 all-to-alls measured" in done.stdout
     summary = json.loads((tmp_path / "hurried.json").read_text())

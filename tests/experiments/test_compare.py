@@ -477,7 +477,7 @@ def test_interrupted_it_says_where_measurements_are(
     first.wait_for("2/2 tasks measured")
     first.process.send_signal(signal.SIGINT)
     said = first.end(code=130)
-    assert "interrupted: what was measured is in costs.db; run again to go on" in said
+    assert "interrupted: what was measured is in costs.db; run again to continue" in said
     with MeasurementStore(tmp_path / "costs.db") as store:
         kept = len(store)
     assert kept >= 4

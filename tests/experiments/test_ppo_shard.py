@@ -159,7 +159,7 @@ def test_lost_actors_end_nothing(cluster: object, tmp_path: Path) -> None:
     assert kill_actors("SingleAgentEnvRunner") == 1
     kill_actors("DeviceProcess")
     log = training.end()
-    assert "env runner 1 was lost and is replaced; training goes on" in log
+    assert "env runner 1 was lost and is replaced" in log
     assert result(tmp_path, "r.json")["iterations"] == 6
 
 
@@ -300,7 +300,7 @@ def test_env_runners_that_would_never_start_are_refused(cluster: object, tmp_pat
         out=tmp_path / "run",
         mlflow_uri=empty_mlflow(tmp_path / "m.db"),
     )
-    with pytest.raises(UserError, match="--num-env-runners 99 is more than the 2 CPUs"):
+    with pytest.raises(UserError, match="--num-env-runners 99 is too much for the 2 CPUs"):
         main(config)
     # Nothing was trained there, so the folder is free.
     with pytest.raises(UserError, match="ended before its first checkpoint"):
