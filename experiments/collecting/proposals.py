@@ -161,9 +161,7 @@ class Proposer:
             return None
         return {
             "measured_over_promised": statistics.mean(pair.ratio for pair in search),
-            "max_measured_over_promised": statistics.mean(
-                compared.max_ratio for compared in search
-            ),
+            "max_measured_over_promised": statistics.mean(pair.max_ratio for pair in search),
             "tasks": len(search),
             "measured_max_ms": {
                 name: statistics.mean(max(pair.measured_ms) for pair in of_sharder)
