@@ -1,8 +1,8 @@
-"""What a plan really costs: measured, once, on every device of the Ray cluster.
+"""Measures the cost of shards and plans on the devices of a Ray cluster.
 
-May import `workload`. Hands out the pool (`BenchmarkPool`, `MeasuredCosts`), what it answers
-(`Measurement`), the store that keeps it (`MeasurementStore`, Parquet beside it) and the cost of
-plans (`measure_plan`, `price_plan`).
+May import `workload`. Exports the pool (`BenchmarkPool`, `MeasuredCosts`), its results
+(`Measurement`), the store (`MeasurementStore`, Parquet beside it) and the cost of plans
+(`measure_plan`, `price_plan`).
 """
 
 from typing import TYPE_CHECKING

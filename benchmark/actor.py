@@ -1,4 +1,4 @@
-"""What runs inside the actor on a device: it owns the device and measures on it."""
+"""The benchmark actor of a device: owns the device and measures on it."""
 
 import gc
 import socket
@@ -26,7 +26,7 @@ from autoshard.workload import UserError
 
 
 class DeviceBenchmark:
-    """Measures shards on one device, which this process binds itself to."""
+    """Measures shards on one device, to which this process is bound."""
 
     def __init__(self, backend: DeviceBackend, place: Place) -> None:
         fbgemm.training_ops()
@@ -38,20 +38,22 @@ class DeviceBenchmark:
         self._info = DeviceInfo(place.name, place.kind, host, hardware, backend.memory_bytes)
         self._versions = fbgemm.library_versions()
         gc.collect()
-        gc.freeze()  # later collections look at a shard's own objects only: 1 ms instead of 130
+        gc.freeze()  # later collections walk a shard's own objects only: 1 ms instead of 130
 
     def describe(self) -> tuple[DeviceInfo, str]:
-        """The device and the versions of the libraries."""
+        """Returns the device and the versions of libraries."""
         return self._info, self._versions
 
     def peak_bytes(self) -> int:
-        """The most memory that this process has ever taken on the device."""
+        """Returns the peak memory of this process on the device."""
         return self._backend.peak_bytes()
 
     def measure(self, orders: Sequence[Order]) -> list[Measurement]:
-        """Measure shards by turns, or say why one was refused. DeviceBusy if the device is taken.
+        """Measures shards, interleaved as far as they fit into memory together.
 
-        ShardFault if an operator fails: then this process must not measure on.
+        Raises:
+            DeviceBusy: Another pool holds the device.
+            ShardFault: An operator failed; this process must not measure any more.
         """
         with self._backend.claim(self._pool):
             started, throttled_s = time.monotonic(), self._backend.throttled_seconds()
@@ -60,28 +62,28 @@ class DeviceBenchmark:
             while waiting:
                 together = self._that_fit(orders, waiting)
                 waiting = waiting[len(together) :]
-                answers.update(self._by_turns(orders, together))
+                answers.update(self._interleaved(orders, together))
             throttled_s = self._backend.throttled_seconds() - throttled_s
             share = min(1.0, throttled_s / (time.monotonic() - started))
             return [replace(answers[n], throttled=share) for n in range(len(orders))]
 
     def check_free(self) -> None:
-        """DeviceBusy if the device is taken."""
+        """Raises DeviceBusy if another pool holds the device."""
         with self._backend.claim(self._pool):
             pass
 
     def open_rendezvous(self) -> tuple[str, int]:
-        """Host and port where the ranks of the next all-to-all find each other."""
+        """Returns host and port where the ranks of the next all-to-all meet."""
         self._rendezvous = exchange.Rendezvous()
         return self._rendezvous.host, self._rendezvous.port
 
     def exchange(self, part: ExchangePart) -> list[RankTimes]:
-        """Run this device's ranks of an all-to-all."""
+        """Runs this device's ranks of an all-to-all."""
         with self._backend.claim(self._pool):
             return exchange.run_ranks(part, self._backend)
 
     def _that_fit(self, orders: Sequence[Order], waiting: Sequence[int]) -> list[int]:
-        """The first of those that wait, as many as fit into the memory at once; at least one."""
+        """Returns the first of the waiting orders that fit into memory together; at least one."""
         free, taken, chosen = self._backend.free_bytes(), 0, 0
         for number in waiting:
             taken += orders[number].settings.needed_bytes(orders[number].shard)
@@ -90,8 +92,10 @@ class DeviceBenchmark:
             chosen += 1
         return list(waiting[:chosen])
 
-    def _by_turns(self, orders: Sequence[Order], numbers: Sequence[int]) -> dict[int, Measurement]:
-        """Measure these orders, all at once in memory."""
+    def _interleaved(
+        self, orders: Sequence[Order], numbers: Sequence[int]
+    ) -> dict[int, Measurement]:
+        """Measures orders whose operators are in memory at the same time."""
         answers: dict[int, Measurement] = {}
         operators: dict[int, EmbeddingOp] = {}
         free = self._backend.free_bytes()
@@ -104,7 +108,7 @@ class DeviceBenchmark:
                 continue
             try:
                 operators[number] = EmbeddingOp(shard, settings, self._backend)
-            except UserError as error:  # the shard's own fault, such as a trace that is not here
+            except UserError as error:  # a fault of the shard, such as a trace that is missing here
                 answers[number] = self._answer(orders[number], "failed", reason=str(error))
         numbered = list(operators)
         try:

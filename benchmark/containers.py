@@ -1,7 +1,7 @@
-"""What the container allows: CPU quota and memory limit of the control groups around this process.
+"""Reads CPU quota and memory limit of the control groups around this process.
 
-Groups are nested, and a limit may be set on any of them: the lowest counts. Containers, batch
-systems and systemd all set limits this way, by version 1 or version 2 of the interface.
+Groups are nested, and any may set a limit: the lowest counts. Containers, batch systems and systemd
+set limits this way, by version 1 or version 2 of the interface.
 """
 
 import re
@@ -15,26 +15,26 @@ _MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .* - (cgroup2?) \S+ (\S+)$", re.M
 
 
 def cpu_quota(root: Path = ROOT) -> float | None:
-    """CPUs that this process and others in its container may use together; None if not limited."""
+    """Returns the number of CPUs that the container may use; None if not limited."""
     quotas = [quota for group in _groups("cpu", root) if (quota := _quota(group)) is not None]
     return min(quotas, default=None)
 
 
 def throttled_seconds(root: Path = ROOT) -> float:
-    """How long quotas have kept CPUs from this container so far, summed over CPUs.
+    """Returns how long quotas have stopped CPUs of this container so far, summed over CPUs.
 
-    It grows when the container has used up its quota, whichever of its processes did so: whoever
-    measures then is stopped. Where `cpu_quota` is None it stays 0. Reading takes 0.2 ms.
+    It grows when any process of the container exhausts the quota, and is 0 without a quota. Reading
+    takes 0.2 ms.
     """
     total = 0.0
     for group in _groups("cpu", root):
-        told = read_numbers(group / "cpu.stat")
-        total += told.get("throttled_usec", 0) / 1e6 + told.get("throttled_time", 0) / 1e9
+        numbers = read_numbers(group / "cpu.stat")
+        total += numbers.get("throttled_usec", 0) / 1e6 + numbers.get("throttled_time", 0) / 1e9
     return total
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """Bytes that this process and others in its container may use together; None if not limited.
+    """Returns the bytes that the container may use; None if not limited.
 
     `memory.high` counts as well: beyond it nothing fails, but everything slows down.
     """
@@ -53,7 +53,7 @@ def _quota(group: Path) -> float | None:
 
 
 def _groups(controller: str, root: Path) -> list[Path]:
-    """Folders of the groups around this process, by either version, as far as they are seen."""
+    """Returns the visible folders of the groups around this process, of either version."""
     members = _memberships(controller, root)
     found: dict[tuple[int, int], Path] = {}  # a hierarchy may be mounted twice: each group once
     for top, point, kind, options in _MOUNT.findall(read_text(root / "proc/self/mountinfo")):
@@ -71,7 +71,7 @@ def _groups(controller: str, root: Path) -> list[Path]:
 
 
 def _memberships(controller: str, root: Path) -> dict[str, str]:
-    """This process' group by version: "cgroup" is the first, "cgroup2" the second."""
+    """Returns this process' group by version: "cgroup" is the first, "cgroup2" the second."""
     members: dict[str, str] = {}
     for line in read_text(root / "proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -84,7 +84,9 @@ def _memberships(controller: str, root: Path) -> dict[str, str]:
 
 
 def _below(group: str, top: str) -> PurePosixPath:
-    """A group's path below what is mounted: containers mount their own group as if it were all."""
+    """Returns a group's path below the mount point: containers mount their own group as the
+    root.
+    """
     path = PurePosixPath(group)
     if not path.is_relative_to(top) or ".." in path.parts:
         return PurePosixPath()
@@ -92,5 +94,5 @@ def _below(group: str, top: str) -> PurePosixPath:
 
 
 def _unescaped(field: str) -> str:
-    """A field of mountinfo, in which a space is written \\040 and a backslash \\134."""
+    """Returns a field of mountinfo, in which a space is written \\040 and a backslash \\134."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)

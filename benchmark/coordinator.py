@@ -1,8 +1,7 @@
-"""The pool's one brain: a named Ray actor that hands shards to devices and keeps the store.
+"""The pool's actor: schedules shards on devices and writes the store.
 
-Requests are queues of shards. A device that is free gets the next shard that any request waits for,
-which takes the same work however many devices there are. Clients collect answers by asking again
-and again; one that stops asking is forgotten after a while.
+Requests are queues of shards. A free device gets the next shards of any request, in constant time.
+Clients poll for answers; a request whose client stops polling is cancelled after a while.
 """
 
 import asyncio
@@ -42,21 +41,19 @@ from autoshard.workload import Shard
 
 _log = logging.getLogger(__name__)
 
-# None of these limits what a machine may take: they say how often something is looked at, how long
-# answers are gathered, and when who asks no more is forgotten.
-_REFRESH_SECONDS = 3.0
-_LEASE_SECONDS = 60.0  # a client that is slow to ask again is answered anew
-_SETTLE_SECONDS = 20.0  # of one call; a client goes on calling as long as devices are starting
-_GATHER_SECONDS = 0.05  # answers of so long go to the client in one reply: replies are dear
-_IDLE_SECONDS = 600.0  # then the devices are given back: other jobs may want the GPUs
+_REFRESH_SECONDS = 3.0  # between two looks at the cluster
+_LEASE_SECONDS = 60.0  # without polling, after which a request is cancelled
+_SETTLE_SECONDS = 20.0  # of one call; clients call again while devices are starting
+_GATHER_SECONDS = 0.05  # for which answers are gathered into one reply: replies are expensive
+_IDLE_SECONDS = 600.0  # after which devices are released, for other jobs
 
 
 class PoolCoordinator:
-    """See the module. All its methods run in one event loop; none of them blocks for long.
+    """Coordinates a pool. All methods run in one event loop, and none blocks for long.
 
     Args:
-        fleet: the devices.
-        time_limit_s: an operator that takes longer hangs: its actor is replaced.
+        fleet: Devices of the pool.
+        time_limit_s: Seconds after which an operator counts as hanging and its actor is replaced.
     """
 
     def __init__(self, fleet: Fleet, time_limit_s: float) -> None:
@@ -81,10 +78,14 @@ class PoolCoordinator:
     # --- devices --------------------------------------------------------------------------------
 
     async def ready(self, shards: int, waited_s: float = 0.0) -> DeviceInfo | None:
-        """Start what can be started and wait a while for devices; one of them, if there are any.
+        """Starts devices and waits a while for them; returns one if there are any.
 
-        `shards`: what the client is about to ask for. `waited_s`: how long it has asked in vain;
-        PoolError says why there is no use in asking on.
+        Args:
+            shards: Number of shards that the client is about to request.
+            waited_s: How long the client has waited so far.
+
+        Raises:
+            PoolError: Waiting any longer is of no use; the message says why.
         """
         self._last_used = time.monotonic()
         if self._keeper is None or self._keeper.done():
@@ -106,49 +107,51 @@ class PoolCoordinator:
                 await asyncio.wait_for(self._fleet_moved.wait(), left)
 
     async def devices(self) -> list[DeviceInfo]:
-        """The devices that measure."""
+        """Returns the devices that measure."""
         return [device.info for device in self._fleet.measuring()]
 
     async def make(self) -> tuple[str, str]:
-        """Hardware and library versions of the devices that measure."""
+        """Returns hardware and library versions of the devices that measure."""
         return self._fleet.main_make
 
     async def cancel_device_requests(self) -> None:
-        """Take back what was asked of the autoscaler: it would outlive the pool."""
+        """Withdraws requests to the autoscaler, which would outlive the pool."""
         self._fleet.request_devices(0)
 
     async def node_of_devices(self) -> dict[str, str]:
-        """The Ray node that each device's actor runs on."""
+        """Returns the Ray node of each device's actor."""
         return {device.info.name: device.place.node_id for device in self._fleet.devices}
 
     async def peak_bytes(self) -> dict[str, int]:
-        """The most memory that each device's actor has ever taken."""
+        """Returns the peak memory of each device's actor."""
         devices = self._fleet.devices
         peaks = await asyncio.gather(*(device.call("peak_bytes") for device in devices))
         return {device.info.name: peak for device, peak in zip(devices, peaks, strict=True)}
 
     async def process_id(self) -> int:
-        """The process of the pool itself."""
+        """Returns the process id of the pool's actor."""
         return os.getpid()
 
     async def cpu_seconds(self) -> float:
-        """CPU time that this process has taken."""
+        """Returns the CPU time of the pool's actor."""
         return time.process_time()
 
     async def backlog(self) -> int:
-        """Shards that wait for a device or are being measured."""
+        """Returns the number of shards that wait for a device or are being measured."""
         return len(self._jobs)
 
     async def machine(self) -> str:
-        """The machine that the pool itself runs on, and that its stores lie on."""
+        """Returns the machine of the pool's actor, which holds its stores."""
         return machine_id()
 
     async def notices(self) -> list[str]:
-        """What users should know of the devices: foreign load, mixed hardware, devices lost."""
+        """Returns what users should know of the devices: foreign load, mixed hardware, lost
+        devices.
+        """
         return self._fleet.notices()
 
     def _follow_fleet(self) -> None:
-        """Devices have come, gone or failed to come."""
+        """Reacts to devices that have come, gone or failed to start."""
         fleet = self._fleet
         self._settled = bool(fleet.devices) and (self._settled or not fleet.is_settling)
         self._free = deque(device for device in fleet.measuring() if not device.busy)
@@ -156,15 +159,15 @@ class PoolCoordinator:
         self._assign_jobs()
 
     async def _keep_up(self) -> None:
-        """Follow the cluster as nodes come and go; give the devices back when nobody asks."""
+        """Follows the cluster as nodes come and go; releases the devices when the pool is idle."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._look_now.wait(), _REFRESH_SECONDS)
             self._look_now.clear()
-            self._forget_the_silent()
+            self._cancel_abandoned()
             if self._requests or self._exchanging.locked():
                 self._last_used = time.monotonic()
-            with contextlib.suppress(RayError):  # the cluster is in motion: look again later
+            with contextlib.suppress(RayError):  # the cluster is changing: look again later
                 self._fleet.request_devices(self._demand())
                 if time.monotonic() - self._last_used > _IDLE_SECONDS:
                     self._fleet.release()
@@ -172,12 +175,11 @@ class PoolCoordinator:
                     await self._fleet.grow()
 
     def _demand(self) -> int:
-        """Devices that there is work for."""
         announced, until = self._announced
         return max(len(self._jobs), announced if until > time.monotonic() else 0)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run in the background; a fault goes to the log instead of getting lost."""
+        """Runs a task in the background; its exceptions are logged."""
 
         def done(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
@@ -200,9 +202,9 @@ class PoolCoordinator:
         retry_failed: bool,
         repeats: int = 1,
     ) -> str:
-        """Take a request; its answers are handed out by `collect`.
+        """Takes a request and returns its name, for `collect`.
 
-        `visits`: that each shard is to have, those in the store counted.
+        `repeats` is the number of measurements that each shard needs, including stored ones.
         """
         await self.ready(len(shards))
         self._announced = (0, 0.0)
@@ -221,12 +223,14 @@ class PoolCoordinator:
                 self._jobs.join(request, index, Job(shard, settings, timing))
             if index % 256 == 255:
                 self._assign_jobs()
-                await asyncio.sleep(0)  # let others be served while a large request is read
+                await asyncio.sleep(0)  # serve others while a large request is read
         self._assign_jobs()
         return request.name
 
     async def collect(self, name: str, patience_s: float) -> list[tuple[int, Measurement]] | None:
-        """Answers since the last call, as soon as there are any; None if the request is unknown."""
+        """Returns answers since the last call, once there are any; None if the request is
+        unknown.
+        """
         request = self._requests.get(name)
         if request is None:
             return None
@@ -248,19 +252,19 @@ class PoolCoordinator:
         return answers
 
     async def cancel(self, name: str) -> None:
-        """Forget a request; what is being measured is still kept."""
+        """Cancels a request; shards in progress are stored nevertheless."""
         request = self._requests.pop(name, None)
         if request is not None:
             self._jobs.leave(request)
 
-    def _forget_the_silent(self) -> None:
+    def _cancel_abandoned(self) -> None:
         limit = time.monotonic() - _LEASE_SECONDS
         for name, request in list(self._requests.items()):
             if request.seen < limit:
                 self._spawn(self.cancel(name))
 
     async def close_store(self, store_path: str) -> None:
-        """Close a store that nobody waits for: its log is folded into the one file."""
+        """Closes a store that no request uses, so that its log is folded into the file."""
         path = Path(store_path)
         in_use = {request.store for request in self._requests.values()} | self._jobs.stores()
         if path in self._stores and path not in in_use:
@@ -275,16 +279,16 @@ class PoolCoordinator:
     # --- measuring ------------------------------------------------------------------------------
 
     def _assign_jobs(self) -> None:
-        """Give each device that is free some jobs, as long as there are any."""
+        """Assigns jobs to each free device, while there are any."""
         while self._free and self._jobs.waiting:
             device = self._free.popleft()
             device.busy = True
-            # Towards the end fewer each, so that devices are done at about the same time.
+            # Fewer towards the end, so that devices finish at about the same time.
             share = math.ceil(self._jobs.waiting / max(1, len(self._fleet.measuring())))
             self._spawn(self._serve(device, self._jobs.take(min(MAX_INTERLEAVED, share))))
 
     async def _serve(self, device: PoolDevice, jobs: list[Job]) -> None:
-        """Have a device do jobs; then all are dealt anew."""
+        """Runs jobs on a device, and then assigns new ones."""
         try:
             async with device.exclusive:
                 answers = await self._server.measure(device, jobs)
@@ -302,25 +306,25 @@ class PoolCoordinator:
         self._assign_jobs()
 
     def _settle(self, job: Job, answer: Measurement) -> None:
-        """Keep a visit in the store of everyone who waits for it; then hand out what is known."""
-        told = dict.fromkeys(job.stores, answer)
+        """Stores a measurement for all requests that wait for it, and answers them."""
+        merged = dict.fromkeys(job.stores, answer)
         faults: dict[Path, StoreError] = {}
         for path in job.stores:
             try:
                 store = self._open(path)
                 store.put([answer])
                 known = store.find(job.shard, job.settings, answer.hardware, answer.versions)
-                told[path] = replace(known or answer, reused=False)
+                merged[path] = replace(known or answer, reused=False)
             except StoreError as error:
                 faults[path] = error
         for name, index in job.waiting:
             request = self._requests.get(name)
             if request is None:
                 continue
-            known = told.get(request.store, answer)
+            known = merged.get(request.store, answer)
             fault = request.error = faults.get(request.store, request.error)
             if known.ok and _repeats_so_far(known) < request.repeats and fault is None:
-                # At the end of the line, so that visits lie far apart.
+                # At the end of the queue, so that repeat measurements are far apart.
                 self._jobs.join(request, index, Job(job.shard, job.settings, job.timing))
             else:
                 request.hand_out(index, known)
@@ -328,7 +332,7 @@ class PoolCoordinator:
     # --- all-to-all -----------------------------------------------------------------------------
 
     async def exchange(self, dims: tuple[int, ...], batch_size: int, store_path: str) -> Exchange:
-        """Measure an all-to-all among `len(dims)` ranks, or read it from the store."""
+        """Measures an all-to-all among `len(dims)` ranks, or reads it from the store."""
         await self.ready(len(dims))
         hardware, versions = self._fleet.main_make
         store = self._open(Path(store_path))
@@ -355,9 +359,9 @@ class PoolCoordinator:
             return found
 
     async def _all_free(self, devices: list[PoolDevice], ranks: int) -> None:
-        """Wait for cores that other pools hold, before any rank waits for one that cannot come.
+        """Waits for cores that other pools hold, before any rank waits for one that cannot start.
 
-        It does not keep them: an all-to-all fails if one is taken for long after this.
+        Cores are not reserved: an all-to-all fails if one is taken for long afterwards.
         """
         deadline = time.monotonic() + self._time_limit_s
         holder = await _holder(devices, self._time_limit_s)
@@ -373,7 +377,7 @@ class PoolCoordinator:
 
 
 async def _holder(devices: list[PoolDevice], time_limit_s: float) -> str | None:
-    """Who else holds a core of these devices, if anybody does."""
+    """Returns the description of another pool that holds one of these devices, if any does."""
     looks = asyncio.gather(*(device.call("check_free") for device in devices))
     try:
         await asyncio.wait_for(looks, time_limit_s)

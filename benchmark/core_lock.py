@@ -1,7 +1,7 @@
-"""One measurement at a time on a core, whichever pool of this machine asks for it.
+"""A lock for each core, so that pools of one machine take turns to measure on it.
 
-A lock on a file of the core, which the system frees when its holder ends, however it ends. The
-holder writes into the file who it is, for those who wait in vain.
+It is a lock on a file, which the system releases when its holder ends. The holder writes its
+description into the file, for the messages of others.
 """
 
 import fcntl
@@ -24,18 +24,21 @@ class DeviceBusy(Exception):  # noqa: N818 - a state of affairs, not an error
 
 @contextmanager
 def claimed(core: int, label: str, patience_s: float) -> Iterator[None]:
-    """Hold a core against others who measure on this machine, as long as the block runs.
+    """Holds a core while the block runs; waits up to `patience_s` for it.
 
-    DeviceBusy says who holds it if it does not come free within `patience_s`, during which this
-    thread waits. Pools of one user see each other if they share the folder for temporary files.
+    Pools of one user see each other if they share the folder for temporary files.
 
     Args:
-        core: its number.
-        label: who measures, as others are told: "the pool of ...".
+        core: Number of the core.
+        label: Description of the holder, for messages of others.
+        patience_s: Seconds to wait.
+
+    Raises:
+        DeviceBusy: The core did not become free; the message describes its holder.
     """
     folder = Path(tempfile.gettempdir()) / f"autoshard-cores-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    # To append: whoever opens a file to write empties it, and the holder may be another.
+    # Opened to append: opening to write would erase the description of another holder.
     with open(folder / f"core{core}.lock", "a+b", buffering=0) as lock:
         deadline = time.monotonic() + patience_s
         while not _taken(lock):
@@ -52,7 +55,7 @@ def claimed(core: int, label: str, patience_s: float) -> Iterator[None]:
 
 
 def this_pool() -> str:
-    """The label of an actor's pool: there is one pool a Ray cluster."""
+    """Returns the label of an actor's pool: there is one pool per Ray cluster."""
     import ray
 
     if not ray.is_initialized():
@@ -69,17 +72,16 @@ def _taken(lock: FileIO) -> bool:
 
 
 def _write(lock: FileIO, text: str) -> None:
-    with suppress(OSError):  # a full disk keeps nobody from measuring
-        lock.truncate(0)  # what a holder left that was killed goes, too
+    with suppress(OSError):  # a full disk must not prevent measuring
+        lock.truncate(0)
         lock.write(text.encode())
 
 
 def _holder(lock: FileIO) -> str:
-    """Who holds the lock, as it says itself."""
     lock.seek(0)
     try:
-        told = json.loads(lock.read())
-        seconds = max(0.0, time.time() - told["since"])
-        return f"{told['label']} (process {told['process']}, for {seconds:.0f} s)"
-    except (ValueError, TypeError, KeyError):  # it has only just taken it, or could not write
+        holder = json.loads(lock.read())
+        seconds = max(0.0, time.time() - holder["since"])
+        return f"{holder['label']} (process {holder['process']}, for {seconds:.0f} s)"
+    except (ValueError, TypeError, KeyError):  # it has just taken the lock, or could not write
         return "another process"

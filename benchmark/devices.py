@@ -1,7 +1,7 @@
-"""Finding the cluster's devices and keeping one actor on each of them.
+"""Finds the cluster's devices and keeps one actor on each.
 
-Which nodes may be measured on `places` decides; what an actor asks of Ray, and how it takes its
-device, is up to the backend of the kind of device.
+The module `places` selects nodes. The backend of a kind of device says what its actors request from
+Ray and how they bind to a device.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ from autoshard.benchmark.hardware import NodeReport
 from autoshard.benchmark.places import RESOURCE, is_declared, nodes_that_measure, reports_of
 from autoshard.benchmark.process import at_usual_priority
 
-# Limits for hangs alone: an actor is up within seconds, on a crowded machine within tens of them.
+# Limits for hangs alone: an actor starts within seconds, on a crowded machine within tens of them.
 _START_SECONDS = 300.0
 _REPORT_SECONDS = 60.0
 _RETRY_SECONDS = 60.0  # before a place where no actor could be started is tried again
-_MAX_WISHED = 256  # GPUs: a longer list only keeps the autoscaler busy
-_TRACE = 0.001  # of a node's `benchmark`: enough to say that only such nodes will do
+_MAX_REQUESTED = 256  # GPUs: a longer list only keeps the autoscaler busy
+_TRACE = 0.001  # of a node's `benchmark`: enough to request such nodes
 
 
 class DeviceProcess:
@@ -40,7 +40,7 @@ class DeviceProcess:
         self._benchmark = DeviceBenchmark(backend, place)
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """What a method of the device's benchmark answers."""
+        """Calls a method of the device's benchmark."""
         return getattr(self._benchmark, method)(*arguments)
 
 
@@ -48,24 +48,24 @@ class DeviceFleet(Fleet):
     """All devices of one kind in the cluster.
 
     Args:
-        kind: one of `KINDS`.
-        most_devices: use at most so many devices; None for all.
+        kind: One of `KINDS`.
+        max_devices: Maximum number of devices; None for all.
     """
 
     def __init__(self, kind: str, max_devices: int | None) -> None:
         super().__init__()
-        self._asked = requested_backend(kind)
-        self._settled = self._asked  # what "auto" has come to, as long as devices are held
-        self._most = max_devices
+        self._requested = requested_backend(kind)
+        self._settled = self._requested  # what "auto" means while devices are held
+        self._max_devices = max_devices
         self._reports: dict[str, NodeReport] = {}
         self._places: list[Place] = []  # known and free of actors
         self._starting: dict[Place, asyncio.Task[PoolDevice | None]] = {}
         self._failures: dict[Place, tuple[float, str]] = {}
         self._only_declared = False
-        self._wished: list[dict[str, float]] | None = None
+        self._bundles: list[dict[str, float]] | None = None
 
     async def grow(self) -> None:
-        """Give up devices of nodes that no longer measure; start actors where there are none."""
+        """Drops devices of nodes that no longer measure, and starts actors on free devices."""
         nodes = nodes_that_measure(_nodes())
         self._only_declared = any(map(is_declared, nodes.values()))
         for device in list(self.devices):
@@ -82,23 +82,23 @@ class DeviceFleet(Fleet):
         taken = [*(device.place for device in self.devices), *self._starting]
         self._places = backend.places(nodes, reports, taken)
         places = [place for place in self._places if self._failure(place) is None]
-        if self._most is not None:
-            places = places[: max(0, self._most - len(self.devices) - len(self._starting))]
-        for place in places:  # in the background: one that is slow to start holds up nobody
+        if self._max_devices is not None:
+            places = places[: max(0, self._max_devices - len(self.devices) - len(self._starting))]
+        for place in places:  # in the background: one that is slow to start delays no other
             task = self._starting[place] = asyncio.create_task(self._start(backend, place))
             task.add_done_callback(partial(self._started, place))
 
     def request_devices(self, count: int) -> None:
-        """Ask Ray's autoscaler, if there is one, for GPUs that are still to come."""
-        if self._asked is None or not self._asked.num_gpus:
+        """Requests GPUs from Ray's autoscaler, if there is one."""
+        if self._requested is None or not self._requested.num_gpus:
             return
-        count = min(count, _MAX_WISHED if self._most is None else self._most)
-        bundle = {"GPU": float(self._asked.num_gpus)}
+        count = min(count, _MAX_REQUESTED if self._max_devices is None else self._max_devices)
+        bundle = {"GPU": float(self._requested.num_gpus)}
         bundle |= {RESOURCE: _TRACE} if self._only_declared else {}
-        wished = [bundle] * count
-        if wished != self._wished:
-            request_resources(bundles=wished)
-            self._wished = wished
+        bundles = [bundle] * count
+        if bundles != self._bundles:
+            request_resources(bundles=bundles)
+            self._bundles = bundles
 
     @property
     def is_settling(self) -> bool:
@@ -106,38 +106,37 @@ class DeviceFleet(Fleet):
         return bool(self._starting)
 
     def unavailable_reason(self, waited_s: float) -> str | None:
-        """Why there are no devices, once there is no use in waiting any longer; else None."""
+        """Returns why there are no devices, once waiting any longer is of no use; else None."""
         if self.devices or self._starting:
             return None
         failures = [self._failure(place) for place in self._places]
         if failures and None not in failures:
             return "; ".join(map(str, failures))
-        asked = self._asked or best_backend(())
-        if waited_s < asked.patience_s:
+        wanted = self._requested or best_backend(())
+        if waited_s < wanted.patience_s:
             return None
-        missing = f"no node with a {asked.noun} joined it within {waited_s / 60:.0f} minutes"
+        missing = f"no node with a {wanted.noun} joined it within {waited_s / 60:.0f} minutes"
         return "; ".join(self.faults) or missing
 
     def release(self) -> None:
-        """End all actors; `grow` starts them again."""
-        self._settled = self._asked
+        """Ends all actors; `grow` starts them again."""
+        self._settled = self._requested
         for task in self._starting.values():
             task.cancel()
         super().release()
 
     def _failure(self, place: Place) -> str | None:
-        """Why no actor could be started there, as long as it is not to be tried again."""
+        """Returns why no actor could be started at a place, until it is tried again."""
         failed_at, reason = self._failures.get(place, (-math.inf, ""))
         return reason if time.monotonic() < failed_at + _RETRY_SECONDS else None
 
     def _settle(self, best: DeviceBackend) -> DeviceBackend:
-        """The kind that measures for as long as the pool is in use: whoever asks relies on it."""
+        """Returns the kind that measures for as long as the pool is in use; clients rely on it."""
         self._settled = self._settled or best
-        if self._asked is None and best.kind != self._settled.kind:
+        if self._requested is None and best.kind != self._settled.kind:
             self.report(
-                f"the pool began to measure on {self._settled.noun}s, so {best.noun}s are left "
-                "aside: end the pool (experiments/pool.py stop) and ask for them with "
-                f"--devices {best.kind}"
+                f"the pool measures on {self._settled.noun}s, so {best.noun}s are not used: end "
+                f"the pool (experiments/pool.py stop) and request them with --devices {best.kind}"
             )
         return self._settled
 
@@ -160,7 +159,7 @@ class DeviceFleet(Fleet):
             self.faults.append(reason)
             ray.kill(handle)
             return None
-        except asyncio.CancelledError:  # the devices are given back
+        except asyncio.CancelledError:  # the devices are released
             ray.kill(handle)
             raise
         self._failures.pop(place, None)
@@ -181,9 +180,9 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, in one line that fits a report."""
+    """Returns an error's message in one line of limited length."""
     cause = getattr(error, "cause", None) or error
     lines = [line for line in str(cause).splitlines() if line.strip()]
-    if lines and "creation task" in lines[0]:  # Ray tells last what the actor's own error was
+    if lines and "creation task" in lines[0]:  # Ray puts the actor's own error last
         return lines[-1][:300]
     return f"{type(cause).__name__}: {lines[0][:300]}" if lines else type(cause).__name__

@@ -1,4 +1,4 @@
-"""One shard as one fused fbgemm operator, with its batch, ready to be timed."""
+"""A shard as fused fbgemm operators with their batch, ready to be timed."""
 
 from typing import Any
 
@@ -11,11 +11,10 @@ from autoshard.workload import IndexBatch, OperatorOptions, Shard, shard_batch
 
 
 class EmbeddingOp:
-    """The operator of a shard on a device, and the batch and gradient that it runs on.
+    """The operators of a shard on a device, with their batch and gradient.
 
-    A fused operator has weights of all its lookups or of none. So where tables with weights and
-    tables without meet in a shard, each kind has an operator of its own, as in TorchRec, where they
-    are in different modules.
+    A fused operator has weights for all its lookups or for none. So where tables with and without
+    weights meet in a shard, each kind has its own operator, as in TorchRec's modules.
     """
 
     def __init__(self, shard: Shard, settings: MeasureSettings, backend: DeviceBackend) -> None:
@@ -27,16 +26,16 @@ class EmbeddingOp:
         self.gradient = torch.ones(settings.batch_size, shard.total_dim, device=backend.device)
 
     def forward(self) -> torch.Tensor:
-        """Pooled embeddings of the batch: [batch, sum of output widths]."""
+        """Returns pooled embeddings of the batch, shape [batch, sum of output widths]."""
         outputs = [part.forward() for part in self.parts]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
 
 
 class FusedPart:
-    """The slices of a shard that run in one fused operator: all with weights, or all without.
+    """The pieces of a shard that run in one fused operator: all with weights, or all without.
 
-    Weights of tables start at zero and take whatever the timed updates make of them: kernels take
-    the same time for any finite numbers.
+    Weights of tables start at zero and change by the timed updates: kernels take the same time for
+    any finite numbers.
     """
 
     def __init__(self, shard: Shard, settings: MeasureSettings, backend: DeviceBackend) -> None:
@@ -50,13 +49,13 @@ class FusedPart:
         self.module = build_module(shard, settings.operator, backend)
 
     def forward(self) -> torch.Tensor:
-        """Pooled embeddings of the batch: [batch, sum of output widths]."""
+        """Returns pooled embeddings of the batch, shape [batch, sum of output widths]."""
         output: torch.Tensor = self.module(self._indices, self._offsets, self._weights)
         return output
 
 
 def build_module(shard: Shard, options: OperatorOptions, backend: DeviceBackend) -> Any:
-    """fbgemm's SplitTableBatchedEmbeddingBagsCodegen for the slices of a shard, in their order."""
+    """Returns fbgemm's SplitTableBatchedEmbeddingBagsCodegen for the pieces of a shard."""
     ops = fbgemm.training_ops()
     location = ops.EmbeddingLocation[backend.operator.location]
     compute = ops.ComputeDevice[backend.operator.compute]
@@ -74,7 +73,7 @@ def build_module(shard: Shard, options: OperatorOptions, backend: DeviceBackend)
         weights_precision=weights[options.weights],
         optimizer=optimizers[options.optimizer],
         learning_rate=0.01,
-        # Our batches are valid, and fbgemm's own benchmarks do not check theirs either.
+        # Batches are valid here, and fbgemm's own benchmarks do not check theirs either.
         bounds_check_mode=ops.BoundsCheckMode.NONE,
         device=backend.device,
     )

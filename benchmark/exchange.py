@@ -1,9 +1,9 @@
-"""The all-to-all around the fused operators, timed on every rank.
+"""Runs and times all-to-alls of pooled embeddings on every rank.
 
 Rank r computes `dims[r]` columns for the whole batch. Forward, it sends each rank that rank's
-share of the samples and receives all columns of its own; backward, the gradients travel the
-other way. A plan for more devices than there are may run several ranks on each, if its kind
-allows that, and its key says so.
+samples and receives all columns of its own; backward, gradients travel the other way. If a plan has
+more ranks than there are devices, some run several ranks, if their kind allows that; the key says
+so.
 """
 
 import datetime
@@ -22,7 +22,7 @@ _TIMEOUT = datetime.timedelta(seconds=60)
 
 
 class Rendezvous:
-    """The key-value server through which the ranks of one exchange find each other."""
+    """The key-value server through which the ranks of an exchange find each other."""
 
     def __init__(self) -> None:
         self.host = _own_address()
@@ -31,7 +31,6 @@ class Rendezvous:
 
 
 def _own_address() -> str:
-    """The address that other nodes reach this one by."""
     import ray
 
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
@@ -45,7 +44,7 @@ def samples_of_ranks(key: ExchangeKey) -> list[int]:
 
 
 def run_ranks(part: ExchangePart, backend: DeviceBackend) -> list[RankTimes]:
-    """Play the ranks of this device, each in a thread of its own."""
+    """Runs the ranks of this device, each in its own thread."""
     results: dict[int, RankTimes] = {}
     errors: list[BaseException] = []
 
@@ -91,7 +90,7 @@ def _timed(
     sent_splits: list[int],
     backend: DeviceBackend,
 ) -> float:
-    """Milliseconds from the moment all ranks are ready until this one has all it waits for."""
+    """Returns ms from the moment all ranks are ready until this one has received everything."""
     group.barrier().wait()
     backend.synchronize()
     start = time.perf_counter_ns()

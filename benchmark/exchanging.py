@@ -1,4 +1,4 @@
-"""An all-to-all across the pool's devices, repeated until its median is known. Imports no torch."""
+"""Measures an all-to-all on the pool's devices until its median is known. Imports no torch."""
 
 import asyncio
 import statistics
@@ -16,15 +16,15 @@ from autoshard.benchmark.measurement import (
 )
 from autoshard.benchmark.statistics import median_spread
 
-_ITERATIONS = 40  # of a round, which begins with ranks that find each other: some 0.2 s
+_ITERATIONS = 40  # of a round, at whose start ranks find each other: some 0.2 s
 _MAX_ROUNDS = 4
-_PRECISION = 0.05  # ranks wait for each other: their times spread more than one operator's
+_PRECISION = 0.05  # ranks wait for each other: their times vary more than an operator's
 
 
 async def measure_exchange(
     key: ExchangeKey, devices: list[PoolDevice], hardware: str, versions: str
 ) -> Exchange:
-    """Run the exchange on the devices, which the caller holds; ranks are dealt to them in turn."""
+    """Runs the exchange on devices that the caller holds; ranks are assigned round-robin."""
     backend = backend_of(devices[0].info.kind)
     if key.ranks > len(devices) * backend.max_ranks:
         raise MeasurementError(

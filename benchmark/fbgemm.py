@@ -1,4 +1,4 @@
-"""The one door to fbgemm: it opens only on a torch that fbgemm was built against."""
+"""Imports fbgemm, if torch is the version that it was built against."""
 
 import importlib
 from functools import lru_cache
@@ -14,11 +14,11 @@ _DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
 
 
 class InstallationError(UserError):
-    """torch and fbgemm are missing or do not belong together."""
+    """torch or fbgemm is missing, or their versions do not match."""
 
 
 def installed_fbgemm() -> tuple[str, str]:
-    """Distribution name and version of the installed fbgemm."""
+    """Returns distribution name and version of the installed fbgemm."""
     found = []
     for distribution in _DISTRIBUTIONS:
         try:
@@ -39,7 +39,7 @@ def installed_fbgemm() -> tuple[str, str]:
 
 
 def check_pair() -> tuple[str, str]:
-    """Versions of torch and fbgemm; InstallationError if they do not belong together."""
+    """Returns the versions of torch and fbgemm; InstallationError if they do not match."""
     distribution, fbgemm = installed_fbgemm()
     try:
         torch = metadata.version("torch")
@@ -56,7 +56,7 @@ def check_pair() -> tuple[str, str]:
 
 @lru_cache(maxsize=1)
 def training_ops() -> ModuleType:
-    """fbgemm's module with SplitTableBatchedEmbeddingBagsCodegen."""
+    """Returns fbgemm's module with SplitTableBatchedEmbeddingBagsCodegen."""
     torch, fbgemm = check_pair()
     try:
         return importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
@@ -69,6 +69,6 @@ def training_ops() -> ModuleType:
 
 
 def library_versions() -> str:
-    """What measured, and by which method: costs of other versions are other costs."""
+    """Returns library versions and timing method: costs are comparable where they are equal."""
     torch, fbgemm = check_pair()
     return f"torch {torch}, {installed_fbgemm()[0]} {fbgemm}, timing {TIMING_METHOD}"

@@ -1,4 +1,4 @@
-"""The devices of a pool, whatever they are: which of them measure, and what to know of them."""
+"""The devices of a pool: which of them measure, and notices about them."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ from autoshard.workload import UserError
 _HIGH_LOAD = 0.15  # of a device's time: beyond the system's own small share
 _HIGH_DISTURBANCE = 0.6  # of a device's iterations
 _HIGH_THROTTLING = 0.05  # of a device's time: a quota that is never met stops nothing
-_LOAD_MEMORY = 0.8  # how much of the running mean each new measurement leaves in place
+_LOAD_MEMORY = 0.8  # weight of older measurements in running means
 
 
 class PoolError(UserError):
@@ -26,7 +26,7 @@ class PoolError(UserError):
 
 @dataclass(eq=False)
 class PoolDevice:
-    """A running actor, and a lock for those who need the device for themselves."""
+    """A running actor, with a lock for exclusive use of its device."""
 
     place: Place
     handle: Any
@@ -45,20 +45,20 @@ class PoolDevice:
         return self.info.hardware, self.versions
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """What the device's benchmark answers."""
+        """Calls a method of the device's benchmark."""
         return await self.handle.call.remote(method, *arguments)
 
     def end(self) -> None:
-        """End the actor."""
+        """Ends the actor."""
         ray.kill(self.handle)
 
 
 class Fleet(ABC):
-    """All devices of a pool. Costs are only comparable on one make of hardware, so the pool
-    measures on the most numerous one and says which devices it leaves aside.
+    """All devices of a pool.
 
-    What kinds of fleets differ in is how they `grow`. A fleet travels to the pool's actor when
-    that starts, so it holds nothing yet that cannot be pickled.
+    Costs are comparable on one make of hardware only, so the pool measures on the most common one
+    and reports the other devices. Subclasses differ in how they `grow`. A fleet is pickled for the
+    pool's actor when that starts.
     """
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class Fleet(ABC):
 
     @abstractmethod
     async def grow(self) -> None:
-        """Give up devices that are gone and start what is missing; `add` those that run."""
+        """Drops devices that are gone and starts missing ones; running ones are added by `add`."""
 
     def request_devices(self, count: int) -> None:  # noqa: B027 - most fleets have nobody to ask
-        """There is work for so many devices: ask for them where they can be had."""
+        """Requests devices for `count` shards, where that is possible."""
 
     @property
     def is_settling(self) -> bool:
@@ -81,26 +81,26 @@ class Fleet(ABC):
         return False
 
     def unavailable_reason(self, waited_s: float) -> str | None:
-        """Why there are no devices, once there is no use in waiting any longer; else None."""
+        """Returns why there are no devices, once waiting any longer is of no use; else None."""
         return None if self.devices or waited_s < 1 else "it has none"
 
     def watch(self, on_change: Callable[[], None]) -> None:
-        """Call this whenever devices have come, gone or failed to come."""
+        """Registers a callback for devices that have come, gone or failed to start."""
         self._on_change = on_change
 
     def add(self, device: PoolDevice) -> None:
-        """Take a device into service."""
+        """Takes a device into service."""
         self.devices.append(device)
         self._changed()
 
     def report(self, fault: str) -> None:
-        """Have users told, once, however often it is seen."""
+        """Adds a notice for users, once."""
         if fault not in self._reported:
             self._reported.add(fault)
             self.faults.append(fault)
 
     def drop(self, device: PoolDevice, reason: str) -> None:
-        """Take a device out of service."""
+        """Takes a device out of service."""
         if device.alive:
             device.alive = False
             self.devices.remove(device)
@@ -109,7 +109,7 @@ class Fleet(ABC):
             self._changed()
 
     def release(self) -> None:
-        """End all devices; `grow` starts them again."""
+        """Ends all devices; `grow` starts them again."""
         for device in self.devices:
             device.alive = False
             device.end()
@@ -117,15 +117,15 @@ class Fleet(ABC):
         self._changed()
 
     def measuring(self) -> list[PoolDevice]:
-        """The devices that measure."""
+        """Returns the devices that measure."""
         return [device for device in self.devices if device.make == self.main_make]
 
     def in_use(self, device: PoolDevice) -> bool:
-        """True if the device is of the make that measures."""
+        """Returns whether the device is alive and of the make that measures."""
         return device.alive and device.make == self.main_make
 
     def observe(self, device: PoolDevice, measurement: Measurement) -> None:
-        """Learn from a measurement how much of a device others take."""
+        """Updates the load statistics of a device by a measurement."""
         if measurement.timing is not None:
             timing, step = measurement.timing, 1 - _LOAD_MEMORY
             share = timing.disturbed / timing.iterations
@@ -134,7 +134,9 @@ class Fleet(ABC):
             device.disturbed += step * (share - device.disturbed)
 
     def notices(self) -> list[str]:
-        """What users should know of the devices, one line each; faults are told once."""
+        """Returns what users should know of the devices, one line each; faults are reported
+        once.
+        """
         lines, self.faults = self.faults, []
         for device in self.devices:
             if device.throttled > _HIGH_THROTTLING:
@@ -155,14 +157,14 @@ class Fleet(ABC):
                 )
             if not self.in_use(device):
                 lines.append(
-                    f"{device.info.name} is left aside: it is {device.info.hardware} with "
+                    f"{device.info.name} is not used: it is {device.info.hardware} with "
                     f"{device.versions}, most devices are {' with '.join(self.main_make)}"
                 )
         return lines
 
     def _changed(self) -> None:
         makes = Counter(device.make for device in self.devices)
-        # Of two that are as many the pool stays with the one it has.
+        # Of two equally common makes the pool keeps its own.
         if makes[self.main_make] < max(makes.values(), default=0):
             self.main_make = makes.most_common(1)[0][0]
         self._on_change()

@@ -1,4 +1,4 @@
-"""What this machine is: cores, caches, memory, and the fingerprint that keeps costs apart."""
+"""Describes this machine: cores, caches, memory, and the hardware fingerprint."""
 
 import math
 import os
@@ -17,8 +17,7 @@ _CPUS = "sys/devices/system/cpu"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _VECTORS = ("avx512f", "avx2", "sse4_2", "sve2", "sve", "asimd")  # the widest first
 _DEFAULT_CACHE_BYTES = 32 * 2**20
-# Of a machine's memory that shards may fill together; the rest is for Ray, the system and torch.
-_USABLE_MEMORY = 0.85
+_USABLE_MEMORY = 0.85  # share for shards; the rest is for Ray, the system and torch
 
 
 @dataclass(frozen=True)
@@ -32,9 +31,9 @@ class NumaNode:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """What a Ray node has, as seen from a process on it.
+    """The hardware of a Ray node, as seen from a process on it.
 
-    `memory_bytes` and those of `numa` are what shards may fill, so some less than there is.
+    `memory_bytes` and those of `numa` are what shards may fill.
     """
 
     node_id: str
@@ -58,7 +57,7 @@ class DeviceInfo:
 
 
 def this_machine(node_id: str) -> NodeReport:
-    """Report on the machine that this process runs on."""
+    """Returns the report of the machine that this process runs on."""
     return NodeReport(
         node_id=node_id,
         host=socket.gethostname(),
@@ -74,25 +73,23 @@ def this_machine(node_id: str) -> NodeReport:
 
 
 def machine_id() -> str:
-    """Equal for processes on the same running machine, whichever Ray node they belong to."""
+    """Returns an id that all processes on this running machine share, whatever their Ray node."""
     boot = read_text(ROOT / "proc/sys/kernel/random/boot_id") or "unknown"
     return f"{socket.gethostname()}:{boot}"
 
 
 @cache
 def physical_cores() -> tuple[int, ...]:
-    """One logical CPU of each physical core that this process may measure on. See `pick_cores`."""
+    """Returns one logical CPU of each physical core that may measure. See `pick_cores`."""
     return pick_cores(os.sched_getaffinity(0))
 
 
 def pick_cores(allowed: Iterable[int], root: Path = ROOT) -> tuple[int, ...]:
-    """One logical CPU of each physical core among those allowed, no more than the quota pays for.
+    """Returns one logical CPU of each physical core among those allowed, limited by the CPU quota.
 
-    Hyper-threads share a core's caches and units: two of them measuring would disturb each other.
-    Where a CPU quota gives less than these cores, one core each whole CPU of it measures, at least
-    one: a core more would use up the quota before its period is over, and then all are stopped in
-    the midst of what they measure. Those that measure lie on different nodes and caches, as far as
-    there are, so that they share as little as can be.
+    Hyper-threads share caches and units, so two of them would disturb each other. With a quota, as
+    many cores measure as it has whole CPUs, at least one: more would exhaust it, and then all are
+    stopped while they measure. These cores are spread over NUMA nodes and caches.
     """
     chosen: dict[frozenset[int], int] = {}
     for cpu in sorted(allowed):
@@ -102,30 +99,32 @@ def pick_cores(allowed: Iterable[int], root: Path = ROOT) -> tuple[int, ...]:
     if quota is not None and quota < len(cores):
         homes = {cpu: node.number for node in numa_nodes(root) for cpu in node.cpus}
         caches = {core: _last_level_cache(core, root).cpus for core in cores}
-        cores = _by_turns(_by_turns(cores, caches), homes)[: max(1, math.floor(quota))]
+        cores = _round_robin(_round_robin(cores, caches), homes)[: max(1, math.floor(quota))]
     return tuple(sorted(cores))
 
 
 def machine_memory_bytes(root: Path = ROOT) -> int:
-    """Memory that this process may use: of the nodes it is allowed, or its container's limit."""
+    """Returns the memory that this process may use: of its allowed nodes, or the container's
+    limit.
+    """
     allowed = sum(node.memory_bytes for node in numa_nodes(root)) or _physical_memory_bytes(root)
     limit = memory_limit(root)
     return allowed if limit is None else min(allowed, limit)
 
 
 def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...]:
-    """The machine's nodes by number; none if the system does not tell.
+    """Returns the machine's nodes by number; none if the system does not report them.
 
-    The nodes' own figures count as shares of the machine's memory, for some systems leave memory
-    that was plugged in later out of them. A node that this process is not allowed has 0 bytes.
+    Nodes get the machine's memory in proportion to their own reports, because some systems omit
+    memory that was added later. A node that this process may not use has 0 bytes.
     """
     cpus: dict[int, frozenset[int]] = {}
     kib: dict[int, int] = {}
     for folder in (root / "sys/devices/system/node").glob("node[0-9]*"):
         number = int(folder.name.removeprefix("node"))
         cpus[number] = read_list(folder / "cpulist")
-        told = re.search(r"MemTotal:\s*(\d+)", read_text(folder / "meminfo"))
-        kib[number] = int(told[1]) if told else 0
+        total_kib = re.search(r"MemTotal:\s*(\d+)", read_text(folder / "meminfo"))
+        kib[number] = int(total_kib[1]) if total_kib else 0
     # A cpuset may name the nodes on which this process may have memory.
     status = re.search(r"Mems_allowed_list:\s*(\S+)", read_text(root / "proc/self/status"))
     allowed = parsed_list(status[1]) if status else frozenset(cpus)
@@ -137,16 +136,16 @@ def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...]:
 
 
 def last_level_cache_bytes(core: int = 0, root: Path = ROOT) -> int:
-    """Size of the largest cache of a core; 32 MiB if the system does not say."""
+    """Returns the size of a core's largest cache; 32 MiB if unknown."""
     return _last_level_cache(core, root).size_bytes or _DEFAULT_CACHE_BYTES
 
 
 @cache
 def cpu_fingerprint(root: Path = ROOT) -> str:
-    """Model, vector instructions and cache of the CPU: costs are comparable where it is equal.
+    """Returns model, vector instructions and cache of the CPU: costs are comparable where it is
+    equal.
 
-    Not every kind of CPU has a name: ARM tells its maker and part by numbers, and where nothing is
-    told the architecture is what is known.
+    ARM CPUs report maker and part by numbers; where nothing is reported the architecture stands.
     """
     fields: dict[str, str] = {}
     for line in read_text(root / "proc/cpuinfo").splitlines():
@@ -168,12 +167,12 @@ def cpu_fingerprint(root: Path = ROOT) -> str:
 
 @dataclass(frozen=True)
 class _Cache:
-    size_bytes: int  # 0 if the system does not say
+    size_bytes: int  # 0 if unknown
     cpus: frozenset[int]  # that share it
 
 
 def _last_level_cache(core: int, root: Path) -> _Cache:
-    """The largest cache of a core that holds data."""
+    """Returns the largest data cache of a core."""
     found = _Cache(0, frozenset({core}))
     for entry in sorted((root / _CPUS / f"cpu{core}/cache").glob("index*")):
         size = re.match(r"(\d+)([KMG]?)", read_text(entry / "size"))
@@ -187,22 +186,21 @@ def _last_level_cache(core: int, root: Path) -> _Cache:
 
 
 def _threads_of_core(cpu: int, root: Path) -> frozenset[int]:
-    """The logical CPUs of a CPU's physical core."""
     return read_list(root / _CPUS / f"cpu{cpu}/topology/thread_siblings_list") or frozenset({cpu})
 
 
-def _by_turns(cores: Sequence[int], group: Mapping[int, Hashable]) -> list[int]:
-    """The first core of each group, then the second of each, and so on."""
-    turns: Counter[Hashable] = Counter()
-    turn: dict[int, int] = {}
+def _round_robin(cores: Sequence[int], group: Mapping[int, Hashable]) -> list[int]:
+    """Returns the first core of each group, then the second of each, and so on."""
+    counts: Counter[Hashable] = Counter()
+    rank: dict[int, int] = {}
     for core in cores:
-        turn[core] = turns[group.get(core)]
-        turns[group.get(core)] += 1
-    return sorted(cores, key=lambda core: turn[core])
+        rank[core] = counts[group.get(core)]
+        counts[group.get(core)] += 1
+    return sorted(cores, key=lambda core: rank[core])
 
 
 def _physical_memory_bytes(root: Path) -> int:
-    told = re.search(r"^MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
-    if told is None:
+    kib = re.search(r"^MemTotal:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
+    if kib is None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return int(told[1]) * 1024
+    return int(kib[1]) * 1024

@@ -1,7 +1,6 @@
-"""What clients of the pool wait for: their requests, and the jobs that answer them.
+"""Requests of the pool's clients, and the queue of jobs that answer them.
 
-A job is one shard to be visited once. Whoever asks for a shard that is waited for already joins its
-job, so a shard that several ask for at once is measured once.
+A job is one measurement of one shard. Several requests for the same shard share a job.
 """
 
 import asyncio
@@ -16,19 +15,17 @@ from autoshard.workload import Shard
 
 JobKey = tuple[str, MeasureSettings]
 
-# Shards that a device measures by turns. What is done once a round (a flush) is a small part of it
-# by then; with more, answers only come later.
-MAX_INTERLEAVED = 8
+MAX_INTERLEAVED = 8  # shards on a device: with more, a round's flush saves little more time
 
 
 @dataclass
 class Request:
-    """What one client waits for."""
+    """The state of a client's request."""
 
     name: str
     store: Path
     missing: int
-    repeats: int = 1  # that each shard is to have
+    repeats: int = 1  # of each shard
     answers: list[tuple[int, Measurement]] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
@@ -37,7 +34,7 @@ class Request:
     jobs: set[JobKey] = field(default_factory=set)
 
     def hand_out(self, index: int, measurement: Measurement) -> None:
-        """Put an answer where the client collects it."""
+        """Adds an answer for the client to collect."""
         self.answers.append((index, measurement))
         self.missing -= 1
         self.arrived.set()
@@ -47,7 +44,7 @@ class Request:
 
 @dataclass
 class Job:
-    """A shard to be measured, and who waits for it at which place of their request."""
+    """A shard to be measured, with the requests that wait for it and their index of it."""
 
     shard: Shard
     settings: MeasureSettings
@@ -55,24 +52,24 @@ class Job:
     waiting: list[tuple[str, int]] = field(default_factory=list)
     stores: set[Path] = field(default_factory=set)
     deaths: int = 0
-    alone: bool = False  # something went wrong while it was measured by turns with others
+    alone: bool = False  # something went wrong while it was interleaved with others
 
     @property
     def key(self) -> JobKey:
-        """Equal for jobs that one visit answers."""
+        """Equal for jobs that one measurement answers."""
         return self.shard.digest, self.settings
 
     @property
     def order(self) -> Order:
-        """What a device is told."""
+        """The job as a device gets it."""
         return Order(self.shard, self.settings, self.timing)
 
 
 class JobQueue:
-    """Jobs that wait for a device, and those that have one.
+    """Jobs that wait for a device, and jobs in progress.
 
-    Requests take turns, so that who asks for a few shards need not wait for who asked for
-    thousands; within a request jobs are done in the order of its shards.
+    Requests take turns, so that small ones need not wait for large ones; within a request, jobs are
+    in the order of its shards.
     """
 
     def __init__(self) -> None:
@@ -82,11 +79,10 @@ class JobQueue:
         self._turns: OrderedDict[str, deque[JobKey]] = OrderedDict()  # of requests, by name
 
     def __len__(self) -> int:
-        """Jobs that are not answered yet."""
         return len(self._queued) + len(self._running)
 
     def join(self, request: Request, index: int, job: Job) -> None:
-        """Wait for this job, or for the one that is there already."""
+        """Adds a job, or joins the one that is there for the same measurement."""
         key = job.key
         found = self._running.get(key)
         if found is None:
@@ -97,7 +93,7 @@ class JobQueue:
         request.jobs.add(key)
 
     def leave(self, request: Request) -> None:
-        """Wait no longer; jobs that nobody waits for are forgotten, unless they run."""
+        """Removes a request; jobs without any request are dropped unless in progress."""
         self._turns.pop(request.name, None)
         for key in request.jobs:
             job = self._running.get(key) or self._queued.get(key)
@@ -109,16 +105,15 @@ class JobQueue:
 
     @property
     def waiting(self) -> int:
-        """Jobs that wait for a device."""
+        """Number of jobs that wait for a device."""
         return len(self._queued)
 
-    def take(self, most: int) -> list[Job]:
-        """The next jobs, for a device that is free to do so many by turns.
-
-        Some job must wait. One that is to be alone is taken alone.
+    def take(self, max_jobs: int) -> list[Job]:
+        """Returns the next jobs for a free device, of which there must be one; `alone` ones
+        singly.
         """
         taken: list[Job] = []
-        while len(taken) < most and self._queued:
+        while len(taken) < max_jobs and self._queued:
             key = self._next()
             if self._queued[key].alone and taken:
                 self._again.appendleft(key)
@@ -130,7 +125,7 @@ class JobQueue:
         return taken
 
     def _next(self) -> JobKey:
-        # Keys of jobs that were taken in another request's turn, or forgotten, are passed over.
+        # Keys of jobs that another request took, or that were dropped, are skipped.
         while self._again:
             if (key := self._again.popleft()) in self._queued:
                 return key
@@ -142,17 +137,17 @@ class JobQueue:
                     return key
 
     def put_back(self, job: Job) -> None:
-        """Its device could not do it: another one shall, before all others."""
+        """Puts a job back that its device could not do; it comes before all others."""
         del self._running[job.key]
         if job.waiting:
             self._queued[job.key] = job
             self._again.append(job.key)
 
     def finish(self, job: Job) -> None:
-        """It is answered."""
+        """Removes a job that is answered."""
         del self._running[job.key]
 
     def stores(self) -> set[Path]:
-        """The stores that answers will be written to."""
-        jobs = (self._queued, self._running)
-        return {path for some in jobs for job in some.values() for path in job.stores}
+        """Returns the stores that answers will be written to."""
+        jobs = [*self._queued.values(), *self._running.values()]
+        return {path for job in jobs for path in job.stores}

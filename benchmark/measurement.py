@@ -1,4 +1,4 @@
-"""What was measured: one shard, on one kind of hardware, by one version of the libraries."""
+"""Measurements: the cost of a shard, on one kind of hardware, by one version of libraries."""
 
 import math
 from collections.abc import Sequence
@@ -12,17 +12,16 @@ Status = Literal["ok", "refused", "failed"]
 
 
 class MeasurementError(UserError):
-    """A cost was asked for that could not be measured."""
+    """A requested cost could not be measured."""
 
 
-# How costs are taken: raised whenever that changes what they read.
-TIMING_METHOD = 3
+TIMING_METHOD = 3  # version of the timing method: raised whenever a change affects costs
 HALF_WIDTH_95 = 1.96  # of a 95 % interval, in standard errors
 
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """What a cost depends on besides the shard and the device: part of the store's key."""
+    """What a cost depends on besides shard and device: part of the store's key."""
 
     batch_size: int
     operator: OperatorOptions = field(default_factory=OperatorOptions)
@@ -33,21 +32,21 @@ class MeasureSettings:
             raise UserError(f"batch size must be at least 1, got {self.batch_size}")
 
     def needed_bytes(self, shard: Shard) -> int:
-        """Bytes that building and running the operator takes: what must fit before it is tried."""
+        """Returns the bytes that building and running the operator takes."""
         return self.operator.memory(shard.pieces, self.batch_size).total
 
 
 @dataclass(frozen=True)
 class TimingOptions:
-    """How hard to try in one visit: until the median is known to `precision`, or a cap is reached.
+    """Effort of a measurement: it ends once the median is known to `precision`, or at a cap.
 
     Args:
-        precision: relative half width of the 95 % interval of forward plus backward. At 0.025
-            iterations leave a deviation of 1.3 %, about as much as what visits differ by besides.
-        max_iterations: at most so many. Noise of 6 % an iteration, as on the noisiest host that
-            was seen, needs 40 for the precision above.
-        max_seconds: at most so long for each shard. What takes seconds an iteration is known from
-            a few: noise of moments is averaged within each.
+        precision: Relative half width of the 95 % interval of forward plus backward. At 0.025,
+            iterations leave a deviation of 1.3 %, about as much as between repeat measurements.
+        max_iterations: Maximum number of iterations. Noise of 6 % an iteration, the most that was
+            seen on a host, needs 40 for the precision above.
+        max_seconds: Maximum time for each shard. Long iterations average over noise by themselves,
+            so a few suffice.
     """
 
     precision: float = 0.025
@@ -64,11 +63,11 @@ class Order(NamedTuple):
 
 
 class ShardFault(Exception):  # noqa: N818 - the shard's, not the caller's
-    """An operator failed, and left its process in a state that cannot be trusted.
+    """An operator failed and left its process in an unreliable state.
 
     Args:
-        number: of the order.
-        reason: in one line.
+        number: Number of the order.
+        reason: Reason in one line.
     """
 
     def __init__(self, number: int, reason: str) -> None:
@@ -79,8 +78,9 @@ class ShardFault(Exception):  # noqa: N818 - the shard's, not the caller's
 
 @dataclass(frozen=True)
 class ReferenceLevel:
-    """What one run of the reference takes, forward and backward. Only ratios of levels matter, and
-    only of the same reference: `method` is the way of timing that it belongs to.
+    """Times of one run of the reference operator, forward and backward.
+
+    Only ratios of levels matter, and only of the same timing `method`.
     """
 
     forward_ms: float
@@ -89,7 +89,7 @@ class ReferenceLevel:
 
     @staticmethod
     def typical(levels: Sequence["ReferenceLevel"]) -> "ReferenceLevel":
-        """The median of levels of one method."""
+        """Returns the median of levels of one method."""
         return ReferenceLevel(
             median(level.forward_ms for level in levels),
             median(level.backward_ms for level in levels),
@@ -98,27 +98,27 @@ class ReferenceLevel:
 
 
 def method_of(versions: str) -> int:
-    """The way of timing that library versions, as measurements name them, end with."""
+    """Returns the timing method, which library versions in measurements end with."""
     number = versions.rpartition("timing ")[2]
     return int(number) if number.isdigit() else TIMING_METHOD
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Medians over the iterations of a visit, or the mean of several visits.
+    """Medians over the iterations of a measurement, or the mean of repeat measurements.
 
     Args:
-        forward_ms: of the fused operator.
-        backward_ms: the same.
-        spread: relative half width of the 95 % interval of forward plus backward, as the
-            iterations of a visit (in the mean) tell it.
-        iterations: that count.
-        disturbed: those of them that lost much of their time to others.
-        foreign_load: share of the device's time that others took meanwhile.
-        operator_seconds: that timed work kept the device.
-        quiet: costs are told as on a machine on which the reference takes so long; None: as read.
-        visits: that the cost is the mean of.
-        error: relative standard error of forward plus backward, with what visits differ by.
+        forward_ms: Forward time of the fused operator.
+        backward_ms: Backward time.
+        spread: Relative half width of the 95 % interval of forward plus backward over iterations;
+            the mean over repeats.
+        iterations: Number of iterations that count.
+        disturbed: Number of these that lost much of their time to other processes.
+        foreign_load: Share of the device's time that other processes took.
+        operator_seconds: Time that measuring kept the device.
+        reference_level: Level that costs are normalised to; None: as read.
+        repeats: Number of repeat measurements.
+        error: Relative standard error of forward plus backward, including differences of repeats.
     """
 
     forward_ms: float
@@ -134,13 +134,12 @@ class Timing:
 
     @property
     def total_ms(self) -> float:
-        """Forward and backward together."""
+        """Forward plus backward."""
         return self.forward_ms + self.backward_ms
 
     def normalized_to(self, level: ReferenceLevel | None) -> "Timing":
-        """The same, told as on a machine on which the reference takes so long.
-
-        A level of another reference says the same, a quiet machine, and leaves it as it is.
+        """Returns the timing at another reference level; unchanged if methods differ or one is
+        None.
         """
         if (
             level is None
@@ -158,7 +157,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The answer for one shard. Without `timing` it was refused or failed, for `reason`."""
+    """The result for one shard. Without `timing` it was refused or failed, for `reason`."""
 
     shard: Shard
     settings: MeasureSettings
@@ -171,7 +170,7 @@ class Measurement:
     timing: Timing | None = None
     reason: str = ""
     reused: bool = False
-    throttled: float = 0.0  # share of the visit's time that a CPU quota stopped it; not kept
+    throttled: float = 0.0  # share of the time that a CPU quota stopped it; not stored
 
     @property
     def ok(self) -> bool:
@@ -180,17 +179,17 @@ class Measurement:
 
     @property
     def total_ms(self) -> float:
-        """Forward and backward together; NaN without a cost."""
+        """Forward plus backward; NaN without a cost."""
         return math.nan if self.timing is None else self.timing.total_ms
 
     def normalized_to(self, level: ReferenceLevel | None) -> "Measurement":
-        """The same, told as on a machine on which the reference takes so long."""
+        """Returns the measurement at another reference level."""
         if self.timing is None:
             return self
         return replace(self, timing=self.timing.normalized_to(level))
 
     def cost(self) -> ShardCost:
-        """The cost; MeasurementError if it could not be measured."""
+        """Returns the cost; MeasurementError if it could not be measured."""
         if self.timing is None:
             raise MeasurementError(
                 f"a shard of {len(self.shard)} tables could not be measured on {self.device}: "
@@ -202,7 +201,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class ExchangeKey:
-    """An all-to-all: `dims[r]` columns are computed on rank r for the whole batch."""
+    """An all-to-all in which rank r computes `dims[r]` columns for the whole batch."""
 
     dims: tuple[int, ...]
     batch_size: int
@@ -210,7 +209,7 @@ class ExchangeKey:
 
     @property
     def ranks(self) -> int:
-        """Ranks that take part; on fewer `devices` some share one."""
+        """Number of ranks; on fewer `devices` some share one."""
         return len(self.dims)
 
 
@@ -230,7 +229,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class ExchangePart:
-    """What one device does of an exchange: the ranks it plays and where all ranks meet."""
+    """The part of an exchange for one device: its ranks, and where all ranks meet."""
 
     key: ExchangeKey
     ranks: tuple[int, ...]

@@ -1,11 +1,10 @@
-"""Stores as Parquet files: to publish, to train from, to merge what several clusters measured.
+"""Parquet files of measurements: to publish, to train from, to merge stores of several clusters.
 
-One row a visit, with its shard as a nested list and with its error, what it is worth by itself, so
-that any tool reads it without ours.
-All-to-alls go into a second file beside the first.
+A row is one measurement, with its shard as a nested list and its own error, so that any tool can
+read it. All-to-alls are in a second file beside the first.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,29 +58,17 @@ _TYPES = {
     "quiet_backward_ms": pa.float64(), "error": pa.float64(),
 }  # fmt: skip
 _PLAIN = tuple(column for column in COLUMNS if column != "slices")
-# Costs are written as they are told, all of one hardware at one level.
-_TOLD: dict[str, Callable[[Timing], float | None]] = {
-    "forward_ms": lambda timing: timing.forward_ms,
-    "backward_ms": lambda timing: timing.backward_ms,
-    "quiet_forward_ms": lambda timing: (
-        None if timing.reference_level is None else timing.reference_level.forward_ms
-    ),
-    "quiet_backward_ms": lambda timing: (
-        None if timing.reference_level is None else timing.reference_level.backward_ms
-    ),
-    "error": lambda timing: timing.error,
-}
 
 
 def exchanges_path(path: Path | str) -> Path:
-    """Where the all-to-alls that belong to a Parquet file of measurements lie."""
+    """Returns the path of the all-to-alls that belong to a Parquet file of measurements."""
     whole = Path(path)
     return whole.with_name(f"{whole.stem}.exchanges.parquet")
 
 
 def export_parquet(store: MeasurementStore, path: Path | str) -> int:
-    """Write all visits (and all-to-alls, if there are any); returns how many visits."""
-    timings = [visit.timing for visit in store.measurements()]
+    """Writes all measurements and all-to-alls; returns the number of measurements."""
+    timings = [measurement.timing for measurement in store.measurements()]
     rows, pieces = store.rows()[: len(timings)], store.pieces()
     numbers = sorted(pieces)
     position = {number: index for index, number in enumerate(numbers)}
@@ -91,16 +78,22 @@ def export_parquet(store: MeasurementStore, path: Path | str) -> int:
     offsets = [0]
     for ids in packed:
         offsets.append(offsets[-1] + len(ids))
+    levels = [timing and timing.reference_level for timing in timings]
+    normalized = {  # all costs of one hardware to one level
+        "forward_ms": [timing and timing.forward_ms for timing in timings],
+        "backward_ms": [timing and timing.backward_ms for timing in timings],
+        "quiet_forward_ms": [level and level.forward_ms for level in levels],
+        "quiet_backward_ms": [level and level.backward_ms for level in levels],
+        "error": [timing and timing.error for timing in timings],
+    }
     columns: dict[str, pa.Array] = {
         name: pa.array(
             [row[COLUMNS.index(name)] for row in rows], type=_TYPES.get(name, pa.string())
         )
         for name in _PLAIN
-        if name not in _TOLD
+        if name not in normalized
     }
-    for name, told in _TOLD.items():
-        values = [None if timing is None else told(timing) for timing in timings]
-        columns[name] = pa.array(values, type=_TYPES[name])
+    columns |= {name: pa.array(of, type=_TYPES[name]) for name, of in normalized.items()}
     columns["shard"] = pa.ListArray.from_arrays(
         pa.array(offsets, type=pa.int32()), described.take(flat)
     )
@@ -112,8 +105,8 @@ def export_parquet(store: MeasurementStore, path: Path | str) -> int:
 
 
 def import_parquet(store: MeasurementStore, path: Path | str) -> int:
-    """Add the visits of a Parquet file; what the store already has stays as it is."""
-    fresh = [visit for visit in read_parquet(path) if not store.has(visit)]
+    """Adds the measurements of a Parquet file that the store lacks; returns their number."""
+    fresh = [measurement for measurement in read_parquet(path) if not store.has(measurement)]
     store.put(fresh)
     for exchange in read_parquet_exchanges(path):
         if store.find_exchange(exchange.key, exchange.hardware, exchange.versions) is None:
@@ -122,13 +115,13 @@ def import_parquet(store: MeasurementStore, path: Path | str) -> int:
 
 
 def read_parquet_exchanges(path: Path | str) -> list[Exchange]:
-    """The all-to-alls that lie beside a Parquet file of measurements, if any do."""
+    """Returns the all-to-alls beside a Parquet file of measurements, if there are any."""
     beside = exchanges_path(path)
     return [_exchange(record) for record in _read(beside)] if beside.exists() else []
 
 
 def read_parquet(path: Path | str) -> list[Measurement]:
-    """The measurements of a Parquet file; UserError names the file and what is wrong with it."""
+    """Returns the measurements of a Parquet file; UserError names the file and its fault."""
     try:
         return [_measurement(record) for record in _read(path)]
     except FieldError as error:
@@ -143,7 +136,7 @@ def _measurement(record: dict[str, Any]) -> Measurement:
     if record["status"] == "ok":
         fields = {name: record[name] for name in _TIMED}
         error = record.get("error")
-        if error is None:  # an older file: what its iterations tell
+        if error is None:  # an older file
             error = standard_error(fields["spread"], fields["iterations"])
         timing = Timing(**fields, reference_level=_level(record), error=error)
     return Measurement(
@@ -162,7 +155,7 @@ def _measurement(record: dict[str, Any]) -> Measurement:
 
 
 def _level(record: dict[str, Any]) -> ReferenceLevel | None:
-    """Where a cost is told; files before the third kept one number, and only ratios matter."""
+    """Returns the reference level; older files have one number, and only ratios matter."""
     old = record.get("quiet_ms")
     forward_ms, backward_ms = (record.get(f"quiet_{n}_ms", old) for n in ("forward", "backward"))
     if forward_ms is None or backward_ms is None:

@@ -1,7 +1,7 @@
-"""Which nodes of a cluster are measured on.
+"""Selects the nodes of a cluster that measure.
 
-A node that is started with the custom resource `benchmark` (any amount) is there to be measured on.
-While the cluster has such nodes, only they measure: trainers elsewhere keep their cores quiet.
+These are the nodes with the custom resource `benchmark` (any amount). Without such nodes, all nodes
+measure. So trainers can be kept off the cores that measure.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ RESOURCE = "benchmark"
 
 
 def is_declared(node: Node) -> bool:
-    """True for a node that is there to be measured on."""
+    """Returns whether a node has the resource `benchmark`."""
     return bool(node["Resources"].get(RESOURCE, 0) > 0)
 
 

@@ -1,4 +1,4 @@
-"""What a plan costs: all phases of each device, what a step takes by them, how even they are."""
+"""The cost of a plan: all phases of each device, step time and balance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class DeviceCost:
 
     @property
     def phases_ms(self) -> tuple[float, float, float, float]:
-        """In the order of PHASES."""
+        """Times in the order of PHASES."""
         return (
             self.forward_ms,
             self.backward_ms,
@@ -53,23 +53,23 @@ class DeviceCost:
 
     @property
     def total_ms(self) -> float:
-        """All phases together."""
+        """Sum of all phases."""
         return sum(self.phases_ms)
 
     @property
     def compute_ms(self) -> float:
-        """Forward and backward of the fused operator."""
+        """Forward plus backward of the fused operator."""
         return self.forward_ms + self.backward_ms
 
 
 @dataclass(frozen=True)
 class PlanCost:
-    """The cost of a plan: what its devices spend, and by the objective what a step takes.
+    """The cost of a plan: phase times of devices, and the step time by the objective.
 
     Args:
-        devices: all of them.
-        objective: what counts, and where devices wait for each other.
-        ranks_per_core: of the all-to-alls, where they were measured.
+        devices: All devices.
+        objective: Objective of the task.
+        ranks_per_core: Ranks per device in measured all-to-alls.
     """
 
     devices: tuple[DeviceCost, ...]
@@ -78,22 +78,22 @@ class PlanCost:
 
     @property
     def phases_ms(self) -> Floats:
-        """Of all devices: [devices, PHASES]."""
+        """Times of all devices, [devices, PHASES]."""
         return np.array([device.phases_ms for device in self.devices], dtype=float)
 
     @property
     def stages_ms(self) -> Floats:
-        """Of all devices: [devices, stages]."""
+        """Times of all devices, [devices, stages]."""
         return stages_of_phases(self.objective, self.phases_ms)
 
     @property
     def step_ms(self) -> float:
-        """Milliseconds of a step: the sum of its stages, each as long as its slowest device."""
+        """Step time: the sum of stages, each as long as its slowest device."""
         return float(step_ms(self.stages_ms))
 
     @property
     def mean_ms(self) -> float:
-        """What a step would take if devices did as much, each in even parts."""
+        """Step time if each stage were balanced perfectly."""
         return float(self.stages_ms.mean(0).sum())
 
     @property
@@ -102,7 +102,7 @@ class PlanCost:
         return self.mean_ms / self.step_ms if self.step_ms else 1.0
 
     def table(self, title: str) -> Table:
-        """The report: a row a device, ready for rich's console."""
+        """Returns the report with a row for each device, for rich's console."""
         report = Table(
             title=f"{title} (ms a step; a2a is the all-to-all)",
             title_justify="left",
@@ -130,7 +130,7 @@ class PlanCost:
         return report
 
     def _waited_for(self) -> list[set[int]]:
-        """Of each device, the phases in which the others wait for it."""
+        """Returns for each device the phases in which the others wait for it."""
         found: list[set[int]] = [set() for _ in self.devices]
         slowest = self.stages_ms.argmax(0).tolist()
         for phases, device in zip(self.objective.stages, slowest, strict=True):
@@ -146,8 +146,9 @@ class PlanCost:
         )
 
     def picture(self, path: Path | str, title: str) -> None:
-        """A PNG or SVG: a bar a device, stacked by phase, pale what does not count, and a line at
-        what a step takes: above a bar its device waits.
+        """Writes a stacked bar chart of devices as PNG or SVG.
+
+        Phases that do not count are pale; a dashed line marks the step time.
         """
         from matplotlib.figure import Figure
 
@@ -187,8 +188,15 @@ def price_plan(
     exchange_ms: tuple[Sequence[float], Sequence[float]] | None = None,
     ranks_per_core: float = 1.0,
 ) -> PlanCost:
-    """The plan's cost by any oracle; `exchange_ms`: each rank's forward and backward all-to-all, by
-    default as the task's objective prices them.
+    """Returns the plan's cost by any oracle.
+
+    Args:
+        plan: Plan of the task.
+        task: The task.
+        oracle: Returns costs of shards.
+        exchange_ms: Forward and backward all-to-all of each rank; by default those of the
+            objective.
+        ranks_per_core: Ranks per device in measured all-to-alls.
     """
     plan.check(task)
     shards = plan.shards(task)
@@ -224,7 +232,7 @@ def measure_plan(
     with_exchange: bool = True,
     seed: int = 0,
 ) -> PlanCost:
-    """Measure every device's shard, and the all-to-all among them, on the pool."""
+    """Measures each device's shard and the all-to-all among them on the pool."""
     from autoshard.benchmark.pool import MeasuredCosts  # loads Ray, which planning does without
 
     plan.check(task)

@@ -1,4 +1,4 @@
-"""`BenchmarkPool`: measure shards on all devices of the cluster, once each, and never lose one."""
+"""`BenchmarkPool`: the client of the pool, which measures shards on all devices of the cluster."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,29 +28,29 @@ POOL_NAME = "benchmark-pool"
 POOL_NAMESPACE = "autoshard"
 
 _PATIENCE_SECONDS = 5.0  # of one call that waits for answers
-_MAX_QUIET_SECONDS = 120.0  # then it is looked whether there still are devices
-_MAX_ABSENT_SECONDS = 120.0  # Ray takes half a minute to believe that a node is gone
+_MAX_SILENT_SECONDS = 120.0  # after which the client checks that there still are devices
+_MAX_ABSENT_SECONDS = 120.0  # Ray takes half a minute to declare a node dead
 _RECONNECT_SECONDS = 0.5
 
 Progress = Callable[[Measurement], None]
 
 
 class BenchmarkPool:
-    """The cluster's one pool, found by name or started. Ray must be initialised.
+    """The cluster's pool, found by name or started. Ray must be initialised.
 
-    The pool outlives its clients: every env runner and every trial that asks for it gets the
-    same one. What it measures on only counts for whoever starts it.
+    The pool outlives its clients, and all clients of a cluster share it. Options that select
+    devices only apply if this client starts the pool.
 
     Args:
-        store: SQLite file of measurements, looked up first and written as they arrive. It lies on
-            the machine of the pool's actor, that is of whoever started the pool.
-        kind: one of `KINDS`; "auto" takes GPUs where the cluster has any, CPU cores elsewhere. For
-            GPUs the pool asks Ray's autoscaler and waits a quarter of an hour for the first.
-        most_devices: use at most so many devices.
-        time_limit_s: a shard that takes longer hangs and is recorded as failed; a limit for hangs
-            alone, for a visit ends by itself after `TimingOptions.max_seconds`.
-        fleet: devices of another sort than the cluster's own, such as simulated ones.
-        name: of the pool's actor; a cluster has one pool of each name.
+        store: SQLite file of measurements, on the machine of the pool's actor, which is that of
+            whoever started the pool.
+        kind: One of `KINDS`; "auto" takes GPUs where the cluster has any, else CPU cores. For GPUs
+            the pool asks Ray's autoscaler and waits 15 minutes for the first.
+        max_devices: Maximum number of devices.
+        time_limit_s: Seconds after which a shard counts as hanging, and is recorded as failed.
+            Measurements end by themselves after `TimingOptions.max_seconds`.
+        fleet: Other devices than the cluster's own, such as simulated ones.
+        name: Name of the pool's actor.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class BenchmarkPool:
 
     def _find_or_start(self) -> Any:
         here = ray.get_runtime_context().get_node_id()
-        # An asynchronous actor: so many calls of clients may wait in it at once.
+        # An asynchronous actor, in which many calls may wait at once.
         actor: Any = ray.remote(num_cpus=0, max_restarts=-1)(PoolCoordinator)
         return actor.options(
             max_concurrency=1000,
@@ -85,7 +85,9 @@ class BenchmarkPool:
         ).remote(self._fleet, self._time_limit_s)
 
     def devices(self) -> list[DeviceInfo]:
-        """The devices that measure, once the first have started; PoolError if there are none."""
+        """Returns the devices that measure, once the first have started; PoolError if there
+        are none.
+        """
         found: list[DeviceInfo] = []
         while not found:
             self._wait_for_devices()
@@ -93,13 +95,13 @@ class BenchmarkPool:
         return found
 
     def make(self) -> tuple[str, str]:
-        """Hardware and library versions of the devices that measure, as measurements name them."""
+        """Returns hardware and library versions of the devices that measure."""
         self.devices()
         hardware, versions = self._ask("make")
         return hardware, versions
 
     def _wait_for_devices(self, shards: int = 1) -> None:
-        """Wait until shards can be measured; PoolError if they never can."""
+        """Waits until shards can be measured; PoolError if they never can."""
         started, first = time.monotonic(), None
         while first is None:
             first = self._ask("ready", shards, time.monotonic() - started)
@@ -110,7 +112,9 @@ class BenchmarkPool:
             )
 
     def check_store_is_here(self) -> None:
-        """PoolError if the store is on another machine than this process, which cannot read it."""
+        """Raises PoolError if the store is on another machine, so that this process cannot
+        read it.
+        """
         there = self._ask("machine")
         if there != machine_id():
             raise PoolError(
@@ -120,19 +124,21 @@ class BenchmarkPool:
             )
 
     def close(self) -> None:
-        """Close the store, so that its file is whole by itself. The pool opens it when needed."""
+        """Closes the store, so that its file is complete. The pool opens it again when needed."""
         self._ask("close_store", str(self.store))
 
     def peak_bytes(self) -> dict[str, int]:
-        """The most memory that each device's actor has ever taken, by the device's name."""
+        """Returns the peak memory of each device's actor by the device's name."""
         return dict(self._ask("peak_bytes"))
 
     def cpu_seconds(self) -> float:
-        """CPU time that the pool's actor has taken so far, devices left out."""
+        """Returns the CPU time of the pool's actor, devices excluded."""
         return float(self._ask("cpu_seconds"))
 
     def notices(self) -> list[str]:
-        """What users should know of the devices: foreign load, mixed hardware, devices lost."""
+        """Returns what users should know of the devices: foreign load, mixed hardware, lost
+        devices.
+        """
         return list(self._ask("notices"))
 
     def stream(
@@ -143,48 +149,39 @@ class BenchmarkPool:
         retry_failed: bool = False,
         repeats: int = 1,
     ) -> Iterator[tuple[int, Measurement]]:
-        """Answers with the number of their shard, as they arrive. Every shard is answered once.
+        """Yields each shard's number and measurement, as they arrive.
 
-        A shard is visited until the store holds `visits` of it, and the answer is their mean; those
-        that failed before come from the store too unless `retry_failed`. If the pool's actor is
-        lost, what is missing is asked again.
+        A shard is measured until the store holds `repeats` measurements, and the answer is their
+        mean. Stored failures are answers, too, unless `retry_failed`. If the pool's actor is lost,
+        missing shards are requested again.
         """
         missing = set(range(len(shards)))
         while missing:
             order = sorted(missing)
             wanted = [shards[index] for index in order]
-            arguments = (
-                settings,
-                timing or TimingOptions(),
-                str(self.store),
-                retry_failed,
-                repeats,
-            )
+            timing, store = timing or TimingOptions(), str(self.store)
             self._wait_for_devices(len(wanted))
-            request = self._ask("submit", wanted, *arguments)
+            request = self._ask("submit", wanted, settings, timing, store, retry_failed, repeats)
             try:
                 for place, measurement in self._collect(request):
                     missing.discard(order[place])
                     yield order[place], measurement
-                    if not missing:  # asking once more would only tell that
+                    if not missing:
                         return
             finally:
                 if missing:
                     self._actor.cancel.remote(request)
 
     def _collect(self, request: str) -> Iterator[tuple[int, Measurement]]:
-        """Answers of a request until it is complete or the pool has forgotten it."""
-        quiet_since = time.monotonic()
-        while True:
-            answers = self._ask("collect", request, _PATIENCE_SECONDS)
-            if answers is None:
-                return
+        """Yields answers of a request until it is complete or the pool has dropped it."""
+        silent_since = time.monotonic()
+        while (answers := self._ask("collect", request, _PATIENCE_SECONDS)) is not None:
             if answers:
-                quiet_since = time.monotonic()
+                silent_since = time.monotonic()
                 yield from answers
-            elif time.monotonic() - quiet_since > _MAX_QUIET_SECONDS:
+            elif time.monotonic() - silent_since > _MAX_SILENT_SECONDS:
                 self._wait_for_devices()
-                quiet_since = time.monotonic()
+                silent_since = time.monotonic()
 
     def measure(
         self,
@@ -195,9 +192,10 @@ class BenchmarkPool:
         progress: Progress | None = None,
         repeats: int = 1,
     ) -> list[Measurement]:
-        """The measurement of each shard, in their order; `progress` hears of each as it arrives.
+        """Returns the measurement of each shard, in their order, all at the store's reference
+        level.
 
-        All are told at the level that the store has come to.
+        `progress` is called with each measurement as it arrives.
         """
         answers: dict[int, Measurement] = {}
         level: ReferenceLevel | None = None
@@ -210,17 +208,17 @@ class BenchmarkPool:
         return [answers[index].normalized_to(level) for index in range(len(shards))]
 
     def exchange(self, dims: Sequence[int], batch_size: int) -> Exchange:
-        """The all-to-all of a plan whose rank r computes `dims[r]` columns."""
+        """Returns the measured all-to-all of a plan whose rank r computes `dims[r]` columns."""
         self._wait_for_devices(len(dims))
         found: Exchange = self._ask("exchange", tuple(dims), batch_size, str(self.store))
         return found
 
     def shutdown(self) -> None:
-        """End the pool and all its actors, for everyone."""
+        """Ends the pool and all its actors, for all clients."""
         end_pool(self._name)
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call the pool's actor; if it was lost, wait until it is back or start it again."""
+        """Calls the pool's actor; if it was lost, waits for it or starts it again."""
         deadline = time.monotonic() + _MAX_ABSENT_SECONDS
         while True:
             try:
@@ -239,7 +237,7 @@ class BenchmarkPool:
 
 
 def find_pool(name: str = POOL_NAME) -> Any | None:
-    """The actor of the cluster's pool; None if none runs."""
+    """Returns the actor of the cluster's pool; None if none runs."""
     try:
         return ray.get_actor(name, namespace=POOL_NAMESPACE)
     except ValueError:
@@ -247,7 +245,9 @@ def find_pool(name: str = POOL_NAME) -> Any | None:
 
 
 def end_pool(name: str = POOL_NAME) -> bool:
-    """End the cluster's pool and all its actors, for everyone; False if there is none."""
+    """Ends the cluster's pool and all its actors, for all clients; returns False if there is
+    none.
+    """
     actor = find_pool(name)
     if actor is None:
         return False
@@ -258,12 +258,12 @@ def end_pool(name: str = POOL_NAME) -> bool:
 
 
 class MeasuredCosts:
-    """The oracle that measures: `CostOracle` over a pool."""
+    """The `CostOracle` that measures on a pool."""
 
     def __init__(self, pool: BenchmarkPool, settings: MeasureSettings) -> None:
         self._pool = pool
         self._settings = settings
 
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
-        """The measured cost of each shard; MeasurementError names one that cannot be measured."""
+        """Returns measured costs; MeasurementError describes a shard that cannot be measured."""
         return [answer.cost() for answer in self._pool.measure(shards, self._settings)]

@@ -1,4 +1,4 @@
-"""What a process of ours does about itself: its priority, its memory, its garbage collector."""
+"""Settings of the current process: priority, memory, garbage collector."""
 
 import ctypes
 import gc
@@ -10,14 +10,14 @@ from contextlib import contextmanager, suppress
 from autoshard.benchmark.system_files import ROOT, read_text
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # numbers of glibc's mallopt
-_MAX_INT = 2**31 - 1  # which takes C's int
+_MAX_INT = 2**31 - 1  # of C
 
 
 def at_usual_priority() -> None:
-    """Puts this process at the priority of others, before it loads libraries, which takes long.
+    """Sets this process to normal priority, before it loads libraries, which takes long.
 
-    Ray starts its workers at a low priority, at which whoever else is on a core leaves next to
-    none of it. On Linux each thread has its own, and those to come take that of who starts them.
+    Ray starts workers at a low priority, at which any other process on a core leaves them almost
+    nothing. On Linux each thread has its own priority, which new threads inherit.
     """
     for thread in (ROOT / "proc/self/task").iterdir():
         with suppress(OSError):  # gone, or not allowed: then all takes longer
@@ -25,11 +25,11 @@ def at_usual_priority() -> None:
 
 
 def keep_freed_memory(max_bytes: int) -> None:
-    """Lets the C library keep so much of freed memory instead of handing it back.
+    """Lets the C library keep up to this much freed memory.
 
-    Fresh pages cost several times the zeroing of kept ones, at every shard; and without it the
-    output of each forward pass may or may not be made of fresh pages, which is up to 1.5 times its
-    cost and changes with the process's history.
+    Fresh pages take several times as long as zeroing kept ones, for every shard. Without it, the
+    output of a forward pass is on fresh pages or not, depending on the process's history, which
+    changes its cost by a factor of up to 1.5.
     """
     with suppress(OSError, AttributeError):  # not glibc: only slower
         libc = ctypes.CDLL("libc.so.6")
@@ -38,20 +38,20 @@ def keep_freed_memory(max_bytes: int) -> None:
 
 
 def release_freed_memory() -> None:
-    """Hands all freed memory back, also what lies below something that is still in use."""
+    """Returns all freed memory to the system, including holes below used memory."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def peak_bytes() -> int:
-    """Returns the most main memory that this process has ever taken; 0 if the system is silent."""
+    """Returns the peak memory of this process; 0 if unknown."""
     found = re.search(r"VmHWM:\s*(\d+) kB", read_text(ROOT / "proc/self/status"))
     return int(found[1]) * 1024 if found else 0
 
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Pauses it: a collection would be charged to an operator, or walk a growing list again."""
+    """Pauses the garbage collector: its time would be charged to an operator."""
     was_on = gc.isenabled()
     gc.disable()
     try:

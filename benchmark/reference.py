@@ -1,10 +1,9 @@
-"""The reference: a small operator, always the same, that runs beside every iteration on a core.
+"""The reference operator: small and fixed, it runs beside each iteration on a core.
 
-Other tenants of a shared host slow memory, caches and the core itself down, by a tenth or by a
-half, for moments or for minutes, and no clock or counter of ours shows it. A small operator of the
-same kind feels it as the shard does: its forward pass as that of the shard, its backward pass as
-that of the shard. So it runs before and after each iteration, and costs are told as on a machine on
-which it takes its quiet time.
+Other tenants of a shared host slow memory, caches and cores by 10 to 50 %, for moments or minutes,
+and no clock or counter shows it. A small operator of the same kind is slowed like the shard,
+forward like forward and backward like backward. So it runs before and after each iteration, and
+costs are normalised to its uncontended time.
 """
 
 from autoshard.benchmark.backends.base import DeviceBackend, TimedOperator
@@ -12,11 +11,11 @@ from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.measurement import MeasureSettings
 from autoshard.workload import EmbeddingTable, Shard
 
-# Small beside most shards, whatever the machine: both are as fast as it is. An eighth of the usual
-# batch tells the state of a host as well as all of it would; half of that misses some of it.
+# Small beside most shards on any machine. An eighth of the usual batch shows the state of a host
+# as well as all of it; half of that misses some of it.
 _SETTINGS = MeasureSettings(128)
 _COPIES = 4  # of 45 MB
-# rows, dim, pooling factor, exponent of popularity: hot and cold ones, narrow and wide ones
+# rows, dim, pooling factor, Zipf exponent: hot and cold ones, narrow and wide ones
 _TABLES = (
     (900, 64, 12.0, 1.0),
     (4_000, 256, 3.0, 0.6),
@@ -28,10 +27,10 @@ _TABLES = (
 
 
 def reference_operators(backend: DeviceBackend) -> list[TimedOperator]:
-    """Returns the reference several times over, to be run in turn; none where nothing is shared.
+    """Returns copies of the reference, to be run in turn; none if the device is not shared.
 
-    Where an operator's weights came to lie in memory makes it faster or slower by 1 to 2 % for
-    good, and with one reference all that its process measures.
+    The memory location of an operator's weights changes its time by 1 to 2 % permanently. With a
+    single copy, that would affect all measurements of a process.
     """
     if not backend.is_shared:
         return []

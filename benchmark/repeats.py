@@ -1,24 +1,24 @@
-"""What several visits of a shard say together, and what a cost is worth.
+"""Combines repeat measurements of a shard, and estimates the error of costs.
 
-Iterations within a visit tell how well its median is known. Visits differ by more than that: by
-the hour, by the core, by how memory was laid out. How much more follows from the shards that were
-visited more than once, and counts for all of the same hardware.
+Iterations of a measurement show how well its median is known. Repeat measurements differ by more:
+by hour, core and memory layout. That additional deviation is estimated from all shards with
+repeats, and holds for all shards of the same hardware.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean as mean
 
 from autoshard.benchmark.measurement import Measurement, Timing
 from autoshard.benchmark.statistics import pooled_variance, standard_error
 
-# Without repeated shards visits are taken to differ by a hundredth beyond what their iterations
-# tell, as on the hosts that were seen; that counts as much as so many repeats.
+# Deviation assumed without repeats, as on the hosts seen so far, and its weight in repeats.
 _PRIOR_DEVIATION, _PRIOR_WEIGHT = 0.01, 4.0
 
 
 def deviation_of_repeats(repeats: Sequence[Sequence[Timing]]) -> float:
-    """By how much visits of a shard differ beyond what their iterations tell, relative."""
+    """Returns the relative deviation of repeat measurements beyond that of their iterations."""
     logs = [[math.log(timing.total_ms) for timing in same] for same in repeats]
     within = [_within(timing) ** 2 for same in repeats for timing in same]
     expected = sum(within) / len(within) if within else 0.0
@@ -27,13 +27,13 @@ def deviation_of_repeats(repeats: Sequence[Sequence[Timing]]) -> float:
 
 
 def merged(repeats: Sequence[Measurement], deviation: float) -> Measurement:
-    """One measurement with the mean of all visits, which are told at one level.
+    """Returns one measurement with the mean of repeats, which must be at one reference level.
 
-    `deviation`: by how much visits differ beyond what their iterations tell. Visits that disagree
-    by more than that are worth less.
+    `deviation` is that of `deviation_of_repeats`. Repeats that disagree by more have a larger
+    error.
     """
     last = repeats[-1]
-    timings = [visit.timing for visit in repeats if visit.timing is not None]
+    timings = [repeat.timing for repeat in repeats if repeat.timing is not None]
     if not timings:
         return last
     expected = deviation**2 + sum(_within(timing) ** 2 for timing in timings) / len(timings)
@@ -42,12 +42,12 @@ def merged(repeats: Sequence[Measurement], deviation: float) -> Measurement:
     return replace(
         last,
         timing=Timing(
-            forward_ms=_mean([timing.forward_ms for timing in timings]),
-            backward_ms=_mean([timing.backward_ms for timing in timings]),
-            spread=_mean([timing.spread for timing in timings]),
+            forward_ms=mean(timing.forward_ms for timing in timings),
+            backward_ms=mean(timing.backward_ms for timing in timings),
+            spread=mean(timing.spread for timing in timings),
             iterations=sum(timing.iterations for timing in timings),
             disturbed=sum(timing.disturbed for timing in timings),
-            foreign_load=_mean([timing.foreign_load for timing in timings]),
+            foreign_load=mean(timing.foreign_load for timing in timings),
             operator_seconds=sum(timing.operator_seconds for timing in timings),
             reference_level=timings[-1].reference_level,
             repeats=len(timings),
@@ -57,9 +57,4 @@ def merged(repeats: Sequence[Measurement], deviation: float) -> Measurement:
 
 
 def _within(timing: Timing) -> float:
-    """The standard error that a visit's iterations tell."""
     return standard_error(timing.spread, timing.iterations)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -1,4 +1,4 @@
-"""Jobs done by a device, and what is made of it when one goes wrong."""
+"""Runs jobs on a device, and handles their failures."""
 
 import asyncio
 import time
@@ -12,18 +12,20 @@ from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.jobs import Job
 from autoshard.benchmark.measurement import Measurement, ShardFault
 
-_MAX_DEATHS = 3  # actors that may die on a shard before the shard is blamed
-BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is asked for again
+_MAX_DEATHS = 3  # of actors on a shard, after which the shard is blamed
+BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is tried again
 
 
 class Server:
-    """Has devices do jobs. A shard that fails, hangs or kills its actor is told with its reason,
-    and the actor, whose state cannot be trusted any more, is replaced.
+    """Runs jobs on devices.
+
+    A shard that fails, hangs or kills its actor is answered with the reason. The actor's state is
+    then unreliable, so it is replaced.
 
     Args:
-        fleet: the devices.
-        time_limit_s: an operator that takes longer hangs.
-        look_now: has the fleet look for what is missing.
+        fleet: Devices.
+        time_limit_s: Seconds after which an operator counts as hanging.
+        look_now: Lets the fleet start missing devices.
     """
 
     def __init__(self, fleet: Fleet, time_limit_s: float, look_now: Callable[[], None]) -> None:
@@ -32,7 +34,7 @@ class Server:
         self._look_now = look_now
 
     async def measure(self, device: PoolDevice, jobs: list[Job]) -> list[Measurement | None]:
-        """The answers of a device; None where a job is to be tried again."""
+        """Returns the answers of a device; None where a job must be tried again."""
         limit_s = self._time_limit_s * len(jobs)
         try:
             answer = device.call("measure", [job.order for job in jobs])
@@ -52,7 +54,7 @@ class Server:
         return found
 
     def _died(self, device: PoolDevice, jobs: list[Job], reason: str) -> list[Measurement | None]:
-        """An actor is gone. One that was given up meanwhile is not the shards' fault."""
+        """Handles the loss of an actor; if it was dropped on purpose, shards are tried again."""
         if not device.alive:
             return [None] * len(jobs)
         if len(jobs) == 1:
@@ -64,7 +66,7 @@ class Server:
         return self._failed(device, jobs, reason)
 
     def _failed(self, device: PoolDevice, jobs: list[Job], reason: str) -> list[Measurement | None]:
-        """A shard is to blame; of several nobody knows which: each shall show by itself."""
+        """Blames a single shard; several shards are tried again one by one."""
         if len(jobs) == 1:
             return self._blame(device, jobs, 0, reason)
         for job in jobs:
@@ -75,7 +77,7 @@ class Server:
     def _blame(
         self, device: PoolDevice, jobs: list[Job], number: int, reason: str
     ) -> list[Measurement | None]:
-        """One of the jobs failed, and its device must be replaced; the others are tried again."""
+        """Answers one job as failed and replaces its device; the others are tried again."""
         self.replace(device, reason)
         answers: list[Measurement | None] = [None] * len(jobs)
         answers[number] = Measurement(
@@ -92,6 +94,6 @@ class Server:
         return answers
 
     def replace(self, device: PoolDevice, reason: str) -> None:
-        """End an actor whose state cannot be trusted any more; another is started meanwhile."""
+        """Ends an actor whose state is unreliable; another is started meanwhile."""
         self._fleet.drop(device, reason)
         self._look_now()

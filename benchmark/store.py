@@ -1,8 +1,8 @@
-"""The store of measurements: one SQLite file, the heart of the platform.
+"""The store of measurements: an SQLite file.
 
-A row is a visit, written the moment it is made, so a killed process loses at most those in flight.
-Readers may read while it is written (WAL). Table slices are kept once and shards as lists of their
-ids, which keeps the file small and reading fast.
+A row is one measurement, written when it is made, so a killed process loses at most those in
+progress. The file can be read while it is written (WAL). Pieces are stored once and shards as lists
+of piece ids, which keeps the file small and reading fast.
 """
 
 import json
@@ -39,10 +39,10 @@ COLUMNS = (
 _KEY = ("shard", "batch_size", "weights", "optimizer", "seed", "hardware", "versions")
 _OF_KEY = f"WHERE {' AND '.join(f'{column} = ?' for column in _KEY)}"
 _ROW = f"SELECT {', '.join(COLUMNS)} FROM measurements"  # noqa: S608
-# A store's costs are told at the level of its first visits. Later ones would move it no more, and
-# costs that were published would not be what they were.
+# The reference level is that of a store's first measurements: it must not move once costs are
+# published.
 _LEVEL_REPEATS = 64
-_MAX_REPEATS = 4096  # visits that tell by how much visits differ: more would say the same
+_MAX_REPEATS = 4096  # for the deviation of repeats: more would hardly change it
 _EXCHANGE_KEY = ("dims", "batch_size", "devices", "hardware", "versions")
 
 
@@ -50,14 +50,14 @@ class MeasurementStore:
     """Measurements by shard, settings, hardware and library versions.
 
     Args:
-        path: the SQLite file; made if it does not exist, unless `must_exist`.
+        path: SQLite file; created if it does not exist, unless `must_exist`.
     """
 
     def __init__(self, path: Path | str, must_exist: bool = False) -> None:
         self.path = Path(path)
         if must_exist and not self.path.is_file():
             raise StoreError(f"{self.path}: does not exist: collect_costs.py makes a store")
-        with self._telling():
+        with self._reporting():
             if store_file.is_fresh(self.path):
                 store_file.make(self.path)
             store_file.check_ours(self.path)
@@ -67,11 +67,11 @@ class MeasurementStore:
             self._db.execute("PRAGMA synchronous = NORMAL")
         self._piece_ids: dict[tuple[str, str, int, int], int] = {}
         self._pieces: dict[int, Piece] = {}
-        self._levels: dict[tuple[str, str], ReferenceLevel] = {}  # those that move no more
+        self._levels: dict[tuple[str, str], ReferenceLevel] = {}  # settled ones
         self._deviations: dict[tuple[str, str], tuple[int, float]] = {}
 
     def close(self) -> None:
-        """Fold the log into the file and let go of it."""
+        """Closes the store; its log is folded into the file."""
         self._db.close()
 
     def __enter__(self) -> "MeasurementStore":
@@ -89,8 +89,8 @@ class MeasurementStore:
         return int(self._db.execute("SELECT COUNT(*) FROM measurements").fetchone()[0])
 
     def revision(self) -> tuple[int, int]:
-        """Another one whenever something was put in."""
-        with self._telling():
+        """Returns a value that changes whenever something is added."""
+        with self._reporting():
             last = "SELECT COALESCE(MAX(id), 0) FROM "
             (measured,) = self._db.execute(f"{last} measurements").fetchone()
             (exchanged,) = self._db.execute(f"{last} exchanges").fetchone()
@@ -99,8 +99,8 @@ class MeasurementStore:
     # --- measurements ---------------------------------------------------------------------------
 
     def put(self, measurements: Iterable[Measurement]) -> None:
-        """Keep visits. One that failed or was refused is kept as long as there is no cost."""
-        with self._telling(), self._writing():
+        """Stores measurements. Failed or refused ones are kept only while a shard has no cost."""
+        with self._reporting(), self._writing():
             for measurement in measurements:
                 key = _key_of(
                     measurement.shard, measurement.settings, measurement.hardware,
@@ -124,7 +124,9 @@ class MeasurementStore:
                 )
 
     def has(self, measurement: Measurement) -> bool:
-        """True if this very visit is kept; of a shard without a cost, if anything is."""
+        """Returns whether this measurement is stored; without a cost, whether its shard has
+        any row.
+        """
         key = _key_of(
             measurement.shard, measurement.settings, measurement.hardware, measurement.versions
         )
@@ -132,16 +134,16 @@ class MeasurementStore:
         if measurement.ok:
             where += " AND status = 'ok' AND device = ? AND measured_at = ?"
             key += (measurement.device, measurement.measured_at)
-        with self._telling():
+        with self._reporting():
             found = self._db.execute(f"SELECT 1 FROM measurements {where} LIMIT 1", key)  # noqa: S608
             return found.fetchone() is not None
 
     def find(
         self, shard: Shard, settings: MeasureSettings, hardware: str, versions: str
     ) -> Measurement | None:
-        """What all visits of a shard say together, or None."""
+        """Returns the merged repeat measurements of a shard, or None."""
         key = _key_of(shard, settings, hardware, versions)
-        with self._telling():
+        with self._reporting():
             rows = self._db.execute(f"{_ROW} {_OF_KEY} ORDER BY id", key).fetchall()
         if not rows:
             return None
@@ -150,14 +152,14 @@ class MeasurementStore:
         )
 
     def level(self, hardware: str, versions: str) -> ReferenceLevel | None:
-        """What the reference takes where costs of this hardware are told; None without any.
+        """Returns the reference level of this hardware's costs; None without any.
 
-        It settles with the first visits: all costs, those before too, are told at it when read.
+        It settles with the first measurements; all costs are normalised to it when read.
         """
         key = (hardware, versions)
         if key in self._levels:
             return self._levels[key]
-        with self._telling():
+        with self._reporting():
             found = self._db.execute(
                 "SELECT quiet_forward_ms, quiet_backward_ms FROM measurements WHERE hardware = ? "
                 "AND versions = ? AND quiet_forward_ms IS NOT NULL ORDER BY id LIMIT ?",
@@ -173,7 +175,7 @@ class MeasurementStore:
         return level
 
     def deviation(self, hardware: str, versions: str) -> float:
-        """By how much visits of a shard differ beyond what their iterations tell, relative."""
+        """Returns the relative deviation of repeat measurements beyond that of their iterations."""
         last, _ = self.revision()
         known_at, known = self._deviations.get((hardware, versions), (-1, 0.0))
         if not 0 <= known_at <= last <= known_at + _LEVEL_REPEATS:
@@ -182,9 +184,9 @@ class MeasurementStore:
         return known
 
     def _repeats(self, hardware: str, versions: str) -> list[list[Timing]]:
-        """The timings of shards with several visits."""
+        """Returns the timings of shards with several measurements."""
         names = ", ".join(_KEY[:5])
-        with self._telling():
+        with self._reporting():
             rows = self._db.execute(
                 f"{_ROW} JOIN (SELECT {names} FROM measurements WHERE hardware = ? AND "  # noqa: S608
                 f"versions = ? AND status = 'ok' GROUP BY {names} HAVING COUNT(*) > 1 "
@@ -201,32 +203,31 @@ class MeasurementStore:
         return list(repeats.values())
 
     def rows(self) -> list[tuple[Any, ...]]:
-        """All visits as plain rows in the order of COLUMNS; `slices` holds packed ids.
+        """Returns all measurements as rows in the order of COLUMNS; `slices` holds packed ids.
 
-        This is the fast way to read many: shards are only built by those who need them. Costs are
-        as they were written, each at the level of its own visit.
+        This is the fast way to read many. Costs are as written, each at its own reference level.
         """
-        with self._telling():
+        with self._reporting():
             return self._db.execute(f"{_ROW} ORDER BY id").fetchall()
 
     def measurements(self) -> list[Measurement]:
-        """All visits, in the order they were made, each with what it is worth by itself."""
+        """Returns all measurements, in order of insertion, each with its own error."""
         with collector_paused():
             rows = self.rows()
             self.pieces()
             deviations: dict[tuple[str, str], float] = {}
             found = []
             for row in rows:
-                visit = self._measurement(row)
-                make = (visit.hardware, visit.versions)
+                measurement = self._measurement(row)
+                make = (measurement.hardware, measurement.versions)
                 if make not in deviations:
                     deviations[make] = self.deviation(*make)
-                found.append(merged([visit], deviations[make]))
+                found.append(merged([measurement], deviations[make]))
             return found
 
     def pieces(self) -> dict[int, Piece]:
-        """Every table slice in the store by its id."""
-        with self._telling():
+        """Returns all pieces of the store by id."""
+        with self._reporting():
             last = max(self._pieces, default=0)
             found = self._db.execute(
                 "SELECT id, table_json, start, width FROM slices WHERE id > ?", (last,)
@@ -286,14 +287,14 @@ class MeasurementStore:
     # --- all-to-all -----------------------------------------------------------------------------
 
     def put_exchange(self, exchange: Exchange) -> None:
-        """Keep an all-to-all."""
+        """Stores an all-to-all."""
         row = (
             json.dumps(exchange.key.dims), exchange.key.batch_size, exchange.key.devices,
             exchange.hardware, exchange.versions, json.dumps(exchange.forward_ms),
             json.dumps(exchange.backward_ms), exchange.spread, exchange.iterations,
             exchange.measured_at,
         )  # fmt: skip
-        with self._telling(), self._writing():
+        with self._reporting(), self._writing():
             self._db.execute(
                 "INSERT OR REPLACE INTO exchanges (dims, batch_size, devices, hardware, versions, "
                 "forward_ms, backward_ms, spread, iterations, measured_at) "
@@ -302,7 +303,7 @@ class MeasurementStore:
             )
 
     def find_exchange(self, key: ExchangeKey, hardware: str, versions: str) -> Exchange | None:
-        """What was measured for an all-to-all, or None."""
+        """Returns the measurement of an all-to-all, or None."""
         found = self._exchanges(
             f"WHERE {' AND '.join(f'{column} = ?' for column in _EXCHANGE_KEY)}",
             (json.dumps(key.dims), key.batch_size, key.devices, hardware, versions),
@@ -310,11 +311,11 @@ class MeasurementStore:
         return found[0] if found else None
 
     def exchanges(self) -> list[Exchange]:
-        """All all-to-alls, in the order they were made."""
+        """Returns all all-to-alls, in order of insertion."""
         return self._exchanges("ORDER BY id", ())
 
     def _exchanges(self, clause: str, values: tuple[Any, ...]) -> list[Exchange]:
-        with self._telling():
+        with self._reporting():
             found = self._db.execute(
                 "SELECT dims, batch_size, devices, hardware, versions, forward_ms, backward_ms, "  # noqa: S608
                 f"spread, iterations, measured_at FROM exchanges {clause}",
@@ -331,14 +332,14 @@ class MeasurementStore:
     # --- files ----------------------------------------------------------------------------------
 
     def copy_to(self, path: Path | str) -> None:
-        """A consistent copy in one file, also while others write."""
+        """Writes a consistent copy to one file, also while others write."""
         Path(path).unlink(missing_ok=True)
-        with self._telling(), sqlite3.connect(path) as target:
+        with self._reporting(), sqlite3.connect(path) as target:
             self._db.backup(target)
         target.close()
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _reporting(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.DatabaseError, json.JSONDecodeError, struct.error) as error:
@@ -371,7 +372,7 @@ def _settings(
 def _key_of(
     shard: Shard, settings: MeasureSettings, hardware: str, versions: str
 ) -> tuple[Any, ...]:
-    """In the order of _KEY."""
+    """Returns the values of _KEY."""
     return (
         shard.digest, settings.batch_size, settings.operator.weights, settings.operator.optimizer,
         settings.seed, hardware, versions,
@@ -379,10 +380,10 @@ def _key_of(
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
-    """Slice ids as the store keeps them: 32-bit, little-endian."""
+    """Packs piece ids for the store: 32-bit, little-endian."""
     return struct.pack(f"<{len(ids)}i", *ids)
 
 
 def unpack_ids(packed: bytes) -> tuple[int, ...]:
-    """The ids that `pack_ids` packed."""
+    """Returns the ids that `pack_ids` packed."""
     return struct.unpack(f"<{len(packed) // 4}i", packed)

@@ -1,4 +1,4 @@
-"""The file of a store: its schema, how it is made and checked."""
+"""The file of a store: its schema, creation and checks."""
 
 import os
 import sqlite3
@@ -69,14 +69,14 @@ class StoreError(UserError):
 
 
 def is_fresh(path: Path) -> bool:
-    """True if there is nothing yet, or an empty file."""
+    """Returns whether there is no file yet, or an empty one."""
     if path.is_dir():
         raise StoreError(f"{path}: is a folder: name a file")
     return not path.exists() or path.stat().st_size == 0
 
 
 def make(path: Path) -> None:
-    """Put an empty store at `path`, whole from its first moment for whoever else opens it."""
+    """Creates an empty store atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def make(path: Path) -> None:
         if path.exists():
             partial.replace(path)
         else:
-            os.link(partial, path)  # fails if another process was faster: then its store is ours
+            os.link(partial, path)  # fails if another process was faster: its store is used then
     except FileExistsError:
         pass
     finally:
@@ -98,7 +98,9 @@ def make(path: Path) -> None:
 
 
 def check_ours(path: Path) -> None:
-    """StoreError if the file is not ours, newer or damaged; it stays as it is, to the byte."""
+    """Raises StoreError if the file is not a store, of another version or damaged; never
+    changes it.
+    """
     with open(path, "rb") as file:
         header = file.read(100)
     if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):
@@ -114,7 +116,7 @@ def check_ours(path: Path) -> None:
             f"{path}: was written by {'a newer' if newer else 'an older'} autoshard (schema "
             f"{version}, this one has {SCHEMA_VERSION}): {mend}, or name another file"
         )
-    # Where there is no log nobody has it open, and SQLite need not put its own files beside it.
+    # Without a log nobody has it open, and SQLite need not create its own files beside it.
     mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
     db = sqlite3.connect(f"{path.resolve().as_uri()}?{mode}", uri=True, timeout=BUSY_SECONDS)
     try:

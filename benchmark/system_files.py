@@ -1,6 +1,6 @@
-"""Reading what Linux tells of itself in small text files, any of which may be missing.
+"""Reads small text files of Linux, any of which may be missing.
 
-Functions that read them take the root of the file tree, so that tests can show them any machine.
+Their readers take the root of the file tree, so that tests can simulate any machine.
 """
 
 import re
@@ -10,7 +10,7 @@ ROOT = Path("/")
 
 
 def read_text(path: Path) -> str:
-    """What a file holds, without white space around it; "" if it cannot be read."""
+    """Returns the stripped text of a file; "" if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -18,23 +18,23 @@ def read_text(path: Path) -> str:
 
 
 def read_number(path: Path) -> int | None:
-    """The whole number that a file holds; None if it is missing or holds something else."""
+    """Returns the whole number in a file; None if it is missing or holds something else."""
     text = read_text(path)
     return int(text) if re.fullmatch(r"-?\d+", text) else None
 
 
 def read_numbers(path: Path) -> dict[str, int]:
-    """A file of lines "name number", as a table; other lines do not count."""
+    """Returns the lines "name number" of a file as a dictionary; other lines do not count."""
     found = re.findall(r"^(\w+)\s+(\d+)$", read_text(path), re.MULTILINE)
     return {name: int(number) for name, number in found}
 
 
 def read_list(path: Path) -> frozenset[int]:
-    """The numbers of a file that holds a list; none if it is missing."""
+    """Returns the numbers of a file that holds a list; none if it is missing."""
     return parsed_list(read_text(path))
 
 
 def parsed_list(text: str) -> frozenset[int]:
-    """The numbers of a list like "0-3,8"."""
+    """Returns the numbers of a list like "0-3,8"."""
     parts = re.findall(r"(\d+)(?:-(\d+))?", text)
     return frozenset(n for first, last in parts for n in range(int(first), int(last or first) + 1))

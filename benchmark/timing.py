@@ -1,10 +1,9 @@
-"""Timing operators until their medians are known, several by turns.
+"""Times operators until their medians are known, several of them interleaved.
 
-Iterations of up to a handful of shards are interleaved in rounds, for three reasons. Each shard's
-iterations spread over more time, so that a spell in which the host is slow does not hit one shard
-alone. What others use between two iterations of a shard puts its rows out of the cache, so that it
-is cleared once a round and not for long (see `clearing`). And one reference beside each iteration
-serves as the one after this and the one before the next.
+Iterations of a handful of shards are interleaved in rounds, for three reasons. Each shard's
+iterations spread over more time, so a slow spell of the host does not affect one shard alone. Other
+shards evict a shard's rows from the cache, so it is cleared once a round and not for long (see
+`clearing`). And one run of the reference serves the iterations before and after it.
 """
 
 import math
@@ -27,14 +26,14 @@ from autoshard.benchmark.statistics import (
 
 Floats = npt.NDArray[np.float64]
 
-_WARM_UP = 1  # rounds: in the first the system hands out memory
-# Of an iteration's time: what the reference runs after it, at least once. A long iteration averages
-# over the host's moments by itself, and so must what it is compared with.
+_WARM_UP = 1  # rounds: in the first the system provides memory
+# Time of the reference after an iteration, as a share of the latter; at least one run. Long
+# iterations average over short disturbances, and so must the reference.
 _REFERENCE_SHARE = 0.1
 
 
 class OperatorFault(Exception):  # noqa: N818 - the subject's, not ours
-    """A subject failed. `number`: which; `reason`: in one line."""
+    """An operator failed. `number`: which; `reason`: in one line."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(number, reason)
@@ -43,8 +42,8 @@ class OperatorFault(Exception):  # noqa: N818 - the subject's, not ours
 
 
 class _Run(NamedTuple):
-    """An iteration, forward and backward of the reference around it, and how the cache was cleared
-    before it.
+    """An iteration, forward and backward of the reference around it, and whether the cache was
+    cleared thoroughly before it.
     """
 
     iteration: Iteration
@@ -54,7 +53,7 @@ class _Run(NamedTuple):
 
 @dataclass
 class _Runs:
-    """Iterations of one subject."""
+    """The iterations of one operator."""
 
     number: int
     subject: TimedOperator
@@ -64,14 +63,14 @@ class _Runs:
     spread: float = math.inf
 
     def counted(self, short_suffices: bool) -> list[_Run]:
-        """Those that its cost is the median of."""
+        """Returns the iterations whose median is the cost."""
         return [run for run in self.all if run.thorough or short_suffices] or self.all
 
     def iterate(self, watch: Stopwatch) -> Iteration:
-        """One more; whether it is kept is for the caller to say."""
+        """Runs one more iteration, without keeping it."""
         try:
             found = watch.iteration(self.subject)
-        except Exception as error:  # whatever a kernel raises is this subject's
+        except Exception as error:  # whatever a kernel raises
             lines = str(error).splitlines() or [""]
             reason = f"{type(error).__name__}: {lines[0][:300]}"
             raise OperatorFault(self.number, reason) from error
@@ -79,7 +78,7 @@ class _Runs:
         return found
 
     def is_known(self, level: ReferenceLevel | None, short_suffices: bool) -> bool:
-        """True once the median is known, or a cap is reached."""
+        """Returns whether the median is known, or a cap is reached."""
         counted = self.counted(short_suffices)
         self.spread = math.inf
         if len(counted) >= MIN_FOR_INTERVAL:
@@ -91,11 +90,10 @@ class _Runs:
         )
 
     def timing(self, level: ReferenceLevel | None, load: float, short_suffices: bool) -> Timing:
-        """What came of it."""
         counted = self.counted(short_suffices)
-        told = _normalized_ms(counted, level)
-        forward_ms, backward_ms = np.median(told, axis=0).tolist()
-        self.spread = median_spread(told.sum(axis=1).tolist())
+        ms = _normalized_ms(counted, level)
+        forward_ms, backward_ms = np.median(ms, axis=0).tolist()
+        self.spread = median_spread(ms.sum(axis=1).tolist())
         return Timing(
             forward_ms=forward_ms,
             backward_ms=backward_ms,
@@ -109,29 +107,25 @@ class _Runs:
         )
 
     def by_clearing(self, level: ReferenceLevel | None) -> tuple[list[float], list[float]]:
-        """Forward plus backward after short and after thorough clearings."""
-        short = [run for run in self.all if not run.thorough]
-        thorough = [run for run in self.all if run.thorough]
-        if not short or not thorough:
+        """Returns forward plus backward after short and after thorough clearings."""
+        if len({run.thorough for run in self.all}) < 2:
             return [], []
-        return (
-            _normalized_ms(short, level).sum(axis=1).tolist(),
-            _normalized_ms(thorough, level).sum(axis=1).tolist(),
-        )
+        total_ms = _normalized_ms(self.all, level).sum(axis=1)
+        thorough = np.array([run.thorough for run in self.all])
+        return total_ms[~thorough].tolist(), total_ms[thorough].tolist()
 
 
 def _normalized_ms(runs: Sequence[_Run], level: ReferenceLevel | None) -> Floats:
-    """Forward and backward of each, as on a machine where the reference takes so long."""
+    """Returns forward and backward of each run at the reference level, shape [runs, 2]."""
     read = np.array([(run.iteration.forward_ms, run.iteration.backward_ms) for run in runs])
     if level is None:
         return read
     beside = np.array([run.beside for run in runs])
-    told: Floats = read / beside * (level.forward_ms, level.backward_ms)
-    return told
+    return np.asarray(read / beside * (level.forward_ms, level.backward_ms))
 
 
 class _References:
-    """The reference between iterations: what it took, in the whole and around each."""
+    """Runs of the reference between iterations."""
 
     def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
@@ -139,7 +133,7 @@ class _References:
         self.seconds = 0.0
 
     def run(self, beside_ms: float = 0.0) -> list[Iteration]:
-        """Once, or for a share of the iteration that it runs beside."""
+        """Runs the reference once, or for a share of the iteration beside it."""
         runs: list[Iteration] = []
         left_ms = _REFERENCE_SHARE * beside_ms
         while not runs or left_ms > 0:
@@ -153,7 +147,7 @@ class _References:
         return runs
 
     def level(self) -> ReferenceLevel | None:
-        """What it takes when all is quiet, by all runs so far; None without a reference."""
+        """Returns the uncontended level of all runs so far; None without a reference."""
         if not self._all:
             return None
         return ReferenceLevel(
@@ -165,10 +159,12 @@ class _References:
 def time_interleaved(
     subjects: Sequence[TimedOperator], watch: Stopwatch, options: Sequence[TimingOptions]
 ) -> list[Timing]:
-    """Warm up, then iterate by turns until each subject is known as its options say.
+    """Warms up, then interleaves iterations until the median of each operator is known.
 
-    Costs are told at the level of the reference that was quiet meanwhile. SubjectFault names one
-    that failed.
+    Costs are normalised to the reference level that was uncontended meanwhile.
+
+    Raises:
+        OperatorFault: An operator failed.
     """
     pairs = zip(subjects, options, strict=True)
     runs = [_Runs(number, *each) for number, each in enumerate(pairs)]
@@ -183,23 +179,23 @@ def time_interleaved(
         rounds.go_on(runs)
         found = [run.by_clearing(references.level()) for run in runs]
         watch.clearing.learn(len(runs), found)
-        rounds.go_on(runs)  # where short clearings are found not to do, some have too few left
+        rounds.go_on(runs)  # if short clearings turn out not to suffice, some have too few left
         load = watch.foreign_load()
     level = references.level()
-    for run in runs:  # each keeps the device for its part of what all share
+    for run in runs:
         run.seconds += references.seconds / len(runs)
     short_suffices = watch.clearing.short_suffices(len(runs))
     return [run.timing(level, load, short_suffices) for run in runs]
 
 
 def time_operator(subject: TimedOperator, watch: Stopwatch, options: TimingOptions) -> Timing:
-    """One operator by itself."""
+    """Times one operator by itself."""
     (timing,) = time_interleaved([subject], watch, [options])
     return timing
 
 
 class _Rounds:
-    """Rounds of one iteration of each subject, with the reference between them."""
+    """Rounds with one iteration of each operator, and the reference between them."""
 
     def __init__(self, watch: Stopwatch, references: _References, by_turns: int) -> None:
         self._watch, self._references = watch, references
@@ -208,7 +204,7 @@ class _Rounds:
         self._iteration_ms = 0.0
 
     def go_on(self, runs: Sequence[_Runs]) -> None:
-        """Until all are known."""
+        """Runs rounds until all medians are known."""
         waiting = self._unknown(runs)
         while waiting:
             self._next(waiting)
@@ -220,7 +216,7 @@ class _Rounds:
         return [run for run in runs if not run.is_known(level, short_suffices)]
 
     def _next(self, runs: Sequence[_Runs]) -> None:
-        # Another one first each time: who comes first finds the cache emptier than the rest.
+        # The order rotates: the first one finds the cache emptier than the rest.
         first = self._number % len(runs)
         thorough = self._clear()
         before = self._references.run()

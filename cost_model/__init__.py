@@ -1,10 +1,9 @@
-"""What a plan would cost: networks that learned from measurements, and know how well they know.
+"""Cost models that are trained on measurements, with calibrated uncertainty.
 
-May import `benchmark` and `workload`. Hands out the model (`CostModel`, of `ComputeCostModel` and
-links), the oracle over it (`EstimatedCosts`), plans that are being made
-(`placement_state`), what was measured of tables (`TableResiduals`), what a plan is worth
-where costs are not sure (`StepPredictor`), why it takes as long as it does (`slowest_by_phase`),
-what it learns from (`CostDataset`), its training, calibration and checkpoints.
+May import `benchmark` and `workload`. Exports the model (`CostModel`: a `ComputeCostModel` and
+links), the oracle over it (`EstimatedCosts`), corrections by measured tables (`TableResiduals`),
+step time under uncertainty (`StepPredictor`), explanations (`slowest_by_phase`), training data
+(`CostDataset`) and checkpoints. The module `placement_state` prices plans that are being built.
 """
 
 from typing import TYPE_CHECKING

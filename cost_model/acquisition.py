@@ -1,4 +1,4 @@
-"""Which shards tell most about a task, if they are measured next."""
+"""Acquisition: selects the shards whose measurement reduces a task's uncertainty most."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,9 +14,9 @@ from autoshard.workload.tables import can_be_split, halves
 
 Floats = npt.NDArray[np.float64]
 
-_COMPANIES = (2, 4, 8)  # tables that are measured together
-_OVERHEAD_MS = 5.0  # that a shard takes beside its own cost: to be set up, and read
-_LIKELY = 600  # candidates that are looked at one by one
+_GROUP_SIZES = (2, 4, 8)  # tables that are measured together
+_OVERHEAD_MS = 5.0  # of setting up and reading a shard, beside its own cost
+_MAX_CANDIDATES = 600  # that enter greedy selection
 _MIN_MS = 1e-9
 
 
@@ -28,70 +28,65 @@ def select_measurements(
     fits: Callable[[Shard], bool],
     seed: int = 0,
 ) -> list[Shard]:
-    """At most `count` shards, the most telling for its time first.
+    """Selects up to `count` unmeasured shards to measure next, the most informative first.
 
-    Candidates are the task's tables alone, in company of others as doubtful, and the shards of
-    plans that compete. One tells as much as it takes off the variance of what tables cost, in ms^2:
-    strange and costly ones come first, and what shards before it have told counts.
+    Candidates are single tables, groups of tables with similar uncertainty, and the shards of
+    competing plans. Selection is greedy by reduction of table-cost variance (ms^2) per ms of
+    measuring time; each pick updates the posterior.
 
     Args:
-        oracle: what is known by now.
-        task: what is to be planned.
-        rivals: shards of plans that compete for it.
-        count: shards.
-        fits: whether a device that measures has room for a shard.
-        seed: of the companies.
+        oracle: Cost oracle with the current posterior of table corrections.
+        task: Task to plan.
+        competing: Shards of competing plans.
+        count: Maximum number of shards.
+        fits: Returns whether a measuring device has memory for a shard.
+        seed: Seed for grouping tables.
     """
     pieces = [measurable_piece(table, fits) for table in task.tables]
-    standing_in = [p.table for p, t in zip(pieces, task.tables, strict=True) if p.table is not t]
-    tables = [*task.tables, *standing_in]
-    covariance = np.mean(oracle.residuals.covariances(tables), axis=0)
-    doubts = np.sqrt(np.diag(covariance)[: len(pieces)])
+    substitutes = [p.table for p, t in zip(pieces, task.tables, strict=True) if p.table is not t]
+    tables = [*task.tables, *substitutes]
+    covariance = np.mean(oracle.residuals.posterior(tables).covariances, axis=0)
+    deviations = np.sqrt(np.diag(covariance)[: len(pieces)])
     alone = [Shard((piece,)) for piece in pieces]
-    candidates = [*alone, *_companies(pieces, doubts, seed), *competing]
-    # What was measured once has told what it can: the rest is its own.
-    new = {
-        s.digest: s
-        for s in candidates
-        if oracle.residuals.of_shard(s).uncertainty == 1.0 and fits(s)
-    }
-    candidates = list(new.values())
+    candidates = [*alone, *_groups(pieces, deviations, seed), *competing]
+    # A shard that was measured once says no more about its tables.
+    fresh = [s for s in candidates if oracle.residuals.of_shard(s).uncertainty == 1.0 and fits(s)]
+    candidates = list({shard.digest: shard for shard in fresh}.values())
     if not candidates:
         return []
     batches = [oracle.batch_size] * len(candidates)
     residuals, _ = oracle.residuals.estimates(tables)
     held = EmbeddedShards(oracle.model.compute, candidates, batches, tables)
     total, parts = held.contributions(residuals).together()
-    costs = np.zeros(len(tables))  # that depend on what is not known
+    costs = np.zeros(len(tables))
     costs[: len(pieces)] = oracle.prices([Shard((t.whole(),)) for t in task.tables]).total_ms
     shares = sparse.diags(1 / np.maximum(total, _MIN_MS)) @ parts
-    noise, pace = oracle.residuals.prior.rest**2, total + _OVERHEAD_MS
-    told = np.asarray(shares @ covariance)  # of each candidate with each table
-    variances = noise + np.asarray(shares.multiply(told).sum(1)).ravel()
-    first = np.square(told * costs).sum(1) / variances / pace
-    likely = np.argsort(-first)[: max(_LIKELY, 2 * count)]
-    candidates = [candidates[number] for number in likely]
-    shares, told = shares[likely].toarray(), told[likely]
-    variances, pace = variances[likely], pace[likely]
+    noise, times_ms = oracle.residuals.prior.rest**2, total + _OVERHEAD_MS
+    cross = np.asarray(shares @ covariance)  # covariance of each candidate with each table
+    variances = noise + np.asarray(shares.multiply(cross).sum(1)).ravel()
+    gains = np.square(cross * costs).sum(1) / variances / times_ms
+    kept = np.argsort(-gains)[: max(_MAX_CANDIDATES, 2 * count)]
+    candidates = [candidates[number] for number in kept]
+    shares, cross = shares[kept].toarray(), cross[kept]
+    variances, times_ms = variances[kept], times_ms[kept]
     chosen: list[int] = []
     for _ in range(min(count, len(candidates))):
-        gains = np.square(told * costs).sum(1) / variances / pace
+        gains = np.square(cross * costs).sum(1) / variances / times_ms
         gains[chosen] = -1.0
         best = int(gains.argmax())
         chosen.append(best)
-        # One that is measured takes its part off all others: a step of rank one.
-        line, spread = told[best].copy(), variances[best]
-        met = told @ shares[best]
-        told = told - met[:, None] * line[None] / spread
-        variances = noise + np.maximum(0.0, (told * shares).sum(1))
+        # The posterior covariance after measuring it: an update of rank one.
+        with_best = cross @ shares[best]
+        cross = cross - with_best[:, None] * cross[best] / variances[best]
+        variances = noise + np.maximum(0.0, (cross * shares).sum(1))
     return [candidates[number] for number in chosen]
 
 
 def measurable_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> Piece:
-    """All of the table, or the widest of its slices, halved again and again, that fits.
+    """Returns the whole table, or the widest of its column slices that fits, split by halves.
 
-    Where none fits, of a table like it with fewer rows: what is learned of that one is believed of
-    tables that are alike.
+    If none fits, a slice of a similar table with fewer rows is returned; the correction of that
+    table informs similar ones.
     """
     piece = table.whole()
     while not fits(Shard((piece,))):
@@ -105,14 +100,14 @@ def measurable_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> Pi
     return piece
 
 
-def _companies(pieces: Sequence[Piece], doubts: Floats, seed: int) -> list[Shard]:
-    """Tables with others that are about as doubtful."""
+def _groups(pieces: Sequence[Piece], deviations: Floats, seed: int) -> list[Shard]:
+    """Returns random groups of pieces with similar uncertainty."""
     rng = np.random.default_rng([seed, len(pieces)])
-    order = np.argsort(-doubts).tolist()
+    order = np.argsort(-deviations).tolist()
     found = []
-    for size in _COMPANIES:
+    for size in _GROUP_SIZES:
         for first in range(0, len(order) - size + 1, size):
             near = order[first : first + 2 * size]
-            some = rng.choice(len(near), size, replace=False)
-            found.append(Shard(tuple(pieces[near[n]] for n in some)))
+            drawn = rng.choice(len(near), size, replace=False)
+            found.append(Shard(tuple(pieces[near[n]] for n in drawn)))
     return found

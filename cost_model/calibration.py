@@ -1,9 +1,11 @@
-"""Few-shot calibration: a model of one machine that tells the costs of another.
+"""Few-shot calibration of a cost model to another machine, batch size or type of weights.
 
-Another machine, batch size or type of weights changes what each kind of work costs and how shards
-fuse, and hardly what makes tables differ. So the prices of work and the fusion are learned anew
-from a few dozen shards, and held near where they were; what is known of tables stays.
+These change what each kind of work costs and how shards fuse, and hardly what makes tables differ.
+So only the prices of work and the fusion layers are trained, from a few dozen shards, with a
+penalty on their distance from the original weights.
 """
+
+from dataclasses import replace
 
 import torch
 
@@ -18,17 +20,19 @@ MAX_CALIBRATION_SHARDS = 50
 MIN_CALIBRATION_SHARDS = 10
 _FOLDS = 5
 _LEARNED = ("table.log_prices", "fusion.")
-_HOLD = 1e-3  # of the squared distance from where a weight was
+_PENALTY = 1e-3  # times the squared distance from the original weights
 _OPTIONS = TrainOptions(steps=200, learning_rate=0.03, weight_decay=0.0, patience=200)
 
 
 def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) -> CostModel:
-    """The model adapted to the operator, hardware and batch of a few measured shards.
+    """Returns the model adapted to the operator, hardware and batch size of a few measured shards.
 
-    With `acquaint` tables like those are no strangers to it any more.
+    Uncertainty is fitted by five-fold cross-validation. Links are dropped if the hardware differs.
 
-    How far to trust it is found by leaving out a fifth of them at a time. Its links are dropped
-    where the hardware is another.
+    Args:
+        model: Model to adapt.
+        data: At least `MIN_CALIBRATION_SHARDS` shards.
+        extend_range: Whether tables like those of `data` count as in-distribution from then on.
     """
     if len(data) < MIN_CALIBRATION_SHARDS:
         raise DataError(
@@ -38,8 +42,8 @@ def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) ->
     trials = []
     for fold in range(_FOLDS):
         kept = data.subset([n for n in numbers if n % _FOLDS != fold])
-        left = data.subset([n for n in numbers if n % _FOLDS == fold])
-        trials.append((adapted(model.compute, kept, extend_range), left))
+        held_out = data.subset([n for n in numbers if n % _FOLDS == fold])
+        trials.append((adapted(model.compute, kept, extend_range), held_out))
     compute = with_fitted_uncertainty(trials, adapted(model.compute, data, extend_range))
     same = data.hardware == model.provenance.hardware
     return CostModel(compute, Provenance.of(data), model.links if same else {})
@@ -48,7 +52,9 @@ def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) ->
 def adapted(
     model: ComputeCostModel, data: CostDataset, extend_range: bool = True
 ) -> ComputeCostModel:
-    """The model with prices and fusion fitted to these shards, trusted as before."""
+    """Returns the model with prices and fusion fitted to these shards; its uncertainty is
+    unchanged.
+    """
     examples = Examples.of(data)
     if extend_range:
         model = model.with_input_range(examples.inputs)
@@ -62,10 +68,10 @@ def adapted(
         )
         shares = examples.weights.expand(learner.members, -1)
         fitted = relative_loss(examples.log_predictions(learner), examples.log_costs, shares)
-        return fitted + _HOLD * moved
+        return fitted + _PENALTY * moved
 
     def error(learner: Ensemble) -> float:
         return relative_error(examples.log_predictions(learner), examples.log_costs)
 
     ensemble, _ = fit(model.ensemble, loss, error, _OPTIONS, only=_LEARNED)
-    return model.with_ensemble(ensemble)
+    return replace(model, ensemble=ensemble)

@@ -1,7 +1,7 @@
-"""Models in folders: weights as safetensors, everything else as JSON. Nothing is ever unpickled.
+"""Cost models in folders: weights as safetensors, all else as JSON. Nothing is ever unpickled.
 
-Models that are shipped lie in `pretrained/`, each beside the Parquet files that it learned from;
-they are loaded by name.
+Shipped models are in `pretrained/`, beside the Parquet files that they were trained on. They are
+loaded by name.
 """
 
 import os
@@ -35,19 +35,20 @@ _DAMAGED = f"{_WEIGHTS} beside it is damaged: it lacks weights, or has others"
 _OTHERS = "its {} are not those of this autoshard: train it again"
 # Keys of files and fields of `ResidualPrior`.
 _PRIOR_FIELDS = {"own": "own", "alike": "shared", "doubt": "extrapolation", "rest": "rest"}
+_PREFIX = "compute."
 _INPUT_WEIGHTS, _PRICES = "compute.table.curved.0.weight", "compute.table.log_prices"
 
 
 class OtherHardware(UserWarning):
-    """A model that speaks of another machine."""
+    """Warning that a model was trained on other hardware."""
 
 
 class CheckpointError(UserError):
-    """A folder that holds no model, or not one of this version."""
+    """A folder that holds no cost model, or one of another version."""
 
 
 def check_free(folder: Path, force: bool = False) -> None:
-    """CheckpointError if something lies there that saving would replace."""
+    """Raises CheckpointError if saving to this folder would replace something."""
     if folder.is_file() or (folder.exists() and not force):
         raise CheckpointError(f"{folder}: exists: name another folder, or replace it with --force")
     if folder.exists() and not (folder / _DOCUMENT).exists() and any(folder.iterdir()):
@@ -55,7 +56,7 @@ def check_free(folder: Path, force: bool = False) -> None:
 
 
 def save_model(model: CostModel, folder: Path | str, force: bool = False) -> None:
-    """Write the model into a new folder, whole or not at all; `force` replaces an older model."""
+    """Writes the model to a folder atomically; with `force`, an older model is replaced."""
     target = Path(folder)
     check_free(target, force)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
@@ -63,7 +64,7 @@ def save_model(model: CostModel, folder: Path | str, force: bool = False) -> Non
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        (partial / _WEIGHTS).write_bytes(save(_tensors(model)))
+        (partial / _WEIGHTS).write_bytes(save(_tensors(model.compute)))
         documents.write(partial / _DOCUMENT, MODEL_SCHEMA.stamp(_description(model)))
         if target.exists():
             target.rename(old)
@@ -81,10 +82,15 @@ def save_model(model: CostModel, folder: Path | str, force: bool = False) -> Non
 
 
 def load_model(model: Path | str, hardware: str | None = None) -> CostModel:
-    """Read a model from its folder, or a shipped one by its name, such as `cpu`.
+    """Reads a model from its folder, or a shipped one by its name, such as `cpu`.
 
-    CheckpointError names the folder and what is wrong with it. A model of other hardware than
-    `hardware`, by default this machine's, is handed out with a warning.
+    Args:
+        model: Folder or name.
+        hardware: Fingerprint of the hardware to predict for; by default this machine's. If the
+            model was trained on other hardware, OtherHardware is issued.
+
+    Raises:
+        CheckpointError: The folder holds no readable model; the message names the fault.
     """
     where = Path(model)
     shipped_one = PRETRAINED / where.name
@@ -101,11 +107,9 @@ def load_model(model: Path | str, hardware: str | None = None) -> CostModel:
         MODEL_SCHEMA.check(document)
         with documents.fields_of("model"):
             found = _model(document, _read_tensors(where / _WEIGHTS))
-    hardware_mismatch = found.hardware_mismatch(
-        hardware or fingerprint_here(found.provenance.hardware)
-    )
-    if hardware_mismatch is not None:
-        warnings.warn(hardware_mismatch, OtherHardware, stacklevel=2)
+    mismatch = found.hardware_mismatch(hardware or fingerprint_here(found.provenance.hardware))
+    if mismatch is not None:
+        warnings.warn(mismatch, OtherHardware, stacklevel=2)
     return found
 
 
@@ -117,9 +121,8 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{_WEIGHTS} beside it is missing or damaged ({reason})") from error
 
 
-def _tensors(model: CostModel) -> dict[str, Tensor]:
-    compute = model.compute
-    tensors = {f"compute.{name}": w for name, w in compute.ensemble.weights.items()}
+def _tensors(compute: ComputeCostModel) -> dict[str, Tensor]:
+    tensors = {f"{_PREFIX}{name}": w for name, w in compute.ensemble.weights.items()}
     tensors |= {f"scale.{name}": value for name, value in compute.scale._asdict().items()}
     return {name: value.detach().contiguous() for name, value in tensors.items()}
 
@@ -149,22 +152,23 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
     compute = ComputeCostModel(
         shape,
         scale,
-        Ensemble(example, _checked(tensors, "compute.", example)),
+        Ensemble(example, _checked(tensors, example)),
         Uncertainty(**document["uncertainty"]),
         ResidualPrior(
             **{_PRIOR_FIELDS[n]: v for n, v in document.get("factors", {}).items()}
         ),  # early models had none
     )
-    told = dict(document["trained_on"])
-    told["operator"] = OperatorOptions(**told["operator"])
-    told["batch_sizes"] = tuple(told["batch_sizes"])
-    told["reference_level"] = _level(told)
-    return CostModel(compute, Provenance(**told), _links(document, tensors))
+    fields = dict(document["trained_on"])
+    fields["operator"] = OperatorOptions(**fields["operator"])
+    fields["batch_sizes"] = tuple(fields["batch_sizes"])
+    fields["reference_level"] = _level(fields)
+    return CostModel(compute, Provenance(**fields), _links(document, tensors))
 
 
 def _with_later_inputs(seen: list[str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a model that has seen only these inputs, as if it had seen the later ones: all
-    its tables had 0 there, and so it goes by them in nothing but its doubt.
+    """Returns the tensors of a model that lacks `LATER_INPUTS`, extended by them.
+
+    All its tables had 0 there, so predictions do not depend on them; the uncertainty does.
     """
     if seen == [*network.INPUTS]:
         return dict(tensors)
@@ -175,7 +179,7 @@ def _with_later_inputs(seen: list[str], tensors: Mapping[str, Tensor]) -> dict[s
     found = dict(tensors)
     for name, tensor in tensors.items():
         by_input = name.startswith("scale.") or name == _INPUT_WEIGHTS
-        if by_input and tensor.shape[-1:] == (len(seen),):  # others are damaged, and told of later
+        if by_input and tensor.shape[-1:] == (len(seen),):  # `_checked` reports damaged ones
             usual = tensor.new_zeros(len(network.INPUTS))
             if name == "scale.deviation":
                 usual = network.MIN_DEVIATIONS
@@ -188,17 +192,17 @@ def _with_later_inputs(seen: list[str], tensors: Mapping[str, Tensor]) -> dict[s
     return found
 
 
-def _level(told: dict[str, Any]) -> ReferenceLevel | None:
-    """Where the model's costs are told; early models kept one number, and only ratios matter."""
-    old = told.pop("quiet_ms", None)
+def _level(trained_on: dict[str, Any]) -> ReferenceLevel | None:
+    """Returns the reference level. Early models kept one number: only ratios matter."""
+    old = trained_on.pop("quiet_ms", None)
     if old is not None:
-        return ReferenceLevel(old, old, method_of(told["versions"]))
-    stored = told.pop("quiet", None)  # as it is called in files
+        return ReferenceLevel(old, old, method_of(trained_on["versions"]))
+    stored = trained_on.pop("quiet", None)  # as it is called in files
     return ReferenceLevel(**stored) if stored else None
 
 
 def _links(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Link]:
-    """By number of ranks; before 0.2.0 a network of all-to-alls stood in their place."""
+    """Returns links by number of ranks; before 0.2.0, models had a network for all-to-alls."""
     if "links" in document:
         return {int(ranks): Link(**link) for ranks, link in document["links"].items()}
     if document["devices_that_communicate"] is None:
@@ -212,11 +216,9 @@ def _links(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[i
         raise CheckpointError(_DAMAGED) from error
 
 
-def _checked(
-    tensors: Mapping[str, Tensor], prefix: str, example: torch.nn.Module
-) -> dict[str, Tensor]:
-    """The stacked weights under a prefix, which must be those of such networks."""
-    found = {n.removeprefix(prefix): w for n, w in tensors.items() if n.startswith(prefix)}
+def _checked(tensors: Mapping[str, Tensor], example: torch.nn.Module) -> dict[str, Tensor]:
+    """Returns the stacked weights; CheckpointError unless their shapes are those of `example`."""
+    found = {n.removeprefix(_PREFIX): w for n, w in tensors.items() if n.startswith(_PREFIX)}
     wanted = {name: tuple(weight.shape) for name, weight in example.named_parameters()}
     if {name: tuple(weight.shape[1:]) for name, weight in found.items()} != wanted:
         raise CheckpointError(_DAMAGED)

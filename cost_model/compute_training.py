@@ -1,4 +1,4 @@
-"""Teaching a `ComputeCostModel`, and finding how far to trust it."""
+"""Trains a `ComputeCostModel` and fits its uncertainty."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,19 +33,19 @@ from autoshard.cost_model.training import (
 
 Floats = npt.NDArray[np.float64]
 
-# Relative deviation of what a good model says from the truth (1.9 % in the median on the shipped
-# data): a cost that is known better than that teaches no more, and is given no more weight. With
-# 0 to 0.04 models came out alike; without weights they are far worse where some costs are loud.
+# Relative error of a good model (median on the shipped data: 1.9 %). Costs that are known better
+# get no more weight. Values of 0 to 0.04 give similar models; without weights they are far worse
+# where some costs are noisy.
 _OWN_ERROR = 0.02
-_SCALES, _NOISES = (0.25, 4.0), (0.005, 0.5)  # within which the uncertainty is looked for
+_SCALES, _NOISES = (0.25, 4.0), (0.005, 0.5)  # bounds of the uncertainty's parameters
 
-_PRIOR_WIDTH = 1.0  # of the logarithms of the deviations of factors, where there are few shards
-_DEVIATIONS = (0.01, 0.5)  # within which these are
+_PRIOR_WIDTH = 1.0  # of the logarithms of a prior's deviations: decides where shards are few
+_DEVIATIONS = (0.01, 0.5)  # bounds of a prior's deviations
 
 
 @dataclass(frozen=True)
 class Examples:
-    """A dataset as tensors. `log_costs`: forward and backward, [shards, 2]."""
+    """A dataset as tensors. `log_costs`: forward and backward, shape [shards, 2]."""
 
     inputs: Tensor
     memberships: Memberships
@@ -54,7 +54,7 @@ class Examples:
 
     @staticmethod
     def of(data: CostDataset) -> "Examples":
-        """The tensors of a dataset."""
+        """Returns the tensors of a dataset."""
         rows = PieceRows()
         memberships = rows.of_all(data.shards, data.batch_sizes)
         weights = 1 / (_OWN_ERROR**2 + data.errors**2)
@@ -66,7 +66,7 @@ class Examples:
         )
 
     def log_predictions(self, ensemble: Ensemble) -> Tensor:
-        """Log costs by each member: [members, shards, 2]."""
+        """Returns the log costs by each member, shape [members, shards, 2]."""
         sums = self.memberships.sums(ensemble("table", self.inputs).transpose(0, 1))
         return ensemble("fusion", sums, apart=True)
 
@@ -78,17 +78,24 @@ def train_compute(
     seed: int,
     progress: Progress | None = None,
 ) -> tuple[ComputeCostModel, Curves]:
-    """The model that learns from `training` and was best on `validation`, and how it learned.
+    """Trains a model on `training` with early stopping on `validation`.
 
-    `seed`: of the first weights, and of what each member sees most of.
+    Args:
+        training: Shards to learn from.
+        validation: Shards for early stopping and for fitting the uncertainty.
+        options: Hyperparameters.
+        seed: Seed of initial weights and of the bootstrap weights of members.
+        progress: Called after each step.
+
+    Returns:
+        The model and its learning curves.
     """
     examples, held_out = Examples.of(training), Examples.of(validation)
     shape = options.shape
     scale = InputScale.of(examples.inputs)
     fresh = Ensemble.fresh(lambda: ShardNetwork(shape, scale), options.members, seed)
     fresh = _with_prices(fresh, examples, scale)
-    shares = member_shares(len(training), options.members, seed)
-    shares = shares * examples.weights
+    shares = member_shares(len(training), options.members, seed) * examples.weights
     ensemble, curves = fit(
         fresh,
         lambda learner: relative_loss(
@@ -105,17 +112,17 @@ def train_compute(
 def with_fitted_uncertainty(
     trials: Sequence[tuple[ComputeCostModel, CostDataset]], model: ComputeCostModel
 ) -> ComputeCostModel:
-    """The model with all that tells how far to trust it, by data that models did not learn from."""
-    return model.with_uncertainty(fit_uncertainty(trials), fit_prior(trials))
+    """Returns the model with uncertainty and prior fitted on held-out data of `trials`."""
+    return replace(model, uncertainty=fit_uncertainty(trials), prior=fit_prior(trials))
 
 
 def fit_uncertainty(
     trials: Sequence[tuple[ComputeCostModel, CostDataset]],
 ) -> Uncertainty:
-    """How far to trust models, by what they say of data that they did not learn from.
+    """Returns interval parameters fitted on held-out data.
 
-    First how much noise there is beside the networks' disagreement, by maximum likelihood; then
-    how wide intervals must be to hold 90 and 95 % of what was measured (split conformal).
+    The noise beside the networks' disagreement is found by maximum likelihood; the widths that hold
+    90 and 95 % of measurements by split conformal prediction.
     """
     errors, disagreement = np.concatenate([_misses(*trial) for trial in trials], axis=1)
 
@@ -132,10 +139,10 @@ def fit_uncertainty(
 
 
 def fit_prior(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> ResidualPrior:
-    """What to believe of factors of tables that a model has not learned from, by their shards.
+    """Returns the prior of table corrections, by maximum likelihood on held-out data.
 
-    By maximum likelihood: errors that follow a table are its own, errors that follow tables like it
-    are shared, others are what is left.
+    Errors that follow a table are its own part; errors that similar tables have in common are the
+    shared part.
     """
     usual = ResidualPrior()
     held_out = [Evidence.of(model, _of_one_batch(data)) for model, data in trials]
@@ -161,21 +168,21 @@ def _of_one_batch(data: CostDataset) -> CostDataset:
 
 
 def _misses(model: ComputeCostModel, held_out: CostDataset) -> Floats:
-    """Errors in log space, and the networks' disagreement: [2, shards]."""
-    raw = model.with_uncertainty(Uncertainty(scale=1.0, noise=0.0))
+    """Returns absolute errors in log space and the networks' disagreement, shape [2, shards]."""
+    raw = replace(model, uncertainty=Uncertainty(scale=1.0, noise=0.0))
     prices = raw.predict(held_out.shards, held_out.batch_sizes)
     errors = np.abs(np.log(held_out.totals_ms / prices.total_ms.double().numpy()))
     return np.stack([errors, prices.deviation.double().numpy()])
 
 
 def _conformal(widths: Floats, share: float) -> float:
-    """The width that held for `share` of those held out, with the correction for their number."""
+    """Returns the quantile of widths at `share`, with the finite-sample correction."""
     rank = min(1.0, share * (len(widths) + 1) / len(widths))
     return float(np.quantile(widths, rank))
 
 
 def _with_prices(ensemble: Ensemble, examples: Examples, scale: InputScale) -> Ensemble:
-    """Start where prices of work alone explain the costs best; networks then learn the rest."""
+    """Returns the ensemble with initial prices by which work alone explains the costs best."""
     work = examples.memberships.sums(scale.priced_work(examples.inputs)).numpy()
     terms = np.concatenate([np.ones((len(work), 1)), work], axis=1).astype(np.float64)
     log_costs = examples.log_costs.numpy()
@@ -188,7 +195,7 @@ def _with_prices(ensemble: Ensemble, examples: Examples, scale: InputScale) -> E
 
 
 def _with_unseen(log_prices: Floats, terms: Floats) -> Floats:
-    """Prices of kinds of work that there is nothing of: several features cost what one does, and
+    """Sets the prices of kinds of work that the data lack: several features cost what one does, and
     weights nothing.
     """
     one, several, weights = log_prices[1:].reshape(len(KINDS), -1)
@@ -202,7 +209,7 @@ def _with_unseen(log_prices: Floats, terms: Floats) -> Floats:
 
 
 def _log_prices(terms: Floats, log_costs: Floats) -> Floats:
-    """Logarithms of the positive prices of terms [shards, terms] that fit best, robustly."""
+    """Returns logarithms of positive prices of terms [shards, terms], by robust least squares."""
 
     def errors(log_prices: Floats) -> Floats:
         return np.log(terms @ np.exp(log_prices)) - log_costs

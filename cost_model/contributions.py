@@ -1,4 +1,4 @@
-"""What a shard's cost is made of, by a model: a start, and a contribution of each table in it."""
+"""Decomposes the predicted cost of a shard into a start and a contribution of each table."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Contributions:
-    """Milliseconds of each shard's start, and of each table in it, forward and backward."""
+    """Milliseconds of each shard's start and of each of its tables, forward and backward."""
 
     starts_ms: tuple[Floats, ...]
     tables_ms: "tuple[scipy.sparse.csr_matrix, ...]"
 
     def of(self, direction: int) -> "tuple[Floats, scipy.sparse.csr_matrix]":
-        """All shards' costs in one direction, and of it those of the tables."""
+        """Returns total costs of shards in one direction, and the contributions of tables."""
         parts = self.tables_ms[direction]
         return self.starts_ms[direction] + np.asarray(parts.sum(1)).ravel(), parts
 
     def together(self) -> "tuple[Floats, scipy.sparse.csr_matrix]":
-        """Forward and backward added up."""
+        """Returns the same as `of` for forward plus backward."""
         parts = sum(self.tables_ms[1:], self.tables_ms[0])
         return sum(self.starts_ms) + np.asarray(parts.sum(1)).ravel(), parts
 
 
 class EmbeddedShards:
-    """Shards with the tables that they hold, embedded once.
+    """Shards with the amounts of their pieces, which are computed once.
 
     Args:
-        model: what prices them.
-        shards: of the tables.
-        batch_sizes: of each shard.
-        tables: in the order in which contributions are told.
+        model: Prices the shards.
+        shards: The shards.
+        batch_sizes: Batch size of each shard.
+        tables: All tables of the shards, in the order of columns of contributions.
     """
 
     def __init__(
@@ -65,7 +65,11 @@ class EmbeddedShards:
 
     @torch.no_grad()
     def contributions(self, factors: Floats | None = None) -> Contributions:
-        """As the mean of the networks, where tables have log factors [directions, tables]."""
+        """Returns contributions by the mean of the networks.
+
+        Args:
+            factors: Log corrections of tables, shape [directions, tables]; by default 0.
+        """
         amounts = self._amounts
         if factors is not None:
             amounts = amounts.clone()

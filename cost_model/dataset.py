@@ -1,8 +1,9 @@
-"""Measurements to learn from: read, checked, and split by table."""
+"""Training data of cost models: measurements that are read, checked and split by table."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,24 @@ from autoshard.workload.parts import PARTS, Part, part_of_shard
 
 Floats = npt.NDArray[np.float64]
 
-MIN_SHARDS = 5  # shards that a part needs, or nothing can be said of it
+MIN_SHARDS = 5  # of each part
 
 
 class DataError(UserError):
-    """Measurements that a model cannot learn from."""
+    """Measurements that a model cannot be trained on."""
 
 
 @dataclass(frozen=True)
 class CostDataset:
-    """Shards with their batch sizes and costs, of one operator on one kind of hardware.
+    """Measured shards of one operator on one kind of hardware, at one reference level.
 
-    `costs_ms[n]` are forward and backward of `shards[n]`: the mean of its visits, each weighed by
-    what it is worth; `errors[n]` the relative standard error of that mean; `repeats_ms[n]` the
-    total of each visit. All are told as on a machine on which the reference takes `quiet`.
+    Attributes:
+        shards: The shards.
+        batch_sizes: Batch size of each shard.
+        costs_ms: Forward and backward, the weighted mean of repeat measurements, [shards, 2].
+        errors: Relative standard error of each mean, shape [shards].
+        repeats_ms: Total of each repeat measurement of each shard.
+        exchanges: Measured all-to-alls of the same hardware.
     """
 
     shards: tuple[Shard, ...]
@@ -56,7 +61,7 @@ class CostDataset:
 
     @property
     def totals_ms(self) -> Floats:
-        """Forward and backward together."""
+        """Forward plus backward, shape [shards]."""
         return np.asarray(self.costs_ms.sum(axis=1))
 
     @property
@@ -65,7 +70,7 @@ class CostDataset:
         return Counter(self.batch_sizes).most_common(1)[0][0]
 
     def tables(self) -> list[EmbeddingTable]:
-        """The different tables of all shards."""
+        """Returns the distinct tables of all shards."""
         found = {
             (piece.table.access_digest, piece.table.dim): piece.table
             for shard in self.shards
@@ -74,7 +79,7 @@ class CostDataset:
         return list(found.values())
 
     def subset(self, chosen: Sequence[int]) -> "CostDataset":
-        """Some of the shards."""
+        """Returns the dataset of these shards."""
         return replace(
             self,
             shards=tuple(self.shards[n] for n in chosen),
@@ -85,18 +90,20 @@ class CostDataset:
         )
 
     def noise_floor(self) -> float | None:
-        """Median relative difference of the same shard measured twice; None if too few were."""
+        """Returns the median relative difference of two measurements of a shard; None if too
+        few.
+        """
         pairs = np.array([repeats[:2] for repeats in self.repeats_ms if len(repeats) > 1])
         if len(pairs) < MIN_SHARDS:
             return None
         return float(np.median(np.abs(pairs[:, 0] - pairs[:, 1]) / pairs.mean(axis=1)))
 
     def noise(self) -> float | None:
-        """Median relative error of the costs themselves: a model that is never wrong would seem to
-        miss them by so much.
+        """Returns the median relative error of the costs, which even a perfect model would show.
 
-        By the noise floor, if there is one: two visits differ by the square root of 2 more than one
-        errs, and a mean of several errs less. Else by the errors; None if these are not known.
+        It follows from the noise floor: two measurements differ by sqrt(2) times the error of one,
+        and a mean of several has less. Without a floor it follows from `errors`; None if these are
+        unknown.
         """
         repeats = np.array([len(repeats) for repeats in self.repeats_ms])
         floor = self.noise_floor()
@@ -113,9 +120,13 @@ class CostDataset:
         where: str = "data",
         level: ReferenceLevel | None = None,
     ) -> "CostDataset":
-        """The dataset of measurements of one operator, hardware and set of versions.
+        """Returns the dataset of measurements of one operator, hardware and set of versions.
 
-        They are told at `level`, by default that of the first.
+        Args:
+            measurements: Those without a cost are left out.
+            exchanges: Measured all-to-alls.
+            where: Source, for messages.
+            level: Reference level of costs; by default that of the first measurement.
         """
         kept = [measurement for measurement in measurements if measurement.status == "ok"]
         if not kept:
@@ -156,7 +167,7 @@ class CostDataset:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which of a store's measurements are asked for; None where it holds one kind only."""
+    """Which of a store's measurements to use; None if the store holds one kind only."""
 
     weights: str | None = None
     optimizer: str | None = None
@@ -169,38 +180,43 @@ def read_costs(
     selection: Selection | None = None,
     level: ReferenceLevel | None = None,
 ) -> CostDataset:
-    """The dataset in stores and Parquet files, told at `level`, by default that of the first cost.
+    """Reads a dataset from stores and Parquet files.
 
-    DataError if they mix what must not be mixed.
+    Args:
+        sources: Paths.
+        selection: Required where sources hold several operators or kinds of hardware.
+        level: Reference level of costs; by default that of the first measurement.
+
+    Raises:
+        DataError: The sources hold no costs, or costs that cannot be mixed.
     """
     if not sources:
         raise DataError("name at least one store or Parquet file to learn from")
-    asked = selection or Selection()
+    chosen = selection or Selection()
     measurements: list[Measurement] = []
     exchanges: list[Exchange] = []
     for source in sources:
-        some, others = _read(Path(source))
-        measurements += some
-        exchanges += others
+        found, found_exchanges = _read(Path(source))
+        measurements += found
+        exchanges += found_exchanges
     where = ", ".join(str(source) for source in sources)
-    # A store and its own Parquet file hold the same measurements, which are no repeats.
+    # A store and its own Parquet file hold the same measurements, which are not repeats.
     unique = {(m.shard.digest, m.settings, m.device, m.measured_at): m for m in measurements}
     kept = [measurement for measurement in unique.values() if measurement.status == "ok"]
     if not kept:
         raise DataError(f"{where}: holds no costs: collect_costs.py measures some")
-    kept = _narrow(kept, lambda m: m.settings.operator.weights, asked.weights, "weights", where)
-    kept = _narrow(
-        kept, lambda m: m.settings.operator.optimizer, asked.optimizer, "optimizer", where
-    )
-    kept = _narrow(kept, lambda m: m.hardware, asked.hardware, "hardware", where)
-    kept = _narrow(kept, lambda m: m.versions, None, "versions", where)
-    if asked.batch_sizes:
+    of = attrgetter
+    kept = _narrow(kept, of("settings.operator.weights"), chosen.weights, "weights", where)
+    kept = _narrow(kept, of("settings.operator.optimizer"), chosen.optimizer, "optimizer", where)
+    kept = _narrow(kept, of("hardware"), chosen.hardware, "hardware", where)
+    kept = _narrow(kept, of("versions"), None, "versions", where)
+    if chosen.batch_sizes:
         held = sorted({m.settings.batch_size for m in kept})
-        kept = [m for m in kept if m.settings.batch_size in asked.batch_sizes]
+        kept = [m for m in kept if m.settings.batch_size in chosen.batch_sizes]
         if not kept:
             raise DataError(
                 f"{where}: holds no costs of batch size "
-                f"{' or '.join(map(str, asked.batch_sizes))}, it holds "
+                f"{' or '.join(map(str, chosen.batch_sizes))}, it holds "
                 f"{', '.join(map(str, held))}"
             )
     once = {(e.key, e.hardware, e.versions, e.measured_at): e for e in exchanges}.values()
@@ -211,7 +227,7 @@ def read_costs(
 def stored_costs(
     store: MeasurementStore, make: tuple[str, str], operator: OperatorOptions, batch_size: int
 ) -> list[Measurement]:
-    """What a store has of one kind of hardware with one set of versions, for such batches."""
+    """Returns a store's costs for a make (hardware and versions), operator and batch size."""
     return [
         measurement
         for measurement in store.measurements()
@@ -223,9 +239,10 @@ def stored_costs(
 
 
 def split(data: CostDataset, must_be_full: bool = True) -> dict[Part, CostDataset]:
-    """The dataset of each part; shards that mix tables of several parts are in none.
+    """Splits a dataset into `PARTS` by table; shards with tables of several parts are left out.
 
-    DataError if a part has too few shards to learn from or to be tested on, if it `must_be_full`.
+    Raises:
+        DataError: A part has fewer than `MIN_SHARDS` shards, and `must_be_full` is true.
     """
     numbers: dict[Part | None, list[int]] = {part: [] for part in PARTS}
     for number, shard in enumerate(data.shards):
@@ -242,11 +259,11 @@ def split(data: CostDataset, must_be_full: bool = True) -> dict[Part, CostDatase
 
 
 def _variances(repeats: Sequence[Sequence[Timing]]) -> list[Floats]:
-    """The variance of each visit of each shard, relative: by its error, and by what shards with
-    several visits show beyond that.
+    """Returns the relative variance of each repeat measurement of each shard.
 
-    Other index batches differ, and errors in older files count iterations alone. An error that
-    cannot be is taken to be like the others'.
+    It is the stated variance plus the additional variance that repeated shards show: index batches
+    differ, and errors in older files cover iterations alone. Impossible errors are replaced by the
+    median of the others.
     """
     errors = np.array([timing.error for same in repeats for timing in same])
     possible = np.isfinite(errors) & (errors > 0)
@@ -272,21 +289,19 @@ def _read(path: Path) -> tuple[list[Measurement], list[Exchange]]:
 def _narrow(
     kept: list[Measurement],
     value_of: Callable[[Measurement], Any],
-    asked: Any | None,
+    requested: Any | None,
     what: str,
     where: str,
 ) -> list[Measurement]:
-    """Those with the value asked for; without one all must agree."""
-    counts: dict[Any, int] = {}
-    for measurement in kept:
-        counts[value_of(measurement)] = counts.get(value_of(measurement), 0) + 1
+    """Returns the measurements with the requested value; without one, all must agree."""
+    counts = Counter(map(value_of, kept))
     held = ", ".join(f"{value} ({count})" for value, count in sorted(counts.items()))
-    if asked is None and len(counts) > 1:
+    if requested is None and len(counts) > 1:
         option = f"choose with --{what}" if what != "versions" else "name files of one of them"
         raise DataError(f"{where}: holds costs of several {what}: {held}: {option}")
-    if asked is not None and asked not in counts:
-        raise DataError(f"{where}: holds no costs of {what} {asked}, it holds {held}")
-    return kept if asked is None else [m for m in kept if value_of(m) == asked]
+    if requested is not None and requested not in counts:
+        raise DataError(f"{where}: holds no costs of {what} {requested}, it holds {held}")
+    return kept if requested is None else [m for m in kept if value_of(m) == requested]
 
 
 def _check_costs(measurement: Measurement, where: str) -> None:

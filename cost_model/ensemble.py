@@ -1,7 +1,4 @@
-"""Several networks of one structure evaluated in one pass.
-
-Their mean is the answer, their disagreement a doubt.
-"""
+"""Several networks of one structure that are evaluated in one pass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,11 +11,11 @@ State = dict[str, Tensor]
 
 
 class Ensemble:
-    """Networks with stacked weights: each weight has a first dimension of `members`.
+    """Networks with stacked weights: the first dimension of each weight is `members`.
 
     Args:
-        network: any one of them; gives the structure.
-        weights: stacked weights by name.
+        network: Any of the networks; gives the structure.
+        weights: Stacked weights by name.
     """
 
     def __init__(self, network: nn.Module, weights: Mapping[str, Tensor]) -> None:
@@ -28,7 +25,7 @@ class Ensemble:
 
     @staticmethod
     def fresh(make: Callable[[], nn.Module], members: int, seed: int) -> "Ensemble":
-        """Untrained networks, the same for the same seed."""
+        """Returns networks with random weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             networks = [make() for _ in range(members)]
@@ -37,33 +34,31 @@ class Ensemble:
 
     @property
     def members(self) -> int:
-        """How many networks there are."""
+        """Number of networks."""
         return len(next(iter(self.weights.values())))
 
     def with_weights(self, weights: Mapping[str, Tensor]) -> "Ensemble":
-        """The same networks with other weights."""
+        """Returns networks of the same structure with other weights."""
         return Ensemble(self.network, weights)
 
     def weights_of(self, part: str) -> State:
-        """The stacked weights of the networks' submodule `part`, by their names in it."""
+        """Returns the stacked weights of the submodule `part`, by their names in it."""
         return _under(f"{part}.", self.weights)
 
     def __call__(self, part: str, *inputs: Tensor, apart: bool = False) -> Tensor:
-        """Answers [members, ..., n] of the networks' submodule `part`.
+        """Returns the outputs of the submodule `part`, shape [members, ..., n].
 
-        The inputs are [..., n] for all members, or with `apart` [..., members, n].
+        Inputs have shape [..., n] for all members, or with `apart` [..., members, n].
         """
         module: nn.Module = self.network.get_submodule(part)
-        prefix = f"{part}." if part else ""
-        weights = _under(prefix, self.weights)
-        buffers = _under(prefix, self._buffers)
+        buffers = _under(f"{part}.", self._buffers)
 
-        def one(weights: State, *inputs: Tensor) -> Any:
+        def member(weights: State, *inputs: Tensor) -> Any:
             return functional_call(module, (weights, buffers), inputs)
 
-        places: Sequence[int | None] = [-2 if apart else None] * len(inputs)
-        answer: Tensor = vmap(one, in_dims=(0, *places))(weights, *inputs)
-        return answer
+        in_dims: Sequence[int | None] = [-2 if apart else None] * len(inputs)
+        outputs: Tensor = vmap(member, in_dims=(0, *in_dims))(self.weights_of(part), *inputs)
+        return outputs
 
 
 def _under(prefix: str, state: Mapping[str, Tensor]) -> State:

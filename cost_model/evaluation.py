@@ -1,4 +1,4 @@
-"""How good a model is on tables it has never seen, and how much better than simpler beliefs."""
+"""Evaluates a cost model on unseen tables, and compares it with simpler cost proxies."""
 
 import math
 import time
@@ -28,7 +28,7 @@ _SIZES = (1, 2, 4, 8, 16, 32)  # numbers of tables at which groups of shards beg
 
 @dataclass(frozen=True)
 class Score:
-    """Of predictions against measurements. Errors are relative."""
+    """Accuracy of predictions against measurements. Errors are relative."""
 
     median_error: float
     mean_error: float
@@ -36,7 +36,7 @@ class Score:
 
     @staticmethod
     def of(predicted: Floats, measured: Floats) -> "Score":
-        """The score of totals in milliseconds."""
+        """Returns the score of totals in milliseconds."""
         from scipy import stats  # slow to load, and only needed here
 
         errors = np.abs(predicted / measured - 1)
@@ -46,11 +46,18 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A model on test shards: `predicted_ms` against `measured_ms`, and against simpler beliefs.
+    """The result of a model on test shards.
 
-    `additive_ms` is the sum of what the model says that each slice costs alone. `widths` are how
-    many half widths of its 90 % interval each measurement lies away. `noise_floor` is the median
-    difference of two visits, `noise` the median error of the costs that the model is held against.
+    Attributes:
+        sizes: Number of tables of each shard.
+        measured_ms: Measured totals.
+        predicted_ms: Predicted totals.
+        additive_ms: Sum of the model's predictions for each piece alone.
+        widths: Distance of each measurement, in half widths of its 90 % interval.
+        score: Accuracy of the model.
+        baselines: Accuracy of simpler cost proxies.
+        noise_floor: Median difference of two measurements of a shard.
+        noise: Median error of the measured totals.
     """
 
     sizes: npt.NDArray[np.int64]
@@ -65,9 +72,7 @@ class Evaluation:
 
     @property
     def net_error(self) -> float | None:
-        """The model's own median error, without what measurements err by; None if that is not
-        known.
-        """
+        """The model's own median error, without that of measurements; None if unknown."""
         return None if self.noise is None else net_of_noise(self.score.median_error, self.noise)
 
     @property
@@ -76,7 +81,9 @@ class Evaluation:
         return float((self.widths <= 1).mean())
 
     def by_size(self) -> list[tuple[str, int, float, float]]:
-        """Of each group of shards: numbers of tables, shards, the model's error, the sum's."""
+        """Returns for each group of shards: tables, number of shards, errors of model and additive
+        sum.
+        """
         groups = []
         for first, after in zip(_SIZES, (*_SIZES[1:], np.inf), strict=True):
             chosen = (self.sizes >= first) & (self.sizes < after)
@@ -92,14 +99,14 @@ class Evaluation:
 
     @property
     def error_text(self) -> str:
-        """The median error, and which part of it is the model's own."""
+        """The median error, and the part of it that is the model's own."""
         error = f"{self.score.median_error:.1%}"
         if self.net_error is None:
             return f"{error} (how much of it is noise is not known)"
         return f"{error}: model {self.net_error:.1%}, noise {self.noise:.1%}"
 
     def lines(self) -> list[tuple[str, str]]:
-        """Returns the figures for people: names and texts, by number of tables at the end."""
+        """Returns names and texts of the metrics for reports, by number of tables at the end."""
         additive = self.baselines["additive"].kendall_tau
         tau = f"{self.score.kendall_tau:.3f} (sum of tables alone {additive:.3f})"
         return [
@@ -113,7 +120,7 @@ class Evaluation:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """The figures, by the names under which they are published."""
+        """Returns the metrics by their published names."""
         return {
             "num_test": len(self.sizes),
             "test_mape": {"median": self.score.median_error, "mean": self.score.mean_error},
@@ -134,18 +141,17 @@ class Evaluation:
 
 
 def net_of_noise(median_error: float, noise: float) -> float:
-    """What is left of a median error against costs that err by `noise` themselves, in the median.
+    """Removes noise from a median error against costs whose own median error is `noise`.
 
-    A model and what it is held against err independently, so their variances add up: the square
-    root of the difference of squares. Medians stand for deviations, to which they are proportional
-    as far as errors are distributed alike: one cost that is far off does not decide. 0 if noise
-    explains all.
+    Both errors are independent, so variances add up: the result is the square root of the
+    difference of squares, at least 0. Medians stand for deviations, because outliers do not affect
+    them.
     """
     return math.sqrt(max(0.0, median_error**2 - noise**2))
 
 
 def evaluate(model: ComputeCostModel, training: CostDataset, test: CostDataset) -> Evaluation:
-    """The model on `test`. Simpler beliefs have no unit: theirs is fitted on `training`."""
+    """Evaluates the model on `test`. Baselines have no unit; it is fitted on `training`."""
     measured = test.totals_ms
     prices = model.predict(test.shards, test.batch_sizes)
     predicted = prices.total_ms.double().numpy()
@@ -173,7 +179,7 @@ def evaluate(model: ComputeCostModel, training: CostDataset, test: CostDataset) 
 
 
 def additive_ms(model: ComputeCostModel, data: CostDataset) -> Floats:
-    """The sum of what each slice of a shard costs in an operator of its own."""
+    """Returns the sum of each shard's pieces, each priced in an operator of its own."""
     pieces = {
         (piece.digest, batch_size): piece
         for shard, batch_size in zip(data.shards, data.batch_sizes, strict=True)
@@ -192,7 +198,7 @@ def additive_ms(model: ComputeCostModel, data: CostDataset) -> Floats:
 
 
 def _start_ms(additive: Floats, data: CostDataset) -> float:
-    """What each table's cost alone must have too much in it for their sum to fit best."""
+    """Returns the start time to subtract from each table alone so that their sum fits best."""
 
     def error(start_ms: float) -> float:
         missed = _less_starts(additive, data, start_ms) / data.totals_ms - 1
@@ -203,7 +209,7 @@ def _start_ms(additive: Floats, data: CostDataset) -> float:
 
 
 def _less_starts(additive: Floats, data: CostDataset, start_ms: float) -> Floats:
-    """The sum of tables alone, with the cost of starting an operator in it only once."""
+    """Returns the sum of tables alone, with the start of an operator counted once."""
     others = np.array([len(shard) - 1 for shard in data.shards])
     return np.maximum(additive - others * start_ms, _MIN_MS)
 
@@ -213,12 +219,12 @@ def _proxy_cost(shards: tuple[Shard, ...], proxy: Callable[[Piece], float]) -> F
 
 
 def evaluations_per_second(oracle: EstimatedCosts, pieces: Sequence[Piece]) -> float:
-    """How many times a second "this device plus that table" is priced on one core."""
+    """Returns how often one core prices "this device plus that piece" in a second."""
     return placements_per_second(oracle.model.compute, oracle.amounts(pieces))
 
 
 def placements_per_second(pricing: ComputeCostModel | Pricing, amounts: Tensor) -> float:
-    """The same for items with such amounts, by whatever prices them."""
+    """Returns the same for items with these amounts, by any pricing."""
     with one_thread():
         homes = np.arange(len(amounts)) % _TIMED_DEVICES
         sums = sums_of_devices(amounts, homes, _TIMED_DEVICES)

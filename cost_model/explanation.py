@@ -1,6 +1,6 @@
-"""Why a plan takes as long as it does: the slowest device of each phase and its dearest slices."""
+"""Explains step times: the slowest device of each phase and its most expensive pieces."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +19,10 @@ ALL_PHASES = "all phases"
 
 @dataclass(frozen=True)
 class PieceCost:
-    """What a slice brings to its device, and which share of the device's milliseconds that is.
+    """What a piece adds to its device, in ms and as share of the device's time.
 
-    It is the device's cost less its cost without the slice. Tables share what a device takes at
-    all, and get in each other's way: so shares need not add up to 1.
+    It is the device's time minus its time without the piece. Pieces share the start and interfere
+    with each other, so shares need not add up to 1.
     """
 
     piece: Piece
@@ -32,9 +32,9 @@ class PieceCost:
 
 @dataclass(frozen=True)
 class PhaseCost:
-    """A phase of a step: the device that is slowest in it, its slices, the dearest first.
+    """The slowest device in a phase, with its pieces by falling cost.
 
-    `phase` is one of `PHASES`, or all of them together.
+    `phase` is one of `PHASES`, or `ALL_PHASES`.
     """
 
     phase: str
@@ -52,35 +52,34 @@ class PhaseCost:
 def slowest_by_phase(
     oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask
 ) -> tuple[PhaseCost, ...]:
-    """All phases together, then each that takes any time, as the oracle's tables add up.
+    """Returns the slowest device of all phases together, then of each phase that takes time.
 
-    What measuring a whole shard has told beyond its tables is left out: of the shard without one
-    of them it says nothing.
+    Costs are those of the oracle's tables. Residuals of whole measured shards are left out: they
+    say nothing about the shard without one of its pieces.
     """
     oracle.check(task)
     plan.check_places(task)
-    parts = _Parts(oracle, plan.placed(task), plan.num_devices, task.objective)
-    phases = {ALL_PHASES: parts.all_ms.sum(1)}
-    phases |= {name: parts.all_ms[:, number] for number, name in enumerate(PHASES)}
+    devices = _Devices(oracle, plan.placed(task), plan.num_devices, task.objective)
+    columns = {ALL_PHASES: slice(None)}
+    columns |= {name: slice(number, number + 1) for number, name in enumerate(PHASES)}
     found = []
-    for name, devices_ms in phases.items():
+    for name, counted in columns.items():
+        devices_ms = devices.phases_ms[:, counted].sum(1)
         if not devices_ms.any():
             continue
         slowest = int(devices_ms.argmax())
         ms = float(devices_ms[slowest])
-        brought = parts.brought_ms(slowest)
-        each = brought.sum(1) if name == ALL_PHASES else brought[:, PHASES.index(name)]
         pieces = [
-            PieceCost(piece, float(its), float(its) / ms)
-            for piece, its in zip(parts.held(slowest), each, strict=True)
+            PieceCost(piece, float(phases_ms[counted].sum()), float(phases_ms[counted].sum()) / ms)
+            for piece, phases_ms in devices.marginal_ms(slowest)
         ]
-        pieces.sort(key=lambda one: -one.ms)
+        pieces.sort(key=lambda piece: -piece.ms)
         found.append(PhaseCost(name, slowest, ms, float(devices_ms.mean()), tuple(pieces)))
     return tuple(found)
 
 
-class _Parts:
-    """What devices take in each phase, and their slices bring."""
+class _Devices:
+    """Phase times of devices, and of devices without one of their pieces."""
 
     def __init__(
         self,
@@ -98,28 +97,23 @@ class _Parts:
         widths = [piece.output_width for piece in self._pieces]
         self._dims = np.bincount(self._homes, widths, count).astype(int)
         exchanges = self._exchange(self._dims)
-        self.all_ms = np.concatenate([self._compute_ms(self._sums), exchanges], 1)
+        self.phases_ms = np.concatenate([self._compute_ms(self._sums), exchanges], 1)
 
-    def held(self, device: int) -> list[Piece]:
-        """The slices of a device."""
-        return [self._pieces[number] for number in np.flatnonzero(self._homes == device)]
-
-    def brought_ms(self, device: int) -> Floats:
-        """What each slice of a device brings to it: [slices, phases]."""
+    def marginal_ms(self, device: int) -> Iterator[tuple[Piece, Floats]]:
+        """Yields each piece of a device and what it adds to the device's phases, [phases]."""
         numbers = np.flatnonzero(self._homes == device)
-        computing = self._compute_ms(self._sums[device] - self._amounts[numbers])
-        exchanges = np.zeros((len(numbers), 2))  # a device without any may still wait for others
-        for number, piece in enumerate(self.held(device)):
-            fewer = self._dims.copy()
-            fewer[device] -= piece.output_width
-            exchanges[number] = self._exchange(fewer)[device]
-        return np.asarray(self.all_ms[device] - np.concatenate([computing, exchanges], 1))
+        compute = self._compute_ms(self._sums[device] - self._amounts[numbers])
+        for number, compute_ms in zip(numbers, compute, strict=True):
+            piece, dims = self._pieces[number], self._dims.copy()
+            dims[device] -= piece.output_width
+            # Without columns, too, a device may wait for others.
+            without = np.concatenate([compute_ms, self._exchange(dims)[device]])
+            yield piece, self.phases_ms[device] - without
 
     def _compute_ms(self, sums: Tensor) -> Floats:
-        """Returns milliseconds forward and backward by sums of amounts: [..., 2]."""
         return np.asarray(self._oracle.model.compute.means(sums.float()).double().numpy())
 
     def _exchange(self, dims: npt.NDArray[np.int64]) -> Floats:
-        """All-to-alls of devices with so many columns [devices, 2]; 0 where they are not known."""
+        """Returns all-to-all times of devices [devices, 2]; 0 where they are unknown."""
         found = self._oracle.exchange(dims.tolist(), self._objective)
         return np.repeat(np.array(found or [0.0] * len(dims))[:, None], 2, axis=1)

@@ -1,4 +1,4 @@
-"""Shards as arrays: the inputs of each distinct slice, and which shard holds which of them."""
+"""Shards as arrays: the inputs of each distinct piece, and the pieces of each shard."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from autoshard.cost_model.network import INPUTS
 from autoshard.workload import FEATURE_NAMES, Piece, Shard, piece_features
 from autoshard.workload.units import Placeable, PlacementUnit
 
-_AT_ONCE = 256  # pieces added up together: in scenarios all of them would take much memory
+_BLOCK = 256  # pieces added up together: in scenarios all of them would take much memory
 _COLUMNS = [FEATURE_NAMES.index(name) for name in INPUTS]
 
 
 def piece_inputs(pieces: Sequence[Piece], batch_size: int) -> Tensor:
-    """What the network sees of each slice: [slices, inputs]."""
+    """Returns the network's inputs, shape [pieces, inputs]."""
     features = piece_features(pieces, batch_size)[:, _COLUMNS]
     return torch.from_numpy(np.ascontiguousarray(features, dtype=np.float32))
 
@@ -32,7 +32,7 @@ class Memberships:
 
     @staticmethod
     def of(lists: Sequence[Sequence[int] | npt.NDArray[np.int64]]) -> "Memberships":
-        """From a list of rows for each shard."""
+        """Returns the memberships of a list of rows for each shard."""
         rows = np.concatenate([np.empty(0, np.int64), *(np.asarray(rows) for rows in lists)])
         flat = rows.astype(np.int64, copy=False)
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
@@ -40,11 +40,11 @@ class Memberships:
         return Memberships(torch.from_numpy(flat), torch.from_numpy(offsets))
 
     def highest(self, values: Tensor) -> Tensor:
-        """The highest of values [rows] over each shard: [shards]."""
+        """Returns the maximum of values [rows] over each shard, shape [shards]."""
         return functional.embedding_bag(self.rows, values[:, None], self.offsets, mode="max")[:, 0]
 
     def sums(self, amounts: Tensor) -> Tensor:
-        """Add up amounts [rows, ...] over each shard: [shards, ...]."""
+        """Returns the sums of amounts [rows, ...] over each shard, shape [shards, ...]."""
         flat = amounts.reshape(len(amounts), -1)
         sums = functional.embedding_bag(self.rows, flat, self.offsets, mode="sum")
         return sums.reshape(-1, *amounts.shape[1:])
@@ -53,7 +53,7 @@ class Memberships:
 def unit_amounts(
     amounts: Callable[[Sequence[Piece]], Tensor], pieces: Sequence[Placeable]
 ) -> Tensor:
-    """Amounts of slices or bundles [pieces, ...]: of a bundle those of its slices, added up."""
+    """Returns the amounts of pieces or placement units, shape [units, ...]."""
     units = [PlacementUnit.of(piece) for piece in pieces]
     found = amounts([piece for unit in units for piece in unit.pieces])
     if len(found) == len(units):
@@ -72,13 +72,13 @@ def sums_of_devices(amounts: Tensor, homes: npt.NDArray[np.int64], devices: int)
     """
     sums = torch.zeros(devices, *amounts.shape[1:], dtype=torch.float64)
     places = torch.from_numpy(homes)
-    for rows in torch.split(torch.arange(len(homes)), _AT_ONCE):
+    for rows in torch.split(torch.arange(len(homes)), _BLOCK):
         sums.index_add_(0, places[rows], amounts[rows].double())
     return sums
 
 
 class PieceRows:
-    """Gives each distinct pair of slice and batch size a row, in the order they come."""
+    """Assigns a row to each distinct pair of piece and batch size, in order of occurrence."""
 
     def __init__(self) -> None:
         self._rows: dict[int, dict[tuple[str, int], int]] = {}
@@ -88,10 +88,10 @@ class PieceRows:
         return len(self._members)
 
     def of(self, pieces: Sequence[Piece], batch_size: int) -> list[int]:
-        """The rows of these slices."""
+        """Returns the rows of these pieces."""
         known, rows = self._rows.setdefault(batch_size, {}), []
         for piece in pieces:
-            # What a slice's digest is made of: making it takes longer than all the rest.
+            # The parts of the piece's digest, which itself takes longer than all the rest.
             key = piece.table.access_digest, piece.width
             row = known.get(key)
             if row is None:
@@ -101,12 +101,12 @@ class PieceRows:
         return rows
 
     def of_all(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Memberships:
-        """The rows of each shard's slices, each shard in a batch of its size."""
+        """Returns the rows of each shard's pieces, each shard with its batch size."""
         pairs = zip(shards, batch_sizes, strict=True)
         return Memberships.of([self.of(shard.pieces, batch) for shard, batch in pairs])
 
     def inputs(self, first: int = 0) -> Tensor:
-        """What the network sees of the rows from `first` on: [rows, inputs]."""
+        """Returns the network's inputs of the rows from `first` on, shape [rows, inputs]."""
         members = self._members[first:]
         inputs = torch.empty(len(members), len(INPUTS))
         for batch_size in {batch_size for _, batch_size in members}:
@@ -115,5 +115,5 @@ class PieceRows:
         return inputs
 
     def pieces(self, first: int = 0) -> list[Piece]:
-        """The slices of the rows from `first` on."""
+        """Returns the pieces of the rows from `first` on."""
         return [piece for piece, _ in self._members[first:]]

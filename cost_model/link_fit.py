@@ -1,7 +1,7 @@
-"""Links that are near to measured all-to-alls, for search, episodes and reports.
+"""Links (latency and bandwidth) fitted to measured all-to-alls, for search, training and reports.
 
-A link takes a latency and then its bandwidth. Both are fitted to the slowest rank of all-to-alls
-that had a device for each rank: ranks that share a device say nothing of what connects devices.
+Both are fitted to the slowest rank of all-to-alls with a device for each rank: ranks that share a
+device say nothing about the network.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ from autoshard.workload.step_price import StepPrice
 
 Floats = npt.NDArray[np.float64]
 
-MIN_EXCHANGES = 5  # all-to-alls with a device for each rank: with fewer nothing is fitted
+MIN_EXCHANGES = 5  # all-to-alls with a device for each rank
 _FIFTHS = 5
 _MS = 1e3
-_LEADS = (1.0, 1.5, 2.0, 3.0)  # of the first rank over the others, in columns
+_IMBALANCES = (1.0, 1.5, 2.0, 3.0)  # columns of the first rank over those of each other
 
 
 def fit_links(exchanges: Sequence[Exchange]) -> dict[int, Link]:
@@ -35,13 +35,14 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, Link]:
         return {}
     terms = np.array([[1.0, e.key.ranks, _flow_ms(e.key.dims, e.key.batch_size)] for e in usable])
     base_ms, rank_ms, slope = _fit(terms, np.array([_slowest_ms(e) for e in usable]))
-    most = max(e.key.ranks for e in usable)
-    return _links({ranks: (base_ms + rank_ms * ranks, slope) for ranks in range(2, most + 1)})
+    max_ranks = max(e.key.ranks for e in usable)
+    return _links({n: (base_ms + rank_ms * n, slope) for n in range(2, max_ranks + 1)})
 
 
 def link_error(exchanges: Sequence[Exchange]) -> float | None:
-    """Returns the median relative error of a fifth of them by links fitted to the others; None
-    where that leaves too few.
+    """Returns the median relative error on a fifth of all-to-alls by links fitted to the others.
+
+    None where too few are left.
     """
     usable = _with_a_device_each(exchanges)
     links = fit_links([exchange for n, exchange in enumerate(usable) if n % _FIFTHS])
@@ -55,21 +56,21 @@ def link_error(exchanges: Sequence[Exchange]) -> float | None:
 
 
 def links_of_network(layers: Mapping[str, Tensor], scale: Tensor, devices: int) -> dict[int, Link]:
-    """Returns links that are near to what the network of an earlier model predicts.
+    """Returns links that approximate the all-to-all network of a model from before 0.2.0.
 
-    It predicted the log milliseconds of a rank, forward and backward, from logarithms of what the
-    rank and the busiest rank send and receive. The links are near to its slowest rank in even and
-    uneven all-to-alls of as many columns as it has learned of.
+    The network predicted log milliseconds of a rank, forward and backward, from logarithms of what
+    the rank and the busiest rank send and receive. Links are fitted to the slowest rank of even and
+    uneven all-to-alls of as many columns as in the network's training data.
 
     Args:
         layers: Weights and biases of its two layers, each stacked by members.
         scale: Mean and deviation of each input, shape [2, inputs].
-        devices: The most ranks that had a device each.
+        devices: The largest number of ranks that had a device each.
     """
     found = {}
     centre, width = (float(row[4]) for row in scale)  # of the columns of all ranks, in samples
     for ranks in range(2, devices + 1):
-        shares = np.array([[lead] + [1.0] * (ranks - 1) for lead in _LEADS])
+        shares = np.array([[first] + [1.0] * (ranks - 1) for first in _IMBALANCES])
         shares /= shares.sum(1, keepdims=True)
         totals = np.exp([centre - width, centre, centre + width])
         own = (totals[:, None, None] * shares).reshape(-1, ranks)
@@ -93,12 +94,12 @@ def _with_a_device_each(exchanges: Sequence[Exchange]) -> list[Exchange]:
 
 
 def _slowest_ms(exchange: Exchange) -> float:
-    """Of the slowest rank, in the mean of both directions."""
+    """Returns the time of the slowest rank, as the mean of both directions."""
     return (max(exchange.forward_ms) + max(exchange.backward_ms)) / 2
 
 
 def _flow_ms(columns: Sequence[int] | Floats, batch_size: int, link: Link | None = None) -> float:
-    """Milliseconds in which all flows, latency apart; by default at one byte a second."""
+    """Returns the milliseconds of an all-to-all without latency; by default at 1 byte/s."""
     objective = Objective("step", Link(1.0 if link is None else link.bytes_s))
     dims = np.asarray(columns, dtype=float)
     price = StepPrice.of(objective, batch_size, len(dims), float(dims.sum()))
@@ -106,13 +107,13 @@ def _flow_ms(columns: Sequence[int] | Floats, batch_size: int, link: Link | None
 
 
 def _fit(terms: Floats, measured_ms: Floats) -> Floats:
-    """Returns weights of at least 0. Relative errors count: else only the largest would."""
+    """Returns non-negative weights of terms by least squares of relative errors."""
     weights, _ = scipy.optimize.nnls(terms / measured_ms[:, None], np.ones(len(terms)))
     return np.asarray(weights)
 
 
 def _links(fits: Mapping[int, tuple[float, float]]) -> dict[int, Link]:
-    """Links of these latencies, in ms, and seconds a byte, to three digits: more say nothing."""
+    """Returns links of latencies in ms and seconds per byte, rounded to three digits."""
     return {
         ranks: Link(float(f"{1 / slope:.3g}"), float(f"{latency_ms / _MS:.3g}"))
         for ranks, (latency_ms, slope) in fits.items()

@@ -1,4 +1,4 @@
-"""What a store and a pool know of a task's tables: measured before, and measured on request."""
+"""Corrects the oracle by measurements of a task's tables: those in the store, and new ones."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,18 +24,17 @@ _RECALIBRATION_GROWTH = 1.5  # times as many shards as at the last calibration
 class MeasuredKnowledge:
     """A `Measurer` on the cluster's pool, for tasks of one batch size.
 
-    Measurements stay in the pool's store, and those that are there already are learned from. Where
-    the pool measures other hardware than the model's, the model is calibrated as soon as there are
-    enough shards.
+    New measurements go into the pool's store; those that the store holds are used too. If the pool
+    measures other hardware than the model's, the model is calibrated once there are enough shards.
 
     Args:
         pool: Measures.
-        model: The cost model of the oracles.
+        model: Cost model of the oracles.
         settings: Settings of all shards.
-        seeds: Number of index batches that visits are spread over.
-        tables: Tables of tasks: if the store has more than can be learned, these come first.
-        unseen: Seeds of the index batches that plans are evaluated by; their measurements are not
-            learned from.
+        seeds: Number of index batches that repeat measurements are spread over.
+        tables: Tables of the tasks: they come first if the store has too many.
+        unseen: Seeds of the index batches by which plans are evaluated; their measurements are not
+            used.
         notify: Receives one line for each reason why a shard cannot be measured.
     """
 
@@ -55,14 +54,14 @@ class MeasuredKnowledge:
         )
         self._settings, self._tables, self._unseen = settings, tables, frozenset(unseen)
         devices, self._make = pool.devices(), pool.make()
-        self._room = min(device.memory_bytes for device in devices)
+        self._free_bytes = min(device.memory_bytes for device in devices)
         self.devices = len(devices)
         self._foreign = self._make[0] != model.provenance.hardware
         self._calibrated: tuple[int, CostModel] | None = None
 
     @cached_property
     def _before(self) -> list[Measurement]:
-        """What the store had when it was first read."""
+        """The store's measurements when it was first read."""
         settings = self._settings
         with MeasurementStore(self._pool.store) as store:
             found = stored_costs(store, self._make, settings.operator, settings.batch_size)
@@ -75,15 +74,15 @@ class MeasuredKnowledge:
 
     @property
     def shards(self) -> int:
-        """Number of different shards with a measurement."""
+        """Number of distinct shards with a measurement."""
         return len({measurement.shard.digest for measurement in self._measurements()})
 
     def fits(self, shard: Shard) -> bool:
         """Returns whether every measuring device has memory for the shard."""
-        return self._settings.needed_bytes(shard) <= self._room
+        return self._settings.needed_bytes(shard) <= self._free_bytes
 
     def learn(self, shards: Sequence[Shard], seconds: float) -> int:
-        """Measures the first of these shards, within the time; returns how many are new."""
+        """Measures as many of these shards as the time allows; returns how many are new."""
         before = self._repeated.repeats
         self._repeated.measure(shards, deadline=self._repeated.now_s + seconds)
         return self._repeated.repeats - before
@@ -101,7 +100,7 @@ class MeasuredKnowledge:
 
     def _of_this_machine(self, model: CostModel, data: CostDataset) -> CostModel:
         if self._calibrated is None or len(data) > _RECALIBRATION_GROWTH * self._calibrated[0]:
-            # Out-of-distribution tables stay so: their cost is known by their factors.
+            # Out-of-distribution tables stay so: corrections hold what is known of their cost.
             self._calibrated = len(data), calibrate(model, subsample(data), extend_range=False)
         return self._calibrated[1]
 

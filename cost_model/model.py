@@ -1,4 +1,4 @@
-"""`CostModel`: compute and links together, and where the knowledge comes from."""
+"""`CostModel`: a compute model, links, and their provenance."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a model was trained on. `figures`: how well it did on tables it had never seen.
+    """What a model was trained on, and at which reference level its costs are.
 
-    Its costs are told as on a machine on which the reference operator takes `quiet`.
+    `figures` are metrics on unseen tables.
     """
 
     hardware: str
@@ -29,7 +29,7 @@ class Provenance:
 
     @staticmethod
     def of(data: "CostDataset", figures: Mapping[str, float] | None = None) -> "Provenance":
-        """That of a model which learned from this dataset."""
+        """Returns the provenance of a model that is trained on this dataset."""
         return Provenance(
             hardware=data.hardware,
             versions=data.versions,
@@ -43,12 +43,12 @@ class Provenance:
 
 @dataclass(frozen=True)
 class CostModel:
-    """What is known of one kind of hardware.
+    """A cost model for one kind of hardware.
 
     Args:
-        compute: prices shards.
-        provenance: what it was learned from.
-        links: that are near to measured all-to-alls, by the number of ranks, where any were.
+        compute: Prices shards.
+        provenance: What the model was trained on.
+        links: Links fitted to measured all-to-alls by number of ranks; empty if none were measured.
     """
 
     compute: ComputeCostModel
@@ -56,7 +56,7 @@ class CostModel:
     links: Mapping[int, Link] = field(default_factory=dict)
 
     def hardware_mismatch(self, hardware: str) -> str | None:
-        """One line for users whose hardware is another than the model's; None if it is the same."""
+        """Returns a one-line warning if the hardware differs from the model's; else None."""
         if hardware == self.provenance.hardware:
             return None
         return (

@@ -1,4 +1,4 @@
-"""Trains a whole cost model on measurements, or adapts one to a few of them."""
+"""Trains a cost model on measurements, or calibrates one with a few of them."""
 
 import warnings
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from autoshard.cost_model.training import Curves, TrainOptions
 def train_model(
     data: CostDataset, options: TrainOptions, seed: int, step: Callable[[], None] = lambda: None
 ) -> tuple[CostModel, Curves]:
-    """Trains a cost model on a dataset's tables of the parts `train` and `validation`.
+    """Trains a cost model on a dataset's parts `train` and `validation`.
 
-    Links are fitted where there are enough all-to-alls, else the model has none.
+    Links are fitted where there are enough all-to-alls.
 
     Args:
         data: Measurements.
-        options: How to learn.
-        seed: Seed of the first weights, and of what is drawn.
+        options: Hyperparameters.
+        seed: Seed of initial weights and of all sampling.
         step: Called after each step of training.
 
     Returns:
-        The model, and the curves of training its computation.
+        The model, and the learning curves of its compute model.
     """
     parts = split(data)
     compute, curves = train_compute(parts["train"], parts["validation"], options, seed, step)
@@ -38,7 +38,7 @@ def train_model(
 def calibrate_model(
     source: Path, data: CostDataset
 ) -> tuple[CostModel, int, tuple[Evaluation, Evaluation] | None]:
-    """Adapts a saved model to at most `FEW` shards of the dataset's part `train`.
+    """Calibrates a saved model with at most `MAX_CALIBRATION_SHARDS` of the part `train`.
 
     Returns:
         The model, the number of shards, and evaluations before and after on the dataset's test
@@ -52,5 +52,5 @@ def calibrate_model(
     model = calibrate(before, few)
     if len(parts["test"]) < MIN_SHARDS:
         return model, len(few), None
-    old, new = (evaluate(some.compute, few, parts["test"]) for some in (before, model))
+    old, new = (evaluate(each.compute, few, parts["test"]) for each in (before, model))
     return model, len(few), (old, new)

@@ -1,12 +1,11 @@
-"""The set network: tables to amounts that add up, and sums of amounts to the cost of a shard.
+"""A set network: maps tables to additive amounts, and sums of amounts to the cost of a shard.
 
-A table's *amounts* are what it brings to whichever shard it joins: its cost beside others, the
-work it causes (lookups, bytes, rows), and quantities that are learned. Amounts add up over a
-shard, so a shard's cost is a function of sums: adding a table is one addition.
+A table's *amounts* are what it adds to any shard: its cost beside other tables, its work (lookups,
+bytes, rows), and learned quantities. A shard's cost is a function of their sums, so adding a table
+is one addition.
 
-A table's cost is its work, priced: a sum of terms with positive prices, times a learned
-correction. The prices alone come within a tenth of what is measured, on tables never seen; what
-networks learn is the rest.
+A table's cost is a sum of work terms with positive prices, times a learned correction. Prices alone
+are within 10 % of measurements on unseen tables; the networks learn the rest.
 """
 
 from collections.abc import Mapping
@@ -19,10 +18,10 @@ from torch.nn import functional
 
 from autoshard.workload import FEATURE_NAMES
 
-# The published raw sizes say nothing that their logarithms do not.
+# Raw sizes add nothing to their logarithms.
 _RAW = ("dim", "rows", "pooling_factor", "size_gb")
 INPUTS = tuple(name for name in FEATURE_NAMES if name not in _RAW)
-# Inputs that early models know nothing of; all tables that these learned from had 0.
+# Inputs that early models lack; all their training tables had 0.
 LATER_INPUTS = ("log_features", "weighted")
 DIRECTIONS = 2  # forward and backward
 
@@ -38,13 +37,13 @@ TERMS: dict[str, dict[str, float]] = {
     "sorting": {"log_lookups": 1.1},  # n log n, near enough over what batches hold
     "scattering": {"log_distinct_rows": 0.5, "log_rows": 0.5},
 }
-# Work is priced apart where one feature looks rows up in a table, where several do (fbgemm's CPU
-# kernels then go another way), and, beside either, for weights of lookups.
+# Work has separate prices for tables of one feature, of several (fbgemm's CPU kernels then take
+# another path), and, in addition to either, for weights of lookups.
 KINDS = ("one", "several", "weights")
 _LOG_FEATURES, _WEIGHTED = (INPUTS.index(name) for name in LATER_INPUTS)
 MIN_LOG_PRICE = -12.0
-_REACH = 1.0  # deviations beyond what was learned from up to which a curve is followed
-_MIN_UNIT = 0.25  # a reuse bin that was always empty is no reason to doubt a table
+_REACH = 1.0  # deviations outside of the training data up to which networks extrapolate
+_MIN_UNIT = 0.25  # deviation of an input in `excess`: else an empty reuse bin would decide
 _FLOOR = 1e-9
 
 
@@ -53,9 +52,9 @@ class NetworkShape:
     """Sizes of a network.
 
     Args:
-        hidden: width of the layers that see a table.
-        fusion: width of the layers that see a shard.
-        learned: amounts of a table that have no name.
+        hidden: Width of the layers over tables.
+        fusion: Width of the layers over shards.
+        learned: Number of learned amounts of a table.
     """
 
     hidden: int = 32
@@ -64,26 +63,24 @@ class NetworkShape:
 
     @property
     def count(self) -> int:
-        """Which of the amounts is 1 for every table: the last that costs follow from."""
+        """Index of the amount that is 1 for every table: the last that costs depend on."""
         return DIRECTIONS + len(TERMS) + self.learned
 
     @property
     def uncertainty(self) -> int:
-        """Which of the amounts tells how doubtful the table is; no cost follows from it.
+        """Index of the amount for uncertainty, on which no cost depends; it is the last one.
 
-        It comes last: the table's milliseconds, times deviations that it is outside of what was
-        learned from.
+        It is the table's milliseconds times its deviations outside of the training data.
         """
         return self.count + 1
 
 
-# Deviations of inputs are at least these. One that hardly varies counts little; how few of the
-# tables are unusual is no unit for how unusual they are.
+# Minimum deviations of inputs, so that inputs that hardly vary count little.
 MIN_DEVIATIONS = torch.tensor([0.5 if name in LATER_INPUTS else 0.05 for name in INPUTS])
 
 
 class InputScale(NamedTuple):
-    """Of each input over the tables learned from: mean, deviation, lowest and highest."""
+    """Mean, deviation, minimum and maximum of each input over the training tables."""
 
     mean: Tensor
     deviation: Tensor
@@ -92,21 +89,21 @@ class InputScale(NamedTuple):
 
     @staticmethod
     def of(inputs: Tensor) -> "InputScale":
-        """The scale of inputs [tables, inputs]."""
+        """Returns the scale of inputs, shape [tables, inputs]."""
         deviation = inputs.std(0, correction=0).maximum(MIN_DEVIATIONS)
         return InputScale(inputs.mean(0), deviation, inputs.amin(0), inputs.amax(0))
 
     def excess(self, inputs: Tensor) -> Tensor:
-        """How far each input lies outside what was learned from, in deviations."""
+        """Returns how far each input is outside of the training data, in deviations."""
         beyond = functional.relu(self.low - inputs) + functional.relu(inputs - self.high)
         return beyond / self.deviation.clamp_min(_MIN_UNIT)
 
     def work(self, inputs: Tensor) -> Tensor:
-        """Terms of work [tables, terms], each about 1 for a typical table."""
+        """Returns terms of work [tables, terms], each about 1 for a typical table."""
         return ((inputs - self.mean) @ _EXPONENTS.T).exp()
 
     def priced_work(self, inputs: Tensor) -> Tensor:
-        """The same apart by kind, which is what has prices: [tables, kinds x terms]."""
+        """Returns terms of work separately by `KINDS`, shape [tables, kinds x terms]."""
         several = inputs[..., _LOG_FEATURES] > 0
         kinds = torch.stack([~several, several, inputs[..., _WEIGHTED] > 0], dim=-1)
         return (kinds[..., None] * self.work(inputs)[..., None, :]).flatten(-2)
@@ -116,7 +113,7 @@ _EXPONENTS = torch.tensor([[powers.get(name, 0.0) for name in INPUTS] for powers
 
 
 class TableNetwork(nn.Module):
-    """From the inputs of tables [..., inputs] to their amounts [..., amounts]."""
+    """Maps inputs of tables [..., inputs] to their amounts [..., amounts]."""
 
     def __init__(self, shape: NetworkShape, scale: InputScale) -> None:
         super().__init__()
@@ -129,10 +126,10 @@ class TableNetwork(nn.Module):
             nn.SiLU(),
             nn.Linear(shape.hidden, DIRECTIONS + shape.learned),
         )
-        _quieten(self.curved)
+        _initialise_near_zero(self.curved)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Amounts in the order: forward and backward ms, terms of work, learned, count, doubt."""
+        """Returns amounts: forward and backward ms, work, learned, count, uncertainty."""
         scale = self.scale
         low, high = scale.low - _REACH * scale.deviation, scale.high + _REACH * scale.deviation
         curved = self.curved((inputs.clamp(low, high) - scale.mean) / scale.deviation)
@@ -141,14 +138,15 @@ class TableNetwork(nn.Module):
         beside = priced * curved[..., :DIRECTIONS].exp()
         learned = functional.softplus(curved[..., DIRECTIONS:])
         count = torch.ones_like(work[..., :1])
-        doubt = beside.sum(-1, keepdim=True) * scale.excess(inputs).amax(-1, keepdim=True)
-        return torch.cat([beside, work, learned, count, doubt], dim=-1)
+        excess = scale.excess(inputs).amax(-1, keepdim=True)
+        uncertainty = beside.sum(-1, keepdim=True) * excess
+        return torch.cat([beside, work, learned, count, uncertainty], dim=-1)
 
 
 class FusionNetwork(nn.Module):
-    """From sums of amounts [..., amounts] to log forward and backward milliseconds [..., 2].
+    """Maps sums of amounts [..., amounts] to log forward and backward milliseconds [..., 2].
 
-    What starting the operator costs and the sum of what tables cost, times a learned factor.
+    The cost is the operator's start plus the sum over tables, times a learned factor.
     """
 
     def __init__(self, shape: NetworkShape) -> None:
@@ -159,34 +157,35 @@ class FusionNetwork(nn.Module):
             nn.ReLU(),
             nn.Linear(shape.fusion, DIRECTIONS),
         )
-        _quieten(self.factor)
+        _initialise_near_zero(self.factor)
 
     def forward(self, sums: Tensor) -> Tensor:
-        """Log milliseconds."""
+        """Returns log milliseconds."""
         return fused(sums, dict(self.named_parameters()))
 
 
 def fused(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """The same [..., shards, 2] for sums [..., shards, amounts] by one network's weights or many's.
+    """Returns log milliseconds [..., shards, 2] of sums [..., shards, amounts].
 
-    Weights may be stacked, with the members in front as in the sums: pricing goes this way, which
-    is three times as fast for a few shards as mapping over the networks.
+    Weights may be stacked, with members as first dimension of both. For a few shards this is three
+    times as fast as vmap over the networks.
     """
     beside, factor = _fused(sums, weights)
     return (beside.log() + factor).mT
 
 
 def fused_ms(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-    """The same in milliseconds, for those who need no logarithm: it is left out on the way. Shards
-    come last, [..., 2, shards]: what is reckoned with long rows takes half the time.
+    """Returns milliseconds [..., 2, shards]; arguments are those of `fused`.
+
+    Shards come last because operations on long rows take half the time.
     """
     beside, factor = _fused(sums, weights)
     return beside * factor.exp_()
 
 
 def _fused(sums: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Milliseconds beside others, with the start, and the logarithm of what fusion makes of them:
-    each [..., 2, shards].
+    """Returns ms beside other tables with the start, and the log of the fusion factor, each [...,
+    2, shards].
     """
     used = weights["factor.0.weight"].shape[-1]
     start = weights["log_start"].exp().unsqueeze(-1)
@@ -196,7 +195,7 @@ def _fused(sums: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]
 
 
 def _linear(inputs: Tensor, weights: Mapping[str, Tensor], layer: str) -> Tensor:
-    """A layer of inputs [..., n, shards]."""
+    """Applies a layer to inputs [..., n, shards]."""
     weight, bias = weights[f"{layer}.weight"], weights[f"{layer}.bias"].unsqueeze(-1)
     return torch.baddbmm(bias, weight, inputs) if inputs.dim() == 3 else weight @ inputs + bias
 
@@ -210,8 +209,7 @@ class ShardNetwork(nn.Module):
         self.fusion = FusionNetwork(shape)
 
 
-def _quieten(layers: nn.Sequential) -> None:
-    """Corrections start near nothing."""
+def _initialise_near_zero(layers: nn.Sequential) -> None:
     last = layers[-1]
     assert isinstance(last, nn.Linear)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""`EstimatedCosts`: the oracle that estimates, in place of the one that measures."""
+"""`EstimatedCosts`: the cost oracle over a cost model."""
 
 import warnings
 from collections.abc import Sequence
@@ -31,20 +31,20 @@ from autoshard.workload.step_price import StepPrice
 from autoshard.workload.units import Placeable
 
 Floats = npt.NDArray[np.float64]
-_TOGETHER = 500  # tables that scenarios know of together
+_GROUP = 500  # tables with a joint posterior: its time grows with the cube of their number
 
 
 class OutsideTraining(UserWarning):
-    """Tables unlike any that the model learned from."""
+    """Warning that tables are out of the training distribution."""
 
 
 class EstimatedCosts:
-    """A `CostOracle` over a cost model: shards, plans, and devices that are being filled.
+    """A `CostOracle` over a cost model: prices shards, plans, and placements that are being built.
 
     Args:
-        model: what estimates.
-        batch_size: samples in a batch.
-        factors: what was measured of tables, for such batches; by default nothing.
+        model: Cost model.
+        batch_size: Samples in a batch.
+        residuals: Corrections by measured tables, for this batch size; by default none.
     """
 
     def __init__(
@@ -61,29 +61,33 @@ class EstimatedCosts:
         self._amounts = torch.empty(0, model.compute.ensemble.members, shape.uncertainty + 1)
 
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
-        """The estimated cost of each shard, and the 95 % interval that it is known to."""
+        """Returns the estimated cost of each shard, with its relative 95 % half width."""
         if not shards:
             return []
         prices = self.prices(shards)
-        left = [self.residuals.of_shard(shard) for shard in shards]
-        times = torch.tensor([each.factor for each in left])
-        doubt = torch.tensor([each.uncertainty for each in left])
-        spreads = prices.deviation * doubt * self.model.compute.uncertainty.width_95
-        columns = (prices.forward_ms * times, prices.backward_ms * times, spreads)
+        residuals = [self.residuals.of_shard(shard) for shard in shards]
+        factors = torch.tensor([residual.factor for residual in residuals])
+        uncertainty = torch.tensor([residual.uncertainty for residual in residuals])
+        spreads = prices.deviation * uncertainty * self.model.compute.uncertainty.width_95
+        columns = (prices.forward_ms * factors, prices.backward_ms * factors, spreads)
         return [ShardCost(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
     def prices(self, shards: Sequence[Shard]) -> Prices:
-        """The same as tensors, for those who price many; what measuring a shard itself has told,
-        beyond its tables, is left out.
+        """Returns estimated costs as tensors, without the residuals of shards measured
+        themselves.
         """
         lists = [self._rows.of(shard.pieces, self.batch_size) for shard in shards]
         self._embed_new()
         return self.model.compute.price(Memberships.of(lists).sums(self._amounts))
 
     def exchange(self, dims: Sequence[int], objective: Objective) -> tuple[float, ...] | None:
-        """Returns the ms of each rank in one all-to-all, in either direction, where rank r computes
-        `dims[r]` columns: over the objective's link where it counts all-to-alls, else over the one
-        that was fitted. None where neither is known.
+        """Returns the ms of each rank in one all-to-all, in either direction; None if unknown.
+
+        The objective's link is used where it counts all-to-alls, else the fitted link.
+
+        Args:
+            dims: Columns that each rank computes.
+            objective: Objective of the task.
         """
         link = objective.link if objective.counts_exchanges else self.link(len(dims))
         if link is None:
@@ -94,13 +98,11 @@ class EstimatedCosts:
         return tuple(price.exchange_ms(columns).tolist())
 
     def link(self, ranks: int) -> Link | None:
-        """Returns the link that is near to measured all-to-alls of so many ranks, a device for
-        each; None where none were measured.
-        """
+        """Returns the link fitted to all-to-alls of so many ranks; None if unknown."""
         return self.model.links.get(ranks)
 
     def plan_cost(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
-        """The cost of a whole plan, with its all-to-alls where they are known."""
+        """Returns the cost of a plan, with its all-to-alls where they are known."""
         self.check(task)
         exchange = self.exchange(plan.columns(task), task.objective)
         return price_plan(plan, task, self, None if exchange is None else (exchange, exchange))
@@ -120,35 +122,34 @@ class EstimatedCosts:
         return sum(float(stage.max()) for stage in stages)
 
     def check(self, task: ShardingTask) -> None:
-        """UserError if the task's batch or operator are not those that are priced here."""
+        """Raises UserError if the task's batch size or operator differs from the oracle's."""
         operator = self.model.provenance.operator
-        for what, asked, known in (
+        for what, requested, known in (
             ("batch size", task.batch_size, self.batch_size),
             ("weights", task.operator.weights, operator.weights),
             ("optimizer", task.operator.optimizer, operator.optimizer),
         ):
-            if asked != known:
-                raise UserError(f"the task's {what} is {asked}, the oracle's is {known}")
+            if requested != known:
+                raise UserError(f"the task's {what} is {requested}, the oracle's is {known}")
 
     def alone_ms(self, pieces: Sequence[Placeable]) -> Floats:
-        """Returns milliseconds of each piece on a device of its own: [pieces]."""
+        """Returns milliseconds of each piece on a device of its own, shape [pieces]."""
         prices = self.model.compute.price(unit_amounts(self.amounts, pieces))
         return np.asarray(prices.total_ms.double().numpy())
 
     def expectation(self) -> Expectation:
-        """What is priced in the mean, for those who price scenarios as well."""
+        """Returns the pricing by mean costs, which has one scenario."""
         return Expectation(self.model.compute, self.amounts)
 
     @one_thread()
     def scenarios(self, tables: Sequence[EmbeddingTable], count: int, seed: int = 0) -> Scenarios:
-        """So many draws of what is not known of these tables and of the model."""
-        # In groups, for what is known of all together takes the cube of their number.
-        groups = [tables[n : n + _TOGETHER] for n in range(0, len(tables), _TOGETHER)]
-        beliefs = [self.residuals.posterior(some) for some in groups]
-        return Scenarios(self.model.compute, self.amounts, groups, beliefs, count, seed)
+        """Samples scenarios of everything that is uncertain about these tables and the model."""
+        groups = [tables[n : n + _GROUP] for n in range(0, len(tables), _GROUP)]
+        posteriors = [self.residuals.posterior(group) for group in groups]
+        return Scenarios(self.model.compute, self.amounts, groups, posteriors, count, seed)
 
     def amounts(self, pieces: Sequence[Piece]) -> Tensor:
-        """What each slice brings to its shard: [slices, members, amounts]."""
+        """Returns what each piece adds to its shard, shape [pieces, members, amounts]."""
         rows = self._rows.of(pieces, self.batch_size)
         self._embed_new()
         return self._amounts[rows]
@@ -160,15 +161,15 @@ class EstimatedCosts:
         inputs, pieces = self._rows.inputs(known), self._rows.pieces(known)
         amounts = self.model.compute.amounts_of(inputs)
         if self.residuals.tables:
-            residuals, left = self.residuals.estimates([piece.table for piece in pieces])
+            residuals, shares = self.residuals.estimates([piece.table for piece in pieces])
             amounts[..., :DIRECTIONS] *= torch.from_numpy(np.exp(residuals.T)).float()[:, None]
-            doubt = self.model.compute.shape.uncertainty
-            amounts[..., doubt] *= torch.from_numpy(left).float()[:, None]
-        self._tell_of_strangers(pieces, inputs, amounts)
+            uncertainty = self.model.compute.shape.uncertainty
+            amounts[..., uncertainty] *= torch.from_numpy(shares).float()[:, None]
+        self._warn_of_new(pieces, inputs, amounts)
         self._amounts = torch.cat([self._amounts, amounts])
 
-    def _tell_of_strangers(self, pieces: Sequence[Piece], inputs: Tensor, amounts: Tensor) -> None:
-        """Of each table once, by the first of its slices that is asked for."""
+    def _warn_of_new(self, pieces: Sequence[Piece], inputs: Tensor, amounts: Tensor) -> None:
+        """Warns of out-of-distribution tables, once per table."""
         first: dict[tuple[str, int], int] = {}
         for number, piece in enumerate(pieces):
             first.setdefault((piece.table.access_digest, piece.table.dim), number)
@@ -176,20 +177,20 @@ class EstimatedCosts:
         self._met.update(first)
         tables = [pieces[number].table for number in new]
         known = torch.tensor([self.residuals.knows(table) for table in tables], dtype=torch.bool)
-        worst, which = self.model.compute.excess(inputs[new]).max(dim=1)
+        worst, which = self.model.compute.scale.excess(inputs[new]).max(dim=1)
         worst[known] = 0.0
-        strange = worst > OUT_OF_DISTRIBUTION
-        count = int(strange.sum())
+        outside = worst > OUT_OF_DISTRIBUTION
+        count = int(outside.sum())
         if not count:
             return
         farthest = int(worst.argmax())
         costs = amounts[new, ..., :DIRECTIONS].mean(1).sum(-1)
-        share = float(costs[strange].sum() / costs.sum())
+        share = float(costs[outside].sum() / costs.sum())
         warnings.warn(
-            f"{count} of {len(tables)} tables, {share:.0%} of the cost, lie outside of what the "
-            f"cost model learned from; farthest is {tables[farthest].name}, its "
-            f"{INPUTS[int(which[farthest])]} by {worst[farthest]:.1f} deviations: what they cost "
-            "is a guess until they are measured",
+            f"{count} of {len(tables)} tables, {share:.0%} of the cost, are outside of the cost "
+            f"model's training data; farthest is {tables[farthest].name}, its "
+            f"{INPUTS[int(which[farthest])]} by {worst[farthest]:.1f} deviations: their costs are "
+            "uncertain until they are measured",
             OutsideTraining,
             stacklevel=2,
         )

@@ -1,7 +1,6 @@
-"""Plans that are being made or changed, as arrays: what devices hold, have free and cost.
+"""The state of plans that are being built or changed: contents, free memory and costs of devices.
 
-A unit brings amounts to its device that add up, so any change of a device is one addition, and
-all changes of a kind are priced together.
+Units add amounts to their device, so each change is one addition, and many are priced at once.
 """
 
 from collections.abc import Sequence
@@ -24,19 +23,19 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 class UnitCatalog:
-    """Pieces of a task and what is known of each; it grows as pieces are split.
+    """Placement units of a task with their amounts and sizes; it grows as pieces are split.
 
     Args:
-        pricing: What units bring to their device, and what that costs.
-        task: Of the units.
-        masks: The task's rules.
-        units: Slices, or units of several tables.
+        pricing: Prices sums of amounts.
+        task: Task of the units.
+        masks: Rules of the task.
+        units: Pieces or placement units.
 
     Attributes:
-        amounts: What each unit brings to its device, [units, members, amounts].
-        bytes: Of each unit on its device, [units].
-        columns: Output columns of each, [units].
-        origins: The unit of the task that each is of, [units].
+        amounts: What each unit adds to its device, [units, members, amounts].
+        bytes: Memory of each unit on its device, [units].
+        columns: Output columns of each unit, [units].
+        origins: Number of the task's unit that each belongs to, [units].
     """
 
     def __init__(
@@ -64,13 +63,13 @@ class UnitCatalog:
 
 
 class PlacementState(Occupancy):
-    """Devices of a task with the units that they hold, in one plan or in several side by side.
+    """Devices of a task with their units, in one plan or in several side by side.
 
-    Costs are told by the stages of a step that count (`StepPrice`): S scenarios, W stages.
+    Costs are per stage of a step (`StepPrice`): S scenarios, W stages.
 
     Args:
-        catalog: The units, which are numbers in it.
-        plans: How many there are.
+        catalog: Units, which are referred to by number.
+        plans: Number of plans.
     """
 
     def __init__(self, catalog: UnitCatalog, plans: int = 1) -> None:
@@ -83,7 +82,7 @@ class PlacementState(Occupancy):
         self.columns = np.zeros((plans, len(task.devices)))
 
     def fill(self, homes: Ints) -> None:
-        """Puts each unit of the catalog on its device of the only plan: [units]."""
+        """Places all units of the catalog in the only plan; `homes` has their devices, [units]."""
         catalog = self.catalog
         self._sums += sums_of_devices(catalog.amounts, homes, len(self._sums))
         np.add.at(self.columns[0], homes, catalog.columns)
@@ -92,46 +91,50 @@ class PlacementState(Occupancy):
             self.settle(origin, device)
 
     def add(self, unit: int, device: int) -> None:
-        """Adds what a unit brings to a device of the only plan, beside what `enter` notes."""
+        """Adds a unit's amounts and columns to a device of the only plan; `enter` does the rest."""
         self._sums[device] += self.catalog.amounts[unit]
         self.columns[0, device] += self.catalog.columns[unit]
 
     def put(self, unit: int, device: int) -> None:
-        """Puts a unit on a device of the only plan."""
+        """Places a unit on a device of the only plan."""
         catalog = self.catalog
         self.add(unit, device)
         self.enter(int(catalog.origins[unit]), int(catalog.bytes[unit]), device)
 
     def take(self, unit: int, device: int) -> None:
-        """Takes a unit off its device."""
+        """Removes a unit from its device."""
         catalog = self.catalog
         self._sums[device] -= catalog.amounts[unit]
         self.columns[0, device] -= catalog.columns[unit]
         self.leave(int(catalog.origins[unit]), int(catalog.bytes[unit]), device)
 
     def put_each(self, plans: Ints, units: Ints, devices: Ints) -> None:
-        """Puts a unit on a device in each of these plans, which are different ones."""
+        """Places one unit in each of these plans, which are distinct."""
         catalog, places = self.catalog, plans * self.free.shape[1] + devices
         self._sums.index_add_(0, torch.from_numpy(places), catalog.amounts[units].double())
         self.columns[plans, devices] += catalog.columns[units]
         self.enter_each(plans, catalog.origins[units], catalog.bytes[units], devices)
 
     def admits_units(self, units: Ints) -> Truths:
-        """Returns whether each device may take a unit more, one a plan: [plans, devices]; or, for
-        the only plan, of any number of units: [units, devices].
+        """Returns whether each device may take a unit more.
+
+        The shape is [plans, devices] for one unit per plan, or [units, devices] for any number of
+        units and the only plan.
         """
         return self.admits(self.catalog.origins[units], self.catalog.bytes[units])
 
     def admits_swaps(self, devices: Ints, leaving: Ints, entering: Ints) -> Truths:
-        """Returns whether devices may take units in place of others; all arguments broadcast."""
+        """Returns whether devices may take units in place of others; arguments broadcast."""
         origins, sizes = self.catalog.origins, self.catalog.bytes
         return self.admits_exchange(
             devices, origins[leaving], sizes[leaving], origins[entering], sizes[entering]
         )
 
     def beside(self, first: int = 0) -> Floats:
-        """Returns about what units, from number `first` on, add to each stage of a device, in the
-        mean of scenarios: [units, W].
+        """Returns about what units from number `first` on add to each stage of a device, [units,
+        W].
+
+        It is the mean over scenarios.
         """
         alone = self.catalog.amounts[first:, :, :DIRECTIONS].mean(1).double().numpy()
         stages = self.price.compute_stages(alone[:, 0], alone[:, 1])
@@ -140,22 +143,20 @@ class PlacementState(Occupancy):
         return np.stack(stages, axis=-1)
 
     def costs(self) -> Floats:
-        """Returns what each device of the only plan spends: [devices, W, S]."""
+        """Returns the stage times of each device of the only plan, [devices, W, S]."""
         return self.stages(self._priced(self._sums), self.columns[0])
 
     def compute_joined(self, units: Ints) -> Tensor:
-        """Returns milliseconds of compute of each device with each unit more: [units, devices,
-        S, 2].
-        """
+        """Returns compute ms of each device with each unit more, [units, devices, S, 2]."""
         return self._priced(self._sums.float() + self.catalog.amounts[units][:, None])
 
     def joined(self, units: Ints) -> Floats:
-        """Returns what each device would spend with each unit more: [units, devices, W, S]."""
+        """Returns stage times of each device with each unit more, [units, devices, W, S]."""
         columns = self.columns[0] + self.catalog.columns[units][:, None]
         return self.stages(self.compute_joined(units), columns)
 
     def joined_at(self, places: Ints, units: Ints) -> Floats:
-        """Returns milliseconds of compute where devices take a unit more: [places, 2].
+        """Returns compute ms where devices take a unit more, [places, 2].
 
         Args:
             places: Devices, numbered over all plans.
@@ -165,18 +166,18 @@ class PlacementState(Occupancy):
         return np.asarray(self._priced(sums)[:, 0].double().numpy())
 
     def without(self, units: Ints, devices: Ints) -> Floats:
-        """Returns what the device of each unit would spend without it: [units, W, S]."""
+        """Returns stage times of the device of each unit without that unit, [units, W, S]."""
         catalog = self.catalog
         columns = self.columns[0, devices] - catalog.columns[units]
         return self.stages(self._priced(self._sums[devices] - catalog.amounts[units]), columns)
 
     def exchanged(self, out: Ints, devices: Ints, into: Ints) -> Floats:
-        """Returns what devices would spend if some units left them and others came: [..., W, S].
+        """Returns stage times of devices if units are exchanged, [..., W, S].
 
         Args:
             out: The unit that leaves each device.
             devices: Numbers of devices.
-            into: The unit that comes.
+            into: The unit that enters it.
         """
         catalog = self.catalog
         sums = self._sums[devices] - catalog.amounts[out] + catalog.amounts[into]
@@ -187,7 +188,7 @@ class PlacementState(Occupancy):
         return self.catalog.pricing.price(sums.float())
 
     def stages(self, prices: Tensor, columns: Floats) -> Floats:
-        """Returns what devices spend in each stage: [..., W, S].
+        """Returns stage times of devices, [..., W, S].
 
         Args:
             prices: Milliseconds of forward and backward, [..., S, 2].

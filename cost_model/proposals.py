@@ -1,8 +1,7 @@
-"""Learning from its own proposals: measure what sharders make of the model, and learn from that.
+"""Selects training data from the cost model's own proposals, and checks its predictions of plans.
 
-A search finds the mistakes of its model. So in each round sharders plan random tasks by the model
-as it is, some of the plans' shards are measured, together with random shards that the networks
-disagree on most, and the model is trained anew on all there is.
+Sharders exploit the errors of their cost model. So in each round they plan random tasks, and some
+shards of their plans are measured, together with random shards of high uncertainty.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,26 +23,26 @@ from autoshard.workload.parts import tables_by_part
 
 MakeSharder = Callable[[EstimatedCosts], Sharder]
 
-_VALIDATION_SHARE = 0.15  # of a round's shards are of validation tables: they judge, not teach
-_DOUBTED_SHARE = 0.3  # of a round's shards are taken for the networks' disagreement
-CANDIDATES = 20  # random shards looked at for each one taken
+_VALIDATION_SHARE = 0.15  # of a round's shards are of validation tables
+_UNCERTAIN_SHARE = 0.3  # of a round's shards are selected by uncertainty
+CANDIDATES = 20  # random shards for each one that is selected by uncertainty
 
 
 @dataclass(frozen=True)
 class PlanPrediction:
-    """A plan's promised and measured milliseconds, a value a device."""
+    """Predicted and measured milliseconds of a plan, one value per device."""
 
     predicted_ms: tuple[float, ...]
     measured_ms: tuple[float, ...]
 
     @property
     def ratio(self) -> float:
-        """Mean over devices of measured over promised."""
+        """Mean over devices of measured over predicted."""
         return float(np.mean(np.divide(self.measured_ms, self.predicted_ms)))
 
     @property
     def max_ratio(self) -> float:
-        """The measured maximum over the promised one."""
+        """Measured maximum over predicted maximum."""
         return max(self.measured_ms) / max(self.predicted_ms)
 
 
@@ -56,26 +55,33 @@ def select_shards_to_measure(
     budget: int,
     seed: int,
 ) -> list[Shard]:
-    """At most `budget` shards that the model would learn most from.
+    """Returns at most `budget` shards that the model would learn most from.
 
     Args:
-        oracle: the model as it is.
-        sharders: make plans by it.
-        tables: of which tasks are made; test tables are left out.
-        make_tasks: random tasks of given tables.
-        known: digests of shards that have been measured.
-        budget: shards.
-        seed: of what is drawn.
+        oracle: Oracle with the current model.
+        sharders: Make sharders by an oracle.
+        tables: Tables of tasks; test tables are left out.
+        make_tasks: Returns random tasks of given tables.
+        known: Digests of measured shards.
+        budget: Maximum number of shards.
+        seed: Seed of all sampling.
     """
     parts = tables_by_part(tables)
     rng = np.random.default_rng(seed)
-    judged = round(budget * _VALIDATION_SHARE)
+    validation = round(budget * _VALIDATION_SHARE)
     chosen: dict[str, Shard] = {}
-    for members, share in ((parts["validation"], judged), (parts["train"], budget - judged)):
+    for members, share in (
+        (parts["validation"], validation),
+        (parts["train"], budget - validation),
+    ):
         if not members or not share:
             continue
         before, proposed = len(chosen), proposals(oracle, sharders, make_tasks(members))
-        uncertain = _uncertain(oracle, members, round(share * _DOUBTED_SHARE), known, seed)
+        uncertain: list[Shard] = []
+        if count := round(share * _UNCERTAIN_SHARE):
+            drawn = random_shards(members, count * CANDIDATES, max(1, len(members) // 2), seed)
+            fresh = [shard for shard in drawn if shard.digest not in known]
+            uncertain = most_uncertain(oracle, fresh, count)
         order = [proposed[n] for n in rng.permutation(len(proposed))]
         for shard in [*uncertain, *order]:
             if len(chosen) - before < share and shard.digest not in known:
@@ -86,7 +92,7 @@ def select_shards_to_measure(
 def proposals(
     oracle: EstimatedCosts, sharders: Sequence[MakeSharder], tasks: Sequence[ShardingTask]
 ) -> list[Shard]:
-    """The different shards of all sharders' plans for the tasks."""
+    """Returns the distinct shards of all sharders' plans for the tasks."""
     found = {
         shard.digest: shard
         for task in tasks
@@ -102,40 +108,25 @@ def compare_predictions(
     plans: Sequence[tuple[ShardingTask, ShardingPlan]],
     measure: Callable[[Sequence[Shard]], Sequence[Measurement]],
 ) -> list[PlanPrediction]:
-    """What the oracle promises for plans, and what comes of it. Idle devices are left out.
+    """Predicts and measures plans, idle devices excepted.
 
-    A plan with a shard that could not be measured tells nothing, and is left out too.
+    Plans with a shard that cannot be measured are left out.
     """
     shards = [[s for s in plan.shards(task) if s is not None] for task, plan in plans]
-    flat = [shard for some in shards for shard in some]
-    promised = iter(oracle.prices(flat).total_ms.tolist())
+    flat = [shard for of_plan in shards for shard in of_plan]
+    predicted = iter(oracle.prices(flat).total_ms.tolist())
     level = oracle.model.provenance.reference_level
     measured = iter(answer.normalized_to(level).total_ms for answer in measure(flat))
     found = [
-        PlanPrediction(tuple(next(promised) for _ in some), tuple(next(measured) for _ in some))
-        for some in shards
+        PlanPrediction(tuple(next(predicted) for _ in plan), tuple(next(measured) for _ in plan))
+        for plan in shards
     ]
-    return [promise for promise in found if np.isfinite(promise.measured_ms).all()]
+    return [plan for plan in found if np.isfinite(plan.measured_ms).all()]
 
 
 def most_uncertain(oracle: EstimatedCosts, candidates: Sequence[Shard], count: int) -> list[Shard]:
-    """Those of the shards that the networks disagree on most."""
+    """Returns the shards with the largest relative deviation."""
     if not candidates:
         return []
-    doubts = oracle.prices(candidates).deviation.numpy()
-    return [candidates[n] for n in np.argsort(-doubts)[:count]]
-
-
-def _uncertain(
-    oracle: EstimatedCosts,
-    tables: Sequence[EmbeddingTable],
-    count: int,
-    known: set[str],
-    seed: int,
-) -> list[Shard]:
-    """Random shards that the networks disagree on most."""
-    if not count:
-        return []
-    most = max(1, len(tables) // 2)
-    drawn = random_shards(tables, count * CANDIDATES, most, seed)
-    return most_uncertain(oracle, [shard for shard in drawn if shard.digest not in known], count)
+    deviations = oracle.prices(candidates).deviation.numpy()
+    return [candidates[n] for n in np.argsort(-deviations)[:count]]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-SEEDS = 3  # index batches that the visits of a shard are spread over
+SEEDS = 3  # index batches that the repeat measurements of a shard are spread over
 _BATCHES_PRIOR = 4.0  # number of costs that the first guess of their variance counts for
 _WIDTH_95 = 1.96  # half width of a 95 % interval, in standard errors
 
@@ -52,10 +52,10 @@ class KnownCost:
     """The measured cost of a shard.
 
     Args:
-        mean_ms: mean of forward and backward together.
-        error_ms: standard error of the mean.
-        forward: share of the mean that is forward. It is known better than the cost itself: noise
-            of a visit affects both directions alike.
+        mean_ms: Mean of forward plus backward.
+        error_ms: Standard error of the mean.
+        forward: Share of the mean that is forward. It is known better than the cost itself, because
+            noise of a measurement affects both directions alike.
     """
 
     mean_ms: float
@@ -68,9 +68,9 @@ class BatchCosts:
     """The cost of a shard with each of several index batches.
 
     Args:
-        means_ms: mean of each batch, shape [batches].
-        errors: relative standard error of each mean, shape [batches].
-        forward: share of the cost that is forward.
+        means_ms: Mean of each batch, shape [batches].
+        errors: Relative standard error of each mean, shape [batches].
+        forward: Share of the cost that is forward.
     """
 
     means_ms: Floats
@@ -78,8 +78,8 @@ class BatchCosts:
     forward: float = 0.5
 
     def known(self, spread: float) -> KnownCost:
-        """Returns the mean over all batches that could be drawn, whose costs have the relative
-        standard deviation `spread`.
+        """Returns the mean over all possible batches, whose relative standard deviation is
+        `spread`.
         """
         mean, count = float(self.means_ms.mean()), len(self.errors)
         error = math.sqrt(spread**2 * count + float((self.errors**2).sum())) / count
@@ -87,11 +87,10 @@ class BatchCosts:
 
 
 def spread_of_batches(shards: Sequence[BatchCosts]) -> float:
-    """Returns the relative standard deviation of a shard's cost between index batches, without the
-    noise of measuring.
+    """Returns the relative standard deviation of a shard's cost between index batches.
 
-    It is one number for all shards, because a few batches of each say little. Until enough shards
-    have several batches it is assumed to be as large as the noise of one batch.
+    Noise of measuring is excluded. It is one number for all shards, because a few batches of each
+    say little. Until enough shards have several batches it is assumed to equal the noise of one.
     """
     noise = float(np.mean([np.mean(shard.errors**2) for shard in shards]))
     groups = [(shard.means_ms / shard.means_ms.mean()).tolist() for shard in shards]
@@ -99,7 +98,7 @@ def spread_of_batches(shards: Sequence[BatchCosts]) -> float:
 
 
 class Measuring(Protocol):
-    """What measures shards: a `BenchmarkPool` or a simulation of one."""
+    """Measures shards: a `BenchmarkPool` or a simulation of one."""
 
     def stream(
         self,
@@ -109,25 +108,27 @@ class Measuring(Protocol):
         retry_failed: bool = False,
         repeats: int = 1,
     ) -> Iterator[tuple[int, Measurement]]:
-        """Yields each shard's number and measurement, once it has so many visits."""
+        """Yields the number and the measurement of each shard, once it has `repeats`
+        measurements.
+        """
         ...
 
 
 class RepeatedMeasurements:
-    """Measures shards repeatedly and averages the visits, which are spread over index batches.
+    """Measures shards repeatedly, spread over index batches, and averages.
 
     Only forward and backward of the fused operator are measured. All-to-alls are priced by the
-    task's objective: CPU ranks share cores, so measured ones would depend on this machine more
-    than on the plan.
+    objective: CPU ranks share cores, so measured ones would depend on this machine more than on the
+    plan.
 
     Args:
         pool: Measures.
         settings: Settings of all shards; their seed is replaced by `seeds`.
-        seeds: Seeds of the index batches. Visits take them in turns.
-        timing: Effort of a visit; by default the pool's.
+        seeds: Seeds of the index batches, which repeat measurements take in turn.
+        timing: Effort of a measurement; by default the pool's.
         normalize: Converts each measurement, such as to the reference level of a cost model.
         notify: Receives one line for each reason why a shard cannot be measured.
-        clock: Seconds.
+        clock: Returns seconds.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class RepeatedMeasurements:
         self._normalize, self._notify = normalize, notify
         self._clock = clock
         self._answers: dict[str, dict[int, Measurement]] = {}  # by digest, and index of the seed
-        self._exhausted: set[str] = set()  # one more visit was requested, and the pool had none
+        self._exhausted: set[str] = set()  # one more was requested, and the pool had none
         self._reasons: set[str] = set()
         self._level: ReferenceLevel | None = None  # reference level of the latest measurement
         self._known: dict[str, KnownCost] | None = None  # until something new is measured
@@ -155,11 +156,11 @@ class RepeatedMeasurements:
     def measure(
         self, shards: Sequence[Shard], repeats: int = 1, deadline: float = math.inf
     ) -> bool:
-        """Measures until each shard has so many visits over all batches.
+        """Measures until each shard has `repeats` measurements over all batches.
 
         Returns:
-            False if the deadline (by the clock) came first. What is being measured then goes into
-            the store nevertheless.
+            False if the deadline (by the clock) came first. Shards in progress are stored
+            nevertheless.
         """
         started = self._clock()
         try:
@@ -174,8 +175,8 @@ class RepeatedMeasurements:
         return True
 
     def wanted(self, shard: Shard) -> int | None:
-        """Returns the number of visits to request for one more; None if the shard cannot be
-        measured further.
+        """Returns the `repeats` to request for one more measurement; None if the pool has no
+        more.
         """
         if self._failed(shard.digest) or shard.digest in self._exhausted:
             return None
@@ -201,8 +202,8 @@ class RepeatedMeasurements:
         return self._clock()
 
     def answers(self) -> list[Measurement]:
-        """Returns the mean of the visits of each shard and batch that could be measured."""
-        return [answer for some in self._answers.values() for answer in some.values() if answer.ok]
+        """Returns the mean measurement of each shard and batch that could be measured."""
+        return [a for of_shard in self._answers.values() for a in of_shard.values() if a.ok]
 
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
         """Returns the mean cost of each shard, and its relative 95 % half width."""
@@ -223,7 +224,7 @@ class RepeatedMeasurements:
         return price_plan(plan, task, self)
 
     def _request(self, shards: Sequence[Shard], place: int, repeats: int, deadline: float) -> bool:
-        """Measures until each shard has so many visits with one batch; False at the deadline."""
+        """Measures shards with one batch up to `repeats`; returns False at the deadline."""
         if not shards:
             return True
         if self._clock() >= deadline:
@@ -252,7 +253,7 @@ class RepeatedMeasurements:
             self._exhausted.add(digest)
 
     def _share(self, repeats: int, place: int) -> int:
-        """Returns how many of so many visits are with the batch at this place."""
+        """Returns how many of `repeats` measurements use the batch at this place."""
         return -(-max(0, repeats - place) // len(self._settings))
 
     def _count(self, digest: str, place: int) -> int:
@@ -276,14 +277,15 @@ class RepeatedMeasurements:
         return found
 
     def _timings(self, digest: str) -> list[Timing]:
-        """Returns the timing with each batch, all at the reference level of the latest one."""
+        """Returns the timing with each batch, all at the latest reference level."""
         answers = self._answers[digest].values()
         return [a.timing.normalized_to(self._level) for a in answers if a.timing is not None]
 
 
 def normalizer(model: CostModel, pool: "BenchmarkPool") -> Callable[[Measurement], Measurement]:
-    """Returns what converts measurements to the model's reference level, if the pool measures the
-    hardware that the model was trained on.
+    """Returns a converter of measurements to the model's reference level.
+
+    It does nothing if the pool measures other hardware than the model's.
     """
     same = pool.make() == (model.provenance.hardware, model.provenance.versions)
     level = model.provenance.reference_level if same else None

@@ -1,15 +1,15 @@
-"""Tables learned by heart: each has a factor of its own beside what the networks say of it.
+"""Corrections of tables: log factors that are fitted to the measured shards of each table.
 
-Whatever was measured of a table stays known: its factor, forward and backward, has a posterior from
-all measured shards that hold it or its slices. Beforehand factors are normal in their logarithms,
-the more uncertain the stranger a table is, and alike for tables that are alike (a Gaussian
-process). A shard's cost is the start and its tables' contributions, each times its factor; that is
-linear but for the logarithm, so a few steps of Gauss and Newton find the posterior.
+Each table has a factor forward and one backward, which scale the ensemble's prediction. Their prior
+is a Gaussian process: normal, wider for out-of-distribution tables, and correlated between similar
+tables. A shard's cost is the start plus its tables' contributions, each times its factor. That is
+linear but for the logarithm, so a few Gauss-Newton steps find the posterior.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,69 +29,94 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 
 _STEPS = 5  # of Gauss and Newton
-_FREEDOM = 4.0  # of Student's t: a cost that is far off counts little
-_MAX_DOUBT = 1.0  # deviations of a logarithm: how far off a guess may be
-_FAR_OFF = 3.0  # deviations
-_MAX_EVIDENCE = 400  # shards by which the prior is judged
-_WIDER = (1.0, 2.0, 4.0, 8.0)  # times the deviations of factors that may be found
-_LOUDER = (1.0, 2.0)  # times what is left of shards
-_MAX_TABLES = 1500  # that are learned of: it takes the cube of their number
-_AT_ONCE = 500  # tables compared with all that are known: more take much memory
+_FREEDOM = 4.0  # of Student's t: outliers count little
+_MAX_EXTRAPOLATION = 1.0  # largest deviation of a log factor by extrapolation
+_OUTLIER = 3.0  # deviations
+_MAX_EVIDENCE = 400  # shards that the prior is fitted to
+_WIDER = (1.0, 2.0, 4.0, 8.0)  # candidates for the scale of the prior's deviations
+_LOUDER = (1.0, 2.0)  # candidates for the scale of shard residuals
+_MAX_TABLES = 1500  # with a posterior: its time grows with the cube of their number
+_BLOCK = 500  # tables compared with all measured ones at once: more take much memory
 _JITTER = 1e-9
-_ALIKE = 8.0  # inputs by whose deviations together tables are no longer alike
-_FAR = 3.0  # deviations to which inputs are compared: beyond, a table is just strange
+_SQUARED_LENGTH = 8.0  # of the kernel, in deviations of inputs
+_FAR = 3.0  # deviations to which inputs are clamped in the kernel
+
+
+class _TableFeatures(NamedTuple):
+    """What the similarity of tables depends on.
+
+    `digests` say how rows are looked up, whatever the dim; `positions` are normalised inputs;
+    `excess` is the largest deviation outside of the training data.
+    """
+
+    digests: list[str]
+    positions: torch.Tensor
+    excess: Floats
 
 
 @dataclass(frozen=True)
 class TableSimilarity:
-    """How much tables (rows) have to do with other tables (columns).
+    """Similarity of tables (rows) to other tables (columns).
 
     Args:
-        same: true where they look rows up in the same way, whatever their dim.
-        alike: 1 for equal inputs, and less the farther apart they are.
-        excess: deviations that each lies outside of what was learned from, of rows.
-        their_excess: the same of columns.
+        same: True where both look rows up in the same way.
+        kernel: 1 for equal inputs, falling with their distance.
+        excess: Largest deviation of each row outside of the training data.
+        column_excess: The same of columns.
     """
 
     same: npt.NDArray[np.bool_]
     kernel: Floats
     excess: Floats
-    their_excess: Floats
+    column_excess: Floats
+
+    @staticmethod
+    def of(rows: _TableFeatures, columns: _TableFeatures) -> "TableSimilarity":
+        """Returns the similarity of tables with these features."""
+        # In torch, whose number of threads is limited: numpy's wait for each other on busy cores.
+        squares, their_squares = (f.positions.square().sum(1) for f in (rows, columns))
+        apart = squares[:, None] + their_squares - 2 * rows.positions @ columns.positions.T
+        _, numbers = np.unique([*rows.digests, *columns.digests], return_inverse=True)
+        own, other = np.split(numbers, [len(rows.digests)])
+        kernel = (apart.clamp_min(0.0) / (-2 * _SQUARED_LENGTH)).exp().numpy()
+        return TableSimilarity(own[:, None] == other, kernel, rows.excess, columns.excess)
 
     def covariance(self, prior: ResidualPrior) -> Floats:
-        """Of the log factors of rows and columns before any is measured."""
-        shared = (
-            shared_deviations(prior, self.excess)[:, None]
-            * shared_deviations(prior, self.their_excess)[None]
-        )
+        """Returns the prior covariance of log factors, shape [rows, columns]."""
+        deviations = shared_deviations(prior, self.excess)[:, None]
+        shared = deviations * shared_deviations(prior, self.column_excess)[None]
         return np.asarray(shared * self.kernel + prior.own**2 * self.same)
 
 
 def shared_deviations(prior: ResidualPrior, excess: Floats) -> Floats:
-    """Deviations of log factors that alike tables share, by how far outside they lie."""
-    doubt = np.minimum(prior.extrapolation * excess, _MAX_DOUBT)
-    return np.asarray(np.sqrt(prior.shared**2 + np.square(doubt)))
+    """Returns the deviations of the part of log factors that similar tables share."""
+    extrapolation = np.minimum(prior.extrapolation * excess, _MAX_EXTRAPOLATION)
+    return np.asarray(np.sqrt(prior.shared**2 + np.square(extrapolation)))
 
 
 @dataclass(frozen=True)
 class ResidualPosterior:
-    """Log factors of some tables: means [directions, tables], and roots of their covariances
-    [directions, tables, tables].
-    """
+    """Joint posterior of log factors: means [directions, tables], covariances [.., tables]."""
 
     means: Floats
-    roots: Floats
+    covariances: Floats
+
+    @cached_property
+    def roots(self) -> Floats:
+        """Cholesky factors of the covariances, [directions, tables, tables]."""
+        return np.stack([_root(covariance) for covariance in self.covariances])
 
     @property
     def deviations(self) -> Floats:
-        """Of each log factor [directions, tables]."""
+        """Standard deviation of each log factor, [directions, tables]."""
         return np.asarray(np.sqrt(np.square(self.roots).sum(-1)))
 
 
 @dataclass(frozen=True)
 class ShardResidual:
-    """What measuring a shard itself tells beyond its tables: `times` that its cost is of what they
-    explain, and the share of all `doubt` about it that is left.
+    """What measuring a shard itself says beyond its tables.
+
+    `factor` scales the cost that its tables explain; `uncertainty` is the share that remains.
     """
 
     factor: float = 1.0
@@ -102,175 +127,144 @@ _NOT_MEASURED = ShardResidual()
 
 
 class TableResiduals:
-    """What is known of tables' factors, of any tables.
+    """Posterior of table corrections, for any tables.
 
     Args:
-        model: what the factors correct; also knows what to believe of them beforehand (`prior`).
-        batch_size: samples of the batches that costs are told for.
+        model: Model that is corrected; has the prior of the corrections.
+        batch_size: Batch size of the measurements that count.
     """
 
     def __init__(self, model: ComputeCostModel, batch_size: int) -> None:
         self._model = model
         self.prior = model.prior
         self.batch_size = batch_size
-        self._known: list[EmbeddingTable] = []
-        self._digests: frozenset[str] = frozenset()
-        self._left: dict[str, ShardResidual] = {}
-        self._inputs = piece_inputs([], batch_size)
-        # Of the known tables, for each direction: prior's inverse times mean, and what measuring
-        # took off the prior's covariance, between inverses of the prior.
+        self._shards: dict[str, ShardResidual] = {}
+        self._known = self._features([])
+        # For each direction: K^-1 times the mean of known tables, and K^-1 (K - C) K^-1 for their
+        # prior covariance K and posterior covariance C.
         self._pulls: list[Floats] = []
         self._gains: list[Floats] = []
 
     @property
     def tables(self) -> int:
-        """How many have been measured."""
-        return len(self._known)
+        """Number of measured tables."""
+        return len(self._known.digests)
 
     def learn(self, data: "CostDataset", of: Sequence[EmbeddingTable] = ()) -> "TableResiduals":
-        """What is known after these measurements alone, those with our batch size.
+        """Returns the posterior given these measurements alone, of this batch size.
 
-        Where they are of very many tables, those of shards with tables `of` come first, and what is
-        left out is the rest.
+        If they have too many tables, shards with tables `of` come first.
         """
-        ours = _worth_knowing(data, self.batch_size, of)
+        ours = _select_shards(data, self.batch_size, of)
         found = TableResiduals(self._model, self.batch_size)
         if not ours:
             return found
         data = data.subset(ours)
         found.prior = _fitting(self.prior, Evidence.of(self._model, subsample(data)))
-        found._known = distinct_tables(data)
-        found._digests = frozenset(table.access_digest for table in found._known)
-        found._inputs = _inputs(found._known, self.batch_size)
-        before = found._covariance(found._known, found._inputs, found._known, found._inputs)
+        tables = distinct_tables(data)
+        found._known = found._features(tables)
+        before = found._covariance(found._known, found._known)
         noise = np.sqrt(found.prior.rest**2 + np.square(data.errors))
-        held = EmbeddedShards(self._model, data.shards, data.batch_sizes, found._known)
+        embedded = EmbeddedShards(self._model, data.shards, data.batch_sizes, tables)
         residuals, costs = np.zeros((DIRECTIONS, len(before))), np.log(data.costs_ms)
         for number in range(_STEPS):
-            said = held.contributions(residuals)
+            parts = embedded.contributions(residuals)
             found._pulls, found._gains = [], []
             for direction in range(DIRECTIONS):
                 information, moments = _step(
-                    said, direction, residuals[direction], costs[:, direction], noise, number == 0
+                    parts, direction, residuals[direction], costs[:, direction], noise, number == 0
                 )
                 # Posterior covariance: (K^-1 + I)^-1 = K - K (I K + 1)^-1 I K, and so its mean.
                 solved = scipy.linalg.solve(np.eye(len(before)) + information @ before, information)
                 found._gains.append(solved)
                 found._pulls.append(moments - solved @ (before @ moments))
                 residuals[direction] = before @ found._pulls[-1]
-        explained = held.contributions(residuals).together()[0]
-        # What no factor explains is the shard's own, but for the noise of its cost.
+        explained = embedded.contributions(residuals).together()[0]
+        # What no factor explains is the shard's own, except for the noise of its cost.
         missed = np.log(data.totals_ms / explained)
         known = np.square(found.prior.rest / noise) * np.minimum(1.0, _trust(missed / noise))
-        times = np.exp(missed * known)
-        doubts = np.sqrt(1 - known)
-        found._left = {
-            shard.digest: ShardResidual(float(ms), float(doubt))
-            for shard, ms, doubt in zip(data.shards, times, doubts, strict=True)
+        found._shards = {
+            shard.digest: ShardResidual(float(factor), float(uncertainty))
+            for shard, factor, uncertainty in zip(
+                data.shards, np.exp(missed * known), np.sqrt(1 - known), strict=True
+            )
         }
         return found
 
     def knows(self, table: EmbeddingTable) -> bool:
-        """True if it has been measured, whole or in part."""
+        """Returns whether the table was measured, whole or in part."""
         return table.access_digest in self._digests
 
+    @cached_property
+    def _digests(self) -> frozenset[str]:
+        return frozenset(self._known.digests)
+
     def of_shard(self, shard: Shard) -> ShardResidual:
-        """What is known of a shard beyond what its tables explain."""
-        return self._left.get(shard.digest, _NOT_MEASURED)
+        """Returns the residual of a shard."""
+        return self._shards.get(shard.digest, _NOT_MEASURED)
 
     def estimates(self, tables: Sequence[EmbeddingTable]) -> tuple[Floats, Floats]:
-        """Of each of these tables: its log factors [directions, tables], and of what was doubted
-        of it beforehand the share that is left [tables].
+        """Returns mean log factors, and the share of each prior deviation that remains.
+
+        Shapes are [directions, tables] and [tables].
         """
         distinct = list({id(table): table for table in tables}.values())
         numbers = {id(table): number for number, table in enumerate(distinct)}
-        parts = [self._estimated(distinct[n : n + _AT_ONCE])
-                 for n in range(0, max(1, len(distinct)), _AT_ONCE)]  # fmt: skip
+        parts = [self._estimated(distinct[n : n + _BLOCK])
+                 for n in range(0, max(1, len(distinct)), _BLOCK)]  # fmt: skip
         of = np.array([numbers[id(table)] for table in tables], np.int64)
-        means, left = (np.concatenate(some, axis=-1) for some in zip(*parts, strict=True))
-        return means[:, of], left[of]
+        means, shares = (np.concatenate(part, axis=-1) for part in zip(*parts, strict=True))
+        return means[:, of], shares[of]
 
     def _estimated(self, tables: Sequence[EmbeddingTable]) -> tuple[Floats, Floats]:
-        """The same, of so few tables that they may be compared with all that are known."""
-        if not self._known:
+        if not self.tables:
             return np.zeros((DIRECTIONS, len(tables))), np.ones(len(tables))
-        inputs = _inputs(tables, self.batch_size)
-        before = np.square(shared_deviations(self.prior, self._excess(inputs))) + self.prior.own**2
-        across = self._covariance(tables, inputs, self._known, self._inputs)
+        features = self._features(tables)
+        before = np.square(shared_deviations(self.prior, features.excess)) + self.prior.own**2
+        across = self._covariance(features, self._known)
         means = np.stack([across @ pull for pull in self._pulls])
-        told = np.mean([((across @ gain) * across).sum(1) for gain in self._gains], axis=0)
-        return means, np.asarray(np.sqrt(np.clip(1 - told / before, 0.0, 1.0)))
-
-    def covariances(self, tables: Sequence[EmbeddingTable]) -> Floats:
-        """Of the log factors of these tables, measured or not: [directions, tables, tables]."""
-        return self._together(tables)[1]
+        gained = np.mean([((across @ gain) * across).sum(1) for gain in self._gains], axis=0)
+        return means, np.asarray(np.sqrt(np.clip(1 - gained / before, 0.0, 1.0)))
 
     def posterior(self, tables: Sequence[EmbeddingTable]) -> ResidualPosterior:
-        """What is known of these tables all together."""
-        means, covariances = self._together(tables)
-        if not self._known:  # both directions are alike
-            return ResidualPosterior(means, np.stack([_root(covariances[0])] * DIRECTIONS))
-        return ResidualPosterior(means, np.stack([_root(covariance) for covariance in covariances]))
+        """Returns the joint posterior of these tables, measured or not."""
+        features = self._features(tables)
+        prior = self._covariance(features, features)
+        if not self.tables:
+            means = np.zeros((DIRECTIONS, len(tables)))
+            return ResidualPosterior(means, np.stack([prior] * DIRECTIONS))
+        across = self._covariance(features, self._known)
+        means = np.stack([across @ pull for pull in self._pulls])
+        covariances = [prior - across @ gain @ across.T for gain in self._gains]
+        return ResidualPosterior(means, np.stack(covariances))
 
     def similarity(self, tables: Sequence[EmbeddingTable]) -> TableSimilarity:
-        """Of these tables to each other."""
-        inputs = _inputs(tables, self.batch_size)
-        return self._likeness(tables, inputs, tables, inputs)
+        """Returns the similarity of these tables to each other."""
+        features = self._features(tables)
+        return TableSimilarity.of(features, features)
 
-    def _together(self, tables: Sequence[EmbeddingTable]) -> tuple[Floats, Floats]:
-        """Means and covariances of the log factors of these tables."""
-        inputs = _inputs(tables, self.batch_size)
-        prior = self._covariance(tables, inputs, tables, inputs)
-        if not self._known:
-            return np.zeros((DIRECTIONS, len(tables))), np.stack([prior] * DIRECTIONS)
-        across = self._covariance(tables, inputs, self._known, self._inputs)
-        means = np.stack([across @ pull for pull in self._pulls])
-        return means, np.stack([prior - across @ gain @ across.T for gain in self._gains])
+    def _covariance(self, rows: _TableFeatures, columns: _TableFeatures) -> Floats:
+        return TableSimilarity.of(rows, columns).covariance(self.prior)
 
-    def _covariance(
-        self,
-        tables: Sequence[EmbeddingTable],
-        inputs: torch.Tensor,
-        others: Sequence[EmbeddingTable],
-        their_inputs: torch.Tensor,
-    ) -> Floats:
-        """Of log factors, before measuring: [tables, others]."""
-        return self._likeness(tables, inputs, others, their_inputs).covariance(self.prior)
-
-    def _likeness(
-        self,
-        tables: Sequence[EmbeddingTable],
-        inputs: torch.Tensor,
-        others: Sequence[EmbeddingTable],
-        their_inputs: torch.Tensor,
-    ) -> TableSimilarity:
-        scale = self._model.scale
-        places, theirs = (
-            ((some - scale.mean) / scale.deviation).clamp(-_FAR, _FAR).double()
-            for some in (inputs, their_inputs)
+    def _features(self, tables: Sequence[EmbeddingTable]) -> _TableFeatures:
+        inputs, scale = (
+            piece_inputs([t.whole() for t in tables], self.batch_size),
+            self._model.scale,
         )
-        # In torch, whose threads are ours to count: on a busy machine numpy's wait for each other.
-        squares, their_squares = places.square().sum(1), theirs.square().sum(1)
-        apart = squares[:, None] + their_squares - 2 * places @ theirs.T
-        numbers: dict[str, int] = {}
-        own, other = (
-            np.array([numbers.setdefault(t.access_digest, len(numbers)) for t in some], np.int64)
-            for some in (tables, others)
-        )
-        same = own[:, None] == other[None]
-        alike = (apart.clamp_min(0.0) / (-2 * _ALIKE)).exp().numpy()
-        return TableSimilarity(same, alike, self._excess(inputs), self._excess(their_inputs))
-
-    def _excess(self, inputs: torch.Tensor) -> Floats:
-        if not len(inputs):
-            return np.zeros(0)
-        return np.asarray(self._model.excess(inputs).amax(1).double().numpy())
+        positions = ((inputs - scale.mean) / scale.deviation).clamp(-_FAR, _FAR).double()
+        excess = scale.excess(inputs).amax(1).double().numpy()
+        return _TableFeatures([t.access_digest for t in tables], positions, np.asarray(excess))
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measured shards of one batch size: a model's `errors` in log space, the `shares` of tables in
-    their costs [shards, tables], how `noisy` the costs are, how tables are alike.
+    """Measured shards of one batch size, to fit a prior to.
+
+    Attributes:
+        errors: Errors of a model in log space, shape [shards].
+        shares: Shares of tables in costs, shape [shards, tables].
+        noisy: Relative standard errors of costs, shape [shards].
+        similarity: Similarity of the tables.
     """
 
     errors: Floats
@@ -280,23 +274,23 @@ class Evidence:
 
     @staticmethod
     def of(model: ComputeCostModel, data: "CostDataset") -> "Evidence":
-        """What the shards say of the model."""
+        """Returns the evidence of these shards about a model."""
         tables = distinct_tables(data)
         total, parts = (
             EmbeddedShards(model, data.shards, data.batch_sizes, tables).contributions().together()
         )
         errors = np.log(data.totals_ms / total)
-        # One that is farther off than all others was disturbed: it says nothing of them.
-        most = _FAR_OFF * float(np.median(np.abs(errors))) / NORMAL_MEDIAN
+        # Outliers were disturbed, and would decide the fit.
+        limit = _OUTLIER * float(np.median(np.abs(errors))) / NORMAL_MEDIAN
         return Evidence(
-            np.clip(errors, -most, most),
+            np.clip(errors, -limit, limit),
             (scipy.sparse.diags(1 / total) @ parts).toarray(),
             data.errors,
             TableResiduals(model, data.most_common_batch).similarity(tables),
         )
 
     def negative_log_likelihood(self, prior: ResidualPrior) -> float:
-        """Of the errors, where factors of tables are as believed."""
+        """Returns it for the errors, up to a constant."""
         left = np.diag(prior.rest**2 + np.square(self.noisy))
         covariance = self.shares @ self.similarity.covariance(prior) @ self.shares.T + left
         factor = scipy.linalg.cho_factor(covariance)
@@ -312,9 +306,10 @@ def _step(
     noise: Floats,
     first: bool,
 ) -> tuple[Floats, Floats]:
-    """Information about log factors from shards with log costs `known`, and what it pulls to, where
-    the model is taken to be linear at `factors`: `information @ factors` is `moments` where the
-    shards alone decide.
+    """Linearises the model at `residuals` and returns information about log factors and moments.
+
+    `information @ residuals` equals `moments` at the maximum likelihood of the shards alone.
+    `known` are their log costs.
     """
     total, parts = said.of(direction)
     slopes = scipy.sparse.diags(1 / total) @ parts
@@ -325,14 +320,14 @@ def _step(
 
 
 def _trust(deviations: Floats) -> Floats:
-    """Of costs that are so far off: what they count, by Student's t."""
+    """Returns the weights of normalised errors by Student's t."""
     return np.asarray((_FREEDOM + 1) / (_FREEDOM + np.square(deviations)))
 
 
 def _fitting(prior: ResidualPrior, evidence: Evidence) -> ResidualPrior:
-    """The prior, as much wider as these shards show it to be too narrow.
+    """Returns the prior, widened as far as these shards show it to be too narrow.
 
-    It was found on tables like those that the model learned from; a user's may be others.
+    It was fitted on tables like the model's training data; a user's may differ.
     """
     candidates = [
         replace(prior, own=prior.own * wider, shared=prior.shared * wider, rest=prior.rest * louder)
@@ -343,12 +338,12 @@ def _fitting(prior: ResidualPrior, evidence: Evidence) -> ResidualPrior:
 
 
 def subsample(data: "CostDataset") -> "CostDataset":
-    """Some of the shards, evenly spread: enough to find a few numbers by."""
+    """Returns at most about `_MAX_EVIDENCE` of the shards, evenly spaced."""
     return data.subset(range(0, len(data), max(1, -(-len(data) // _MAX_EVIDENCE))))
 
 
-def _worth_knowing(data: "CostDataset", batch_size: int, of: Sequence[EmbeddingTable]) -> list[int]:
-    """Numbers of shards of at most so many tables, those with tables `of` first."""
+def _select_shards(data: "CostDataset", batch_size: int, of: Sequence[EmbeddingTable]) -> list[int]:
+    """Returns numbers of shards with at most `_MAX_TABLES` tables, those with tables `of` first."""
     wanted = {table.access_digest for table in of}
     digests = [{p.table.access_digest for p in shard.pieces} for shard in data.shards]
     ours = [n for n, batch in enumerate(data.batch_sizes) if batch == batch_size]
@@ -364,18 +359,14 @@ def _worth_knowing(data: "CostDataset", batch_size: int, of: Sequence[EmbeddingT
 
 
 def distinct_tables(data: "CostDataset") -> list[EmbeddingTable]:
-    """The tables of all shards, once each, whatever their name and width."""
+    """Returns the tables of all shards, distinct by how rows are looked up."""
     return list(
         {p.table.access_digest: p.table for shard in data.shards for p in shard.pieces}.values()
     )
 
 
-def _inputs(tables: Sequence[EmbeddingTable], batch_size: int) -> torch.Tensor:
-    return piece_inputs([table.whole() for table in tables], batch_size)
-
-
 def _root(covariance: Floats) -> Floats:
-    """A root [n, n] of a covariance, though rounding may have left it a little below nothing."""
+    """Returns the Cholesky factor, or a root by eigenvalues if rounding made one negative."""
     jittered = torch.from_numpy(covariance) + _JITTER * torch.eye(len(covariance))
     root, failed = torch.linalg.cholesky_ex(jittered)
     if not failed:

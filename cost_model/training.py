@@ -1,4 +1,4 @@
-"""Learning: the whole dataset at each step, all members at once, until validation stops it."""
+"""Trains ensembles: full-batch steps for all members at once, with early stopping."""
 
 import math
 import time
@@ -19,16 +19,16 @@ Progress = Callable[[], None]
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """How to learn.
+    """Hyperparameters.
 
     Args:
-        members: networks in the ensemble.
-        steps: at most so many.
-        learning_rate: at its highest, after a short warm-up; it falls along a cosine.
-        weight_decay: pulls weights to zero.
-        check_every: steps between two looks at the validation data.
-        patience: looks without a better error before learning ends.
-        shape: of the networks that tell what shards cost; those for all-to-alls have one size.
+        members: Networks in the ensemble.
+        steps: Maximum number of steps.
+        learning_rate: Maximum, after a short warm-up; it falls along a cosine.
+        weight_decay: Of AdamW.
+        check_every: Steps between two evaluations on validation data.
+        patience: Evaluations without improvement after which training stops.
+        shape: Sizes of the networks.
     """
 
     members: int = 5
@@ -40,7 +40,7 @@ class TrainOptions:
     shape: NetworkShape = field(default_factory=NetworkShape)
 
     def check(self) -> None:
-        """UserError unless the numbers make sense."""
+        """Raises UserError if a value is out of bounds."""
         counts = ("members", "steps", "check_every", "patience", "shape.hidden", "shape.fusion")
         check_bounds(
             self,
@@ -52,7 +52,7 @@ class TrainOptions:
 
 @dataclass(frozen=True)
 class Curves:
-    """Step, training loss and validation error (mean, relative) at each check."""
+    """Step, training loss and validation error (mean, relative) at each evaluation."""
 
     steps: tuple[int, ...]
     losses: tuple[float, ...]
@@ -62,8 +62,10 @@ class Curves:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one core: networks this small gain little from more, wait for busy ones, and
-    add up in another order on machines with more of them.
+    """Limits torch to one thread.
+
+    Networks this small gain little from more. Threads also wait for busy cores, and add up in
+    another order on machines with more of them.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -82,10 +84,15 @@ def fit(
     progress: Progress | None = None,
     only: tuple[str, ...] = ("",),
 ) -> tuple[Ensemble, Curves]:
-    """The ensemble with the weights that had the least error on the way; and the way.
+    """Trains the ensemble; returns it with the weights of least error, and the learning curves.
 
-    `progress` is called at each of `options.steps`, also for those that were not needed. Weights
-    whose names begin otherwise than `only` stay as they are.
+    Args:
+        ensemble: Initial ensemble.
+        loss_of: Returns the loss of an ensemble.
+        error_of: Returns the validation error of an ensemble.
+        options: Hyperparameters.
+        progress: Called `options.steps` times, also for steps that early stopping saves.
+        only: Prefixes of the names of weights that are trained.
     """
     weights: State = {
         name: weight.detach().clone().requires_grad_(name.startswith(only))
@@ -128,9 +135,8 @@ def fit(
 
 
 def member_shares(count: int, members: int, seed: int) -> Tensor:
-    """How much each example counts for each member [members, count], on average 1.
-
-    Another mixture for each (a Bayesian bootstrap), so that they differ where data are few.
+    """Returns weights of examples for each member (a Bayesian bootstrap), [members, count],
+    mean 1.
     """
     rng = torch.Generator().manual_seed(seed)
     shares = torch.empty(members, count).exponential_(generator=rng).clamp_max(4.0)
@@ -138,10 +144,10 @@ def member_shares(count: int, members: int, seed: int) -> Tensor:
 
 
 def relative_loss(predicted: Tensor, known: Tensor, shares: Tensor) -> Tensor:
-    """Loss of log costs [members, n, 2] against [n, 2], each counted `shares` [members, n] times.
+    """Returns the loss of log costs [members, n, 2] against [n, 2], weighted by `shares`.
 
-    Relative errors of forward, backward and, twice as much, of their sum; large ones count
-    linearly, for some measurements are off.
+    Relative errors of forward, backward and, with double weight, of their sum enter a Huber loss,
+    because some measurements are outliers. `shares` has shape [members, n].
     """
     parts = predicted - known
     total = predicted.logsumexp(-1) - known.logsumexp(-1)
@@ -152,11 +158,11 @@ def relative_loss(predicted: Tensor, known: Tensor, shares: Tensor) -> Tensor:
 
 
 def relative_error(predicted: Tensor, known: Tensor) -> float:
-    """Mean relative error of the ensemble's total; the mean, for a median feels no outlier."""
+    """Returns the mean relative error of the ensemble's total; a median would hide outliers."""
     total = predicted.mean(0).logsumexp(-1)
     return float((total - known.logsumexp(-1)).abs().mean())
 
 
 def _pace(done: float) -> float:
-    """Of the learning rate: a short warm-up, then down along a cosine."""
+    """Returns the factor of the learning rate: a short warm-up, then a cosine."""
     return min(done / 0.03 + 0.01, 1.0) * 0.5 * (1 + math.cos(math.pi * done))

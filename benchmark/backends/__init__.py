@@ -1,4 +1,4 @@
-"""Kinds of devices: each is a `DeviceBackend` in a module of its own, loaded when it is used."""
+"""Kinds of devices: each is a `DeviceBackend` in its own module, loaded when it is used."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, get_args
@@ -24,20 +24,20 @@ def backend_of(kind: str) -> "DeviceBackend":
 
 
 def requested_backend(kind: str) -> "DeviceBackend | None":
-    """Returns the backend that one of `KINDS` asks for; None for "auto"."""
+    """Returns the backend of one of `KINDS`; None for "auto"."""
     return backend_of(kind) if kind != "auto" else None
 
 
 def best_backend(nodes: "Iterable[Node]") -> "DeviceBackend":
-    """Returns the backend that "auto" stands for on these nodes."""
+    """Returns the backend that "auto" means on these nodes."""
     nodes = list(nodes)
     accelerators = map(backend_of, _ACCELERATORS)
     return next((each for each in accelerators if each.is_on(nodes)), backend_of("cpu"))
 
 
 def fingerprint_here(like: str) -> str:
-    """Returns the fingerprint of this machine's device of the kind that `like` is of, else of
-    its CPU.
+    """Returns the fingerprint of this machine's device of the same kind as `like`, else of its
+    CPU.
     """
     kind = like.partition(":")[0]
     if kind in _ACCELERATORS and (found := backend_of(kind)).is_here():

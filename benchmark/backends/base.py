@@ -1,7 +1,7 @@
-"""What the rest of the code asks of a kind of device.
+"""The interface of a kind of device.
 
-Importing this loads neither torch nor Ray: the pool's coordinator asks a backend where devices are,
-and stays light.
+It loads neither torch nor Ray: the pool's coordinator asks a backend where devices are, and stays
+light.
 """
 
 import time
@@ -19,8 +19,8 @@ from autoshard.benchmark.process import peak_bytes
 if TYPE_CHECKING:
     import torch
 
-# Longer than most measurements, so that two pools take turns at a device; short beside the minutes
-# after which a device counts as hanging, and the shard may be handed to another device meanwhile.
+# Longer than most measurements, so that two pools take turns on a device; short beside the minutes
+# after which a device counts as hanging.
 CLAIM_PATIENCE_S = 2.0
 
 Node = Mapping[str, Any]  # an entry of `ray.nodes()`
@@ -28,15 +28,15 @@ Node = Mapping[str, Any]  # an entry of `ray.nodes()`
 
 @dataclass(frozen=True)
 class Place:
-    """Where a device is.
+    """The location of a device.
 
     Args:
-        kind: of device.
-        owner: in which `number` is unique: the machine of a core, the Ray node of a GPU.
-        number: of the device.
-        node_id: the Ray node whose actor uses the device.
-        name: of the device in reports.
-        memory_bytes: that shards may take; 0 where the device itself reports its memory.
+        kind: Kind of device.
+        owner: Scope of `number`: the machine of a core, the Ray node of a GPU.
+        number: Number of the device.
+        node_id: Ray node whose actor uses the device.
+        name: Name of the device in reports.
+        memory_bytes: Memory for shards; 0 if the device itself reports it.
     """
 
     kind: str
@@ -48,12 +48,12 @@ class Place:
 
     @property
     def unit(self) -> tuple[str, str, int]:
-        """What no two actors of a pool share."""
+        """Identity of the device: no two actors of a pool share it."""
         return self.kind, self.owner, self.number
 
 
 class OperatorPlacement(NamedTuple):
-    """Where fbgemm's operator lies and runs, by the names in its enumerations."""
+    """Where fbgemm's operator is and runs, by the names in its enumerations."""
 
     location: str
     compute: str
@@ -69,10 +69,10 @@ class TimedOperator:
 
 @dataclass(frozen=True)
 class Iteration:
-    """One forward and backward pass; `wall_ms` is the time that it kept the device.
+    """Times of one forward and backward pass; `wall_ms` is the time that it kept the device.
 
-    `disturbed`: others took much of its time. It counts all the same: the clock leaves out what
-    they took, and what is left they slow down no more than the reference beside it.
+    `disturbed`: other processes took much of its time. It counts nevertheless: the clock excludes
+    that time, and what remains is slowed like the reference beside it.
     """
 
     forward_ms: float
@@ -96,8 +96,9 @@ class Stopwatch(ABC):
         return None
 
     def clear_cache(self, max_ms: float) -> bool:  # noqa: ARG002
-        """Clears the cache for at most `most_ms`; returns whether all of it is clear, as it is by
-        default, where iterations clear it themselves.
+        """Clears the cache for at most `max_ms`; returns whether all of it is clear.
+
+        By default iterations clear it themselves.
         """
         return True
 
@@ -106,31 +107,30 @@ class Stopwatch(ABC):
         """Returns the share of the device that other processes took since the last call."""
 
     def now(self) -> float:
-        """Returns the seconds of a clock that only goes forward."""
+        """Returns seconds of a monotonic clock."""
         return time.monotonic()
 
     @abstractmethod
     def mark(self) -> Any:
-        """Returns a mark that the device reaches once it has done what it was given before."""
+        """Returns a mark that the device reaches after all work submitted before."""
 
     @abstractmethod
     def between(self, marks: Sequence[Any]) -> list[tuple[float, float]]:
-        """Returns ms from each mark to the next, and how many of them the device was ours."""
+        """Returns ms from each mark to the next, and how much of it this process had the device."""
 
 
 class DeviceBackend(ABC):
-    """All that is known of a kind of device.
+    """A kind of device.
 
-    What is below `bind` is for the process that uses one device, after `bind`.
+    Members below `bind` are for the process that uses one device, after `bind`.
     """
 
     kind: ClassVar[str]  # as options, fingerprints and stores name it
     noun: ClassVar[str]  # as messages name one
     max_ranks: ClassVar[float]  # that one device can run at the same time
-    patience_s: ClassVar[float]  # how long a pool waits for its first device
-    # Whether others may slow the device down, so that costs are compared with a reference's.
-    is_shared: ClassVar[bool]
-    num_gpus: ClassVar[int] = 0  # of Ray's, that an actor on one holds
+    patience_s: ClassVar[float]  # for which a pool waits for its first device
+    is_shared: ClassVar[bool]  # other processes may slow it down, so costs need a reference
+    num_gpus: ClassVar[int] = 0  # of Ray, that an actor holds
     operator: OperatorPlacement
     collectives: str  # torch.distributed's name of the library that connects ranks
 
@@ -140,14 +140,14 @@ class DeviceBackend(ABC):
         """The device, as this process sees it."""
 
     def is_on(self, nodes: Iterable[Node]) -> bool:  # noqa: ARG002
-        """Returns whether Ray says that any of these nodes has such a device."""
+        """Returns whether any of these nodes has such a device, by Ray's resources."""
         return True
 
     @abstractmethod
     def places(
         self, nodes: Mapping[str, Node], reports: Sequence[NodeReport], taken: Iterable[Place]
     ) -> list[Place]:
-        """Returns where devices are that are not taken."""
+        """Returns the devices of these nodes that are not taken."""
 
     def is_here(self) -> bool:
         """Returns whether this machine has such a device."""
@@ -158,42 +158,42 @@ class DeviceBackend(ABC):
         """Returns the hardware; costs are comparable where it is equal."""
 
     def ray_options(self, place: Place) -> dict[str, Any]:
-        """Returns what an actor asks of Ray to be on this device."""
+        """Returns the options of a Ray actor for this device."""
         return {"num_cpus": 0, "num_gpus": self.num_gpus, **on_node(place.node_id)}
 
     @abstractmethod
     def bind(self, place: Place) -> None:
-        """Makes this process the one that uses the device."""
+        """Binds this process to the device."""
 
     def claim(
         self,
         label: str,  # noqa: ARG002
         patience_s: float = CLAIM_PATIENCE_S,  # noqa: ARG002
     ) -> AbstractContextManager[None]:
-        """Holds the device while the block runs; Ray holds it already by default.
+        """Holds the device while the block runs; by default Ray holds it already.
 
         Args:
-            label: who holds it, for others that wait in vain.
-            patience_s: how long to wait for another holder before DeviceBusy.
+            label: Description of the holder, for messages of others.
+            patience_s: Seconds to wait for another holder before DeviceBusy.
         """
         return nullcontext()
 
     @property
     @abstractmethod
     def memory_bytes(self) -> int:
-        """What shards may take in total."""
+        """Memory for shards."""
 
     def free_bytes(self) -> int:
-        """Returns what shards may take now."""
+        """Returns the memory that shards may take now."""
         return self.memory_bytes
 
     def peak_bytes(self) -> int:
-        """Returns the most memory of the device that this process has ever taken."""
+        """Returns the peak memory of this process on the device."""
         return peak_bytes()
 
     @abstractmethod
     def flush(self, freed_bytes: int) -> None:
-        """Gives memory back, of which so much has just been freed, as far as that is of use."""
+        """Returns memory to the system, of which `freed_bytes` have just been freed."""
 
     def throttled_seconds(self) -> float:
         """Returns for how long a CPU quota has stopped this process so far."""
@@ -204,16 +204,18 @@ class DeviceBackend(ABC):
         """Returns a stopwatch.
 
         Args:
-            flush: whether it clears the cache between iterations.
-            references: operators to run beside iterations, in turn, on a device that is shared.
+            flush: Whether it clears the cache between iterations.
+            references: Operators to run beside iterations, in turn, on a shared device.
         """
 
     @abstractmethod
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
-        """Returns one rank's group of torch.distributed, beside those of other ranks here."""
+        """Returns a process group of torch.distributed for one rank; others may be in this
+        process.
+        """
 
-    def synchronize(self) -> None:  # noqa: B027 - by default a call returns when all is done
-        """Waits until the device has done what it was given."""
+    def synchronize(self) -> None:  # noqa: B027 - by default calls are synchronous
+        """Waits until the device has done all submitted work."""
 
 
 def on_node(node_id: str) -> dict[str, Any]:

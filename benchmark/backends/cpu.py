@@ -1,4 +1,4 @@
-"""CPU cores: each is pinned to by one process, and shared with whatever else the machine runs."""
+"""CPU cores: each has one pinned process, and is shared with other processes of the machine."""
 
 import itertools
 import math
@@ -31,18 +31,20 @@ from autoshard.benchmark.process import keep_freed_memory, release_freed_memory
 if TYPE_CHECKING:
     import torch
 
-# Of a core's memory, what its process may keep beside shards: of freed pages, and for the flush.
+# Parts of a core's memory that its process may keep beside shards: freed pages, and the flush.
 _KEPT_SHARE, _FLUSH_SHARE = 24, 32
-DISTURBED_SHARE = 0.15  # of its time: so much taken by others is worth telling
-_FIRST_FLUSH = 2**17  # of 8 bytes: enough to learn how fast they are read
-# Forward passes before the one that counts. What ran before the reference makes its forward pass
-# by up to 40 % slower or faster, and with it what is told beside it; after two of them by 4 %.
+DISTURBED_SHARE = 0.15  # of an iteration's time, taken by others
+_FIRST_FLUSH = 2**17  # of 8 bytes: enough to learn the speed of reading
+# Forward passes before the one that counts. What ran before the reference changes the time of its
+# first forward pass by up to 40 %; after two of them by 4 %.
 REFERENCE_WARM_UPS = 2
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class CpuBackend(DeviceBackend):
-    """One core. Ray is asked for no CPU: on a small machine none would be left for trainers."""
+    """A CPU core. No CPU of Ray is requested: on a small machine none would be left for
+    trainers.
+    """
 
     kind, noun = "cpu", "CPU core"
     max_ranks, patience_s, is_shared = math.inf, 120.0, True
@@ -51,7 +53,7 @@ class CpuBackend(DeviceBackend):
 
     @property
     def device(self) -> "torch.device":
-        """All cores are one device to torch."""
+        """torch's CPU device, which stands for all cores."""
         import torch
 
         return torch.device("cpu")
@@ -62,8 +64,8 @@ class CpuBackend(DeviceBackend):
         reports: Sequence[NodeReport],
         taken: Iterable[Place],
     ) -> list[Place]:
-        """Returns free cores. Nodes that share a machine share its cores: each core goes to the
-        node that has the fewest.
+        """Returns free cores. Ray nodes on one machine share its cores: each core goes to the node
+        that has the fewest.
         """
         taken = list(taken)
         units = {place.unit for place in taken}
@@ -90,7 +92,7 @@ class CpuBackend(DeviceBackend):
         return cpu_fingerprint()
 
     def bind(self, place: Place) -> None:
-        """Pins this process to the core, on which torch gets one thread."""
+        """Pins this process to the core, with one thread for torch."""
         import torch
 
         self._core, self._memory_bytes = place.number, place.memory_bytes
@@ -103,16 +105,16 @@ class CpuBackend(DeviceBackend):
     def claim(
         self, label: str, patience_s: float = CLAIM_PATIENCE_S
     ) -> AbstractContextManager[None]:
-        """Holds the core against others that measure on this machine."""
+        """Holds the core against other pools of this machine."""
         return claimed(self._core, label, patience_s)
 
     @property
     def memory_bytes(self) -> int:
-        """The core's share of the machine's memory: nothing is kept between measurements."""
+        """The core's share of the machine's memory; nothing is kept between measurements."""
         return self._memory_bytes
 
     def flush(self, freed_bytes: int) -> None:
-        """Gives freed pages back if they are more than what is kept for shards to come."""
+        """Returns freed pages to the system if they exceed what is kept for later shards."""
         if freed_bytes > self._kept_bytes:
             release_freed_memory()
 
@@ -129,17 +131,17 @@ class CpuBackend(DeviceBackend):
         return CpuStopwatch(self._core, min(cache_bytes, max_bytes), references)
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
-        """Returns a group of gloo."""
+        """Returns a process group of gloo."""
         import torch.distributed as dist
 
         return dist.ProcessGroupGloo(store, rank, ranks, timeout)
 
 
 def share_memory(cores: Sequence[int], report: NodeReport) -> dict[int, int]:
-    """Bytes for each core of a machine: alike, but for cores whose NUMA node has less than that.
+    """Returns bytes for each core of a machine: equal shares, limited by the core's NUMA node.
 
-    Pages lie on the node of the thread that first writes to them, and the actor of a core stays on
-    it. Beyond its node's memory it would measure how slow that of others is.
+    Pages are on the node of the thread that first writes to them, and an actor stays on its core.
+    Beyond its node's memory it would measure the slower memory of others.
     """
     homes = {cpu: node for node in report.numa if node.memory_bytes for cpu in node.cpus}
     crowds = Counter(homes[core].number for core in cores if core in homes)
@@ -150,24 +152,22 @@ def share_memory(cores: Sequence[int], report: NodeReport) -> dict[int, int]:
         for core in cores
     }
     shares: dict[int, int] = {}
-    left = report.memory_bytes
+    free = report.memory_bytes
     for core in sorted(cores, key=lambda core: near[core]):
-        shares[core] = min(near[core], left // (len(cores) - len(shares)))
-        left -= shares[core]
+        shares[core] = min(near[core], free // (len(cores) - len(shares)))
+        free -= shares[core]
     return shares
 
 
 class CpuStopwatch(Stopwatch):
     """Times the calling thread, which must be pinned to `core`.
 
-    The clock is the thread's own CPU time. On a core of its own that is wall time; where others
-    take the core for a while it leaves that while out.
+    The clock is the thread's CPU time, so time that other processes take on the core is excluded.
 
     Args:
-        core: the core.
-        cache_bytes: of its last-level cache, as far as clearing it may take memory; 0 leaves the
-            cache alone.
-        references: run beside iterations, in turn, so that costs can be told apart from the hour.
+        core: Number of the core.
+        cache_bytes: Bytes to read to clear the last-level cache; 0 to leave it alone.
+        references: Operators to run beside iterations, in turn.
     """
 
     def __init__(
@@ -177,7 +177,7 @@ class CpuStopwatch(Stopwatch):
         import torch
 
         self._core = core
-        # Reading evicts as well as writing and takes half the time. Memory is taken as it is read.
+        # Reading evicts as well as writing and takes half the time.
         self._flush = torch.empty(cache_bytes // 8, dtype=torch.float64)
         self._touched = 0  # of its elements: they have pages of their own
         self._per_ms = 0.0  # elements read in a millisecond
@@ -185,7 +185,7 @@ class CpuStopwatch(Stopwatch):
         self._seen = _core_seconds(core)
 
     def iteration(self, subject: TimedOperator) -> Iteration:
-        """One forward and backward pass of the thread."""
+        """Times one forward and backward pass of the thread."""
         start_wall, start = time.perf_counter_ns(), time.thread_time_ns()
         output = subject.forward()
         between = time.thread_time_ns()
@@ -200,7 +200,7 @@ class CpuStopwatch(Stopwatch):
         )
 
     def reference(self) -> Iteration | None:
-        """One run of the reference that is next, and runs before it that do not count."""
+        """Times the next reference, after warm-up runs."""
         following = next(self._references, None)
         if following is None:
             return None
@@ -211,14 +211,14 @@ class CpuStopwatch(Stopwatch):
         return replace(found, wall_ms=(time.perf_counter_ns() - start) / 1e6)
 
     def clear_cache(self, max_ms: float) -> bool:
-        """Read as much as the cache holds, or as can be read in so long; True if all of it."""
+        """Reads as much as the cache holds, or as the time allows; returns whether it was all."""
         whole = self._flush.numel()
         wanted = whole
         if math.isfinite(max_ms):
             wanted = min(whole, int(self._per_ms * max_ms) or _FIRST_FLUSH)
         if not wanted:
             return True
-        if wanted > self._touched:  # pages that were never written are all the same page of zeros
+        if wanted > self._touched:  # pages that were never written are one page of zeros
             self._flush[self._touched : wanted].fill_(1.0)
             self._touched = wanted
         start = time.thread_time_ns()
@@ -228,24 +228,26 @@ class CpuStopwatch(Stopwatch):
 
     def foreign_load(self) -> float:
         """Returns the share of the core's time that others took: busy and stolen time beyond our
-        own. The kernel counts in ticks, so short spans say 0.
+        own.
+
+        The kernel counts in ticks, so short spans give 0.
         """
         before, self._seen = self._seen, _core_seconds(self._core)
         wall, busy, own = (now - then for now, then in zip(self._seen, before, strict=True))
         return min(1.0, max(0.0, (busy - own - 2 * _TICK_S) / wall)) if wall > 0 else 0.0
 
     def mark(self) -> tuple[int, int]:
-        """Returns nanoseconds of the wall clock, and those that this thread has computed."""
+        """Returns nanoseconds of the wall clock and of this thread's CPU time."""
         return time.perf_counter_ns(), time.thread_time_ns()
 
     def between(self, marks: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
-        """Returns ms from each mark to the next, and how many of them this thread computed."""
+        """Returns ms from each mark to the next, and this thread's share of them."""
         return [((b - a) / 1e6, (d - c) / 1e6) for (a, c), (b, d) in pairwise(marks)]
 
 
 def _core_seconds(core: int) -> tuple[float, float, float]:
-    """Returns the seconds of a clock, those that a core was busy or stolen by the hypervisor, and
-    those that this process ran.
+    """Returns wall time, busy and stolen time of a core, and CPU time of this process, in
+    seconds.
     """
     wall, own = time.monotonic(), time.process_time()
     for line in Path("/proc/stat").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: Ray gives each to one actor, which sees no other."""
+"""NVIDIA GPUs: Ray assigns each to one actor, which sees no other."""
 
 import os
 from collections import deque
@@ -24,14 +24,14 @@ from autoshard.workload import UserError
 if TYPE_CHECKING:
     import torch
 
-_SLOW_FLUSH = 1.3  # times the quiet level of a flush, which is always the same work
-_FLUSHES = 300  # that the quiet level is taken from, so that old ones are forgotten
+_SLOW_FLUSH = 1.3  # times the uncontended time of a flush
+_FLUSHES = 300  # latest ones, for the uncontended time
 
 
 class CudaRuntime:
-    """What `CudaBackend` asks of torch, NCCL and NVML, on the one GPU that a process sees.
+    """The parts of torch, NCCL and NVML that `CudaBackend` uses, on the one visible GPU.
 
-    Whatever has these members can stand in for a GPU.
+    Any object with these members can stand in for a GPU.
     """
 
     operator = OperatorPlacement("DEVICE", "CUDA")
@@ -46,13 +46,13 @@ class CudaRuntime:
 
     @property
     def cuda(self) -> Any:
-        """Whose functions of the names that torch.cuda has are called."""
+        """The module torch.cuda, or its stand-in."""
         import torch
 
         return torch.cuda
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
-        """Returns a group of NCCL."""
+        """Returns a process group of NCCL."""
         import torch.distributed as dist
 
         options = dist.ProcessGroupNCCL.Options()
@@ -60,7 +60,7 @@ class CudaRuntime:
         return dist.ProcessGroupNCCL(store, rank, ranks, options)
 
     def processes(self) -> set[int]:
-        """Returns the processes on the GPU; none if NVML is missing or not allowed here."""
+        """Returns the processes on the GPU; none if NVML is missing or not permitted."""
         try:
             import pynvml
 
@@ -68,12 +68,12 @@ class CudaRuntime:
             uuid = self.cuda.get_device_properties(self.device).uuid
             handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
             return {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-        except Exception:  # whatever NVML raises, there is nothing to be learned from it
+        except Exception:  # whatever NVML raises, processes are unknown
             return set()
 
 
 class CudaBackend(DeviceBackend):
-    """One GPU."""
+    """A GPU."""
 
     kind, noun = "cuda", "GPU"
     max_ranks, is_shared = 1, False
@@ -116,7 +116,7 @@ class CudaBackend(DeviceBackend):
         return f"{self.kind}: {found.name} sm{found.major}{found.minor}, {memory} GiB"
 
     def bind(self, place: Place) -> None:  # noqa: ARG002
-        """Makes the GPU the one that work goes to by default; UserError if torch cannot use it."""
+        """Makes the GPU the default device; UserError if torch cannot use it."""
         if not self.is_here():
             raise UserError(
                 "torch cannot use CUDA here: it takes an NVIDIA driver and a CUDA build"
@@ -133,11 +133,11 @@ class CudaBackend(DeviceBackend):
         return int(self._runtime.cuda.mem_get_info(self.device)[0])
 
     def peak_bytes(self) -> int:
-        """Returns the most that tensors have ever taken of the GPU."""
+        """Returns the peak memory of tensors on the GPU."""
         return int(self._runtime.cuda.max_memory_allocated(self.device))
 
     def flush(self, freed_bytes: int) -> None:  # noqa: ARG002
-        """Gives back what torch keeps of the GPU's memory, and the batches in main memory."""
+        """Releases torch's cached GPU memory, and freed main memory."""
         release_freed_memory()
         self._runtime.cuda.empty_cache()
 
@@ -146,11 +146,11 @@ class CudaBackend(DeviceBackend):
         flush: bool = True,
         references: Sequence[TimedOperator] = (),  # noqa: ARG002
     ) -> "CudaStopwatch":
-        """Returns a stopwatch of the GPU. It runs no references: a GPU is nobody else's."""
+        """Returns a stopwatch of the GPU. A GPU is not shared, so it runs no references."""
         return CudaStopwatch(self._runtime, self._properties().L2_cache_size * 2 if flush else 0)
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
-        """Returns a group of NCCL."""
+        """Returns a process group of NCCL."""
         return self._runtime.process_group(store, rank, ranks, timeout)
 
     def synchronize(self) -> None:
@@ -162,10 +162,10 @@ class CudaBackend(DeviceBackend):
 
 
 class CudaStopwatch(Stopwatch):
-    """Times with CUDA events, so that launches and queues are not charged to the kernels.
+    """Times with CUDA events, so that launches and queues are excluded.
 
-    The flush of the L2 cache before each iteration is always the same work, so where it takes
-    longer than it can, somebody else is on the GPU.
+    The flush of the L2 cache before each iteration is always the same work. Where it takes longer
+    than usual, another process is on the GPU.
     """
 
     def __init__(self, runtime: CudaRuntime, flush_bytes: int) -> None:
@@ -177,7 +177,7 @@ class CudaStopwatch(Stopwatch):
         self._flushes_ms: deque[float] = deque(maxlen=_FLUSHES)
 
     def iteration(self, subject: TimedOperator) -> Iteration:
-        """Returns one forward and backward pass; disturbed if the flush before it was slow."""
+        """Times one forward and backward pass; it is disturbed if the flush before it was slow."""
         marks = [self.mark()]
         self._flush.zero_()
         marks.append(self.mark())

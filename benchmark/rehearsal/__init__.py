@@ -1,1 +1,1 @@
-"""Rehearsals: real training of a small model by a plan, with TorchRec, to see what a step takes."""
+"""Rehearsals: training a small TorchRec model by a plan, to measure real training steps."""

@@ -1,7 +1,7 @@
-"""The model that rehearsals train, in the manner of DLRM, and the batches that it is fed.
+"""The model that rehearsals train, similar to DLRM, and its batches.
 
-Next to all of its work is that of the embedding bags: what is dense is there because training has
-it, and as small as it may be, so that plans are what makes steps differ.
+Almost all of its work is in embedding bags. Dense layers are as small as possible, so that steps
+differ by plans.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,16 +27,16 @@ from autoshard.workload.torchrec.names import DATA_TYPES
 _DENSE_FEATURES = 13  # as Criteo has
 _NARROW = 8  # outputs of the dense layers but the last
 _WEIGHTS_SPREAD = 0.2
-_PLAIN, _WEIGHTED = "bags", "weighted_bags"  # what TorchRec holds in one collection is of one sort
+_PLAIN, _WEIGHTED = "bags", "weighted_bags"  # a collection of TorchRec is of one of these kinds
 
 
 class RehearsedModel(nn.Module):
-    """Pooled embeddings of all tables and a few dense features, mixed by three small layers.
+    """Pooled embeddings of all tables and a few dense features, combined by three small layers.
 
     Args:
-        tables: all of them; what they are called in the model is for `in_model` to say.
-        operator: whose type of weights the tables have.
-        device: where the tables lie: TorchRec shards those on "meta".
+        tables: All tables; `in_model` returns their names in the model.
+        operator: Has the data type of weights.
+        device: Device of the tables: TorchRec shards those on "meta".
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class RehearsedModel(nn.Module):
     def forward(
         self, dense: torch.Tensor, lookups: Mapping[str, KeyedJaggedTensor]
     ) -> torch.Tensor:
-        """A logit for each sample."""
+        """Returns the logit of each sample."""
         below = self.bottom(dense).relu()
         pooled = [getattr(self, name)(lookups[name]) for name in self._collections]
         mixed = self.interaction(self.in_order([some.values() for some in pooled], pooled)).relu()
@@ -78,8 +78,8 @@ class RehearsedModel(nn.Module):
 
 
 class _InOrder(nn.Module):
-    """Puts pooled embeddings of features side by side, always in the same order: in TorchRec's own
-    they stand as its plan has grouped them.
+    """Concatenates pooled embeddings in a fixed order of features; TorchRec's order depends on the
+    plan.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class _InOrder(nn.Module):
     def forward(
         self, values: Sequence[torch.Tensor], pooled: Sequence[KeyedTensor]
     ) -> torch.Tensor:
-        """Columns of all features. `values` are those of `pooled`, once they have come."""
+        """Returns columns of all features. `values` are those of `pooled`, once received."""
         found: dict[str, torch.Tensor] = {}
         for columns, some in zip(values, pooled, strict=True):
             parts = torch.split(columns, some.length_per_key(), dim=1)
@@ -98,7 +98,7 @@ class _InOrder(nn.Module):
 
 
 def in_model(tables: Sequence[EmbeddingTable]) -> dict[str, str]:
-    """What each table is called in the model: TorchRec's modules cannot bear any name."""
+    """Returns each table's name in the model: TorchRec's modules do not accept arbitrary names."""
     return {
         table.name: f"{name}.t{number}"
         for name, some in _collections(tables).items()
@@ -107,16 +107,16 @@ def in_model(tables: Sequence[EmbeddingTable]) -> dict[str, str]:
 
 
 def plan_in_model(plan: ShardingPlan, tables: Sequence[EmbeddingTable]) -> ShardingPlan:
-    """The same plan with the names that the tables have in the model."""
+    """Returns the plan with the names that the tables have in the model."""
     names = in_model(tables)
     placements = (Placement(names[p.table], p.start, p.width, p.device) for p in plan.placements)
     return ShardingPlan(tuple(placements), plan.num_devices)
 
 
 def fill(part: torch.Tensor, number: int, rows: int, first_row: int, start: int) -> None:
-    """Write into a part of table `number` what training begins with: the same wherever it lies.
+    """Writes the initial weights of table `number` into a part of it, the same for any sharding.
 
-    `rows` are those of the whole table; the part begins at that row and column.
+    `rows` are those of the whole table; the part begins at `first_row` and column `start`.
     """
     for column in range(0, part.shape[1], DIM_STEP):
         drawn = torch.Generator().manual_seed(number * MAX_DIM + start + column)
@@ -129,9 +129,9 @@ class Batch:
     """One rank's samples of a batch.
 
     Args:
-        dense: features, [samples, 13].
+        dense: Features, [samples, 13].
         labels: 0 or 1 for each sample.
-        lookups: keys, rows, lengths of bags and weights of lookups of each collection.
+        lookups: Keys, rows, lengths of bags and weights of lookups of each collection.
     """
 
     dense: torch.Tensor
@@ -139,7 +139,7 @@ class Batch:
     lookups: Mapping[str, tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
     def sparse(self) -> dict[str, KeyedJaggedTensor]:
-        """As the model takes it; new ones each time, for TorchRec notes in them what it found."""
+        """Returns new inputs of the model on each call, because TorchRec caches results in them."""
         return {
             name: KeyedJaggedTensor(keys=keys, values=rows, lengths=lengths, weights=weights)
             for name, (keys, rows, lengths, weights) in self.lookups.items()
@@ -153,9 +153,9 @@ def draw_batch(
     samples: slice,
     device: torch.device | str = "cpu",
 ) -> Batch:
-    """Some samples of the batch of that seed, in which tables are looked up as they tell.
+    """Returns these samples of the batch with that seed; lookups follow the tables.
 
-    `batch_size` is that of the whole batch, of which ranks take samples of their own.
+    `batch_size` is that of all ranks together.
     """
     rng = np.random.default_rng(seed)
     dense = torch.from_numpy(rng.standard_normal((batch_size, _DENSE_FEATURES), np.float32))
@@ -172,7 +172,7 @@ def draw_batch(
 def _bags(
     table: EmbeddingTable, batch_size: int, seed: int, samples: slice
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Rows, lengths and weights of each feature's bags of those samples."""
+    """Yields rows, lengths and weights of each feature's bags of these samples."""
     rows, lengths = (torch.from_numpy(part) for part in table_lookups(table, batch_size, seed))
     weights = torch.rand(len(rows), generator=torch.Generator().manual_seed(seed))
     ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
@@ -183,7 +183,7 @@ def _bags(
 
 
 def _collections(tables: Sequence[EmbeddingTable]) -> dict[str, dict[int, EmbeddingTable]]:
-    """The tables of each collection with their numbers; no collection is empty."""
+    """Returns the tables of each non-empty collection with their numbers."""
     found: dict[str, dict[int, EmbeddingTable]] = {}
     for number, table in enumerate(tables):
         found.setdefault(_WEIGHTED if table.weighted else _PLAIN, {})[number] = table

@@ -1,7 +1,7 @@
-"""Which phase of a step a rank is in, told by hooks on the sharded model.
+"""Times the phases of a step on a rank, by hooks on the sharded model.
 
-A step is one sequence of phases on a rank: each lasts until the next begins, so they add up to the
-step, and a look at the clock now and then is all that timing adds to it.
+Each phase lasts until the next begins, so phases add up to the step. Timing adds only reads of the
+clock.
 """
 
 from collections.abc import Callable
@@ -24,8 +24,8 @@ class Phases:
     """Times the phases of steps.
 
     Args:
-        model: sharded, with layers `bottom` and `in_order` as those of `RehearsedModel`.
-        watch: of its device.
+        model: Sharded model with layers `bottom` and `in_order` as in `RehearsedModel`.
+        watch: Stopwatch of its device.
     """
 
     def __init__(self, model: nn.Module, watch: Stopwatch) -> None:
@@ -50,13 +50,15 @@ class Phases:
         model.get_submodule("bottom").register_forward_hook(self._watch_bottom)
 
     def start(self) -> None:
-        """A step begins."""
+        """Begins a step."""
         self._marks, self._begun = [], []
         self._begin(_DENSE)
 
     def stop(self) -> tuple[tuple[float, ...], float]:
-        """Milliseconds of each phase of the step that ends now, and the share that others took of
-        those in which its operators ran.
+        """Ends a step.
+
+        Returns:
+            Milliseconds of each phase, and the share of operator time that other processes took.
         """
         self._begin(_DENSE)
         found, ours = [0.0] * len(PHASES), [0.0] * len(PHASES)
@@ -69,7 +71,7 @@ class Phases:
         return tuple(found), max(0.0, 1 - had / ran) if ran else 0.0
 
     def reduced(self) -> None:
-        """The backward pass is over, and what is dense has the same gradients on all ranks."""
+        """Notes that the backward pass is over and dense gradients are reduced."""
         self._begin(_DENSE)
 
     def _begin(self, phase: int) -> None:
@@ -80,18 +82,20 @@ class Phases:
         return lambda *_: self._begin(phase)
 
     def _watch_operator(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
-        """When the backward pass of a fused operator, which updates its weights, runs."""
+        """Hooks into the backward pass of a fused operator, which updates its weights."""
         node = output.grad_fn
         if node is not None:
             node.register_prehook(self._beginning(_BACKWARD))
             node.register_hook(self._beginning(_BACKWARD_EXCHANGE))
 
     def _watch_pooled(self, _: nn.Module, inputs: tuple[list[Any], Any]) -> None:
-        """When all embeddings have come, and when all their gradients are to leave."""
+        """Notes that all embeddings have arrived, and hooks into the departure of their
+        gradients.
+        """
         self._begin(_DENSE)
         for values in inputs[0]:
             values.register_hook(self._beginning(_BACKWARD_EXCHANGE))
 
     def _watch_bottom(self, _: nn.Module, __: Any, output: Any) -> None:
-        """What is first in the forward pass comes last in the backward pass, and ends it."""
+        """Hooks into the gradient of the first layer, with which the backward pass ends."""
         output.register_hook(self._beginning(_REDUCE))

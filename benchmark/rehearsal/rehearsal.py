@@ -1,4 +1,4 @@
-"""Rehearsals on the ranks of a cluster: one process each, started by Ray and watched."""
+"""Rehearsals on a cluster: one process per rank, started by Ray and watched."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +16,9 @@ from autoshard.benchmark.rehearsal.rank import RehearsalRank
 from autoshard.benchmark.rehearsal.times import RankTimes, Rehearsal
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError
 
-WARM_UP = 5  # steps, in which caches fill and libraries settle
-_UNKNOWN_BYTES = 2**50  # of a GPU, which says itself what does not fit
-_LAST_WORDS_S = 5.0  # in which the others tell why, once one has lost them
+WARM_UP = 5  # steps
+_UNKNOWN_BYTES = 2**50  # of a GPU, which fails itself if something does not fit
+_GRACE_S = 5.0  # for the errors of other ranks, one of which may be the cause
 
 
 class RankError(UserError):
@@ -26,11 +26,11 @@ class RankError(UserError):
 
 
 class RankGroup:
-    """Ranks that are up, each a process of its own, to train one model after another or in turns.
+    """Running ranks, each in its own process, that train models one after another or interleaved.
 
     Args:
-        ranks: how many.
-        kind: of devices.
+        ranks: Number of ranks.
+        kind: Kind of devices.
     """
 
     def __init__(self, ranks: int, kind: RequestedKind = "auto") -> None:
@@ -52,17 +52,18 @@ class RankGroup:
 
     @property
     def ranks_per_core(self) -> float:
-        """More than one where cores are fewer than ranks: steps are slower than they would be."""
+        """Ranks per device: where it exceeds 1, steps are slower than with a device for each."""
         return len(self.places) / len({place.unit for place in self.places})
 
     def devices(self) -> tuple[Device, ...]:
-        """The ranks as devices, with the memory that each has."""
+        """Returns the ranks as devices, with the memory of each."""
         return tuple(Device(p.name, p.memory_bytes or _UNKNOWN_BYTES) for p in self.places)
 
     def prepare(self, name: str, task: ShardingTask, plan: ShardingPlan | None) -> None:
-        """Make the model of a task by a plan; without one, TorchRec's planner decides.
+        """Builds the model of a task by a plan; without one, TorchRec's planner decides.
 
-        PlanError if it does not fit the task, or the memory that ranks have.
+        Raises:
+            PlanError: The plan does not fit the task or the memory of ranks.
         """
         ranks = len(self.places)
         if task.batch_size % ranks:
@@ -79,7 +80,7 @@ class RankGroup:
         self._tasks[name] = (here, plan)
 
     def train(self, name: str, steps: int, warm_up: int = WARM_UP) -> Rehearsal:
-        """So many steps of a model that is prepared, after a few that do not count."""
+        """Returns the results of so many steps of a prepared model, after the warm-up."""
         runs = self._all("train", name, steps + warm_up)
         peaks = self._all("peak_bytes")
         task, plan = self._tasks[name]
@@ -88,7 +89,7 @@ class RankGroup:
         if plan is not None:
             planned = list(plan.device_bytes(task))
             held = [{p.table for p in plan.placements if p.device == r} for r in range(len(runs))]
-            tables = [len(some) for some in held]
+            tables = list(map(len, held))
         every = zip(self.places, tables, planned, peaks, runs, strict=True)
         return Rehearsal(
             tuple(
@@ -98,16 +99,16 @@ class RankGroup:
         )
 
     def parts(self, name: str) -> list[Any]:
-        """What each rank holds of the tables of a model."""
+        """Returns the parts of a model's tables on each rank."""
         return self._all("parts", name)
 
     def forget(self, name: str) -> None:
-        """Drop a model."""
+        """Deletes a model."""
         self._all("forget", name)
         del self._tasks[name]
 
     def close(self) -> None:
-        """End all ranks."""
+        """Ends all ranks."""
         for actor in self._actors:
             ray.kill(actor)
         self._actors = []
@@ -128,27 +129,27 @@ class RankGroup:
         return plan_by_torchrec(model, task, lookups, self.backend.device.type)
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
-        """What each rank answers."""
+        """Calls a method of each rank."""
         return self._ask([getattr(actor, method).remote(*arguments) for actor in self._actors])
 
-    def _ask(self, asked: Sequence[Any]) -> list[Any]:
-        """The answers; if a rank cannot give one, all are ended, for the others wait for it."""
-        waiting = list(asked)
+    def _ask(self, calls: Sequence[Any]) -> list[Any]:
+        """Returns the answers of ranks; if one fails, ends all, because the others wait for it."""
+        waiting = list(calls)
         while waiting:
             done, waiting = ray.wait(waiting)
             if (error := _error(done[0])) is not None:
-                faults = {asked.index(done[0]): error}
+                faults = {calls.index(done[0]): error}
                 if not isinstance(error, RayActorError):  # it may have lost one that was killed
-                    done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=_LAST_WORDS_S)
-                    others = {asked.index(each): _error(each) for each in done}
+                    done, _ = ray.wait(waiting, num_returns=len(waiting), timeout=_GRACE_S)
+                    others = {calls.index(call): _error(call) for call in done}
                     faults |= {rank: fault for rank, fault in others.items() if fault is not None}
                 self.close()
                 raise self._as_user_error(faults) from None
-        answers: list[Any] = ray.get(list(asked))
+        answers: list[Any] = ray.get(list(calls))
         return answers
 
     def _as_user_error(self, faults: Mapping[int, RayError]) -> UserError:
-        """What is said of the rank that failed first: those that died, then those that tell why."""
+        """Returns the error of the rank that failed first."""
         rank = min(faults, key=lambda rank: _order(faults[rank]))
         error, who = faults[rank], f"rank {rank} ({self.places[rank].name})"
         cause = getattr(error, "cause", None)
@@ -170,8 +171,8 @@ class RankGroup:
 
 
 def _places(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> list[Place]:
-    """Returns the place of each rank. Where devices are too few, some take several ranks if their
-    kind allows that, and share out the device's memory.
+    """Returns the place of each rank. If devices are too few, ranks share them and their memory,
+    where the kind of device allows that.
     """
     found = backend.places(nodes, ray.get(reports_of(nodes)), ())
     if not found or ranks > len(found) * backend.max_ranks:
@@ -192,7 +193,9 @@ def _error(answer: Any) -> RayError | None:
 
 
 def _order(error: RayError) -> int:
-    """Who has died has not lost others; nor has who says what a user can mend."""
+    """Orders errors by likely cause: a rank that died or reports a user's error did not lose
+    others.
+    """
     if isinstance(error, RayActorError):
         return 0
     return 1 if isinstance(getattr(error, "cause", None), UserError | DeviceBusy) else 2

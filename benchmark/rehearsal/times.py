@@ -1,4 +1,4 @@
-"""What ranks tell of their steps, and what a step takes."""
+"""Times of training steps on ranks, and the report of a rehearsal."""
 
 import statistics
 from dataclasses import asdict, dataclass
@@ -9,8 +9,8 @@ from rich.table import Table
 from autoshard.benchmark.statistics import median_interval
 from autoshard.workload import documents
 
-# In the order in which they are told. A rank that is done earlier than others waits for them in the
-# next exchange, so exchanges hold what ranks wait for each other.
+# In the order of reports. A rank that is done early waits for others in the next exchange, so
+# exchanges include waiting.
 PHASES = (
     "input",
     "forward",
@@ -22,7 +22,7 @@ PHASES = (
 )
 _COLUMNS = ("input", "fwd", "a2a fwd", "dense", "a2a bwd", "bwd", "all-red.")
 _COMPUTE = tuple(PHASES.index(phase) for phase in ("forward", "backward"))
-MUCH = 0.05  # of ranks' cores, that others take: more than that is told
+MUCH = 0.05  # share of cores taken by other processes, above which it is reported
 REHEARSAL_SCHEMA = documents.Schema("autoshard.rehearsal", 1)
 
 
@@ -31,9 +31,9 @@ class Step:
     """A step on one rank.
 
     Args:
-        phases_ms: milliseconds of each of PHASES.
-        loss: mean of the rank's samples, before the step.
-        disturbed: share of its operators' time in which others had the core.
+        phases_ms: Milliseconds of each of PHASES.
+        loss: Mean loss of the rank's samples, before the step.
+        disturbed: Share of its operators' time in which other processes had the core.
     """
 
     phases_ms: tuple[float, ...]
@@ -42,7 +42,7 @@ class Step:
 
     @property
     def total_ms(self) -> float:
-        """All phases together."""
+        """Sum of all phases."""
         return sum(self.phases_ms)
 
 
@@ -51,12 +51,11 @@ class RankTimes:
     """One rank's steps.
 
     Args:
-        name: of the core or GPU that it ran on.
-        tables: that it holds columns of; None where TorchRec's plan splits them by rows, or copies.
-        planned_bytes: of memory, by the plan; None as well.
-        peak_bytes: the most that its process has taken, libraries and all; of a GPU what tensors
-            took.
-        steps: in order.
+        name: Name of its core or GPU.
+        tables: Number of tables with columns on it; None if TorchRec's planner decided.
+        planned_bytes: Memory by the plan; None if TorchRec's planner decided.
+        peak_bytes: Peak memory of its process with all libraries; on a GPU that of tensors.
+        steps: Steps in order.
     """
 
     name: str
@@ -67,18 +66,18 @@ class RankTimes:
 
     @property
     def phases_ms(self) -> tuple[float, ...]:
-        """The median of each phase."""
+        """Median of each phase."""
         every = zip(*(step.phases_ms for step in self.steps), strict=True)
         return tuple(map(statistics.median, every))
 
     @property
     def total_ms(self) -> float:
-        """The median step."""
+        """Median step."""
         return statistics.median(step.total_ms for step in self.steps)
 
     @property
     def compute_ms(self) -> float:
-        """The median of what its fused operators take, forward and backward."""
+        """Median time of its fused operators, forward and backward."""
         return statistics.median(
             sum(step.phases_ms[phase] for phase in _COMPUTE) for step in self.steps
         )
@@ -86,44 +85,44 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Steps of all ranks, each of which all began at the same time."""
+    """Steps of all ranks, each of which began at the same time on all."""
 
     ranks: tuple[RankTimes, ...]
 
     @property
     def step_ms(self) -> list[float]:
-        """Of each step, until the last rank is through."""
+        """Time of each step until the last rank is done."""
         every = zip(*(rank.steps for rank in self.ranks), strict=True)
-        return [max(step.total_ms for step in some) for some in every]
+        return [max(step.total_ms for step in steps) for steps in every]
 
     @property
     def median_ms(self) -> float:
-        """What a step takes."""
+        """Median step time."""
         return statistics.median(self.step_ms)
 
     @property
     def interval_ms(self) -> tuple[float, float]:
-        """In which the median lies with 95 %."""
+        """The 95 % interval of the median step time."""
         return median_interval(self.step_ms)
 
     @property
     def losses(self) -> list[float]:
-        """Of each step, the mean of all samples."""
+        """Mean loss of all samples in each step."""
         every = zip(*(rank.steps for rank in self.ranks), strict=True)
-        return [statistics.fmean(step.loss for step in some) for some in every]
+        return [statistics.fmean(step.loss for step in steps) for steps in every]
 
     @property
     def disturbed(self) -> float:
-        """The share of their cores that others took of ranks, mean of all steps."""
+        """Mean share of cores' time that other processes took."""
         return statistics.fmean(step.disturbed for rank in self.ranks for step in rank.steps)
 
     @property
     def slowest(self) -> int:
-        """The rank whose operators take longest: what all others wait for."""
+        """The rank whose operators take longest, for which the others wait."""
         return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].compute_ms)
 
     def table(self, title: str) -> Table:
-        """The report: a row a rank, ready for rich's console."""
+        """Returns the report with a row for each rank, for rich's console."""
         low, high = self.interval_ms
         report = Table(
             title=f"{title}: {self.median_ms:.2f} ms a step (median of {len(self.step_ms)}; "
@@ -155,7 +154,7 @@ class Rehearsal:
         return report
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON document with its schema version."""
+        """Returns a JSON document with its schema version."""
         return REHEARSAL_SCHEMA.stamp(
             {
                 "step_ms": self.median_ms,

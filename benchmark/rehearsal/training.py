@@ -1,4 +1,4 @@
-"""Training on one rank: the model sharded by a plan, a handful of batches, steps that are timed."""
+"""Training on one rank: a model sharded by a plan, a few batches, timed steps."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ from autoshard.workload.torchrec import to_torchrec
 from autoshard.workload.torchrec.names import FUSED_OPTIMIZERS
 
 LEARNING_RATE = 0.1
-BATCHES = 8  # that steps cycle through: what one leaves in the cache is little use to the next
+BATCHES = 8  # that steps cycle through, so that the cache holds little of the next one
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Part:
 
 
 class Training:
-    """The model of a task, sharded by a plan; all ranks make theirs at the same time.
+    """The model of a task, sharded by a plan; all ranks build it at the same time.
 
     Args:
-        task: whose batch is that of all ranks together.
-        plan: ours, or what a planner of TorchRec's made for `RehearsedModel`.
-        backend: bound to the device of this rank.
+        task: Task, whose batch size is that of all ranks together.
+        plan: Plan of this package, or of TorchRec's planner for `RehearsedModel`.
+        backend: Backend that is bound to the device of this rank.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Training:
         self._phases = Phases(self.model.module, backend.stopwatch(flush=False))
 
     def run(self, steps: int) -> list[Step]:
-        """So many steps more. All ranks begin each at the same time."""
+        """Runs so many steps, each of which all ranks begin at the same time."""
         return [self._step() for _ in range(steps)]
 
     def parts(self) -> Iterator[Part]:
-        """All that this rank holds of tables."""
+        """Yields all parts of tables on this rank."""
         names = {name: table for table, name in in_model(self._task.tables).items()}
         for path, module in self.model.module.named_children():
             if not isinstance(module, ShardedEmbeddingBagCollection):
@@ -119,7 +119,7 @@ class Training:
 
 
 def _on_device(plan: TorchRecPlan, device: torch.device) -> TorchRecPlan:
-    """The plan with the device that each rank sees, which on GPUs is its only one."""
+    """Returns the plan with the device that each rank sees, which on GPUs is its only one."""
     for module in plan.plan.values():
         for sharding in module.values():
             for shard in getattr(sharding.sharding_spec, "shards", ()):

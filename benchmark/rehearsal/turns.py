@@ -1,4 +1,4 @@
-"""Several plans for a task, trained by turns: what slows the machine for a while hits all alike."""
+"""Trains several plans of a task interleaved, so that disturbances affect all alike."""
 
 import time
 from collections.abc import Mapping
@@ -7,8 +7,8 @@ from autoshard.benchmark.rehearsal.rehearsal import RankGroup
 from autoshard.benchmark.rehearsal.times import Rehearsal
 from autoshard.workload import ShardingPlan, ShardingTask
 
-_STEPS = 10  # of a turn
-_WARM_UP = 3  # of a turn: what the plan before has left in the caches
+_STEPS = 10  # of a plan in a round
+_WARM_UP = 3  # after which the caches hold nothing of the plan before
 _FEWEST_ROUNDS = 3
 
 
@@ -18,13 +18,13 @@ def train_interleaved(
     plans: Mapping[str, ShardingPlan | None],
     seconds: float,
 ) -> dict[str, list[Rehearsal]]:
-    """A few steps by each plan, in each round.
+    """Trains a few steps by each plan in each round.
 
     Args:
-        group: ranks that are up.
-        task: of all plans.
-        plans: by name; None where TorchRec's planner decides.
-        seconds: after which no round is begun, but for the first few.
+        group: Running ranks.
+        task: Task of all plans.
+        plans: Plans by name; None where TorchRec's planner decides.
+        seconds: Time after which no round begins, except for the first few.
     """
     together = _fit_together(group, task, plans)
     prepared: set[str] = set()
@@ -48,6 +48,6 @@ def train_interleaved(
 def _fit_together(
     group: RankGroup, task: ShardingTask, plans: Mapping[str, ShardingPlan | None]
 ) -> bool:
-    """Whether ranks can hold the models of all plans at once; if not, each is made anew."""
+    """Returns whether ranks can hold the models of all plans at once; else each is built anew."""
     task_bytes = task.operator.memory([table.whole() for table in task.tables], task.batch_size)
     return all(len(plans) * task_bytes.total <= device.memory_bytes for device in group.devices())

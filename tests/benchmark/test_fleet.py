@@ -65,7 +65,7 @@ def test_of_mixed_hardware_the_most_numerous_measures_and_the_rest_is_named(
     told = mostly_a.notices()
     assert len(told) == 2
     for number, line in zip((1, 3), told, strict=True):
-        assert f"cpu{number}@simulated is left aside: it is b with" in line
+        assert f"cpu{number}@simulated is not used: it is b with" in line
         assert "most devices are a with" in line
     first = mostly_a.measure(shards, SETTINGS)
     assert {answer.hardware for answer in first} == {"a"}

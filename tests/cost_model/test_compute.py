@@ -262,7 +262,7 @@ def test_many_shards_are_priced_in_parts(
 
     whole = prices()
     for module in (compute, scenarios):
-        monkeypatch.setattr(module, "_AT_ONCE", 5)
+        monkeypatch.setattr(module, "_BLOCK", 5)
     for one, other in zip(prices(), whole, strict=True):
         torch.testing.assert_close(one, other)
     torch.testing.assert_close(whole[-2].sum(-1), whole[0] + whole[1])
@@ -295,7 +295,7 @@ def test_a_table_unlike_any_other_is_answered_with_doubt(oracle: EstimatedCosts)
     (known,) = oracle.costs([Shard.of_tables(TABLES[:5])])
     with pytest.warns(
         OutsideTraining,
-        match="1 of 1 tables, 100% of the cost, lie outside .* huge, its log_rows by",
+        match="1 of 1 tables, 100% of the cost, are outside .* huge, its log_rows by",
     ):
         (cost,) = oracle.costs([Shard.of_tables([huge])])
     assert np.isfinite(cost.total_ms)

@@ -15,7 +15,7 @@ from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.workload import EmbeddingTable, Shard
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*outside of what the cost model learned from"),
+    pytest.mark.filterwarnings("ignore:.*outside of the cost model.s training data"),
     pytest.mark.filterwarnings("ignore:.*the cost model was trained on"),
 ]
 _SLACK = 0.04  # of its own error

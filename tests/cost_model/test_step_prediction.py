@@ -32,7 +32,7 @@ TASK = ShardingTask(TABLES, Device.uniform(4, 2**40), 1024)
 PLAN = ShardingPlan.table_wise(TASK, [*(n % 4 for n in range(16)), 0, 1, 2, 3])
 
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*outside of what the cost model learned from")
+pytestmark = pytest.mark.filterwarnings("ignore:.*outside of the cost model.s training data")
 
 
 def costs_of(

@@ -102,7 +102,7 @@ def test_a_cost_that_is_far_off_does_not_decide(model: CostModel) -> None:
 
 def test_strangers_are_told_of_in_one_line(model: CostModel) -> None:
     oracle = EstimatedCosts(model, 1024)
-    with pytest.warns(match=r"10 of 34 tables, \d+% of the cost, lie outside .* farthest is s\d"):
+    with pytest.warns(match=r"10 of 34 tables, \d+% of the cost, are outside .* farthest is s\d"):
         oracle.amounts([table.whole() for table in (*TABLES, *STRANGE)])
     knows = informed(model, measured([Shard.of_tables([STRANGE[0]])]))
     with pytest.warns(match=r"9 of 10 tables"):

@@ -1,6 +1,7 @@
 """A game that changes its cost model half way."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -156,7 +157,7 @@ def test_a_model_of_fewer_networks_can_be_believed_too(
 ) -> None:
     ensemble = model.compute.ensemble
     fewer = {name: weight[:members] for name, weight in ensemble.weights.items()}
-    compute = model.compute.with_ensemble(ensemble.with_weights(fewer))
+    compute = replace(model.compute, ensemble=ensemble.with_weights(fewer))
     smaller = CostModel(compute, model.provenance)
     played = instance([3, 8, 11], AMPLE, AMPLE)
     episodes = episodes_of(catalog_of(model), played)

@@ -298,9 +298,7 @@ def test_strange_tables_and_batches_are_told_of_in_one_line(config: ShardConfig)
     others = (w for w in caught if not issubclass(w.category, OtherHardware))  # true or not here
     batches, strange = (str(warning.message) for warning in others)
     assert batches.startswith("the cost model learned from batches of 128, 256, ")
-    assert re.match(
-        r"\d+ of 29 tables, \d+% of the cost, lie outside of what .*; farthest is", strange
-    )
+    assert re.match(r"\d+ of 29 tables, \d+% of the cost, are outside of .*; farthest is", strange)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", OtherHardware)

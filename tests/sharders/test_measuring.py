@@ -27,7 +27,7 @@ STRANGE = tuple(
     for n in range(8)
 )
 TASK = ShardingTask((*KNOWN, *STRANGE), Device.uniform(4, 2**40), 1024)
-pytestmark = pytest.mark.filterwarnings("ignore:.*outside of what the cost model learned from")
+pytestmark = pytest.mark.filterwarnings("ignore:.*outside of the cost model.s training data")
 
 
 def dearer(table: EmbeddingTable) -> float:

@@ -97,7 +97,7 @@ def test_each_step_of_the_ladder_is_no_worse(
 STRANGE = (*load_tables("hot:12:3"), *load_tables("zipf:12:3"), *load_tables("cold:6:3"))
 
 
-@pytest.mark.filterwarnings("ignore:.*outside of what the cost model learned from")
+@pytest.mark.filterwarnings("ignore:.*outside of the cost model.s training data")
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     known=st.integers(0, 25),
