@@ -33,7 +33,7 @@ CREATE TABLE exchanges (
     measured_at REAL NOT NULL,
     UNIQUE (dims, batch_size, devices, hardware, versions)
 );
--- A row a visit. A shard that failed or was refused has one row, until it is measured after all.
+-- One row per measurement. A shard that failed or was refused has one row until it is measured.
 CREATE TABLE measurements (
     id INTEGER PRIMARY KEY,
     shard TEXT NOT NULL,

@@ -76,7 +76,7 @@ def train_compute(
     validation: CostDataset,
     options: TrainOptions,
     seed: int,
-    progress: Progress | None = None,
+    progress: Progress = lambda: None,
 ) -> tuple[ComputeCostModel, Curves]:
     """Trains a model on `training` with early stopping on `validation`.
 

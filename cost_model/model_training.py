@@ -1,7 +1,6 @@
 """Trains a cost model on measurements, or calibrates one with a few of them."""
 
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 
 from autoshard.cost_model.calibration import MAX_CALIBRATION_SHARDS, calibrate
@@ -11,11 +10,11 @@ from autoshard.cost_model.dataset import MIN_SHARDS, CostDataset, split
 from autoshard.cost_model.evaluation import Evaluation, evaluate
 from autoshard.cost_model.link_fit import fit_links
 from autoshard.cost_model.model import CostModel, Provenance
-from autoshard.cost_model.training import Curves, TrainOptions
+from autoshard.cost_model.training import Curves, Progress, TrainOptions
 
 
 def train_model(
-    data: CostDataset, options: TrainOptions, seed: int, step: Callable[[], None] = lambda: None
+    data: CostDataset, options: TrainOptions, seed: int, step: Progress = lambda: None
 ) -> tuple[CostModel, Curves]:
     """Trains a cost model on a dataset's parts `train` and `validation`.
 

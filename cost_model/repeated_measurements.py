@@ -7,9 +7,9 @@ batches of their own: the best of noisy costs was also lucky.
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -97,23 +97,6 @@ def spread_of_batches(shards: Sequence[BatchCosts]) -> float:
     return math.sqrt(max(0.0, pooled_variance(groups, 2 * noise, _BATCHES_PRIOR) - noise))
 
 
-class Measuring(Protocol):
-    """Measures shards: a `BenchmarkPool` or a simulation of one."""
-
-    def stream(
-        self,
-        shards: Sequence[Shard],
-        settings: MeasureSettings,
-        timing: TimingOptions | None = None,
-        retry_failed: bool = False,
-        repeats: int = 1,
-    ) -> Iterator[tuple[int, Measurement]]:
-        """Yields the number and the measurement of each shard, once it has `repeats`
-        measurements.
-        """
-        ...
-
-
 class RepeatedMeasurements:
     """Measures shards repeatedly, spread over index batches, and averages.
 
@@ -122,7 +105,7 @@ class RepeatedMeasurements:
     plan.
 
     Args:
-        pool: Measures.
+        pool: The cluster's pool, or a simulation.
         settings: Settings of all shards; their seed is replaced by `seeds`.
         seeds: Seeds of the index batches, which repeat measurements take in turn.
         timing: Effort of a measurement; by default the pool's.
@@ -133,7 +116,7 @@ class RepeatedMeasurements:
 
     def __init__(
         self,
-        pool: Measuring,
+        pool: "BenchmarkPool",
         settings: MeasureSettings,
         seeds: Sequence[int],
         timing: TimingOptions | None = None,

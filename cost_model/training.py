@@ -81,7 +81,7 @@ def fit(
     loss_of: Callable[[Ensemble], Tensor],
     error_of: Callable[[Ensemble], float],
     options: TrainOptions,
-    progress: Progress | None = None,
+    progress: Progress = lambda: None,
     only: tuple[str, ...] = ("",),
 ) -> tuple[Ensemble, Curves]:
     """Trains the ensemble; returns it with the weights of least error, and the learning curves.
@@ -114,8 +114,7 @@ def fit(
         loss = loss_of(learner)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        if progress is not None:
-            progress()
+        progress()
         if (step + 1) % options.check_every and step + 1 < options.steps:
             continue
         with torch.no_grad():
@@ -128,8 +127,7 @@ def fit(
         if since_best >= options.patience:
             break
     for _ in range(step + 1, options.steps):
-        if progress is not None:
-            progress()
+        progress()
     steps, losses, errors = zip(*checks, strict=True)
     return best, Curves(steps, losses, errors, time.monotonic() - started)
 
