@@ -22,33 +22,19 @@ _KEEP_SECONDS = 60.0  # between two copies to --storage
 
 @dataclass(frozen=True)
 class Summary:
-    """The summary of a run.
+    """The summary of a run."""
 
-    Args:
-        requested: Number of shards.
-        measured: Number of measured shards.
-        reused: Number of shards that the store held.
-        failed: Number of shards that could not be measured.
-        left_out: Number of shards left out because of --seconds.
-        seconds: Measuring time.
-        promised_seconds: Predicted measuring time; None if too few shards were measured.
-        shards_per_second: Measured shards per second.
-        duty_cycle: Share of the devices' time inside timed operators.
-        devices: Name, kind and node of each device.
-        median_spread: Median relative spread of the costs.
-    """
-
-    requested: int
-    measured: int
-    reused: int
-    failed: int
-    left_out: int
-    seconds: float
-    promised_seconds: float | None
-    shards_per_second: float
-    duty_cycle: float
-    devices: list[dict[str, str]]
-    median_spread: float
+    requested: int  # number of shards
+    measured: int  # number of measured shards
+    reused: int  # number of shards that the store held
+    failed: int  # number of shards that could not be measured
+    left_out: int  # number of shards left out because of --seconds
+    seconds: float  # measuring time
+    promised_seconds: float | None  # predicted measuring time; None if too few shards were measured
+    shards_per_second: float  # measured shards per second
+    duty_cycle: float  # share of the devices' time inside timed operators
+    devices: list[dict[str, str]]  # name, kind and node of each device
+    median_spread: float  # median relative spread of the costs
 
 
 def collect(

@@ -31,19 +31,13 @@ _WARM_UP_TABLES = 4
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a sharder for a task.
+    """The result of a sharder for a task."""
 
-    Args:
-        plan: A valid plan; None if the sharder ran out of memory.
-        seconds: Planning time without measuring; None for plans of other planners.
-        measuring_seconds: Time that the sharder spent measuring.
-        cost: Cost of the plan, once it is known.
-    """
-
-    plan: ShardingPlan | None = None
+    plan: ShardingPlan | None = None  # a valid plan; None if the sharder ran out of memory
+    # planning time without measuring; None for plans of other planners
     seconds: float | None = None
-    measuring_seconds: float = 0.0
-    cost: PlanCost | None = None
+    measuring_seconds: float = 0.0  # time that the sharder spent measuring
+    cost: PlanCost | None = None  # cost of the plan, once it is known
 
     @property
     def step_ms(self) -> float | None:
@@ -64,22 +58,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Planners:
-    """Sharders by name, and what they require.
+    """Sharders by name, and what they require."""
 
-    Args:
-        names: Names of the sharders.
-        oracle: Oracle for the tasks' batch size.
-        policy: Policy of sharders that use one.
-        seed: Seed of sharders that sample.
-        measure_seconds: Time limit of `autoshard_verified` for measuring, per task.
-        others: Further policies by name. Each makes one plan, as the sharder `policy` does.
-    """
-
-    names: Sequence[str]
-    oracle: EstimatedCosts
-    policy: Policy
-    seed: int = 0
+    names: Sequence[str]  # names of the sharders
+    oracle: EstimatedCosts  # oracle for the tasks' batch size
+    policy: Policy  # policy of sharders that use one
+    seed: int = 0  # seed of sharders that sample
+    # time limit of `autoshard_verified` for measuring, per task
     measure_seconds: float = MEASURE_SECONDS
+    # further policies by name. Each makes one plan, as the sharder `policy` does
     others: Mapping[str, Policy] = field(default_factory=dict)
 
     def sharders(self, measurer: "Measurer | None" = None) -> dict[str, Sharder]:

@@ -41,15 +41,10 @@ def digests_of(task: ShardingTask, plan: ShardingPlan) -> Plan:
 
 
 class Pricing(NamedTuple):
-    """How plans of a task are priced.
+    """How plans of a task are priced."""
 
-    Args:
-        objective: The task's objective.
-        exchange_ms: Time of both all-to-alls by plan, equal in all samples.
-    """
-
-    objective: Objective
-    exchange_ms: Mapping[Plan, float]
+    objective: Objective  # the task's objective
+    exchange_ms: Mapping[Plan, float]  # time of both all-to-alls by plan, equal in all samples
 
     @staticmethod
     def of(task: ShardingTask, plans: Sequence[ShardingPlan]) -> "Pricing":
@@ -191,19 +186,12 @@ def _draws(
 
 @dataclass(frozen=True)
 class Ratio:
-    """Ratio of two sharders' mean step times, over the tasks for which both have plans.
+    """Ratio of two sharders' mean step times, over the tasks for which both have plans."""
 
-    Args:
-        value: Ratio of the means.
-        measuring: Variance due to measuring noise.
-        tasks: Variance due to the choice of tasks, beyond measuring noise.
-        count: Number of tasks.
-    """
-
-    value: float
-    measuring: float
-    tasks: float
-    count: int
+    value: float  # ratio of the means
+    measuring: float  # variance due to measuring noise
+    tasks: float  # variance due to the choice of tasks, beyond measuring noise
+    count: int  # number of tasks
 
     @staticmethod
     def of(ours_ms: Floats, theirs_ms: Floats) -> "Ratio | None":

@@ -35,45 +35,32 @@ _SIGNIFICANT = 0.975  # one-sided probability of a 95 % interval
 
 @dataclass(frozen=True)
 class Score:
-    """A sharder's results on all tasks. Means leave out tasks without a plan.
+    """A sharder's results on all tasks. Means leave out tasks without a plan."""
 
-    Args:
-        step_ms_mean: Mean step time.
-        step_ms: Step time per task, corrected for the upward bias of the maximum of noisy costs;
-            None where the sharder ran out of memory.
-        balance_mean: Mean over slowest device, all stages together.
-        oom: Number of tasks without a plan that fits.
-        seconds_mean: Planning time without measuring; None for plans of other planners.
-        measuring_seconds_mean: Time that the sharder measured per plan.
-        win_rate: Share of the tasks on which no sharder's step is shorter.
-        ratio: Mean step time over the best heuristic's, on tasks for which both have a plan; None
-            without such tasks, or without a heuristic.
-        ratio_low: Lower end of its 95 % interval for other tasks of this kind; None with one task.
-        ratio_high: Upper end.
-        ratio_variance: Its variance due to measuring noise, and due to the choice of tasks.
-        improvement: 1 minus the ratio.
-        better_than_heuristic: Probability that the ratio is below 1; None for the best heuristic.
-        better_than_next: Probability that the sharder is faster than the next in the ranking.
-        promise: Predicted over measured step time, both summed over the tasks.
-        gap: Mean step time over the model's lower bound for whole tables, minus 1.
-    """
-
-    step_ms_mean: float | None
+    step_ms_mean: float | None  # mean step time
+    # step time per task, corrected for the upward bias of the maximum of noisy costs; None where
+    # the sharder ran out of memory
     step_ms: tuple[float | None, ...]
-    balance_mean: float | None
-    oom: int
-    seconds_mean: float | None
-    measuring_seconds_mean: float | None
-    win_rate: float
+    balance_mean: float | None  # mean over slowest device, all stages together
+    oom: int  # number of tasks without a plan that fits
+    seconds_mean: float | None  # planning time without measuring; None for plans of other planners
+    measuring_seconds_mean: float | None  # time that the sharder measured per plan
+    win_rate: float  # share of the tasks on which no sharder's step is shorter
+    # mean step time over the best heuristic's, on tasks for which both have a plan; None without
+    # such tasks, or without a heuristic
     ratio: float | None
+    # lower end of its 95 % interval for other tasks of this kind; None with one task
     ratio_low: float | None
-    ratio_high: float | None
+    ratio_high: float | None  # upper end
+    # its variance due to measuring noise, and due to the choice of tasks
     ratio_variance: Mapping[str, float] | None
-    improvement: float | None
+    improvement: float | None  # 1 minus the ratio
+    # probability that the ratio is below 1; None for the best heuristic
     better_than_heuristic: float | None
+    # probability that the sharder is faster than the next in the ranking
     better_than_next: float | None
-    promise: float | None
-    gap: float | None
+    promise: float | None  # predicted over measured step time, both summed over the tasks
+    gap: float | None  # mean step time over the model's lower bound for whole tables, minus 1
 
     @property
     def half_width(self) -> float | None:
@@ -144,25 +131,16 @@ def score_all(
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Plans of several sharders for the same tasks, and their step times.
+    """Plans of several sharders for the same tasks, and their step times."""
 
-    Args:
-        tasks: The tasks, in order.
-        outcomes: Plans by sharder and task, with costs.
-        steps_ms: Posterior samples of step times by sharder, [samples, tasks]; NaN without a plan.
-        seconds: Time that the evaluation took, planning included.
-        measuring_seconds: Part of it that was spent measuring.
-        repeats: Number of measurements.
-        ended: Why it ended, in one line.
-    """
-
-    tasks: list[ShardingTask]
-    outcomes: dict[str, list[Outcome]]
+    tasks: list[ShardingTask]  # the tasks, in order
+    outcomes: dict[str, list[Outcome]]  # plans by sharder and task, with costs
+    # posterior samples of step times by sharder, [samples, tasks]; NaN without a plan
     steps_ms: dict[str, Floats]
-    seconds: float = 0.0
-    measuring_seconds: float = 0.0
-    repeats: int = 0
-    ended: str = ""
+    seconds: float = 0.0  # time that the evaluation took, planning included
+    measuring_seconds: float = 0.0  # part of it that was spent measuring
+    repeats: int = 0  # number of measurements
+    ended: str = ""  # why it ended, in one line
 
     def scores(
         self, oracle: EstimatedCosts, measured: bool, trained: bool = False

@@ -16,22 +16,15 @@ _TASKS, _PLANS = "tasks", "plans"  # folders of results
 
 @dataclass(frozen=True)
 class TaskSet:
-    """Tasks in order, and the plans of other planners for them.
+    """Tasks in order, and the plans of other planners for them."""
 
-    Args:
-        first: The first task.
-        tasks: All tasks, of one batch size, operator and objective; endless if sampled.
-        begin: Number of tasks to begin with.
-        tables: Tables of the tasks, or those that they are sampled from.
-        max_devices: Devices of the largest task.
-        plans: Plans of other planners by name, one or None per task.
-    """
-
-    first: ShardingTask
+    first: ShardingTask  # the first task
+    # all tasks, of one batch size, operator and objective; endless if sampled
     tasks: Iterator[ShardingTask]
-    begin: int
-    tables: Sequence[EmbeddingTable]
-    max_devices: int
+    begin: int  # number of tasks to begin with
+    tables: Sequence[EmbeddingTable]  # tables of the tasks, or those that they are sampled from
+    max_devices: int  # devices of the largest task
+    # plans of other planners by name, one or None per task
     plans: Mapping[str, Sequence[ShardingPlan | None]] = field(default_factory=dict)
 
     @staticmethod

@@ -18,20 +18,13 @@ _SHOWN = 20  # moves
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """The difference of two plans of a task.
+    """The difference of two plans of a task."""
 
-    Args:
-        task: The task.
-        moves: Moves from the old plan to the new one.
-        old: Prediction for the old plan.
-        new: Prediction for the new plan.
-        link_gb_s: GB (of 10^9 bytes) per second that a device sends and receives at the same time.
-    """
-
-    task: ShardingTask
-    moves: tuple[Move, ...]
-    old: StepPrediction
-    new: StepPrediction
+    task: ShardingTask  # the task
+    moves: tuple[Move, ...]  # moves from the old plan to the new one
+    old: StepPrediction  # prediction for the old plan
+    new: StepPrediction  # prediction for the new plan
+    # GB (of 10^9 bytes) per second that a device sends and receives at the same time
     link_gb_s: float
 
     @staticmethod

@@ -23,19 +23,12 @@ SCORE, SECONDS, STEP_SECONDS = "score", "train_seconds", "seconds"
 
 @dataclass(frozen=True)
 class PolicyTask:
-    """The parts of a training that all trials of a sweep share.
+    """The parts of a training that all trials of a sweep share."""
 
-    Args:
-        config: Configuration of each training, except for its hyperparameters.
-        parts: Tables by part.
-        model: Cost model, which is not adapted, so that scores can be compared.
-        store: File of measurements, on the machine of the pool.
-    """
-
-    config: PPOShardConfig
-    parts: Parts
-    model: CostModel
-    store: Path
+    config: PPOShardConfig  # configuration of each training, except for its hyperparameters
+    parts: Parts  # tables by part
+    model: CostModel  # cost model, which is not adapted, so that scores can be compared
+    store: Path  # file of measurements, on the machine of the pool
 
 
 class PolicyTrial(Trainable):

@@ -103,9 +103,9 @@ class TrackedRun:
         from mlflow.exceptions import MlflowException
 
         try:
-            self._client.log_inputs(self.run_id, inputs)
+            self._client.log_inputs(self.run_id, list(inputs))
         except MlflowException:  # another run has just written the same dataset
-            self._client.log_inputs(self.run_id, inputs)
+            self._client.log_inputs(self.run_id, list(inputs))
 
     def artifact(self, path: Path, folder: str | None = None) -> None:
         """Logs a file, or a folder with all its files."""

@@ -24,17 +24,11 @@ _MAX_SHARDS = 240  # the latest ones, which the model is adapted to
 
 @dataclass(frozen=True)
 class Update:
-    """An adapted cost model.
+    """An adapted cost model."""
 
-    Args:
-        model: The model.
-        new_shards: Shards measured since the last update.
-        error_before: Median relative error of the previous model on these.
-    """
-
-    model: CostModel
-    new_shards: int
-    error_before: float
+    model: CostModel  # the model
+    new_shards: int  # shards measured since the last update
+    error_before: float  # median relative error of the previous model on these
 
 
 class Measuring:

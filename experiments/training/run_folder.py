@@ -23,38 +23,23 @@ def policy_files(folder: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a run.
+    """The progress of a run."""
 
-    Args:
-        iteration: Number of iterations.
-        mlflow_run: Run in MLflow.
-        best_check: Score of the kept policy.
-        seconds: Time of all iterations.
-        last_check: Score of the latest check.
-    """
-
-    iteration: int
-    mlflow_run: str
-    best_check: float
-    seconds: float
-    last_check: float
+    iteration: int  # number of iterations
+    mlflow_run: str  # run in MLflow
+    best_check: float  # score of the kept policy
+    seconds: float  # time of all iterations
+    last_check: float  # score of the latest check
 
 
 @dataclass(frozen=True)
 class SavedRun:
-    """The state from which a run is resumed.
+    """The state from which a run is resumed."""
 
-    Args:
-        config: Its configuration, as JSON.
-        progress: Its progress.
-        checkpoint: RLlib's checkpoint.
-        model: Cost model at that time.
-    """
-
-    config: dict[str, Any]
-    progress: Progress
-    checkpoint: Path
-    model: CostModel
+    config: dict[str, Any]  # its configuration, as JSON
+    progress: Progress  # its progress
+    checkpoint: Path  # RLlib's checkpoint
+    model: CostModel  # cost model at that time
 
 
 class RunFolder:
