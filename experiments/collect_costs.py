@@ -31,7 +31,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer, Weights
-from autoshard.workload.sampling import Room
+from autoshard.workload.sampling import ShardLimit
 from autoshard.workload.synthetic import PROFILES, default_profile
 
 # Share of the seconds for shards if all-to-alls are measured as well. An all-to-all takes about as
@@ -146,7 +146,7 @@ def _shards(
     several: int,
 ) -> list[Shard]:
     """Returns the shards of batch size number `place` of `several`; each has others."""
-    room = None if config.max_gb is None else Room(config.max_gb * 1e9, batch_size)
+    limit = None if config.max_gb is None else ShardLimit(config.max_gb * 1e9, batch_size)
     count = _share(config.num_shards, place, several)
     drawn = random_shards(
         tables,
@@ -154,7 +154,7 @@ def _shards(
         config.max_tables,
         config.seed * several + place,
         config.augment,
-        room,
+        limit,
     )
     if config.query_by_committee is None:
         return drawn

@@ -1,4 +1,4 @@
-"""`load_tables(source)`: every place that tables can come from."""
+"""Reads tables from files, generators and published workloads."""
 
 import csv
 import json
@@ -24,15 +24,15 @@ mlperf:dlrm-v2, both with [:1/SCALE] of their rows"""
 _REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _REUSE = tuple(f"reuse_{number}" for number in range(NUM_REUSE_BINS))
 _WHOLE = ("rows", "dim", "reuse_batch_size", "features")
-_TRUTHS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
+_BOOLEANS = {"true": True, "1": True, "1.0": True, "false": False, "0": False, "0.0": False}
 _SYNTHETIC = re.compile(r"synthetic:(\d+)(?::(\d+))?(?::(\w+))?")
 _TRACE = re.compile(r"(.+\.pt(?:\.gz)?)(?::(\d+))?")
 
-Records = Iterator[tuple[str, Mapping[str, Any]]]  # where each record stands, and its fields
+Records = Iterator[tuple[str, Mapping[str, Any]]]  # the place of each record, and its fields
 
 
 def load_tables(source: str) -> tuple[EmbeddingTable, ...]:
-    """The tables of a source (see SOURCES). UserError names file, line, column and the mend."""
+    """Returns the tables of a source (see SOURCES); UserError names file, line, column and fix."""
     if source.startswith("synthetic"):
         return _synthetic(source)
     if (family := family_tables(source)) is not None:
@@ -52,12 +52,12 @@ def load_tables(source: str) -> tuple[EmbeddingTable, ...]:
             raise UserError(f"{path}, {place}, column {error.field}: {error.problem}") from error
         if table.name in tables:
             raise UserError(
-                f"{path}, {place}, column name: {table.name!r} stands at {places[table.name]} "
-                "already: give each table its own name"
+                f"{path}, {place}, column name: {table.name!r} is also at "
+                f"{places[table.name]}: give each table its own name"
             )
         tables[table.name], places[table.name] = table, place
     if not tables:
-        raise UserError(f"{path}: holds no tables: it needs one line a table")
+        raise UserError(f"{path}: holds no tables: it needs one line per table")
     return tuple(tables.values())
 
 
@@ -133,7 +133,6 @@ def _parquet_records(path: Path) -> Records:
         yield f"row {number}", record
 
 
-# By the end of a file's name.
 _READERS: dict[str, Callable[[Path], Records]] = {
     ".csv": _csv_records,
     ".json": _json_records,
@@ -154,7 +153,7 @@ def _check_columns(path: Path, place: str, columns: list[str]) -> None:
 
 
 def _table(record: Mapping[str, Any]) -> EmbeddingTable:
-    """The table of one record; columns that no table has are passed over."""
+    """Returns the table of one record; other columns are ignored."""
     fields: dict[str, Any] = {}
     for column in _REQUIRED:
         if _is_empty(record.get(column)):
@@ -164,7 +163,7 @@ def _table(record: Mapping[str, Any]) -> EmbeddingTable:
         if not _is_empty(record.get(column)):
             fields[column] = _number(column, record[column])
     if not _is_empty(record.get("weighted")):
-        fields["weighted"] = _truth("weighted", record["weighted"])
+        fields["weighted"] = _boolean("weighted", record["weighted"])
     if record.get("reuse") is not None:
         if not isinstance(record["reuse"], list | tuple):
             raise FieldError("reuse", f"must be a list of {NUM_REUSE_BINS} numbers")
@@ -184,8 +183,8 @@ def _is_empty(value: Any) -> bool:
     return value is None or value == ""
 
 
-def _truth(column: str, value: Any) -> bool:
-    known = _TRUTHS.get(str(value).strip().lower())
+def _boolean(column: str, value: Any) -> bool:
+    known = _BOOLEANS.get(str(value).strip().lower())
     if known is None:
         raise FieldError(column, f"must be true or false, got {value!r}")
     return known

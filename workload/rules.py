@@ -1,4 +1,4 @@
-"""What a user demands of every plan: rules over tables, and whether a plan keeps them."""
+"""Placement rules over tables, and whether a plan keeps them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,26 +9,29 @@ from autoshard.workload.tables import DIM_STEP
 
 Kind = Literal["together", "apart", "on", "not_on", "whole", "max_slices", "min_width"]
 
-OLD_KINDS: dict[str, Kind] = {  # as files of 0.1.0 call them
+OLD_KINDS: dict[str, Kind] = {  # names in files of 0.1.0
     "most_slices": "max_slices",
     "least_width": "min_width",
 }
-_OF_SEVERAL = ("together", "apart")  # all tables of the rule at once; the others hold for each
+_OF_SEVERAL = (
+    "together",
+    "apart",
+)  # these relate the tables of a rule; the others apply to each table
 _OF_DEVICES = ("on", "not_on")
 _WITHOUT_NUMBERS = ("together", "apart", "whole")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One demand.
+    """One placement rule.
 
     Args:
-        kind: `together`: whole, and on one device; `apart`: no two of them on one device; `on`,
-            `not_on`: of these devices; `whole`: never split; `max_slices`: on at most so many
-            devices; `min_width`: at least so many columns on each of them.
-        tables: names.
-        numbers: of devices, or the one number that the kind needs; else none.
-        name: what messages call it.
+        kind: `together`: whole and on one device. `apart`: no two on one device. `on`, `not_on`:
+            allowed or excluded devices. `whole`: not split. `max_slices`: maximum number of
+            devices. `min_width`: minimum number of columns on each device of a split table.
+        tables: Names of tables.
+        numbers: Numbers of devices, or the number that the kind requires.
+        name: Name in messages.
     """
 
     kind: Kind
@@ -54,16 +57,16 @@ class Rule:
         if self.kind == "min_width" and self.numbers[0] % DIM_STEP:
             raise FieldError(self.kind, f"must be a multiple of {DIM_STEP}, got {self.numbers[0]}")
         if not self.name:
-            told = " ".join(map(str, (self.kind, *self.numbers)))
-            object.__setattr__(self, "name", f"{', '.join(self.tables)}: {told}")
+            text = " ".join(map(str, (self.kind, *self.numbers)))
+            object.__setattr__(self, "name", f"{', '.join(self.tables)}: {text}")
 
     @property
     def of_devices(self) -> bool:
-        """Whether its numbers are devices."""
+        """Returns whether its numbers are devices."""
         return self.kind in _OF_DEVICES
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Returns the rule as a JSON object."""
         return {**vars(self), "tables": list(self.tables), "numbers": list(self.numbers)}
 
     @staticmethod
@@ -74,10 +77,10 @@ class Rule:
         return Rule(**fields)
 
     def broken_by(self, widths: Mapping[str, Mapping[int, int]]) -> str | None:
-        """What breaks it in a plan that has so many columns of a table on a device; None: nothing.
+        """Returns how a plan breaks the rule; None if it keeps it.
 
         Args:
-            widths: of each table, by device.
+            widths: Number of columns of each table, by device.
         """
         if self.kind == "together":
             return _not_together(self.tables, widths)
@@ -94,11 +97,11 @@ class Rule:
             wrong = [d for d in widths if (d in self.numbers) != (self.kind == "on")]
             return f"is on device {wrong[0]}" if wrong else None
         if self.kind == "min_width":
-            least = min(widths.values())
-            narrow = least < self.numbers[0] and len(widths) > 1
-            return f"has {least} columns on a device" if narrow else None
-        most = 1 if self.kind == "whole" else self.numbers[0]
-        return f"is split over {len(widths)} devices" if len(widths) > most else None
+            width = min(widths.values())
+            narrow = width < self.numbers[0] and len(widths) > 1
+            return f"has {width} columns on a device" if narrow else None
+        max_devices = 1 if self.kind == "whole" else self.numbers[0]
+        return f"is split over {len(widths)} devices" if len(widths) > max_devices else None
 
 
 def _not_together(tables: Sequence[str], widths: Mapping[str, Mapping[int, int]]) -> str | None:

@@ -1,4 +1,4 @@
-"""Random shards, tasks and all-to-alls: what cost models learn from and are tested on."""
+"""Random shards, tasks and all-to-alls, for training and testing cost models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,21 +11,21 @@ from autoshard.workload.parts import PARTS, tables_by_part
 from autoshard.workload.tables import DIM_STEP, EmbeddingTable, Piece, Shard
 from autoshard.workload.tasks import Device, ShardingTask
 
-FEWEST_TASK_TABLES, MAX_TASK_TABLES, MAX_TASK_DEVICES = 30, 100, 8
+MIN_TASK_TABLES, MAX_TASK_TABLES, MAX_TASK_DEVICES = 30, 100, 8
 
 _TRIES_PER_SHARD = 50
-_DRAWN_FOR_ROOM = 4  # tables for each one of a shard, where some may not fit
+_CANDIDATES = 4  # tables drawn for each table of a shard, where some may not fit
 
 
 @dataclass(frozen=True)
-class Room:
-    """What a shard may take: bytes of its weights, and as many that a batch looks up, in fp32."""
+class ShardLimit:
+    """Limit on the weights of a shard, and on the bytes that a batch looks up, both in fp32."""
 
     max_bytes: float
     batch_size: int
 
     def filled(self, pieces: Sequence[Piece]) -> list[Piece]:
-        """Of the slices, in their order, those that there still is room for."""
+        """Returns the pieces that fit, in their order."""
         weights = lookups = 0.0
         kept = []
         for piece in pieces:
@@ -43,15 +43,20 @@ def random_shards(
     max_tables: int,
     seed: int = 0,
     augment: bool = False,
-    room: Room | None = None,
+    limit: ShardLimit | None = None,
 ) -> list[Shard]:
-    """Up to `count` different shards of 1 to `max_tables` tables; the same for the same arguments.
+    """Returns up to `count` different shards; fewer only if the tables do not admit more.
 
-    All tables of a shard are of one part (`workload.parts`), so that each shard serves either
-    learning or testing. Sizes are log-uniform: costs spread over as wide a range as plans need.
-    `augment` takes NeuroShard's column slices: each table's dim is halved a random number of
-    times, down to 4. With `room`, tables that do not fit into a shard any more are replaced by
-    others. Fewer shards come back only if the tables admit no more different ones.
+    All tables of a shard belong to one part (`workload.parts`), so that a shard serves either
+    training or testing. Numbers of tables are log-uniform, because costs in plans vary widely.
+
+    Args:
+        tables: Tables to draw from.
+        count: Maximum number of shards.
+        max_tables: Maximum number of tables of a shard.
+        seed: Seed of the draws.
+        augment: Draws column slices as NeuroShard does: halves each dim a random number of times.
+        limit: Limit of a shard. Tables that exceed it are replaced by others.
     """
     if count < 1 or max_tables < 1:
         raise UserError(f"shards and tables must be at least 1, got {count} and {max_tables}")
@@ -63,13 +68,13 @@ def random_shards(
     for _ in range(count * _TRIES_PER_SHARD):
         group = groups[rng.choice(len(groups), p=shares / shares.sum())]
         size = int((min(max_tables, len(group)) + 1) ** rng.random())
-        drawn = size if room is None else min(_DRAWN_FOR_ROOM * size, len(group))
+        drawn = size if limit is None else min(_CANDIDATES * size, len(group))
         chosen = rng.choice(len(group), size=drawn, replace=False)
         pieces = [group[number].whole() for number in chosen]
         if augment:
             pieces = [_narrowed(piece, rng) for piece in pieces]
-        if room is not None:
-            pieces = room.filled(pieces)[:size]
+        if limit is not None:
+            pieces = limit.filled(pieces)[:size]
         if pieces:
             shard = Shard(tuple(pieces))
             shards.setdefault(shard.digest, shard)
@@ -93,15 +98,15 @@ def random_tasks(
     memory_bytes: int,
     seed: int = 0,
 ) -> list[ShardingTask]:
-    """`count` tasks of 30 to 100 of the tables (or all, if there are fewer) on 2 to 8 devices.
+    """Returns `count` tasks of 30 to 100 tables (or all, if there are fewer) on 2 to 8 devices.
 
-    Every device may fill `memory_bytes`.
+    Each device has `memory_bytes`.
     """
     rng = np.random.default_rng([seed, len(tables), count])
     tasks = []
     for _ in range(count):
-        most = min(MAX_TASK_TABLES, len(tables))
-        size = int(rng.integers(min(FEWEST_TASK_TABLES, most), most + 1))
+        largest = min(MAX_TASK_TABLES, len(tables))
+        size = int(rng.integers(min(MIN_TASK_TABLES, largest), largest + 1))
         chosen = rng.choice(len(tables), size=size, replace=False)
         devices = Device.uniform(int(rng.integers(2, MAX_TASK_DEVICES + 1)), memory_bytes)
         picked = tuple(replace(tables[n], name=f"t{n}") for n in sorted(chosen.tolist()))
@@ -112,9 +117,9 @@ def random_tasks(
 def random_exchanges(
     tables: Sequence[EmbeddingTable], count: int, max_ranks: int, seed: int = 0
 ) -> list[tuple[int, ...]]:
-    """Columns of each rank of up to `count` different all-to-alls.
+    """Returns the columns of each rank, for up to `count` different all-to-alls.
 
-    Random tables are dealt to 2 to `most_ranks` ranks.
+    Random tables are assigned to 2 to `max_ranks` ranks.
     """
     rng = np.random.default_rng([seed, len(tables), max_ranks])
     found: dict[tuple[int, ...], None] = {}

@@ -1,12 +1,12 @@
 """Synthetic tables like those of dlrm_datasets.
 
 The published statistics of `fbgemm_t856_bs65536.pt` (856 tables, a batch of 65,536 samples) give
-the pool's aggregate: 15.8 lookups a sample and table, 150,042 distinct rows a table, and how
-often a batch uses them. Single tables vary around it: some are one-hot, some look up dozens of
-rows, some reuse a handful of rows all the time. A pool of any size matches the aggregate.
+the aggregate of a pool: 15.8 lookups per sample and table, 150,042 distinct rows per table, and
+their reuse. Single tables vary: some have one lookup per sample, some dozens, and some reuse few
+rows. A pool of any size matches the aggregate.
 
-A *profile* is the scale: `full` is as published; `small` divides rows and batch by 64, which
-leaves the reuse of rows as it is, and fits a CPU.
+A *profile* is the scale: `full` is as published. `small` divides rows and batch by 64, which keeps
+the reuse of rows and fits a CPU.
 """
 
 from dataclasses import dataclass
@@ -19,33 +19,33 @@ from autoshard.workload.errors import UserError
 from autoshard.workload.reuse import UPPER, Floats, mean_uses
 from autoshard.workload.tables import EmbeddingTable
 
-# Share of all lookups that fall on rows of each reuse bin, as published. The published share of
-# rows in each bin is this divided by the bin's mean uses; its own third decimal is too coarse
-# for the heavy bins, which hold few rows and many lookups.
+# Published share of all lookups in rows of each reuse bin. The share of rows follows by division by
+# the bin's mean uses; its published value, with three decimals, is too coarse for bins with few
+# rows and many lookups.
 LOOKUP_SHARE: Floats = np.array(
     [0.069, 0.044, 0.068, 0.101, 0.121, 0.104, 0.073, 0.058, 0.052, 0.050, 0.049, 0.048, 0.048,
      0.043, 0.031, 0.023, 0.019]
 )  # fmt: skip
 MEAN_POOLING = 887_017_990 / 856 / 65_536
 
-_MEAN_ROWS = 1_500_000  # ours: the statistics do not say how large the tables are
+_MEAN_ROWS = 1_500_000  # our choice: the statistics lack sizes of tables
 _ROWS_SIGMA = 1.6
-_MAX_ROWS = 10_000_000  # at 256 columns 10 GB: larger tables would not fit many a device
+_MAX_ROWS = 10_000_000  # 10 GB with 256 columns; larger tables would not fit many devices
 _POOLING_SIGMA = 1.2
 _MAX_POOLING = 200.0
-_TILT_SIGMA = 0.35  # how much single tables' reuse differs: factor exp(tilt * bin) on each bin
-_DIMS = (16, 32, 64, 128, 256)  # ours too
+_TILT_SIGMA = 0.35  # variation of reuse between tables: factor exp(tilt * bin) on each bin
+_DIMS = (16, 32, 64, 128, 256)  # our choice
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How far the published sizes are scaled down, and the batch that goes with it."""
+    """A divisor of the published sizes, and the batch size that follows."""
 
     scale: int
 
     @property
     def batch_size(self) -> int:
-        """Samples of a batch."""
+        """Returns the samples of a batch."""
         return 65_536 // self.scale
 
 
@@ -53,14 +53,14 @@ PROFILES = {"full": Profile(1), "small": Profile(64)}
 
 
 def default_profile() -> str:
-    """`full` on a machine with an NVIDIA GPU, `small` on any other."""
+    """Returns `full` on a machine with an NVIDIA GPU, else `small`."""
     return "full" if any(Path("/dev").glob("nvidia[0-9]*")) else "small"
 
 
 def synthetic_tables(
     count: int, seed: int = 0, profile: str | None = None
 ) -> tuple[EmbeddingTable, ...]:
-    """`count` tables; the same for the same arguments."""
+    """Returns `count` tables, the same for the same arguments."""
     if count < 1:
         raise UserError("at least 1 table is needed")
     name = profile or default_profile()
@@ -87,7 +87,7 @@ def synthetic_tables(
 
 
 def _uniform(count: int, rng: np.random.Generator) -> Floats:
-    """Evenly spread over (0, 1) in random order, so that small pools have the right mean too."""
+    """Returns stratified samples of (0, 1), so that small pools have the right mean."""
     return (rng.permutation(count) + rng.uniform(0.25, 0.75, count)) / count
 
 
@@ -102,10 +102,10 @@ def _stratified(
 
 
 def _pooling_factors(count: int, rng: np.random.Generator) -> Floats:
-    """Log-normal between 1 and 200 with the published mean."""
+    """Returns log-normal values, clipped to 1 to 200, with the published mean."""
     shape = np.exp(_POOLING_SIGMA * _normal(count, rng))
     low, high = 1e-3, 1e3
-    for _ in range(60):  # the bounds shift the mean, so the scale is searched for
+    for _ in range(60):  # clipping shifts the mean, so the scale is found by bisection
         middle = np.sqrt(low * high)
         mean = np.clip(shape * middle, 1.0, _MAX_POOLING).mean()
         low, high = (middle, high) if mean < MEAN_POOLING else (low, middle)
@@ -113,26 +113,26 @@ def _pooling_factors(count: int, rng: np.random.Generator) -> Floats:
 
 
 def published_reuse() -> Floats:
-    """Share of the pool's distinct rows in each reuse bin."""
+    """Returns the share of the pool's distinct rows in each reuse bin."""
     rows = LOOKUP_SHARE / mean_uses()
     return np.asarray(rows / rows.sum(), dtype=np.float64)
 
 
 def _reuse_bins(lookups: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """Reuse bins of each table, and its distinct rows, that add up to the published aggregate.
+    """Returns reuse bins and distinct rows of tables that add up to the published aggregate.
 
-    Each table bends the common bins towards rare or frequent reuse; the common bins are then
-    corrected until the pool as a whole is right again.
+    Each table tilts common bins towards rare or frequent reuse; the common bins are then corrected
+    until the pool matches.
     """
-    goal, uses = published_reuse(), mean_uses()
+    target, uses = published_reuse(), mean_uses()
     tilt = _TILT_SIGMA * _normal(len(lookups), rng)
     reachable = (UPPER[None, :] / 2 < lookups[:, None] / 4).astype(float)
-    shape = np.exp(tilt[:, None] * np.arange(len(goal))[None, :]) * reachable
-    common = goal.copy()
+    shape = np.exp(tilt[:, None] * np.arange(len(target))[None, :]) * reachable
+    common = target.copy()
     for _ in range(200):
         bins = common * shape
         bins /= bins.sum(axis=1, keepdims=True)
         distinct = lookups / (bins @ uses)
         pool = (distinct[:, None] * bins).sum(axis=0) / distinct.sum()
-        common = common * goal / np.maximum(pool, 1e-15)
+        common = common * target / np.maximum(pool, 1e-15)
     return bins, distinct

@@ -1,4 +1,4 @@
-"""One embedding table, a column slice of it, and the fused set of slices that is a shard."""
+"""Embedding tables, pieces of them, and shards: sets of pieces in one fused operator."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import Any
 from autoshard.workload.errors import FieldError, UserError
 
 NUM_REUSE_BINS = 17
-DIM_STEP = 4  # fbgemm's kernels read rows in vectors of four numbers
+DIM_STEP = 4  # FBGEMM's kernels read rows in vectors of four numbers
 _FLOAT_BYTES = 4
 MAX_ROWS = 2**40
 MAX_DIM = 2**15
@@ -22,9 +22,9 @@ _encoded = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
 @dataclass(frozen=True)
 class Trace:
-    """Where a table's recorded lookups lie: table number `position` of a dlrm_datasets file.
+    """Location of a table's recorded lookups: table number `position` of a dlrm_datasets file.
 
-    `digest` names the content, so that a copy of the file on another node is the same trace.
+    `digest` is a hash of the content, so that copies of the file are the same trace.
     """
 
     path: str
@@ -38,19 +38,18 @@ class EmbeddingTable:
     """One embedding table and how a batch of samples uses it.
 
     Args:
-        name: unique within a task.
-        rows: number of embedding vectors.
-        dim: numbers in a vector, a multiple of 4.
-        pooling_factor: mean lookups a sample.
-        zipf_alpha: rows are drawn with popularity rank**-alpha (0 is uniform, the default).
-        reuse: share of the batch's distinct rows by number of uses, in the 17 bins
+        name: Name, unique within a task.
+        rows: Number of embedding vectors.
+        dim: Columns, a multiple of 4.
+        pooling_factor: Mean number of lookups per sample, over all features.
+        zipf_alpha: Exponent of the Zipf law of rows (default: 0, uniform).
+        reuse: Share of the batch's distinct rows by number of uses, in the 17 bins
             (0,1], (1,2], (2,4], ... (2^15, inf); adds up to 1. Excludes `zipf_alpha`.
-        reuse_batch_size: samples in the batch that `reuse` was counted in. Smaller batches are
-            derived from it; None means that `reuse` describes whatever batch is used.
-        trace: recorded lookups, used in place of drawn ones.
-        features: that look rows up in the table, each with an output of its own. Lookups and reuse
-            are those of all of them together.
-        weighted: each lookup comes with a weight of its own.
+        reuse_batch_size: Samples of the batch in which `reuse` was counted. Smaller batches are
+            derived from it. None: `reuse` applies to any batch.
+        trace: Recorded lookups, used in place of drawn ones.
+        features: Number of features that look up rows, each with an output of its own.
+        weighted: Whether each lookup has a weight.
     """
 
     name: str
@@ -97,13 +96,13 @@ class EmbeddingTable:
 
     @cached_property
     def access_digest(self) -> str:
-        """Names how rows are looked up: equal for tables that differ only in name or dim.
+        """Returns a hash of how rows are looked up, independent of name and dim.
 
-        A table's batch is drawn from it, so column slices of one table see the same lookups.
+        It seeds the table's batch, so all pieces of a table have the same lookups.
         """
         trace = None if self.trace is None else (self.trace.digest, self.trace.position)
         reuse = (self.reuse, self.reuse_batch_size, self.zipf_alpha or 0.0)
-        # What is as usual is left out: those tables keep the names that they had before.
+        # Default values are left out, so that stored digests stay valid.
         unusual = [self.features, self.weighted] if self._is_unusual else []
         return digest([self.rows, self.pooling_factor, reuse, trace, *unusual])
 
@@ -112,18 +111,18 @@ class EmbeddingTable:
         return self.features > 1 or self.weighted
 
     def whole(self) -> "Piece":
-        """All columns of the table."""
+        """Returns the piece of all columns."""
         return Piece(self, 0, self.dim)
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object without the fields that are not set."""
+        """Returns a JSON object without the fields that are not set."""
         usual = {} if self._is_unusual else {"features": 1, "weighted": False}
         fields = {key: value for key, value in asdict(self).items() if value is not None}
         return {key: value for key, value in fields.items() if key not in usual}
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> "EmbeddingTable":
-        """The table that `to_json` wrote; FieldError if a field is missing, unknown or wrong."""
+        """Returns the table that `to_json` wrote; FieldError names an invalid field."""
         fields = dict(record)
         unknown = set(fields) - set(EmbeddingTable.__dataclass_fields__)
         if unknown:
@@ -162,20 +161,20 @@ class Piece:
 
     @property
     def output_width(self) -> int:
-        """Columns that it brings to its shard's output: its own, for each feature of its table."""
+        """Returns its output columns: its width for each feature of the table."""
         return self.width * self.table.features
 
     @cached_property
     def digest(self) -> str:
-        """Names what a slice costs: its lookups and its width, not the table's name."""
+        """Returns a hash of lookups and width, which determine the cost."""
         return digest([self.table.access_digest, self.width])
 
 
 @dataclass(frozen=True)
 class Shard:
-    """A set of table slices on one device: what one fused operator runs.
+    """A set of pieces on one device, which one fused operator runs.
 
-    The slices are kept in one canonical order, so equal sets are equal shards.
+    Pieces are in canonical order, so equal sets are equal shards.
     """
 
     pieces: tuple[Piece, ...]
@@ -188,33 +187,33 @@ class Shard:
 
     @staticmethod
     def in_order(pieces: tuple[Piece, ...]) -> "Shard":
-        """The shard of slices that already stand in its order, as read back from a store."""
+        """Returns the shard of pieces that are in canonical order, as read from a store."""
         shard = object.__new__(Shard)
         object.__setattr__(shard, "pieces", pieces)
         return shard
 
     @staticmethod
     def of_tables(tables: Iterable[EmbeddingTable]) -> "Shard":
-        """The shard that holds these tables whole."""
+        """Returns the shard of whole tables."""
         return Shard(tuple(table.whole() for table in tables))
 
     @cached_property
     def digest(self) -> str:
-        """Names what the shard costs: equal for shards of the same slices in any order."""
+        """Returns a hash of the pieces' digests, which find stored measurements."""
         return digest([piece.digest for piece in self.pieces])
 
     @property
     def total_dim(self) -> int:
-        """Columns of the fused operator's output."""
+        """Returns the columns of the operator's output."""
         return sum(piece.output_width for piece in self.pieces)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights in fp32."""
+        """Returns the bytes of the weights in fp32."""
         return sum(piece.table.rows * piece.width * _FLOAT_BYTES for piece in self.pieces)
 
     def looked_up_bytes(self, batch_size: int) -> float:
-        """Bytes in fp32 that a batch looks up, each row at each of its uses."""
+        """Returns the bytes in fp32 that a batch looks up, rows counted at each use."""
         numbers = sum(piece.table.pooling_factor * piece.width for piece in self.pieces)
         return numbers * batch_size * _FLOAT_BYTES
 
@@ -223,19 +222,19 @@ class Shard:
 
 
 def can_be_split(piece: Piece) -> bool:
-    """True if both halves would be wide enough."""
+    """Returns whether a piece is wide enough to be split."""
     return piece.width >= 2 * DIM_STEP
 
 
 def halves(piece: Piece) -> tuple[Piece, Piece]:
-    """A slice that can be halved as two, of nearly equal width."""
+    """Splits a piece into two of nearly equal width."""
     width = piece.width // (2 * DIM_STEP) * DIM_STEP
     first = Piece(piece.table, piece.start, width)
     return first, Piece(piece.table, piece.start + width, piece.width - width)
 
 
 def digest(value: Any) -> str:
-    """A short, stable name of a JSON value."""
+    """Returns a short, stable hash of a JSON value."""
     return hashlib.sha256(_encoded(value).encode()).hexdigest()[:24]
 
 

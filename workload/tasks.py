@@ -1,4 +1,4 @@
-"""What is to be sharded: tables, devices, the batch and the operator."""
+"""Sharding tasks: tables, devices, batch size, operator, rules and objective."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,14 +16,12 @@ from autoshard.workload.rules import Rule
 from autoshard.workload.tables import EmbeddingTable, Piece
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
-_UNTOLD = Objective().to_json()  # of tasks that were written before there was a choice
+_DEFAULT_OBJECTIVE = Objective().to_json()  # of files from before tasks had an objective
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device to shard over and its bytes, some of which may be kept for others. The rest may be
-    filled: with weights, with optimizer state, and with what a batch needs.
-    """
+    """A device and its memory, part of which may be reserved for other uses."""
 
     name: str
     memory_bytes: int
@@ -35,18 +33,18 @@ class Device:
         if not 0 <= self.reserved_bytes < self.memory_bytes:
             raise FieldError(
                 "reserved_bytes",
-                f"must lie between 0 and the {self.memory_bytes} that there are, "
+                f"must lie between 0 and memory_bytes={self.memory_bytes}, "
                 f"got {self.reserved_bytes}",
             )
 
     @property
     def usable_bytes(self) -> int:
-        """What may be filled."""
+        """Returns the bytes for weights, optimizer state, inputs and outputs."""
         return self.memory_bytes - self.reserved_bytes
 
     @staticmethod
     def uniform(count: int, memory_bytes: int) -> tuple["Device", ...]:
-        """`count` equal devices."""
+        """Returns `count` equal devices."""
         if count < 1:
             raise FieldError("devices", f"must be at least 1, got {count}")
         return tuple(Device(f"device{number}", memory_bytes) for number in range(count))
@@ -54,8 +52,15 @@ class Device:
 
 @dataclass(frozen=True)
 class ShardingTask:
-    """Tables with unique names, the devices to spread them over, the samples of a batch over all
-    devices, the rules that plans must keep, and what a plan is to have little of.
+    """A sharding problem.
+
+    Args:
+        tables: Tables with unique names.
+        devices: Devices to place them on.
+        batch_size: Samples of a batch, over all devices.
+        operator: Options of the fused operator.
+        rules: Rules that plans must keep.
+        objective: Cost that plans minimise.
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -83,27 +88,27 @@ class ShardingTask:
 
     @property
     def usable_bytes(self) -> npt.NDArray[np.int64]:
-        """What may be filled of each device."""
+        """Returns the usable bytes of each device."""
         return np.array([device.usable_bytes for device in self.devices], np.int64)
 
     def rules_of_device(self, number: int) -> tuple[Rule, ...]:
-        """The rules that name this device."""
+        """Returns the rules that name this device."""
         return tuple(rule for rule in self.rules if rule.of_devices and number in rule.numbers)
 
     def piece_bytes(self, piece: Piece) -> int:
-        """Bytes of a slice on its device, with those that a batch needs for it."""
+        """Returns the bytes of a piece, with those that a batch needs for it."""
         return self.bytes_of((piece,))
 
     def bytes_of(self, pieces: Iterable[Piece]) -> int:
-        """Bytes of slices on one device, with those that a batch needs for them."""
+        """Returns the bytes of pieces on one device, with those that a batch needs."""
         return self.operator.memory(pieces, self.batch_size).total
 
     def table_bytes(self, table: EmbeddingTable) -> int:
-        """Bytes of the whole table on one device, with those that a batch needs for it."""
+        """Returns the bytes of the whole table, with those that a batch needs for it."""
         return self.piece_bytes(table.whole())
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON document with its schema version."""
+        """Returns a JSON document with its schema version."""
         return TASK_SCHEMA.stamp(
             {
                 "batch_size": self.batch_size,
@@ -117,7 +122,7 @@ class ShardingTask:
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "ShardingTask":
-        """The task that `to_json` wrote."""
+        """Returns the task that `to_json` wrote."""
         TASK_SCHEMA.check(document)
         with documents.fields_of("task"):
             return ShardingTask(
@@ -126,22 +131,22 @@ class ShardingTask:
                 batch_size=document["batch_size"],
                 operator=OperatorOptions(**document["operator"]),
                 rules=tuple(Rule.from_json(rule) for rule in document.get("rules", ())),
-                objective=Objective.from_json(document.get("objective", _UNTOLD)),
+                objective=Objective.from_json(document.get("objective", _DEFAULT_OBJECTIVE)),
             )
 
     def save(self, path: Path | str) -> None:
-        """Write the task as JSON."""
+        """Writes the task as JSON."""
         documents.write(path, self.to_json())
 
     @staticmethod
     def load(path: Path | str) -> "ShardingTask":
-        """Read a task; UserError names the file and what is wrong with it."""
+        """Reads a task; UserError names the file and the fault."""
         with documents.naming(path):
             return ShardingTask.from_json(documents.read(path))
 
 
 def check_unique_names(tables: tuple[EmbeddingTable, ...]) -> None:
-    """UserError if two tables share a name."""
+    """Raises UserError if two tables share a name."""
     seen: set[str] = set()
     for table in tables:
         if table.name in seen:

@@ -1,8 +1,8 @@
 """Recorded lookups in the format of dlrm_datasets: tables, their features and their real batches.
 
-A file holds `(indices, offsets, lengths)`: `lengths` is [tables, batch], `offsets` runs over all
-tables and samples, `indices` concatenates all lookups. A `.pt.gz` is unpacked once into the
-temporary folder, so that every later reader maps the file and touches only the table it needs.
+A file holds `(indices, offsets, lengths)`: `lengths` is [tables, batch], `offsets` covers all
+tables and samples, and `indices` concatenates all lookups. A `.pt.gz` is unpacked once into the
+temporary folder, so that readers can map the file and read only the table that they need.
 """
 
 import gzip
@@ -24,7 +24,7 @@ from autoshard.workload.errors import UserError
 from autoshard.workload.reuse import histogram
 from autoshard.workload.tables import EmbeddingTable, Trace
 
-DEFAULT_DIM = 64  # the files say nothing of dims
+DEFAULT_DIM = 64  # the files contain no dims
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class _Recording:
 
 
 def read_tables(path: Path, dim: int = DEFAULT_DIM) -> tuple[EmbeddingTable, ...]:
-    """The tables of a dlrm_datasets file: `rows` is the highest row looked up, plus one."""
+    """Returns the tables of a dlrm_datasets file; `rows` is the highest row looked up, plus one."""
     full_path = str(path.resolve())
     content = _content_digest(full_path)
     recording = _open(full_path, content)
@@ -47,7 +47,7 @@ def read_tables(path: Path, dim: int = DEFAULT_DIM) -> tuple[EmbeddingTable, ...
 
 
 def lookups(trace: Trace, batch_size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The first `batch_size` samples of a recorded table: rows, and lookups of each sample."""
+    """Returns rows and lookups per sample of the first `batch_size` recorded samples."""
     if batch_size > trace.batch_size:
         raise UserError(
             f"{trace.path} holds {trace.batch_size} samples: use a batch of at most that, "
@@ -80,7 +80,7 @@ def _describe(recording: _Recording, trace: Trace, dim: int) -> EmbeddingTable:
 
 
 def _content_digest(path: str) -> str:
-    """Names the content; read again only if the file was changed since."""
+    """Returns a hash of the content, which is cached until the file changes."""
     try:
         state = Path(path).stat()
         return _digest_of_state(path, state.st_size, state.st_mtime_ns)
@@ -101,7 +101,7 @@ def _open(path: str, content: str) -> _Recording:
 
 
 def _unpacked(path: str, content: str) -> str:
-    """The unpacked copy of a .gz, made once a machine."""
+    """Returns the path of the unpacked copy of a .gz, made once per machine."""
     folder = Path(tempfile.gettempdir()) / f"autoshard-traces-{os.getuid()}"
     target = folder / f"{content}.pt"
     if target.exists():
