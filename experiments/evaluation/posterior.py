@@ -5,7 +5,8 @@ devices of a plan are therefore modelled as normal around the plan's mean. Their
 empirical prior, fitted to all plans of a sharder, so each cost is shrunk towards the mean according
 to its noise. A step time is the mean over many samples of a task's costs; within a sample, a shard
 has the same cost in all plans. A bootstrap over tasks does neither, and its intervals are too
-narrow for the few tasks of a comparison.
+narrow for few tasks: of `scipy.stats.bootstrap`'s BCa intervals at 95 %, 78 % contain the mean of
+four normal values, 86 % of eight and 91 % of twelve; of t intervals, 93 to 95 % do.
 """
 
 import math
