@@ -119,11 +119,7 @@ def _calibrated(store: Path, out: Path, mlflow_uri: str) -> str:
     try:
         train_cost_model.main(
             train_cost_model.TrainConfig(
-                store=(store,),
-                out=out,
-                calibrate=Path(_SHIPPED),
-                force=True,
-                mlflow_uri=mlflow_uri,
+                store=(store,), out=out, calibrate=Path(_SHIPPED), force=True, mlflow_uri=mlflow_uri
             )
         )
     except DataError as error:

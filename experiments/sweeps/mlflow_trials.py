@@ -9,11 +9,7 @@ from typing import Any
 
 from ray.tune.experiment import Trial
 from ray.tune.logger import LoggerCallback
-from ray.tune.schedulers import (
-    AsyncHyperBandScheduler,
-    PopulationBasedTraining,
-    TrialScheduler,
-)
+from ray.tune.schedulers import AsyncHyperBandScheduler, PopulationBasedTraining, TrialScheduler
 
 from autoshard.benchmark.devices import first_line
 from autoshard.experiments.console import cli

@@ -18,25 +18,14 @@ from ray.tune.schedulers import (
     PopulationBasedTraining,
     TrialScheduler,
 )
-from ray.tune.search import (
-    BasicVariantGenerator,
-    ConcurrencyLimiter,
-    SearchAlgorithm,
-    Searcher,
-)
+from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, SearchAlgorithm, Searcher
 from ray.tune.search.optuna import OptunaSearch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autoshard.experiments.console.budget import Budget
 from autoshard.experiments.sweeps.config import SearchName, TuneShardConfig
 from autoshard.experiments.sweeps.mlflow_trials import MLflowTrials
-from autoshard.experiments.sweeps.search_space import (
-    Space,
-    Value,
-    default_point,
-    mutations,
-    within,
-)
+from autoshard.experiments.sweeps.search_space import Space, Value, default_point, mutations, within
 from autoshard.experiments.sweeps.trial import SCORE, SECONDS
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.workload import UserError
