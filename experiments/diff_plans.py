@@ -104,7 +104,8 @@ def main(config: DiffConfig) -> None:
     old, new = read_plan(config.old, task, fitting=False), read_plan(config.new, task, fitting=True)
     nearest = renumbered(new, old, task)
     compared = new if config.renumber is None else nearest
-    diff = PlanDiff.of(old, compared, StepPredictor(oracle, task), task, config.link_gb_s)
+    moves, predictor = moves_between(old, compared, task), StepPredictor(oracle, task)
+    diff = PlanDiff(task, moves, predictor.of(old), predictor.of(compared), config.link_gb_s)
     show(diff.parts())
     if config.renumber is not None:
         nearest.save(config.renumber)

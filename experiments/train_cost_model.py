@@ -109,7 +109,7 @@ def main(config: TrainConfig) -> None:
             model, figures = _trained(config, data, run, budget)
         save_model(model, config.out, config.force)
         tags = {"hardware": data.hardware, "versions": data.versions}
-        version = run.register(config.out, REGISTERED_AS, tags)
+        version = run.register(config.out.iterdir(), REGISTERED_AS, tags)
         run.tags(tags)
         run.data(*(store_source(store) for store in config.store))
         run.metrics(_numbers(figures))

@@ -64,14 +64,23 @@ def run_command(
     """
     warnings.formatwarning = lambda message, *_args, **_options: f"note: {message}\n"
 
-    def parse_and_run() -> None:
+    code = 0
+    try:
         _check_dropped(dropped or {}, sys.argv[1:])
         options = tyro.cli(config, prog=_program)
         if begun_with is not None:
             options = tyro.cli(config, prog=_program, default=begun_with(options))
         main(options)
-
-    sys.exit(_exit_code(parse_and_run))
+    except UserError as error:
+        say_error(str(error))
+        code = BAD_INPUT
+    except KeyboardInterrupt as stop:
+        say_error(f"interrupted{f': {stop}' if str(stop) else ''}")
+        code = INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has ended: nothing can be printed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    sys.exit(code)
 
 
 def _check_dropped(dropped: Mapping[str, str], arguments: Sequence[str]) -> None:
@@ -84,21 +93,6 @@ def _check_dropped(dropped: Mapping[str, str], arguments: Sequence[str]) -> None
     for old, instead in dropped.items():
         if f" {old} " in line:
             raise UserError(f"{old} no longer exists: {instead}")
-
-
-def _exit_code(run: Callable[[], None]) -> int:
-    try:
-        run()
-    except UserError as error:
-        say_error(str(error))
-        return BAD_INPUT
-    except KeyboardInterrupt as stop:
-        say_error(f"interrupted{f': {stop}' if str(stop) else ''}")
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has ended: nothing can be printed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    return 0
 
 
 def say(line: str) -> None:

@@ -214,7 +214,23 @@ def score_table(
         box=None,
         padding=(0, 0, 0, 1),
     )
-    rows = [_row(name, score, best) for name, score in scores.items()]
+    rows = []
+    for name, score in scores.items():
+        width = "" if name == best or score.half_width is None else f"±{score.half_width:.3f}"
+        rows.append(
+            {
+                "sharder": name,
+                "step ms": _format(score.step_ms_mean, ".2f"),
+                "bal.": _format(score.balance_mean, ".3f"),
+                "oom": str(score.oom),
+                "ratio": _format(score.ratio, ".3f") + width,
+                "P(faster)": _format(score.better_than_heuristic, ".0%"),
+                "P(next)": _format(score.better_than_next, ".0%"),
+                "pred/meas": _format(score.promise, ".2f"),
+                "plan s": _format(score.seconds_mean, ".3f"),
+                "meas. s": _format(score.measuring_seconds_mean or None, ".1f"),
+            }
+        )
     shown = [
         column
         for column in rows[0]
@@ -285,22 +301,6 @@ def verdict(scores: Mapping[str, Score], best: str | None, what: str, subject: s
     if following is None or probability is None or probability > _SIGNIFICANT:
         return line
     return f"{line}; the difference from {following} is not significant"
-
-
-def _row(name: str, score: Score, best: str | None) -> dict[str, str]:
-    width = "" if name == best or score.half_width is None else f"±{score.half_width:.3f}"
-    return {
-        "sharder": name,
-        "step ms": _format(score.step_ms_mean, ".2f"),
-        "bal.": _format(score.balance_mean, ".3f"),
-        "oom": str(score.oom),
-        "ratio": _format(score.ratio, ".3f") + width,
-        "P(faster)": _format(score.better_than_heuristic, ".0%"),
-        "P(next)": _format(score.better_than_next, ".0%"),
-        "pred/meas": _format(score.promise, ".2f"),
-        "plan s": _format(score.seconds_mean, ".3f"),
-        "meas. s": _format(score.measuring_seconds_mean or None, ".1f"),
-    }
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autoshard.cost_model import StepPrediction, StepPredictor
+from autoshard.cost_model import StepPrediction
 from autoshard.experiments.explaining.plan_report import Part, format_columns, report
-from autoshard.workload import ShardingPlan, ShardingTask
+from autoshard.workload import ShardingTask
 from autoshard.workload.documents import Schema
-from autoshard.workload.moves import Move, Traffic, moved_bytes, moves_between, traffic_of
+from autoshard.workload.moves import Move, Traffic, moved_bytes, traffic_of
 
 DIFF_SCHEMA = Schema("autoshard.plan_diff", 1)
 _MB, _GB = 1e6, 1e9  # decimal, as for links
@@ -26,19 +26,6 @@ class PlanDiff:
     new: StepPrediction  # prediction for the new plan
     # GB (of 10^9 bytes) per second that a device sends and receives at the same time
     link_gb_s: float
-
-    @staticmethod
-    def of(
-        old: ShardingPlan,
-        new: ShardingPlan,
-        predictor: StepPredictor,
-        task: ShardingTask,
-        link: float,
-    ) -> "PlanDiff":
-        """Returns the difference; raises PlanError unless both plans are of the task."""
-        return PlanDiff(
-            task, moves_between(old, new, task), predictor.of(old), predictor.of(new), link
-        )
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:

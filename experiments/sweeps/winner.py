@@ -50,12 +50,8 @@ def keep_winner(
                 kept["defaults"] = _fetched(by_id[found.trial_id], Path(place) / "defaults")
         figures = _test(task, kept, run)
         RunFolder(kept["winner"]).mirror(storage.within("winner"))
-        model = Path(place) / "model"
-        model.mkdir()
-        for path in policy_files(kept["winner"]):
-            path.rename(model / path.name)
         tags |= {"score": f"{best.score:.4f}", "trial": best.trial_id}
-        version = run.register(model, runs.POLICIES, tags, ALIAS)
+        version = run.register(policy_files(kept["winner"]), runs.POLICIES, tags, ALIAS)
     for name, value in sorted(figures.items(), key=lambda pair: pair[1]):
         cli.say(f"  {name:<32} {value:.4f}")
     cli.say(

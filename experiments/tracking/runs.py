@@ -131,12 +131,12 @@ class TrackedRun:
             self.artifact(Path(place), "plans")
 
     def register(
-        self, folder: Path, name: str, tags: Mapping[str, str], alias: str | None = None
+        self, files: Iterable[Path], name: str, tags: Mapping[str, str], alias: str | None = None
     ) -> str:
-        """Logs a folder and registers it as the next version of a model; returns the version."""
+        """Logs files and registers them as the next version of a model; returns the version."""
         from mlflow.exceptions import MlflowException
 
-        self.artifact(folder, name)
+        self.model(files, name)
         with suppress(MlflowException):  # it is registered already
             self._client.create_registered_model(name)
         source = f"{self._client.get_run(self.run_id).info.artifact_uri}/{name}"
