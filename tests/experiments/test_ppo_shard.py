@@ -215,7 +215,7 @@ def test_a_run_whose_seconds_are_spent_ends_well_and_goes_on(
     ("changes", "line"),
     [
         ({"num_tables": "many"}, "--num-tables: a whole number or a range such as 2-8, got 'many'"),
-        ({"num_devices": "8-2"}, "num_devices: must be from 1 up, the least first, got 8 to 2"),
+        ({"num_devices": "8-2"}, "num_devices: must be from 1 up, minimum first, got 8"),
         ({"memory_fill": "0-2"}, "fill: must lie between 0 and 1"),
         ({"max_devices": 2}, "--max-devices 2 is less than --num-devices"),
         ({"seconds": 0.0}, "--seconds must be more than 0, got 0"),

@@ -69,10 +69,11 @@ def test_a_parent_has_children_that_go_on(uri: str) -> None:
 
 
 def test_models_are_versions_with_an_alias(uri: str, tmp_path: Path) -> None:
-    (tmp_path / "policy.json").write_text("{}")
+    file = tmp_path / "policy.json"
+    file.write_text("{}")
     for expected in ("1", "2"):
         with runs.tracked_run("tune_shard", "sweep", {}, uri) as run:
-            assert run.register(tmp_path, "some-policy", {"score": "0.9"}, "winner") == expected
+            assert run.register([file], "some-policy", {"score": "0.9"}, "winner") == expected
     version = MlflowClient(uri).get_model_version_by_alias("some-policy", "winner")
     assert (version.version, version.tags) == (2, {"score": "0.9"})
 
