@@ -136,7 +136,7 @@ def _trained(
             count = config.budget_shards // config.rounds
             this = rounds.part(1 / (config.rounds - number))
             if this.left_s() < curves.seconds:  # training would take longer
-                proposer.leave_out("proposed_shards", count * (config.rounds - number))
+                proposer.left_out["proposed_shards"] += count * (config.rounds - number)
                 break
             oracle = EstimatedCosts(model, data.most_common_batch)
             proposer.measure_proposals(oracle, number, count, this)
@@ -151,14 +151,20 @@ def _trained(
         checked = None
         if proposer is not None and config.check_tasks:
             checked = proposer.check(oracle, config.check_tasks, budget)
-        left_out = {} if proposer is None else proposer.left_out
+        left_out = {} if proposer is None else dict(+proposer.left_out)
 
     # 3. Evaluate on shards of test tables; print, log, draw.
     parts = split(data)
     found = evaluate(model.compute, parts["train"], parts["test"])
     pieces = {piece.digest: piece for shard in parts["test"].shards for piece in shard.pieces}
     speed = evaluations_per_second(oracle, list(pieces.values()))
-    lines = [*found.lines(), ("evaluations", f"{speed:,.0f} a second"), *_format_check(checked)]
+    lines = [*found.lines(), ("evaluations", f"{speed:,.0f} a second")]
+    if checked is not None:
+        ratio, of_slowest = (checked[f"{of}measured_over_promised"] for of in ("", "max_"))
+        text = f"measured / predicted {ratio:.3f}, of the slowest device {of_slowest:.3f}"
+        lines.append(("predictions", text))
+        for name, ms in checked["measured_max_ms"].items():
+            lines.append((name, f"{ms:.2f} ms on the slowest device, mean of tasks"))
     for name, value in lines:
         cli.say(f"  {name:<14} {value}")
     if left_out:
@@ -215,21 +221,6 @@ def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, A
 def _read(config: TrainConfig) -> CostDataset:
     selection = Selection(config.weights, config.optimizer, config.batch_size, config.hardware)
     return read_costs(config.store, selection)
-
-
-def _format_check(checked: dict[str, Any] | None) -> list[tuple[str, str]]:
-    """Returns the printed lines of the check of predictions."""
-    if checked is None:
-        return []
-    text = (
-        f"measured / predicted {checked['measured_over_promised']:.3f}, of the slowest device "
-        f"{checked['max_measured_over_promised']:.3f}"
-    )
-    of_sharders = checked["measured_max_ms"].items()
-    return [
-        ("predictions", text),
-        *((name, f"{ms:.2f} ms on the slowest device, mean of tasks") for name, ms in of_sharders),
-    ]
 
 
 def _numbers(figures: dict[str, Any]) -> dict[str, float]:

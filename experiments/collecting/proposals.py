@@ -1,6 +1,7 @@
 """Measurements for training a cost model: proposed shards, noise, and checks of predictions."""
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -68,7 +69,7 @@ class Proposer:
         self._operator = data.operator
         self._known = {shard.digest for shard in data.shards}
         self._tables = data.tables() if tables is None else tables
-        self.left_out: dict[str, int] = {}
+        self.left_out: Counter[str] = Counter()
 
     @staticmethod
     def start(
@@ -114,7 +115,7 @@ class Proposer:
         cli.say(f"round {number + 1}: measuring {len(shards)} proposed shards")
         found = self._measure(shards, budget)
         self._known.update(found)
-        self.leave_out("proposed_shards", len(shards) - len(found))
+        self.left_out["proposed_shards"] += len(shards) - len(found)
 
     def measure_again(self, test: CostDataset, budget: Budget) -> None:
         """Measures test shards again, with other batches of the same description."""
@@ -125,7 +126,7 @@ class Proposer:
         ][:_REPEATED]
         cli.say(f"measuring {len(repeated)} test shards again, for the measuring noise")
         found = self._measure(repeated, budget, seed=1)
-        self.leave_out("repeated_shards", len(repeated) - len(found))
+        self.left_out["repeated_shards"] += len(repeated) - len(found)
 
     def check(
         self, oracle: EstimatedCosts, count: int, budget: Budget | None = None
@@ -146,7 +147,7 @@ class Proposer:
         known = self._measure(list(different.values()), budget or Budget())
         pairs = zip(plans, shards, strict=True)
         whole = [of_task for of_task, needed in pairs if needed.keys() <= known.keys()]
-        self.leave_out("check_tasks", count - len(whole))
+        self.left_out["check_tasks"] += count - len(whole)
         found = {
             name: compare_predictions(
                 oracle,
@@ -171,11 +172,6 @@ class Proposer:
 
     def _tasks(self, tables: Sequence[EmbeddingTable], count: int, seed: int) -> list[ShardingTask]:
         return random_tasks(tables, count, self._batch_size, self._operator, _MEMORY_BYTES, seed)
-
-    def leave_out(self, what: str, count: int) -> None:
-        """Counts things of a kind as left out."""
-        if count:
-            self.left_out[what] = self.left_out.get(what, 0) + count
 
     def _measure(
         self, shards: Sequence[Shard], budget: Budget, seed: int = 0

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -77,17 +78,14 @@ def load_tasks(folder: Path) -> dict[str, ShardingTask]:
         )
     first_file, first = next(iter(tasks.items()))
     for file, task in tasks.items():
-        for what in ("batch_size", "operator"):
-            if getattr(task, what) != getattr(first, what):
+        for what in ("batch_size", "operator", "objective.name"):
+            value, expected = attrgetter(what)(task), attrgetter(what)(first)
+            if value != expected:
+                name = what.removesuffix(".name").replace("_", " ")
                 raise UserError(
-                    f"{folder / file}: its {what.replace('_', ' ')} is not that of {first_file}: "
-                    "compare tasks of one batch size and operator at a time"
+                    f"{folder / file}: its {name} is {value}, that of {first_file} is {expected}: "
+                    f"compare tasks with one {name} at a time"
                 )
-        if task.objective.name != first.objective.name:
-            raise UserError(
-                f"{folder / file}: its objective is {task.objective.name}, that of {first_file} "
-                f"is {first.objective.name}: compare tasks of one objective at a time"
-            )
     return tasks
 
 

@@ -441,7 +441,7 @@ def test_bad_tasks_and_plans_are_one_line(
         ({"tasks": tasks}, "tasks: is no folder of tasks, as --save-tasks writes them"),
         ({"tasks": tmp_path / "tasks_nothing"}, "tasks_nothing: holds no tasks"),
         ({"tasks": tmp_path / "tasks_schema"}, "3.json: is not a document of schema"),
-        ({"tasks": tmp_path / "tasks_batch"}, "3.json: its batch size is not that of 0.json"),
+        ({"tasks": tmp_path / "tasks_batch"}, "3.json: its batch size is "),
         ({"tasks": tmp_path / "tasks_fp16"}, "tasks_fp16: the task's weights is fp16, the oracle"),
         ({"save_tasks": out / "tasks"}, "holds tasks already: name another folder"),
         ({"save_tasks": out / "tasks" / "0.json"}, "is a file: name a folder for --save-tasks"),
