@@ -68,7 +68,7 @@ def test_optional_columns(tmp_path: Path) -> None:
         (GOOD + "x,5,8,-1\n", "line 4, column pooling_factor"),
         (GOOD + "x,5,8,inf\n", "line 4, column pooling_factor"),
         (GOOD + "x,5,8,\n", "line 4, column pooling_factor: is missing"),
-        (GOOD + "user,5,8,1\n", "line 4, column name: 'user' stands at line 2 already"),
+        (GOOD + "user,5,8,1\n", "line 4, column name: 'user' is also at line 2"),
         (GOOD + "x,5,8\n", "line 4: has 3 cells, the header has 4"),
         ("name,rows,dim,pooling_factor,rows\na,1,4,1,1\n", "column rows: occurs twice"),
         ("name,rows,dim,pooling_factor,reuse_0\na,1,4,1,1\n", "column reuse_1: is missing"),

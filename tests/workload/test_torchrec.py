@@ -147,10 +147,10 @@ def test_without_batches_the_planner_s_pooling_factors_are_taken() -> None:
 
 
 def test_what_is_not_known_of_lookups_is_said() -> None:
-    with pytest.warns(UserWarning, match="3 of 3 tables.*one lookup a sample and feature"):
+    with pytest.warns(UserWarning, match="3 of 3 tables.*one lookup per sample and feature"):
         found = tables_of(towers())
     assert [table.pooling_factor for table in found.tables] == [1, 2, 1]
-    with pytest.warns(UserWarning, match="how 1 of 3 tables"):
+    with pytest.warns(UserWarning, match="of 1 of 3 tables"):
         tables_of(towers(), constraints={"clicks": ParameterConstraints(pooling_factors=[3.0])})
 
 

@@ -1,12 +1,11 @@
-"""TorchRec, both ways: a model's tables come in, a plan to train by goes out.
+"""Conversion between TorchRec models and plans, and those of this package.
 
-Hands out `tables_of` (a model's tables, with lookups counted from a few batches), `to_torchrec`
-(our plan as one for `DistributedModelParallel(plan=)`), `from_torchrec` (a running plan as ours),
-`load_state` (weights into what is sharded), `with_even_columns` (for those who load them by
-TorchRec), `planner` (our plans inside TorchRec's planner) and `plan_of_torchrec` (its own plan).
+Exports `tables_of` (tables of a model, with lookups counted from batches), `to_torchrec` (a plan
+for `DistributedModelParallel(plan=)`), `from_torchrec` (the plan of a sharded model), `load_state`
+(weights into a sharded model), `with_even_columns` (for loading by TorchRec), `planner` (plans
+inside TorchRec's planner) and `plan_of_torchrec` (TorchRec's own plan).
 
-This is the one door to torchrec: it is imported when one of them is asked for, and without it one
-line says what to install.
+TorchRec is imported only here, when one of these is used.
 """
 
 from typing import TYPE_CHECKING

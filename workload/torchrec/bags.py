@@ -1,4 +1,4 @@
-"""The tables of a model's EmbeddingBagCollections, and what they are called."""
+"""The tables of a model's EmbeddingBagCollections, by name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torchrec.modules.mc_embedding_modules import BaseManagedCollisionEmbeddingC
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.tables import EmbeddingTable
 
-# Others with tables, which a DistributedModelParallel shards by rules of their own.
+# Other modules with tables, which DistributedModelParallel shards differently.
 _OTHERS = (
     EmbeddingBagCollectionInterface,
     FeatureProcessedEmbeddingBagCollection,
@@ -31,9 +31,9 @@ class BagTable:
     """A table of an EmbeddingBagCollection.
 
     Args:
-        path: of the collection in its model, with dots; empty where the model is the collection.
-        config: TorchRec's own description.
-        collection: that it belongs to.
+        path: Dotted path of the collection; empty where the model is the collection.
+        config: TorchRec's configuration.
+        collection: Collection that it belongs to.
     """
 
     path: str
@@ -42,19 +42,21 @@ class BagTable:
 
     @property
     def name(self) -> str:
-        """As `name_of` says."""
+        """Returns the name of the table in plans."""
         return name_of(self.path, self.config.name)
 
     @property
     def weight(self) -> nn.Parameter:
-        """The parameter, which knows its optimizer."""
+        """Returns the parameter, which may name its optimizer."""
         weight: nn.Parameter = self.collection.embedding_bags[self.config.name].weight
         return weight
 
     def described(self, pooling_factor: float = 1.0, **use: Any) -> EmbeddingTable:
-        """The table in our words, with its mean lookups a sample; UserError if it is not for us.
+        """Returns the table as an EmbeddingTable; UserError if that is not possible.
 
-        `use`: what else is known of its lookups, by the names that EmbeddingTable has for it.
+        Args:
+            pooling_factor: Mean lookups per sample.
+            use: Other fields of EmbeddingTable that describe its lookups.
         """
         try:
             return EmbeddingTable(
@@ -71,14 +73,14 @@ class BagTable:
 
 
 def name_of(path: str, table: str) -> str:
-    """`path.table`, or `table` where the model is the collection itself."""
+    """Returns `path.table`, or `table` where the model is the collection itself."""
     return f"{path}.{table}" if path else table
 
 
 def bag_tables(model: nn.Module) -> Mapping[str, BagTable]:
-    """The tables of all collections by name, in the order in which they stand in the model.
+    """Returns the tables of all collections by name, in the order of the model.
 
-    UserError names a module whose tables cannot be planned for.
+    UserError names a module whose tables are not supported.
     """
     tables: dict[str, BagTable] = {}
     for path, module in model.named_modules():
@@ -92,10 +94,10 @@ def bag_tables(model: nn.Module) -> Mapping[str, BagTable]:
 
 
 def check_module(path: str, module: nn.Module) -> None:
-    """UserError if the module has tables that cannot be planned for."""
+    """Raises UserError if the module has tables that are not supported."""
     what = f"module {path or 'given'} is a {type(module).__name__}"
     if isinstance(module, ShardedModule):
-        raise UserError(f"{what}, which is sharded: give the model as it was before")
+        raise UserError(f"{what}, which is sharded: give the model before sharding")
     if isinstance(module, EmbeddingCollectionInterface):
         raise UserError(
             f"{what}: its lookups are not pooled, and plans here are for EmbeddingBagCollections: "

@@ -1,4 +1,4 @@
-"""How a model's tables are looked up, counted from a few of its batches."""
+"""Counts the lookups of a model's tables in a few batches."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from autoshard.workload.errors import UserError
 from autoshard.workload.reuse import histogram
 from autoshard.workload.torchrec.bags import BagTable
 
-# That are counted at most. Of 10,240 lookups of 100,000 rows by a Zipf law of 1.1, one batch puts
-# 0.8 % of rows into other bins than 64 do, four 0.4 %.
+# Maximum number of steps that are counted. Of 10,240 lookups of 100,000 rows by a Zipf law of 1.1,
+# one batch puts 0.8 % of rows into other bins than 64 batches do, and four put 0.4 %.
 GLOBAL_BATCHES = 4
 
 Whole = npt.NDArray[np.int64]
@@ -22,7 +22,7 @@ Whole = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Joined:
-    """The batches of all ranks in one step: rows that each feature looks up, and samples."""
+    """The batches of all ranks in one step: rows of each feature, and number of samples."""
 
     rows: Mapping[str, Whole]
     samples: int
@@ -31,10 +31,10 @@ class _Joined:
 def counted(
     tables: Iterable[BagTable], batches: Iterable[Any], world_size: int
 ) -> dict[str, dict[str, Any]]:
-    """What batches tell of each table's lookups, as fields of EmbeddingTable.
+    """Returns the lookups of each table in these batches, as fields of EmbeddingTable.
 
-    A shard sees the samples of all ranks, so `world_size` batches in a row are joined before rows
-    are counted. A few are read, and no more of `batches` than those.
+    A shard computes the samples of all ranks. So `world_size` consecutive batches are joined before
+    rows are counted. At most GLOBAL_BATCHES steps are read from `batches`.
     """
     steps = list(islice(_joined(batches, world_size), GLOBAL_BATCHES))
     if not steps:
@@ -46,17 +46,16 @@ def counted(
 
 
 def _joined(batches: Iterable[Any], world_size: int) -> Iterator[_Joined]:
-    several = iter(batches)
+    remaining = iter(batches)
     while True:
-        parts = [_features(batch) for batch in islice(several, world_size)]
+        parts = [_features(batch) for batch in islice(remaining, world_size)]
         samples = sum(part.stride() for part in parts)
         if len(parts) < world_size or not samples:
             return
         looked_up = [_rows(part) for part in parts]
-        common = set.intersection(*(set(one) for one in looked_up))
-        yield _Joined(
-            {key: np.concatenate([one[key] for one in looked_up]) for key in common}, samples
-        )
+        common = set.intersection(*map(set, looked_up))
+        joined = {key: np.concatenate([rows[key] for rows in looked_up]) for key in common}
+        yield _Joined(joined, samples)
 
 
 def _features(batch: Any) -> KeyedJaggedTensor:
@@ -72,7 +71,6 @@ def _features(batch: Any) -> KeyedJaggedTensor:
 
 
 def _rows(features: KeyedJaggedTensor) -> dict[str, Whole]:
-    """The rows that each feature looks up."""
     rows = features.values().cpu().numpy().astype(np.int64)
     ends = features.offset_per_key()
     return {key: rows[ends[n] : ends[n + 1]] for n, key in enumerate(features.keys())}

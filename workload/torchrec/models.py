@@ -1,4 +1,4 @@
-"""The tables of a TorchRec model, as something to shard."""
+"""Converts the tables of a TorchRec model to tables of a task."""
 
 import warnings
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ _WEIGHTS = {theirs: ours for ours, theirs in DATA_TYPES.items()}
 
 
 class ModelTables(NamedTuple):
-    """What a ShardingTask needs to know of a model: its tables, and what their operator stores."""
+    """The tables of a model and the options of their operator, for a ShardingTask."""
 
     tables: tuple[EmbeddingTable, ...]
     operator: OperatorOptions
@@ -36,23 +36,23 @@ def tables_of(
     constraints: Mapping[str, ParameterConstraints] | None = None,
     fused_params: Mapping[str, Any] | None = None,
 ) -> ModelTables:
-    """The tables of all EmbeddingBagCollections of a model that is not sharded yet.
+    """Returns the tables of all EmbeddingBagCollections of a model that is not sharded yet.
 
-    A table is named `module.table` by the path of its collection. What is not known of its lookups
-    is assumed, and a warning says so.
+    A table is named `module.table` by the path of its collection. Unknown lookups are assumed to be
+    one per sample and feature, with a warning.
 
     Args:
-        model: it may be on device meta.
-        batches: of one rank, KeyedJaggedTensors or objects with `sparse_features`. A few are read
-            to count lookups and how often they meet the same rows.
-        world_size: ranks that will train, each with such a batch.
-        constraints: as TorchRec's planner takes them, by table; their pooling factors are taken
+        model: Model, which may be on device meta.
+        batches: Batches of one rank: KeyedJaggedTensors or objects with `sparse_features`. A few
+            are read to count lookups and reuse of rows.
+        world_size: Number of ranks that will train, each with such a batch.
+        constraints: Constraints of TorchRec's planner by table. Their pooling factors are used
             where there are no batches.
-        fused_params: as the tables' sharder takes them. They name the optimizer of tables that
+        fused_params: Parameters of the tables' sharder. They name the optimizer of tables that
             apply_optimizer_in_backward did not prepare.
 
     Raises:
-        UserError: a line on the first table that cannot be planned for.
+        UserError: A table is not supported.
     """
     return described(bag_tables(model), batches, world_size, constraints, fused_params)
 
@@ -64,7 +64,7 @@ def described(
     constraints: Mapping[str, ParameterConstraints] | None,
     fused_params: Mapping[str, Any] | None,
 ) -> ModelTables:
-    """`tables_of` for tables that are found already."""
+    """Returns `tables_of` for given tables."""
     operator = _operator(tables, fused_params)
     use = _use(tables, batches, world_size, constraints)
     return ModelTables(tuple(t.described(**use[name]) for name, t in tables.items()), operator)
@@ -76,7 +76,6 @@ def _use(
     world_size: int,
     constraints: Mapping[str, ParameterConstraints] | None,
 ) -> dict[str, dict[str, Any]]:
-    """What is known of each table's lookups."""
     if batches is not None:
         return counted(tables.values(), batches, world_size)
     known = {
@@ -84,13 +83,13 @@ def _use(
         for name, table in tables.items()
         if constraints
         and table.config.name in constraints
-        and constraints[table.config.name].pooling_factors != [POOLING_FACTOR]  # nothing said
+        and constraints[table.config.name].pooling_factors != [POOLING_FACTOR]  # TorchRec's default
     }
     unknown = len(tables) - len(known)
     if unknown:
         warnings.warn(
-            f"nothing tells how {unknown} of {len(tables)} tables are looked up: one lookup a "
-            "sample and feature is assumed, spread evenly over rows; give batches to count them",
+            f"lookups of {unknown} of {len(tables)} tables are unknown: one lookup per sample and "
+            "feature is assumed, uniform over rows; give batches to count them",
             stacklevel=4,
         )
     one_each = {name: float(len(table.config.feature_names)) for name, table in tables.items()}
@@ -111,13 +110,13 @@ def _pooling(table: BagTable, constraint: ParameterConstraints) -> float:
 def _operator(
     tables: Mapping[str, BagTable], fused_params: Mapping[str, Any] | None
 ) -> OperatorOptions:
-    """What all tables store alike; UserError names two that differ."""
+    """Returns the common options of all tables; UserError names two that differ."""
     first, options = "", OperatorOptions()
     for name, table in tables.items():
         own = OperatorOptions(_weights(table), _optimizer(table, fused_params))
         if table.config.pooling is not PoolingType.SUM:
-            # A mean is not the same: fbgemm's operator took 1.4 times as long forward and 1.2 times
-            # backward (medians of 12 shards on a CPU, where a second sum took 1.07 and 1.02).
+            # Mean pooling costs more: FBGEMM's operator took 1.4 times as long forward and 1.2
+            # times backward (medians of 12 shards on a CPU; a second sum took 1.07 and 1.02).
             raise UserError(
                 f"table {name} pools by {table.config.pooling.name}: costs are known of sums, and "
                 "those of means differ"
@@ -167,7 +166,7 @@ def _optimizer(table: BagTable, fused_params: Mapping[str, Any] | None) -> Optim
 
 
 def _as_fused(optimizer: type) -> Any:
-    """fbgemm's name of an optimizer's class; None where it has none."""
+    """Returns FBGEMM's type of an optimizer's class; None where it has none."""
     try:
         return optimizer_type_to_emb_opt_type(optimizer)
     except ValueError:

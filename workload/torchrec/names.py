@@ -1,4 +1,4 @@
-"""What TorchRec and fbgemm call what our operators store, and the devices that a task has."""
+"""Operator options, devices and lookups in TorchRec's and FBGEMM's types."""
 
 from collections.abc import Mapping
 
@@ -18,23 +18,28 @@ FUSED_OPTIMIZERS: Mapping[Optimizer, EmbOptimType] = {
     "rowwise_adagrad": EmbOptimType.EXACT_ROWWISE_ADAGRAD,
 }
 
-_SPEEDS = ("intra_host_bw", "inter_host_bw")  # in bytes a millisecond, as its constants are
+_BANDWIDTHS = ("intra_host_bw", "inter_host_bw")  # in bytes per millisecond
 _MS = 1e3
 
 
 def topology_of(task: ShardingTask, device: str) -> Topology:
-    """The task's devices as ranks, with their room as storage, and what connects them, where the
-    objective says it (TorchRec knows no latency); `device`: torch's type of them.
+    """Returns the topology of a task's devices, with their usable memory as storage.
+
+    Bandwidths are those of the objective's link, where it has one; TorchRec has no latency.
+
+    Args:
+        task: Task whose devices are the ranks.
+        device: torch's type of the devices.
     """
     memory = {"ddr_cap" if device == "cpu" else "hbm_cap": task.usable_bytes.tolist()}
     ranks, link = len(task.devices), task.objective.link
-    speed = {} if link is None else dict.fromkeys(_SPEEDS, link.bytes_s / _MS)
+    bandwidth = {} if link is None else dict.fromkeys(_BANDWIDTHS, link.bytes_s / _MS)
     return Topology(
         world_size=ranks,
         compute_device=device,
         custom_topology_data=CustomTopologyData(memory, ranks),
-        created_by_factory=True,  # else it warns that a job would fail
-        **speed,
+        created_by_factory=True,  # else TorchRec warns
+        **bandwidth,
     )
 
 
@@ -45,7 +50,7 @@ def device_type_here() -> str:
 
 
 def lookups_of(table: EmbeddingTable) -> ParameterConstraints:
-    """What its planner is told of a table's lookups, of each feature an even share."""
+    """Returns a table's lookups for TorchRec's planner, an even share for each feature."""
     return ParameterConstraints(
         pooling_factors=[table.pooling_factor / table.features] * table.features,
         is_weighted=table.weighted,

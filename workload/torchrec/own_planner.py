@@ -1,7 +1,7 @@
-"""The plan that TorchRec's own planner makes of a task, to be compared with."""
+"""Plans of TorchRec's own planner, for comparison."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -27,16 +27,18 @@ from autoshard.workload.torchrec.names import DATA_TYPES, device_type_here, look
 from autoshard.workload.torchrec.plans import FUSED, placements_of
 
 _OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad, "rowwise_adagrad": RowWiseAdagrad}
-_WIDEST = 128  # of a slice, where TorchRec is told nothing
+_MAX_WIDTH = 128  # of a piece, as TorchRec's default
 
 
 def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
-    """TorchRec's own plan of whole tables and, with `column_wise`, of tables split evenly.
+    """Returns TorchRec's own plan of whole tables and, with `column_wise`, of evenly split ones.
 
-    It knows the tables' true pooling factors, the batch, each device's memory as its storage, and
-    the link where the objective names one; nothing is reserved besides, and nothing is cached. Each
-    table has one width that it may be split by, the widest there is below its own and up to 128.
-    PlanError where it finds no plan, or one that does not fit by our count.
+    The planner gets the pooling factors, the batch size, the memory of each device as storage, and
+    the objective's link, if any; nothing else is reserved. A table may be split by one width: its
+    largest even divisor below `dim`, up to 128.
+
+    Raises:
+        PlanError: The planner finds no plan, or one that is not valid for the task.
     """
     named = {f"t{number}": table for number, table in enumerate(task.tables)}
     model = _model(task, named)
@@ -52,7 +54,7 @@ def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
     try:
         ours.check(task)
     except PlanError as fault:
-        raise PlanError(f"TorchRec's planner knows no constraints of ours: {fault}") from None
+        raise PlanError(f"TorchRec's planner ignores constraints: {fault}") from None
     return ours
 
 
@@ -62,10 +64,10 @@ def plan_by_torchrec(
     constraints: Mapping[str, ParameterConstraints],
     device_type: str,
 ) -> TorchRecPlan:
-    """Returns what TorchRec's planner makes of a model with the tables of a task.
+    """Returns the plan of TorchRec's planner for a model with the tables of a task.
 
     Raises:
-        PlanError: It finds no plan.
+        PlanError: The planner finds no plan.
     """
     planner = EmbeddingShardingPlanner(
         topology=topology_of(task, device_type),
@@ -82,7 +84,7 @@ def plan_by_torchrec(
 
 
 def _model(task: ShardingTask, tables: dict[str, EmbeddingTable]) -> nn.Module:
-    """Collections on device meta, one of weighted and one of other tables."""
+    """Returns collections on device meta, one for weighted and one for other tables."""
     collections = {
         str(weighted): EmbeddingBagCollection(
             tables=[
@@ -108,19 +110,14 @@ def _model(task: ShardingTask, tables: dict[str, EmbeddingTable]) -> nn.Module:
 
 
 def _constraints(table: EmbeddingTable, column_wise: bool) -> ParameterConstraints:
-    width = max(_even_widths(table.dim), default=None) if column_wise else None
+    even = range(DIM_STEP, min(table.dim // 2, _MAX_WIDTH) + 1, DIM_STEP)
+    widths = [width for width in even if table.dim % width == 0] if column_wise else []
+    width = max(widths, default=None)
     types = [ShardingType.TABLE_WISE.value]
     return replace(
         lookups_of(table),
         sharding_types=types if width is None else [*types, ShardingType.COLUMN_WISE.value],
         compute_kernels=[FUSED],
         min_partition=width,
-        output_dtype=DataType.FP32,  # of operators, whatever weights are in; it guesses theirs
+        output_dtype=DataType.FP32,  # of outputs; TorchRec assumes that of weights
     )
-
-
-def _even_widths(dim: int) -> Iterator[int]:
-    """Of slices that a table of `dim` columns can be split into evenly."""
-    for width in range(DIM_STEP, min(dim // 2, _WIDEST) + 1, DIM_STEP):
-        if dim % width == 0:
-            yield width

@@ -1,4 +1,4 @@
-"""Our plans inside TorchRec's own planner, so that its checks of storage and its report apply."""
+"""Plans of this package inside TorchRec's planner, with its storage checks and its report."""
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,25 +39,26 @@ def planner(
     rules: Constraints | None = None,
     **options: Any,
 ) -> EmbeddingShardingPlanner:
-    """TorchRec's planner, whose `plan(module, sharders)` gives our plan, checked and reported.
+    """Returns TorchRec's planner, whose `plan(module, sharders)` returns our plan.
 
-    Its estimate of storage is what counts: a plan for which a rank has too little ends in its
-    PlannerError, which says so. What it reserves for dense parts is kept free for a sharder, too.
+    TorchRec estimates and checks the storage, and raises PlannerError if a rank has too little. Its
+    storage reservation also reduces the memory of the task that a sharder gets.
 
     Args:
-        decider: a plan for the tables of the model, or who makes one.
-        topology: ranks and their storage.
-        batch_size: samples of one rank, as TorchRec counts them.
-        constraints: pooling factors of tables; a sharder and the planner's estimates go by them.
-        batches: of one rank, for a sharder: lookups are counted in them.
-        rules: our constraints, which a sharder obeys. Of TorchRec's only pooling factors are.
-        options: others of EmbeddingShardingPlanner, such as storage_reservation or debug.
+        decider: Plan for the tables of the model, or sharder that makes one.
+        topology: Ranks and their storage.
+        batch_size: Samples of one rank.
+        constraints: Pooling factors of tables, for the sharder and for the planner's estimates.
+            Their other fields are not supported.
+        batches: Batches of one rank, in which lookups are counted for the sharder.
+        rules: Placement constraints for the sharder.
+        options: Other options of EmbeddingShardingPlanner, such as storage_reservation or debug.
     """
     for name, given in (constraints or {}).items():
         if given.sharding_types or given.compute_kernels or given.min_partition:
             raise UserError(
-                f"constraints of {name}: which way a table is sharded, in which kernel and how "
-                "narrow is for our plan to say: give `rules` in place of these"
+                f"constraints of {name}: sharding_types, compute_kernels and min_partition follow "
+                "from our plan: use `rules` instead"
             )
     adapter = _PlannerAdapter(decider, topology, batch_size, constraints, batches, rules)
     return EmbeddingShardingPlanner(
@@ -71,7 +72,7 @@ def planner(
 
 
 class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
-    """Proposes once, whatever the tables may be, and partitions by our plan."""
+    """Proposes once, and partitions by our plan."""
 
     def __init__(
         self,
@@ -97,7 +98,7 @@ class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
     def load(
         self, search_space: Sequence[ShardingOption], enumerator: Enumerator | None = None
     ) -> None:
-        """Take one way for each table, any: ours is put in its place."""
+        """Takes any one option of each table, which our plan replaces later."""
         self._enumerator = enumerator
         options: dict[str, ShardingOption] = {}
         self._tables = {}
@@ -114,18 +115,18 @@ class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
         self._fused_params = None if own is None else own.fused_params
 
     def propose(self) -> list[ShardingOption] | None:
-        """A way for each table, once."""
+        """Returns an option of each table, once."""
         proposal = None if self._proposed else self._options
         self._proposed = True
         return proposal
 
     def feedback(self, *_args: Any, **_kwargs: Any) -> None:
-        """There is nothing to learn from: the plan stands."""
+        """Ignores feedback, because the plan is fixed."""
 
     def partition(
         self, proposal: Sequence[ShardingOption], storage_constraint: Topology
     ) -> list[ShardingOption]:
-        """Our plan in TorchRec's terms; PlannerError where a rank has too little storage."""
+        """Returns our plan as options; PlannerError if a rank has too little storage."""
         plan = self._plan(storage_constraint)
         pieces = pieces_of(plan, self._tables, self._topology.world_size)
         types = sharding_types(pieces, self._tables)
@@ -145,17 +146,17 @@ class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
         free = "ddr" if storage.compute_device == "cpu" else "hbm"
         devices = []
         for rank, device in enumerate(storage.devices):
-            room = int(getattr(device.storage, free))
-            if room <= 0:
+            usable = int(getattr(device.storage, free))
+            if usable <= 0:
                 raise UserError(f"rank {rank}: nothing of its {free} is left for tables")
-            devices.append(Device(f"rank{rank}", room))
+            devices.append(Device(f"rank{rank}", usable))
         batch = self._batch_size * ranks
         task = ShardingTask(found.tables, tuple(devices), batch, found.operator)
         return self._decider.shard(task if self._rules is None else self._rules.applied(task))
 
 
 def _placed(option: ShardingOption, kind: str, pieces: Sequence[Placement]) -> ShardingOption:
-    """A copy of the option that is sharded and placed like the pieces."""
+    """Returns a copy of the option, sharded and placed like the pieces."""
     made = copy.deepcopy(option)
     made.sharding_type = kind
     made.partition_by = get_partition_by_type(kind)

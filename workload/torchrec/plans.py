@@ -1,4 +1,4 @@
-"""Plans for DistributedModelParallel, from ours and back."""
+"""Converts plans to and from those of DistributedModelParallel."""
 
 import os
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from autoshard.workload.torchrec.names import device_type_here
 FUSED = EmbeddingComputeKernel.FUSED.value
 _WHOLE = torchrec.ShardingType.TABLE_WISE.value
 _SPLIT = torchrec.ShardingType.COLUMN_WISE.value
-# All of them give a rank columns of its own; they differ in how a planner may choose the ranks.
+# All of them place columns on ranks; they differ in how a planner may select the ranks.
 _BY_COLUMNS = (_WHOLE, _SPLIT, torchrec.ShardingType.TABLE_COLUMN_WISE.value)
 
 
@@ -28,22 +28,22 @@ def to_torchrec(
     world_size: int | None = None,
     device_type: str | None = None,
 ) -> torchrec.ShardingPlan:
-    """The plan as `DistributedModelParallel(plan=)` takes it: device i is rank i.
+    """Returns the plan for `DistributedModelParallel(plan=)`; device i is rank i.
 
-    A rank holds one slice of a table at most there, so several are merged into one, and the
-    table's columns are dealt out anew. Memory is not looked at: `plan.check(task)` does.
+    A rank can hold one piece of a table. Several are merged, and columns are assigned anew. Memory
+    is not checked; `plan.check(task)` does.
 
-    Row-wise Adagrad keeps a number for each row of a slice, so a table that is split trains a
-    little differently from one that is not. SGD and Adagrad do not.
+    Row-wise Adagrad keeps one number per row of a piece. A split table therefore trains slightly
+    differently from a whole one. SGD and Adagrad do not.
 
     Args:
-        plan: for the tables of `model`, named as `tables_of` names them.
-        model: not sharded yet; it may be on device meta.
-        world_size: ranks that train; by default those of the process group, else the plan's.
-        device_type: torch's, of the devices that train; by default that of `device_type_here`.
+        plan: Plan for the tables of `model`, with the names of `tables_of`.
+        model: Model that is not sharded yet; it may be on device meta.
+        world_size: Number of ranks. Default: that of the process group, else the plan's.
+        device_type: torch's type of the ranks' devices. Default: `device_type_here`.
 
     Raises:
-        PlanError: a line on the table, columns or rank that is off: TorchRec checks little of it.
+        PlanError: A table, column or rank does not match; TorchRec checks little of this.
     """
     tables = bag_tables(model)
     ranks = _world_size(world_size, plan)
@@ -66,9 +66,10 @@ def _world_size(world_size: int | None, plan: ShardingPlan) -> int:
 def pieces_of(
     plan: ShardingPlan, tables: Mapping[str, BagTable], ranks: int
 ) -> dict[str, list[Placement]]:
-    """The slices of each table in the order of their columns, one a rank.
+    """Returns the pieces of each table in the order of columns, one per rank.
 
-    PlanError unless the plan is for these tables and at most so many ranks.
+    Raises:
+        PlanError: The plan is for other tables, or for more ranks.
     """
     plan.check_columns([table.described() for table in tables.values()])
     pieces: dict[str, list[Placement]] = {name: [] for name in tables}
@@ -79,11 +80,11 @@ def pieces_of(
                 f"make a plan for {ranks} devices, or start more ranks"
             )
         pieces[piece.table].append(piece)
-    return {name: _merged(some) for name, some in pieces.items()}
+    return {name: _merged(placements) for name, placements in pieces.items()}
 
 
 def _merged(pieces: list[Placement]) -> list[Placement]:
-    """One slice a rank; which columns it holds changes only where two had to become one."""
+    """Returns one piece per rank; columns change only where pieces are merged."""
     widths: dict[int, int] = {}
     for piece in pieces:
         widths[piece.device] = widths.get(piece.device, 0) + piece.width
@@ -97,26 +98,26 @@ def _merged(pieces: list[Placement]) -> list[Placement]:
 def sharding_types(
     pieces: Mapping[str, list[Placement]], tables: Mapping[str, BagTable]
 ) -> dict[str, str]:
-    """TorchRec's word for how each table is sharded.
+    """Returns TorchRec's sharding type of each table.
 
-    Tables of different types run in operators and all-to-alls of their own, one after the other.
-    So where a collection has a split table, its whole ones are said to be split into one: steps of
-    20 tables on 2 cores, one or four of them split, took 0.85 to 0.91 of the time in five runs.
+    Tables of different types run in separate operators and all-to-alls, one after the other. So if
+    a collection has a split table, its whole tables are declared column-wise too: steps of 20
+    tables on 2 cores, one or four of them split, took 0.85 to 0.91 of the time in five runs.
     """
-    split = {tables[name].path for name, some in pieces.items() if len(some) > 1}
+    split = {tables[name].path for name, parts in pieces.items() if len(parts) > 1}
     return {name: _SPLIT if table.path in split else _WHOLE for name, table in tables.items()}
 
 
 def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
-    """The plan with equally wide slices of each table, for those who load states by TorchRec.
+    """Returns the plan with equally wide pieces of each table.
 
-    Its `load_state_dict` of a sharded state fails where slices differ in width (`load_state` does
-    not). A table stays on as many of its ranks as its columns can be dealt out to evenly, those
-    that hold most of it. So memory and costs shift: check and price the plan that comes back.
+    TorchRec's `load_state_dict` of a sharded state requires equal widths (`load_state` does not). A
+    table stays on as many of its ranks as its columns can be divided by, those with most columns.
+    Memory and costs change, so check and price the new plan.
     """
     even = []
-    for name, some in plan.by_table().items():
-        merged = sorted(_merged(some), key=lambda piece: (-piece.width, piece.start))
+    for name, placements in plan.by_table().items():
+        merged = sorted(_merged(placements), key=lambda piece: (-piece.width, piece.start))
         steps = sum(piece.width for piece in merged) // DIM_STEP
         count = max(n for n in range(1, len(merged) + 1) if steps % n == 0)
         kept = sorted(merged[:count], key=lambda piece: piece.start)
@@ -148,10 +149,10 @@ def _sharding(
 
 
 def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPlan:
-    """A plan of TorchRec, such as a running model's `dmp.plan`, as one for the task.
+    """Returns a plan of TorchRec, such as `dmp.plan`, as a plan for the task; rank i is device i.
 
-    Rank i is device i. PlanError names the first table that is not held by columns, in the fused
-    kernel, or not known to the task.
+    Raises:
+        PlanError: A table is not sharded by columns, not in the fused kernel, or not in the task.
     """
     placements = []
     ranks = len(task.devices)
@@ -171,7 +172,7 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
 
 
 def placements_of(table: str, sharding: torchrec.ParameterSharding) -> list[Placement]:
-    """The slices of a table; PlanError if they are not columns in the fused kernel."""
+    """Returns the pieces of a table; PlanError if they are not columns in the fused kernel."""
     if sharding.sharding_type not in _BY_COLUMNS:
         raise PlanError(
             f"table {table} is sharded {sharding.sharding_type}: plans here are of whole tables "

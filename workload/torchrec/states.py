@@ -1,4 +1,4 @@
-"""Loading weights into a sharded model, whatever the widths of its slices."""
+"""Loads weights into a sharded model with pieces of any widths."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,18 +11,18 @@ from autoshard.workload.errors import UserError
 
 
 def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Load weights into a DistributedModelParallel, in place and on every rank for itself.
+    """Loads weights into a DistributedModelParallel, in place, without communication.
 
-    Its own `load_state_dict` fails on a sharded state whose slices differ in width: some ranks
-    raise, others wait. A sharded state must be of the same plan. State of optimizers is not loaded.
+    `load_state_dict` fails on a sharded state with pieces of different widths: some ranks raise,
+    others wait. A sharded state must have the same plan. Optimizer state is not loaded.
 
     Args:
-        model: sharded.
-        state: of the same model, sharded or not. Of tables that are not sharded in it, each rank
-            takes the columns that it holds.
+        model: Sharded model.
+        state: State of the same model, sharded or not. From tables that are not sharded, each rank
+            takes its own columns.
 
     Raises:
-        UserError: a line on the first weight that is missing, unknown or of another shape.
+        UserError: A weight is missing, unknown or of another shape.
     """
     own = model.state_dict()
     for name in (*own, *state):
@@ -38,17 +38,17 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
 
 
 def _load_table(name: str, target: ShardedTensor, source: Any) -> None:
-    theirs: Any = None  # by first row and column, of a state that is sharded
+    pieces: Any = None  # by first row and column, if the state is sharded
     if isinstance(source, ShardedTensor):
-        theirs = {tuple(s.metadata.shard_offsets): s.tensor for s in source.local_shards()}
-        if theirs.keys() != {tuple(s.metadata.shard_offsets) for s in target.local_shards()}:
+        pieces = {tuple(s.metadata.shard_offsets): s.tensor for s in source.local_shards()}
+        if pieces.keys() != {tuple(s.metadata.shard_offsets) for s in target.local_shards()}:
             raise UserError(f"weight {name}: the state is sharded by another plan")
     elif tuple(source.shape) != tuple(target.metadata().size):
         raise _misshapen(name, target.metadata().size, source.shape)
     for shard in target.local_shards():
         (row, column), (rows, width) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-        whole = theirs is None
-        part = source[row : row + rows, column : column + width] if whole else theirs[row, column]
+        whole = pieces is None
+        part = source[row : row + rows, column : column + width] if whole else pieces[row, column]
         _copy(name, shard.tensor, part)
 
 
