@@ -1,13 +1,10 @@
-"""Who decides: everything that turns a task into a plan.
+"""Sharders: algorithms that return a plan for a task.
 
-May import `envs`, `cost_model`, `benchmark` and `workload`. `make_sharder` makes every sharder by
-its name, out of a `SharderContext`; `SHARDERS` says what each name stands for. There are the
-published heuristics, greedy placement by learned costs, `NeuroShardSharder`, which splits tables
-around it, `PolicySharder`, a trained policy alone or with a local search, `MeasuringSharder`, which
-measures and learns while it plans, `AnnealingSharder`, the yardstick of all that are quicker,
-`IncrementalSharder`, which improves a plan in use, and `TorchRecSharder`, TorchRec's own planner to
-be compared with. `next_steps` says what one more move, swap or split would bring to a plan.
-Policies are kept in folders (`load_policy`, `save_policy`).
+May import `envs`, `cost_model`, `benchmark` and `workload`. `make_sharder` creates a sharder by its
+name in `SHARDERS` from a `SharderContext`. There are published heuristics, greedy placement by
+predicted costs, `NeuroShardSharder`, `PolicySharder` (a trained policy, optionally with local
+search), `MeasuringSharder`, `AnnealingSharder`, `IncrementalSharder` and `TorchRecSharder`.
+`next_steps` suggests single changes of a plan. `load_policy` and `save_policy` handle folders.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Simulated annealing: slow and hard to beat, so it tells what quicker sharders leave to be won."""
+"""Simulated annealing: slow, and a reference for the gap of faster sharders."""
 
 import time
 from collections.abc import Callable
@@ -18,30 +18,27 @@ from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.packing import pack
 
 ANNEAL_SECONDS = 60.0
-# Of the plan's cost: by how much a change that is taken may make it worse, in the mean, at first
-# and in the end.
+# Initial and final temperature: mean accepted rise, relative to the plan's cost.
 _HOT, _COLD = 0.003, 1e-5
-_SOFT, _SHARP = 3.0, 96.0  # powers of the norm that stands for the slowest device, likewise
-_FEWEST, _MOST = 16, 512  # changes that are priced at once
-_SEARCHED = 40_000  # tables times devices: where there are more, local search takes minutes
+_SOFT, _SHARP = 3.0, 96.0  # initial and final power of the norm over devices
+_MIN_BATCH, _MAX_BATCH = 16, 512  # changes that are priced at once
+_MAX_SEARCHED = 40_000  # tables times devices: local search takes minutes for larger tasks
 _MIN_MS = 1e-9
 
 
 class AnnealingSharder:
-    """Changes the best plan of the greedies by cost and of local search (`cost_fused_search`) at
-    random: moves, swaps, splits and joins of slices, less and less often for the worse. It never
-    ends worse.
+    """Simulated annealing from the best plan of `cost`, `cost_fused` and `cost_fused_search`.
 
-    It goes by the mean of what is not known and by all of the task's objective, all-to-alls
-    included, which the others look at only in part.
+    It proposes random moves, swaps, splits and joins of pieces, and minimises the task's objective
+    in the mean scenario. The result is never worse than the initial plan.
 
     Args:
-        oracle: prices devices.
-        seconds: that it takes, beside those for the plans to begin with.
-        proposals: changes that are tried at most; with them it cools by their number, and the plan
-            is the same each time, unless seconds end it. By default it cools by the clock.
-        seed: of the changes.
-        clock: seconds.
+        oracle: Predicts costs.
+        seconds: Time of annealing, beside that of the initial plans.
+        proposals: Maximum number of proposed changes. The temperature then depends on their number
+            instead of the time, which makes plans reproducible unless `seconds` ends the search.
+        seed: Seed of the changes.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -58,7 +55,11 @@ class AnnealingSharder:
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError says what is missing where none is found."""
+        """Returns a valid plan.
+
+        Raises:
+            PlanError: None was found. It says what is missing.
+        """
         self._oracle.check(task)
 
         def worth(plan: ShardingPlan) -> float:
@@ -72,66 +73,71 @@ class AnnealingSharder:
 
     def _starts(self, task: ShardingTask) -> list[ShardingPlan]:
         makers: list[Sharder] = [AloneGreedySharder(self._oracle), FusedGreedySharder(self._oracle)]
-        if len(task.tables) * len(task.devices) <= _SEARCHED:
+        if len(task.tables) * len(task.devices) <= _MAX_SEARCHED:
             untrained = Policy.untrained()
             makers.append(PolicySharder(untrained, self._oracle, search=True))
         found = []
         for maker in makers:
-            with suppress(PlanError):  # others may find one
+            with suppress(PlanError):
                 found.append(maker.shard(task))
         return found or [ShardingPlan.of_pieces(task, pack(task, split=True))]
 
     def improve(self, task: ShardingTask, start: Placed) -> Placed:
-        """The best plan on the way from this one."""
+        """Anneals from a plan; returns the best plan found."""
         plan = ColumnPlan(self._oracle, task, start)
         rng = np.random.default_rng(self._seed)
         proposer = Proposer(plan, rng)
         best, best_ms = plan.widths.copy(), plan.plan_ms()
-        tried, count, began = 0, _FEWEST, self._clock()
+        tried, count, began = 0, _MIN_BATCH, self._clock()
         while (done := self._done(tried, began)) < 1:
             heat = _HOT * (_COLD / _HOT) ** done
             power = _SOFT * (_SHARP / _SOFT) ** done
-            changes = proposer.draw(count, _pressure(plan.waits, power))
+            changes = proposer.draw(count, _pressure(plan.stages, power))
             taken = _take(plan, changes, power, heat * rng.standard_exponential(len(changes)))
             tried += len(changes)
-            # Of a batch only some that do not touch each other can be taken.
-            count = min(_MOST, 2 * count) if taken <= 1 else max(_FEWEST, count // 2)
+            # Only changes of a batch that share no device or table can be accepted together.
+            count = min(_MAX_BATCH, 2 * count) if taken <= 1 else max(_MIN_BATCH, count // 2)
             now_ms = plan.plan_ms()
             if now_ms < best_ms:
                 best, best_ms = plan.widths.copy(), now_ms
         return plan.placed(best)
 
     def _done(self, tried: int, began: float) -> float:
-        """The share of all that is behind us."""
+        """Returns the share of the search that is done."""
         spent = (self._clock() - began) / self._seconds
         if self._proposals is None:
             return spent
         return 1.0 if spent >= 1 else tried / self._proposals
 
 
-def _pressure(waits: Floats, power: float) -> Floats:
-    """How much each device has to do with what the plan costs: [devices]."""
-    largest = np.maximum(waits.max(0), _MIN_MS)
-    powers = (waits / largest) ** power
+def _pressure(stages: Floats, power: float) -> Floats:
+    """Returns the contribution of each device to the softened cost of the plan, [devices]."""
+    largest = np.maximum(stages.max(0), _MIN_MS)
+    powers = (stages / largest) ** power
     return np.asarray((largest * powers / powers.sum(0)).sum(1))
 
 
 def _take(plan: ColumnPlan, changes: Changes, power: float, worse: Floats) -> int:
-    """Make those of the changes that are admitted and make the plan no more worse than that share
-    of it: one after the other, of those that touch other devices and tables. Returns how many.
+    """Applies admitted changes that share no device or table; returns their number.
+
+    Args:
+        plan: Plan to change.
+        changes: Proposed changes.
+        power: Power of the norm over devices.
+        worse: Maximum relative rise of the softened cost for each change.
     """
     after = plan.price(changes)
     admitted = plan.admitted(changes, after)
-    largest = np.maximum(plan.waits.max(0), _MIN_MS)
-    before = (plan.waits / largest) ** power
+    largest = np.maximum(plan.stages.max(0), _MIN_MS)
+    before = (plan.stages / largest) ** power
     of_two = before[changes.first] + before[changes.second]
-    with np.errstate(over="ignore"):  # what is so much worse is never taken
-        become = ((after.waits / largest) ** power).sum(1)
-    change = become - of_two  # of the sums of powers: [changes, waits]
+    with np.errstate(over="ignore"):  # such changes are never accepted
+        become = ((after.stages / largest) ** power).sum(1)
+    change = become - of_two  # of the sums of powers: [changes, stages]
     sums = before.sum(0)
 
     def norm_ms(powers: Floats) -> Floats:
-        """A step [...] whose slowest devices are softened into norms, by sums [..., waits]."""
+        """Returns the step time [...] with norms over devices, from sums [..., stages]."""
         return np.asarray((largest * np.maximum(powers, _MIN_MS) ** (1 / power)).sum(-1))
 
     now_ms = float(norm_ms(sums))

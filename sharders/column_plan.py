@@ -1,8 +1,7 @@
-"""A plan as columns of tables on devices, and what changes of it would bring, many at once.
+"""A plan as a matrix of columns by table and device, with batched pricing of changes.
 
-Which columns a device holds of a table does not matter to what they cost, only how many. So a plan
-is a matrix of widths, tables by devices, and slices of a table that meet on a device are one, as
-they are in the plan that is written down.
+The cost of a device depends only on how many columns of a table it holds. Pieces of a table that
+share a device are therefore one piece, as in the final plan.
 """
 
 from collections.abc import Sequence
@@ -29,10 +28,10 @@ _NOTHING = 0  # the number of an item
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes of a plan, each of two devices, in columns of steps of four: [changes].
+    """Changes of a plan, each of two devices; widths are in steps of four columns: [changes].
 
-    On the first device `table` becomes `keeps` wide, on the second `gets`. Where two tables change
-    places, `other` leaves the second device and is `other_gets` wide on the first; else it is -1.
+    The width of `table` becomes `keeps` on the first device and `gets` on the second. In a swap,
+    `other` leaves the second device and gets width `other_gets` on the first; else it is -1.
     """
 
     first: Ints
@@ -44,7 +43,7 @@ class Changes:
     other_gets: Ints
 
     def chosen(self, which: Truths | Ints) -> "Changes":
-        """Some of them."""
+        """Returns the selected changes."""
         return Changes(*(getattr(self, field.name)[which] for field in fields(self)))
 
     def __len__(self) -> int:
@@ -53,24 +52,24 @@ class Changes:
 
 @dataclass(frozen=True)
 class After:
-    """What the two devices of each change would hold and take.
+    """State of the two devices of each change afterwards.
 
     Args:
-        waits: milliseconds before each wait, [changes, 2, waits].
-        rows: items that leave and enter the first device, then the second: [4, changes].
+        stages: Time in each stage in ms, [changes, 2, stages].
+        rows: Items that leave and enter the first device, then the second: [4, changes].
     """
 
-    waits: Floats
+    stages: Floats
     rows: Ints
 
 
 class ColumnPlan:
-    """A plan that is being changed.
+    """Mutable plan.
 
     Args:
-        oracle: prices devices, in the mean.
-        task: of the plan.
-        placed: the plan to begin with; it is valid.
+        oracle: Predicts costs, in the mean scenario.
+        task: Task of the plan.
+        placed: Initial plan, which is valid.
     """
 
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, placed: Placed) -> None:
@@ -78,18 +77,18 @@ class ColumnPlan:
         masks = RuleMasks(task)
         self.units = masks.units
         self.max_slices = masks.max_parts[:-1]
-        self._least = -(-masks.min_width[:-1] // DIM_STEP)
+        self._min_width = -(-masks.min_width[:-1] // DIM_STEP)
         self._full = np.array([_steps(unit) for unit in self.units], np.int64)
         self.devices = len(task.devices)
         self.widths = np.zeros((len(self.units), self.devices), np.int64)
         numbers = {unit.name: number for number, unit in enumerate(self.units)}
         for piece, device in placed:
-            number = numbers.get(piece.table.name)  # of bundles the first table tells
+            number = numbers.get(piece.table.name)  # a group is known by its first table
             if number is not None:
                 whole = len(self.units[number].pieces) > 1
                 self.widths[number, device] += 1 if whole else piece.width // DIM_STEP
-        # Items are widths of bundles; one that was never asked for has no row yet. The first is
-        # of no table: it takes no memory, costs nothing and has no columns.
+        # An item is a unit of some width, and gets a row when it is first used. The first item is
+        # empty: it has no memory, cost and columns.
         self._first = np.concatenate([[0], np.cumsum(self._full + 1)[:-1]])
         self._row = np.full(int((self._full + 1).sum()), -1, np.int64)
         self._row[self._first] = _NOTHING
@@ -105,14 +104,14 @@ class ColumnPlan:
         for row, device in zip(rows.tolist(), devices.tolist(), strict=True):
             self.state.put(row, device)
         self.parts = (self.widths > 0).sum(1)
-        self.waits = self.state.costs()[..., 0]
+        self.stages = self.state.costs()[..., 0]
 
     def rows(self, tables: Ints, widths: Ints) -> Ints:
-        """Items of so many columns of tables, known from then on."""
+        """Returns the rows of items of these widths, which are added where they are new."""
         places = self._first[tables] + widths
         new = self._row[places] < 0
         if new.any():
-            # Of a table that is split for the first time all widths: one by one takes longer.
+            # When a table is first split, all widths are added, which is faster than one by one.
             split = new & (widths < self._full[tables])
             wide = np.unique(tables[split])
             steps = [self._first[table] + np.arange(self._full[table] + 1) for table in wide]
@@ -128,14 +127,14 @@ class ColumnPlan:
         return self._row[places]
 
     def item(self, table: int, width: int) -> PlacementUnit:
-        """So many columns, in steps of four, of a table; or a whole bundle."""
+        """Returns the item of a width in steps of four columns, or a whole group of tables."""
         unit = self.units[table]
         if len(unit.pieces) > 1:
             return unit
         return PlacementUnit((Piece(unit.pieces[0].table, 0, width * DIM_STEP),))
 
     def placed(self, widths: Ints) -> list[tuple[Piece, int]]:
-        """Each slice and its device, of a plan that has such widths."""
+        """Returns the pieces and their devices of a plan with these widths."""
         found, start = [], np.zeros(len(self.units), np.int64)
         for table, device in zip(*widths.nonzero(), strict=True):
             unit, width = self.units[table], int(widths[table, device]) * DIM_STEP
@@ -148,14 +147,14 @@ class ColumnPlan:
         return found
 
     def plan_ms(self) -> float:
-        """The task's objective."""
-        return float(step_ms(self.waits))
+        """Returns the step time by the task's objective."""
+        return float(step_ms(self.stages))
 
     def price(self, changes: Changes) -> After:
-        """What the devices of these changes would take."""
+        """Prices the devices of these changes."""
         c = changes
         swapped = c.other >= 0
-        # On either device one item is left in place of one: of what changes places, another's.
+        # On either device one item replaces another; in a swap, it is of the other table.
         theirs = np.where(swapped, c.other, c.table)
         rows = np.stack(
             [
@@ -170,7 +169,7 @@ class ColumnPlan:
         return After(self.state.exchanged(leave, devices, enter)[..., 0].swapaxes(0, 1), rows)
 
     def admitted(self, changes: Changes, after: After) -> Truths:
-        """Whether memory and rules admit each change."""
+        """Returns whether memory and constraints admit each change."""
         c, (out_first, into_first, out_second, into_second) = changes, after.rows
         found = self.state.admits_swaps(c.first, out_first, into_first)
         found &= self.state.admits_swaps(c.second, out_second, into_second)
@@ -180,11 +179,11 @@ class ColumnPlan:
         stays = (c.keeps > 0) & ~swapped
         pieces = self.parts[c.table] + stays - (self.widths[c.table, c.second] > 0) * ~swapped
         found &= (pieces <= self.max_slices[c.table]) | ~stays
-        least = self._least[c.table]
-        return np.asarray(found & (~stays | ((c.keeps >= least) & (c.gets >= least))))
+        min_width = self._min_width[c.table]
+        return np.asarray(found & (~stays | ((c.keeps >= min_width) & (c.gets >= min_width))))
 
     def apply(self, changes: Changes, after: After, number: int) -> None:
-        """Make one of the changes."""
+        """Applies one of the changes."""
         c = changes
         devices = (int(c.first[number]), int(c.second[number]))
         rows = after.rows[:, number].tolist()
@@ -197,16 +196,16 @@ class ColumnPlan:
         if other >= 0:
             self.widths[other, devices] = c.other_gets[number], 0
             self.parts[other] = (self.widths[other] > 0).sum()
-        self.waits[list(devices)] = after.waits[number]
+        self.stages[list(devices)] = after.stages[number]
 
 
 def _steps(unit: PlacementUnit) -> int:
-    """All columns in steps of four; a bundle of several tables has one step."""
+    """Returns the width in steps of four columns; 1 for a group of tables."""
     return unit.pieces[0].width // DIM_STEP if len(unit.pieces) == 1 else 1
 
 
 def stacked(parts: Sequence[Changes]) -> Changes:
-    """All of them, one after the other."""
+    """Concatenates changes."""
     return Changes(
         *(np.concatenate([getattr(p, field.name) for p in parts]) for field in fields(Changes))
     )

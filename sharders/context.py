@@ -1,4 +1,4 @@
-"""What sharders work with: a cost model, a policy, what measures; each loaded if it is needed."""
+"""`SharderContext`: cost model, policy and measurer of sharders, loaded on demand."""
 
 import warnings
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from autoshard.workload import EmbeddingTable
 if TYPE_CHECKING:
     from autoshard.sharders.measuring import Measurer
 
-MEASURE_SECONDS = 20.0  # a task of 60 tables is well known by then, on two cores
+MEASURE_SECONDS = 20.0  # enough for 60 tables on two cores
 
 
 @dataclass(frozen=True)
 class SharderContext:
-    """What sharders may work with, as far as it is there.
+    """Resources of sharders, as far as they are available.
 
     Args:
         oracle: Prices devices and plans by a cost model.
         policy: Trained policy.
         measurer: Measures shards on the devices of a pool.
         measure_seconds: Seconds that a measuring sharder may take.
-        seed: Seed of everything that is drawn.
+        seed: Seed of all random choices.
         seconds: Seconds that a sharder that searches may take. None: until it finds no better plan.
     """
 
@@ -57,16 +57,16 @@ def open_context(
     cost_model: Path | None = None,
     store: Path | None = None,
 ) -> SharderContext:
-    """Loads the cost model, by which every plan is judged, and what else is needed.
+    """Loads the cost model, and the policy if it is needed.
 
     Args:
-        needs: What sharders need, as `needs_of` says.
+        needs: Requirements of the sharders, from `needs_of`.
         tables: Tables that are to be sharded.
         batch_size: Samples of a batch, of all ranks together.
         policy: Folder of a policy, or the name of a shipped one.
         cost_model: Folder of a cost model, or the name of a shipped one; by default the one in the
             policy's folder, else the shipped one.
-        store: File of measurements. What it knows of the tables is used.
+        store: File of measurements, which correct the costs of the tables.
     """
     model = load_model(cost_model or cost_model_beside(policy))
     return SharderContext(
@@ -81,9 +81,9 @@ def open_oracle(
     tables: Sequence[EmbeddingTable],
     store: Path | None = None,
 ) -> EstimatedCosts:
-    """Returns the oracle, by what the store knows of the tables.
+    """Returns the oracle, corrected by measurements of the tables in the store.
 
-    Warns of tables and batch sizes that the model has learned little of.
+    Warns of tables and batch sizes outside the training data.
     """
     residuals = None
     if store is not None and store.is_file():
@@ -93,11 +93,11 @@ def open_oracle(
     if not min(learned) <= batch_size <= max(learned):
         warnings.warn(
             f"the cost model learned from batches of {', '.join(map(str, learned))} samples, not "
-            f"of {batch_size}: its costs are less sure",
+            f"of {batch_size}: its costs are less certain",
             stacklevel=2,
         )
     oracle.amounts([table.whole() for table in tables])
-    # Other oracles over the same model, and slices of the same tables, would say it all again.
+    # Other oracles of the same model, and pieces of the same tables, would repeat the warnings.
     warnings.simplefilter("ignore", OutsideTraining)
     return oracle
 
@@ -105,7 +105,7 @@ def open_oracle(
 def _stored_residuals(
     model: CostModel, batch_size: int, tables: Sequence[EmbeddingTable], path: Path
 ) -> TableResiduals | None:
-    """Returns what was measured on the model's hardware, in such batches; None if nothing was."""
+    """Returns corrections by measurements on the model's hardware; None without measurements."""
     from autoshard.benchmark import MeasurementStore  # loaded where there is a store
     from autoshard.cost_model.dataset import CostDataset, stored_costs
 

@@ -1,7 +1,7 @@
-"""Greedy placement by learned costs: of tables alone, or of each device together with the table.
+"""Greedy placement by predicted costs: of tables alone, or of each device with the table.
 
-Costs are all that counts of a device's step: forward, backward, and what its columns take to be
-sent in both all-to-alls.
+The cost of a device is the sum of forward and backward time and of the time to send its columns in
+both all-to-alls.
 """
 
 import numpy as np
@@ -16,34 +16,42 @@ from autoshard.workload.step_price import StepPrice
 
 
 class AloneGreedySharder:
-    """Balances the sums of what tables cost alone: what a single-table cost model can do."""
+    """Balances the sums of costs of tables alone, as a single-table cost model can."""
 
     def __init__(self, oracle: EstimatedCosts) -> None:
         self._oracle = oracle
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError names the table that no device has room for."""
+        """Returns a valid plan.
+
+        Raises:
+            PlanError: No device has memory for a table, which it names.
+        """
         self._oracle.check(task)
         alone_ms = self._oracle.alone_ms([table.whole() for table in task.tables])
         costs = {t.name: ms for t, ms in zip(task.tables, alone_ms.tolist(), strict=True)}
         masks, column_ms = RuleMasks(task), StepPrice.of_task(task).column_ms()
-        each = [sum_of(unit, costs) + column_ms * unit.columns for unit in masks.units]
-        return greedy_plan(task, masks, each)
+        of_units = [sum_of(unit, costs) + column_ms * unit.columns for unit in masks.units]
+        return greedy_plan(task, masks, of_units)
 
 
 class FusedGreedySharder:
-    """Puts each table where device and table together cost least."""
+    """Places each table where the cost of the device with the table is lowest."""
 
     def __init__(self, oracle: EstimatedCosts) -> None:
         self._oracle = oracle
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError names the table that no device has room for."""
+        """Returns a valid plan.
+
+        Raises:
+            PlanError: No device has memory for a table, which it names.
+        """
         self._oracle.check(task)
         masks = RuleMasks(task)
-        pricing = self._oracle.expectation()  # what is not known of costs would take as long again
+        pricing = self._oracle.expectation()  # scenarios would take twice as long
         catalog = UnitCatalog(pricing, task, masks, masks.units)
         devices, numbers = PlacementState(catalog), np.arange(len(masks.units))
         column_ms = devices.price.column_ms()

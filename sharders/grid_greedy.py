@@ -1,6 +1,4 @@
-"""Greedy placements, many at once: of tables cut in many ways, each within several limits of the
-columns that a device may have.
-"""
+"""Batched greedy placement of several cuts of the tables, within several limits of columns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,13 +22,13 @@ _NOWHERE = -1
 
 @dataclass(frozen=True)
 class GreedyPlan:
-    """What a greedy placement came to.
+    """Result of a greedy placement.
 
     Args:
-        bundles: what was to be placed.
-        homes: the device of each; -1: none might take it.
-        cost_ms: by the task's objective; infinite where not all is placed.
-        lack: squared bytes of all that is not placed; 0 where all is.
+        units: Units to place.
+        homes: Device of each unit; -1 if no device admits it.
+        cost_ms: Step time by the task's objective; infinite if a unit is not placed.
+        lack: Sum of squared bytes of units that are not placed.
     """
 
     units: Sequence[PlacementUnit]
@@ -40,28 +38,25 @@ class GreedyPlan:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Less is better. What does not fit comes closer with each half that it is cut into: hence
-        squares.
-        """
+        """Sort key, lower is better. Squared bytes fall with each split of what does not fit."""
         return self.cost_ms, self.lack
 
     def placed(self) -> Placed:
-        """Each slice and its device."""
+        """Returns the pieces and their devices."""
         homes = zip(self.units, self.homes.tolist(), strict=True)
         return [(piece, home) for unit, home in homes for piece in unit.pieces]
 
 
 class GridGreedy:
-    """The greedy of `FusedGreedySharder`, by what devices compute alone, within limits of columns;
-    the limit counts that is best by the objective.
+    """The greedy of `FusedGreedySharder` by compute time, within limits of columns.
 
-    Columns are what all-to-alls exchange: where a device may have few more than others, these are
-    balanced, and where it may have many, compute is.
+    All-to-alls exchange columns: low limits balance all-to-alls, high limits balance compute. The
+    limit whose plan has the lowest step time is chosen.
 
     Args:
-        oracle: prices devices.
-        task: whose devices, rules and objective count.
-        shares: limits, each a multiple of the mean columns of a device.
+        oracle: Predicts costs.
+        task: Task to plan.
+        shares: Limits, as multiples of the mean number of columns of a device.
     """
 
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, shares: Sequence[float]) -> None:
@@ -71,19 +66,20 @@ class GridGreedy:
         self._limits = np.array(shares) * columns / len(task.devices)
 
     def best(self, cuts: Sequence[Sequence[PlacementUnit]]) -> list[GreedyPlan]:
-        """The best placement of each cut: lists of equally many bundles, each all of the task.
+        """Returns the best placement of each cut.
 
-        A bundle that stands in several of them is looked at once.
+        Args:
+            cuts: Units of the whole task, in lists of equal length. Equal units are priced once.
         """
-        different = dict.fromkeys(unit for cut in cuts for unit in cut)
-        numbers = {unit: number for number, unit in enumerate(different)}
+        distinct = dict.fromkeys(unit for cut in cuts for unit in cut)
+        numbers = {unit: number for number, unit in enumerate(distinct)}
         pricing = self._oracle.expectation()
-        catalog = UnitCatalog(pricing, self._task, self.masks, list(different))
+        catalog = UnitCatalog(pricing, self._task, self.masks, list(distinct))
         members = np.array([[numbers[unit] for unit in cut] for cut in cuts])
         freedom = np.stack([self.masks.freedom(origins) for origins in catalog.origins[members]])
         alone = self._oracle.alone_ms(catalog.units)[members]
-        turns = np.lexsort((-alone, freedom))  # of each cut, as `place_in_turn`
-        ordered = np.take_along_axis(members, turns, 1).repeat(len(self._limits), 0)
+        order = np.lexsort((-alone, freedom))  # of each cut, as `place_in_turn`
+        ordered = np.take_along_axis(members, order, 1).repeat(len(self._limits), 0)
         plans = _Plans(catalog, np.tile(self._limits, len(cuts)))
         homes = np.stack([plans.place(units) for units in ordered.T], axis=1)
         shape = len(cuts), len(self._limits)
@@ -92,26 +88,26 @@ class GridGreedy:
         found = []
         for number, (cut, limit) in enumerate(zip(cuts, chosen, strict=True)):
             home = np.empty(len(cut), np.int64)
-            home[turns[number]] = homes[number * shape[1] + limit]
+            home[order[number]] = homes[number * shape[1] + limit]
             cost, lack = float(costs[number, limit]), float(lacks[number, limit])
             found.append(GreedyPlan(cut, home, cost, lack))
         return found
 
 
 class _Plans:
-    """Plans under way, one for each limit of columns; all place a unit at a time.
+    """Partial plans, one for each limit of columns, which place one unit at a time.
 
-    What no device may take is left out, and the others go on: so it is known how much is left.
+    A unit that no device admits is skipped, so that the total lack is known.
 
     Args:
-        catalog: The units.
-        limits: Most columns of a device of each plan.
+        catalog: Units to place.
+        limits: Maximum number of columns of a device in each plan.
     """
 
     def __init__(self, catalog: UnitCatalog, limits: Floats) -> None:
         self._catalog, self._limits = catalog, limits[:, None]
         self._devices = PlacementState(catalog, len(limits))
-        # Sums of these name what a device holds, whatever the order it came in.
+        # Sums of these random marks identify what a device holds, in any order.
         rng = np.random.default_rng(0)
         self._marks = rng.integers(2**63, size=len(catalog.units), dtype=np.uint64)
         self._held = np.zeros(self._devices.free.shape, np.uint64)
@@ -119,7 +115,7 @@ class _Plans:
         self.lack = np.zeros(len(limits))
 
     def place(self, units: Whole) -> Whole:
-        """Puts a unit of each plan where the device computes least with it: [plans]."""
+        """Places a unit of each plan on the device with the lowest compute time: [plans]."""
         state, catalog = self._devices, self._catalog
         open_to = state.admits_units(units)
         open_to &= state.columns + catalog.columns[units][:, None] <= self._limits
@@ -139,16 +135,16 @@ class _Plans:
         return homes
 
     def _with(self, units: Whole, where: Whole) -> Floats:
-        """Forward and backward ms of devices, numbered over all plans, with a unit more.
+        """Returns forward and backward time in ms of devices with another unit.
 
-        Devices that would hold the same are priced once: limits that do not bind change nothing.
+        Devices are numbered over all plans. Devices with equal content are priced once.
         """
         marks = self._held.reshape(-1)[where] + self._marks[units]
         _, first, which = np.unique(marks, return_index=True, return_inverse=True)
         return self._devices.joined_at(where[first], units[first])[which]
 
     def costs_ms(self) -> Floats:
-        """What each plan costs, by the task's objective; infinite where something is left."""
+        """Returns the step time of each plan; infinite if a unit is not placed."""
         price, ms = self._devices.price, self._ms
         stages = price.stages_ms(ms[..., 0], ms[..., 1], self._devices.columns)
         return np.where(self.lack == 0, sum(stage.max(-1) for stage in stages), np.inf)

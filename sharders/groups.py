@@ -1,4 +1,4 @@
-"""Many devices in groups: a large task as smaller ones, alike, that are played side by side."""
+"""Divides large tasks into groups of devices with similar subtasks, which run as one batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,27 +8,27 @@ import numpy as np
 
 from autoshard.envs.catalog import NO_HALVES, Ints, Larger, TableCatalog, TaskInstance
 
-# Of a group, at the least: of fewer devices, or where few units are there to even them out, groups
-# come out worse than the whole; more take longer, one step a unit.
+# Minimum of a group. With fewer devices or units, plans are worse than without groups. With more,
+# planning takes longer: a step for each unit.
 DEVICES, PIECES = 8, 300
-_UNLIKE = 1.3  # times the memory a device of another group
-_GIANT = 2.0  # devices' even share: what costs more comes in halves, to more than one group
+_MAX_MEMORY_RATIO = 1.3  # of mean device memory between groups
+_MAX_SHARE = 2.0  # of a device's even share: costlier units are split over groups
 
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Some devices of a task, and what they are to hold.
+    """Some devices of a task, and the units that they hold.
 
     Args:
-        devices: their numbers.
-        deal: the task that they are.
+        devices: Numbers of the devices in the task.
+        instance: The subtask.
     """
 
     devices: Ints
     instance: TaskInstance
 
     def with_(self, other: "Group") -> "Group":
-        """Both in one."""
+        """Returns a group of the devices and units of both."""
         ours, theirs = self.instance, other.instance
         units = np.concatenate([ours.units, theirs.units])
         memory = np.concatenate([ours.memory_bytes, theirs.memory_bytes])
@@ -37,26 +37,25 @@ class Group:
 
 
 def in_groups(catalog: TableCatalog, whole: Group) -> list[Group]:
-    """A task in as many groups as it is large enough for: each with its share of what the units
-    cost, of memory, and of columns where these count.
+    """Divides a task into groups with even shares of cost, memory and relevant columns.
 
-    It stays one where it has rules, where a unit finds no group with room, and where a few devices
-    have much of the memory, so that groups would be unlike.
+    Returns one group if the task is small or has constraints, if a few devices have much of the
+    memory, or if a unit fits into no group.
     """
     instance, devices = whole.instance, len(whole.devices)
     count = min(devices // DEVICES, len(instance.units) // PIECES)
     if count <= 1 or instance.masks is not None:
         return [whole]
-    # The largest memory first, to and fro: so all groups have as many devices, and much alike.
+    # In serpentine order of memory, so that groups have equal numbers of similar devices.
     ranked = np.argsort(-instance.memory_bytes, kind="stable")
-    turns = np.arange(devices) % (2 * count)
-    turns = np.minimum(turns, 2 * count - 1 - turns)
-    members = [np.sort(ranked[turns == number]) for number in range(count)]
-    room = [float(instance.memory_bytes[own].mean()) for own in members]
-    parts = (
-        _tables_of_groups(catalog, instance, members) if max(room) < _UNLIKE * min(room) else None
-    )
-    if parts is None:
+    numbers = np.arange(devices) % (2 * count)
+    numbers = np.minimum(numbers, 2 * count - 1 - numbers)
+    members = [np.sort(ranked[numbers == number]) for number in range(count)]
+    memory = [float(instance.memory_bytes[own].mean()) for own in members]
+    if max(memory) >= _MAX_MEMORY_RATIO * min(memory):
+        return [whole]
+    units_of_groups = _assign(catalog, instance, members)
+    if units_of_groups is None:
         return [whole]
     columns = int(catalog.columns.numpy()[instance.units].sum())
     larger = Larger(devices, columns)
@@ -65,28 +64,27 @@ def in_groups(catalog: TableCatalog, whole: Group) -> list[Group]:
             own,
             replace(instance, units=units, memory_bytes=instance.memory_bytes[own], larger=larger),
         )
-        for own, units in zip(members, parts, strict=True)
+        for own, units in zip(members, units_of_groups, strict=True)
     ]
 
 
-def _tables_of_groups(
+def _assign(
     catalog: TableCatalog, instance: TaskInstance, members: Sequence[Ints]
 ) -> list[Ints] | None:
-    """The units of each group; None where one finds no group with room for it."""
+    """Returns the units of each group; None if a unit fits into no group."""
     cost, columns, sizes = (
-        some.numpy().astype(np.float64)
-        for some in (catalog.alone_ms, catalog.columns, catalog.sizes)
+        values.numpy().astype(np.float64)
+        for values in (catalog.alone_ms, catalog.columns, catalog.sizes)
     )
     devices = np.array([len(own) for own in members])
-    room = np.array([instance.memory_bytes[own].sum() for own in members], np.float64)
+    memory = np.array([instance.memory_bytes[own].sum() for own in members], np.float64)
     largest = np.array([instance.memory_bytes[own].max() for own in members], np.float64)
     even = cost[instance.units].sum() / devices.sum()
-    # What there is to share out, and an even share of each group: costs, memory, and columns where
-    # they count.
-    kinds = [(cost, even * devices), (sizes, room)]
+    # Resources of units, and the even share of each group.
+    kinds = [(cost, even * devices), (sizes, memory)]
     if instance.objective.exchanges(devices.sum()):
         kinds.append((columns, columns[instance.units].sum() / devices.sum() * devices))
-    shares = np.stack([each for each, _ in kinds], axis=1)
+    shares = np.stack([values for values, _ in kinds], axis=1)
     even_shares = np.stack([share for _, share in kinds])
     halves = catalog.halves.numpy()
     held = np.zeros_like(even_shares)
@@ -99,7 +97,7 @@ def _tables_of_groups(
         after[:, (after[1] > 1) | (largest < sizes[unit])] = np.inf
         group = int(after.max(0).argmin())
         fits = after[0, group] < np.inf
-        if (cost[unit] > _GIANT * even or not fits) and halves[unit, 0] != NO_HALVES:
+        if (cost[unit] > _MAX_SHARE * even or not fits) and halves[unit, 0] != NO_HALVES:
             for half in halves[unit].tolist():
                 heappush(first, (-cost[half], half))
             continue

@@ -1,4 +1,4 @@
-"""The published heuristics: one greedy loop, and what each of them believes a table costs."""
+"""Published heuristics: one greedy loop with different cost proxies of a table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -28,35 +28,36 @@ HEURISTICS: dict[str, TableCost] = {
     "random": lambda _table, rng: float(rng.random()),
     **{name: partial(_proxy_cost, proxy) for name, proxy in COST_PROXIES.items()},
 }
-USUAL_HEURISTICS = tuple(COST_PROXIES)  # those that somebody would use
+USUAL_HEURISTICS = tuple(COST_PROXIES)  # without round_robin and random
 
 
 class InfeasibleError(PlanError):
-    """No device has room for a table, or may take it. Why is found out when somebody asks: with
-    rules that takes time, and often another sharder finds a plan.
+    """No device has memory for a table, or may take it.
+
+    The reason is analysed when the message is read, because that takes time with constraints.
     """
 
-    def __init__(self, task: ShardingTask, table: str, needed: int, most: int) -> None:
-        super().__init__(task, table, needed, most)
-        self._task, self._table, self._needed, self._most = task, table, needed, most
+    def __init__(self, task: ShardingTask, table: str, needed: int, largest: int) -> None:
+        super().__init__(task, table, needed, largest)
+        self._task, self._table, self._needed, self._largest = task, table, needed, largest
 
     def __str__(self) -> str:
-        task, rooms = self._task, self._task.usable_bytes
+        task, memory = self._task, self._task.usable_bytes
         needs = [task.table_bytes(table) for table in task.tables]
-        if task.rules or sum(needs) > rooms.sum() or max(needs) > rooms.max():
+        if task.rules or sum(needs) > memory.sum() or max(needs) > memory.max():
             return str(does_not_fit(task, split=False))
         return (
             f"table {self._table} needs {format_bytes(self._needed)} and no device has more than "
-            f"{format_bytes(self._most)} left: add devices or memory"
+            f"{format_bytes(self._largest)} left: add devices or memory"
         )
 
 
 class GreedySharder:
-    """Places whole tables, the costliest first, each on the device with the least so far.
+    """Places whole tables in descending order of cost, each on the device with the lowest sum.
 
     Args:
-        cost: what a table is believed to cost, in any unit.
-        seed: for costs that are drawn at random.
+        cost: Cost proxy of a table, in any unit.
+        seed: Seed of random costs.
     """
 
     def __init__(self, cost: TableCost, seed: int = 0) -> None:
@@ -64,7 +65,11 @@ class GreedySharder:
         self._seed = seed
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError names what no device has room for, or may take."""
+        """Returns a valid plan.
+
+        Raises:
+            PlanError: No device has memory for a table, or may take it. It names the table.
+        """
         rng = np.random.default_rng(self._seed)
         costs = {table.name: self._cost(table, rng) for table in task.tables}
         masks = RuleMasks(task)
@@ -72,12 +77,12 @@ class GreedySharder:
 
 
 def sum_of(unit: PlacementUnit, costs: Mapping[str, float]) -> float:
-    """Of its tables' costs."""
+    """Returns the sum of its tables' costs."""
     return sum(costs[piece.table.name] for piece in unit.pieces)
 
 
 def greedy_plan(task: ShardingTask, masks: RuleMasks, costs: Sequence[float]) -> ShardingPlan:
-    """Balances the sums of the costs of what is placed over the devices."""
+    """Returns a plan that balances the sums of costs over devices."""
     load = np.zeros(len(task.devices))
 
     def placed(number: int, device: int) -> None:
@@ -95,16 +100,20 @@ def place_in_turn(
     burden: Callable[[int], Floats],
     placed: Callable[[int, int], None],
 ) -> ShardingPlan:
-    """The greedy loop: the costliest first, each on the device with the least burden. What rules
-    leave few devices for comes before the others.
+    """Places units in descending order of cost, each on the device with the lowest burden.
+
+    Units that constraints restrict to few devices come first.
 
     Args:
-        task: what is to be sharded.
-        masks: Its rules, and the units to be placed.
+        task: Task to plan.
+        masks: Its constraints and units.
         held: Its devices, empty.
-        costs: of each unit; they give the order.
-        burden: each device's, for the bundle of that number.
+        costs: Cost of each unit, which determines the order.
+        burden: Returns the burden of each device for the unit of a number.
         placed: Called with the number of each unit and its device.
+
+    Raises:
+        InfeasibleError: No device has memory for a unit, or may take it.
     """
     units = masks.units
     sizes = bytes_of_units(task.operator, task.batch_size, units)
@@ -112,8 +121,8 @@ def place_in_turn(
     for number in np.lexsort((-np.array(costs), masks.freedom(numbers))).tolist():
         fitting = held.admits(numbers[number : number + 1], sizes[number : number + 1])[0]
         if not fitting.any():
-            needed, most = int(sizes[number]), int(held.free.max())
-            raise InfeasibleError(task, units[number].name, needed, most)
+            needed, largest = int(sizes[number]), int(held.free.max())
+            raise InfeasibleError(task, units[number].name, needed, largest)
         device = int(np.where(fitting, burden(number), np.inf).argmin())
         chosen[number] = device
         held.enter(number, int(sizes[number]), device)

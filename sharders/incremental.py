@@ -1,4 +1,4 @@
-"""A better plan that is near to one in use: moving tables takes time, so not all may change."""
+"""`IncrementalSharder`: improves a plan in use, with a limit on the bytes that move."""
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.sharders.local_search import LocalSearch
@@ -7,13 +7,13 @@ from autoshard.workload.moves import moved_bytes, moves_between
 
 
 class IncrementalSharder:
-    """Improves a plan step by step, as far as so many bytes go.
+    """Improves a plan in use by local search, within a limit of moved bytes.
 
     Args:
-        oracle: prices plans.
-        plan: that is in use, of the task's tables.
-        most_bytes: of weights and optimizer state that may move.
-        seed: of the search.
+        oracle: Predicts costs of plans.
+        plan: Plan in use, of the task's tables.
+        max_bytes: Maximum bytes of weights and optimizer state that move.
+        seed: Seed of the search.
     """
 
     def __init__(
@@ -25,7 +25,11 @@ class IncrementalSharder:
         self._seed = seed
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan, at worst the one in use; PlanError if that one is not valid."""
+        """Returns a valid plan, which is not worse than the one in use.
+
+        Raises:
+            PlanError: The plan in use is not valid for the task.
+        """
         self._oracle.check(task)
         try:
             self._plan.check(task)

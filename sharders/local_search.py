@@ -1,4 +1,4 @@
-"""Local search over a cost model: moves, swaps and splits of tables until none helps any more."""
+"""Local search by the cost model: moves, swaps and splits until none helps."""
 
 import math
 import time
@@ -15,27 +15,26 @@ from autoshard.sharders.plan_search import PlanSearch
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.step_price import norm_power
 
-# The norm of the devices' costs that is minimised in the mean: softer than their maximum, for what
-# evens out devices that are not the slowest helps the next move.
+# Power of the norm over devices in the mean scenario. Unlike the maximum, it also falls where
+# devices that are not the slowest become even, which helps later moves.
 _SOFT = 12.0
-_SCENARIOS = 16  # that the end of the search goes by
-_LAST_SHARE = 0.2  # of the seconds is for that end
+_SCENARIOS = 16  # of the last descent
+_LAST_SHARE = 0.2  # of the time is for that descent
 
 
 class LocalSearch:
-    """Improves plans, table by table: first what they cost in the mean, then in scenarios.
+    """Iterated local search: first in the mean scenario, then over several scenarios.
 
-    A search finds the mistakes of its model, so it is kicked away from its optimum only a few
-    times, by turns with random moves and with a split. Scenarios tell which plans stand or fall
-    with what is not known.
+    A long search exploits errors of the cost model, so there are few kicks, alternately random
+    moves and a split. The scenarios then penalise plans that depend on uncertain costs.
 
     Args:
-        oracle: prices devices.
-        kicks: restarts from a change of the best plan so far.
-        split: allow tables to be split by columns.
-        seed: of the kicks, and of scenarios.
-        near: A plan in use, and the bytes that may move away from it; by default none.
-        clock: seconds.
+        oracle: Predicts costs.
+        kicks: Number of restarts from a perturbation of the best plan.
+        split: Whether tables may be split by columns.
+        seed: Seed of kicks and scenarios.
+        near: A plan in use and the bytes that may move away from it; by default none.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -58,10 +57,15 @@ class LocalSearch:
     def improve(
         self, task: ShardingTask, starts: Sequence[Placed], seconds: float | None = None
     ) -> list[Placed]:
-        """Valid plans that the search came to from the best of these: the last ones are the best,
-        by the scenarios that it went by.
+        """Improves the best of several plans.
 
-        With `seconds` it is kicked until they are over, however often, and ends where it is then.
+        Args:
+            task: Task to plan.
+            starts: Valid plans.
+            seconds: Time limit, up to which there are kicks; by default `kicks` many.
+
+        Returns:
+            The best plan in the mean scenario, and the best plan over scenarios.
         """
         until = math.inf if seconds is None else self._clock() + (1 - _LAST_SHARE) * seconds
 
@@ -77,7 +81,7 @@ class LocalSearch:
             if late():
                 break
             other = PlanSearch(mean, task, _SOFT, best.placed(), self._near)
-            # By turns: what holds a device up is halved, though it helps only after other moves.
+            # Every other kick splits a piece of the slowest device, which may help later moves.
             if not (self._split and number % 2 and other.split_costliest(number // 2)):
                 other.kick(rng)
             other.descend(self._split, late)
@@ -93,7 +97,7 @@ class LocalSearch:
 
 
 class LocalSearchSharder:
-    """Local search from the better of the two greedy plans by cost."""
+    """Local search from the better plan of `cost` and `cost_fused`."""
 
     def __init__(self, oracle: EstimatedCosts, split: bool = True) -> None:
         self._starts: tuple[Sharder, ...] = (AloneGreedySharder(oracle), FusedGreedySharder(oracle))
@@ -101,7 +105,11 @@ class LocalSearchSharder:
         self._search = LocalSearch(oracle, split=split)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError names the table that no device has room for, as a whole."""
+        """Returns a valid plan.
+
+        Raises:
+            PlanError: No device has memory for a table, which it names.
+        """
         plans, faults = [], []
         for start in self._starts:
             try:

@@ -1,4 +1,4 @@
-"""`MeasuringSharder`: plans, measures what reduces the uncertainty most, learns, plans again."""
+"""`MeasuringSharder`: alternates planning and measuring of the most uncertain shards."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from autoshard.sharders.context import MEASURE_SECONDS
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import PlanError, Shard, Sharder, ShardingPlan, ShardingTask
 
-_ROUND_SHARE = 0.4  # of the seconds left: later rounds know better what to measure
+_ROUND_SHARE = 0.4  # of the remaining time: later rounds select better shards
 _MIN_ROUND_SECONDS = 2.0  # less is not worth a round
 _SHARDS_PER_DEVICE = 24  # of a round: more than a device can measure in it
 
@@ -77,16 +77,16 @@ class MeasuringSharder:
         competing = self._competing(oracle, task)
         plans = [*competing, plan]  # the first plans may be as good
         number = 0
-        while (left := deadline - self._clock()) >= max(_MIN_ROUND_SECONDS, planning):
+        while (remaining := deadline - self._clock()) >= max(_MIN_ROUND_SECONDS, planning):
             own = _shards(task, plan)
             theirs = [shard for other in competing for shard in _shards(task, other)]
             count = _SHARDS_PER_DEVICE * self._measurer.devices
             fits = self._measurer.fits
-            telling = select_measurements(oracle, task, own + theirs, count, fits, number)
+            informative = select_measurements(oracle, task, own + theirs, count, fits, number)
             # Out-of-distribution tables come first; then whether the plan is as fast as predicted.
-            asked = telling if number == 0 else [*filter(fits, own), *telling]
-            seconds = min(_ROUND_SHARE * left, left - planning)
-            fresh = self._measurer.learn(asked, max(_MIN_ROUND_SECONDS, seconds))
+            requested = informative if number == 0 else [*filter(fits, own), *informative]
+            seconds = min(_ROUND_SHARE * remaining, remaining - planning)
+            fresh = self._measurer.learn(requested, max(_MIN_ROUND_SECONDS, seconds))
             before = plan
             oracle, plan, planning = self._planned(task)
             competing = self._competing(oracle, task)

@@ -1,4 +1,4 @@
-"""How much a search may move away from a plan in use."""
+"""Limits the bytes that a search moves away from a plan in use."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ GONE = -1  # the device of pieces that are on none: split, or only looked at
 
 
 class MoveBudget:
-    """The bytes that may lie elsewhere than a plan in use has them.
+    """Limit of bytes on other devices than in the plan in use.
 
     Args:
         plan: The plan in use.
@@ -53,7 +53,7 @@ class MoveBudget:
         return np.asarray(moved + self._moving[mine][:, there] <= self._max_bytes)
 
     def _home(self, piece: Piece) -> int:
-        """Returns the device that the plan in use has the piece on."""
+        """Returns the device of the piece in the plan in use."""
         return next(
             placement.device
             for placement in self._placements[piece.table.name]

@@ -1,9 +1,9 @@
-"""NeuroShard's search: which tables to split by columns, in a beam around a greedy placement.
+"""NeuroShard: beam search over column splits around a greedy placement.
 
 After "Pre-train and Search: Efficient Embedding Table Sharding with Pre-trained Neural Cost
-Models" (Zha et al., MLSys 2023), for our cost model, rules and objective. Else than published,
-slices that are the same are tried once, a table may be cut into halves that are not quite equal,
-and the greedy also goes without a limit: few wide tables are within none.
+Models" (Zha et al., MLSys 2023), with this project's cost model, constraints and objective. Unlike
+the published version, equal pieces are tried once, halves may differ slightly in width, and the
+greedy also runs without a limit of columns, because a few wide tables exceed every limit.
 """
 
 from collections import Counter
@@ -21,21 +21,20 @@ from autoshard.workload.units import PlacementUnit, bytes_of_units
 
 # As published: the defaults of `shard` and `_table_wise_shard` in neuroshard/neurosharder.py of
 # github.com/daochenzha/neuroshard, there `n`, `k`, `max_length`, `search_steps` and `threshold_*`.
-_CANDIDATES = 10  # of the costliest slices, and of the largest ones, that are tried to be halved
-_BEAM = 3  # cuts that the next step goes on from
-_STEPS = 10  # halvings one after another
+_CANDIDATES = 10  # of the costliest pieces, and of the largest ones, that are split
+_BEAM = 3  # cuts that are kept after a step
+_STEPS = 10  # consecutive splits
 _GRID = 11  # limits of columns
-_MIN_SHARE, _MAX_SHARE = 1.0, 1.5  # the first limit and the last, of the mean of the devices
+_MIN_SHARE, _MAX_SHARE = 1.0, 1.5  # first and last limit, relative to the mean
 
 _SHARES = (*np.linspace(_MIN_SHARE, _MAX_SHARE, _GRID).tolist(), np.inf)
 
 
 class NeuroShardSharder:
-    """Halves one slice after another, the costliest or the largest; of all cuts on the way, the one
-    counts that costs least when its slices are placed greedily.
+    """Splits the costliest or largest pieces in a beam search, and places all pieces greedily.
 
     Args:
-        oracle: prices devices.
+        oracle: Predicts costs.
     """
 
     def __init__(self, oracle: EstimatedCosts) -> None:
@@ -43,7 +42,11 @@ class NeuroShardSharder:
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError says what is missing where none is found."""
+        """Returns a valid plan.
+
+        Raises:
+            PlanError: None was found. It says what is missing.
+        """
         self._oracle.check(task)
         greedy = GridGreedy(self._oracle, task, _SHARES)
         cuts = _Cuts(self._oracle, task, greedy.masks)
@@ -57,42 +60,40 @@ class NeuroShardSharder:
             best = min(best, beam[0], key=lambda plan: plan.rank)
         if best.lack:
             raise does_not_fit(task, split=True)
-        # Slices of a table that meet on a device become one, which changes what they cost.
+        # Pieces of a table on the same device become one, which changes their cost.
         found = (ShardingPlan.of_pieces(task, p.placed()) for p in (whole, best) if not p.lack)
         return min(found, key=lambda plan: self._oracle.step_ms(plan, task))
 
 
 class _Cuts:
-    """Ways to cut a task's tables. Slices of a table that are equally wide are one object: which
-    columns they are does not matter until a plan is written down.
-    """
+    """Generates cuts of a task's tables. Pieces of a table with equal widths are one object."""
 
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, masks: RuleMasks) -> None:
         self._oracle, self._task, self._masks = oracle, task, masks
         self._pieces: dict[tuple[str, int], PlacementUnit] = {}
 
     def after(self, cuts: Sequence[Sequence[PlacementUnit]]) -> list[list[PlacementUnit]]:
-        """These with one slice halved, one of the costliest or of the largest; each cut once."""
+        """Returns the distinct cuts that split one more piece."""
         found: dict[frozenset[tuple[PlacementUnit, int]], list[PlacementUnit]] = {}
         for cut in cuts:
             for unit in self._worth_splitting(cut):
                 rest = list(cut)
                 rest.remove(unit)
-                tried = rest + [self._the_only(half) for half in unit.halves()]
+                tried = rest + [self._unique(half) for half in unit.halves()]
                 found.setdefault(frozenset(Counter(tried).items()), tried)
         return list(found.values())
 
     def _worth_splitting(self, cut: Sequence[PlacementUnit]) -> list[PlacementUnit]:
-        different = list(dict.fromkeys(cut))
-        costs = self._oracle.alone_ms(different)
-        sizes = bytes_of_units(self._task.operator, self._task.batch_size, different)
+        distinct = list(dict.fromkeys(cut))
+        costs = self._oracle.alone_ms(distinct)
+        sizes = bytes_of_units(self._task.operator, self._task.batch_size, distinct)
         costliest, largest = (np.argsort(-by, kind="stable")[:_CANDIDATES] for by in (costs, sizes))
         pieces = Counter(piece.name for piece in cut)
         return [
             unit
             for number in dict.fromkeys([*costliest.tolist(), *largest.tolist()])
-            if self._masks.may_split(unit := different[number], pieces[unit.name])
+            if self._masks.may_split(unit := distinct[number], pieces[unit.name])
         ]
 
-    def _the_only(self, half: PlacementUnit) -> PlacementUnit:
+    def _unique(self, half: PlacementUnit) -> PlacementUnit:
         return self._pieces.setdefault((half.name, half.pieces[0].width), half)

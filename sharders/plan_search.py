@@ -1,7 +1,7 @@
-"""A plan that is being improved, step by step: moves, swaps and splits, priced at once.
+"""Steps of a local search: moves, swaps and splits of a plan, priced as a batch.
 
-What is minimised is what a step takes, by the task's objective: the sum of its waits, each a norm
-of what the devices spend before it. Costs are [devices, waits, scenarios].
+The search minimises the step time by the task's objective: the sum over stages of a norm over
+devices. Costs are [devices, stages, scenarios].
 """
 
 from collections.abc import Callable
@@ -22,24 +22,24 @@ Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
 
 _MIN_GAIN = 1e-5  # relative: smaller ones are not worth a step
-_MIN_SPLIT_GAIN = 0.01  # relative, of the norm: a split costs lookups on two devices
-_SWAPS = 64  # that are priced at a step: those that should even out most; more find nothing better
+_MIN_SPLIT_GAIN = 0.01  # relative; a split adds lookups on two devices
+_SWAPS = 64  # priced at a step, those with the best estimates; more find nothing better
 _MIN_MS = 1e-12
 
 
 class Change(NamedTuple):
-    """One step: items that leave their devices, and items that enter devices."""
+    """One step: items that leave their devices, and items with the devices that they enter."""
 
     leave: tuple[int, ...]
     enter: tuple[tuple[int, int], ...]
 
 
 class Choices(NamedTuple):
-    """Steps of one kind.
+    """Candidate steps of one kind.
 
     Args:
-        after_ms: the objective after each of them; infinite where it is not admitted.
-        change: the one of that number.
+        after_ms: Objective after each step; infinite where it is not admitted.
+        change: Returns the step of a number.
     """
 
     after_ms: Floats
@@ -50,14 +50,14 @@ _NONE = Choices(np.empty(0), lambda number: Change((), ((number, GONE),)))
 
 
 class PlanSearch:
-    """A plan that is being improved. Only the width of a slice matters until it is written down.
+    """Mutable plan with its candidate steps. Of a piece, only the width matters.
 
     Args:
-        pricing: what devices cost, in one scenario or several.
-        task: of the plan.
-        power: of the norms of the devices' costs that are minimised.
-        placed: the plan to begin with.
-        near: A plan in use, and the bytes that may move away from it, if any.
+        pricing: Predicts costs of devices, in one scenario or several.
+        task: Task of the plan.
+        power: Power of the norms over devices.
+        placed: Initial plan.
+        near: A plan in use and the bytes that may move away from it, if any.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class PlanSearch:
         self._price_anew()
 
     def objective(self) -> float:
-        """What is minimised, in milliseconds: the waits' norms in sum, in the mean of scenarios."""
+        """Returns the mean over scenarios of the softened step time in ms."""
         return float(self._after(0.0))
 
     def placed(self, change: Change | None = None) -> list[tuple[Piece, int]]:
-        """Each slice and its device, as it is or after a step."""
+        """Returns the pieces and their devices, as they are or after a step."""
         homes = self._homes.copy()
         if change is not None:
             homes[list(change.leave)] = GONE
@@ -100,8 +100,11 @@ class PlanSearch:
         ]
 
     def descend(self, split: bool, late: Callable[[], bool] = lambda: False) -> None:
-        """The best move as long as one helps; else the best swap, else the best split; not further
-        when it is `late`.
+        """Applies the best move, else the best swap, else the best split, until none helps.
+
+        Args:
+            split: Whether tables may be split.
+            late: Returns whether to stop.
         """
         for _ in range(20 * len(self._homes)):
             if late() or not (
@@ -112,7 +115,7 @@ class PlanSearch:
                 return
 
     def _take(self, choices: Choices, min_gain: float) -> bool:
-        """Take the best step, if the objective becomes better by it."""
+        """Applies the best step if it improves the objective; returns whether it does."""
         if not len(choices.after_ms):
             return False
         best = int(np.argmin(choices.after_ms))
@@ -131,40 +134,45 @@ class PlanSearch:
         self._price_anew()
 
     def kick(self, rng: np.random.Generator) -> None:
-        """Move three slices to random devices with room for them."""
+        """Moves three random pieces to random devices that admit them."""
         for item in rng.permutation(np.flatnonzero(self._homes != GONE))[:3].tolist():
             fitting = np.flatnonzero(self._admitted(np.array([item]))[0])
             if len(fitting):
                 self._apply(Change((item,), ((item, int(rng.choice(fitting))),)))
 
     def split_costliest(self, rank: int) -> bool:
-        """Halve the costliest slice but so many of the device that holds up the longest wait, and
-        put one half where that wait is shortest; False if there is none, or no room.
+        """Splits a piece of the slowest device; one half moves to the device that is fastest there.
+
+        Args:
+            rank: Rank of the piece by its cost in the longest stage, from 0.
+
+        Returns:
+            False if there is no such piece, or no device admits the half.
         """
-        slowest, wait = self.slowest[0], self._longest[0]
+        slowest, stage = self.slowest[0], self._longest[0]
         mine = self._splittable(np.flatnonzero(self._homes == slowest))
         if rank >= len(mine):
             return False
-        item = sorted(mine, key=lambda number: -self._weight[number, wait])[rank]
+        item = sorted(mine, key=lambda number: -self._weight[number, stage])[rank]
         pair = self._catalog.units[item].halves()
         stays, goes = (self._add([half]) for half in pair)
         admitted = self._admitted(np.array([goes]))[0]
         admitted[slowest] = False
         if not admitted.any():
             return False
-        device = int(np.where(admitted, self._means[:, wait], np.inf).argmin())
+        device = int(np.where(admitted, self._means[:, stage], np.inf).argmin())
         self._apply(Change((item,), ((stays, slowest), (goes, device))))
         return True
 
     def moves(self) -> Choices:
-        """Give a slice of a device that holds up a wait away."""
+        """Returns all moves of a piece away from a device that is the slowest of a stage."""
         items = np.flatnonzero(np.isin(self._homes, self.slowest))
         if not len(items):
             return _NONE
         homes = self._homes[items]
-        left, joined = self._devices.without(items, homes), self._devices.joined(items)
+        without, joined = self._devices.without(items, homes), self._devices.joined(items)
         gone = self._powers[homes][:, None] + self._powers
-        after = self._after(gone, left[:, None], joined)
+        after = self._after(gone, without[:, None], joined)
         after[np.arange(len(items)), homes] = np.inf
         after[~self._admitted(items)] = np.inf
 
@@ -175,7 +183,7 @@ class PlanSearch:
         return Choices(after.ravel(), change)
 
     def swaps(self) -> Choices:
-        """Swap a slice of a device that holds up a wait for one of another: the most promising."""
+        """Returns the most promising swaps with a device that is the slowest of a stage."""
         out, into = self._promising()
         if not len(out):
             return _NONE
@@ -185,46 +193,49 @@ class PlanSearch:
         after = self._after(self._powers[here] + self._powers[there], after_here, after_there)
 
         def change(number: int) -> Change:
-            gone, come = int(out[number]), int(into[number])
-            return Change((gone, come), ((gone, int(there[number])), (come, int(here[number]))))
+            leaves, enters = int(out[number]), int(into[number])
+            homes = (leaves, int(there[number])), (enters, int(here[number]))
+            return Change((leaves, enters), homes)
 
         return Choices(after, change)
 
     def _promising(self) -> tuple[Whole, Whole]:
-        """Pairs to swap that memory admits and that should even out most, if costs added up."""
+        """Returns pairs of admitted swaps with the best step times if costs were additive."""
         places = np.flatnonzero(self._homes != GONE)
-        pairs, worths = [], []
+        pairs, estimates = [], []
         for device in self.slowest:
             here = self._homes[places] == device
             mine, others = places[here], places[~here]
-            worths.append(self._evened(device, mine, others).ravel())
+            estimates.append(self._additive_ms(device, mine, others).ravel())
             pairs.append(np.stack(np.meshgrid(mine, others, indexing="ij")).reshape(2, -1))
-        worth = np.concatenate(worths)
-        if not len(worth):
-            return worth.astype(np.int64), worth.astype(np.int64)
-        count = min(_SWAPS, len(worth))
-        chosen = np.sort(np.argpartition(worth, count - 1)[:count])
-        out, into = np.concatenate(pairs, 1)[:, chosen[worth[chosen] < np.inf]]
+        estimate = np.concatenate(estimates)
+        if not len(estimate):
+            return estimate.astype(np.int64), estimate.astype(np.int64)
+        count = min(_SWAPS, len(estimate))
+        chosen = np.sort(np.argpartition(estimate, count - 1)[:count])
+        out, into = np.concatenate(pairs, 1)[:, chosen[estimate[chosen] < np.inf]]
         return out, into
 
-    def _evened(self, device: int, mine: Whole, others: Whole) -> Floats:
-        """What the waits would take if each of mine, all of them on this device, changed places
-        with each of the others, and costs added up: [mine, others].
+    def _additive_ms(self, device: int, mine: Whole, others: Whole) -> Floats:
+        """Estimates the step time after each swap, as if costs were additive: [mine, others].
 
-        Of each wait the two devices count, and those that hold it up in any case.
+        Args:
+            device: Device of `mine`.
+            mine: Items on that device.
+            others: Items on other devices.
         """
         gain = self._weight[mine][:, None] - self._weight[others][None]
         homes = self._homes[others]
-        worse = np.maximum(self._means[device] - gain, self._means[homes][None] + gain)
+        slowest = np.maximum(self._means[device] - gain, self._means[homes][None] + gain)
         leader = self._means.argmax(0)
         both = (leader == device) | (leader == homes[:, None])
-        worse = np.maximum(worse, np.where(both, 0.0, self._means.max(0)))
-        found = np.asarray(worse.sum(-1))
+        slowest = np.maximum(slowest, np.where(both, 0.0, self._means.max(0)))
+        found = np.asarray(slowest.sum(-1))
         found[~self._may_swap(device, mine, others)] = np.inf
         return found
 
     def splits(self) -> Choices:
-        """Halve a slice of a device that holds up a wait and give one half away."""
+        """Returns splits of a piece of a device that is the slowest of a stage; one half moves."""
         wide = self._splittable(np.flatnonzero(np.isin(self._homes, self.slowest)))
         if not wide or len(self._costs) == 1:
             return _NONE
@@ -249,12 +260,12 @@ class PlanSearch:
         return Choices(after.ravel(), change)
 
     def _admitted(self, items: Whole) -> Truths:
-        """Whether each item may go to each device: [items, devices]."""
+        """Returns whether each device admits each item, [items, devices]."""
         found = self._devices.admits_units(items)
         return found if self._budget is None else found & self._budget.admits(items, self._homes)
 
     def _may_swap(self, here: int, mine: Whole, others: Whole) -> Truths:
-        """Whether each of mine, all of them here, may change places with each of the others:
+        """Returns whether each item of device `here` may be swapped with each of the others:
         [mine, others].
         """
         devices, mine_, others_ = self._devices, mine[:, None], others[None]
@@ -265,7 +276,7 @@ class PlanSearch:
         return found
 
     def _splittable(self, items: Whole) -> list[int]:
-        """Those of the items that may be halved."""
+        """Returns the items that may be split."""
         present = self._catalog.origins[self._homes != GONE]
         parts = np.bincount(present, minlength=len(self._masks.units))
         units, origins = self._catalog.units, self._catalog.origins
@@ -274,7 +285,7 @@ class PlanSearch:
         ]
 
     def _add(self, items: list[PlacementUnit]) -> int:
-        """Make items that are on no device yet; returns the number of the first."""
+        """Adds items that are on no device yet; returns the number of the first."""
         first = self._catalog.extend(items)
         self._homes = np.concatenate([self._homes, np.full(len(items), GONE)])
         if self._budget is not None:
@@ -284,26 +295,27 @@ class PlanSearch:
 
     @property
     def slowest(self) -> list[int]:
-        """The devices that hold up a wait, in the mean over scenarios: that of the longest wait
-        first.
-        """
+        """Slowest device of each stage in the mean over scenarios, the longest stage first."""
         leaders = self._means.argmax(0)[self._longest]
         return list(dict.fromkeys(leaders.tolist()))
 
     def _price_anew(self) -> None:
-        """Costs, and their powers over what is slowest in each scenario."""
+        """Updates costs, and their powers relative to the slowest device in each scenario."""
         self._costs = self._devices.costs()
-        self._means = self._costs.mean(2)  # [devices, waits]
+        self._means = self._costs.mean(2)  # [devices, stages]
         self._longest = np.argsort(-self._means.max(0), kind="stable")
-        self._most = np.maximum(self._costs.max(0), _MIN_MS)
-        self._powers = (self._costs / self._most) ** self._power
+        self._largest = np.maximum(self._costs.max(0), _MIN_MS)
+        self._powers = (self._costs / self._largest) ** self._power
 
     def _after(self, gone: Floats | float, *come: Floats) -> Floats:
-        """The objective where powers [..., waits, scenarios] of devices are replaced by other
-        costs.
+        """Returns the objective if powers of devices are replaced by other costs, [...].
+
+        Args:
+            gone: Sum of powers that are removed, [..., stages, scenarios].
+            come: Costs that are added, each [..., stages, scenarios].
         """
         sums = self._powers.sum(0) - gone
         for costs in come:
-            sums = sums + (costs / self._most) ** self._power
-        norms = self._most * np.maximum(sums, _MIN_MS) ** (1 / self._power)
+            sums = sums + (costs / self._largest) ** self._power
+        norms = self._largest * np.maximum(sums, _MIN_MS) ** (1 / self._power)
         return np.asarray(norms.mean(-1).sum(-1))

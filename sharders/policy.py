@@ -1,4 +1,4 @@
-"""`PolicySharder`: a trained policy as a sharder, alone or with all that improves its plans."""
+"""`PolicySharder`: plans by a trained policy, alone or followed by local search."""
 
 import math
 import time
@@ -15,23 +15,23 @@ from autoshard.sharders.rollouts import PolicyRollouts, Rollout
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.packing import pack
 
-_QUICK = 4  # plans of the usual games that are held against each other
-_BEST = 8  # plans of more games, beside those
-_SEARCHED = 3  # of them: where a search may start, beside the greedy's plan
+_CANDIDATES = 4  # plans of the usual rollouts that are compared
+_WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
+_STARTS = 3  # of them, from which a search may start, beside the greedy plan
 
 
 class PolicySharder:
-    """Places tables by a policy, and splits them where that pays; if asked, searches from there.
+    """Places and splits tables by a policy, optionally followed by local search.
 
     Args:
-        policy: what was trained.
-        oracle: prices plans.
-        search: Play more games, improve the best plans by a local search, and choose by what is
-            expected in scenarios.
-        seed: of the search.
-        seconds: that a search goes on until, if given. The policy's plans come first, however long
-            that takes.
-        clock: seconds.
+        policy: Trained policy.
+        oracle: Predicts costs of plans.
+        search: Whether to run more rollouts, improve the best plans by local search, and choose by
+            the expected step time over scenarios.
+        seed: Seed of the search.
+        seconds: Time of planning; by default the search stops by itself. The policy's rollouts
+            are not interrupted.
+        clock: Returns the time in seconds.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class PolicySharder:
     ) -> None:
         self._policy = policy
         self._oracle = oracle
-        # From so many games a search wins 0.05 % by kicks, and takes a quarter longer.
+        # After so many rollouts, kicks gain 0.05 % and take a quarter of the time more.
         self._search = LocalSearch(oracle, kicks=0, seed=seed, clock=clock) if search else None
         self._rollouts = PolicyRollouts(policy.network, oracle)
         self._seconds = seconds
@@ -53,17 +53,21 @@ class PolicySharder:
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError says what is missing where none is found."""
+        """Returns a valid plan.
+
+        Raises:
+            PlanError: None was found. It says what is missing.
+        """
         self._oracle.check(task)
         self._policy.check(len(task.devices))
         until = math.inf if self._seconds is None else self._clock() + self._seconds
-        found = self._played(task)
-        if not found:  # memory is so tight that no episode placed everything
+        found = self._rollout_plans(task)
+        if not found:  # memory is so tight that no rollout is feasible
             split = self._policy.network.shape.halves
             packed = pack(task, split)
             search = LocalSearch(self._oracle, kicks=0, split=split)
             found = [packed, *search.improve(task, [packed])]
-        if self._search is None:  # quick: by the mean of what is not known
+        if self._search is None:  # by the mean scenario, which is fast
             plans = [ShardingPlan.of_pieces(task, placed) for placed in found]
             return min(plans, key=lambda plan: self._oracle.step_ms(plan, task))
         if self._clock() < until:
@@ -73,32 +77,31 @@ class PolicySharder:
     def _improved(
         self, search: LocalSearch, task: ShardingTask, found: Sequence[Placed], until: float
     ) -> list[Placed]:
-        """What the greedy by cost and the search add to what was found."""
+        """Returns the plan of `cost_fused`, and the plans of the local search."""
         more: list[Placed] = []
-        with suppress(PlanError):  # without a plan it adds none
+        with suppress(PlanError):
             more.append(FusedGreedySharder(self._oracle).shard(task).placed(task))
-        left = None if until == math.inf else max(0.0, until - self._clock())
-        return more + search.improve(task, [*more, *found[:_SEARCHED]], left)
+        seconds = None if until == math.inf else max(0.0, until - self._clock())
+        return more + search.improve(task, [*more, *found[:_STARTS]], seconds)
 
-    def _played(self, task: ShardingTask) -> list[Placed]:
-        """The policy's plans, the best first: of its usual games, and before a search of more."""
+    def _rollout_plans(self, task: ShardingTask) -> list[Placed]:
+        """Returns the policy's plans, the best first; more of them before a search."""
         size = len(task.tables), len(task.devices)
         usual, wide = self._rollouts.configs(*size), self._search is not None
         configs = self._rollouts.configs(*size, wide=True) if wide else usual
-        played = self._rollouts.play(task, configs)
-        own = _different([rollout for rollout in played if rollout.config < len(usual)])[:_QUICK]
+        rollouts = self._rollouts.run(task, configs)
+        own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])[
+            :_CANDIDATES
+        ]
         if not wide:
             return own
-        best = _different(played)[:_BEST]
+        best = _distinct(rollouts)[:_WIDE_CANDIDATES]
         return best + [placed for placed in own if placed not in best]
 
 
-def _different(played: Sequence[Rollout]) -> list[Placed]:
-    """The plans of games, the best first. Of those that take as long, which are the same or as
-    good, one.
-    """
-    ranked = sorted(played, key=lambda episodes: episodes.plan_ms)
+def _distinct(rollouts: Sequence[Rollout]) -> list[Placed]:
+    """Returns the plans of rollouts, the best first, and only one for each step time."""
     plans: dict[str, Placed] = {}
-    for episodes in ranked:
-        plans.setdefault(f"{episodes.plan_ms:.5g}", episodes.placed)
+    for rollout in sorted(rollouts, key=lambda rollout: rollout.plan_ms):
+        plans.setdefault(f"{rollout.plan_ms:.5g}", rollout.placed)
     return list(plans.values())

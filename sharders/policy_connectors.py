@@ -1,8 +1,7 @@
-"""What lies between the vector environment and the policy in RLlib's env runners.
+"""RLlib connectors that pass whole batches between the vector environment and the policy.
 
 RLlib's own connectors take each observation out of the batch, into its episode and back into a
-batch, at every step. The environment hands out whole batches and the policy takes them, so these
-two pass them on: sampling is a third faster.
+batch, at every step. Without them, sampling is a third faster.
 """
 
 from typing import Any
@@ -14,25 +13,25 @@ from ray.rllib.core.columns import Columns
 
 
 class ObservationsAsBatch(ConnectorV2):
-    """From the environment's observations to the policy's input."""
+    """Passes the environment's observations to the policy."""
 
-    def __call__(self, *, batch: dict[str, Any], **told: Any) -> dict[str, Any]:
-        """The observations that the env runner passes along, as one tensor."""
-        batch[Columns.OBS] = torch.from_numpy(np.stack(told[Columns.OBS]))
+    def __call__(self, *, batch: dict[str, Any], **data: Any) -> dict[str, Any]:
+        """Adds the observations to the batch, as one tensor."""
+        batch[Columns.OBS] = torch.from_numpy(np.stack(data[Columns.OBS]))
         return batch
 
 
 class ActionsAsBatch(ConnectorV2):
-    """From the policy's output to the environment's actions: drawn, or with the highest score."""
+    """Turns logits into actions: sampled, or those with the highest logit."""
 
     def __call__(
-        self, *, batch: dict[str, Any], explore: bool | None = None, **_told: Any
+        self, *, batch: dict[str, Any], explore: bool | None = None, **_data: Any
     ) -> dict[str, Any]:
-        """Actions, their log probabilities and the logits, as arrays."""
+        """Returns actions, their log probabilities and the logits, as arrays."""
         logits = batch[Columns.ACTION_DIST_INPUTS].detach()
         scores = logits.log_softmax(1)
         if explore:
-            # Gumbel's way to draw; devices that may not be chosen are never drawn.
+            # Gumbel-max; actions that are not allowed are never sampled.
             actions = (logits - torch.empty_like(logits).exponential_().log()).argmax(1)
         else:
             actions = logits.argmax(1)

@@ -1,6 +1,6 @@
-"""Policies in folders: weights as safetensors, everything else as JSON. Nothing is ever unpickled.
+"""Loads and saves policies: folders with weights as safetensors and everything else as JSON.
 
-Policies that are shipped lie in `pretrained/`; they are loaded by name.
+Shipped policies lie in `pretrained/` and are loaded by name. Nothing is unpickled.
 """
 
 from collections.abc import Mapping
@@ -15,21 +15,27 @@ from autoshard.cost_model.network import TERMS
 from autoshard.sharders.policy_network import PolicyNetwork, PolicyShape
 from autoshard.workload import UserError, documents
 
-# 1: of games without halvings; 2: parts of devices came in another order
+# 1: without splits; 2: features of devices in another order
 POLICY_SCHEMA = documents.Schema("autoshard.policy", 3)
 PRETRAINED = Path(__file__).parent / "pretrained"
-SHIPPED = Path("cpu")  # the policy and the cost model that are used unless others are named
-COST_MODEL = "cost_model"  # the folder, in the policy's own, of the cost model that it goes with
+SHIPPED = Path("cpu")  # default policy and cost model
+COST_MODEL = "cost_model"  # in the policy's folder, the folder of its cost model
 _WEIGHTS, _DOCUMENT = "policy.safetensors", "policy.json"
 
 
 class PolicyError(UserError):
-    """A folder that holds no policy, or a policy that cannot serve."""
+    """A folder without a policy, or a policy that cannot be used."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A trained network, the most devices it serves, and how it was trained (for people)."""
+    """A trained policy.
+
+    Args:
+        network: Policy network.
+        max_devices: Maximum number of devices of a task.
+        trained: Description of its training, for people.
+    """
 
     network: PolicyNetwork
     max_devices: int
@@ -37,21 +43,21 @@ class Policy:
 
     @staticmethod
     def untrained(max_devices: int = 2**20) -> "Policy":
-        """The greedy from which training starts."""
+        """Returns the greedy policy from which training starts."""
         return Policy(PolicyNetwork(PolicyShape()).as_greedy(), max_devices)
 
     def check(self, devices: int) -> None:
-        """PolicyError unless it serves so many devices."""
+        """Raises PolicyError if it does not serve so many devices."""
         if devices > self.max_devices:
             raise PolicyError(
-                f"the policy serves up to {self.max_devices} devices, {devices} are asked for: "
+                f"the policy serves up to {self.max_devices} devices, {devices} are requested: "
                 f"train one with ppo_shard.py --max-devices {devices}, or use a sharder that needs "
                 "none, such as cost_fused"
             )
 
 
 def save_policy(policy: Policy, folder: Path | str) -> None:
-    """Write the policy into a folder, each file whole or not at all."""
+    """Writes the policy into a folder, each file atomically."""
     where = Path(folder)
     weights = {name: w.detach().contiguous() for name, w in policy.network.state_dict().items()}
     body = {
@@ -71,21 +77,25 @@ def save_policy(policy: Policy, folder: Path | str) -> None:
 
 
 def load_policy(policy: Path | str) -> Policy:
-    """Read a policy from its folder, or a shipped one by its name, such as `cpu`."""
+    """Reads a policy from its folder, or a shipped one by its name, such as `cpu`."""
     where = find_policy(policy)
     with documents.naming(where / _DOCUMENT):
         document = documents.read(where / _DOCUMENT)
         POLICY_SCHEMA.check(document)
         with documents.fields_of("policy"):
             if document["terms"] != [*TERMS]:
-                raise PolicyError("it looks at other features than this autoshard: train it again")
+                raise PolicyError("its features differ from those of this version: train it again")
             network = PolicyNetwork(PolicyShape(**document["shape"]))
             _fill(network, where / _WEIGHTS)
             return Policy(network.eval(), int(document["max_devices"]), document["trained"])
 
 
 def find_policy(policy: Path | str) -> Path:
-    """The folder of a policy, or of a shipped one of that name; PolicyError if there is none."""
+    """Returns the folder of a policy, or of the shipped policy of that name.
+
+    Raises:
+        PolicyError: There is none.
+    """
     where = Path(policy)
     shipped_one = PRETRAINED / where.name
     if not (where / _DOCUMENT).is_file() and where.name == str(policy) and shipped_one.is_dir():

@@ -1,4 +1,4 @@
-"""The policy as RLlib's learners and env runners hold it."""
+"""The policy as an RLModule, for RLlib's learners and env runners."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
     """A `PolicyNetwork` as an RLModule; `model_config["shape"]` has its `PolicyShape`."""
 
     def setup(self) -> None:
-        """Build the network for the spaces of the environment."""
+        """Builds the network for the spaces of the environment."""
         assert isinstance(self.action_space, Discrete)
         assert isinstance(self.model_config, dict)
-        self.layout = Layout(int(self.action_space.n) - 1)  # the last action is to halve
+        self.layout = Layout(int(self.action_space.n) - 1)  # the last action is a split
         self.network = PolicyNetwork(PolicyShape(**self.model_config["shape"]))
 
     def _forward(self, batch: dict[str, Any], **_options: Any) -> dict[str, Tensor]:
@@ -31,7 +31,7 @@ class PolicyModule(TorchRLModule, ValueFunctionAPI):
         return {Columns.ACTION_DIST_INPUTS: logits, Columns.EMBEDDINGS: known}
 
     def compute_values(self, batch: dict[str, Any], embeddings: Tensor | None = None) -> Tensor:
-        """What the rest of each game is worth."""
+        """Returns the value of each state."""
         if embeddings is None:
             _, embeddings = self.network(self.layout.split(batch[Columns.OBS]))
         return self.network.values(embeddings)

@@ -1,9 +1,9 @@
-"""The policy as a network: scores each device for the piece that is being placed, and halving it.
+"""Policy network: scores each device for the current unit, and the split of the unit.
 
-One scorer serves all devices, so it works for any number of tables and of devices, and naming
-devices otherwise changes nothing. It starts as a greedy that puts each piece where the plan becomes
-slower least, by a soft maximum of the devices, and halves what would be slower there than the plan
-has to be; it learns by how much to deviate from that.
+One scorer serves all devices, so the network works for any number of tables and devices and is
+equivariant to their order. It is initialised as a greedy policy, which places each unit where the
+step time rises least by a soft maximum over devices, and splits units that exceed the even share.
+Training learns deviations from that policy.
 """
 
 from dataclasses import dataclass
@@ -24,31 +24,29 @@ from autoshard.envs.observation import (
     TABLE,
 )
 
-FORBIDDEN = -1e9  # the logit of what may not be chosen
-_FAR = 1e6  # times the pace: more than any device costs
+FORBIDDEN = -1e9  # logit of an action that is not allowed
+_FAR = 1e6  # times even_split_ms: more than any device costs
 _COST, _JOINED, _SAFE, _SOFT_AFTER = (
     DESCRIBED + DEVICE_PARTS.index(name) for name in ("cost", "joined", "safe", "soft_after")
 )
-_MAY, _ADDS, _ADDED = 0, 1, 4  # of the part about halving
-_DULL = 1e-6  # a sharpness as good as none
-# What it begins with, tried on two families of tables and three objectives: how much the device
-# itself counts beside the plan, and how much of what a piece takes beyond the even share goes
-# elsewhere with one half.
+_MAY, _ADDS, _ADDED = 0, 1, 4  # features of the part `split`
+_MIN_SHARPNESS = 1e-6
+# Initial values, tuned on two families of tables and three objectives: weight of the device's own
+# cost beside the plan's, and share of the excess over the even share that a split moves away.
 _ITSELF = 0.02
 _ELSEWHERE = 0.4
 
 
 @dataclass(frozen=True)
 class PolicyShape:
-    """Sizes of the network, where it starts from, and what it may do.
+    """Sizes and options of the network.
 
     Args:
-        hidden: numbers that a device, and the state of the game, are known by.
-        encoded: numbers that a set of tables is known by.
-        sharpness: how strictly the policy starts out as the greedy: the log odds against a device
-            that would cost the task's pace more. With 0 it starts from nothing.
-        halves: whether the policy may halve what it places; else all tables stay whole, in
-            training and ever after.
+        hidden: Width of the embeddings of devices and of the state.
+        encoded: Width of the embedding of a set of tables.
+        sharpness: Inverse temperature of the initial greedy policy: log odds against a device that
+            costs `even_split_ms` more. With 0 the initial policy is random.
+        halves: Whether the policy may split units; else all tables stay whole.
     """
 
     hidden: int = 64
@@ -58,13 +56,12 @@ class PolicyShape:
 
 
 class PolicyVariant(NamedTuple):
-    """A way to play the same policy: tasks differ in which one suits them.
+    """Factors that change a policy at inference; tasks differ in which variant suits them.
 
     Args:
-        learned: how much of what was learned counts; 0 plays as the greedy that it began as.
-        itself: times how much the device itself counts beside the plan.
-        elsewhere: times how much of what a piece takes too much is thought to go elsewhere with one
-            half: the more, the more is halved.
+        learned: Factor of learned deviations; 0 is the initial greedy policy.
+        itself: Factor of the weight of the device's own cost.
+        elsewhere: Factor of the excess that a split moves away: a larger one splits more units.
     """
 
     learned: float = 1.0
@@ -73,7 +70,7 @@ class PolicyVariant(NamedTuple):
 
 
 class PolicyNetwork(nn.Module):
-    """From the parts of observations (`envs.observation.Layout`) to logits and values."""
+    """Actor and critic on the parts of observations (see `envs.observation.Layout`)."""
 
     log_sharpness: Tensor
 
@@ -90,8 +87,10 @@ class PolicyNetwork(nn.Module):
         self.score = nn.Linear(hidden, 1)
         self.halving = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         self.value = nn.Sequential(nn.Linear(hidden, hidden), nn.ReLU(), nn.Linear(hidden, 1))
-        # Not learned: what is learned would else blur choices that the greedy makes well.
-        self.register_buffer("log_sharpness", torch.tensor(max(shape.sharpness, _DULL)).log())
+        # Not learned: training would blur the greedy policy.
+        self.register_buffer(
+            "log_sharpness", torch.tensor(max(shape.sharpness, _MIN_SHARPNESS)).log()
+        )
         self.itself = nn.Parameter(torch.tensor(_ITSELF))
         self.elsewhere = nn.Parameter(torch.tensor(_ELSEWHERE))
         with torch.no_grad():
@@ -101,7 +100,7 @@ class PolicyNetwork(nn.Module):
                 last.bias.zero_()
 
     def as_greedy(self) -> "PolicyNetwork":
-        """Without the small deviations that it starts to learn from."""
+        """Removes the small random deviations of the initial weights; returns the network."""
         for last in (self.score, self.halving[-1]):
             assert isinstance(last, nn.Linear)
             nn.init.zeros_(last.weight)
@@ -109,7 +108,7 @@ class PolicyNetwork(nn.Module):
 
     @property
     def has_deviated(self) -> bool:
-        """Whether it began as a greedy and has learned to do otherwise."""
+        """Whether the policy differs from the greedy policy that it was initialised as."""
         if self.shape.sharpness == 0:
             return False
         deviates = (self.score.weight, self.halving[-1].weight)
@@ -118,31 +117,30 @@ class PolicyNetwork(nn.Module):
     def forward(
         self, parts: dict[str, Tensor], variants: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Logits [games, devices + 1], the last one of halving, and what is known of each game
-        [games, hidden].
+        """Returns logits [envs, devices + 1], the last for a split, and embeddings [envs, hidden].
 
         Args:
-            parts: of observations.
-            variants: `PolicyVariant` of each episode, [episodes, 3]; by default as learned.
+            parts: Parts of observations, each [envs, ...].
+            variants: `PolicyVariant` of each episode, [envs, 3]; by default the learned policy.
         """
         table, rest, devices = parts["table"], parts["rest"], parts["devices"]
         exists, allowed = parts["exists"] > 0, parts["allowed"] > 0
         safe = allowed & (devices[..., _SAFE] > 0)
-        # Where there is a choice that leaves room for the largest tables to come, others are none.
+        # Where a device is safe for the largest remaining units, only such devices are allowed.
         allowed = torch.where(safe.any(1, keepdim=True), safe, allowed)
-        # Sets of tables: what each device holds, the piece, and the rest.
+        # Sets of tables: of each device, the current unit, and the rest.
         pair = torch.stack([table[:, :DESCRIBED], rest[:, :DESCRIBED]], dim=1)
         sets = self._encode(torch.cat([devices[..., :DESCRIBED], pair], dim=1))
         numbers = [table[:, DESCRIBED:], rest[:, DESCRIBED:]]
         numbers += [parts[name] for name in ("split", "objective", "progress")]
         state = self.state(torch.cat([sets[:, -2:].flatten(1), *numbers], dim=1))
         own = torch.cat([sets[:, :-2], devices[..., DESCRIBED:]], dim=2)
-        each = functional.relu(self.device(own) + state[:, None])
+        embedded = functional.relu(self.device(own) + state[:, None])
         present = exists[..., None]
-        mean = (each * present).sum(1) / exists.sum(1, keepdim=True).clamp_min(1)
-        most = each.masked_fill(~present, 0.0).amax(1)
-        known = functional.relu(self.context(torch.cat([mean, most], dim=1)) + state)
-        score = self.score(functional.relu(self.mixer(each) + known[:, None])).squeeze(-1)
+        mean = (embedded * present).sum(1) / exists.sum(1, keepdim=True).clamp_min(1)
+        largest = embedded.masked_fill(~present, 0.0).amax(1)
+        known = functional.relu(self.context(torch.cat([mean, largest], dim=1)) + state)
+        score = self.score(functional.relu(self.mixer(embedded) + known[:, None])).squeeze(-1)
         itself: Tensor = self.itself
         elsewhere: Tensor = self.elsewhere
         halve = self.halving(known).squeeze(-1)
@@ -152,20 +150,22 @@ class PolicyNetwork(nn.Module):
             elsewhere = (by_elsewhere * (_ELSEWHERE + learned * (elsewhere - _ELSEWHERE)))[:, 0]
             score, halve = score * learned, halve * learned[:, 0]
         burden = devices[..., _SOFT_AFTER] + itself * devices[..., _JOINED]
-        greedy = -self.log_sharpness.exp() * self._over_least(burden, allowed)
+        greedy = -self.log_sharpness.exp() * self._over_lowest(burden, allowed)
         halve = halve + self._relief(parts, allowed, elsewhere)
         may = parts["split"][:, _MAY] > 0
         logits = (greedy + score).masked_fill(~allowed, FORBIDDEN)
         return torch.cat([logits, halve.masked_fill(~may, FORBIDDEN)[:, None]], dim=1), known
 
     @staticmethod
-    def _over_least(costs: Tensor, allowed: Tensor) -> Tensor:
-        """By how much each device costs more than the least of those that are allowed."""
+    def _over_lowest(costs: Tensor, allowed: Tensor) -> Tensor:
+        """Returns the excess of each cost over the lowest of allowed devices."""
         return costs - costs.masked_fill(~allowed, torch.inf).amin(1, keepdim=True).clamp_max(_FAR)
 
     def _relief(self, parts: dict[str, Tensor], allowed: Tensor, elsewhere: Tensor) -> Tensor:
-        """What halving is worth to the greedy: of what the piece takes, at best, beyond the even
-        share or the slowest device, that part which goes elsewhere, less what two halves cost more.
+        """Returns the logit of a split in the greedy policy: [envs].
+
+        Its gain is the share that moves away of the excess over the even share or the slowest
+        device; its loss is the additional cost of two halves.
         """
         devices, halving = parts["devices"], parts["split"]
         best = devices[..., _JOINED].masked_fill(~allowed, torch.inf).amin(1).clamp_max(_FAR)
@@ -174,10 +174,10 @@ class PolicyNetwork(nn.Module):
         return self.log_sharpness.exp() * (elsewhere * (best - level) - adds)
 
     def values(self, known: Tensor) -> Tensor:
-        """What the rest of each game is worth: [games]."""
+        """Returns the value of each embedded state, [envs]."""
         answer: Tensor = self.value(known).squeeze(-1)
         return answer
 
     def _encode(self, tables: Tensor) -> Tensor:
-        """Of a table, or of the sum over a set of them: the part that is named in both."""
+        """Embeds named amounts of a table, or of a set of tables."""
         return functional.relu(self.encoder(tables.clamp_min(0).log1p()))

@@ -1,20 +1,20 @@
-"""Changes of a plan that are tried: moves, swaps, splits and joins, drawn at random."""
+"""Random changes of a plan: moves, swaps, splits and joins."""
 
 import numpy as np
 
 from autoshard.sharders.column_plan import Changes, ColumnPlan, Floats, Ints, stacked
 
 _SHARES = {"move": 0.3, "swap": 0.4, "split": 0.2, "join": 0.1}
-_HALVED = 0.5  # of the splits: into halves; of the others any part goes
-_PRESSED = 4.0  # how much more often what presses is touched than the rest, all together
+_HALVED = 0.5  # share of splits into halves; the others move any part
+_PRESSURE = 4.0  # total probability by pressure over that of uniform selection
 
 
 class Proposer:
-    """Draws changes of a plan as it is now.
+    """Samples changes of a plan in its current state.
 
     Args:
-        plan: with more than one device.
-        rng: of what is drawn.
+        plan: Plan with more than one device.
+        rng: Random generator.
     """
 
     def __init__(self, plan: ColumnPlan, rng: np.random.Generator) -> None:
@@ -22,11 +22,9 @@ class Proposer:
         self._splittable = bool((plan.max_slices > 1).any())
 
     def draw(self, count: int, pressure: Floats) -> Changes:
-        """So many changes, or a few less; those of devices under pressure [devices] come more
-        often.
-        """
+        """Samples at most `count` changes, more of devices with a high pressure, [devices]."""
         tables, devices = self._plan.widths.nonzero()
-        weights = np.cumsum(1 + _PRESSED * len(tables) * (pressure / pressure.sum())[devices])
+        weights = np.cumsum(1 + _PRESSURE * len(tables) * (pressure / pressure.sum())[devices])
         draws = self._rng.random(count) * weights[-1]
         parts = np.minimum(np.searchsorted(weights, draws, side="right"), len(tables) - 1)
         shares = np.array(list(_SHARES.values()))
@@ -45,14 +43,14 @@ class Proposer:
         return np.asarray(others + (others >= devices))
 
     def _moves(self, tables: Ints, devices: Ints, targets: Ints | None = None) -> Changes:
-        """A slice to another device, where it joins what there is of its table."""
+        """Moves pieces to other devices, where they join pieces of the same table."""
         targets = self._elsewhere(devices) if targets is None else targets
         widths = self._plan.widths
         gets = widths[tables, devices] + widths[tables, targets]
         return _of_one(devices, targets, tables, np.zeros_like(gets), gets)
 
     def _splits(self, tables: Ints, devices: Ints) -> Changes:
-        """Half of a slice, or any part, to another device."""
+        """Moves halves or random parts of pieces to other devices."""
         widths = self._plan.widths
         held = widths[tables, devices]
         wide = (held > 1) & (self._plan.max_slices[tables] > 1)
@@ -63,7 +61,7 @@ class Proposer:
         return _of_one(devices, targets, tables, held - goes, widths[tables, targets] + goes)
 
     def _joins(self, tables: Ints, devices: Ints, count: int) -> Changes:
-        """A slice to where there is another one of its table."""
+        """Moves pieces to devices with another piece of the same table."""
         several = np.flatnonzero(self._plan.parts[tables] > 1)
         if not len(several):
             return self._moves(tables[:0], devices[:0])
@@ -78,13 +76,13 @@ class Proposer:
         return self._moves(tables[here], devices[here], devices[there])
 
     def _swaps(self, tables: Ints, devices: Ints, parts: Ints) -> Changes:
-        """Two slices change places, neither to where its table is already."""
+        """Swaps pieces of two tables, unless a device has both tables."""
         widths = self._plan.widths
         others = self._rng.integers(len(tables), size=len(parts))
         table, other = tables[parts], tables[others]
         first, second = devices[parts], devices[others]
         apart = (first != second) & (widths[table, second] == 0) & (widths[other, first] == 0)
-        table, other, first, second = (each[apart] for each in (table, other, first, second))
+        table, other, first, second = (rows[apart] for rows in (table, other, first, second))
         nothing = np.zeros_like(table)
         return Changes(
             first, second, table, nothing, widths[table, first],

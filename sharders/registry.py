@@ -1,4 +1,4 @@
-"""All sharders by name: what each does, what it needs, how it uses time, how it is made."""
+"""Registry of sharders: description, requirements, use of time and constructor of each name."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ _MODEL, _POLICY = frozenset[Need]({"model"}), frozenset[Need]({"model", "policy"
 
 @dataclass(frozen=True)
 class SharderSpec:
-    """What a sharder's name stands for.
+    """Specification of a sharder.
 
     Args:
-        text: What it does, in a phrase.
-        make: Makes it, of a context that has all that it needs.
-        needs: A cost model, a trained policy, a pool that measures, or TorchRec.
-        time: `own`: it takes as long as it takes. `at_most`: it searches until it finds no better
-            plan, or for as many seconds as it is given. `all`: it takes all seconds it is given.
-        floor: Name of a sharder than whose plans its own are never worse, by the cost model.
+        text: Description in a phrase.
+        make: Creates the sharder from a context that meets its needs.
+        needs: Cost model, trained policy, benchmark pool or TorchRec.
+        time: `own`: has no time limit. `at_most`: stops when it finds no better plan, or at the
+            time limit. `all`: uses all of the time limit.
+        floor: Name of a sharder whose plans are never better, by the cost model.
     """
 
     text: str
@@ -38,7 +38,7 @@ class SharderSpec:
 
 def _heuristic(name: str) -> SharderSpec:
     return SharderSpec(
-        f"published heuristic: a greedy that balances {name}",
+        f"published heuristic: greedy that balances {name}",
         lambda context: GreedySharder(HEURISTICS[name], context.seed),
         frozenset(),
     )
@@ -54,16 +54,16 @@ def _policy(context: SharderContext, search: bool = False) -> Sharder:
 SHARDERS: dict[str, SharderSpec] = {
     **{name: _heuristic(name) for name in HEURISTICS},
     "cost": SharderSpec(
-        "greedy by the cost model's price of each table alone",
+        "greedy by the predicted cost of each table alone",
         lambda context: sharders.AloneGreedySharder(context.costs),
     ),
     "cost_fused": SharderSpec(
-        "puts each table where device and table together cost least",
+        "greedy by the predicted cost of each device with the table",
         lambda context: sharders.FusedGreedySharder(context.costs),
         floor="cost_fused",
     ),
     "cost_fused_search": SharderSpec(
-        "autoshard by the policy as it was before training",
+        "autoshard with the untrained policy",
         lambda context: _policy(replace(context, policy=Policy.untrained()), search=True),
         time="at_most",
         floor="cost_fused",
@@ -73,7 +73,7 @@ SHARDERS: dict[str, SharderSpec] = {
         lambda context: sharders.NeuroShardSharder(context.costs),
     ),
     "annealing": SharderSpec(
-        "simulated annealing, by default a minute: shows what quicker ones leave",
+        "simulated annealing, by default for a minute: reference for faster sharders",
         lambda context: sharders.AnnealingSharder(
             context.costs, context.seconds or sharders.ANNEAL_SECONDS, seed=context.seed
         ),
@@ -88,7 +88,7 @@ SHARDERS: dict[str, SharderSpec] = {
         floor="cost_fused",
     ),
     "autoshard_verified": SharderSpec(
-        "autoshard in rounds of planning, measuring and learning",
+        "autoshard in rounds of planning and measuring",
         lambda context: make_measuring("autoshard", context),
         frozenset({"model", "policy", "pool"}),
         time="at_most",
@@ -106,14 +106,14 @@ SHARDERS: dict[str, SharderSpec] = {
 }
 _DROPPED = {"policy_best": "use policy, or autoshard, which searches from the same plans"}
 _LACKS: dict[Need, str] = {
-    "model": "goes by a cost model: none is named",
-    "policy": "needs a trained policy: name one with --policy",
-    "pool": "measures while it plans: no pool is there to do so",
+    "model": "requires a cost model: name one with --cost-model",
+    "policy": "requires a trained policy: name one with --policy",
+    "pool": "requires a benchmark pool: it measures while it plans",
 }
 
 
 def spec_of(name: str) -> SharderSpec:
-    """Returns what a name stands for; UserError lists all names, or what replaces a dropped one."""
+    """Returns the specification of a sharder; UserError lists all names, or a replacement."""
     if name in _DROPPED:
         raise UserError(f"sharder {name} no longer exists: {_DROPPED[name]}")
     if name not in SHARDERS:
@@ -122,7 +122,7 @@ def spec_of(name: str) -> SharderSpec:
 
 
 def needs_of(names: Sequence[str]) -> frozenset[Need]:
-    """Returns what sharders of these names need, all together."""
+    """Returns the union of the needs of these sharders."""
     return frozenset[Need]().union(*(spec_of(name).needs for name in names))
 
 
@@ -132,18 +132,18 @@ def usable_sharders(measure: bool) -> list[str]:
     Warns where TorchRec is missing.
     """
     found = {n: spec for n, spec in SHARDERS.items() if measure or "pool" not in spec.needs}
-    theirs = [name for name, spec in found.items() if "torchrec" in spec.needs]
+    missing_here = [name for name, spec in found.items() if "torchrec" in spec.needs]
     try:
-        for name in theirs:
+        for name in missing_here:
             make_sharder(name)
     except UserError as missing:
-        warnings.warn(f"{' and '.join(theirs)} are left out: {missing}", stacklevel=2)
-        return [name for name in found if name not in theirs]
+        warnings.warn(f"{' and '.join(missing_here)} are left out: {missing}", stacklevel=2)
+        return [name for name in found if name not in missing_here]
     return list(found)
 
 
 def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
-    """Makes a sharder.
+    """Creates a sharder by name.
 
     Args:
         name: One of `SHARDERS`.
@@ -161,7 +161,7 @@ def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
 
 
 def make_measuring(name: str, context: SharderContext) -> Sharder:
-    """Makes a sharder that plans by another, in rounds of planning, measuring and learning."""
+    """Creates a sharder that alternates planning by another sharder and measuring."""
     if "pool" in spec_of(name).needs:
         return make_sharder(name, context)
     assert context.measurer is not None

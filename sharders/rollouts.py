@@ -1,9 +1,9 @@
-"""Playing the game with a policy: many plans of one task at once."""
+"""Policy rollouts: several plans of one task in one batch."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -19,32 +19,32 @@ from autoshard.workload import Piece, ShardingTask
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import Floats
 
-# Beside what was learned, in the order in which they gain most: of 42, on validation tasks of
-# twelve families, one style alone is 2.5 % worse than the best of all, two are 0.8 %, four 0.2 %.
-_OTHERS = tuple(
+# Tried beside the learned policy, in order of their gain. On validation tasks of twelve families,
+# the first is 2.5 % worse than the best of 42 variants, the first two are 0.8 %, four are 0.2 %.
+_OTHER_VARIANTS = tuple(
     PolicyVariant(*values)
     for values in ((0, 0, 1.5), (0, 0, 0.25), (1, 0, 1.5), (0, 0, 0.75), (1, 1, 0.25))
 )
-# What one other choice wins beside all styles, on such tasks of 4 and of 8 devices: twelve games
-# that make it 0.9 % (eighteen 1.0 %, 42 1.35 %), in three styles more than in two or in all.
-_WITH_DISCREPANCY = 3
-_FEWEST = 2  # games, however many devices there are
-_ROWS, _WIDE_ROWS = 192, 384  # devices of all games: to price so many takes little longer
-# Tasks of more devices, most of them in groups, win nothing by another choice.
+# Gain of a discrepancy beside all variants, on such tasks of 4 and 8 devices: 0.9 % with twelve
+# rollouts, 1.0 % with 18, 1.35 % with 42. Three variants gain more than two, and than all.
+_NUM_DISCREPANCY_VARIANTS = 3
+_MIN_ROLLOUTS = 2
+_ROWS, _WIDE_ROWS = 192, 384  # devices of all rollouts; pricing fewer takes hardly less time
+# With more devices, which are mostly in groups, discrepancies gain nothing.
 _MANY, _ROWS_OF_MANY = 2 * DEVICES - 1, 96
-_APART = 0.04  # beyond the middle group: those that take longer are evened out with fast ones
-_ALIKE = 0.01  # logits less apart: mostly devices alike, which make no other plan
+_MAX_EXCESS = 0.04  # over the median group; slower groups are merged with fast ones
+_EQUAL_LOGITS = 0.01  # a smaller difference mostly means equal devices, and an equal plan
 _NEVER = -1
 _PLAN_MS = attrgetter("plan_ms")
 
 
 class RolloutConfig(NamedTuple):
-    """How a game is played.
+    """Configuration of a rollout.
 
     Args:
-        style: of the policy.
-        turn: the step, counted from 0, at which the second best choice is taken; by default none.
-        drawn: by lot in place of the best choice.
+        variant: Variant of the policy.
+        discrepancy_step: Step, from 0, that takes the second-best action; by default none.
+        sampled: Whether actions are sampled; else the best action is taken.
     """
 
     variant: PolicyVariant = PolicyVariant()
@@ -54,13 +54,13 @@ class RolloutConfig(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _GroupRollout:
-    """A group's game that has ended.
+    """Result of a rollout of one group of devices.
 
     Args:
-        group: whose it was.
-        placed: slices, and their devices in the task.
-        waits_ms: before each, what the slowest device of the group spends.
-        plan_ms: what a step of the group takes; infinite at a dead end.
+        group: The group.
+        placed: Pieces and their devices in the task.
+        stages_ms: Time of the group's slowest device in each stage.
+        plan_ms: Step time of the group; infinite if infeasible.
     """
 
     group: Group
@@ -70,22 +70,21 @@ class _GroupRollout:
 
     @staticmethod
     def of(episodes: BatchedPlacementEnv, env_id: int, group: Group) -> "_GroupRollout":
-        waits = episodes.stages_ms[env_id].amax(0).double().numpy()
-        homes = group.devices.tolist()
-        placed = tuple((piece, homes[home]) for piece, home in episodes.placed_pieces(env_id))
-        return _GroupRollout(
-            group, placed, waits, math.inf if episodes.infeasible[env_id] else float(waits.sum())
-        )
+        stages = episodes.stages_ms[env_id].amax(0).double().numpy()
+        devices = group.devices.tolist()
+        placed = tuple((piece, devices[own]) for piece, own in episodes.placed_pieces(env_id))
+        plan_ms = math.inf if episodes.infeasible[env_id] else float(stages.sum())
+        return _GroupRollout(group, placed, stages, plan_ms)
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """A finished game.
+    """Result of a rollout.
 
     Args:
-        placed: slices and their devices.
-        plan_ms: what a step of that plan is estimated to take; infinite at a dead end.
-        way: which of those that were asked for it was played in; 0 if it was made of several.
+        placed: Pieces and their devices.
+        plan_ms: Predicted step time; infinite if infeasible.
+        config: Index of its configuration; 0 if it combines several.
     """
 
     placed: tuple[tuple[Piece, int], ...]
@@ -93,20 +92,20 @@ class Rollout:
     config: int
 
     @staticmethod
-    def together(rollouts: Sequence[_GroupRollout], config: int = 0) -> "Rollout":
-        """Of games of all groups of a task."""
-        waits = np.max([rollout.stages_ms for rollout in rollouts], axis=0)
+    def combined(rollouts: Sequence[_GroupRollout], config: int = 0) -> "Rollout":
+        """Combines rollouts of all groups of a task."""
+        stages = np.max([rollout.stages_ms for rollout in rollouts], axis=0)
         placed = tuple(piece for rollout in rollouts for piece in rollout.placed)
-        ended_well = max(map(_PLAN_MS, rollouts)) < math.inf
-        return Rollout(placed, float(waits.sum()) if ended_well else math.inf, config)
+        feasible = max(map(_PLAN_MS, rollouts)) < math.inf
+        return Rollout(placed, float(stages.sum()) if feasible else math.inf, config)
 
 
 class PolicyRollouts:
-    """Plays with a network.
+    """Runs a policy network in the environment.
 
     Args:
-        network: scores devices.
-        oracle: prices them.
+        network: Policy network.
+        oracle: Predicts costs.
     """
 
     def __init__(self, network: PolicyNetwork, oracle: EstimatedCosts) -> None:
@@ -115,13 +114,11 @@ class PolicyRollouts:
 
     @property
     def variants(self) -> list[PolicyVariant]:
-        """What tasks are played in: first as learned; then those of others that find better plans
-        most often.
-        """
+        """Distinct variants of the policy, the learned one first."""
         shape = self._network.shape
-        if shape.sharpness == 0:  # there is nothing but what was learned
+        if shape.sharpness == 0:  # without a greedy policy there are no variants
             return [PolicyVariant()]
-        found = [PolicyVariant(), *_OTHERS]
+        found = [PolicyVariant(), *_OTHER_VARIANTS]
         if not self._network.has_deviated:
             found = [variant._replace(learned=0) for variant in found]
         if not shape.halves:
@@ -129,36 +126,45 @@ class PolicyRollouts:
         return list(dict.fromkeys(found))
 
     def configs(self, tables: int, devices: int, wide: bool = False) -> list[RolloutConfig]:
-        """To play a task of that size in one batch: in all styles, then with another choice once,
-        as early as may be. As many as take little longer than one; more where `wide`. What was
-        learned from nothing is played as it is, unless `wide`.
+        """Returns configurations of a batch of rollouts that takes little longer than one.
+
+        All variants come first, then discrepancies, early steps first. A policy without variants
+        runs once, unless `wide`.
+
+        Args:
+            tables: Number of tables of the task.
+            devices: Number of devices.
+            wide: Whether to return twice as many, for use before a local search.
         """
         variants = self.variants
         if devices == 1 or (len(variants) == 1 and not wide):
             return [RolloutConfig(variants[0])]
         rows = _ROWS_OF_MANY if devices > _MANY else _WIDE_ROWS if wide else _ROWS
-        most = max(_FEWEST, rows // devices)
-        discrepancies = range(min(tables, most))
+        count = max(_MIN_ROLLOUTS, rows // devices)
         configs = [
-            RolloutConfig(variant, discrepancy_step)
-            for discrepancy_step in discrepancies
-            for variant in variants[:_WITH_DISCREPANCY]
+            RolloutConfig(variant, step)
+            for step in range(min(tables, count))
+            for variant in variants[:_NUM_DISCREPANCY_VARIANTS]
         ]
-        return [*map(RolloutConfig, variants), *configs][:most]
+        return [*map(RolloutConfig, variants), *configs][:count]
 
     @torch.inference_mode()
-    def play(
+    def run(
         self,
         task: ShardingTask,
         configs: Sequence[RolloutConfig] = (RolloutConfig(),),
         split: bool = True,
         rng: torch.Generator | None = None,
     ) -> list[Rollout]:
-        """Plans of a task, in all these ways; games that end at a dead end are left out.
+        """Returns the feasible rollouts of a task.
 
-        `split` games may halve tables, if the policy does. Ways that are drawn need `rng`, and one
-        beside them that is not; of a task that is played in groups only the best of these others
-        is handed out.
+        Where the devices form groups, the rollouts that are not sampled are combined into one.
+
+        Args:
+            task: Task to plan.
+            configs: Configurations, at least one of which is not sampled.
+            split: Whether tables may be split, if the policy does so.
+            rng: Random generator, required if a configuration is sampled.
         """
         assert rng is not None or not any(config.sampled for config in configs)
         masks = RuleMasks(task)
@@ -169,18 +175,18 @@ class PolicyRollouts:
         instance = TaskInstance(np.arange(len(units)), task.usable_bytes, rules, task.objective)
         whole = Group(np.arange(len(task.devices)), instance)
         groups = in_groups(catalog, whole)
-        ended = self._play_groups(catalog, groups, configs, split, rng)
-        played = [Rollout.together(rollouts, number) for number, rollouts in enumerate(ended)]
+        ended = self._run_groups(catalog, groups, configs, split, rng)
+        found = [Rollout.combined(rollouts, number) for number, rollouts in enumerate(ended)]
         if len(groups) > 1:
-            sure = [number for number, config in enumerate(configs) if not config.sampled]
-            each = zip(*(ended[number] for number in sure), strict=True)
-            best = [min(rollouts, key=_PLAN_MS) for rollouts in each]
-            evened = self._evened_out(catalog, best, [configs[number] for number in sure], split)
-            # What is best for each group need not be for all together, whose waits add up.
-            mixed = [Rollout.together(rollouts) for rollouts in (best, evened)]
-            sampled = [played[number] for number, config in enumerate(configs) if config.sampled]
-            played = [min((*(played[n] for n in sure), *mixed), key=_PLAN_MS), *sampled]
-        return [rollout for rollout in played if rollout.plan_ms < math.inf]
+            greedy = [number for number, config in enumerate(configs) if not config.sampled]
+            by_group = zip(*(ended[number] for number in greedy), strict=True)
+            best = [min(rollouts, key=_PLAN_MS) for rollouts in by_group]
+            evened = self._evened_out(catalog, best, [configs[number] for number in greedy], split)
+            # The best rollouts of groups need not be the best together: their stages add up.
+            mixed = [Rollout.combined(rollouts) for rollouts in (best, evened)]
+            sampled = [found[number] for number, config in enumerate(configs) if config.sampled]
+            found = [min((*(found[n] for n in greedy), *mixed), key=_PLAN_MS), *sampled]
+        return [rollout for rollout in found if rollout.plan_ms < math.inf]
 
     def _evened_out(
         self,
@@ -189,26 +195,26 @@ class PolicyRollouts:
         configs: Sequence[RolloutConfig],
         split: bool,
     ) -> list[_GroupRollout]:
-        """The slowest groups, each played once more in one with a fast one; and those that have no
-        plan, until they have one.
-        """
+        """Runs slow groups again, each merged with a fast one; infeasible ones repeatedly."""
         ranked = sorted(ended, key=_PLAN_MS)
-        bar = (1 + _APART) * ranked[(len(ranked) - 1) // 2].plan_ms
+        limit = (1 + _MAX_EXCESS) * ranked[(len(ranked) - 1) // 2].plan_ms
         while True:
             pairs = []
-            while len(ranked) > 1 and (ranked[-1].plan_ms > bar or ranked[-1].plan_ms == math.inf):
+            while len(ranked) > 1 and (
+                ranked[-1].plan_ms > limit or ranked[-1].plan_ms == math.inf
+            ):
                 pairs.append((ranked.pop(0), ranked.pop()))
             if not pairs:
                 return ranked
             groups = [fast.group.with_(slow.group) for fast, slow in pairs]
-            found = self._play_groups(catalog, groups, configs, split)
+            found = self._run_groups(catalog, groups, configs, split)
             for (fast, slow), of_group in zip(pairs, zip(*found, strict=True), strict=True):
                 both = min(of_group, key=_PLAN_MS)
                 ranked += [both] if both.plan_ms <= slow.plan_ms else [fast, slow]
             ranked.sort(key=_PLAN_MS)
-            bar = math.inf  # once more takes twice as long, and wins next to nothing
+            limit = math.inf  # another round takes twice as long and gains next to nothing
 
-    def _play_groups(
+    def _run_groups(
         self,
         catalog: TableCatalog,
         groups: Sequence[Group],
@@ -216,7 +222,7 @@ class PolicyRollouts:
         split: bool,
         rng: torch.Generator | None = None,
     ) -> list[list[_GroupRollout]]:
-        """Games of each group in all ways: [ways][groups]."""
+        """Returns rollouts of each group with each configuration: [configs][groups]."""
         instances = [group.instance for group in groups]
         tables = max(len(instance.units) for instance in instances)
         devices = max(len(group.devices) for group in groups)
@@ -225,11 +231,11 @@ class PolicyRollouts:
         episodes.start(range(rollouts), instances * len(configs))
         layout = Layout(devices)
         variants, discrepancies, sampled = (
-            torch.tensor(each).repeat_interleave(len(groups), 0)
-            for each in zip(*configs, strict=True)
+            torch.tensor(values).repeat_interleave(len(groups), 0)
+            for values in zip(*configs, strict=True)
         )
         last_step = int(discrepancies.max())
-        for step in count():
+        for step in itertools.count():
             if bool(episodes.over.all()):
                 break
             logits, _ = self._network(layout.parts(episodes), variants)
@@ -238,22 +244,21 @@ class PolicyRollouts:
                 chosen = torch.where(discrepancies == step, second_best(logits), chosen)
             if rng is not None:
                 noise = torch.empty_like(logits).exponential_(generator=rng)
-                drawn = (logits - noise.log()).argmax(1)  # the Gumbel-max trick
-                chosen = torch.where(sampled, drawn, chosen)
+                chosen = torch.where(
+                    sampled, (logits - noise.log()).argmax(1), chosen
+                )  # Gumbel-max
             episodes.place(chosen)
         return [
             [
-                _GroupRollout.of(episodes, config * len(groups) + number, each)
-                for number, each in enumerate(groups)
+                _GroupRollout.of(episodes, config * len(groups) + number, group)
+                for number, group in enumerate(groups)
             ]
             for config in range(len(configs))
         ]
 
 
 def second_best(logits: Tensor) -> Tensor:
-    """The choice that makes another plan than the best, and comes next: [games]. The best where
-    there is no other.
-    """
-    most, best = logits.max(1)
-    second, other = logits.masked_fill(logits > most[:, None] - _ALIKE, FORBIDDEN).max(1)
+    """Returns the second-best action that leads to another plan, else the best: [envs]."""
+    largest, best = logits.max(1)
+    second, other = logits.masked_fill(logits > largest[:, None] - _EQUAL_LOGITS, FORBIDDEN).max(1)
     return torch.where(second > FORBIDDEN, other, best)

@@ -1,20 +1,28 @@
-"""TorchRec's own planner, as one that decides."""
+"""TorchRec's own planner as a sharder."""
 
 from autoshard.workload import ShardingPlan, ShardingTask
 
 
 class TorchRecSharder:
-    """Plans as TorchRec's planner does: whole tables, and with `column_wise` evenly split ones too.
+    """Plans by TorchRec's planner.
 
-    UserError where TorchRec is not installed.
+    Args:
+        column_wise: Whether tables may also be split evenly by columns.
+
+    Raises:
+        UserError: TorchRec is not installed.
     """
 
     def __init__(self, column_wise: bool) -> None:
-        from autoshard.workload.torchrec import plan_of_torchrec  # the door: only who asks enters
+        from autoshard.workload.torchrec import plan_of_torchrec  # an optional dependency
 
         self._plan = plan_of_torchrec
         self._column_wise = column_wise
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """A valid plan; PlanError where TorchRec finds none, or none that fits."""
+        """Returns a valid plan.
+
+        Raises:
+            PlanError: TorchRec finds none, or its plan does not fit.
+        """
         return self._plan(task, self._column_wise)

@@ -123,7 +123,7 @@ class Measuring:
         for _ in range(self._config.collect):
             task = catalog.task(task_sampler.sample(catalog, self._rng, 1)[0])
             rng = torch.Generator().manual_seed(int(self._rng.integers(2**31)))
-            played = player.play(task, [RolloutConfig(), RolloutConfig(sampled=True)], rng=rng)
+            played = player.run(task, [RolloutConfig(), RolloutConfig(sampled=True)], rng=rng)
             if not played:
                 continue  # both episodes were infeasible
             plan = ShardingPlan.of_pieces(task, played[-1].placed)  # the sampled one, if feasible

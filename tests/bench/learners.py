@@ -75,7 +75,7 @@ def _results(network: PolicyNetwork, known: Sequence[Headroom]) -> Results:
 
 
 def _of_family(player: PolicyRollouts, known: Headroom) -> tuple[float | None, float | None, int]:
-    played = [player.play(task) for task in known.tasks]
+    played = [player.run(task) for task in known.tasks]
     ours = [games[0].plan_ms if games else None for games in played]
     seen = Headroom(known.choice, known.tasks, {**known.tried, _PASS: Tried(ours, [])})
     return seen.share(_PASS), seen.over(_PASS), ours.count(None)

@@ -110,7 +110,7 @@ def test_it_starts_from_nothing(
     """Untrained it draws plans as if by chance, where ours draws the greedy's."""
     task = tight(many_tables[:60], 4)
     nothing, greedy = (
-        PolicyRollouts(PolicyNetwork(shape).eval(), oracle).play(
+        PolicyRollouts(PolicyNetwork(shape).eval(), oracle).run(
             task,
             [RolloutConfig(), *[RolloutConfig(sampled=True)] * 8],
             split=False,

@@ -332,7 +332,7 @@ def test_bad_input_is_one_line_before_any_work(config: ShardConfig, tmp_path: Pa
         ({"sharder": "best"}, "sharder 'best' is not one of round_robin, random"),
         ({"tables": "none.csv"}, "none.csv: does not exist"),
         ({"num_devices": 0}, "--num-devices must be at least 1, got 0"),
-        ({"num_devices": 5}, "the policy serves up to 4 devices, 5 are asked for"),
+        ({"num_devices": 5}, "the policy serves up to 4 devices, 5 are requested"),
         ({"memory_gb": "-1"}, "--memory-gb must be a number more than 0"),
         ({"memory_gb": "0"}, "--memory-gb must be a number more than 0"),
         ({"memory_gb": "nan"}, "--memory-gb must be a number more than 0"),

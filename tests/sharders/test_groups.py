@@ -104,14 +104,14 @@ def test_plans_in_groups_are_as_good_as_in_one(
     task = task_of(hundreds, fill)
     playing = PolicyRollouts(Policy.untrained().network, oracle)
     ways = playing.configs(len(task.tables), DEVICES)
-    (ours,) = playing.play(task, ways)
+    (ours,) = playing.run(task, ways)
     plan = ShardingPlan.of_pieces(task, ours.placed)
     plan.check(task)
     # Slices of one table that meet on a device become one, which takes less: where it is tight.
     told = oracle.step_ms(plan, task) / ours.plan_ms
     assert (0.999 if fill < 0.5 else 0.9) < told < 1.001
     monkeypatch.setattr(rollouts, "in_groups", as_one)
-    best = min(episodes.plan_ms for episodes in playing.play(task, ways))
+    best = min(episodes.plan_ms for episodes in playing.run(task, ways))
     assert ours.plan_ms < 1.05 * best  # tables are few
 
 
@@ -137,12 +137,12 @@ def test_of_two_groups_the_slow_one_is_evened_out(
     task = replace(task_of(hundreds, 0.1), objective=Objective())
     playing = PolicyRollouts(Policy.untrained().network, oracle)
     monkeypatch.setattr(rollouts, "in_groups", as_one)
-    (best,) = playing.play(task)
+    (best,) = playing.run(task)
     monkeypatch.setattr(rollouts, "in_groups", unfair)
-    (ours,) = playing.play(task)
+    (ours,) = playing.run(task)
     assert ours.plan_ms < 1.02 * best.plan_ms
     monkeypatch.setattr(rollouts, "_APART", 10.0)  # nobody is that slow
-    (apart,) = playing.play(task)
+    (apart,) = playing.run(task)
     assert apart.plan_ms > 1.1 * best.plan_ms
 
 

@@ -71,7 +71,7 @@ def test_without_training_it_is_as_good_as_the_greedy_by_device_and_table(
 ) -> None:
     for devices in (2, 5):
         task = task_of(tables[:40], devices)
-        (played,) = PolicyRollouts(Policy.untrained().network, oracle).play(task, split=False)
+        (played,) = PolicyRollouts(Policy.untrained().network, oracle).run(task, split=False)
         ours = ShardingPlan.of_pieces(task, played.placed)
         greedy = FusedGreedySharder(oracle).shard(task)
         assert step_ms(oracle, ours, task) <= 1.001 * step_ms(oracle, greedy, task)
@@ -275,7 +275,7 @@ def test_where_no_episode_places_everything_a_packing_is_improved(
     policy: Policy, oracle: EstimatedCosts, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = task_of(tables[:12], 3)
-    monkeypatch.setattr(PolicyRollouts, "play", lambda *_arguments, **_options: [])
+    monkeypatch.setattr(PolicyRollouts, "run", lambda *_arguments, **_options: [])
     predictor = StepPredictor(oracle, task)
     alone, best = (
         predictor.of(PolicySharder(policy, oracle, search=search).shard(task)).expected_ms
@@ -303,8 +303,8 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
         task = task_of(tables[first : first + 20], 3)
         assert len(set(start.variants) & set(ours.variants)) >= 3
         plan = PolicySharder(policy, oracle).shard(task)
-        (alone,) = ours.play(task)
-        games = [alone, *start.play(task, [*map(RolloutConfig, start.variants)])]
+        (alone,) = ours.run(task)
+        games = [alone, *start.run(task, [*map(RolloutConfig, start.variants)])]
         told = [
             oracle.step_ms(ShardingPlan.of_pieces(task, episodes.placed), task)
             for episodes, variant in zip(games, [PolicyVariant(), *start.variants], strict=True)
@@ -346,7 +346,7 @@ def test_a_policy_comes_back_to_the_bit(policy: Policy, tmp_path: Path) -> None:
 def test_policies_that_cannot_serve_say_so(
     policy: Policy, oracle: EstimatedCosts, tables: Tables, tmp_path: Path
 ) -> None:
-    with pytest.raises(PolicyError, match="serves up to 16 devices, 17 are asked for"):
+    with pytest.raises(PolicyError, match="serves up to 16 devices, 17 are requested"):
         make_sharder("policy", SharderContext(oracle, policy)).shard(task_of(tables[:20], 17))
     with pytest.raises(PolicyError, match=r"holds no policy: .* these are shipped: cpu"):
         load_policy(tmp_path)
@@ -359,7 +359,7 @@ def test_policies_that_cannot_serve_say_so(
 
 def test_names_say_what_they_lack(oracle: EstimatedCosts, policy: Policy) -> None:
     for name, means, lack in (
-        ("cost", SharderContext(), "goes by a cost model"),
+        ("cost", SharderContext(), "requires a cost model"),
         ("policy", SharderContext(oracle), "name one with --policy"),
         ("autoshard_verified", SharderContext(oracle, policy), "no pool is there"),
     ):

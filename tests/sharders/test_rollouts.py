@@ -24,9 +24,9 @@ def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
     policy: Policy, oracle: EstimatedCosts, tables: Tables
 ) -> None:
     task, player = task_of(tables[:12], 3), PolicyRollouts(policy.network, oracle)
-    (alone,) = player.play(task)
+    (alone,) = player.run(task)
     configs = [RolloutConfig(), *[RolloutConfig(sampled=True)] * 7]
-    rollouts = player.play(task, configs, rng=torch.Generator().manual_seed(0))
+    rollouts = player.run(task, configs, rng=torch.Generator().manual_seed(0))
     assert len(rollouts) == 8
     # Of like devices either may come first: how many games are played beside decides the last bit.
     assert held_together(rollouts[0]) == held_together(alone)
@@ -40,7 +40,7 @@ def test_a_turn_is_taken_once(policy: Policy, oracle: EstimatedCosts, tables: Ta
     """Before and after it the policy chooses as it thinks best."""
     task, player = task_of(tables[:12], 3), PolicyRollouts(policy.network, oracle)
     steps = range(1, 7)  # the first table may go anywhere, which is all the same
-    own, *others = player.play(
+    own, *others = player.run(
         task,
         [
             RolloutConfig(),
@@ -110,8 +110,8 @@ def test_as_many_games_are_played_as_cost_little(policy: Policy, oracle: Estimat
 def test_whole_tables_are_played_on_demand(oracle: EstimatedCosts, tables: Tables) -> None:
     task = task_of((GIANT, *tables[:10]), 4)
     player = PolicyRollouts(Policy.untrained().network, oracle)
-    (played,) = player.play(task, split=False)
+    (played,) = player.run(task, split=False)
     assert {piece for piece, _ in played.placed} == {table.whole() for table in task.tables}
-    (split,) = player.play(task)
+    (split,) = player.run(task)
     assert split.plan_ms < 0.8 * played.plan_ms
     assert len(split.placed) > len(task.tables)
