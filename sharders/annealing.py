@@ -55,11 +55,7 @@ class AnnealingSharder:
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Returns a valid plan.
-
-        Raises:
-            PlanError: None was found. It says what is missing.
-        """
+        """Returns a valid plan; raises PlanError, which says what is missing, if none is found."""
         self._oracle.check(task)
 
         def worth(plan: ShardingPlan) -> float:

@@ -9,7 +9,7 @@ import numpy as np
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
 from autoshard.cost_model.training import one_thread
-from autoshard.sharders.heuristics import Floats, greedy_plan, place_in_turn, sum_of
+from autoshard.sharders.heuristics import Floats, greedy_plan, place_in_turn
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import StepPrice
@@ -23,17 +23,11 @@ class AloneGreedySharder:
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Returns a valid plan.
-
-        Raises:
-            PlanError: No device has memory for a table, which it names.
-        """
+        """Returns a valid plan; raises PlanError if no device has memory for a table."""
         self._oracle.check(task)
         alone_ms = self._oracle.alone_ms([table.whole() for table in task.tables])
         costs = {t.name: ms for t, ms in zip(task.tables, alone_ms.tolist(), strict=True)}
-        masks, column_ms = RuleMasks(task), StepPrice.of_task(task).column_ms()
-        of_units = [sum_of(unit, costs) + column_ms * unit.columns for unit in masks.units]
-        return greedy_plan(task, masks, of_units)
+        return greedy_plan(task, costs, StepPrice.of_task(task).column_ms())
 
 
 class FusedGreedySharder:
@@ -44,11 +38,7 @@ class FusedGreedySharder:
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Returns a valid plan.
-
-        Raises:
-            PlanError: No device has memory for a table, which it names.
-        """
+        """Returns a valid plan; raises PlanError if no device has memory for a table."""
         self._oracle.check(task)
         masks = RuleMasks(task)
         pricing = self._oracle.expectation()  # scenarios would take twice as long

@@ -11,7 +11,7 @@ from autoshard.workload.admission import Occupancy, RuleMasks
 from autoshard.workload.cost_proxies import COST_PROXIES
 from autoshard.workload.packing import does_not_fit
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.units import PlacementUnit, bytes_of_units
+from autoshard.workload.units import bytes_of_units
 
 Floats = npt.NDArray[np.float64]
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
@@ -65,25 +65,20 @@ class GreedySharder:
         self._seed = seed
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Returns a valid plan.
-
-        Raises:
-            PlanError: No device has memory for a table, or may take it. It names the table.
-        """
+        """Returns a valid plan; raises PlanError if no device may take a table."""
         rng = np.random.default_rng(self._seed)
-        costs = {table.name: self._cost(table, rng) for table in task.tables}
-        masks = RuleMasks(task)
-        return greedy_plan(task, masks, [sum_of(unit, costs) for unit in masks.units])
+        return greedy_plan(task, {table.name: self._cost(table, rng) for table in task.tables})
 
 
-def sum_of(unit: PlacementUnit, costs: Mapping[str, float]) -> float:
-    """Returns the sum of its tables' costs."""
-    return sum(costs[piece.table.name] for piece in unit.pieces)
-
-
-def greedy_plan(task: ShardingTask, masks: RuleMasks, costs: Sequence[float]) -> ShardingPlan:
-    """Returns a plan that balances the sums of costs over devices."""
-    load = np.zeros(len(task.devices))
+def greedy_plan(
+    task: ShardingTask, table_costs: Mapping[str, float], column_cost: float = 0.0
+) -> ShardingPlan:
+    """Returns a plan that balances the sums of costs of tables and output columns over devices."""
+    masks, load = RuleMasks(task), np.zeros(len(task.devices))
+    costs = [
+        sum(table_costs[piece.table.name] for piece in unit.pieces) + column_cost * unit.columns
+        for unit in masks.units
+    ]
 
     def placed(number: int, device: int) -> None:
         load[device] += costs[number]

@@ -105,18 +105,13 @@ class LocalSearchSharder:
         self._search = LocalSearch(oracle, split=split)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Returns a valid plan.
-
-        Raises:
-            PlanError: No device has memory for a table, which it names.
-        """
-        plans, faults = [], []
+        """Returns a valid plan; raises PlanError if no device has memory for a table."""
+        plans: list[Placed] = []
         for start in self._starts:
             try:
                 plans.append(start.shard(task).placed(task))
-            except PlanError as fault:
-                faults.append(fault)
-        if not plans:
-            raise faults[0]
-        found: list[Placed] = [*plans, *self._search.improve(task, plans)]
+            except PlanError:
+                if start is self._starts[-1] and not plans:
+                    raise
+        found = [*plans, *self._search.improve(task, plans)]
         return StepPredictor(self._oracle, task).best_plan(found)

@@ -42,11 +42,7 @@ class NeuroShardSharder:
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Returns a valid plan.
-
-        Raises:
-            PlanError: None was found. It says what is missing.
-        """
+        """Returns a valid plan; raises PlanError, which says what is missing, if none is found."""
         self._oracle.check(task)
         greedy = GridGreedy(self._oracle, task, _SHARES)
         cuts = _Cuts(self._oracle, task, greedy.masks)

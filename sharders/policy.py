@@ -53,11 +53,7 @@ class PolicySharder:
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Returns a valid plan.
-
-        Raises:
-            PlanError: None was found. It says what is missing.
-        """
+        """Returns a valid plan; raises PlanError, which says what is missing, if none is found."""
         self._oracle.check(task)
         self._policy.check(len(task.devices))
         until = math.inf if self._seconds is None else self._clock() + self._seconds

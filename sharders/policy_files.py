@@ -86,7 +86,13 @@ def load_policy(policy: Path | str) -> Policy:
             if document["terms"] != [*TERMS]:
                 raise PolicyError("its features differ from those of this version: train it again")
             network = PolicyNetwork(PolicyShape(**document["shape"]))
-            _fill(network, where / _WEIGHTS)
+            try:
+                network.load_state_dict(load((where / _WEIGHTS).read_bytes()))
+            except (OSError, SafetensorError, RuntimeError) as error:
+                reason = str(error).splitlines()[0][:120]
+                raise PolicyError(
+                    f"{_WEIGHTS} beside it is missing or damaged ({reason})"
+                ) from error
             return Policy(network.eval(), int(document["max_devices"]), document["trained"])
 
 
@@ -113,11 +119,3 @@ def cost_model_beside(policy: Path | str) -> Path:
     """Returns the folder of the cost model that a policy was trained with; else the shipped one."""
     folder = find_policy(policy) / COST_MODEL
     return folder if folder.is_dir() else SHIPPED
-
-
-def _fill(network: PolicyNetwork, path: Path) -> None:
-    try:
-        network.load_state_dict(load(path.read_bytes()))
-    except (OSError, SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise PolicyError(f"{_WEIGHTS} beside it is missing or damaged ({reason})") from error

@@ -20,9 +20,5 @@ class TorchRecSharder:
         self._column_wise = column_wise
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Returns a valid plan.
-
-        Raises:
-            PlanError: TorchRec finds none, or its plan does not fit.
-        """
+        """Returns a valid plan; raises PlanError if TorchRec finds none, or it does not fit."""
         return self._plan(task, self._column_wise)

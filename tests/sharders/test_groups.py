@@ -141,7 +141,7 @@ def test_of_two_groups_the_slow_one_is_evened_out(
     monkeypatch.setattr(rollouts, "in_groups", unfair)
     (ours,) = playing.run(task)
     assert ours.plan_ms < 1.02 * best.plan_ms
-    monkeypatch.setattr(rollouts, "_APART", 10.0)  # nobody is that slow
+    monkeypatch.setattr(rollouts, "_MAX_EXCESS", 10.0)  # nobody is that slow
     (apart,) = playing.run(task)
     assert apart.plan_ms > 1.1 * best.plan_ms
 

@@ -361,7 +361,7 @@ def test_names_say_what_they_lack(oracle: EstimatedCosts, policy: Policy) -> Non
     for name, means, lack in (
         ("cost", SharderContext(), "requires a cost model"),
         ("policy", SharderContext(oracle), "name one with --policy"),
-        ("autoshard_verified", SharderContext(oracle, policy), "no pool is there"),
+        ("autoshard_verified", SharderContext(oracle, policy), "requires a benchmark pool"),
     ):
         with pytest.raises(UserError, match=lack):
             make_sharder(name, means)
