@@ -68,7 +68,7 @@ class Proposer:
         shuffled = self._rng.permutation(several)
         by_table = shuffled[np.argsort(tables[shuffled], kind="stable")]
         owners = tables[by_table]
-        following = np.roll(by_table, -1)  # in a circle around each table's slices
+        following = np.roll(by_table, -1)  # in a cycle over the pieces of each table
         ends = np.flatnonzero(owners != np.roll(owners, -1))
         following[ends] = by_table[np.concatenate([[0], ends[:-1] + 1])[: len(ends)]]
         chosen = self._rng.integers(len(by_table), size=min(count, len(by_table)))

@@ -10,7 +10,7 @@ import pytest
 RECORD: dict[str, Any] = json.loads((net.FOLDER / "record.json").read_text())
 PLANS: dict[str, Any] = RECORD["plans"]
 CLOSE = 1e-6  # relative, of step times
-INCREMENTAL = 1e-5  # of what is seen and paid
+NEAR = 1e-5  # of what is seen and paid
 TIE = 0.01  # logits less apart: another host may prefer the other
 
 pytestmark = pytest.mark.filterwarnings("ignore::autoshard.cost_model.OutsideTraining")
@@ -47,8 +47,8 @@ def test_episodes_are_as_recorded(name: str) -> None:
     for step, (actions, masks, seen, rewards, ended) in zip(steps, record, strict=True):
         allowed = [sum(1 << n for n, may in enumerate(mask) if may) for mask in step["masks"]]
         assert allowed == masks
-        assert step["seen"].tolist() == pytest.approx(seen, rel=INCREMENTAL, abs=INCREMENTAL)
-        assert step["rewards"].tolist() == pytest.approx(rewards, rel=INCREMENTAL, abs=INCREMENTAL)
+        assert step["seen"].tolist() == pytest.approx(seen, rel=NEAR, abs=NEAR)
+        assert step["rewards"].tolist() == pytest.approx(rewards, rel=NEAR, abs=NEAR)
         assert np.flatnonzero(step["ended"]).tolist() == ended
         if step["logits"] is not None:
             preferred = step["logits"].max(1) - TIE
