@@ -156,8 +156,8 @@ def task_of(source: str) -> ShardingTask:
     """Returns a task whose tables fill at most half of the devices' memory."""
     tables, operator = load_tables(source), _shipped_model().provenance.operator
     sizes = [operator.memory((table.whole(),), _BATCH_SIZE).total for table in tables]
-    room = int(max(sum(sizes) / _DEVICES / _FILL, 1.1 * max(sizes)))
-    return ShardingTask(tables, Device.uniform(_DEVICES, room), _BATCH_SIZE, operator)
+    memory = int(max(sum(sizes) / _DEVICES / _FILL, 1.1 * max(sizes)))
+    return ShardingTask(tables, Device.uniform(_DEVICES, memory), _BATCH_SIZE, operator)
 
 
 def _step_ms(repeats: RepeatedMeasurements, task: ShardingTask, plan: ShardingPlan) -> float:

@@ -3,10 +3,10 @@
     .venv/bin/python tests/bench/gate.py BASE [--only REGEX] [--pairs N] [--current PATH]
 
 BASE is a checkout with an environment of its own in `.venv`, usually of commit 748108b. A worker
-process in each checkout does the same work by turns, so that both meet the same disturbances. Times
+process in each checkout does the same work alternately, so that disturbances affect both. Times
 are processor seconds of one thread. For each measure the table shows the time in BASE, the median
 of the ratios current/base of the pairs, and its 95 % interval. The exit code is 1 if a median is
-above 1.03 and its interval above 1. Use a quiet machine: on a busy one intervals are too wide.
+above 1.03 and its interval above 1. Use an idle machine: on a busy one intervals are too wide.
 """
 
 import argparse
@@ -26,9 +26,9 @@ import numpy as np
 from scipy.stats import bootstrap
 
 LIMIT = 1.03  # a median ratio above it counts as slower
-_SECONDS = 0.3  # that a measurement takes at least
+_SECONDS = 0.3  # minimum time of a measurement
 _BATCH_SIZE = 1024
-_EACH = 8  # devices that are priced with each table
+_NUM_DEVICES = 8  # for each table
 _SHARDERS = (
     "round_robin", "random", "dim", "size", "lookup", "size_lookup", "cost", "cost_fused",
     "neuroshard", "policy", "cost_fused_search", "autoshard", "annealing",
@@ -70,59 +70,59 @@ def _tables(source: str) -> Any:
 
 
 def episodes(envs: int, tables: tuple[int, int]) -> Work:
-    """Episodes side by side, whose tables go to any device that has memory."""
-    catalog = _find("envs:TableCatalog", "envs:UnitCatalog").of_tables(
+    """Returns steps of a batch of episodes with random valid actions."""
+    catalog = _find("envs:TableCatalog", "envs:Deck").of_tables(
         _find("cost_model:load_model")("cpu"), _tables("synthetic:320:1:small"), _BATCH_SIZE, True
     )
-    drawn = _find("envs:RandomTaskSampler", "envs:RandomTaskSampler")(tables, (4, 4), (0.05, 0.2))
+    drawn = _find("envs:RandomTaskSampler", "envs:RandomDeals")(tables, (4, 4), (0.05, 0.2))
     env = _find("envs:ShardingVectorEnv")(catalog, envs, drawn)
     seen, _ = env.reset(seed=0)
-    wishes = np.random.default_rng(0).random((61, envs, 4)) + 0.01
+    preferences = np.random.default_rng(0).random((61, envs, 4)) + 0.01
 
     def play() -> None:
         nonlocal seen
-        for wish in wishes:
-            actions = (env.layout.split(seen)["allowed"] * wish).argmax(1)
+        for preference in preferences:
+            actions = (env.layout.split(seen)["allowed"] * preference).argmax(1)
             seen, *_ = env.step(actions)
 
     return play
 
 
 def prices(scenarios: int = 0) -> Work:
-    """What devices would cost with each table more, in the mean or in scenarios."""
+    """Returns predictions of device plus table, by the mean or in scenarios."""
     import torch
 
     oracle, tables = _oracle(), _tables("synthetic:200:1:small")
     pieces = [table.whole() for table in tables]
     pricing = oracle.scenarios(tables, scenarios) if scenarios else oracle.model.compute
     amounts = (pricing if scenarios else oracle).amounts(pieces)
-    sums = torch.zeros(_EACH, *amounts.shape[1:])
-    sums.index_add_(0, torch.arange(len(pieces)) % _EACH, amounts)
+    sums = torch.zeros(_NUM_DEVICES, *amounts.shape[1:])
+    sums.index_add_(0, torch.arange(len(pieces)) % _NUM_DEVICES, amounts)
     return lambda: pricing.price(sums + amounts[:, None])
 
 
 def plan(sharder: str, tables: int, devices: int) -> Work:
-    """Plans by a sharder; features of tables are known, they are read once."""
+    """Returns planning by a sharder, with table features already computed."""
     chosen = _tables("synthetic:5500:11:small")[:tables]
     task_of, device = _find("workload:ShardingTask"), _find("workload:Device")
     loose = task_of(chosen, device.uniform(devices, 2**50), _BATCH_SIZE)
-    room = int(sum(map(loose.table_bytes, chosen)) / devices / 0.3)
-    task = task_of(chosen, device.uniform(devices, room), _BATCH_SIZE)
+    memory = int(sum(map(loose.table_bytes, chosen)) / devices / 0.3)
+    task = task_of(chosen, device.uniform(devices, memory), _BATCH_SIZE)
     oracle = _oracle()
     if sharder == "annealing":
         made = _find("sharders:AnnealingSharder")(oracle, 1e9, _PROPOSALS)
     else:
-        means = _find("sharders:Means", "sharders:SharderContext")
+        context = _find("sharders:SharderContext", "sharders:Means")
         policy = _find("sharders:load_policy")("cpu")
-        made = _find("sharders:make_sharder")(sharder, means(oracle, policy))
+        made = _find("sharders:make_sharder")(sharder, context(oracle, policy))
     return lambda: made.shard(task)
 
 
 MEASURES: Mapping[str, Callable[[], Work]] = {
-    "game, 512 equal": partial(episodes, 512, (60, 60)),
-    "game, 512 mixed": partial(episodes, 512, (20, 100)),
-    "game, 128 equal": partial(episodes, 128, (60, 60)),
-    "game, 128 mixed": partial(episodes, 128, (20, 100)),
+    "episodes, 512 equal": partial(episodes, 512, (60, 60)),
+    "episodes, 512 mixed": partial(episodes, 512, (20, 100)),
+    "episodes, 128 equal": partial(episodes, 128, (60, 60)),
+    "episodes, 128 mixed": partial(episodes, 128, (20, 100)),
     "prices, mean": prices,
     "prices, 16 scenarios": partial(prices, 16),
     **{f"{name}, 100 on 8": partial(plan, name, 100, 8) for name in _SHARDERS},
@@ -131,7 +131,7 @@ MEASURES: Mapping[str, Callable[[], Work]] = {
 
 
 def work() -> None:
-    """Answers lines `[measure, times]` with processor seconds, until there are no more."""
+    """Runs the worker: reads lines `[measure, times]` and prints processor seconds."""
     import warnings
 
     import torch
@@ -143,7 +143,7 @@ def work() -> None:
         name, times = json.loads(line)
         if name not in ready:
             ready[name] = MEASURES[name]()
-            ready[name]()  # what is done once, such as looking up features of tables
+            ready[name]()  # warm-up, such as computing table features
         started = time.process_time()
         for _ in range(times):
             ready[name]()
@@ -154,7 +154,7 @@ def work() -> None:
 
 
 class Worker:
-    """A process that measures in a checkout."""
+    """A worker process in a checkout."""
 
     def __init__(self, checkout: Path) -> None:
         python = checkout.resolve() / ".venv" / "bin" / "python"
@@ -169,7 +169,7 @@ class Worker:
         )
 
     def seconds(self, measure: str, times: int) -> float:
-        """Processor seconds of doing it so many times."""
+        """Returns the processor seconds of so many repetitions."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps([measure, times]) + "\n")

@@ -132,18 +132,18 @@ def _in_all(found: Sequence[Headroom]) -> Iterator[Metric]:
     name = "step time, policy over cost_fused, worst family"
     yield Metric(name, "at most 1", max(worst, default=None))
     for memory in FILLS:
-        some = [each for each in found if each.choice.memory == memory]
-        if not some:
+        families = [family for family in found if family.choice.memory == memory]
+        if not families:
             continue
-        shares = [each.share(_POLICY) for each in some]
+        shares = [family.share(_POLICY) for family in families]
         if any(share is not None for share in shares):
             name = f"memory {memory}: share of headroom, policy, mean over families"
             yield Metric(name, "at least 0.70", mean_of(shares))
         for label in _NAMES:
             target = "at most 1.01" if label == _SEARCH else ""
             name = f"memory {memory}: step time, {label} over annealing, mean over families"
-            yield Metric(name, target, mean_of(each.over(label) for each in some))
-        ours = [each.over(_SEARCH, _PUBLISHED) for each in some]
+            yield Metric(name, target, mean_of(family.over(label) for family in families))
+        ours = [family.over(_SEARCH, _PUBLISHED) for family in families]
         name = f"memory {memory}: step time, {_SEARCH} over neuroshard, mean over families"
         if any(over is not None for over in ours):
             yield Metric(name, "at most 0.99", mean_of(ours))
@@ -169,11 +169,11 @@ def annealed(families: str, seconds: float, tasks: int) -> list[Headroom]:
         seconds: Of annealing per task.
         tasks: Number of tasks per family and memory fill.
     """
-    asked = read_choices(families, "families")
-    choices = [Choice(each.name, memory) for each in asked for memory in each.memories]
+    selected = read_choices(families, "families")
+    choices = [Choice(family.name, memory) for family in selected for memory in family.memories]
     say(f"plans of annealing for {tasks} tasks of each of {len(choices)} families")
     remote = ray.remote(num_cpus=1)(_annealed)
-    found: list[Headroom] = ray.get([remote.remote(each, seconds, tasks) for each in choices])
+    found: list[Headroom] = ray.get([remote.remote(choice, seconds, tasks) for choice in choices])
     return found
 
 
@@ -192,8 +192,8 @@ def _tried_by(sharders: Mapping[str, Sharder], tasks: Sequence[ShardingTask]) ->
         made = make_plans(sharders, tasks)
         costs = steps_of(estimated(made, tasks, shipped_oracle()))
     return {
-        name: Tried(costs[name], [outcome.seconds or 0.0 for outcome in some])
-        for name, some in made.items()
+        name: Tried(costs[name], [outcome.seconds or 0.0 for outcome in outcomes])
+        for name, outcomes in made.items()
     }
 
 

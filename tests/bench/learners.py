@@ -71,12 +71,12 @@ def _results(network: PolicyNetwork, known: Sequence[Headroom]) -> Results:
     player = PolicyRollouts(network, shipped_oracle())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)
-        return {each.choice: _of_family(player, each) for each in known}
+        return {family.choice: _of_family(player, family) for family in known}
 
 
 def _of_family(player: PolicyRollouts, known: Headroom) -> tuple[float | None, float | None, int]:
     played = [player.run(task) for task in known.tasks]
-    ours = [games[0].plan_ms if games else None for games in played]
+    ours = [episodes[0].plan_ms if episodes else None for episodes in played]
     seen = Headroom(known.choice, known.tasks, {**known.tried, _PASS: Tried(ours, [])})
     return seen.share(_PASS), seen.over(_PASS), ours.count(None)
 
@@ -84,17 +84,17 @@ def _of_family(player: PolicyRollouts, known: Headroom) -> tuple[float | None, f
 def _metrics(learner: str, results: Sequence[Results]) -> Iterator[Metric]:
     """Yields means over families, with intervals over seeds."""
     for memory in FILLS:
-        some = [
+        runs = [
             [row for choice, row in seed.items() if choice.memory == memory] for seed in results
         ]
-        if not some[0]:
+        if not runs[0]:
             continue
-        shares = [mean_of(row[0] for row in rows) for rows in some]
-        overs = [mean_of(row[1] for row in rows) for rows in some]
+        shares = [mean_of(row[0] for row in rows) for rows in runs]
+        overs = [mean_of(row[1] for row in rows) for rows in runs]
         if memory == "loose":
             yield _mean(f"{learner}: share of headroom, memory loose", shares)
         yield _mean(f"{learner}: step time over annealing, memory {memory}", overs)
-        lost = [sum(row[2] for row in rows) for rows in some]
+        lost = [sum(row[2] for row in rows) for rows in runs]
         yield _mean(f"{learner}: tasks without a plan in one pass, memory {memory}", lost)
 
 

@@ -44,7 +44,7 @@ OTHER_DATA = PRETRAINED / "cpu-fp16.parquet"  # another machine, fp16 weights
 # Not training data of the model; small, because plans of all of them are measured.
 _CHECK_TASKS, _CHECK_TABLES = 20, "synthetic:400:1:small"
 _WHOLE_SHARDS, _WHOLE_TABLES = 20_000, 20
-_SCENARIOS, _SOME_TABLES = 16, 200
+_SCENARIOS, _FEW_TABLES = 16, 200
 _CORRECTED_TABLES, _CORRECTED_SHARDS, _CORRECTED_NOISE = 1_000, 10_000, 0.02
 
 
@@ -172,9 +172,9 @@ def _speeds(model: CostModel, data: CostDataset) -> list[Metric]:
 
 def _in_scenarios_per_second(oracle: EstimatedCosts, tables: Sequence[EmbeddingTable]) -> float:
     """Measures predictions per second of device plus table in all scenarios."""
-    some = tables[:_SOME_TABLES]
-    scenarios = oracle.scenarios(some, _SCENARIOS)
-    return placements_per_second(scenarios, scenarios.amounts([table.whole() for table in some]))
+    few = tables[:_FEW_TABLES]
+    scenarios = oracle.scenarios(few, _SCENARIOS)
+    return placements_per_second(scenarios, scenarios.amounts([table.whole() for table in few]))
 
 
 def _correction_seconds(model: CostModel) -> float:

@@ -38,7 +38,7 @@ def noise_metrics(folder: Path) -> list[Metric]:
         pool.measure(shards, SETTINGS, repeats=2)
     with cpu_pool(folder / "again.db", 1) as pool:
         again = pool.measure(shards, SETTINGS)
-    say(f"{_REPEATS} visits of them on all devices at once")
+    say(f"{_REPEATS} measurements of them on all devices at once")
     with cpu_pool(folder / "all.db") as pool:
         count = len(pool.devices())
         pool.measure(shards, SETTINGS, repeats=_REPEATS)
@@ -48,11 +48,11 @@ def noise_metrics(folder: Path) -> list[Metric]:
     )
     iterations = statistics.mean(m.timing.error**2 for m in first if m.timing is not None)
     same_core = _variance(
-        [(a, b) for some in one for a, b in combinations(some, 2) if a.device == b.device]
+        [(a, b) for repeats in one for a, b in combinations(repeats, 2) if a.device == b.device]
     )
     cores = together = None
     if count > 1:
-        pairs = [pair for some in every for pair in combinations(some, 2)]
+        pairs = [pair for repeats in every for pair in combinations(repeats, 2)]
         within = _variance([(a, b) for a, b in pairs if a.device == b.device])
         cores = _variance([(a, b) for a, b in pairs if a.device != b.device]) - within
         together = within - same_core
@@ -143,8 +143,8 @@ def _variance(pairs: Iterable[tuple[Measurement, Measurement]]) -> float:
     squares = []
     for one, other in pairs:
         if one.timing is not None and other.timing is not None:
-            told = other.timing.normalized_to(one.timing.reference_level)
-            squares.append(math.log(one.timing.total_ms / told.total_ms) ** 2)
+            normalized = other.timing.normalized_to(one.timing.reference_level)
+            squares.append(math.log(one.timing.total_ms / normalized.total_ms) ** 2)
     return statistics.mean(squares) / 2
 
 

@@ -174,7 +174,7 @@ def _throughput(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
     """Compares shards per second of four clients and of one, in turns, with equal work."""
     shards = random_shards(tables, _REAL_SHARDS, 20, seed=3)
     seconds: dict[int, list[float]] = {1: [], _CLIENTS: []}
-    with cpu_pool(folder / "asked.db") as pool:
+    with cpu_pool(folder / "clients.db") as pool:
         pool.devices()
         clients = start_clients(pool.store, _CLIENTS)
         for turn in range(_TURNS):
@@ -199,12 +199,12 @@ def _measured_once(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
     with cpu_pool(folder / "shared.db") as pool:
         pool.devices()
         clients = start_clients(pool.store, _CLIENTS)
-        asked = [[*shards[6 * place :], *shards[: 6 * place]][:18] for place in range(_CLIENTS)]
+        requests = [[*shards[6 * place :], *shards[: 6 * place]][:18] for place in range(_CLIENTS)]
         answers = ray.get([
-            client.ask.remote(some, SETTINGS, _SAME_WORK)
-            for client, some in zip(clients, asked, strict=True)
+            client.ask.remote(request, SETTINGS, _SAME_WORK)
+            for client, request in zip(clients, requests, strict=True)
         ])  # fmt: skip
-    made = {(each.shard.digest, each.measured_at) for some in answers for each in some}
-    distinct = {shard.digest for some in asked for shard in some}
+    made = {(found.shard.digest, found.measured_at) for answer in answers for found in answer}
+    distinct = {shard.digest for request in requests for shard in request}
     name = f"measurements per distinct shard, {_CLIENTS} concurrent clients"
     return Metric(name, "1", len(made) / len(distinct))

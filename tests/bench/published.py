@@ -13,9 +13,9 @@ from bench.policy import compared, paired
 from bench.workbench import say
 
 _TRAINING_SECONDS, _MEASURING_SECONDS = 300.0, 240.0  # per recipe; per family, at most
-_MOST = 10_000  # iterations: more than the seconds allow
+_MAX_ITERATIONS = 10_000  # more than the seconds allow
 _TASKS = 6
-_RECIPES_ON = "large"  # whose tables they are trained on
+_RECIPES_ON = "large"  # family of the recipes' training tables
 _FAMILIES = (_RECIPES_ON, "directions")  # other families gain less, or need the memory of a cluster
 _OURS = ("cost_fused", "policy", "autoshard")
 
@@ -50,7 +50,7 @@ def _trained(folder: Path, recipe: RecipeName) -> Path:
             tables=FAMILIES[_RECIPES_ON].source,
             num_tables="60-100",
             num_devices="4-8",
-            iterations=_MOST,
+            iterations=_MAX_ITERATIONS,
             seconds=_TRAINING_SECONDS,
             test_seconds=0,
             out=out,

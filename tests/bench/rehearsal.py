@@ -25,7 +25,7 @@ from bench.workbench import cpu_pool, say
 _TABLES, _RANKS, _BATCH_SIZE = "synthetic:20:2:small", 2, 8192
 _OURS = ("cost_fused", "policy", "autoshard")
 _THEIRS = ("torchrec", "torchrec_columns")
-_PLANS = 12  # that differ
+_PLANS = 12  # distinct plans
 _DEFAULT = "torchrec_default"  # may shard row-wise, which the cost model does not price
 _TRAINING_S = 260.0  # six rounds: with three, noise decides
 _DRAWS = 500  # bootstrap samples of rounds
@@ -68,7 +68,7 @@ def rehearsal_metrics(folder: Path) -> list[Metric]:
         )
     metrics = [
         Metric("share of the ranks' cores used by other processes", "at most 0.05",
-               float(np.mean([each.disturbed for some in rehearsed.values() for each in some]))),
+               float(np.mean([step.disturbed for steps in rehearsed.values() for step in steps]))),
     ]  # fmt: skip
     for kind, costs in prices.items():
         for what, step in STEPS.items():
@@ -82,7 +82,7 @@ def rehearsal_metrics(folder: Path) -> list[Metric]:
     trained = {name: rounds[like] for name, plan in named.items() for like in _like(plan, plans)}
     trained[_DEFAULT] = rounds[_DEFAULT]
     best = min(
-        (trained[name] for name in USUAL_HEURISTICS), key=lambda some: float(np.median(some))
+        (trained[name] for name in USUAL_HEURISTICS), key=lambda steps: float(np.median(steps))
     )
     others = {"best heuristic": best, **{name: trained[name] for name in (_DEFAULT, *_THEIRS)}}
     return [*metrics, *(_ratio(name, trained["autoshard"], o) for name, o in others.items())]

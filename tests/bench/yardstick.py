@@ -1,4 +1,4 @@
-"""Our timing against fbgemm's own benchmark, on one operator and one batch."""
+"""Compares our timing with FBGEMM's own benchmark, on one operator and one batch."""
 
 import time
 from collections.abc import Callable
@@ -16,28 +16,28 @@ from autoshard.benchmark.timing import time_operator
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard
 
 _TABLES, _ROWS, _DIM, _POOLING, _BATCH = 16, 40_000, 64, 16, 1024
-_REQUESTS = 10  # that fbgemm and we take our medians of, in each round
-_KEPT_BYTES = 2**29  # more than its outputs and gradients take
+_REQUESTS = 10  # whose medians are compared in each round
+_KEPT_BYTES = 2**29  # more than outputs and gradients need
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Our milliseconds over fbgemm's: of a whole step, and of its backward pass."""
+    """Ratios of our times to FBGEMM's: of a whole step, and of its backward pass."""
 
     step: float
     backward: float
 
 
 def compare_with_fbgemm(backend: DeviceBackend, watch: Stopwatch, rounds: int = 15) -> Agreement:
-    """Times one operator by turns with both, on fbgemm's own requests; medians of the ratios.
+    """Returns medians of ratios, with both timing one operator alternately on FBGEMM's requests.
 
-    fbgemm's forward pass is timed together with the backward pass that follows: by itself it would
-    find its rows in the cache, which in training the backward pass has taken.
+    FBGEMM's forward pass is timed together with the backward pass. By itself it would find its rows
+    in the cache, which the backward pass evicts in training.
 
     Args:
-        backend: of the device.
-        watch: of the device. It clears no cache, for fbgemm clears none on a CPU.
-        rounds: to take medians of.
+        backend: Backend of the device.
+        watch: Stopwatch of the device. It clears no cache, as FBGEMM clears none on a CPU.
+        rounds: Number of rounds.
     """
     from fbgemm_gpu.tbe.utils import generate_requests
 
@@ -63,10 +63,10 @@ def compare_with_fbgemm(backend: DeviceBackend, watch: Stopwatch, rounds: int = 
 def _by_fbgemm(
     request: Any, run: Callable[..., Any], gradient: torch.Tensor | None = None
 ) -> float:
-    """Its milliseconds of a run; with a gradient, of the backward pass that follows it.
+    """Returns FBGEMM's milliseconds of a run; with a gradient, of the backward pass after it.
 
-    On a CPU its clock goes on while others have the core, and ours does not: so its own is told
-    less the share of the time that this thread did not run.
+    On a CPU, FBGEMM's clock includes time in which other processes have the core, and ours does
+    not. So its result is multiplied by the share of time in which this thread ran.
     """
     from fbgemm_gpu.tbe.bench import benchmark_requests
 

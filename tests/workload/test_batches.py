@@ -173,7 +173,7 @@ def test_features_of_many_slices_are_those_of_each_spectrum(
         assert row.tolist() == alone.tolist()
 
 
-def test_features_of_a_table_are_told_apart_from_samples() -> None:
+def test_features_of_a_table_are_distinguished_from_samples() -> None:
     """Four features have four outputs a sample; lookups are those of all of them together."""
     table = EmbeddingTable("t", 1000, 64, 4.0)
     more = replace(table, features=4, weighted=True)

@@ -47,6 +47,6 @@ def test_what_is_within_passes_and_what_is_not_given_too() -> None:
         (Options(part=Part(float("inf"))), "--part.wide must be more than 0, got inf"),
     ],
 )
-def test_what_is_out_of_them_is_told_in_one_line(options: Options, line: str) -> None:
+def test_what_is_out_of_them_is_reported_in_one_line(options: Options, line: str) -> None:
     with pytest.raises(UserError, match=f"^{re.escape(line)}$"):
         check(options)

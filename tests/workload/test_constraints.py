@@ -98,7 +98,7 @@ def test_constraints_and_tasks_of_0_1_0_are_read_under_their_old_names(tmp_path:
         ("tables: {{user}: {whole: true}}", "line 1: a name is missing before a colon"),
     ],
 )
-def test_what_is_off_is_told_in_one_line(tmp_path: Path, text: str, says: str) -> None:
+def test_what_is_off_is_reported_in_one_line(tmp_path: Path, text: str, says: str) -> None:
     file = write(tmp_path / "constraints.yaml", text)
     with pytest.raises(UserError, match=says) as raised:
         Constraints.read(file).applied(TASK)

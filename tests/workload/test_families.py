@@ -124,7 +124,7 @@ def test_a_mixture_has_as_many_of_each_range() -> None:
         ("mlperf", "tables are read from|does not exist"),
     ],
 )
-def test_what_is_written_wrongly_is_told_in_one_line(source: str, says: str) -> None:
+def test_what_is_written_wrongly_is_reported_in_one_line(source: str, says: str) -> None:
     with pytest.raises(UserError, match=says) as caught:
         load_tables(source)
     assert "\n" not in str(caught.value)

@@ -50,7 +50,7 @@ def test_many_are_packed_as_each(some: list[Task]) -> None:
 
 
 @given(task=st.tuples(sizes, rooms), order=st.permutations(range(4)))
-def test_what_surely_packs_packs_in_any_order_of_rooms(task: Task, order: list[int]) -> None:
+def test_what_surely_packs_packs_in_any_order_of_devices(task: Task, order: list[int]) -> None:
     if not surely_pack(*arrays([task]))[0]:
         return
     sizes, rooms = task
@@ -77,7 +77,7 @@ def test_the_bound_by_hand() -> None:
     devices=st.integers(1, 4),
     fill=st.floats(0.5, 1.0),
 )  # fmt: skip
-def test_halved_tables_are_packed_as_a_task_with_splits_is(
+def test_split_tables_are_packed_as_a_task_with_splits_is(
     tables: list[tuple[int, int, float]], devices: int, fill: float
 ) -> None:
     some = tuple(

@@ -119,7 +119,7 @@ def test_only_devices_of_equal_memory_take_each_other_s_numbers() -> None:
     assert renumbered(new, old, uneven) == plan_of(("a", 0, 16, 2), ("b", 0, 8, 1))
 
 
-def test_plans_of_other_tasks_are_told_in_one_line() -> None:
+def test_plans_of_other_tasks_are_reported_in_one_line() -> None:
     plan = plan_of(("a", 0, 16, 0), ("b", 0, 8, 1))
     for old, new, says in (
         (plan_of(("a", 0, 16, 0)), plan, "the old plan is not of this task: columns 0 to 8 of tab"),

@@ -123,7 +123,7 @@ def test_memory_is_counted_part_by_part_and_checked() -> None:
         apart.check(replace(task, devices=Device.uniform(2, 4000)))
 
 
-def test_what_is_missing_is_told_by_parts() -> None:
+def test_what_is_missing_is_reported_by_parts() -> None:
     with pytest.raises(PlanError) as caught:
         pack(small_task(memory_bytes=5000), split=True)
     assert str(caught.value) == (
@@ -159,7 +159,7 @@ def test_a_plan_for_other_devices_is_refused() -> None:
         ('{"schema": "autoshard.plan", "version": 1, "placements": 3}', "wrong kind"),
     ],
 )
-def test_a_broken_plan_file_is_told_in_one_line(tmp_path: Path, text: str, says: str) -> None:
+def test_a_broken_plan_file_is_reported_in_one_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "plan.json"
     path.write_text(text)
     with pytest.raises(UserError) as caught:

@@ -110,7 +110,7 @@ def test_bytes_of_many_slices_are_those_of_each(weights: Weights, optimizer: Opt
     assert operator.bytes_of_each([], 32).tolist() == []
 
 
-def test_features_and_weights_of_lookups_are_told_apart() -> None:
+def test_features_and_weights_of_lookups_are_distinguished() -> None:
     plain = TABLE.whole()
     for unusual in (replace(TABLE, features=2), replace(TABLE, weighted=True)):
         assert unusual.whole().digest != plain.digest

@@ -343,7 +343,7 @@ def test_a_plan_goes_out_and_comes_back(plan: ShardingPlan) -> None:
 
 
 @given(plans())
-def test_columns_can_be_dealt_out_evenly(plan: ShardingPlan) -> None:
+def test_columns_can_be_assigned_evenly(plan: ShardingPlan) -> None:
     even = with_even_columns(plan)
     even.check(TASK)
     for table in TASK.tables:
