@@ -21,7 +21,7 @@ from autoshard.benchmark.measurement import (
     Timing,
 )
 from autoshard.benchmark.reference import reference_operators
-from autoshard.benchmark.timing import OperatorFault, time_interleaved
+from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import UserError
 
 
@@ -117,7 +117,7 @@ class DeviceBenchmark:
                 self._watch,
                 [orders[number].timing for number in numbered],
             )
-        except OperatorFault as fault:
+        except ShardFault as fault:
             raise ShardFault(numbered[fault.number], fault.reason) from fault
         finally:
             operators.clear()

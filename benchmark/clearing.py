@@ -22,9 +22,7 @@ _KEPT = 0.95  # weight of older results per measurement, because other tenants c
 
 
 class Clearing:
-    """What a device has learned about clearing, separately for many interleaved shards and for
-    few.
-    """
+    """What a device has learned about clearing, for many interleaved shards and for few."""
 
     def __init__(self) -> None:
         self._learned = {False: _Learned(), True: _Learned()}

@@ -84,9 +84,7 @@ def _memberships(controller: str, root: Path) -> dict[str, str]:
 
 
 def _below(group: str, top: str) -> PurePosixPath:
-    """Returns a group's path below the mount point: containers mount their own group as the
-    root.
-    """
+    """Returns a group's path below the mount point; containers mount their group as root."""
     path = PurePosixPath(group)
     if not path.is_relative_to(top) or ".." in path.parts:
         return PurePosixPath()

@@ -145,9 +145,7 @@ class PoolCoordinator:
         return machine_id()
 
     async def notices(self) -> list[str]:
-        """Returns what users should know of the devices: foreign load, mixed hardware, lost
-        devices.
-        """
+        """Returns notices about devices: foreign load, mixed hardware, lost devices."""
         return self._fleet.notices()
 
     def _follow_fleet(self) -> None:
@@ -168,15 +166,13 @@ class PoolCoordinator:
             if self._requests or self._exchanging.locked():
                 self._last_used = time.monotonic()
             with contextlib.suppress(RayError):  # the cluster is changing: look again later
-                self._fleet.request_devices(self._demand())
+                announced, until = self._announced
+                waiting = announced if until > time.monotonic() else 0
+                self._fleet.request_devices(max(len(self._jobs), waiting))
                 if time.monotonic() - self._last_used > _IDLE_SECONDS:
                     self._fleet.release()
                 else:
                     await self._fleet.grow()
-
-    def _demand(self) -> int:
-        announced, until = self._announced
-        return max(len(self._jobs), announced if until > time.monotonic() else 0)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Runs a task in the background; its exceptions are logged."""
@@ -228,9 +224,7 @@ class PoolCoordinator:
         return request.name
 
     async def collect(self, name: str, patience_s: float) -> list[tuple[int, Measurement]] | None:
-        """Returns answers since the last call, once there are any; None if the request is
-        unknown.
-        """
+        """Returns answers since the last call, once there are any; None for unknown requests."""
         request = self._requests.get(name)
         if request is None:
             return None

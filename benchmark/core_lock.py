@@ -41,11 +41,14 @@ def claimed(core: int, label: str, patience_s: float) -> Iterator[None]:
     # Opened to append: opening to write would erase the description of another holder.
     with open(folder / f"core{core}.lock", "a+b", buffering=0) as lock:
         deadline = time.monotonic() + patience_s
-        while not _taken(lock):
-            if time.monotonic() >= deadline:
-                raise DeviceBusy(
-                    f"core {core} of {socket.gethostname()} is held by {_holder(lock)}"
-                )
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    where = f"core {core} of {socket.gethostname()}"
+                    raise DeviceBusy(f"{where} is held by {_holder(lock)}") from None
             time.sleep(_LOOK_EVERY_S)
         _write(lock, json.dumps({"label": label, "process": os.getpid(), "since": time.time()}))
         try:
@@ -61,14 +64,6 @@ def this_pool() -> str:
     if not ray.is_initialized():
         return "a process without a Ray cluster"
     return f"the pool of Ray cluster {ray.get_runtime_context().gcs_address}"
-
-
-def _taken(lock: FileIO) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _write(lock: FileIO, text: str) -> None:

@@ -66,7 +66,7 @@ class DeviceFleet(Fleet):
 
     async def grow(self) -> None:
         """Drops devices of nodes that no longer measure, and starts actors on free devices."""
-        nodes = nodes_that_measure(_nodes())
+        nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]
         self._only_declared = any(map(is_declared, nodes.values()))
         for device in list(self.devices):
             if device.place.node_id not in nodes:
@@ -172,11 +172,6 @@ class DeviceFleet(Fleet):
             self._changed()
         else:
             self.add(device)
-
-
-def _nodes() -> list[dict[str, Any]]:
-    nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
-    return nodes
 
 
 def first_line(error: BaseException) -> str:

@@ -134,9 +134,7 @@ class Fleet(ABC):
             device.disturbed += step * (share - device.disturbed)
 
     def notices(self) -> list[str]:
-        """Returns what users should know of the devices, one line each; faults are reported
-        once.
-        """
+        """Returns notices about devices, one line each; faults are reported once."""
         lines, self.faults = self.faults, []
         for device in self.devices:
             if device.throttled > _HIGH_THROTTLING:

@@ -93,7 +93,8 @@ def pick_cores(allowed: Iterable[int], root: Path = ROOT) -> tuple[int, ...]:
     """
     chosen: dict[frozenset[int], int] = {}
     for cpu in sorted(allowed):
-        chosen.setdefault(_threads_of_core(cpu, root), cpu)
+        threads = read_list(root / _CPUS / f"cpu{cpu}/topology/thread_siblings_list")
+        chosen.setdefault(threads or frozenset({cpu}), cpu)
     cores = list(chosen.values())
     quota = cpu_quota(root)
     if quota is not None and quota < len(cores):
@@ -104,9 +105,7 @@ def pick_cores(allowed: Iterable[int], root: Path = ROOT) -> tuple[int, ...]:
 
 
 def machine_memory_bytes(root: Path = ROOT) -> int:
-    """Returns the memory that this process may use: of its allowed nodes, or the container's
-    limit.
-    """
+    """Returns the memory of the nodes that this process may use, or its container's limit."""
     allowed = sum(node.memory_bytes for node in numa_nodes(root)) or _physical_memory_bytes(root)
     limit = memory_limit(root)
     return allowed if limit is None else min(allowed, limit)
@@ -183,10 +182,6 @@ def _last_level_cache(core: int, root: Path) -> _Cache:
             cpus = read_list(entry / "shared_cpu_list") or found.cpus
             found = _Cache(size_bytes, cpus)
     return found
-
-
-def _threads_of_core(cpu: int, root: Path) -> frozenset[int]:
-    return read_list(root / _CPUS / f"cpu{cpu}/topology/thread_siblings_list") or frozenset({cpu})
 
 
 def _round_robin(cores: Sequence[int], group: Mapping[int, Hashable]) -> list[int]:

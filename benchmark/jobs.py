@@ -109,9 +109,7 @@ class JobQueue:
         return len(self._queued)
 
     def take(self, max_jobs: int) -> list[Job]:
-        """Returns the next jobs for a free device, of which there must be one; `alone` ones
-        singly.
-        """
+        """Returns the next jobs for a free device; a job that is `alone` comes singly."""
         taken: list[Job] = []
         while len(taken) < max_jobs and self._queued:
             key = self._next()

@@ -66,7 +66,7 @@ class ShardFault(Exception):  # noqa: N818 - the shard's, not the caller's
     """An operator failed and left its process in an unreliable state.
 
     Args:
-        number: Number of the order.
+        number: Number of the operator or order among those measured together.
         reason: Reason in one line.
     """
 
@@ -138,9 +138,7 @@ class Timing:
         return self.forward_ms + self.backward_ms
 
     def normalized_to(self, level: ReferenceLevel | None) -> "Timing":
-        """Returns the timing at another reference level; unchanged if methods differ or one is
-        None.
-        """
+        """Returns the timing at another reference level; unchanged for None or another method."""
         if (
             level is None
             or self.reference_level is None

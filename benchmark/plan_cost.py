@@ -103,11 +103,19 @@ class PlanCost:
 
     def table(self, title: str) -> Table:
         """Returns the report with a row for each device, for rich's console."""
+        caption = (
+            f"a step takes {self.step_ms:.2f} ms ({self.objective}; bold: others wait for it), "
+            f"mean {self.mean_ms:.2f} ms, balance {self.balance:.3f}"
+        )
+        if self.ranks_per_core > 1:
+            caption += (
+                f"; a2a with {self.ranks_per_core:g} ranks on each device that measured: it reads "
+                "higher than with a device for each"
+            )
         report = Table(
             title=f"{title} (ms a step; a2a is the all-to-all)",
             title_justify="left",
-            caption=f"a step takes {self.step_ms:.2f} ms ({self.objective}; bold: others wait for "
-            f"it), mean {self.mean_ms:.2f} ms, balance {self.balance:.3f}{self._sharing_note()}",
+            caption=caption,
             caption_justify="left",
         )
         known = [n for n, ms in enumerate(self.phases_ms.T) if ms.any() or "a2a" not in _COLUMNS[n]]
@@ -137,14 +145,6 @@ class PlanCost:
             found[device] |= set(phases)
         return found
 
-    def _sharing_note(self) -> str:
-        if self.ranks_per_core <= 1:
-            return ""
-        return (
-            f"; a2a with {self.ranks_per_core:g} ranks on each device that measured: "
-            "it reads higher than with a device for each"
-        )
-
     def picture(self, path: Path | str, title: str) -> None:
         """Writes a stacked bar chart of devices as PNG or SVG.
 
@@ -159,13 +159,8 @@ class PlanCost:
         counted = {phase for stage in self.objective.stages for phase in stage}
         for number, phase in enumerate(PHASES):
             heights = [device.phases_ms[number] for device in self.devices]
-            axes.bar(
-                places,
-                heights,
-                bottom=bottom,
-                label=phase,
-                alpha=1.0 if number in counted else 0.3,
-            )
+            alpha = 1.0 if number in counted else 0.3
+            axes.bar(places, heights, bottom=bottom, label=phase, alpha=alpha)
             bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
         axes.axhline(self.step_ms, color="black", linewidth=0.8, linestyle="--")
         axes.set_xticks(list(places), [device.name for device in self.devices])

@@ -85,9 +85,7 @@ class BenchmarkPool:
         ).remote(self._fleet, self._time_limit_s)
 
     def devices(self) -> list[DeviceInfo]:
-        """Returns the devices that measure, once the first have started; PoolError if there
-        are none.
-        """
+        """Returns the devices that measure, once there are any; PoolError if there never are."""
         found: list[DeviceInfo] = []
         while not found:
             self._wait_for_devices()
@@ -112,9 +110,7 @@ class BenchmarkPool:
             )
 
     def check_store_is_here(self) -> None:
-        """Raises PoolError if the store is on another machine, so that this process cannot
-        read it.
-        """
+        """Raises PoolError if the store is on another machine, which this process cannot read."""
         there = self._ask("machine")
         if there != machine_id():
             raise PoolError(
@@ -136,9 +132,7 @@ class BenchmarkPool:
         return float(self._ask("cpu_seconds"))
 
     def notices(self) -> list[str]:
-        """Returns what users should know of the devices: foreign load, mixed hardware, lost
-        devices.
-        """
+        """Returns notices about devices: foreign load, mixed hardware, lost devices."""
         return list(self._ask("notices"))
 
     def stream(
@@ -245,9 +239,7 @@ def find_pool(name: str = POOL_NAME) -> Any | None:
 
 
 def end_pool(name: str = POOL_NAME) -> bool:
-    """Ends the cluster's pool and all its actors, for all clients; returns False if there is
-    none.
-    """
+    """Ends the cluster's pool and all its actors, for all clients; False if there is none."""
     actor = find_pool(name)
     if actor is None:
         return False

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from autoshard.benchmark import store_file
@@ -44,6 +43,9 @@ _ROW = f"SELECT {', '.join(COLUMNS)} FROM measurements"  # noqa: S608
 _LEVEL_REPEATS = 64
 _MAX_REPEATS = 4096  # for the deviation of repeats: more would hardly change it
 _EXCHANGE_KEY = ("dims", "batch_size", "devices", "hardware", "versions")
+_EXCHANGE_COLUMNS = ", ".join(
+    (*_EXCHANGE_KEY, "forward_ms", "backward_ms", "spread", "iterations", "measured_at")
+)
 
 
 class MeasurementStore:
@@ -77,12 +79,7 @@ class MeasurementStore:
     def __enter__(self) -> "MeasurementStore":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __len__(self) -> int:
@@ -101,21 +98,12 @@ class MeasurementStore:
     def put(self, measurements: Iterable[Measurement]) -> None:
         """Stores measurements. Failed or refused ones are kept only while a shard has no cost."""
         with self._reporting(), self._writing():
-            for measurement in measurements:
-                key = _key_of(
-                    measurement.shard, measurement.settings, measurement.hardware,
-                    measurement.versions,
-                )  # fmt: skip
+            for new in measurements:
+                key = _key_of(new.shard, new.settings, new.hardware, new.versions)
                 self._db.execute(f"DELETE FROM measurements {_OF_KEY} AND status != 'ok'", key)  # noqa: S608
-                if (
-                    not measurement.ok
-                    and self._db.execute(
-                        f"SELECT 1 FROM measurements {_OF_KEY} LIMIT 1",  # noqa: S608
-                        key,
-                    ).fetchone()
-                ):
+                if not new.ok and self._holds(_OF_KEY, key):
                     continue
-                row = (measurement.shard.digest, *self._row(measurement))
+                row = (new.shard.digest, *self._row(new))
                 marks = ", ".join("?" * len(row))
                 self._db.execute(
                     f"INSERT OR REPLACE INTO measurements (shard, {', '.join(COLUMNS)}) "  # noqa: S608
@@ -124,9 +112,7 @@ class MeasurementStore:
                 )
 
     def has(self, measurement: Measurement) -> bool:
-        """Returns whether this measurement is stored; without a cost, whether its shard has
-        any row.
-        """
+        """Returns whether this measurement is stored; without a cost, whether its shard is."""
         key = _key_of(
             measurement.shard, measurement.settings, measurement.hardware, measurement.versions
         )
@@ -135,8 +121,11 @@ class MeasurementStore:
             where += " AND status = 'ok' AND device = ? AND measured_at = ?"
             key += (measurement.device, measurement.measured_at)
         with self._reporting():
-            found = self._db.execute(f"SELECT 1 FROM measurements {where} LIMIT 1", key)  # noqa: S608
-            return found.fetchone() is not None
+            return self._holds(where, key)
+
+    def _holds(self, where: str, values: tuple[Any, ...]) -> bool:
+        found = self._db.execute(f"SELECT 1 FROM measurements {where} LIMIT 1", values)  # noqa: S608
+        return found.fetchone() is not None
 
     def find(
         self, shard: Shard, settings: MeasureSettings, hardware: str, versions: str
@@ -296,8 +285,7 @@ class MeasurementStore:
         )  # fmt: skip
         with self._reporting(), self._writing():
             self._db.execute(
-                "INSERT OR REPLACE INTO exchanges (dims, batch_size, devices, hardware, versions, "
-                "forward_ms, backward_ms, spread, iterations, measured_at) "
+                f"INSERT OR REPLACE INTO exchanges ({_EXCHANGE_COLUMNS}) "  # noqa: S608
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 row,
             )
@@ -316,11 +304,8 @@ class MeasurementStore:
 
     def _exchanges(self, clause: str, values: tuple[Any, ...]) -> list[Exchange]:
         with self._reporting():
-            found = self._db.execute(
-                "SELECT dims, batch_size, devices, hardware, versions, forward_ms, backward_ms, "  # noqa: S608
-                f"spread, iterations, measured_at FROM exchanges {clause}",
-                values,
-            ).fetchall()
+            query = f"SELECT {_EXCHANGE_COLUMNS} FROM exchanges {clause}"  # noqa: S608
+            found = self._db.execute(query, values).fetchall()
         return [
             Exchange(
                 ExchangeKey(tuple(json.loads(dims)), batch_size, devices),

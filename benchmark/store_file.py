@@ -98,9 +98,7 @@ def make(path: Path) -> None:
 
 
 def check_ours(path: Path) -> None:
-    """Raises StoreError if the file is not a store, of another version or damaged; never
-    changes it.
-    """
+    """Raises StoreError if the file is not a store, of another version, or damaged."""
     with open(path, "rb") as file:
         header = file.read(100)
     if len(header) < 100 or not header.startswith(b"SQLite format 3\0"):

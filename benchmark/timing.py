@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autoshard.benchmark.backends.base import Iteration, Stopwatch, TimedOperator
-from autoshard.benchmark.measurement import ReferenceLevel, Timing, TimingOptions
+from autoshard.benchmark.measurement import ReferenceLevel, ShardFault, Timing, TimingOptions
 from autoshard.benchmark.process import collector_paused
 from autoshard.benchmark.statistics import (
     MIN_FOR_INTERVAL,
@@ -32,19 +32,8 @@ _WARM_UP = 1  # rounds: in the first the system provides memory
 _REFERENCE_SHARE = 0.1
 
 
-class OperatorFault(Exception):  # noqa: N818 - the subject's, not ours
-    """An operator failed. `number`: which; `reason`: in one line."""
-
-    def __init__(self, number: int, reason: str) -> None:
-        super().__init__(number, reason)
-        self.number = number
-        self.reason = reason
-
-
 class _Run(NamedTuple):
-    """An iteration, forward and backward of the reference around it, and whether the cache was
-    cleared thoroughly before it.
-    """
+    """An iteration, the reference around it, and how the cache was cleared before it."""
 
     iteration: Iteration
     beside: tuple[float, float]
@@ -73,7 +62,7 @@ class _Runs:
         except Exception as error:  # whatever a kernel raises
             lines = str(error).splitlines() or [""]
             reason = f"{type(error).__name__}: {lines[0][:300]}"
-            raise OperatorFault(self.number, reason) from error
+            raise ShardFault(self.number, reason) from error
         self.seconds += found.wall_ms / 1e3
         return found
 
@@ -164,7 +153,7 @@ def time_interleaved(
     Costs are normalised to the reference level that was uncontended meanwhile.
 
     Raises:
-        OperatorFault: An operator failed.
+        ShardFault: An operator failed.
     """
     pairs = zip(subjects, options, strict=True)
     runs = [_Runs(number, *each) for number, each in enumerate(pairs)]
@@ -186,12 +175,6 @@ def time_interleaved(
         run.seconds += references.seconds / len(runs)
     short_suffices = watch.clearing.short_suffices(len(runs))
     return [run.timing(level, load, short_suffices) for run in runs]
-
-
-def time_operator(subject: TimedOperator, watch: Stopwatch, options: TimingOptions) -> Timing:
-    """Times one operator by itself."""
-    (timing,) = time_interleaved([subject], watch, [options])
-    return timing
 
 
 class _Rounds:

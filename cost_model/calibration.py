@@ -52,9 +52,7 @@ def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) ->
 def adapted(
     model: ComputeCostModel, data: CostDataset, extend_range: bool = True
 ) -> ComputeCostModel:
-    """Returns the model with prices and fusion fitted to these shards; its uncertainty is
-    unchanged.
-    """
+    """Returns the model with prices and fusion fitted to these shards."""
     examples = Examples.of(data)
     if extend_range:
         model = model.with_input_range(examples.inputs)

@@ -153,9 +153,7 @@ class ComputeCostModel:
 
     @torch.no_grad()
     def means(self, sums: Tensor) -> Tensor:
-        """Returns forward and backward ms as `price` does, without deviations, in less time: [...,
-        2].
-        """
+        """Returns ms of `price`, forward and backward [..., 2], in less time."""
         flat = sums.reshape(-1, *sums.shape[-2:])
         parts = []
         for part in torch.split(flat, _BLOCK):

@@ -195,9 +195,7 @@ def _with_prices(ensemble: Ensemble, examples: Examples, scale: InputScale) -> E
 
 
 def _with_unseen(log_prices: Floats, terms: Floats) -> Floats:
-    """Sets the prices of kinds of work that the data lack: several features cost what one does, and
-    weights nothing.
-    """
+    """Sets prices of missing kinds: several features cost what one does, weights nothing."""
     one, several, weights = log_prices[1:].reshape(len(KINDS), -1)
     any_one, any_several, any_weights = (
         terms[:, 1:].reshape(len(terms), len(KINDS), -1).sum((0, 2)) > 0

@@ -90,9 +90,7 @@ class CostDataset:
         )
 
     def noise_floor(self) -> float | None:
-        """Returns the median relative difference of two measurements of a shard; None if too
-        few.
-        """
+        """Returns the median relative difference of two measurements of a shard, if known."""
         pairs = np.array([repeats[:2] for repeats in self.repeats_ms if len(repeats) > 1])
         if len(pairs) < MIN_SHARDS:
             return None

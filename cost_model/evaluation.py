@@ -81,9 +81,7 @@ class Evaluation:
         return float((self.widths <= 1).mean())
 
     def by_size(self) -> list[tuple[str, int, float, float]]:
-        """Returns for each group of shards: tables, number of shards, errors of model and additive
-        sum.
-        """
+        """Returns tables, number of shards, errors of model and additive sum of each group."""
         groups = []
         for first, after in zip(_SIZES, (*_SIZES[1:], np.inf), strict=True):
             chosen = (self.sizes >= first) & (self.sizes < after)

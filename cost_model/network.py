@@ -184,9 +184,7 @@ def fused_ms(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
 
 def _fused(sums: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns ms beside other tables with the start, and the log of the fusion factor, each [...,
-    2, shards].
-    """
+    """Returns ms without fusion, and the log of the fusion factor, each [..., 2, shards]."""
     used = weights["factor.0.weight"].shape[-1]
     start = weights["log_start"].exp().unsqueeze(-1)
     beside = (sums[..., :DIRECTIONS].mT + start).clamp_min(_FLOOR)

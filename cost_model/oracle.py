@@ -73,9 +73,7 @@ class EstimatedCosts:
         return [ShardCost(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
     def prices(self, shards: Sequence[Shard]) -> Prices:
-        """Returns estimated costs as tensors, without the residuals of shards measured
-        themselves.
-        """
+        """Returns estimated costs as tensors, without residuals of measured shards."""
         lists = [self._rows.of(shard.pieces, self.batch_size) for shard in shards]
         self._embed_new()
         return self.model.compute.price(Memberships.of(lists).sums(self._amounts))

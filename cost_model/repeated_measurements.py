@@ -78,9 +78,7 @@ class BatchCosts:
     forward: float = 0.5
 
     def known(self, spread: float) -> KnownCost:
-        """Returns the mean over all possible batches, whose relative standard deviation is
-        `spread`.
-        """
+        """Returns the mean over all possible batches, of relative standard deviation `spread`."""
         mean, count = float(self.means_ms.mean()), len(self.errors)
         error = math.sqrt(spread**2 * count + float((self.errors**2).sum())) / count
         return KnownCost(mean, mean * error, self.forward)
@@ -158,9 +156,7 @@ class RepeatedMeasurements:
         return True
 
     def wanted(self, shard: Shard) -> int | None:
-        """Returns the `repeats` to request for one more measurement; None if the pool has no
-        more.
-        """
+        """Returns the `repeats` to request for one more; None if the pool has no more."""
         if self._failed(shard.digest) or shard.digest in self._exhausted:
             return None
         counts = [self._count(shard.digest, place) for place in range(len(self._settings))]

@@ -47,9 +47,7 @@ class StepPrediction:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Ratio of expected step times of two plans, its 90 % interval, and the probability that the
-    first is faster.
-    """
+    """Ratio of expected step times of two plans, its 90 % interval, and P(first is faster)."""
 
     ratio: float
     low: float
@@ -104,17 +102,13 @@ class StepPredictor:
         return StepPrediction(self._expected(costs, rests, columns), drawn_ms)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:
-        """Returns the shards of devices; None for each if no table was measured: all are alike
-        then.
-        """
+        """Returns the shards of devices; None where no table was measured, as all are alike."""
         if not self._oracle.residuals.tables:
             return [None] * len(self._task.devices)
         return ShardingPlan.of_pieces(self._task, placed).shards(self._task)
 
     def _costs(self, placed: Placed, shards: Sequence[Shard | None]) -> tuple[Floats, Floats]:
-        """Returns costs [devices, 2, scenarios], and the relative deviation of each residual
-        [devices].
-        """
+        """Returns costs [devices, 2, scenarios] and relative deviations of residuals [devices]."""
         pieces, homes = zip(*placed, strict=True)
         amounts = self._scenarios.amounts(pieces)
         sums = sums_of_devices(amounts, np.array(homes), len(self._task.devices))
@@ -131,9 +125,7 @@ class StepPredictor:
         return costs, residuals.prior.rest * uncertainty[:, 0, 0]
 
     def _expected(self, costs_ms: Floats, rests: Floats, columns: Floats) -> float:
-        """Returns the expected step time; `rests` are relative deviations of residuals,
-        [devices].
-        """
+        """Returns the expected step time; `rests` are relative deviations of residuals."""
         rest = float(np.sqrt(np.mean(np.square(rests))))
         forward, backward = costs_ms.swapaxes(0, 1)
         return float(self._price.expected_ms(forward, backward, columns, rest))

@@ -133,9 +133,7 @@ def fit(
 
 
 def member_shares(count: int, members: int, seed: int) -> Tensor:
-    """Returns weights of examples for each member (a Bayesian bootstrap), [members, count],
-    mean 1.
-    """
+    """Returns weights of examples for each member (Bayesian bootstrap), [members, count]."""
     rng = torch.Generator().manual_seed(seed)
     shares = torch.empty(members, count).exponential_(generator=rng).clamp_max(4.0)
     return shares / shares.mean(1, keepdim=True)

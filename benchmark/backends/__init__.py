@@ -36,9 +36,7 @@ def best_backend(nodes: "Iterable[Node]") -> "DeviceBackend":
 
 
 def fingerprint_here(like: str) -> str:
-    """Returns the fingerprint of this machine's device of the same kind as `like`, else of its
-    CPU.
-    """
+    """Returns the fingerprint of this machine's device of the kind of `like`, else of its CPU."""
     kind = like.partition(":")[0]
     if kind in _ACCELERATORS and (found := backend_of(kind)).is_here():
         return found.fingerprint()

@@ -210,9 +210,7 @@ class DeviceBackend(ABC):
 
     @abstractmethod
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
-        """Returns a process group of torch.distributed for one rank; others may be in this
-        process.
-        """
+        """Returns a process group of torch.distributed for one rank of possibly several here."""
 
     def synchronize(self) -> None:  # noqa: B027 - by default calls are synchronous
         """Waits until the device has done all submitted work."""

@@ -42,9 +42,7 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class CpuBackend(DeviceBackend):
-    """A CPU core. No CPU of Ray is requested: on a small machine none would be left for
-    trainers.
-    """
+    """A CPU core. No CPU of Ray is requested: small machines need theirs for trainers."""
 
     kind, noun = "cpu", "CPU core"
     max_ranks, patience_s, is_shared = math.inf, 120.0, True
@@ -64,9 +62,7 @@ class CpuBackend(DeviceBackend):
         reports: Sequence[NodeReport],
         taken: Iterable[Place],
     ) -> list[Place]:
-        """Returns free cores. Ray nodes on one machine share its cores: each core goes to the node
-        that has the fewest.
-        """
+        """Returns free cores; each goes to the Ray node of its machine that has the fewest."""
         taken = list(taken)
         units = {place.unit for place in taken}
         load = Counter(place.node_id for place in taken)
@@ -246,9 +242,7 @@ class CpuStopwatch(Stopwatch):
 
 
 def _core_seconds(core: int) -> tuple[float, float, float]:
-    """Returns wall time, busy and stolen time of a core, and CPU time of this process, in
-    seconds.
-    """
+    """Returns wall time, busy and stolen time of a core, and CPU time of this process, in s."""
     wall, own = time.monotonic(), time.process_time()
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()

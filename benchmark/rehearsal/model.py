@@ -78,9 +78,7 @@ class RehearsedModel(nn.Module):
 
 
 class _InOrder(nn.Module):
-    """Concatenates pooled embeddings in a fixed order of features; TorchRec's order depends on the
-    plan.
-    """
+    """Concatenates pooled embeddings in the order of features, whatever the plan's order."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         super().__init__()

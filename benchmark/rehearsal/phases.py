@@ -89,9 +89,7 @@ class Phases:
             node.register_hook(self._beginning(_BACKWARD_EXCHANGE))
 
     def _watch_pooled(self, _: nn.Module, inputs: tuple[list[Any], Any]) -> None:
-        """Notes that all embeddings have arrived, and hooks into the departure of their
-        gradients.
-        """
+        """Notes that all embeddings have arrived, and hooks into sending their gradients."""
         self._begin(_DENSE)
         for values in inputs[0]:
             values.register_hook(self._beginning(_BACKWARD_EXCHANGE))

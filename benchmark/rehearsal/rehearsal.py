@@ -1,5 +1,6 @@
 """Rehearsals on a cluster: one process per rank, started by Ray and watched."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,9 @@ from autoshard.benchmark.rehearsal.times import RankTimes, Rehearsal
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError
 
 WARM_UP = 5  # steps
+_ROUND_STEPS = 10  # of a plan in a round of several
+_ROUND_WARM_UP = 3  # after which the caches hold nothing of the plan before
+_MIN_ROUNDS = 3
 _UNKNOWN_BYTES = 2**50  # of a GPU, which fails itself if something does not fit
 _GRACE_S = 5.0  # for the errors of other ranks, one of which may be the cause
 
@@ -98,6 +102,36 @@ class RankGroup:
             )
         )
 
+    def train_interleaved(
+        self, task: ShardingTask, plans: Mapping[str, ShardingPlan | None], seconds: float
+    ) -> dict[str, list[Rehearsal]]:
+        """Trains a few steps by each plan in each round, so that disturbances affect all alike.
+
+        Args:
+            task: Task of all plans.
+            plans: Plans by name; None where TorchRec's planner decides.
+            seconds: Time after which no round begins, except for the first few.
+        """
+        # Models are kept between rounds if all fit into memory at once.
+        one_bytes = task.operator.memory([table.whole() for table in task.tables], task.batch_size)
+        keep = all(len(plans) * one_bytes.total <= device.memory_bytes for device in self.devices())
+        prepared: set[str] = set()
+        found: dict[str, list[Rehearsal]] = {name: [] for name in plans}
+        names, began = list(plans), time.monotonic()
+        while names and (len(found[names[-1]]) < _MIN_ROUNDS or time.monotonic() < began + seconds):
+            for name in names:
+                if name not in prepared:
+                    self.prepare(name, task, plans[name])
+                    prepared.add(name)
+                found[name].append(self.train(name, _ROUND_STEPS, _ROUND_WARM_UP))
+                if not keep:
+                    self.forget(name)
+                    prepared.remove(name)
+            names = [*names[1:], names[0]]
+        for name in prepared:
+            self.forget(name)
+        return found
+
     def parts(self, name: str) -> list[Any]:
         """Returns the parts of a model's tables on each rank."""
         return self._all("parts", name)
@@ -171,9 +205,7 @@ class RankGroup:
 
 
 def _places(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> list[Place]:
-    """Returns the place of each rank. If devices are too few, ranks share them and their memory,
-    where the kind of device allows that.
-    """
+    """Returns the place of each rank; ranks share devices that are too few, if possible."""
     found = backend.places(nodes, ray.get(reports_of(nodes)), ())
     if not found or ranks > len(found) * backend.max_ranks:
         raise UserError(
@@ -193,9 +225,7 @@ def _error(answer: Any) -> RayError | None:
 
 
 def _order(error: RayError) -> int:
-    """Orders errors by likely cause: a rank that died or reports a user's error did not lose
-    others.
-    """
+    """Orders errors by likely cause: ranks that died or report a user's error come first."""
     if isinstance(error, RayActorError):
         return 0
     return 1 if isinstance(getattr(error, "cause", None), UserError | DeviceBusy) else 2

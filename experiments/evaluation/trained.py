@@ -9,7 +9,6 @@ import numpy as np
 
 from autoshard.benchmark.rehearsal.rehearsal import RankGroup
 from autoshard.benchmark.rehearsal.times import MUCH
-from autoshard.benchmark.rehearsal.turns import train_interleaved
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.evaluation.planners import Planners
 from autoshard.experiments.evaluation.posterior import SAMPLES, Floats
@@ -42,7 +41,7 @@ def evaluate_trained(
             plans = {n: o.plan for n, o in entry.outcomes.items() if o.plan is not None}
             trainer = {plan: name for name, plan in plans.items()}
             trained = {name: plan for plan, name in trainer.items()}
-            rehearsed = train_interleaved(found, entry.task, trained, left / (len(made) - number))
+            rehearsed = found.train_interleaved(entry.task, trained, left / (len(made) - number))
             times = {n: np.array([run.median_ms for run in r]) for n, r in rehearsed.items()}
             disturbed += [run.disturbed for runs in rehearsed.values() for run in runs]
             count = len(next(iter(times.values()), ()))

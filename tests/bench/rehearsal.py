@@ -11,7 +11,6 @@ from scipy import stats
 
 from autoshard.benchmark import MeasureSettings, PlanCost, price_plan
 from autoshard.benchmark.rehearsal.rehearsal import RankGroup
-from autoshard.benchmark.rehearsal.turns import train_interleaved
 from autoshard.benchmark.statistics import median_interval
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
 from autoshard.cost_model.repeated_measurements import SEEDS, RepeatedMeasurements, evaluation_seeds
@@ -56,7 +55,7 @@ def rehearsal_metrics(folder: Path) -> list[Metric]:
             "measured": _measured(task, plans, folder),
         }
     with closing(RankGroup(_RANKS, "cpu")) as ranks:
-        rehearsed = train_interleaved(ranks, task, {**plans, _DEFAULT: None}, _TRAINING_S)
+        rehearsed = ranks.train_interleaved(task, {**plans, _DEFAULT: None}, _TRAINING_S)
     rounds = {n: np.array([each.median_ms for each in r]) for n, r in rehearsed.items()}
     real = np.stack([rounds[name] for name in plans])
     for number, name in enumerate(plans):

@@ -12,7 +12,7 @@ from autoshard.benchmark.backends.base import DeviceBackend, Stopwatch, TimedOpe
 from autoshard.benchmark.embedding_op import build_module
 from autoshard.benchmark.measurement import TimingOptions
 from autoshard.benchmark.process import keep_freed_memory
-from autoshard.benchmark.timing import time_operator
+from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard
 
 _TABLES, _ROWS, _DIM, _POOLING, _BATCH = 16, 40_000, 64, 16, 1024
@@ -53,7 +53,7 @@ def compare_with_fbgemm(backend: DeviceBackend, watch: Stopwatch, rounds: int = 
     ratios = []
     for _ in range(rounds):
         subject = TimedOperator(lambda: module(indices, offsets), gradient)
-        ours = time_operator(subject, watch, TimingOptions(max_iterations=_REQUESTS))
+        (ours,) = time_interleaved([subject], watch, [TimingOptions(max_iterations=_REQUESTS)])
         step = _by_fbgemm(request, lambda i, o, _: module(i, o).backward(gradient))
         backward = _by_fbgemm(request, lambda i, o, _: module(i, o), gradient)
         ratios.append(((ours.forward_ms + ours.backward_ms) / step, ours.backward_ms / backward))

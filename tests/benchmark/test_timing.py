@@ -22,10 +22,16 @@ from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.clearing import Clearing
 from autoshard.benchmark.embedding_op import EmbeddingOp, build_module
 from autoshard.benchmark.hardware import last_level_cache_bytes, physical_cores
-from autoshard.benchmark.measurement import MeasureSettings, ReferenceLevel, TimingOptions
+from autoshard.benchmark.measurement import (
+    MeasureSettings,
+    ReferenceLevel,
+    ShardFault,
+    Timing,
+    TimingOptions,
+)
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.statistics import UNKNOWN, median_spread, standard_error, uncontended_level
-from autoshard.benchmark.timing import OperatorFault, time_interleaved, time_operator
+from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard
 
 SETTINGS = MeasureSettings(256)
@@ -71,6 +77,11 @@ def shard(tables: tuple[EmbeddingTable, ...], count: int = 4) -> Shard:
 
 def subject_of(op: EmbeddingOp) -> TimedOperator:
     return TimedOperator(op.forward, op.gradient)
+
+
+def time_operator(operator: TimedOperator, watch: Stopwatch, options: TimingOptions) -> Timing:
+    (timing,) = time_interleaved([operator], watch, [options])
+    return timing
 
 
 def test_the_operator_pools_the_rows_of_its_batch(
@@ -350,7 +361,7 @@ def test_who_failed_is_named() -> None:
 
     subjects = [named("s"), TimedOperator(broken, torch.ones(1))]
     watch = Breaking({"s": [quarter(10.0)] * 12})
-    with pytest.raises(OperatorFault) as caught:
+    with pytest.raises(ShardFault) as caught:
         time_interleaved(subjects, watch, [TimingOptions()] * 2)
     assert caught.value.number == 1
     assert caught.value.reason == "RuntimeError: index 9 is out of range"

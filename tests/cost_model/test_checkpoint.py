@@ -102,7 +102,7 @@ def _cut(name: str) -> Callable[[Path], None]:
         (_edit(lambda d: d.update(shape={"wide": 8})), "field of the wrong kind"),
     ],
 )
-def test_what_is_no_model_is_told_in_one_line(
+def test_a_folder_without_a_model_is_reported_in_one_line(
     tmp_path: Path, model: CostModel, damage: Callable[[Path], None], says: str
 ) -> None:
     folder = tmp_path / "model"
@@ -129,7 +129,7 @@ def without_later_inputs(folder: Path) -> None:
     save_file(tensors, path)
 
 
-def test_an_early_model_doubts_what_it_knows_nothing_of(
+def test_an_early_model_is_uncertain_of_later_inputs(
     tmp_path: Path, model: CostModel, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     save_model(model, tmp_path / "model")
@@ -146,9 +146,9 @@ def test_an_early_model_doubts_what_it_knows_nothing_of(
         ("log_features|log_batch_size", {"features": 4}),
         ("weighted", {"weighted": True}),
     ):
-        strange = replace(tables[0], **change)  # type: ignore[arg-type]
+        outside = replace(tables[0], **change)  # type: ignore[arg-type]
         with pytest.warns(OutsideTraining, match=f"its ({name}) by"):
-            (cost,) = early.costs([Shard.of_tables([strange])])
+            (cost,) = early.costs([Shard.of_tables([outside])])
         assert cost.spread > 3 * usual.spread
     save_model(early.model, tmp_path / "again")
     again = load_model(tmp_path / "again", HARDWARE)
@@ -172,7 +172,7 @@ def test_a_write_that_fails_leaves_the_old_model(
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_other_hardware_is_told_in_one_line(tmp_path: Path, model: CostModel) -> None:
+def test_other_hardware_is_reported_in_one_line(tmp_path: Path, model: CostModel) -> None:
     save_model(model, tmp_path / "model")
     with pytest.warns(OtherHardware, match="trained on a machine, this is .* calibrate it") as told:
         load_model(tmp_path / "model")

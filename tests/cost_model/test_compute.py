@@ -85,7 +85,7 @@ def test_the_error_net_of_noise_is_the_model_s_own(
 
 
 def test_the_net_error_comes_out_where_both_are_known() -> None:
-    """The model errs by 2 %, the mean of two visits by 2.1 %; a few wild values change nothing."""
+    """The model errs by 2 %, the mean of two measurements by 2.1 %; outliers change nothing."""
     rng = np.random.default_rng(0)
     shards = random_shards(TABLES, 3000, 8, seed=4)
     data = CostDataset.of(measurement(s, noise=0.03, seed=n) for s in shards for n in range(2))
@@ -290,7 +290,7 @@ def test_nothing_costs_nothing(oracle: EstimatedCosts) -> None:
     assert (devices.free == free).all()
 
 
-def test_a_table_unlike_any_other_is_answered_with_doubt(oracle: EstimatedCosts) -> None:
+def test_a_table_unlike_any_other_is_uncertain(oracle: EstimatedCosts) -> None:
     huge = EmbeddingTable("huge", 10**10, 1024, 2.0)
     (known,) = oracle.costs([Shard.of_tables(TABLES[:5])])
     with pytest.warns(
@@ -305,7 +305,7 @@ def test_a_table_unlike_any_other_is_answered_with_doubt(oracle: EstimatedCosts)
     assert known.spread < mixed.spread
 
 
-def test_a_strange_table_is_told_of_once_whatever_is_asked_of_its_columns(
+def test_an_out_of_distribution_table_is_reported_once_for_all_its_pieces(
     model: CostModel,
 ) -> None:
     oracle = EstimatedCosts(model, 1024)
@@ -319,7 +319,7 @@ def test_a_strange_table_is_told_of_once_whatever_is_asked_of_its_columns(
 
 
 def test_amounts_of_many_slices_are_those_of_each(model: CostModel) -> None:
-    """Also of halves, equal ones among them, some of which were asked for before."""
+    """Also of halves, equal ones among them, some of which were requested before."""
     whole = [table.whole() for table in TABLES]
     pieces = [*whole, *(half for piece in whole if can_be_split(piece) for half in halves(piece))]
     oracle = EstimatedCosts(model, 1024)
@@ -329,7 +329,7 @@ def test_amounts_of_many_slices_are_those_of_each(model: CostModel) -> None:
     assert torch.allclose(found, alone, rtol=1e-6, atol=1e-9)
 
 
-def test_the_ensemble_doubts_what_it_has_not_seen(
+def test_the_ensemble_is_uncertain_of_unseen_tables(
     oracle: EstimatedCosts, many_tables: tuple[EmbeddingTable, ...]
 ) -> None:
     """Shards of many more tables than any it learned from are priced with wider intervals."""
@@ -339,7 +339,7 @@ def test_the_ensemble_doubts_what_it_has_not_seen(
 
 
 def test_few_data_are_enough_to_start(many_tables: tuple[EmbeddingTable, ...]) -> None:
-    """With the prices of work alone: what 60 shards tell is already better than their mean."""
+    """With prices of work alone, 60 shards already give better predictions than their mean."""
     data = formula_data(many_tables, 60, seed=8)
     model, _ = train_compute(data, data, TrainOptions(members=2, steps=50), seed=0)
     other = formula_data(many_tables, 60, seed=80)

@@ -52,9 +52,7 @@ def test_stores_and_parquet_files_are_read_together(
         assert {part_of_shard(shard) for shard in some.shards} == {part}
 
 
-def test_what_was_measured_twice_tells_the_noise(
-    keep: Callable[..., Path], shards: list[Shard]
-) -> None:
+def test_the_noise_follows_from_repeats(keep: Callable[..., Path], shards: list[Shard]) -> None:
     once = [measurement(shard, noise=0.05) for shard in shards]
     twice = [measurement(shard, noise=0.05, seed=1) for shard in shards[:40]]
     data = read_costs([keep(once + twice)])
@@ -65,14 +63,14 @@ def test_what_was_measured_twice_tells_the_noise(
 
 
 def with_error(known: Measurement, error: float, factor: float = 1.0) -> Measurement:
-    """The same cost times a factor, and how sure its visit is."""
+    """The same cost times a factor, and how certain it is."""
     assert known.timing is not None
     forward_ms, backward_ms = known.timing.forward_ms * factor, known.timing.backward_ms * factor
     timing = replace(known.timing, forward_ms=forward_ms, backward_ms=backward_ms, error=error)
     return replace(known, timing=timing)
 
 
-def test_visits_count_by_what_they_are_worth(shards: list[Shard]) -> None:
+def test_repeats_are_weighted_by_their_errors(shards: list[Shard]) -> None:
     sure = with_error(measurement(shards[0]), 0.01)
     loose = with_error(measurement(shards[0], seed=1), 0.02, factor=1.05)
     data = CostDataset.of([sure, loose])
@@ -91,8 +89,8 @@ def test_an_error_that_cannot_be_is_like_the_others(shards: list[Shard], error: 
     assert alone.noise() is None
 
 
-def test_repeats_tell_more_than_errors_that_count_iterations_alone(shards: list[Shard]) -> None:
-    """As in older files: a visit says that it is known to 1 %, another one differs by 4 %."""
+def test_repeats_widen_errors_that_cover_iterations_alone(shards: list[Shard]) -> None:
+    """As in older files: a measurement states an error of 1 %, a repeat differs by 4 %."""
     repeats = [
         with_error(measurement(shard, noise=0.04, seed=seed), 0.01)
         for shard in shards
@@ -104,7 +102,7 @@ def test_repeats_tell_more_than_errors_that_count_iterations_alone(shards: list[
     assert data.noise() == pytest.approx(0.67 * 0.04 / 2**0.5, rel=0.25)
     assert CostDataset.of(once).errors == pytest.approx([0.01] * len(shards))
     assert CostDataset.of(once).noise() == pytest.approx(0.67 * 0.01, rel=0.02)
-    honest = [with_error(visit, 0.04) for visit in repeats]  # nothing is added to what is known
+    honest = [with_error(repeat, 0.04) for repeat in repeats]  # nothing is added to these errors
     assert CostDataset.of(honest).errors == pytest.approx([0.04 / 2**0.5] * len(shards), rel=0.2)
 
 
@@ -138,7 +136,7 @@ def test_levels_of_several_stores_become_one(
         (Selection(weights="fp16", hardware="another"), "no costs of hardware another"),
     ],
 )
-def test_what_was_not_asked_for_is_told(
+def test_a_missing_selection_is_reported(
     keep: Callable[..., Path], shards: list[Shard], selection: Selection, says: str
 ) -> None:
     path = keep(
@@ -154,7 +152,7 @@ def test_what_was_not_asked_for_is_told(
     assert len(read_costs([path], Selection("fp32", batch_sizes=(512,)))) == 20
 
 
-def test_an_empty_store_is_told(keep: Callable[..., Path], shards: list[Shard]) -> None:
+def test_an_empty_store_is_reported(keep: Callable[..., Path], shards: list[Shard]) -> None:
     with pytest.raises(DataError, match="holds no costs: collect"):
         read_costs([keep([])])
     failed = replace(measurement(shards[0]), status="failed", timing=None, reason="hung")
@@ -165,7 +163,7 @@ def test_an_empty_store_is_told(keep: Callable[..., Path], shards: list[Shard]) 
 
 
 @pytest.mark.parametrize("cost", [0.0, -1.0, float("nan"), float("inf")])
-def test_costs_that_cannot_be_are_told(shards: list[Shard], cost: float) -> None:
+def test_impossible_costs_are_reported(shards: list[Shard], cost: float) -> None:
     good = measurement(shards[0])
     assert good.timing is not None
     bad = replace(good, timing=replace(good.timing, backward_ms=cost))

@@ -41,7 +41,7 @@ def phases_of(
     device: int,
     objective: Objective,
 ) -> list[float]:
-    """What a device takes in each phase, where devices hold these slices."""
+    """What a device takes in each phase, where devices hold these pieces."""
     cost = ShardCost(0.0, 0.0)
     if held[device]:
         (cost,) = oracle.costs([Shard(tuple(held[device]))])

@@ -49,7 +49,7 @@ def slower(shards: list[Shard]) -> CostDataset:
     return replace(data, hardware="another machine")
 
 
-def test_a_few_shards_tell_what_another_machine_costs(
+def test_calibration_needs_a_few_shards_of_another_machine(
     model: CostModel,
     many_tables: tuple[EmbeddingTable, ...],
     formula_parts: dict[Part, CostDataset],
@@ -119,7 +119,7 @@ def test_a_known_link_is_found_again() -> None:
 
 @pytest.mark.filterwarnings("ignore::autoshard.cost_model.OtherHardware")
 def test_a_network_of_all_to_alls_from_before_becomes_the_link_that_it_implied() -> None:
-    """As it was told of the shipped model before links took its place."""
+    """As the shipped model had it before links took its place."""
     assert load_model("cpu").links == {2: Link(2.03e9, 2.34e-4)}
 
 
@@ -165,7 +165,7 @@ def test_features_of_a_table_widen_its_all_to_alls(
     assert min(spent[1]) > max(spent[0])
 
 
-def test_what_is_worth_measuring_is_new_and_never_of_test_tables(
+def test_selected_shards_are_new_and_never_of_test_tables(
     oracle: EstimatedCosts, many_tables: tuple[EmbeddingTable, ...]
 ) -> None:
     def tasks(members: object) -> list[ShardingTask]:
@@ -179,12 +179,12 @@ def test_what_is_worth_measuring_is_new_and_never_of_test_tables(
     known = {shard.digest for shard in first}
     second = select_shards_to_measure(oracle, makers, many_tables, tasks, known, 40, 0)
     assert not known & {shard.digest for shard in second}
-    doubts = oracle.prices(first).deviation.numpy()
+    deviations = oracle.prices(first).deviation.numpy()
     usual = oracle.prices(random_shards(many_tables, 100, 60, 3)).deviation.numpy()
-    assert doubts.max() > np.median(usual)
+    assert deviations.max() > np.median(usual)
 
 
-def test_promises_are_told_at_the_level_of_the_model(
+def test_predictions_are_compared_at_the_level_of_the_model(
     oracle: EstimatedCosts, many_tables: tuple[EmbeddingTable, ...]
 ) -> None:
     task = ShardingTask(many_tables[:12], Device.uniform(3, 2**40), 1024)
@@ -211,7 +211,7 @@ def test_evaluations_are_counted(
 def test_calibration_to_another_batch_size_knows_its_tables(
     model: CostModel, many_tables: tuple[EmbeddingTable, ...]
 ) -> None:
-    """Every table looks strange in a batch sixteen times as large, until some were measured."""
+    """In a batch 16 times as large every table is out of distribution until some are measured."""
     shards = random_shards(many_tables, 300, 20, seed=31)
     few = [shard for shard in shards if part_of_shard(shard) == "train"][:50]
     test = [shard for shard in shards if part_of_shard(shard) == "test"]

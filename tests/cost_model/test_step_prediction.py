@@ -23,12 +23,12 @@ from autoshard.workload import (
 from autoshard.workload.step_price import StepPrice, expected_slowest, norm_power
 
 KNOWN = synthetic_tables(16, seed=11, profile="small")
-STRANGE = tuple(
+OUTSIDE = tuple(
     EmbeddingTable(f"s{n}", 3_000_000 + 10**6 * n, 64, 20.0, zipf_alpha=0.1) for n in range(4)
 )
-TABLES = (*KNOWN, *STRANGE)
+TABLES = (*KNOWN, *OUTSIDE)
 TASK = ShardingTask(TABLES, Device.uniform(4, 2**40), 1024)
-# A strange table each, and known ones in turn.
+# One out-of-distribution table each, and known ones in turn.
 PLAN = ShardingPlan.table_wise(TASK, [*(n % 4 for n in range(16)), 0, 1, 2, 3])
 
 
@@ -67,20 +67,20 @@ def test_the_mean_over_scenarios_is_the_estimate(oracle: EstimatedCosts) -> None
 
 
 def test_a_table_has_one_factor_for_all_of_its_slices(oracle: EstimatedCosts) -> None:
-    table = STRANGE[0]
+    table = OUTSIDE[0]
     left, right = Piece(table, 0, 32), Piece(table, 32, 32)
     halves = costs_of(oracle, [Shard((left,)), Shard((right,)), Shard.of_tables(KNOWN[:1])])
     assert halves[0] == pytest.approx(halves[1], rel=1e-6)
     assert np.corrcoef(halves[0], halves[2])[0, 1] < 0.99
 
 
-def test_what_is_strange_varies_and_what_is_known_hardly(oracle: EstimatedCosts) -> None:
-    known, strange = costs_of(oracle, [Shard.of_tables(KNOWN[:4]), Shard.of_tables(STRANGE[:1])])
+def test_out_of_distribution_costs_vary_and_known_ones_hardly(oracle: EstimatedCosts) -> None:
+    known, outside = costs_of(oracle, [Shard.of_tables(KNOWN[:4]), Shard.of_tables(OUTSIDE[:1])])
     assert known.std() / known.mean() < 0.15
-    assert strange.std() / strange.mean() > 2 * known.std() / known.mean()
+    assert outside.std() / outside.mean() > 2 * known.std() / known.mean()
 
 
-def test_shared_doubt_cancels_in_a_comparison(oracle: EstimatedCosts) -> None:
+def test_shared_uncertainty_cancels_in_a_comparison(oracle: EstimatedCosts) -> None:
     """Two plans that differ in known tables alone: which is faster is surer than how fast."""
     places = [*(n % 4 for n in range(16)), 0, 1, 2, 3]
     crowded = ShardingPlan.table_wise(

@@ -1,4 +1,4 @@
-"""Tables learned by heart: what was measured of a table is believed of it, and of those like it."""
+"""Table corrections: what was measured of a table holds for it, and for similar ones."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from autoshard.workload import EmbeddingTable, Piece, Shard, random_shards, synt
 
 TABLES = synthetic_tables(24, seed=31, profile="small")
 # Higher than any that the model learned from, and of other widths.
-STRANGE = tuple(
+OUTSIDE = tuple(
     EmbeddingTable(f"s{n}", 4_000_000 + 300_000 * n, 64 + 8 * n, 6.0 + n, zipf_alpha=0.1)
     for n in range(10)
 )
@@ -38,7 +38,7 @@ def informed(model: CostModel, data: CostDataset) -> EstimatedCosts:
     return EstimatedCosts(model, 1024, TableResiduals(model.compute, 1024).learn(data))
 
 
-def test_what_was_measured_of_tables_is_believed_in_any_company(
+def test_table_corrections_hold_beside_any_other_tables(
     model: CostModel, oracle: EstimatedCosts
 ) -> None:
     """Though they differ more than any that the model learned from."""
@@ -74,9 +74,9 @@ def test_the_posterior_is_that_of_gauss(model: CostModel) -> None:
     assert found == pytest.approx((prior * noise / (prior + noise)) ** 0.5, rel=0.15)
 
 
-def test_strange_tables_teach_of_their_like(model: CostModel) -> None:
+def test_out_of_distribution_tables_inform_similar_ones(model: CostModel) -> None:
     """Half of them are measured: the others are known better, and better than before."""
-    some, others = STRANGE[::2], STRANGE[1::2]
+    some, others = OUTSIDE[::2], OUTSIDE[1::2]
     shards = [Shard.of_tables([table]) for table in others]
     nothing = TableResiduals(model.compute, 1024)
     before = missed(EstimatedCosts(model, 1024), shards, 2.5)
@@ -100,13 +100,13 @@ def test_a_cost_that_is_far_off_does_not_decide(model: CostModel) -> None:
     assert missed(misled, others) < missed(right, others) + 0.02
 
 
-def test_strangers_are_told_of_in_one_line(model: CostModel) -> None:
+def test_out_of_distribution_tables_are_reported_in_one_line(model: CostModel) -> None:
     oracle = EstimatedCosts(model, 1024)
     with pytest.warns(match=r"10 of 34 tables, \d+% of the cost, are outside .* farthest is s\d"):
-        oracle.amounts([table.whole() for table in (*TABLES, *STRANGE)])
-    knows = informed(model, measured([Shard.of_tables([STRANGE[0]])]))
+        oracle.amounts([table.whole() for table in (*TABLES, *OUTSIDE)])
+    knows = informed(model, measured([Shard.of_tables([OUTSIDE[0]])]))
     with pytest.warns(match=r"9 of 10 tables"):
-        knows.amounts([table.whole() for table in STRANGE])
+        knows.amounts([table.whole() for table in OUTSIDE])
 
 
 def test_estimates_of_many_tables_are_those_of_each(model: CostModel) -> None:
@@ -128,7 +128,7 @@ def test_estimates_of_many_tables_are_those_of_each(model: CostModel) -> None:
 
 def test_a_slice_speaks_for_its_table(model: CostModel) -> None:
     """Where the whole is too large to be measured."""
-    table = STRANGE[3]
+    table = OUTSIDE[3]
     half = Shard((Piece(table, 0, table.dim // 2),))
     before = missed(EstimatedCosts(model, 1024), [Shard.of_tables([table])], 2.5)
     knows = informed(model, measured([half], residual=2.5))
