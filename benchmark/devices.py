@@ -1,13 +1,14 @@
 """Finds the cluster's devices and keeps one actor on each.
 
-The module `places` selects nodes. The backend of a kind of device says what its actors request from
-Ray and how they bind to a device.
+Nodes with the custom resource `benchmark` (any amount) measure, so that trainers can be kept off
+their cores. Without such nodes, all nodes measure. The backend of a kind of device says what its
+actors request from Ray and how they bind to a device.
 """
 
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,12 +17,12 @@ from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
 from autoshard.benchmark.backends import best_backend, requested_backend
-from autoshard.benchmark.backends.base import DeviceBackend, Place
+from autoshard.benchmark.backends.base import DeviceBackend, Node, Place, on_node
 from autoshard.benchmark.fleet import Fleet, PoolDevice
-from autoshard.benchmark.hardware import NodeReport
-from autoshard.benchmark.places import RESOURCE, is_declared, nodes_that_measure, reports_of
+from autoshard.benchmark.hardware import NodeReport, this_machine
 from autoshard.benchmark.process import at_usual_priority
 
+RESOURCE = "benchmark"
 # Limits for hangs alone: an actor starts within seconds, on a crowded machine within tens of them.
 _START_SECONDS = 300.0
 _REPORT_SECONDS = 60.0
@@ -172,6 +173,23 @@ class DeviceFleet(Fleet):
             self._changed()
         else:
             self.add(device)
+
+
+def is_declared(node: Node) -> bool:
+    """Returns whether a node has the resource `benchmark`."""
+    return bool(node["Resources"].get(RESOURCE, 0) > 0)
+
+
+def nodes_that_measure(nodes: Iterable[Node]) -> dict[str, Node]:
+    """Returns the live nodes that declare `benchmark`, by id; all live ones if none does."""
+    alive = {str(node["NodeID"]): node for node in nodes if node["Alive"]}
+    return {name: node for name, node in alive.items() if is_declared(node)} or alive
+
+
+def reports_of(node_ids: Iterable[str]) -> list[Any]:
+    """Has each node report on itself; returns Ray's references to the reports."""
+    probe = ray.remote(num_cpus=0)(this_machine)
+    return [probe.options(**on_node(node_id)).remote(node_id) for node_id in node_ids]
 
 
 def first_line(error: BaseException) -> str:

@@ -31,8 +31,8 @@ from autoshard.workload import Link, OperatorOptions, UserError, documents
 MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
 PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
-_DAMAGED = f"{_WEIGHTS} beside it is damaged: it lacks weights, or has others"
-_OTHERS = "its {} are not those of this autoshard: train it again"
+_DAMAGED = f"{_WEIGHTS} beside it is damaged: weights are missing or differ"
+_OTHERS = "its {} differ from those of this version of autoshard: train it again"
 # Keys of files and fields of `ResidualPrior`.
 _PRIOR_FIELDS = {"own": "own", "alike": "shared", "doubt": "extrapolation", "rest": "rest"}
 _PREFIX = "compute."
@@ -52,7 +52,7 @@ def check_free(folder: Path, force: bool = False) -> None:
     if folder.is_file() or (folder.exists() and not force):
         raise CheckpointError(f"{folder}: exists: name another folder, or replace it with --force")
     if folder.exists() and not (folder / _DOCUMENT).exists() and any(folder.iterdir()):
-        raise CheckpointError(f"{folder}: is a folder of other things: name another one")
+        raise CheckpointError(f"{folder}: holds other files: name another folder")
 
 
 def save_model(model: CostModel, folder: Path | str, force: bool = False) -> None:

@@ -78,14 +78,14 @@ class EmbeddedShards:
         sums = self._held.sums(amounts)
         costs = fused(sums.transpose(0, 1), self._fusion).exp()
         starts = self._fusion["log_start"].exp()
-        # A network's cost is the sum of the start and its tables' amounts, times what fusion makes.
-        times = costs / (sums[..., :DIRECTIONS].transpose(0, 1) + starts[:, None])
-        beside = amounts[..., :DIRECTIONS].transpose(0, 1)
+        # A network's cost is the start plus its tables' amounts, times the fusion factor.
+        fusion = costs / (sums[..., :DIRECTIONS].transpose(0, 1) + starts[:, None])
+        alone = amounts[..., :DIRECTIONS].transpose(0, 1)
         columns = self._tables[self._held.rows.numpy()]
-        found = []
+        tables_ms = []
         for direction in range(DIRECTIONS):
-            each = beside[:, self._held.rows, direction] * times[:, self._owners, direction]
-            values = each.mean(0).double().numpy()
-            found.append(scipy.sparse.csr_matrix((values, (self._owners, columns)), self._shape))
-        begun = (starts[:, None] * times).mean(0).double().numpy()
-        return Contributions(tuple(begun.T), tuple(found))
+            fused_ms = alone[:, self._held.rows, direction] * fusion[:, self._owners, direction]
+            entries = (fused_ms.mean(0).double().numpy(), (self._owners, columns))
+            tables_ms.append(scipy.sparse.csr_matrix(entries, self._shape))
+        starts_ms = (starts[:, None] * fusion).mean(0).double().numpy()
+        return Contributions(tuple(starts_ms.T), tuple(tables_ms))

@@ -45,7 +45,7 @@ class PhaseCost:
 
     @property
     def is_exchange(self) -> bool:
-        """Whether it is an all-to-all, for which columns count and not what is looked up."""
+        """True for all-to-alls, whose time depends on columns alone."""
         return self.phase in PHASES[2:]
 
 

@@ -60,6 +60,6 @@ class CostModel:
         if hardware == self.provenance.hardware:
             return None
         return (
-            f"the cost model was trained on {self.provenance.hardware}, this is {hardware}: order "
-            "and balance will be near, milliseconds may not; calibrate it with 50 measured shards"
+            f"the cost model was trained on {self.provenance.hardware}, this is {hardware}: plans "
+            "remain useful, but predicted ms may be off; calibrate it with 50 measured shards"
         )

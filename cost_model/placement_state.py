@@ -76,7 +76,7 @@ class PlacementState(Occupancy):
         task = catalog.task
         super().__init__(catalog.masks, np.tile(task.usable_bytes, (plans, 1)))
         self.catalog, self.price = catalog, StepPrice.of_task(task)
-        # In double precision, so that what is put and taken again leaves nothing behind; flat.
+        # In double precision, so that adding and removing a unit changes nothing; flat.
         shape = (plans * len(task.devices), *catalog.amounts.shape[1:])
         self._sums = torch.zeros(shape, dtype=torch.float64)
         self.columns = np.zeros((plans, len(task.devices)))

@@ -291,15 +291,15 @@ class Evidence:
 
     def negative_log_likelihood(self, prior: ResidualPrior) -> float:
         """Returns it for the errors, up to a constant."""
-        left = np.diag(prior.rest**2 + np.square(self.noisy))
-        covariance = self.shares @ self.similarity.covariance(prior) @ self.shares.T + left
+        residual = np.diag(prior.rest**2 + np.square(self.noisy))
+        covariance = self.shares @ self.similarity.covariance(prior) @ self.shares.T + residual
         factor = scipy.linalg.cho_factor(covariance)
         fit = self.errors @ scipy.linalg.cho_solve(factor, self.errors)
         return float(fit / 2 + np.log(np.diag(factor[0])).sum())
 
 
 def _step(
-    said: Contributions,
+    contributions: Contributions,
     direction: int,
     residuals: Floats,
     known: Floats,
@@ -311,7 +311,7 @@ def _step(
     `information @ residuals` equals `moments` at the maximum likelihood of the shards alone.
     `known` are their log costs.
     """
-    total, parts = said.of(direction)
+    total, parts = contributions.of(direction)
     slopes = scipy.sparse.diags(1 / total) @ parts
     missed = known - np.log(total)
     trust = np.ones(len(known)) if first else _trust(missed / noise)

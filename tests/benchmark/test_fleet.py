@@ -16,8 +16,8 @@ from autoshard.benchmark import (
     TimingOptions,
 )
 from autoshard.benchmark.backends import backend_of
+from autoshard.benchmark.devices import nodes_that_measure
 from autoshard.benchmark.hardware import NodeReport
-from autoshard.benchmark.places import nodes_that_measure
 from autoshard.workload import EmbeddingTable, random_shards
 
 SETTINGS = MeasureSettings(256)

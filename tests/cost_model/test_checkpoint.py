@@ -63,7 +63,7 @@ def test_what_exists_is_only_replaced_when_asked(tmp_path: Path, model: CostMode
     assert load_model(folder, HARDWARE).links == {}
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.txt").write_text("years of work")
-    with pytest.raises(CheckpointError, match="a folder of other things"):
+    with pytest.raises(CheckpointError, match="holds other files"):
         save_model(model, tmp_path / "home", force=True)
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="exists"):
@@ -96,7 +96,7 @@ def _cut(name: str) -> Callable[[Path], None]:
         (_cut("model.safetensors"), "missing or damaged"),
         (_edit(lambda d: d.update(version=99)), "has version 99"),
         (_edit(lambda d: d.update(schema="else")), "not a document of schema"),
-        (_edit(lambda d: d.update(inputs=["dim"])), "its inputs are not those of this autoshard"),
+        (_edit(lambda d: d.update(inputs=["dim"])), "its inputs differ from those of this version"),
         (_edit(lambda d: d.pop("uncertainty")), "has no field 'uncertainty'"),
         (_edit(lambda d: d.update(shape={"hidden": 8, "fusion": 8, "learned": 2})), "damaged"),
         (_edit(lambda d: d.update(shape={"wide": 8})), "field of the wrong kind"),
