@@ -28,20 +28,20 @@ class Clearing:
         self._learned = {False: _Learned(), True: _Learned()}
         self._thorough_until = 0.0  # seconds on the stopwatch's clock
 
-    def short_suffices(self, by_turns: int) -> bool:
+    def short_suffices(self, num_interleaved: int) -> bool:
         """Returns whether costs after short clearings are accurate, as far as is known."""
-        return self._learned[by_turns >= _MANY].agree
+        return self._learned[num_interleaved >= _MANY].agree
 
-    def max_ms(self, number: int, by_turns: int, iteration_ms: float, now: float) -> float:
+    def max_ms(self, number: int, num_interleaved: int, iteration_ms: float, now: float) -> float:
         """Returns the time limit of the clearing before this round.
 
         Args:
             number: Number of the round.
-            by_turns: Number of interleaved shards.
+            num_interleaved: Number of interleaved shards.
             iteration_ms: Mean time of an iteration.
             now: Seconds on the stopwatch's clock.
         """
-        learned = self._learned[by_turns >= _MANY]
+        learned = self._learned[num_interleaved >= _MANY]
         if not learned.is_known:
             short = number % 2 == 1
         elif learned.agree:
@@ -55,10 +55,10 @@ class Clearing:
         self._thorough_until = now + took_s / _CHECK_SHARE
 
     def learn(
-        self, by_turns: int, pairs: Sequence[tuple[Sequence[float], Sequence[float]]]
+        self, num_interleaved: int, pairs: Sequence[tuple[Sequence[float], Sequence[float]]]
     ) -> None:
         """Learns from the costs of each shard after short and after thorough clearings."""
-        self._learned[by_turns >= _MANY].take(pairs)
+        self._learned[num_interleaved >= _MANY].take(pairs)
 
 
 class _Learned:

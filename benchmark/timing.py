@@ -180,9 +180,9 @@ def time_interleaved(
 class _Rounds:
     """Rounds with one iteration of each operator, and the reference between them."""
 
-    def __init__(self, watch: Stopwatch, references: _References, by_turns: int) -> None:
+    def __init__(self, watch: Stopwatch, references: _References, num_interleaved: int) -> None:
         self._watch, self._references = watch, references
-        self._by_turns = by_turns
+        self._num_interleaved = num_interleaved
         self._number = 0
         self._iteration_ms = 0.0
 
@@ -195,7 +195,7 @@ class _Rounds:
 
     def _unknown(self, runs: Sequence[_Runs]) -> list[_Runs]:
         level = self._references.level()
-        short_suffices = self._watch.clearing.short_suffices(self._by_turns)
+        short_suffices = self._watch.clearing.short_suffices(self._num_interleaved)
         return [run for run in runs if not run.is_known(level, short_suffices)]
 
     def _next(self, runs: Sequence[_Runs]) -> None:
@@ -216,7 +216,9 @@ class _Rounds:
 
     def _clear(self) -> bool:
         watch, start = self._watch, self._watch.now()
-        max_ms = watch.clearing.max_ms(self._number, self._by_turns, self._iteration_ms, start)
+        max_ms = watch.clearing.max_ms(
+            self._number, self._num_interleaved, self._iteration_ms, start
+        )
         thorough = watch.clear_cache(max_ms)
         if thorough:
             watch.clearing.note_thorough(watch.now() - start, watch.now())

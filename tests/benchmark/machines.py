@@ -1,4 +1,4 @@
-"""Machines made of the small text files in which Linux would tell of them."""
+"""Machines made of the small text files with which Linux describes them."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path

@@ -211,7 +211,7 @@ class SimulatedWatch:
         return self._now / 1e3
 
     def wait(self, milliseconds: float) -> None:
-        """Let time pass, as between two visits of a shard."""
+        """Let time pass, as between two measurements of a shard."""
         self._now += milliseconds
         self._left.clear()
         self._catch_up()

@@ -101,7 +101,7 @@ def test_a_flush_that_takes_longer_than_it_can_is_a_disturbance() -> None:
     assert not any(unflushed.iteration(subject).disturbed for _ in range(6))
 
 
-def test_marks_of_phases_are_told_apart() -> None:
+def test_marks_of_phases_are_distinguished() -> None:
     gpu, runtime = backend(even_split_ms=(1.0, 2.0, 4.0))
     watch = gpu.stopwatch(flush=False)
     marks = [watch.mark() for _ in range(3)]

@@ -119,7 +119,7 @@ def test_four_clients_of_overlapping_shards_measure_each_once(
         assert len(store) == 24
 
 
-def test_a_store_that_only_another_machine_can_read_is_told(
+def test_a_store_that_only_another_machine_can_read_is_reported(
     make_pool: Callable[..., BenchmarkPool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = make_pool()

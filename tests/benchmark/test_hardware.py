@@ -111,9 +111,9 @@ def report(memory: int, *nodes: tuple[Sequence[int], int]) -> NodeReport:
 def test_a_core_has_its_share_of_its_nodes_memory(
     machine: NodeReport, cores: list[int], shares: list[int]
 ) -> None:
-    dealt = share_memory(cores, machine)
-    assert [dealt[core] for core in cores] == shares
-    assert sum(dealt.values()) <= machine.memory_bytes
+    found = share_memory(cores, machine)
+    assert [found[core] for core in cores] == shares
+    assert sum(found.values()) <= machine.memory_bytes
 
 
 def test_ray_nodes_on_parts_of_a_machine_do_not_deal_its_memory_twice() -> None:
@@ -133,9 +133,9 @@ def test_ray_nodes_on_parts_of_a_machine_do_not_deal_its_memory_twice() -> None:
 
 def test_this_machine_is_consistent() -> None:
     here = this_machine("n")
-    dealt = share_memory(here.cores, here)
-    assert sorted(dealt) == list(here.cores)
-    assert 0 < min(dealt.values()) <= sum(dealt.values()) <= here.memory_bytes
+    found = share_memory(here.cores, here)
+    assert sorted(found) == list(here.cores)
+    assert 0 < min(found.values()) <= sum(found.values()) <= here.memory_bytes
 
 
 def test_the_last_cache_is_the_largest_that_holds_data(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_an_ordinary_cpus_fingerprint_stays_what_stores_know(tmp_path: Path) -> 
     assert cpu_fingerprint(root) == known
 
 
-def test_cpus_without_a_name_are_told_apart(tmp_path: Path) -> None:
+def test_cpus_without_a_name_are_distinguished(tmp_path: Path) -> None:
     n1 = {"proc/cpuinfo": NEOVERSE.format(more="asimddp", part="0xd0c")}
     v1 = {"proc/cpuinfo": NEOVERSE.format(more="sve", part="0xd40")}
     found = [

@@ -60,7 +60,7 @@ def test_every_shard_is_answered_and_the_second_time_from_the_store(
     assert not (tmp_path / "costs.db-wal").exists()
 
 
-def test_a_cost_is_the_mean_of_as_many_visits_as_are_asked_for(
+def test_a_cost_is_the_mean_of_as_many_repeats_as_requested(
     make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
     """Those in the store count; each of two requests that want more gets them."""
@@ -286,7 +286,7 @@ def test_a_request_that_is_dropped_is_forgotten(
         assert 0 < len(store) < 100
 
 
-def test_a_store_that_cannot_be_used_is_told(
+def test_a_store_that_cannot_be_used_is_reported(
     make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
     (tmp_path / "bad.db").write_text("not a store, but a text that somebody may need")

@@ -107,7 +107,7 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(
     stages: dict[int, RankGroup],
     in_one_piece: tuple[list[float], dict[str, torch.Tensor]],
 ) -> None:
-    """TorchRec's own plan may copy tables and split them by rows, so it has another judge, too."""
+    """TorchRec's own plan may copy tables and split them by rows, so it has its own check."""
     ranks, columns = PLANS.get(name, (2, []))
     plan = plan_of(ranks, columns) if columns else None
     on = stages[ranks]
@@ -168,14 +168,14 @@ def test_a_step_lasts_until_the_last_rank_is_through() -> None:
     assert document["ranks"][1]["steps"][0]["phases_ms"][1] == 8
 
 
-def test_what_does_not_fit_is_told_before_training(stages: dict[int, RankGroup]) -> None:
+def test_what_does_not_fit_is_reported_before_training(stages: dict[int, RankGroup]) -> None:
     plan = plan_of(*PLANS["even on 2"])
     with pytest.raises(UserError, match=r"batch of 33 samples cannot be split evenly .* take 32"):
         stages[2].prepare("odd", task_of(2, batch_size=33), plan)
     with pytest.raises(PlanError, match="the plan is for 2 devices, the task has 4"):
         stages[4].prepare("few", task_of(4), plan)
-    room = stages[2].devices()[0].memory_bytes
-    vast = EmbeddingTable("vast", room // 16 // 4 + 1, 16, 1.0)
+    memory = stages[2].devices()[0].memory_bytes
+    vast = EmbeddingTable("vast", memory // 16 // 4 + 1, 16, 1.0)
     task = ShardingTask((vast,), Device.uniform(2, 2**50), 32)
     with pytest.raises(PlanError, match=r"device 0 \(cpu.*\) would hold .* more than its"):
         stages[2].prepare("vast", task, ShardingPlan.table_wise(task, [0]))

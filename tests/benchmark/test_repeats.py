@@ -23,14 +23,14 @@ def timing(total_ms: float, spread: float = SPREAD) -> Timing:
     )
 
 
-def visit(found: Timing | None, measured_at: float = 1.0) -> Measurement:
+def repeat(found: Timing | None, measured_at: float = 1.0) -> Measurement:
     status = "failed" if found is None else "ok"
     settings = MeasureSettings(64)
     return Measurement(SHARD, settings, "h", "v", status, "d", "n", measured_at, found)
 
 
 def drawn(shards: int, repeats: int, beyond: float, seed: int) -> list[list[Timing]]:
-    """Visits that differ by what their iterations tell, and by `beyond` besides."""
+    """Repeats that differ by what their iterations show, and by `beyond` in addition."""
     rng = np.random.default_rng(seed)
     logs = math.hypot(WITHIN, beyond) * rng.standard_normal((shards, repeats))
     return [[timing(10 * math.exp(log)) for log in same] for same in logs]
@@ -38,7 +38,7 @@ def drawn(shards: int, repeats: int, beyond: float, seed: int) -> list[list[Timi
 
 @pytest.mark.parametrize("beyond", [0.0, 0.01, 0.04])
 @pytest.mark.parametrize("repeats", [2, 5])
-def test_what_visits_differ_by_is_found_again(beyond: float, repeats: int) -> None:
+def test_the_deviation_of_repeats_is_found_again(beyond: float, repeats: int) -> None:
     found = [deviation_of_repeats(drawn(300, repeats, beyond, seed)) for seed in range(5)]
     assert np.mean(found) == pytest.approx(beyond, abs=0.003)
 
@@ -48,7 +48,7 @@ def test_without_repeats_a_hundredth_is_taken_for_granted() -> None:
     assert deviation_of_repeats([[timing(10.0)], [timing(20.0)]]) == pytest.approx(0.01)
 
 
-def test_two_visits_do_not_overturn_it() -> None:
+def test_two_repeats_do_not_overturn_the_prior() -> None:
     """One pair that agrees, or disagrees by much, says little."""
     agreed = deviation_of_repeats([[timing(10.0), timing(10.0)]])
     assert 0.0 < agreed < 0.01
@@ -56,8 +56,8 @@ def test_two_visits_do_not_overturn_it() -> None:
     assert 0.01 < apart < 0.05
 
 
-def test_visits_are_merged_into_their_mean() -> None:
-    found = merged([visit(timing(10.0), 1.0), visit(timing(10.4), 2.0)], 0.01)
+def test_repeats_are_merged_into_their_mean() -> None:
+    found = merged([repeat(timing(10.0), 1.0), repeat(timing(10.4), 2.0)], 0.01)
     assert found.measured_at == 2.0
     assert found.timing is not None
     assert found.total_ms == pytest.approx(10.2)
@@ -68,18 +68,18 @@ def test_visits_are_merged_into_their_mean() -> None:
     assert (found.timing.foreign_load, found.timing.reference_level) == (0.5, LEVEL)
 
 
-def test_one_visit_is_worth_its_iterations_and_what_visits_differ_by() -> None:
-    whole = merged([visit(timing(10.0))], 0.03).timing
+def test_the_error_of_one_measurement_includes_the_deviation_of_repeats() -> None:
+    whole = merged([repeat(timing(10.0))], 0.03).timing
     assert whole is not None
     assert whole.error == pytest.approx(math.hypot(WITHIN, 0.03))
     assert replace(whole, error=0.0) == replace(timing(10.0), error=0.0)
 
 
-def test_a_cost_of_many_visits_is_worth_what_their_mean_deviates_by() -> None:
+def test_the_error_of_many_repeats_is_that_of_their_mean() -> None:
     beyond, repeats = 0.02, 4
     errors, costs = [], []
     for same in drawn(600, repeats, beyond, 3):
-        whole = merged([visit(found) for found in same], beyond).timing
+        whole = merged([repeat(found) for found in same], beyond).timing
         assert whole is not None
         errors.append(whole.error)
         costs.append(math.log(whole.total_ms))
@@ -88,9 +88,9 @@ def test_a_cost_of_many_visits_is_worth_what_their_mean_deviates_by() -> None:
     assert np.std(costs) == pytest.approx(expected, rel=0.1)
 
 
-def test_visits_that_disagree_are_worth_less() -> None:
+def test_repeats_that_disagree_have_a_larger_error() -> None:
     def error(totals: Sequence[float]) -> float:
-        whole = merged([visit(timing(total)) for total in totals], 0.01).timing
+        whole = merged([repeat(timing(total)) for total in totals], 0.01).timing
         assert whole is not None
         return whole.error
 
@@ -98,8 +98,8 @@ def test_visits_that_disagree_are_worth_less() -> None:
     assert error([10.0] * 4) < error([10.0] * 2) < error([10.0])
 
 
-def test_a_visit_that_failed_adds_nothing() -> None:
-    failed, found = visit(None, 2.0), visit(timing(10.0), 1.0)
+def test_a_failed_measurement_adds_nothing() -> None:
+    failed, found = repeat(None, 2.0), repeat(timing(10.0), 1.0)
     assert merged([failed], 0.01) == failed
     whole = merged([failed, found], 0.01)
     assert whole.timing is not None

@@ -1,7 +1,7 @@
 """What measuring must reach on hosts of all kinds, found out without a real clock.
 
-Every shard is visited again and again, minutes apart and beside others each time, and compared with
-what it costs on the same host at rest, the cache emptied before each iteration.
+Every shard is measured repeatedly, minutes apart and beside other shards. Costs are compared
+with the true cost on the same host at rest, with the cache emptied before each iteration.
 """
 
 import functools
@@ -40,7 +40,7 @@ BUSY = Host(  # as seen: other tenants have most of a huge cache, Ray's processe
 
 @dataclass(frozen=True)
 class Bounds:
-    """`bias`: of all costs, and of any shard beside the others; `deviation`: of one visit;
+    """`bias`: of all costs, and of any shard beside the others; `deviation`: of one measurement;
     `cleared`: share of all time that goes into clearing the cache.
     """
 
@@ -49,12 +49,12 @@ class Bounds:
     cleared: float
 
 
-REFERENCE_LEVEL, NOISY = Bounds(0.01, 0.01, 0.1), Bounds(0.02, 0.02, 0.25)
+UNCONTENDED, NOISY = Bounds(0.01, 0.01, 0.1), Bounds(0.02, 0.02, 0.25)
 GRID: dict[Host, Bounds] = {
-    Host("quiet, small cache", (0.6, 13), 5.0): REFERENCE_LEVEL,
+    Host("uncontended, small cache", (0.6, 13), 5.0): UNCONTENDED,
     # All of the cache is ours and all of it must be cleared. Beside others the reference is a
     # little warmer than by itself.
-    Host("quiet, huge cache", (1, 20), 2.0, 480 * MIB, 480 * MIB): Bounds(0.02, 0.01, 0.3),
+    Host("uncontended, huge cache", (1, 20), 2.0, 480 * MIB, 480 * MIB): Bounds(0.02, 0.01, 0.3),
     Host(  # shards feel the slow minutes by a tenth more or less than the reference
         "noisy",
         (0.6, 13),
@@ -78,7 +78,7 @@ HOSTS = pytest.mark.parametrize("host", GRID, ids=lambda host: host.name)
 
 @dataclass(frozen=True)
 class Figures:
-    """What came of visits: `logs` of cost over truth, [visit, shard]."""
+    """Results: `logs` of cost over truth, [repeat, shard]."""
 
     logs: np.ndarray
     timings: list[list[Timing]]  # by shard
@@ -108,17 +108,17 @@ def truth(host: Host) -> tuple[tuple[float, ...], ReferenceLevel]:
 
 
 @functools.cache
-def figures(host: Host, by_turns: int = 8, repeats: int = REPEATS) -> Figures:
+def figures(host: Host, num_interleaved: int = 8, repeats: int = REPEATS) -> Figures:
     true_ms, level = truth(host)
-    kernels, rng = host.shards(SHARDS), np.random.default_rng(by_turns)
-    watch = SimulatedWatch(host, seed=by_turns)
+    kernels, rng = host.shards(SHARDS), np.random.default_rng(num_interleaved)
+    watch = SimulatedWatch(host, seed=num_interleaved)
     timings: list[list[Timing]] = [[] for _ in kernels]
     seconds = 0.0
     for _ in range(repeats):
         watch.wait(rng.uniform(0, 200e3))
         order = rng.permutation(SHARDS)
-        for start in range(0, SHARDS, by_turns):
-            numbers = order[start : start + by_turns]
+        for start in range(0, SHARDS, num_interleaved):
+            numbers = order[start : start + num_interleaved]
             began = watch.now()
             found = time_interleaved(
                 [kernels[n].subject for n in numbers], watch, [OPTIONS] * len(numbers)
@@ -146,20 +146,20 @@ def test_costs_are_those_of_the_host_at_rest(host: Host) -> None:
 
 
 @HOSTS
-def test_a_visit_is_worth_what_it_must(host: Host) -> None:
+def test_a_measurement_is_as_accurate_as_required(host: Host) -> None:
     assert figures(host).deviation < GRID[host].deviation
 
 
 @HOSTS
 def test_the_error_of_a_cost_is_honest(host: Host) -> None:
-    """Differences from the mean of many visits, in standard errors, deviate by about 1."""
+    """Differences from the mean of many repeats, in standard errors, deviate by about 1."""
     found = figures(host)
     beyond = deviation_of_repeats(found.timings)
     shard, settings = Shard.of_tables([EmbeddingTable("t", 9, 8, 1.0)]), MeasureSettings(64)
 
     def error(timing: Timing) -> float:
-        visit = Measurement(shard, settings, "h", "v", "ok", "d", "n", 1.0, timing)
-        whole = merged([visit], beyond).timing
+        repeat = Measurement(shard, settings, "h", "v", "ok", "d", "n", 1.0, timing)
+        whole = merged([repeat], beyond).timing
         assert whole is not None
         return whole.error
 
@@ -182,10 +182,10 @@ def test_hardly_any_time_is_lost(host: Host) -> None:
 
 
 @HOSTS
-def test_few_by_turns_cost_the_same_as_many(host: Host) -> None:
+def test_few_interleaved_cost_the_same_as_many(host: Host) -> None:
     by_eight = figures(host).bias
-    for by_turns in (1, 2):
-        few = figures(host, by_turns, repeats=4)
+    for num_interleaved in (1, 2):
+        few = figures(host, num_interleaved, repeats=4)
         error = math.sqrt(few.deviation**2 / 4 + figures(host).deviation ** 2 / REPEATS)
         difference = few.bias - by_eight
         assert abs(difference.mean()) < GRID[host].bias + 2 * error / math.sqrt(SHARDS)
@@ -203,9 +203,9 @@ def test_a_short_clearing_is_enough_where_others_do_its_work() -> None:
     assert (watch.flush_ms - before) / 1e3 < 0.2 * (watch.now() - began)
 
 
-def test_short_clearings_do_not_count_where_they_tell_other_costs() -> None:
-    """Rows that stay in the cache make costs less. That is seen within the first visit."""
-    host = next(host for host in GRID if host.name == "quiet, huge cache")
+def test_short_clearings_do_not_count_where_they_change_costs() -> None:
+    """Rows that stay in the cache make costs less. That is seen within the first measurement."""
+    host = next(host for host in GRID if host.name == "uncontended, huge cache")
     watch, kernels = SimulatedWatch(host, seed=1), host.shards(SHARDS)
     true_ms, level = truth(host)
     for _ in range(3):
@@ -215,7 +215,7 @@ def test_short_clearings_do_not_count_where_they_tell_other_costs() -> None:
         assert not watch.clearing.short_suffices(SHARDS)
 
 
-def test_a_quota_and_others_on_the_core_are_told() -> None:
+def test_a_quota_and_others_on_the_core_are_reported() -> None:
     for host in GRID:
         timings = [timing for same in figures(host).timings for timing in same]
         load = np.mean([timing.foreign_load for timing in timings])

@@ -145,10 +145,10 @@ def test_parquet_carries_everything(tmp_path: Path, tables: tuple[EmbeddingTable
         assert store.exchanges() == [EXCHANGE]
 
 
-def test_costs_of_one_hardware_are_told_at_one_level(
+def test_costs_of_one_hardware_are_normalized_to_one_level(
     tmp_path: Path, tables: tuple[EmbeddingTable, ...]
 ) -> None:
-    """Each visit has the level of its own hour. The store settles on one, and tells all at it."""
+    """Each measurement has its own level. The store settles on one and normalises all to it."""
     first, second, third, last = some(tables, 4)
     reference_level, slow = ReferenceLevel(2.0, 6.0), ReferenceLevel(4.0, 9.0)
     with MeasurementStore(tmp_path / "a.db") as store:
@@ -176,7 +176,7 @@ def test_costs_of_one_hardware_are_told_at_one_level(
         found = store.find(second.shard, SETTINGS, "hw", "v")
         assert found is not None
         assert found.total_ms == told[2].total_ms
-        # Once there are enough visits it stays: costs that were published stay what they were.
+        # Once there are enough repeats it stays: costs that were published stay what they were.
         timing = replace(TIMING, reference_level=reference_level)
         store.put([replace(last, measured_at=float(n), timing=timing) for n in range(62)])
         settled = store.level("hw", "v")
@@ -187,13 +187,13 @@ def test_costs_of_one_hardware_are_told_at_one_level(
     assert [m.total_ms for m in read_parquet(tmp_path / "a.parquet")] == [m.total_ms for m in told]
 
 
-def test_all_visits_of_a_shard_are_kept_and_their_mean_is_its_cost(
+def test_all_repeats_of_a_shard_are_kept_and_their_mean_is_its_cost(
     tmp_path: Path, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     one, other = some(tables, 2)
     with MeasurementStore(tmp_path / "a.db") as store:
         store.put([one, replace(one, measured_at=8.0, timing=replace(TIMING, forward_ms=1.7))])
-        store.put([other, one])  # the very same visit is no other
+        store.put([other, one])  # the same measurement again is no repeat
         assert len(store) == 3
         twice, once = (store.find(m.shard, SETTINGS, "hw", "v") for m in (one, other))
         assert twice is not None
@@ -211,7 +211,7 @@ def test_all_visits_of_a_shard_are_kept_and_their_mean_is_its_cost(
     ] * 3
 
 
-def test_visits_that_differ_make_all_costs_worth_less(
+def test_repeats_that_differ_increase_all_errors(
     tmp_path: Path, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     kept = some(tables, 40)

@@ -260,7 +260,7 @@ def test_warming_up_does_not_count() -> None:
     assert timing.operator_seconds == pytest.approx(0.19)
 
 
-def test_disturbed_iterations_count_and_are_told() -> None:
+def test_disturbed_iterations_count_and_are_reported() -> None:
     """Their clock leaves out what others took."""
     script = [quarter(10.0, disturbed=n % 2 == 0) for n in range(10)]
     timing = time_operator(named("s"), Script({"s": script}), TimingOptions())
@@ -282,7 +282,7 @@ def test_what_takes_seconds_is_known_from_a_few() -> None:
     assert timing.operator_seconds == pytest.approx(6.5)
 
 
-def test_turns_are_taken_and_another_one_is_first_each_time() -> None:
+def test_iterations_are_interleaved_in_rotating_order() -> None:
     script = [quarter(10.0)] * 10
     names = ["a", "b", "c"]
     watch = Script(dict.fromkeys(names, script), [quarter(2.0)])
@@ -294,7 +294,7 @@ def test_turns_are_taken_and_another_one_is_first_each_time() -> None:
     assert sum(timing.operator_seconds for timing in timings) == pytest.approx(watch.now())
 
 
-def test_who_is_known_leaves_the_others_to_themselves() -> None:
+def test_an_operator_whose_median_is_known_is_left_out() -> None:
     scripts = {"calm": [quarter(10.0)] * 10, "loud": [quarter(n) for n in [10.0, 14.0] * 20]}
     options = TimingOptions(max_iterations=30)
     watch = Script(scripts)
@@ -302,12 +302,12 @@ def test_who_is_known_leaves_the_others_to_themselves() -> None:
     assert (calm.iterations, loud.iterations) == (9, 30)
 
 
-def test_costs_are_told_beside_the_reference() -> None:
-    """A machine that is slow for both is not a costly shard; passes are told apart."""
-    reference_level, slow = Iteration(2.0, 6.0, 8.0), Iteration(3.0, 12.0, 15.0)
-    beside_quiet, beside_slow = Iteration(1.0, 2.0, 3.0), Iteration(1.5, 4.0, 5.5)
+def test_costs_are_normalized_by_the_reference() -> None:
+    """A machine that is slow for both is not a costly shard; passes are distinguished."""
+    uncontended, slow = Iteration(2.0, 6.0, 8.0), Iteration(3.0, 12.0, 15.0)
+    beside_uncontended, beside_slow = Iteration(1.0, 2.0, 3.0), Iteration(1.5, 4.0, 5.5)
     calm = time_operator(
-        named("s"), Script({"s": [reference_level] * 12}, [beside_quiet]), TimingOptions()
+        named("s"), Script({"s": [uncontended] * 12}, [beside_uncontended]), TimingOptions()
     )
     loud = time_operator(named("s"), Script({"s": [slow] * 12}, [beside_slow]), TimingOptions())
     assert (calm.forward_ms, calm.backward_ms, calm.reference_level) == (
@@ -320,11 +320,11 @@ def test_costs_are_told_beside_the_reference() -> None:
         12.0,
         ReferenceLevel(1.5, 4.0),
     )
-    told = loud.normalized_to(calm.reference_level)
-    assert (told.forward_ms, told.backward_ms) == pytest.approx((2.0, 6.0))
-    assert told.spread == loud.spread
+    normalized = loud.normalized_to(calm.reference_level)
+    assert (normalized.forward_ms, normalized.backward_ms) == pytest.approx((2.0, 6.0))
+    assert normalized.spread == loud.spread
     assert loud.normalized_to(None) == loud
-    as_read = time_operator(named("s"), Script({"s": [reference_level] * 12}), TimingOptions())
+    as_read = time_operator(named("s"), Script({"s": [uncontended] * 12}), TimingOptions())
     assert (as_read.total_ms, as_read.reference_level) == (8.0, None)
     assert as_read.normalized_to(ReferenceLevel(3.0, 3.0)) == as_read
 
@@ -349,7 +349,7 @@ def test_a_long_iteration_is_compared_with_a_share_of_its_time() -> None:
     assert short.order[-2:] == ["s", "reference"]
 
 
-def test_who_failed_is_named() -> None:
+def test_the_operator_that_failed_is_named() -> None:
     def broken() -> None:
         raise RuntimeError("index 9 is out of range\nand a long stack")
 
@@ -388,10 +388,12 @@ def test_the_cache_is_cleared_as_far_as_time_allows(core: int) -> None:
     assert CpuStopwatch(core).clear_cache(0.0)  # there is nothing to be cleared
 
 
-def test_slow_is_known_from_quiet() -> None:
+def test_slow_is_distinguished_from_uncontended() -> None:
     times = [1.0] * 50
     assert uncontended_level([*times, 1.5]) == 1.0
-    assert uncontended_level([*times, *[2.0] * 20]) == 1.0  # a slow spell does not pass for quiet
+    assert (
+        uncontended_level([*times, *[2.0] * 20]) == 1.0
+    )  # a slow spell does not pass for uncontended
     assert uncontended_level([*times, *[0.5] * 60]) == 0.5  # but a quieter one is learnt
 
 
