@@ -1,4 +1,4 @@
-"""A pool that pretends: shards cost what a formula says, visits and index batches add noise."""
+"""A simulated pool: a formula gives costs; repeats and index batches add noise."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,10 +10,10 @@ from autoshard.workload import Shard
 
 
 class SimulatedPool:
-    """Keeps every visit, as a store does; `clock` is its own.
+    """Keeps every measurement, as a store does, and has its own clock.
 
     Args:
-        visits: deviation of a visit, relative.
+        repeats: relative deviation of a measurement.
         batches: deviation of an index batch.
         seconds: that a visit takes.
         fails: digests of shards that cannot be measured.
@@ -30,7 +30,7 @@ class SimulatedPool:
         self.noise, self.batches, self.seconds, self.fails = repeats, batches, seconds, fails
         self.now = 0.0
         self.kept: dict[tuple[str, int], list[float]] = {}
-        self.order: list[tuple[str, int]] = []  # of all visits: digest and seed
+        self.order: list[tuple[str, int]] = []  # of all measurements: digest and seed
         self._rng = np.random.default_rng(seed)
 
     def clock(self) -> float:

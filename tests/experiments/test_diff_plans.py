@@ -143,7 +143,7 @@ def test_devices_are_renumbered_where_asked(
     first = old.placements[0]
     rules.write_text(f"tables: {{{first.table}: {{not_on: {first.device}}}}}")
     diff_plans.main(replace(config, renumber=near, constraints=rules))
-    assert ShardingPlan.load(near) != old  # the devices are not alike any more
+    assert ShardingPlan.load(near) != old  # the devices are no longer equal
 
 
 def test_bad_input_is_one_line(config: DiffConfig, tmp_path: Path) -> None:

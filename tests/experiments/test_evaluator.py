@@ -221,7 +221,7 @@ def test_a_shard_that_cannot_be_measured_takes_its_plans_out(
 
 
 class Stubborn(SimulatedPool):
-    """Never visits a shard twice with one batch, whatever is asked."""
+    """Never repeats a shard with the same index batch."""
 
     def stream(
         self,
@@ -234,7 +234,7 @@ class Stubborn(SimulatedPool):
         return super().stream(shards, settings, timing, retry_failed, 1)
 
 
-def test_a_pool_that_has_no_more_visits_ends_it(many_tables: tuple[EmbeddingTable, ...]) -> None:
+def test_a_pool_that_has_no_more_repeats_ends_it(many_tables: tuple[EmbeddingTable, ...]) -> None:
     pool = Stubborn(repeats=0.02)
     found = evaluate(pool, Source(pool, tasks_of(many_tables, 3)), Limits(1e-6, 1e6), begin=3)
     assert found.ended.startswith("there are no more tasks, and repeats would not help")
@@ -248,7 +248,7 @@ def test_batches_that_judge_never_choose() -> None:
         assert not set(evaluation_seeds(50)) & set(verifying)
 
 
-def test_visits_over_batches(tables: tuple[EmbeddingTable, ...]) -> None:
+def test_repeats_over_batches(tables: tuple[EmbeddingTable, ...]) -> None:
     task = tasks_of(tables, 1)[0]
     plan = make_sharder("size_lookup").shard(task)
     pool = SimulatedPool(repeats=0.02, batches=0.02)

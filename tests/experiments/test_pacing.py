@@ -28,7 +28,7 @@ def slow_spell(at_s: float) -> float:
 
 
 class SimulatedPool:
-    """Devices of given speeds that take shards by turns, as a pool deals them.
+    """Devices of given speeds that take shards by turns, as a pool assigns them.
 
     A shard takes what a formula that is not linear in its tables says, and noise of 40 %; a seventh
     of the time is none of the operator's. `now` is when the latest answer came. What a device does

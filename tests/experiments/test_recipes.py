@@ -87,7 +87,7 @@ def test_a_run_keeps_its_recipe(trained: tuple[RecipeName, Path]) -> None:
 def test_the_cost_model_of_dreamshard_learns_what_its_policy_plans(
     trained: tuple[RecipeName, Path],
 ) -> None:
-    """Plans are measured in rounds, of tables that teach; games are rewarded without."""
+    """Plans of training tables are measured in rounds; episodes are rewarded by the model."""
     name, folder = trained
     told = json.loads((folder / "result.json").read_text())["iterations_here"]
     with MeasurementStore(folder / "run" / "costs.db") as store:
