@@ -1,4 +1,4 @@
-"""One deck for the session, of tables whose costs follow the formula."""
+"""One catalog for the session, of tables whose costs follow the formula."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from autoshard.workload.parts import Part
 
 @pytest.fixture(autouse=True)
 def patience() -> Iterator[None]:
-    """Games are small: two threads would wait for each other."""
+    """Episodes are small: two threads would wait for each other."""
     with one_thread():
         yield
 
@@ -27,7 +27,7 @@ def catalog(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> TableC
 
 @pytest.fixture(scope="session")
 def split_catalog(model: CostModel, many_tables: tuple[EmbeddingTable, ...]) -> TableCatalog:
-    """The same tables, which may be halved."""
+    """The same tables, which may be split."""
     return TableCatalog.of_tables(model, many_tables, 1024, split=True)
 
 

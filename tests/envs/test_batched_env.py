@@ -1,11 +1,10 @@
-"""The rules of the game, whatever is dealt and however it is played."""
+"""The rules of the episode, whatever is dealt and however it is played."""
 
 from functools import partial
 
 import pytest
 import torch
-from hypothesis import given
-from plays import (
+from episodes import (
     AMPLE,
     AtRandom,
     Sketch,
@@ -17,6 +16,7 @@ from plays import (
     seeds,
     sketches,
 )
+from hypothesis import given
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import BatchedPlacementEnv, Layout, TableCatalog
@@ -59,7 +59,7 @@ def test_every_table_is_placed_once_the_costliest_first(
 
 @few
 @given(dealt=ragged, seed=seeds)
-def test_devices_cost_what_was_foretold_and_what_the_oracle_says(
+def test_devices_cost_what_was_predicted_and_what_the_oracle_says(
     catalog: TableCatalog, model: CostModel, dealt: list[Sketch], seed: int
 ) -> None:
     episodes = episodes_of(catalog, *(sketch.on(catalog) for sketch in dealt))
@@ -105,7 +105,7 @@ def test_what_is_left_goes_down_to_nothing(
 
 @few
 @given(dealt=ragged, seed=seeds)
-def test_nobody_is_influenced_by_those_who_sit_beside(
+def test_episodes_do_not_influence_each_other(
     catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
     instances = [sketch.on(catalog) for sketch in dealt]
@@ -135,7 +135,7 @@ def test_nobody_is_influenced_by_those_who_sit_beside(
 
 
 @given(first=sketches(), second=sketches(), seed=seeds)
-def test_nothing_of_a_seats_last_game_is_left(
+def test_nothing_of_the_last_episode_is_left(
     catalog: TableCatalog, first: Sketch, second: Sketch, seed: int
 ) -> None:
     used, fresh = (BatchedPlacementEnv(catalog, 1, 9, 4) for _ in range(2))
@@ -158,7 +158,7 @@ def test_nothing_of_a_seats_last_game_is_left(
 
 
 @given(sketch=sketches(), seed=seeds)
-def test_an_assignment_is_in_the_deals_order(
+def test_an_assignment_is_in_the_tasks_order(
     catalog: TableCatalog, sketch: Sketch, seed: int
 ) -> None:
     episodes, choose = episodes_of(catalog, sketch.on(catalog)), AtRandom([seed])
@@ -170,7 +170,7 @@ def test_an_assignment_is_in_the_deals_order(
     assert assignment(episodes, 0) == [homes.get(number, -1) for number in sketch.pieces]
 
 
-def test_only_those_who_play_place(catalog: TableCatalog) -> None:
+def test_only_active_episodes_place(catalog: TableCatalog) -> None:
     episodes = episodes_of(catalog, instance([3, 8], AMPLE), instance([3, 8], AMPLE))
     episodes.place(torch.tensor([0, 0]), torch.tensor([False, True]))
     assert episodes.placed.tolist() == [0, 1]
@@ -187,7 +187,7 @@ def test_the_bound_is_an_even_share_or_the_costliest_table(catalog: TableCatalog
     assert bound[1] > pace[1]
 
 
-def test_a_catalog_holds_column_slices_too(
+def test_a_catalog_holds_column_pieces_too(
     model: CostModel, many_tables: tuple[EmbeddingTable, ...]
 ) -> None:
     wide, other = [table for table in many_tables if table.dim >= 16][:2]
@@ -202,5 +202,5 @@ def test_a_catalog_holds_column_slices_too(
     assert episodes.shards(0) == [Shard((halves[0],)), Shard((halves[1], other.whole()))]
     costs = [total_ms(model, shard) for shard in episodes.shards(0)]
     assert episodes.cost_ms[0].tolist() == pytest.approx(costs, rel=1e-4)
-    # Two slices of a table that meet on a device are one there.
+    # Two pieces of a table that meet on a device are one there.
     assert episodes.shards(1) == [Shard.of_tables([wide]), Shard.of_tables([other])]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from plays import AMPLE, assignment, episodes_of, greedily, instance
+from episodes import AMPLE, assignment, episodes_of, greedily, instance
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor
@@ -35,7 +35,7 @@ from autoshard.workload.step_price import StepPrice
 
 BATCH_SIZE = 512
 INSTANCES = [instance([0, 1, 2], AMPLE, AMPLE), instance([3, 4, 5], AMPLE, AMPLE, AMPLE)]
-MOVES = np.array([[0, 1], [1, 1], [0, 1]])  # the second game leaves two devices empty
+MOVES = np.array([[0, 1], [1, 1], [0, 1]])  # the second episode leaves two devices empty
 Asked = list[list[Measurement]]
 
 
@@ -84,7 +84,7 @@ def finished(catalog: TableCatalog) -> BatchedPlacementEnv:
 
 
 def played(catalog: TableCatalog, source: object) -> tuple[np.ndarray, ShardingVectorEnv]:
-    """The last rewards of the two games, and the environment they were played in."""
+    """The last rewards of the two episodes, and the environment they were played in."""
     task_sampler = RandomTaskSampler((3, 3), (3, 3))
     env = ShardingVectorEnv(catalog, 2, task_sampler, NegativeStep(), source)  # type: ignore[arg-type]
     env.reset(seed=0, options={"instances": INSTANCES})
@@ -94,7 +94,7 @@ def played(catalog: TableCatalog, source: object) -> tuple[np.ndarray, ShardingV
     return rewards, env
 
 
-def test_estimated_costs_are_what_the_game_foretold(small_catalog: TableCatalog) -> None:
+def test_estimated_costs_are_what_the_episode_predicted(small_catalog: TableCatalog) -> None:
     episodes = finished(small_catalog)
     for env_ids in ([0, 1], [1]):
         costs = EstimatedRewards()(episodes, env_ids)
@@ -123,12 +123,12 @@ def test_in_scenarios_the_slowest_device_is_the_expected_one(small_catalog: Tabl
         assert there.tolist() == pytest.approx([scale] * len(there))  # as balanced
 
 
-def test_games_that_end_together_are_measured_in_one_call_and_only_once(
+def test_episodes_that_end_together_are_measured_in_one_call_and_only_once(
     small_catalog: TableCatalog, asked: Asked, tmp_path: Path
 ) -> None:
     source = MeasuredRewards(tmp_path / "costs.db")
     rewards, env = played(small_catalog, source)
-    assert [len(answers) for answers in asked] == [3]  # two devices of one game, one of the other
+    assert [len(answers) for answers in asked] == [3]  # devices of both
     level = small_catalog.model.provenance.reference_level
     assert level is not None
     told = [answer.normalized_to(level).cost() for answer in asked[0]]
@@ -158,7 +158,7 @@ def test_games_that_end_together_are_measured_in_one_call_and_only_once(
         assert len(store) == 3
 
 
-def test_what_is_measured_is_the_shards_of_the_game_in_its_batch(
+def test_what_is_measured_is_the_shards_of_the_episode_in_its_batch(
     small_catalog: TableCatalog,
     asked: Asked,
     make_pool: Callable[..., BenchmarkPool],
@@ -176,10 +176,10 @@ def test_what_is_measured_is_the_shards_of_the_game_in_its_batch(
     assert found.devices_ms[0, :2].tolist() == pytest.approx(expected)
 
 
-def test_measured_plans_wait_for_their_all_to_alls(
+def test_measured_plans_include_their_all_to_alls(
     small_catalog: TableCatalog, asked: Asked, tmp_path: Path
 ) -> None:
-    """Each game for its own, over the link of its objective."""
+    """Each episode for its own, over the link of its objective."""
     links = (Link(1e6), Link(1e7, 2e-3))
     instances = [
         replace(mine, objective=Objective("step", link))
@@ -249,11 +249,11 @@ def test_a_shard_that_cannot_be_measured_counts_with_its_estimate(
     assert torch.equal(costs.plan_ms, episodes.plan_ms)
 
 
-def test_games_at_a_dead_end_are_not_measured(small_catalog: TableCatalog) -> None:
+def test_infeasible_episodes_are_not_measured(small_catalog: TableCatalog) -> None:
     pretended = Pretended()
     env = ShardingVectorEnv(small_catalog, 2, RandomTaskSampler((3, 3), (3, 3)), source=pretended)
     env.reset(seed=0, options={"instances": INSTANCES})
-    for devices in ([0, 0], [0, 0], [2, 0]):  # the first game has no third device
+    for devices in ([0, 0], [0, 0], [2, 0]):  # the first episode has no third device
         _, _, ended, _, infos = env.step(np.array(devices))
     assert ended.all()
     assert infos["infeasible"].tolist() == [True, False]

@@ -5,9 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from plays import (
+from episodes import (
     AMPLE,
     AtRandom,
     Sketch,
@@ -19,6 +17,8 @@ from plays import (
     seeds,
     sketches,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import TableCatalog, TaskInstance

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from episodes import AMPLE, AtRandom, Sketch, episodes_of, instance, seeds, sketches
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, episodes_of, instance, seeds, sketches
 from torch import Tensor
 
 from autoshard.cost_model import CostModel, EstimatedCosts
@@ -68,7 +68,7 @@ def test_what_is_seen_is_new_memory(catalog: TableCatalog) -> None:
 
 
 @given(sketch=sketches(), seed=seeds)
-def test_masks_and_progress_are_those_of_the_game(
+def test_masks_and_progress_are_those_of_the_episode(
     catalog: TableCatalog, sketch: Sketch, seed: int
 ) -> None:
     episodes, choose = episodes_of(catalog, sketch.on(catalog)), AtRandom([seed])
@@ -123,7 +123,7 @@ def test_devices_in_another_order_are_seen_in_that_order(
 
 
 @given(sketch=sketches(), seed=seeds)
-def test_the_order_of_the_deal_is_not_seen(
+def test_the_order_of_the_task_is_not_seen(
     catalog: TableCatalog, sketch: Sketch, seed: int
 ) -> None:
     dealt = sketch.on(catalog)

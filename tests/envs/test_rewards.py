@@ -1,13 +1,23 @@
-"""What games are worth: by hand, and over whole episodes."""
+"""What episodes are worth: by hand, and over whole episodes."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
+from episodes import (
+    AMPLE,
+    AtRandom,
+    Sketch,
+    episodes_of,
+    fewest,
+    greedily,
+    instance,
+    seeds,
+    sketches,
+)
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, episodes_of, fewest, greedily, instance, seeds, sketches
 
 from autoshard.envs import (
     Balance,
@@ -63,7 +73,7 @@ def test_rewards_on_the_way_by_hand() -> None:
 
 
 @pytest.mark.parametrize("reward", REWARDS)
-def test_a_dead_end_is_worse_the_more_is_left(reward: Reward) -> None:
+def test_an_infeasible_end_is_worse_the_more_is_left(reward: Reward) -> None:
     worth = reward.infeasible(torch.tensor([0.01, 0.1, 0.5, 0.9, 1.0])).tolist()
     assert worth == sorted(worth, reverse=True)
     assert len(set(worth)) == 5
@@ -72,7 +82,7 @@ def test_a_dead_end_is_worse_the_more_is_left(reward: Reward) -> None:
 
 
 @given(numbers=st.lists(st.integers(0, 99), min_size=6, max_size=12, unique=True))
-def test_a_dead_end_is_worse_than_any_sensible_play(
+def test_an_infeasible_end_is_worse_than_any_sensible_play(
     catalog: TableCatalog, numbers: list[int]
 ) -> None:
     episodes = episodes_of(
@@ -91,7 +101,7 @@ def worth_of_infeasible(rest_share: float) -> float:
 
 
 def play(env: ShardingVectorEnv, instances: list, seed: int) -> tuple[np.ndarray, list, dict]:
-    """Sum of the rewards, each step's rewards, and what the end told, of each seat."""
+    """Sum of the rewards, each step's rewards, and what the end told, of each environment."""
     choose = AtRandom(range(seed, seed + len(instances)), halving=0.2)
     env.reset(seed=0, options={"instances": instances})
     steps: list[np.ndarray] = []
@@ -149,11 +159,16 @@ def test_each_step_pays_the_rise_of_what_the_plan_is_predicted_to_cost(
         worst = now
 
 
-def test_a_dead_end_in_an_episode_costs_by_what_was_left(catalog: TableCatalog) -> None:
+def test_an_infeasible_end_in_an_episode_costs_by_what_was_left(catalog: TableCatalog) -> None:
     env = ShardingVectorEnv(catalog, 2, LARGEST)
     env.reset(options={"instances": [instance(range(4), AMPLE, AMPLE)] * 2})
     paid = np.zeros(2)
-    for actions in ([0, 2], [0, 0], [0, 0], [3, 0]):  # seat 1 at once, seat 0 at its last table
+    for actions in (
+        [0, 2],
+        [0, 0],
+        [0, 0],
+        [3, 0],
+    ):  # 1 at once, 0 at its last table
         _, rewards, ended, _, _ = env.step(np.array(actions))
         paid += [rewards[0], rewards[1] if actions[1] == 2 else 0]
     assert ended[0]

@@ -108,7 +108,7 @@ def test_devices_are_uneven_where_they_should_be(catalog: TableCatalog) -> None:
     assert max(room.max() / room.min() for room in rooms) > 3
 
 
-def test_a_mixture_deals_each_family_as_often(catalog: TableCatalog) -> None:
+def test_a_mixture_samples_each_family_as_often(catalog: TableCatalog) -> None:
     sampler, rng = task_sampler_of(TRAINED), np.random.default_rng(0)
     assert sampler.max_tables == 100
     assert sampler.max_devices == 8
@@ -139,14 +139,14 @@ def test_sizes_that_are_never_trained_on_are_asked_for_by_name() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "tiny", "small:loos", "small:", "all,small", "small,,large"])
-def test_a_wrong_name_is_told_with_those_there_are(wrong: str) -> None:
+def test_a_wrong_name_is_reported_with_those_there_are(wrong: str) -> None:
     says = r"--families: .* is not one of small, large, giants"
     with pytest.raises(UserError, match=says) as told:
         read_choices(wrong, "--families")
     assert "\n" not in str(told.value)
 
 
-def test_what_cannot_be_dealt_is_told(catalog: TableCatalog) -> None:
+def test_what_cannot_be_sampled_is_reported(catalog: TableCatalog) -> None:
     with pytest.raises(UserError, match="no table of the catalog has a name that begins with 'x/'"):
         RandomTaskSampler(prefix="x/").sample(catalog, np.random.default_rng(0), 1)
     with pytest.raises(UserError, match="exchange_share: must lie between 0 and 1"):

@@ -1,4 +1,4 @@
-"""Who deals: ranges, seeds, and that every deal can be solved. Packing by first fit decreasing."""
+"""Who deals: ranges, seeds, and that every task can be solved. Packing by first fit decreasing."""
 
 from itertools import product
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from episodes import assignment, episodes_of
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import assignment, episodes_of
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import RandomTaskSampler, TableCatalog
@@ -37,7 +37,7 @@ def test_ranges_are_kept(
     assert (instance.memory_bytes > 0).all()
 
 
-def test_the_ends_of_ranges_are_dealt_and_all_tables_too(catalog: TableCatalog) -> None:
+def test_the_ends_of_ranges_are_sampled_and_all_tables_too(catalog: TableCatalog) -> None:
     task_sampler, rng = RandomTaskSampler((2, 4), (1, 3)), np.random.default_rng(0)
     instances = [task_sampler.sample(catalog, rng, 1)[0] for _ in range(300)]
     assert {len(instance.units) for instance in instances} == {2, 3, 4}
@@ -72,7 +72,7 @@ def test_devices_are_as_uneven_as_asked_for(
 
 
 @given(seed=seeds)
-def test_every_deal_can_be_played_to_its_end(catalog: TableCatalog, seed: int) -> None:
+def test_every_task_can_be_played_to_its_end(catalog: TableCatalog, seed: int) -> None:
     instance = TIGHT.sample(catalog, np.random.default_rng(seed), 1)[0]
     (homes,) = first_fit_decreasing(
         catalog.bytes[instance.units][None], instance.memory_bytes[None]
@@ -87,7 +87,7 @@ def test_every_deal_can_be_played_to_its_end(catalog: TableCatalog, seed: int) -
 
 
 @given(seed=seeds)
-def test_the_same_seed_deals_the_same(catalog: TableCatalog, seed: int) -> None:
+def test_the_same_seed_samples_the_same(catalog: TableCatalog, seed: int) -> None:
     first, second, other = (
         [TIGHT.sample(catalog, rng, 1)[0] for _ in range(3)]
         for rng in map(np.random.default_rng, (seed, seed, seed + 1))
@@ -99,7 +99,7 @@ def test_the_same_seed_deals_the_same(catalog: TableCatalog, seed: int) -> None:
         assert first[0].memory_bytes.tolist() != another.memory_bytes.tolist()
 
 
-def test_a_small_catalog_is_dealt_whole(catalog: TableCatalog) -> None:
+def test_a_small_catalog_is_sampled_whole(catalog: TableCatalog) -> None:
     small = TableCatalog(EstimatedCosts(catalog.model, 1024), catalog.undivided[:5])
     instance = RandomTaskSampler((10, 20), (2, 2)).sample(small, np.random.default_rng(0), 1)[0]
     assert sorted(instance.units.tolist()) == [0, 1, 2, 3, 4]

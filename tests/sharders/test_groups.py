@@ -107,7 +107,7 @@ def test_plans_in_groups_are_as_good_as_in_one(
     (ours,) = playing.run(task, ways)
     plan = ShardingPlan.of_pieces(task, ours.placed)
     plan.check(task)
-    # Slices of one table that meet on a device become one, which takes less: where it is tight.
+    # Pieces of one table that meet on a device become one, which takes less: where it is tight.
     told = oracle.step_ms(plan, task) / ours.plan_ms
     assert (0.999 if fill < 0.5 else 0.9) < told < 1.001
     monkeypatch.setattr(rollouts, "in_groups", as_one)

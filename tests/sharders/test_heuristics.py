@@ -59,7 +59,7 @@ def test_plans_are_valid_and_repeat(
     assert plan == sharder.shard(task)
 
 
-def test_devices_without_room_are_passed_over() -> None:
+def test_devices_without_memory_are_passed_over() -> None:
     loose = ShardingTask(TABLES, Device.uniform(1, 10**9), 64)
     largest = max(map(loose.table_bytes, TABLES))
     for name in HEURISTICS:

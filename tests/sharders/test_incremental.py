@@ -43,7 +43,7 @@ def test_the_more_may_move_the_better_the_plan(
     assert expected[0] - expected[2] > 0.8 * (expected[0] - free)
 
 
-def test_a_plan_with_slices_keeps_the_columns_that_do_not_move(
+def test_a_plan_with_pieces_keeps_the_columns_that_do_not_move(
     oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     task = task_of(tables, Rule("on", (tables[0].name,), (2,)), Rule("whole", (tables[1].name,)))

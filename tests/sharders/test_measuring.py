@@ -102,7 +102,7 @@ def test_what_is_measured_makes_the_plan_better(world: World, oracle: EstimatedC
     assert promised == pytest.approx(step_ms(plan), rel=0.08)  # of two waits, each the slowest
 
 
-def test_strange_tables_are_measured_first(world: World, oracle: EstimatedCosts) -> None:
+def test_unusual_tables_are_measured_first(world: World, oracle: EstimatedCosts) -> None:
     sharder(world, oracle).shard(TASK)
     first = [piece.table.name for shard in world.rounds[0][:4] for piece in shard.pieces]
     assert np.mean([name.startswith("s") for name in first]) > 0.7

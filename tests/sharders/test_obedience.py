@@ -148,7 +148,7 @@ def test_without_any_of_the_named_constraints_there_is_a_plan(data: st.DataObjec
         assert any_plan(task_of(some, 2, others, memory), split=False) is not None
 
 
-def test_a_contradiction_is_told_in_one_line(tables: tuple[EmbeddingTable, ...]) -> None:
+def test_a_contradiction_is_reported_in_one_line(tables: tuple[EmbeddingTable, ...]) -> None:
     constraints = Constraints.of(
         {
             "groups": {"ads": ["t00", "t01", "t02"]},

@@ -38,7 +38,7 @@ class Listed:
         self._each_ms = each_ms
 
     def amounts(self, pieces: Sequence[Piece]) -> Tensor:
-        """Forward and backward of each slice, by the share of its table that it is."""
+        """Forward and backward of each piece, by the share of its table that it is."""
         each = [np.array(self._each_ms[s.table.name]) * s.width / s.table.dim for s in pieces]
         return torch.from_numpy(np.array(each)).float()[:, None]
 
@@ -78,7 +78,7 @@ def plan_ms(task: ShardingTask, pricing: Listed, placed: Placed) -> float:
 
 
 def one_step_from(placed: Placed) -> Iterator[Placed]:
-    """Every move of a slice and every swap of two."""
+    """Every move of a piece and every swap of two."""
     pieces, homes = [piece for piece, _ in placed], [home for _, home in placed]
     for number in range(len(pieces)):
         for device in range(DEVICES):
@@ -124,7 +124,7 @@ def test_every_objective_is_best_served_by_its_own_search(objective: Objective) 
         assert found[0] <= found[1]
 
 
-def test_what_holds_up_a_wait_is_told_the_longest_wait_first() -> None:
+def test_what_holds_up_a_stage_is_reported_the_longest_stage_first() -> None:
     task, pricing = by_hand(Objective("step", SLOW), 0)
     # Forward-heavy tables on device 0, backward-heavy on 1, wide ones on 2.
     placed = ShardingPlan.table_wise(task, [n % 3 for n in range(10)]).placed(task)

@@ -1,4 +1,4 @@
-"""A policy as a sharder: alone, in many games, with a search; and what it is kept in."""
+"""A policy as a sharder: alone, in many episodes, with a search; and what it is kept in."""
 
 from contextlib import suppress
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Games that a policy plays side by side."""
+"""Episodes that a policy plays side by side."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def held_together(played: Rollout, first: int | None = None) -> list[list[tuple[
     return sorted(sorted(held) for held in devices.values())
 
 
-def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
+def test_episodes_that_are_drawn_leave_the_policys_own_as_it_is(
     policy: Policy, oracle: EstimatedCosts, tables: Tables
 ) -> None:
     task, player = task_of(tables[:12], 3), PolicyRollouts(policy.network, oracle)
@@ -28,7 +28,7 @@ def test_games_that_are_drawn_leave_the_policys_own_as_it_is(
     configs = [RolloutConfig(), *[RolloutConfig(sampled=True)] * 7]
     rollouts = player.run(task, configs, rng=torch.Generator().manual_seed(0))
     assert len(rollouts) == 8
-    # Of like devices either may come first: how many games are played beside decides the last bit.
+    # Equal devices may be exchanged: the number of rollouts changes the last bit.
     assert held_together(rollouts[0]) == held_together(alone)
     assert rollouts[0].plan_ms == pytest.approx(alone.plan_ms, rel=1e-4)
     assert len({rollout.placed for rollout in rollouts}) > 4
@@ -81,7 +81,7 @@ def test_the_second_best_makes_another_plan(logits: list[float], choice: int) ->
     assert second_best(torch.tensor([logits])).tolist() == [choice]
 
 
-def test_as_many_games_are_played_as_cost_little(policy: Policy, oracle: EstimatedCosts) -> None:
+def test_as_many_episodes_are_played_as_cost_little(policy: Policy, oracle: EstimatedCosts) -> None:
     ours = PolicyRollouts(policy.network, oracle)
     assert len(set(ours.variants)) == len(ours.variants) == 6
     configs = ours.configs(100, 8)

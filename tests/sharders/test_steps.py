@@ -13,7 +13,7 @@ from autoshard.workload.moves import moves_between
 Tables = tuple[EmbeddingTable, ...]
 
 
-def test_steps_are_valid_plans_that_are_as_good_as_told(
+def test_steps_are_valid_plans_that_are_as_good_as_reported(
     oracle: EstimatedCosts, tables: Tables
 ) -> None:
     task = task_of(tables[:30], 4)
@@ -35,7 +35,7 @@ def test_steps_are_valid_plans_that_are_as_good_as_told(
     assert len(next_steps(oracle, task, plan, 2)) == 2
 
 
-def test_no_move_is_better_than_the_best_that_is_told(
+def test_no_move_is_better_than_the_best_that_is_reported(
     oracle: EstimatedCosts, tables: Tables
 ) -> None:
     task = task_of(tables[:6], 3)

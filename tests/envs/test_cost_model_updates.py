@@ -1,4 +1,4 @@
-"""A game that changes its cost model half way."""
+"""An episode that changes its cost model half way."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from episodes import AMPLE, AtRandom, Sketch, episodes_of, few, greedily, instance, seeds, sketches
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, episodes_of, few, greedily, instance, seeds, sketches
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import (
@@ -59,7 +59,7 @@ def same(first: BatchedPlacementEnv, second: BatchedPlacementEnv, layout: Layout
 @given(
     dealt=st.lists(sketches((1, 4)), min_size=1, max_size=2), seed=seeds, steps=st.integers(0, 4)
 )
-def test_a_game_goes_on_as_if_it_had_always_believed_so(
+def test_an_episode_goes_on_as_if_it_had_always_had_that_model(
     model: CostModel,
     other_model: CostModel,
     catalog_of: CatalogOf,
@@ -127,7 +127,7 @@ def test_the_bound_is_the_new_models(
     torch.testing.assert_close(episodes.lower_bound_ms, fresh.lower_bound_ms)
 
 
-def test_the_next_deal_is_ordered_by_the_new_model(
+def test_the_next_task_is_ordered_by_the_new_model(
     model: CostModel, other_model: CostModel, catalog_of: CatalogOf, disputed: list[int]
 ) -> None:
     played = instance(disputed, AMPLE)
@@ -140,7 +140,7 @@ def test_the_next_deal_is_ordered_by_the_new_model(
     assert episodes.order.tolist() == fresh.order.tolist()
 
 
-def test_a_model_may_be_believed_before_anything_is_dealt(
+def test_a_model_may_be_used_before_anything_is_sampled(
     model: CostModel, other_model: CostModel, catalog_of: CatalogOf
 ) -> None:
     learner, fresh = (
@@ -152,7 +152,7 @@ def test_a_model_may_be_believed_before_anything_is_dealt(
 
 
 @pytest.mark.parametrize("members", [1, 2])
-def test_a_model_of_fewer_networks_can_be_believed_too(
+def test_a_model_of_fewer_networks_can_be_used_too(
     model: CostModel, catalog_of: CatalogOf, members: int
 ) -> None:
     ensemble = model.compute.ensemble

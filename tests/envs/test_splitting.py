@@ -1,4 +1,4 @@
-"""Pieces that are halved: whose columns they are, where they come back, and when they may be."""
+"""Pieces that are split: whose columns they are, where they come back, and when they may be."""
 
 from collections import Counter
 from dataclasses import replace
@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from plays import (
+from episodes import (
     AMPLE,
     AtRandom,
     Sketch,
@@ -20,6 +19,7 @@ from plays import (
     seeds,
     sketches,
 )
+from hypothesis import given
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import (
@@ -59,7 +59,7 @@ def coming(episodes: BatchedPlacementEnv, env_id: int) -> list[int]:
 
 @few
 @given(dealt=ragged, seed=seeds)
-def test_columns_are_placed_once_whatever_is_halved(
+def test_columns_are_placed_once_whatever_is_split(
     split_catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
     instances = [sketch.on(split_catalog) for sketch in dealt]
@@ -75,7 +75,7 @@ def test_columns_are_placed_once_whatever_is_halved(
         for piece, _ in placed:
             widths[piece.table.name] += piece.width
         assert len(placed) == episodes.placed[env_id]
-        # Slices are counted by table, in the deal's order; other tables have none to count.
+        # Pieces are counted by table, in the task's order; other tables have none to count.
         assert int(episodes.parts[env_id].sum()) - episodes.max_tables == episodes.count[
             env_id
         ] - len(mine.units)
@@ -92,7 +92,7 @@ def test_columns_are_placed_once_whatever_is_halved(
 
 @few
 @given(dealt=ragged, seed=seeds)
-def test_what_is_told_of_the_rest_is_what_a_recount_finds(
+def test_what_is_reported_of_the_rest_is_what_a_recount_finds(
     split_catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
     catalog, instances = split_catalog, [sketch.on(split_catalog) for sketch in dealt]
@@ -122,7 +122,7 @@ def test_what_is_told_of_the_rest_is_what_a_recount_finds(
 
 @few
 @given(dealt=ragged, seed=seeds)
-def test_no_device_is_safe_that_leaves_the_largest_half_without_room(
+def test_no_device_is_safe_that_leaves_the_largest_half_without_memory(
     split_catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
     catalog, instances = split_catalog, [sketch.on(split_catalog) for sketch in dealt]
@@ -187,7 +187,7 @@ def test_a_catalog_knows_all_halves_and_their_halves(
         torch.testing.assert_close(getattr(split_catalog, told)[:dealt], getattr(whole, told))
 
 
-def test_a_piece_that_costs_little_is_halved_only_where_it_lies_badly_whole(
+def test_a_piece_that_costs_little_is_split_only_where_it_lies_badly_whole(
     split_catalog: TableCatalog,
 ) -> None:
     catalog = split_catalog
@@ -209,7 +209,7 @@ def test_a_piece_that_costs_little_is_halved_only_where_it_lies_badly_whole(
 def ruled(
     catalog: TableCatalog, numbers: list[int], devices: int, *rules: Rule
 ) -> BatchedPlacementEnv:
-    """A game of these tables by rules, on devices with room."""
+    """An episode of these tables by rules, on devices with room."""
     dealt = instance(numbers, *[AMPLE] * devices)
     task = replace(catalog.task(dealt), rules=rules)
     masks = RuleMasks(task)
@@ -219,7 +219,7 @@ def ruled(
     return episodes_of(own, TaskInstance(pieces, dealt.memory_bytes, masks), max_splits=9)
 
 
-def test_rules_say_what_may_be_halved(split_catalog: TableCatalog) -> None:
+def test_rules_say_what_may_be_split(split_catalog: TableCatalog) -> None:
     catalog = split_catalog
     wide = next(n for n in range(100) if catalog.undivided[n].width >= 32)
     other = next(n for n in range(100) if n != wide)
@@ -243,7 +243,7 @@ def test_rules_say_what_may_be_halved(split_catalog: TableCatalog) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.cost_model.OutsideTraining")
-def test_a_narrow_table_may_not_be_halved(model: CostModel) -> None:
+def test_a_narrow_table_may_not_be_split(model: CostModel) -> None:
     tables = [EmbeddingTable(f"t{dim}", 1000, dim, 5.0) for dim in (4, 8)]
     catalog = TableCatalog.of_tables(model, tables, 1024, split=True)
     episodes = episodes_of(
@@ -255,7 +255,7 @@ def test_a_narrow_table_may_not_be_halved(model: CostModel) -> None:
     assert catalog.widths[episodes.current[1]] == 4
 
 
-def test_a_table_is_halved_no_oftener_than_there_are_devices(split_catalog: TableCatalog) -> None:
+def test_a_table_is_split_no_oftener_than_there_are_devices(split_catalog: TableCatalog) -> None:
     wide = next(n for n in range(100) if split_catalog.undivided[n].width >= 32)
     episodes = episodes_of(split_catalog, instance([wide], *[AMPLE] * 3), max_splits=9)
     for pieces in (1, 2):
@@ -266,7 +266,7 @@ def test_a_table_is_halved_no_oftener_than_there_are_devices(split_catalog: Tabl
 
 
 @pytest.mark.parametrize("max_splits", [0, 1, 3])
-def test_a_game_makes_no_more_halvings_than_it_may_however_few_its_tables_are(
+def test_an_episode_makes_no_more_splits_than_it_may_however_few_its_tables_are(
     split_catalog: TableCatalog, max_splits: int
 ) -> None:
     wide = [n for n in range(100) if split_catalog.undivided[n].width >= 32][:5]
@@ -279,7 +279,7 @@ def test_a_game_makes_no_more_halvings_than_it_may_however_few_its_tables_are(
     assert episodes.count.tolist() == [2 + max_splits, 5 + max_splits]
 
 
-def test_games_of_whole_tables_are_never_halved_whatever_their_catalog_knows(
+def test_episodes_of_whole_tables_are_never_split_whatever_their_catalog_knows(
     split_catalog: TableCatalog,
 ) -> None:
     env = ShardingVectorEnv(split_catalog, 8, RandomTaskSampler((2, 9), (2, 4)), max_splits=0)
@@ -291,7 +291,7 @@ def test_games_of_whole_tables_are_never_halved_whatever_their_catalog_knows(
         )
 
 
-def test_a_forbidden_halving_ends_the_game_and_changes_nothing(
+def test_a_forbidden_split_ends_the_episode_and_changes_nothing(
     catalog: TableCatalog, split_catalog: TableCatalog
 ) -> None:
     for some in (catalog, split_catalog):  # one has no halves, the other but one device
@@ -307,7 +307,7 @@ def test_a_forbidden_halving_ends_the_game_and_changes_nothing(
 
 @few
 @given(dealt=ragged, seed=seeds)
-def test_those_who_halve_do_not_influence_those_beside(
+def test_episodes_that_split_do_not_influence_those_beside(
     split_catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
     instances = [sketch.on(split_catalog) for sketch in dealt]
@@ -337,7 +337,7 @@ def test_those_who_halve_do_not_influence_those_beside(
 
 @fewest
 @given(sketch=sketches((2, 6), (2, 3), tightest=2), seed=seeds)
-def test_a_game_that_learns_after_halvings_goes_on_by_the_new_model(
+def test_an_episode_that_learns_after_splits_goes_on_by_the_new_model(
     model: CostModel,
     other_model: CostModel,
     many_tables: tuple[EmbeddingTable, ...],
@@ -370,7 +370,7 @@ def test_a_game_that_learns_after_halvings_goes_on_by_the_new_model(
     assert not episodes.infeasible[0]
 
 
-def test_what_is_halved_after_learning_orders_all_that_come_by_the_new_model(
+def test_what_is_split_after_learning_orders_all_that_come_by_the_new_model(
     model: CostModel, other_model: CostModel, many_tables: tuple[EmbeddingTable, ...]
 ) -> None:
     catalog, fresh = (

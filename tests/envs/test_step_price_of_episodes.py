@@ -1,4 +1,4 @@
-"""What a plan costs by its deal's objective, held against `Objective` and the oracle."""
+"""What a plan costs by its task's objective, held against `Objective` and the oracle."""
 
 from dataclasses import replace
 from itertools import product
@@ -6,9 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from episodes import AMPLE, AtRandom, Sketch, episodes_of, few, greedily, instance, seeds, sketches
 from hypothesis import given
 from hypothesis import strategies as st
-from plays import AMPLE, AtRandom, Sketch, episodes_of, few, greedily, instance, seeds, sketches
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import unit_amounts
@@ -41,7 +41,7 @@ def finished(
 
 
 def stages_of(catalog: TableCatalog, episodes: BatchedPlacementEnv, env_id: int) -> np.ndarray:
-    """Of each device, by the oracle, slices that meet there apart: [devices, stages]."""
+    """Of each device, by the oracle, pieces that meet there apart: [devices, stages]."""
     instance, oracle = episodes.instances[env_id], EstimatedCosts(catalog.model, catalog.batch_size)
     assert instance is not None
     devices = len(instance.memory_bytes)
@@ -61,7 +61,7 @@ def stages_of(catalog: TableCatalog, episodes: BatchedPlacementEnv, env_id: int)
 
 @few
 @given(dealt=staked, seed=seeds)
-def test_a_finished_game_costs_what_its_objective_says(
+def test_a_finished_episode_costs_what_its_objective_says(
     split_catalog: TableCatalog, dealt: list[tuple[Sketch, Objective]], seed: int
 ) -> None:
     """Whatever others beside it are played for."""
@@ -81,7 +81,7 @@ def test_a_finished_game_costs_what_its_objective_says(
 
 @few
 @given(dealt=staked, seed=seeds)
-def test_where_no_slices_meet_it_is_what_the_plan_costs(
+def test_where_no_pieces_meet_it_is_what_the_plan_costs(
     split_catalog: TableCatalog, dealt: list[tuple[Sketch, Objective]], seed: int
 ) -> None:
     catalog, oracle = split_catalog, EstimatedCosts(split_catalog.model, split_catalog.batch_size)
@@ -102,7 +102,7 @@ def test_where_no_slices_meet_it_is_what_the_plan_costs(
 
 @few
 @given(dealt=staked, seed=seeds)
-def test_a_device_costs_what_was_foretold_of_it(
+def test_a_device_costs_what_was_predicted_of_it(
     split_catalog: TableCatalog, dealt: list[tuple[Sketch, Objective]], seed: int
 ) -> None:
     episodes = episodes_of(split_catalog, *task_sampler_of(split_catalog, dealt), max_splits=6)
@@ -118,7 +118,7 @@ def test_a_device_costs_what_was_foretold_of_it(
         episodes.place(actions)
         assert torch.equal(
             episodes.stages_ms, waits
-        )  # halving changes nothing of what devices cost
+        )  # splitting changes nothing of what devices cost
         assert torch.equal(episodes.cost_ms, cost)
 
 
@@ -174,7 +174,7 @@ def test_no_plan_of_whole_tables_is_much_better_than_the_bound(
         assert float(episodes.plan_ms.min()) >= 0.9 * float(episodes.lower_bound_ms[0])
 
 
-def test_a_player_is_told_what_it_plays_for(catalog: TableCatalog) -> None:
+def test_observations_contain_the_objective(catalog: TableCatalog) -> None:
     link, room = Link(1e9, 1e-4), (AMPLE, AMPLE)
     told = {
         Objective("step"): (1, 0), Objective("step", link): (1, 1),

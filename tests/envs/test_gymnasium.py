@@ -1,4 +1,4 @@
-"""The two faces of the game for Gymnasium: one game, and many side by side."""
+"""The two environments of the episode for Gymnasium: one episode, and many side by side."""
 
 import warnings
 from typing import Any
@@ -7,10 +7,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from episodes import AMPLE, Sketch, fewest, greedily, instance, ragged, seeds
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from hypothesis import given
-from plays import AMPLE, Sketch, fewest, greedily, instance, ragged, seeds
 
 from autoshard.envs import (
     Balance,
@@ -23,7 +23,7 @@ from autoshard.envs import (
 
 SMALL = RandomTaskSampler(
     (3, 7), (2, 4), fill=(0.9, 1.0), unevenness=0.7
-)  # with dead ends now and then
+)  # with infeasible ends now and then
 NUM_ENVS = 4
 
 
@@ -49,7 +49,7 @@ def episode(env: gym.Env, seed: int) -> list[Any]:
 
 @fewest
 @given(dealt=ragged, seed=seeds)
-def test_a_seat_is_a_single_game(
+def test_one_environment_of_a_batch_is_a_single_one(
     split_catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
     instances, task_sampler = (
@@ -82,7 +82,7 @@ def test_a_seat_is_a_single_game(
                 del going[env_id]
 
 
-def test_both_faces_deal_the_same_for_a_seed_over_many_episodes(
+def test_both_environments_sample_the_same_for_a_seed_over_many_episodes(
     split_catalog: TableCatalog,
 ) -> None:
     one, many = ShardingEnv(split_catalog, SMALL), ShardingVectorEnv(split_catalog, 1, SMALL)
@@ -105,7 +105,7 @@ def test_both_faces_deal_the_same_for_a_seed_over_many_episodes(
         np.testing.assert_array_equal(seen[0], view)
 
 
-def test_the_step_after_an_end_deals_anew_and_pays_nothing(catalog: TableCatalog) -> None:
+def test_the_step_after_an_end_samples_anew_and_pays_nothing(catalog: TableCatalog) -> None:
     env = ShardingVectorEnv(catalog, 2, RandomTaskSampler((3, 3), (2, 2)))
     assert env.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
     env.reset(
@@ -149,7 +149,9 @@ class Impossible(RandomTaskSampler):
         return [instance([int(rng.integers(9))], 1) for _ in range(count)]
 
 
-def test_a_game_that_is_dealt_without_room_ends_with_its_first_step(catalog: TableCatalog) -> None:
+def test_an_episode_without_memory_ends_with_its_first_step(
+    catalog: TableCatalog,
+) -> None:
     env = ShardingVectorEnv(catalog, 2, Impossible((1, 1), (2, 2)))
     env.reset(seed=0, options={"instances": [instance([3], 1), instance([3], AMPLE, AMPLE)]})
     worth = float(env.reward.infeasible(torch.ones(1)))
@@ -298,7 +300,7 @@ def test_a_text_shows_each_device(catalog: TableCatalog) -> None:
     assert f"{float(torch.max(env._vector.episodes.cost_ms)):.2f} ms" in cost_line
 
 
-def test_a_text_tells_of_a_dead_end(catalog: TableCatalog) -> None:
+def test_a_text_tells_of_an_infeasible_end(catalog: TableCatalog) -> None:
     env = ShardingEnv(catalog, SMALL, render_mode="ansi")
     env.reset(options={"instance": instance([5], 1)})
     assert "infeasible" in str(env.render())

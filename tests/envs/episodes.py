@@ -1,4 +1,4 @@
-"""Deals, and ways to play them."""
+"""Tasks, and ways to choose actions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ AMPLE = 2**50  # bytes: more than any tables take
 
 @dataclass(frozen=True)
 class Sketch:
-    """A deal before its deck is known. Devices have `fill` times what the tables take in all."""
+    """A task before its catalog is known. Devices have `fill` times what the tables take in all."""
 
     pieces: tuple[int, ...]
     weights: tuple[float, ...]
@@ -33,7 +33,7 @@ class Sketch:
 def sketches(
     tables: tuple[int, int] = (1, 9), devices: tuple[int, int] = (1, 4), tightest: float = 0.8
 ) -> st.SearchStrategy[Sketch]:
-    """Of the deck's first 100 tables: with `tightest` below 1 some of them cannot be solved."""
+    """Of the catalog's first 100 tables: with `tightest` below 1 some of them cannot be solved."""
     pieces = st.lists(st.integers(0, 99), min_size=tables[0], max_size=tables[1], unique=True).map(
         tuple
     )
@@ -52,7 +52,7 @@ def instance(pieces: Sequence[int], *memory_bytes: int) -> TaskInstance:
 def episodes_of(
     catalog: TableCatalog, *instances: TaskInstance, max_splits: int = 0
 ) -> BatchedPlacementEnv:
-    """A game just large enough."""
+    """An episode just large enough."""
     max_tables = max(len(instance.units) for instance in instances)
     max_devices = max(len(instance.memory_bytes) for instance in instances)
     episodes = BatchedPlacementEnv(catalog, len(instances), max_tables, max_devices, max_splits)
@@ -72,8 +72,9 @@ def assignment(episodes: BatchedPlacementEnv, env_id: int) -> list[int]:
 
 
 class AtRandom:
-    """Some allowed device for each seat, or halving where that is allowed, which a seat prefers as
-    often as `halving` says; a seat chooses the same whoever sits beside it.
+    """Chooses a random allowed device for each environment, or a split with some probability.
+
+    The choices in an environment do not depend on the others.
     """
 
     def __init__(self, seeds: Sequence[int], halving: float = 0.0) -> None:

@@ -1,10 +1,10 @@
-"""Memory: where the current table may go, and how games end."""
+"""Memory: where the current table may go, and how episodes end."""
 
 import numpy as np
 import pytest
 import torch
+from episodes import AMPLE, AtRandom, Sketch, assignment, episodes_of, few, instance, ragged, seeds
 from hypothesis import given
-from plays import AMPLE, AtRandom, Sketch, assignment, episodes_of, few, instance, ragged, seeds
 
 from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.envs import BatchedPlacementEnv, TableCatalog
@@ -12,8 +12,8 @@ from autoshard.envs.lookahead import largest_units_fit
 from autoshard.workload import EmbeddingTable, UserError
 
 
-def test_the_four_largest_to_come_find_room_where_they_fit_most_tightly() -> None:
-    """As a plain loop has it, for seats with much room and with little side by side."""
+def test_the_four_largest_to_come_fit_where_they_fit_most_tightly() -> None:
+    """As a plain loop has it, for environments with much room and with little side by side."""
     rng = np.random.default_rng(0)
     told = {True: 0, False: 0}
     for _ in range(60):
@@ -48,7 +48,7 @@ def test_the_four_largest_to_come_find_room_where_they_fit_most_tightly() -> Non
 
 
 @given(dealt=ragged, seed=seeds)
-def test_devices_are_allowed_if_they_exist_and_have_room(
+def test_devices_are_allowed_if_they_exist_and_have_memory(
     catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
     instances = [sketch.on(catalog) for sketch in dealt]
@@ -80,7 +80,7 @@ def test_devices_are_allowed_if_they_exist_and_have_room(
     assert min(min(rooms) for rooms in free) >= 0
 
 
-def test_a_game_ends_where_the_next_table_fits_nowhere(catalog: TableCatalog) -> None:
+def test_an_episode_ends_where_the_next_table_fits_nowhere(catalog: TableCatalog) -> None:
     costly, cheap = sorted((3, 8), key=lambda n: -float(catalog.alone_ms[n]))
     roomy = int(catalog.bytes[costly])
     tight = roomy + int(catalog.bytes[cheap]) - 1
@@ -98,7 +98,9 @@ def test_a_game_ends_where_the_next_table_fits_nowhere(catalog: TableCatalog) ->
     assert assignment(episodes, 1) == [0, 1]
 
 
-def test_a_game_without_room_for_its_first_table_is_over_at_once(catalog: TableCatalog) -> None:
+def test_an_episode_without_memory_is_over_at_once(
+    catalog: TableCatalog,
+) -> None:
     episodes = episodes_of(
         catalog, instance([3], int(catalog.bytes[3]) - 1), instance([3], int(catalog.bytes[3]))
     )
@@ -106,7 +108,7 @@ def test_a_game_without_room_for_its_first_table_is_over_at_once(catalog: TableC
     assert not episodes.allowed[0].any()
 
 
-def test_a_forbidden_action_ends_the_game_and_places_nothing(catalog: TableCatalog) -> None:
+def test_a_forbidden_action_ends_the_episode_and_places_nothing(catalog: TableCatalog) -> None:
     small = int(catalog.bytes[[3, 8]].min()) - 1
     instances = (
         instance([3, 8], AMPLE, small, AMPLE),
@@ -124,7 +126,7 @@ def test_a_forbidden_action_ends_the_game_and_places_nothing(catalog: TableCatal
 
 
 @pytest.mark.filterwarnings("ignore::autoshard.cost_model.OutsideTraining")
-def test_devices_are_safe_if_the_largest_tables_to_come_still_find_room(
+def test_devices_are_safe_if_the_largest_tables_to_come_still_fit(
     model: CostModel,
 ) -> None:
     """Three tables of 1, 2 and 4 units; the costliest is the smallest."""
@@ -162,7 +164,7 @@ def test_a_device_that_all_tables_fill_to_the_last_byte_is_safe(catalog: TableCa
 
 @few
 @given(dealt=ragged, seed=seeds)
-def test_no_device_is_safe_that_leaves_a_table_without_room(
+def test_no_device_is_safe_that_leaves_a_table_without_memory(
     catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
     instances = [sketch.on(catalog) for sketch in dealt]
@@ -186,7 +188,7 @@ def test_no_device_is_safe_that_leaves_a_table_without_room(
         episodes.place(choose(episodes))
 
 
-def test_a_deal_too_large_for_the_game_is_refused(catalog: TableCatalog, model: CostModel) -> None:
+def test_a_task_too_large_is_refused(catalog: TableCatalog, model: CostModel) -> None:
     episodes = BatchedPlacementEnv(catalog, 1, 2, 2)
     for too_large in (instance([1, 2, 3], 1), instance([1], 1, 1, 1)):
         with pytest.raises(UserError, match="max_tables=2 and max_devices=2"):
