@@ -164,8 +164,8 @@ def test_features_of_many_slices_are_those_of_each_spectrum(
     for piece, row in zip(pieces, found, strict=True):
         named = dict(zip(FEATURE_NAMES, row, strict=True))
         spectrum = spectrum_of(piece.table, batch_size)
-        told = [named[f"reuse_{number}"] for number in range(NUM_REUSE_BINS)]
-        assert told == spectrum.bins().tolist()
+        bins = [named[f"reuse_{number}"] for number in range(NUM_REUSE_BINS)]
+        assert bins == spectrum.bins().tolist()
         assert np.expm1(named["log_lookups"]) == pytest.approx(spectrum.lookups)
         assert np.expm1(named["log_distinct_rows"]) == pytest.approx(spectrum.distinct_rows)
         assert named["dim"] == piece.width

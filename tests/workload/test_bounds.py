@@ -1,4 +1,4 @@
-"""Options out of their bounds are told in one line."""
+"""Options out of their bounds are reported in one line."""
 
 import re
 from dataclasses import dataclass, field

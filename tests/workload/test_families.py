@@ -22,10 +22,10 @@ def test_workloads_are_as_published() -> None:
     assert sum(table.pooling_factor for table in mlperf) == 214
     if not SHARED.is_file():
         pytest.skip("the published numbers are not beside this checkout")
-    told = json.loads(SHARED.read_text())
+    expected = json.loads(SHARED.read_text())
     for tables, name in ((criteo, "criteo_kaggle"), (mlperf, "mlperf_dlrm_v2")):
-        assert [table.rows for table in tables] == told[name]["rows"]
-        assert [table.pooling_factor for table in tables] == told[name]["lookups_per_sample"]
+        assert [table.rows for table in tables] == expected[name]["rows"]
+        assert [table.pooling_factor for table in tables] == expected[name]["lookups_per_sample"]
 
 
 def test_a_scale_divides_rows_and_nothing_else() -> None:

@@ -14,58 +14,58 @@ from autoshard.workload.first_fit import (
 from autoshard.workload.packing import pack
 
 sizes = st.lists(st.integers(1, 12), min_size=1, max_size=8)
-rooms = st.lists(st.integers(1, 25), min_size=1, max_size=4)
-tasks = st.lists(st.tuples(sizes, rooms), min_size=1, max_size=6)
+capacities = st.lists(st.integers(1, 25), min_size=1, max_size=4)
+tasks = st.lists(st.tuples(sizes, capacities), min_size=1, max_size=6)
 Task = tuple[list[int], list[int]]
 
 
 def arrays(
-    some: list[Task],
+    drawn: list[Task],
 ) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], ...]:
     return tuple(
         np.array([row + [0] * (max(map(len, rows)) - len(row)) for row in rows])
-        for rows in ([task[0] for task in some], [task[1] for task in some])
+        for rows in ([task[0] for task in drawn], [task[1] for task in drawn])
     )
 
 
-def by_hand(sizes: list[int], rooms: list[int]) -> list[int]:
-    """The room of each size, in a loop; -1: none has so much left."""
-    free, homes = list(rooms), [-1] * len(sizes)
+def by_hand(sizes: list[int], capacities: list[int]) -> list[int]:
+    """Returns the device of each size, in a loop; -1 if none has so much free."""
+    free, homes = list(capacities), [-1] * len(sizes)
     for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
-        for room in sorted(range(len(rooms)), key=lambda room: -rooms[room]):
-            if free[room] >= sizes[number]:
-                free[room] -= sizes[number]
-                homes[number] = room
+        for device in sorted(range(len(capacities)), key=lambda device: -capacities[device]):
+            if free[device] >= sizes[number]:
+                free[device] -= sizes[number]
+                homes[number] = device
                 break
     return homes
 
 
-@given(some=tasks)
-def test_many_are_packed_as_each(some: list[Task]) -> None:
-    found = first_fit_decreasing(*arrays(some))
-    for row, (sizes, rooms) in zip(found, some, strict=True):
-        assert row[: len(sizes)].tolist() == by_hand(sizes, rooms)
-    each = [-1 not in by_hand(*task) for task in some]
-    assert all_fit(*arrays(some)).tolist() == each
+@given(drawn=tasks)
+def test_many_are_packed_as_each(drawn: list[Task]) -> None:
+    found = first_fit_decreasing(*arrays(drawn))
+    for row, (sizes, capacities) in zip(found, drawn, strict=True):
+        assert row[: len(sizes)].tolist() == by_hand(sizes, capacities)
+    each = [-1 not in by_hand(*task) for task in drawn]
+    assert all_fit(*arrays(drawn)).tolist() == each
 
 
-@given(task=st.tuples(sizes, rooms), order=st.permutations(range(4)))
+@given(task=st.tuples(sizes, capacities), order=st.permutations(range(4)))
 def test_what_surely_packs_packs_in_any_order_of_devices(task: Task, order: list[int]) -> None:
     if not surely_pack(*arrays([task]))[0]:
         return
-    sizes, rooms = task
-    free = [rooms[number] for number in order if number < len(rooms)]
+    sizes, capacities = task
+    free = [capacities[number] for number in order if number < len(capacities)]
     for size in sorted(sizes, reverse=True):
-        room = next(number for number, left in enumerate(free) if left >= size)
-        free[room] -= size
+        device = next(number for number, left in enumerate(free) if left >= size)
+        free[device] -= size
 
 
 def test_the_bound_by_hand() -> None:
-    # After 5 there are 7 left in two rooms, so one has 4 or more for the 3; after that 4, so 2.
+    # After 5 there are 7 left on two devices, so one has 4 or more for the 3; after that 4, so 2.
     assert surely_pack(np.array([[5, 3, 2]]), np.array([[6, 6]])).tolist() == [True]
     # The 4 may find 3 and 4 left, or 7 and 0: it fits in the first order only by luck.
     assert surely_pack(np.array([[5, 4]]), np.array([[6, 6]])).tolist() == [False]
-    # A room of 0 is none.
+    # A capacity of 0 is padding.
     assert surely_pack(np.array([[5, 0]]), np.array([[6, 0]])).tolist() == [True]
 
 
@@ -80,22 +80,22 @@ def test_the_bound_by_hand() -> None:
 def test_split_tables_are_packed_as_a_task_with_splits_is(
     tables: list[tuple[int, int, float]], devices: int, fill: float
 ) -> None:
-    some = tuple(
+    drawn = tuple(
         EmbeddingTable(f"t{number}", rows, 4 * steps, lookups)
         for number, (rows, steps, lookups) in enumerate(tables)
     )
-    loose = ShardingTask(some, Device.uniform(devices, 2**40), 64)
-    room = int(sum(map(loose.table_bytes, some)) / devices / fill) + 1
-    task = ShardingTask(some, Device.uniform(devices, room), 64)
-    narrow = [task.piece_bytes(type(t.whole())(t, 0, 4)) for t in some]
+    loose = ShardingTask(drawn, Device.uniform(devices, 2**40), 64)
+    memory = int(sum(map(loose.table_bytes, drawn)) / devices / fill) + 1
+    task = ShardingTask(drawn, Device.uniform(devices, memory), 64)
+    narrow = [task.piece_bytes(type(t.whole())(t, 0, 4)) for t in drawn]
     column = [
         (task.table_bytes(t) - least) // (t.dim - 4) if t.dim > 4 else 0
-        for t, least in zip(some, narrow, strict=True)
+        for t, least in zip(drawn, narrow, strict=True)
     ]
-    fixed = [task.table_bytes(t) - t.dim * each for t, each in zip(some, column, strict=True)]
-    widths = [t.dim for t in some]
+    fixed = [task.table_bytes(t) - t.dim * each for t, each in zip(drawn, column, strict=True)]
+    widths = [t.dim for t in drawn]
     found = all_fit_split(
-        *(np.array([values], np.int64) for values in (fixed, column, widths, [room] * devices))
+        *(np.array([values], np.int64) for values in (fixed, column, widths, [memory] * devices))
     )
     try:
         pack(task, split=True)

@@ -22,9 +22,9 @@ def test_links_are_read(text: str, bytes_s: float, latency_s: float) -> None:
 
 @pytest.mark.parametrize("text", ["fast", "25", "25GB/s,late", "0GB/s", "1.2.3GB/s", ""])
 def test_what_is_no_link_is_reported_in_a_line(text: str) -> None:
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as raised:
         Link.parse(text)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_an_unknown_objective_is_refused() -> None:

@@ -103,7 +103,7 @@ def test_its_count_of_storage_decides() -> None:
 
 
 def task_of() -> ShardingTask:
-    """What a sharder is told of the model above."""
+    """The task that a sharder gets for the model above."""
     tables = (
         EmbeddingTable("bags.a", 100_000, 16, 2.0),
         EmbeddingTable("bags.b", 100_000, 24, 4.0, features=2),
@@ -114,7 +114,7 @@ def task_of() -> ShardingTask:
 
 
 class Asked:
-    """A sharder that remembers what it was told."""
+    """A sharder that records its tasks."""
 
     def __init__(self) -> None:
         self.tasks: list[ShardingTask] = []
