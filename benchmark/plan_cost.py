@@ -104,7 +104,7 @@ class PlanCost:
     def table(self, title: str) -> Table:
         """Returns the report with a row for each device, for rich's console."""
         caption = (
-            f"a step takes {self.step_ms:.2f} ms ({self.objective}; bold: others wait for it), "
+            f"a step takes {self.step_ms:.2f} ms ({self.objective}; bold: slowest of a stage), "
             f"mean {self.mean_ms:.2f} ms, balance {self.balance:.3f}"
         )
         if self.ranks_per_core > 1:

@@ -36,9 +36,19 @@ class SharderSpec:
     floor: str | None = None
 
 
+_BALANCED = {  # what each published heuristic balances over devices
+    "round_robin": "numbers of tables",
+    "random": "random costs",
+    "dim": "dim",
+    "size": "dim x rows",
+    "lookup": "dim x pooling factor",
+    "size_lookup": "dim x pooling factor x log(rows)",
+}
+
+
 def _heuristic(name: str) -> SharderSpec:
     return SharderSpec(
-        f"published heuristic: greedy that balances {name}",
+        f"heuristic: balances {_BALANCED[name]}",
         lambda context: GreedySharder(HEURISTICS[name], context.seed),
         frozenset(),
     )

@@ -84,8 +84,8 @@ def expected_line(
     """Returns the expected step time of a sharder's plan, and its ratio to the best heuristic's."""
     low, high = ours.interval_ms
     line = (
-        f"expected: a step takes {ours.expected_ms:.2f} ms ({objective}; 90% interval {low:.2f} "
-        f"to {high:.2f})"
+        f"expected, with uncertain costs: {ours.expected_ms:.2f} ms ({objective}; "
+        f"90% interval {low:.2f} to {high:.2f})"
     )
     if best is None:
         return f"{line}; no heuristic finds a plan that fits"

@@ -83,7 +83,7 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
         )
     predictor = StepPredictor(EstimatedCosts(load_model("cpu"), 1024), task)
     ours = predictor.of(plan)
-    assert f"a step takes {ours.expected_ms:.2f} ms (step, " in done.stdout
+    assert f"expected, with uncertain costs: {ours.expected_ms:.2f} ms (step, " in done.stdout
     told = re.search(
         r"90% interval ([\d.]+) to ([\d.]+)\), .* less than by the best heuristic "
         r"\((\w+), ([\d.]+) ms\): ([\d.]+) to ([\d.]+) of it, faster with probability ([\d.]+)",
@@ -121,7 +121,7 @@ def test_what_counts_is_asked_for_and_said(
     cost = oracle.plan_cost(plan, task)
     assert f"a step takes {cost.step_ms:.2f} ms (step, all-to-alls over 0.1 GB/s, 50 us" in said
     expected = StepPredictor(oracle, task).of(plan).expected_ms
-    assert f"expected: a step takes {expected:.2f} ms (step, all-to-alls over" in said
+    assert f"expected, with uncertain costs: {expected:.2f} ms (step, all-to-alls over" in said
     shard.main(replace(config, objective="compute"))
     assert f"{task.objective}" not in capsys.readouterr().out
     compute = StepPredictor(oracle, task).of(ShardingPlan.load(config.out))
