@@ -116,8 +116,7 @@ class EstimatedCosts:
         forward, backward = np.zeros((2, len(shards)))
         forward[filled], backward[filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
         columns = np.array(plan.columns(task), dtype=float)
-        stages = StepPrice.of_task(task).stages_ms(forward, backward, columns)
-        return sum(float(stage.max()) for stage in stages)
+        return float(StepPrice.of_task(task).step_ms(forward, backward, columns))
 
     def check(self, task: ShardingTask) -> None:
         """Raises UserError if the task's batch size or operator differs from the oracle's."""

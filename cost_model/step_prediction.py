@@ -97,8 +97,7 @@ class StepPredictor:
                 normals[device] = rng.standard_normal(normals.shape[1:])
         spread, columns = rests[:, None, None], self._columns(placed)
         drawn = (costs * np.exp(spread * normals - spread**2 / 2)).swapaxes(0, 2)
-        stages = self._price.stages_ms(drawn[:, 0], drawn[:, 1], columns)
-        drawn_ms = np.asarray(sum(stage.max(-1) for stage in stages))
+        drawn_ms = self._price.step_ms(drawn[:, 0], drawn[:, 1], columns)
         return StepPrediction(self._expected(costs, rests, columns), drawn_ms)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:

@@ -146,5 +146,5 @@ class _Plans:
     def costs_ms(self) -> Floats:
         """Returns the step time of each plan; infinite if a unit is not placed."""
         price, ms = self._devices.price, self._ms
-        stages = price.stages_ms(ms[..., 0], ms[..., 1], self._devices.columns)
-        return np.where(self.lack == 0, sum(stage.max(-1) for stage in stages), np.inf)
+        step_ms = price.step_ms(ms[..., 0], ms[..., 1], self._devices.columns)
+        return np.where(self.lack == 0, step_ms, np.inf)

@@ -111,6 +111,17 @@ class StepPrice:
             return compute
         return compute + (self.exchange_stage(columns),)  # noqa: RUF005 - one element type
 
+    def step_ms(self, forward: Floats, backward: Floats, columns: Floats) -> Floats:
+        """Returns the step time, shape [...]: a stage takes as long as its slowest device.
+
+        Args:
+            forward: Milliseconds of forward compute, [..., devices].
+            backward: Milliseconds of backward compute, same shape.
+            columns: Output columns, in a shape that broadcasts with the others.
+        """
+        stages = self.stages_ms(forward, backward, columns)
+        return np.asarray(sum(stage.max(-1) for stage in stages))
+
     def exchange_stage(self, columns: Array) -> Array:
         """Returns what each device spends in both all-to-alls; 0 where they do not count."""
         return cast("Array", self.exchanges * self.exchange_ms(columns))

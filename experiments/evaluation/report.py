@@ -186,8 +186,7 @@ def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[flo
         forward, backward = pricing.price(every)[:, 0].double().numpy().T
         # Some device sends at least an even share, and receives no more than that.
         columns = np.maximum(np.append(columns, 0.0), columns.sum() / ranks)
-        stages = price.stages_ms(forward, backward, columns)
-        found.append(sum(float(stage.max()) for stage in stages))
+        found.append(float(price.step_ms(forward, backward, columns)))
     return found
 
 
