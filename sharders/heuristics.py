@@ -75,10 +75,10 @@ def greedy_plan(
 ) -> ShardingPlan:
     """Returns a plan that balances the sums of costs of tables and output columns over devices."""
     masks, load = RuleMasks(task), np.zeros(len(task.devices))
-    costs = [
-        sum(table_costs[piece.table.name] for piece in unit.pieces) + column_cost * unit.columns
-        for unit in masks.units
-    ]
+    units = masks.units
+    costs = [sum(table_costs[piece.table.name] for piece in unit.pieces) for unit in units]
+    if column_cost:  # counting columns takes a tenth of a plan
+        costs = [c + column_cost * unit.columns for c, unit in zip(costs, units, strict=True)]
 
     def placed(number: int, device: int) -> None:
         load[device] += costs[number]
