@@ -115,10 +115,10 @@ def place_in_turn(
     chosen, numbers = np.full(len(units), -1), np.arange(len(units))
     for number in np.lexsort((-np.array(costs), masks.freedom(numbers))).tolist():
         fitting = held.admits(numbers[number : number + 1], sizes[number : number + 1])[0]
-        if not fitting.any():
+        device = int(np.where(fitting, burden(number), np.inf).argmin())
+        if not fitting[device]:
             needed, largest = int(sizes[number]), int(held.free.max())
             raise InfeasibleError(task, units[number].name, needed, largest)
-        device = int(np.where(fitting, burden(number), np.inf).argmin())
         chosen[number] = device
         held.enter(number, int(sizes[number]), device)
         placed(number, device)
