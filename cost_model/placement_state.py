@@ -42,7 +42,6 @@ class UnitCatalog:
         self, pricing: Pricing, task: ShardingTask, masks: RuleMasks, units: Sequence[Placeable]
     ) -> None:
         self.task, self.masks, self.pricing = task, masks, pricing
-        self.units: list[PlacementUnit] = []
         self.amounts = torch.empty(0)
         self.bytes, self.origins = np.empty(0, np.int64), np.empty(0, np.int64)
         self.columns = np.empty(0)
@@ -50,8 +49,7 @@ class UnitCatalog:
 
     def extend(self, units: Sequence[Placeable]) -> int:
         """Adds units; returns the number of the first."""
-        first, new = len(self.units), [PlacementUnit.of(unit) for unit in units]
-        self.units += new
+        first, new = len(self.bytes), [PlacementUnit.of(unit) for unit in units]
         amounts = unit_amounts(self.pricing.amounts, new)
         sizes = bytes_of_units(self.task.operator, self.task.batch_size, new)
         self.amounts = torch.cat([self.amounts, amounts]) if first else amounts
@@ -180,7 +178,8 @@ class PlacementState(Occupancy):
             into: The unit that enters it.
         """
         catalog = self.catalog
-        sums = self._sums[devices] - catalog.amounts[out] + catalog.amounts[into]
+        places, left, entered = (torch.from_numpy(each) for each in (devices, out, into))
+        sums = self._sums[places] - catalog.amounts[left] + catalog.amounts[entered]
         columns = self.columns[0, devices] - catalog.columns[out] + catalog.columns[into]
         return self.stages(self._priced(sums), columns)
 

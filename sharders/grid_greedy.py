@@ -77,7 +77,7 @@ class GridGreedy:
         catalog = UnitCatalog(pricing, self._task, self.masks, list(distinct))
         members = np.array([[numbers[unit] for unit in cut] for cut in cuts])
         freedom = np.stack([self.masks.freedom(origins) for origins in catalog.origins[members]])
-        alone = self._oracle.alone_ms(catalog.units)[members]
+        alone = self._oracle.alone_ms(list(distinct))[members]
         order = np.lexsort((-alone, freedom))  # of each cut, as `place_in_turn`
         ordered = np.take_along_axis(members, order, 1).repeat(len(self._limits), 0)
         plans = _Plans(catalog, np.tile(self._limits, len(cuts)))
@@ -109,7 +109,7 @@ class _Plans:
         self._devices = PlacementState(catalog, len(limits))
         # Sums of these random marks identify what a device holds, in any order.
         rng = np.random.default_rng(0)
-        self._marks = rng.integers(2**63, size=len(catalog.units), dtype=np.uint64)
+        self._marks = rng.integers(2**63, size=len(catalog.bytes), dtype=np.uint64)
         self._held = np.zeros(self._devices.free.shape, np.uint64)
         self._ms = np.zeros((*self._devices.free.shape, DIRECTIONS))
         self.lack = np.zeros(len(limits))

@@ -71,13 +71,14 @@ class PlanSearch:
         self._power = power
         self._masks = RuleMasks(task)
         gathered = self._masks.gathered(placed)
-        self._catalog = UnitCatalog(pricing, task, self._masks, [unit for unit, _ in gathered])
+        self._units = [unit for unit, _ in gathered]
+        self._catalog = UnitCatalog(pricing, task, self._masks, self._units)
         self._homes = np.array([device for _, device in gathered], np.int64)
         self._devices = PlacementState(self._catalog)
         self._devices.fill(self._homes)
         self._budget = None if near is None else MoveBudget(*near, task)
         if self._budget is not None:
-            self._budget.extend(self._catalog.units)
+            self._budget.extend(self._units)
         self._weight = self._devices.beside()  # [items, stages]
         self._price_anew()
 
@@ -94,7 +95,7 @@ class PlanSearch:
                 homes[item] = device
         return [
             (piece, int(device))
-            for item, device in zip(self._catalog.units, homes, strict=True)
+            for item, device in zip(self._units, homes, strict=True)
             if device != GONE
             for piece in item.pieces
         ]
@@ -154,7 +155,7 @@ class PlanSearch:
         if rank >= len(mine):
             return False
         item = sorted(mine, key=lambda number: -self._weight[number, stage])[rank]
-        pair = self._catalog.units[item].halves()
+        pair = self._units[item].halves()
         stays, goes = (self._add([half]) for half in pair)
         admitted = self._admitted(np.array([goes]))[0]
         admitted[slowest] = False
@@ -240,7 +241,7 @@ class PlanSearch:
         if not wide or len(self._costs) == 1:
             return _NONE
         homes = self._homes[wide]
-        pairs = [self._catalog.units[item].halves() for item in wide]
+        pairs = [self._units[item].halves() for item in wide]
         first = self._add([stays for stays, _ in pairs])
         second = self._add([goes for _, goes in pairs])
         staying = np.arange(first, first + len(pairs))
@@ -279,7 +280,7 @@ class PlanSearch:
         """Returns the items that may be split."""
         present = self._catalog.origins[self._homes != GONE]
         parts = np.bincount(present, minlength=len(self._masks.units))
-        units, origins = self._catalog.units, self._catalog.origins
+        units, origins = self._units, self._catalog.origins
         return [
             n for n in items.tolist() if self._masks.may_split(units[n], int(parts[origins[n]]))
         ]
@@ -287,6 +288,7 @@ class PlanSearch:
     def _add(self, items: list[PlacementUnit]) -> int:
         """Adds items that are on no device yet; returns the number of the first."""
         first = self._catalog.extend(items)
+        self._units += items
         self._homes = np.concatenate([self._homes, np.full(len(items), GONE)])
         if self._budget is not None:
             self._budget.extend(items)
