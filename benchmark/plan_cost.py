@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 from rich.table import Table
 
 from autoshard.benchmark.measurement import MeasureSettings
@@ -18,6 +17,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.arrays import Floats
 from autoshard.workload.objective import PHASES
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from autoshard.benchmark.pool import BenchmarkPool
 
 _COLUMNS = ("fwd", "bwd", "a2a fwd", "a2a bwd")
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)

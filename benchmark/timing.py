@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from autoshard.benchmark.backends.base import Iteration, Stopwatch, TimedOperator
 from autoshard.benchmark.measurement import ReferenceLevel, ShardFault, Timing, TimingOptions
@@ -23,8 +22,7 @@ from autoshard.benchmark.statistics import (
     standard_error,
     uncontended_level,
 )
-
-Floats = npt.NDArray[np.float64]
+from autoshard.workload.arrays import Floats
 
 _WARM_UP = 1  # rounds: in the first the system provides memory
 # Time of the reference after an iteration, as a share of the latter; at least one run. Long

@@ -4,15 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 from scipy import sparse
 
 from autoshard.cost_model.contributions import EmbeddedShards
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.workload import EmbeddingTable, Piece, Shard, ShardingTask
+from autoshard.workload.arrays import Floats
 from autoshard.workload.tables import can_be_split, halves
-
-Floats = npt.NDArray[np.float64]
 
 _GROUP_SIZES = (2, 4, 8)  # tables that are measured together
 _OVERHEAD_MS = 5.0  # of setting up and reading a shard, beside its own cost

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from scipy import optimize
 from torch import Tensor
@@ -30,8 +29,7 @@ from autoshard.cost_model.training import (
     relative_error,
     relative_loss,
 )
-
-Floats = npt.NDArray[np.float64]
+from autoshard.workload.arrays import Floats
 
 # Relative error of a good model (median on the shipped data: 1.9 %). Costs that are known better
 # get no more weight. Values of 0 to 0.04 give similar models; without weights they are far worse

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import scipy  # which loads its parts when they are used
 import torch
 
@@ -12,8 +11,7 @@ from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.inputs import PieceRows
 from autoshard.cost_model.network import DIRECTIONS, fused
 from autoshard.workload import EmbeddingTable, Shard
-
-Floats = npt.NDArray[np.float64]
+from autoshard.workload.arrays import Floats
 
 
 @dataclass(frozen=True)

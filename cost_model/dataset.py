@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from autoshard.benchmark import (
     Exchange,
@@ -21,9 +20,8 @@ from autoshard.benchmark import (
 )
 from autoshard.benchmark.statistics import NORMAL_MEDIAN, UNKNOWN
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, UserError
+from autoshard.workload.arrays import Floats
 from autoshard.workload.parts import PARTS, Part, part_of_shard
-
-Floats = npt.NDArray[np.float64]
 
 MIN_SHARDS = 5  # of each part
 

@@ -17,9 +17,8 @@ from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.training import one_thread
 from autoshard.workload import Piece, Shard
+from autoshard.workload.arrays import Floats
 from autoshard.workload.cost_proxies import COST_PROXIES
-
-Floats = npt.NDArray[np.float64]
 
 _STARTS_TRIED, _MIN_MS = 200, 1e-3
 _TIMED_SECONDS, _TIMED_DEVICES = 0.5, 8

@@ -10,9 +10,8 @@ from torch import Tensor
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.workload import Objective, Piece, ShardingPlan, ShardingTask
+from autoshard.workload.arrays import Floats
 from autoshard.workload.objective import PHASES
-
-Floats = npt.NDArray[np.float64]
 
 ALL_PHASES = "all phases"
 

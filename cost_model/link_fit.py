@@ -7,16 +7,14 @@ device say nothing about the network.
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import scipy  # which loads its parts when they are used
 import torch
 from torch import Tensor
 
 from autoshard.benchmark import Exchange
 from autoshard.workload import Link, Objective
+from autoshard.workload.arrays import Floats
 from autoshard.workload.step_price import StepPrice
-
-Floats = npt.NDArray[np.float64]
 
 MIN_EXCHANGES = 5  # all-to-alls with a device for each rank
 _FIFTHS = 5

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -27,10 +26,10 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.arrays import Floats
 from autoshard.workload.step_price import StepPrice
 from autoshard.workload.units import Placeable
 
-Floats = npt.NDArray[np.float64]
 _GROUP = 500  # tables with a joint posterior: its time grows with the cube of their number
 
 

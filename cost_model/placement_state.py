@@ -4,10 +4,8 @@ Units add amounts to their device, so each change is one addition, and many are 
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -15,11 +13,10 @@ from autoshard.cost_model.inputs import sums_of_devices, unit_amounts
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.workload import ShardingTask
-from autoshard.workload.admission import Ints, Occupancy, RuleMasks, Truths
+from autoshard.workload.admission import Occupancy, RuleMasks
+from autoshard.workload.arrays import Bools, Floats, Ints
 from autoshard.workload.step_price import StepPrice
 from autoshard.workload.units import Placeable, PlacementUnit, bytes_of_units
-
-Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 class UnitCatalog:
@@ -113,7 +110,7 @@ class PlacementState(Occupancy):
         self.columns[plans, devices] += catalog.columns[units]
         self.enter_each(plans, catalog.origins[units], catalog.bytes[units], devices)
 
-    def admits_units(self, units: Ints) -> Truths:
+    def admits_units(self, units: Ints) -> Bools:
         """Returns whether each device may take a unit more.
 
         The shape is [plans, devices] for one unit per plan, or [units, devices] for any number of
@@ -121,7 +118,7 @@ class PlacementState(Occupancy):
         """
         return self.admits(self.catalog.origins[units], self.catalog.bytes[units])
 
-    def admits_swaps(self, devices: Ints, leaving: Ints, entering: Ints) -> Truths:
+    def admits_swaps(self, devices: Ints, leaving: Ints, entering: Ints) -> Bools:
         """Returns whether devices may take units in place of others; arguments broadcast."""
         origins, sizes = self.catalog.origins, self.catalog.bytes
         return self.admits_exchange(

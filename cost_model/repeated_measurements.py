@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from autoshard.benchmark import (
     Measurement,
@@ -26,11 +25,11 @@ from autoshard.benchmark import (
 from autoshard.benchmark.statistics import pooled_variance
 from autoshard.cost_model.model import CostModel
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
+from autoshard.workload.arrays import Floats
 
 if TYPE_CHECKING:
     from autoshard.benchmark import BenchmarkPool
 
-Floats = npt.NDArray[np.float64]
 
 SEEDS = 3  # index batches that the repeat measurements of a shard are spread over
 _BATCHES_PRIOR = 4.0  # number of costs that the first guess of their variance counts for

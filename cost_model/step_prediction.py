@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.table_residuals import ShardResidual
 from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
+from autoshard.workload.arrays import Floats
 from autoshard.workload.step_price import StepPrice
 
-Floats = npt.NDArray[np.float64]
 Placed = Sequence[tuple[Piece, int]]  # pieces and their devices
 
 SCENARIOS = 128

@@ -22,11 +22,11 @@ from autoshard.cost_model.contributions import Contributions, EmbeddedShards
 from autoshard.cost_model.inputs import piece_inputs
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.workload import EmbeddingTable, Shard
+from autoshard.workload.arrays import Floats
 
 if TYPE_CHECKING:
     from autoshard.cost_model.dataset import CostDataset
 
-Floats = npt.NDArray[np.float64]
 
 _STEPS = 5  # of Gauss and Newton
 _FREEDOM = 4.0  # of Student's t: outliers count little

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,10 +20,9 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.admission import RuleMasks
+from autoshard.workload.arrays import Ints
 from autoshard.workload.tables import DIM_STEP, Piece
 from autoshard.workload.units import Placeable, PlacementUnit, bytes_of_units
-
-Ints = npt.NDArray[np.int64]
 
 NO_HALVES = -1  # in place of the halves of a unit that cannot be split
 _LOG_COLUMNS = 6.0  # base-2 logarithm of 64 columns

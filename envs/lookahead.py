@@ -5,7 +5,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Floats = npt.NDArray[np.float64]
+from autoshard.workload.arrays import Floats
 
 _LOOKAHEAD = 4  # largest remaining units that are packed
 

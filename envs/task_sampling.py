@@ -9,8 +9,9 @@ import numpy.typing as npt
 import torch
 
 from autoshard.cost_model.inputs import Memberships
-from autoshard.envs.catalog import Ints, TableCatalog, TaskInstance
+from autoshard.envs.catalog import TableCatalog, TaskInstance
 from autoshard.workload import FieldError, Link, Objective
+from autoshard.workload.arrays import Ints
 from autoshard.workload.first_fit import all_fit, all_fit_split
 from autoshard.workload.step_price import StepPrice
 

@@ -9,12 +9,13 @@ import numpy as np
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.cost_model.training import one_thread
-from autoshard.sharders.column_plan import Changes, ColumnPlan, Floats
+from autoshard.sharders.column_plan import Changes, ColumnPlan
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.policy import PolicySharder
 from autoshard.sharders.policy_files import Policy
 from autoshard.sharders.proposing import Proposer
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
+from autoshard.workload.arrays import Floats
 from autoshard.workload.packing import pack
 
 ANNEAL_SECONDS = 60.0

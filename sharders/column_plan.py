@@ -8,20 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
-import numpy.typing as npt
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.workload import Piece, ShardingTask
 from autoshard.workload.admission import RuleMasks
+from autoshard.workload.arrays import Bools, Floats, Ints
 from autoshard.workload.step_price import step_ms
 from autoshard.workload.tables import DIM_STEP
 from autoshard.workload.units import PlacementUnit
-
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
-Truths = npt.NDArray[np.bool_]
 
 _NOTHING = 0  # the number of an item
 
@@ -42,7 +38,7 @@ class Changes:
     other: Ints
     other_gets: Ints
 
-    def chosen(self, which: Truths | Ints) -> "Changes":
+    def chosen(self, which: Bools | Ints) -> "Changes":
         """Returns the selected changes."""
         return Changes(*(getattr(self, field.name)[which] for field in fields(self)))
 
@@ -168,7 +164,7 @@ class ColumnPlan:
         devices = np.stack([c.first, c.second])
         return After(self.state.exchanged(leave, devices, enter)[..., 0].swapaxes(0, 1), rows)
 
-    def admitted(self, changes: Changes, after: After) -> Truths:
+    def admitted(self, changes: Changes, after: After) -> Bools:
         """Returns whether memory and constraints admit each change."""
         c, (out_first, into_first, out_second, into_second) = changes, after.rows
         found = self.state.admits_swaps(c.first, out_first, into_first)

@@ -9,9 +9,10 @@ import numpy as np
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
 from autoshard.cost_model.training import one_thread
-from autoshard.sharders.heuristics import Floats, greedy_plan, place_in_turn
+from autoshard.sharders.heuristics import greedy_plan, place_in_turn
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
+from autoshard.workload.arrays import Floats
 from autoshard.workload.step_price import StepPrice
 
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.network import DIRECTIONS
@@ -12,10 +11,8 @@ from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.workload import ShardingTask
 from autoshard.workload.admission import RuleMasks
+from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.units import PlacementUnit
-
-Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
 
 _NOWHERE = -1
 
@@ -32,7 +29,7 @@ class GreedyPlan:
     """
 
     units: Sequence[PlacementUnit]
-    homes: Whole
+    homes: Ints
     cost_ms: float
     lack: float
 
@@ -114,7 +111,7 @@ class _Plans:
         self._ms = np.zeros((*self._devices.free.shape, DIRECTIONS))
         self.lack = np.zeros(len(limits))
 
-    def place(self, units: Whole) -> Whole:
+    def place(self, units: Ints) -> Ints:
         """Places a unit of each plan on the device with the lowest compute time: [plans]."""
         state, catalog = self._devices, self._catalog
         open_to = state.admits_units(units)
@@ -134,7 +131,7 @@ class _Plans:
         state.put_each(plans, units[plans], chosen)
         return homes
 
-    def _with(self, units: Whole, where: Whole) -> Floats:
+    def _with(self, units: Ints, where: Ints) -> Floats:
         """Returns forward and backward time in ms of devices with another unit.
 
         Devices are numbered over all plans. Devices with equal content are priced once.

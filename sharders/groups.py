@@ -6,7 +6,8 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from autoshard.envs.catalog import NO_HALVES, Ints, Larger, TableCatalog, TaskInstance
+from autoshard.envs.catalog import NO_HALVES, Larger, TableCatalog, TaskInstance
+from autoshard.workload.arrays import Ints
 
 # Minimum of a group. With fewer devices or units, plans are worse than without groups. With more,
 # planning takes longer: a step for each unit.

@@ -4,16 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.admission import Occupancy, RuleMasks
+from autoshard.workload.arrays import Floats
 from autoshard.workload.cost_proxies import COST_PROXIES
 from autoshard.workload.packing import does_not_fit
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.units import bytes_of_units
 
-Floats = npt.NDArray[np.float64]
 TableCost = Callable[[EmbeddingTable, np.random.Generator], float]
 
 

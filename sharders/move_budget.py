@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.workload import Piece, ShardingPlan, ShardingTask
-from autoshard.workload.admission import Ints, Truths
+from autoshard.workload.arrays import Bools, Ints
 from autoshard.workload.units import PlacementUnit
 
 GONE = -1  # the device of pieces that are on none: split, or only looked at
@@ -33,7 +33,7 @@ class MoveBudget:
         moving = np.array(sizes, np.int64)[:, None] * (homes[:, None] != devices)
         self._moving = np.concatenate([self._moving, moving])
 
-    def admits(self, pieces: Ints, homes: Ints) -> Truths:
+    def admits(self, pieces: Ints, homes: Ints) -> Bools:
         """Returns whether each piece may go to each device: [pieces, devices].
 
         Args:
@@ -43,7 +43,7 @@ class MoveBudget:
         moved = self._moved_without(pieces, homes)[:, None] + self._moving[pieces]
         return np.asarray(moved <= self._max_bytes)
 
-    def admits_swaps(self, here: int, mine: Ints, others: Ints, homes: Ints) -> Truths:
+    def admits_swaps(self, here: int, mine: Ints, others: Ints, homes: Ints) -> Bools:
         """Returns whether each of mine, all on device `here`, may change places with each of the
         others: [mine, others].
         """

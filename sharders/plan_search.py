@@ -8,18 +8,15 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders.move_budget import GONE, MoveBudget
 from autoshard.workload import Piece, ShardingPlan, ShardingTask
-from autoshard.workload.admission import RuleMasks, Truths
+from autoshard.workload.admission import RuleMasks
+from autoshard.workload.arrays import Bools, Floats, Ints
 from autoshard.workload.units import PlacementUnit
-
-Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
 
 _MIN_GAIN = 1e-5  # relative: smaller ones are not worth a step
 _MIN_SPLIT_GAIN = 0.01  # relative; a split adds lookups on two devices
@@ -200,7 +197,7 @@ class PlanSearch:
 
         return Choices(after, change)
 
-    def _promising(self) -> tuple[Whole, Whole]:
+    def _promising(self) -> tuple[Ints, Ints]:
         """Returns pairs of admitted swaps with the best step times if costs were additive."""
         places = np.flatnonzero(self._homes != GONE)
         pairs, estimates = [], []
@@ -217,7 +214,7 @@ class PlanSearch:
         out, into = np.concatenate(pairs, 1)[:, chosen[estimate[chosen] < np.inf]]
         return out, into
 
-    def _additive_ms(self, device: int, mine: Whole, others: Whole) -> Floats:
+    def _additive_ms(self, device: int, mine: Ints, others: Ints) -> Floats:
         """Estimates the step time after each swap, as if costs were additive: [mine, others].
 
         Args:
@@ -260,12 +257,12 @@ class PlanSearch:
 
         return Choices(after.ravel(), change)
 
-    def _admitted(self, items: Whole) -> Truths:
+    def _admitted(self, items: Ints) -> Bools:
         """Returns whether each device admits each item, [items, devices]."""
         found = self._devices.admits_units(items)
         return found if self._budget is None else found & self._budget.admits(items, self._homes)
 
-    def _may_swap(self, here: int, mine: Whole, others: Whole) -> Truths:
+    def _may_swap(self, here: int, mine: Ints, others: Ints) -> Bools:
         """Returns whether each item of device `here` may be swapped with each of the others:
         [mine, others].
         """
@@ -276,7 +273,7 @@ class PlanSearch:
             found &= self._budget.admits_swaps(here, mine, others, self._homes)
         return found
 
-    def _splittable(self, items: Whole) -> list[int]:
+    def _splittable(self, items: Ints) -> list[int]:
         """Returns the items that may be split."""
         present = self._catalog.origins[self._homes != GONE]
         parts = np.bincount(present, minlength=len(self._masks.units))

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from autoshard.sharders.column_plan import Changes, ColumnPlan, Floats, Ints, stacked
+from autoshard.sharders.column_plan import Changes, ColumnPlan, stacked
+from autoshard.workload.arrays import Floats, Ints
 
 _SHARES = {"move": 0.3, "swap": 0.4, "split": 0.2, "join": 0.1}
 _HALVED = 0.5  # share of splits into halves; the others move any part

@@ -17,7 +17,7 @@ from autoshard.sharders.groups import DEVICES, Group, in_groups
 from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, PolicyVariant
 from autoshard.workload import Piece, ShardingTask
 from autoshard.workload.admission import RuleMasks
-from autoshard.workload.step_price import Floats
+from autoshard.workload.arrays import Floats
 
 # Tried beside the learned policy, in order of their gain. On validation tasks of twelve families,
 # the first is 2.5 % worse than the best of 42 variants, the first two are 0.8 %, four are 0.2 %.

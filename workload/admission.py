@@ -6,17 +6,13 @@ them. `ShardingPlan.check` is implemented independently, because it validates th
 """
 
 from collections.abc import Sequence
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from autoshard.workload.arrays import Bools, Ints
 from autoshard.workload.tables import Piece, halves
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.units import Placeable, PlacementUnit
-
-Truths: TypeAlias = npt.NDArray[np.bool_]
-Ints: TypeAlias = npt.NDArray[np.int64]
 
 NOTHING = -1  # stands for no unit: it takes no memory, and breaks no rule
 ANY_PARTS = 2**30  # parts of a table, where no rule says how many
@@ -125,14 +121,14 @@ class Occupancy:
         self._resident = np.full((*free.shape, groups), NOTHING)
         self._parts = np.zeros((*free.shape, groups), np.int64)
 
-    def admits(self, units: Ints, sizes: Ints) -> Truths:
+    def admits(self, units: Ints, sizes: Ints) -> Bools:
         """Returns whether each device may take a unit: [n, devices].
 
         Args:
             units: One unit for each plan; or any number of units if there is one plan.
             sizes: Bytes of each unit.
         """
-        found: Truths = self.free >= sizes[:, None]
+        found: Bools = self.free >= sizes[:, None]
         if self._rules is None:
             return found
         found = found & self._rules.lawful[units]
@@ -143,7 +139,7 @@ class Occupancy:
 
     def admits_exchange(
         self, devices: Ints, leaving: Ints, gone: Ints, entering: Ints, come: Ints
-    ) -> Truths:
+    ) -> Bools:
         """Returns whether devices of the only plan may take one unit in exchange for another.
 
         All arguments broadcast; `NOTHING` may leave or enter.

@@ -9,17 +9,15 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from autoshard.workload import traces
+from autoshard.workload.arrays import Ints
 from autoshard.workload.reuse import spectrum_of
 from autoshard.workload.tables import EmbeddingTable, Shard, digest
 
-Indices = npt.NDArray[np.int64]
-
 # Lookups are cached, because the shards of one pool of tables share most of them.
 _RECENT_BYTES = 64 * 2**20
-_recent: OrderedDict[tuple[str, int, int], tuple[Indices, Indices]] = OrderedDict()
+_recent: OrderedDict[tuple[str, int, int], tuple[Ints, Ints]] = OrderedDict()
 
 _GOLDEN = 0.6180339887498949
 
@@ -32,8 +30,8 @@ class IndexBatch:
     features are numbered across all tables.
     """
 
-    indices: Indices
-    offsets: Indices
+    indices: Ints
+    offsets: Ints
 
     @property
     def num_bytes(self) -> int:
@@ -41,7 +39,7 @@ class IndexBatch:
         return self.indices.nbytes + self.offsets.nbytes
 
 
-def table_lookups(table: EmbeddingTable, batch_size: int, seed: int = 0) -> tuple[Indices, Indices]:
+def table_lookups(table: EmbeddingTable, batch_size: int, seed: int = 0) -> tuple[Ints, Ints]:
     """Returns the rows that a batch looks up, and lookups of each feature and sample."""
     if table.trace is not None:
         return traces.lookups(table.trace, batch_size)
@@ -56,7 +54,7 @@ def table_lookups(table: EmbeddingTable, batch_size: int, seed: int = 0) -> tupl
     return found
 
 
-def _draw(table: EmbeddingTable, batch_size: int, seed: int) -> tuple[Indices, Indices]:
+def _draw(table: EmbeddingTable, batch_size: int, seed: int) -> tuple[Ints, Ints]:
     rng = np.random.Generator(np.random.PCG64(int(digest([table.access_digest, seed]), 16)))
     spectrum = spectrum_of(table, batch_size)
     ids = _scattered(spectrum.distinct_rows, table.rows, rng)
@@ -73,7 +71,7 @@ def shard_batch(shard: Shard, batch_size: int, seed: int = 0) -> IndexBatch:
     return IndexBatch(np.concatenate([indices for indices, _ in parts]), offsets)
 
 
-def _scattered(count: int, rows: int, rng: np.random.Generator) -> Indices:
+def _scattered(count: int, rows: int, rng: np.random.Generator) -> Ints:
     """Returns `count` different row numbers, spread over the whole table."""
     stride = max(1, int(rows * _GOLDEN))
     while np.gcd(stride, rows) != 1:
@@ -82,7 +80,7 @@ def _scattered(count: int, rows: int, rng: np.random.Generator) -> Indices:
     return (np.arange(count, dtype=np.int64) * (stride % rows) + start) % rows
 
 
-def _even_lengths(lookups: int, samples: int, rng: np.random.Generator) -> Indices:
+def _even_lengths(lookups: int, samples: int, rng: np.random.Generator) -> Ints:
     """Returns lookups of each sample: the mean, rounded down, plus one for some random samples."""
     lengths = np.full(samples, lookups // samples, dtype=np.int64)
     lengths[rng.permutation(samples)[: lookups % samples]] += 1

@@ -15,8 +15,9 @@ from itertools import cycle
 
 import numpy as np
 
+from autoshard.workload.arrays import Floats
 from autoshard.workload.errors import UserError
-from autoshard.workload.reuse import UPPER, Floats
+from autoshard.workload.reuse import UPPER
 from autoshard.workload.synthetic import published_reuse
 from autoshard.workload.tables import DIM_STEP, NUM_REUSE_BINS, EmbeddingTable
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autoshard.workload.arrays import Floats
 from autoshard.workload.lookups import lookups_in
-from autoshard.workload.reuse import Floats
 from autoshard.workload.tables import NUM_REUSE_BINS, Piece
 
 # Those of AutoShard and DreamShard; the size is in GB of fp32 weights.

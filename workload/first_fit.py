@@ -1,13 +1,10 @@
 """First-fit decreasing bin packing of tables into memory, for many tasks at once."""
 
 import numpy as np
-import numpy.typing as npt
 
 from autoshard.workload.admission import Occupancy, RuleMasks
+from autoshard.workload.arrays import Bools, Ints
 from autoshard.workload.tables import DIM_STEP
-
-Ints = npt.NDArray[np.int64]
-Truths = npt.NDArray[np.bool_]
 
 _MAX_SPLITS = 48  # before a task counts as infeasible
 
@@ -36,7 +33,7 @@ def first_fit_decreasing(sizes: Ints, capacities: Ints, masks: RuleMasks | None 
     return homes
 
 
-def surely_pack(sizes: Ints, capacities: Ints) -> Truths:
+def surely_pack(sizes: Ints, capacities: Ints) -> Bools:
     """Returns a sufficient condition for first-fit decreasing to succeed in any order of devices.
 
     It fails at an item of size s only if every device has less than s free, so that all devices
@@ -49,7 +46,7 @@ def surely_pack(sizes: Ints, capacities: Ints) -> Truths:
     return np.asarray((left >= (capacities > 0).sum(1, keepdims=True) * falling).all(1))
 
 
-def all_fit(sizes: Ints, capacities: Ints) -> Truths:
+def all_fit(sizes: Ints, capacities: Ints) -> Bools:
     """Returns whether first-fit decreasing packs all items of each task: [tasks]."""
     fits = surely_pack(sizes, capacities)
     unsure = np.flatnonzero(~fits)
@@ -58,7 +55,7 @@ def all_fit(sizes: Ints, capacities: Ints) -> Truths:
     return fits
 
 
-def all_fit_split(fixed: Ints, column: Ints, widths: Ints, capacities: Ints) -> Truths:
+def all_fit_split(fixed: Ints, column: Ints, widths: Ints, capacities: Ints) -> Bools:
     """Returns `all_fit` where tables may be split: [tasks].
 
     The largest piece of each task is split repeatedly until first-fit decreasing packs all. A piece

@@ -9,15 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.workload.reuse import (
-    Access,
-    Floats,
-    Whole,
-    access_of,
-    spectrum_by,
-    stay_in_bins,
-    whole_rows,
-)
+from autoshard.workload.arrays import Floats, Ints
+from autoshard.workload.reuse import Access, access_of, spectrum_by, stay_in_bins, whole_rows
 from autoshard.workload.tables import NUM_REUSE_BINS, EmbeddingTable
 
 _MAX_KNOWN = 2**16  # cached accesses: about 50 MB
@@ -29,8 +22,8 @@ class Lookups:
     bins].
     """
 
-    lookups: Whole
-    distinct_rows: Whole
+    lookups: Ints
+    distinct_rows: Ints
     bins: Floats
 
 

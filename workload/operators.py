@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass
 from typing import Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
-import numpy.typing as npt
 
+from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import FieldError
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import Piece
@@ -18,8 +18,7 @@ WEIGHT_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2}
 FLOAT_BYTES = 4  # optimizer state, outputs and gradients are always fp32
 INDEX_BYTES = 8
 
-Whole = npt.NDArray[np.int64]
-Count = TypeVar("Count", int, Whole)  # of one piece, or of each of many
+Count = TypeVar("Count", int, Ints)  # of one piece, or of each of many
 
 
 class MemoryParts(NamedTuple):
@@ -89,7 +88,7 @@ class OperatorOptions:
             outputs += go
         return MemoryParts(weights, optimizer, inputs, outputs)
 
-    def bytes_of_each(self, pieces: Sequence[Piece], batch_size: int) -> Whole:
+    def bytes_of_each(self, pieces: Sequence[Piece], batch_size: int) -> Ints:
         """Returns the total memory of each piece alone, vectorized: [pieces]."""
         tables = [piece.table for piece in pieces]
         rows, features = (

@@ -11,14 +11,10 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
+from autoshard.workload.arrays import Bools, Floats, Ints
 from autoshard.workload.tables import NUM_REUSE_BINS, EmbeddingTable
-
-Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
-Truths = npt.NDArray[np.bool_]
 
 # Bin k holds rows used more than LOWER[k] and at most UPPER[k] times in the batch.
 UPPER: Floats = np.exp2(np.arange(NUM_REUSE_BINS, dtype=np.float64))
@@ -39,8 +35,8 @@ _NEGLIGIBLE = 40.0  # negative logarithm of a probability that is treated as 0
 class Spectrum:
     """`rows[i]` distinct rows are used `uses[i]` times each in the batch."""
 
-    uses: Whole
-    rows: Whole
+    uses: Ints
+    rows: Ints
 
     @property
     def distinct_rows(self) -> int:
@@ -57,14 +53,14 @@ class Spectrum:
         return histogram(self.uses, self.rows)
 
 
-def histogram(uses: Whole, rows: Whole | None = None) -> Floats:
+def histogram(uses: Ints, rows: Ints | None = None) -> Floats:
     """Returns the share of distinct rows in each reuse bin; zeros if there are none."""
     weights = np.ones(len(uses)) if rows is None else rows.astype(float)
     counts = np.bincount(bin_of(uses), weights=weights, minlength=NUM_REUSE_BINS)
     return np.asarray(counts / max(counts.sum(), 1.0), dtype=np.float64)
 
 
-def bin_of(uses: Whole) -> Whole:
+def bin_of(uses: Ints) -> Ints:
     """Returns the reuse bin of each number of uses (at least 1)."""
     exponents = np.ceil(np.log2(np.maximum(uses, 1))).astype(np.int64)
     return np.minimum(exponents, NUM_REUSE_BINS - 1)
@@ -116,7 +112,7 @@ def spectrum_by(access: Access) -> Spectrum:
     return _fit(whole_rows([access])[0], access.lookups)
 
 
-def whole_rows(accesses: Sequence[Access]) -> Whole:
+def whole_rows(accesses: Sequence[Access]) -> Ints:
     """Returns distinct rows in each bin, [accesses, bins]. Each access must have lookups."""
     limits = np.array([min(access.rows, access.lookups) for access in accesses], np.int64)
     return _rounded(_populations(accesses), limits)
@@ -200,7 +196,7 @@ def kept_at_most(limit: Floats, uses: Floats, kept: float) -> Floats:
     return found
 
 
-def _rounded(population: Floats, limits: Whole) -> Whole:
+def _rounded(population: Floats, limits: Ints) -> Ints:
     """Returns whole rows in each bin, [tables, bins]; in sum between 1 and the table's limit.
 
     Rounds the cumulative sum from the most used bin down. The few most used rows have most of the
@@ -217,7 +213,7 @@ def _rounded(population: Floats, limits: Whole) -> Whole:
     return whole
 
 
-def _uses_within(bins: Whole, positions: Floats, bend: float) -> Whole:
+def _uses_within(bins: Ints, positions: Floats, bend: float) -> Ints:
     """Returns uses of rows at `positions` (0 to 1) in their bins; smaller `bend`: more uses."""
     lower, upper = LOWER[bins], UPPER[bins]
     uses = np.ceil(np.maximum(lower, 0.5) * 2.0 ** (positions**bend))
@@ -249,7 +245,7 @@ def _min_uses() -> tuple[Floats, Floats]:
     return sums, np.asarray(uses[:, -1] - uses[:, 0], dtype=np.float64)
 
 
-def stay_in_bins(rows: Whole, lookups: Whole) -> Truths:
+def stay_in_bins(rows: Ints, lookups: Ints) -> Bools:
     """Returns where `_fit` surely leaves all uses inside their bins, so that `rows` is exact.
 
     Args:
@@ -269,7 +265,7 @@ def mean_uses() -> Floats:
     return _MEAN_USES.copy()
 
 
-def _fit(whole_rows: Whole, lookups: int) -> Spectrum:
+def _fit(whole_rows: Ints, lookups: int) -> Spectrum:
     """Returns a spectrum with these rows in each bin and exactly `lookups` uses in sum."""
     groups = np.minimum(whole_rows, _GROUPS_PER_BIN)
     bins = np.repeat(np.arange(NUM_REUSE_BINS), groups)
@@ -294,7 +290,7 @@ def _fit(whole_rows: Whole, lookups: int) -> Spectrum:
     return _settle(uses, weights, UPPER[bins].astype(np.int64), lookups)
 
 
-def _settle(uses: Whole, rows: Whole, upper: Whole, lookups: int) -> Spectrum:
+def _settle(uses: Ints, rows: Ints, upper: Ints, lookups: int) -> Spectrum:
     """Corrects the rounding error of the sum of uses, within the bins as far as possible."""
     if int((uses * rows).sum()) > lookups:  # too few lookups for the bins: scale down
         uses = np.maximum(1, (uses * (lookups / (uses * rows).sum())).astype(np.int64))
@@ -315,8 +311,8 @@ def _settle(uses: Whole, rows: Whole, upper: Whole, lookups: int) -> Spectrum:
 
 
 def _spread(
-    uses: list[Whole], rows: list[Whole], upper: Whole, gap: int, stretch: bool
-) -> tuple[list[Whole], list[Whole]]:
+    uses: list[Ints], rows: list[Ints], upper: Ints, gap: int, stretch: bool
+) -> tuple[list[Ints], list[Ints]]:
     """Adds `gap` uses to the first group of rows, most used ones first."""
     base, weights = uses[0].copy(), rows[0].copy()
     extra_uses, extra_rows = [], []

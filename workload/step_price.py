@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from autoshard.workload.arrays import Floats
 from autoshard.workload.objective import Objective
 from autoshard.workload.tasks import ShardingTask
 
 if TYPE_CHECKING:  # heavy, and not needed here
     from torch import Tensor
 
-Floats = npt.NDArray[np.float64]
 Array = TypeVar("Array", Floats, "Tensor")
 
 _ELEMENT_BYTES = 4  # of a table's output, which is fp32 whatever its weights are

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from scipy import special
 
+from autoshard.workload.arrays import Floats
 from autoshard.workload.errors import UserError
-from autoshard.workload.reuse import UPPER, Floats, mean_uses
+from autoshard.workload.reuse import UPPER, mean_uses
 from autoshard.workload.tables import EmbeddingTable
 
 # Published share of all lookups in rows of each reuse bin. The share of rows follows by division by

@@ -4,12 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from autoshard.workload.arrays import Ints
 from autoshard.workload.operators import OperatorOptions
 from autoshard.workload.tables import Piece, can_be_split, halves
-
-Whole = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +48,7 @@ Placeable = Piece | PlacementUnit
 
 def bytes_of_units(
     operator: OperatorOptions, batch_size: int, units: Sequence[PlacementUnit]
-) -> Whole:
+) -> Ints:
     """Returns the bytes of each unit, with those that a batch needs: [units]."""
     pieces = [piece for unit in units for piece in unit.pieces]
     sizes = operator.bytes_of_each(pieces, batch_size)

@@ -13,16 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 from scipy import optimize
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings, TimingOptions
 from autoshard.benchmark.jobs import MAX_INTERLEAVED
 from autoshard.experiments.console.budget import Budget
 from autoshard.workload import Shard
+from autoshard.workload.arrays import Floats
 from autoshard.workload.reuse import spectrum_of
 
-Floats = npt.NDArray[np.float64]
 Device = tuple[str, str]  # its node and name
 
 # Measured shards before the first prediction. Single shards deviate by two thirds from their

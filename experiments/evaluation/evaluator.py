@@ -22,7 +22,6 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.evaluation.planners import Entry, Outcome, Planners, best_heuristic
 from autoshard.experiments.evaluation.posterior import (
-    Floats,
     Plan,
     Pricing,
     Ratio,
@@ -33,6 +32,7 @@ from autoshard.experiments.evaluation.posterior import (
 from autoshard.experiments.evaluation.report import Evaluation
 from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.workload import Shard, UserError
+from autoshard.workload.arrays import Floats
 
 _GROWTH = 8  # an eighth more tasks at a time: one task among many changes little
 _REPORTS = 5  # lines of progress within the time limit

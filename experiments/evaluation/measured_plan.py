@@ -17,9 +17,10 @@ from autoshard.cost_model.repeated_measurements import (
 )
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool
-from autoshard.experiments.evaluation.posterior import Floats, Pricing, StepPosterior, digests_of
+from autoshard.experiments.evaluation.posterior import Pricing, StepPosterior, digests_of
 from autoshard.sharders import SharderContext, make_measuring
 from autoshard.workload import ShardingPlan, ShardingTask
+from autoshard.workload.arrays import Floats
 
 FIRST_SEED = 1000  # first index batch by which a plan is compared with its prediction
 

@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import special
 
 from autoshard.workload import Objective, ShardingPlan, ShardingTask
+from autoshard.workload.arrays import Floats
 from autoshard.workload.step_price import StepPrice, stages_of_phases
 
 if TYPE_CHECKING:  # it loads Ray, which estimated plans do not need
     from autoshard.cost_model.repeated_measurements import KnownCost
 
-Floats = npt.NDArray[np.float64]
 Plan = tuple[str, ...]  # the digests of its shards, without empty devices
 Plans = Mapping[str, Sequence[Plan | None]]  # of each sharder for each task; None: no plan
 

@@ -22,10 +22,11 @@ from autoshard.experiments.evaluation.planners import (
     lowest_of_each,
     steps_of,
 )
-from autoshard.experiments.evaluation.posterior import Floats, Ratio, as_samples, means_of, relative
+from autoshard.experiments.evaluation.posterior import Ratio, as_samples, means_of, relative
 from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.sharders import HEURISTICS
 from autoshard.workload import ShardingTask, UserError
+from autoshard.workload.arrays import Floats
 from autoshard.workload.step_price import StepPrice
 
 _NOTHING = "-"

@@ -11,10 +11,11 @@ from autoshard.benchmark.rehearsal.rehearsal import RankGroup
 from autoshard.benchmark.rehearsal.times import MUCH
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.evaluation.planners import Planners
-from autoshard.experiments.evaluation.posterior import SAMPLES, Floats
+from autoshard.experiments.evaluation.posterior import SAMPLES
 from autoshard.experiments.evaluation.report import Evaluation
 from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.workload import UserError
+from autoshard.workload.arrays import Floats
 
 
 def evaluate_trained(

@@ -17,6 +17,7 @@ from autoshard.cost_model.repeated_measurements import SEEDS, RepeatedMeasuremen
 from autoshard.experiments.console import cli
 from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
 from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables
+from autoshard.workload.arrays import Floats
 from bench.metric import Metric
 from bench.workbench import cpu_pool, say
 
@@ -29,7 +30,6 @@ _DEFAULT = "torchrec_default"  # may shard row-wise, which the cost model does n
 _TRAINING_S = 260.0  # six rounds: with three, noise decides
 _DRAWS = 500  # bootstrap samples of rounds
 
-Floats = npt.NDArray[np.float64]
 # How phases may compose to a step. In the first, ranks wait for each other in every all-to-all.
 STEPS: Mapping[str, Callable[[PlanCost], float]] = {
     "slowest device per phase": lambda cost: float(cost.phases_ms.max(0).sum()),

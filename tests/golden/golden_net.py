@@ -40,6 +40,7 @@ from autoshard.sharders import (
 )
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
+from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.plans import Placement
 
 FOLDER = Path(__file__).parent
@@ -52,9 +53,6 @@ PROPOSALS = 2000  # of annealing, which then does not depend on seconds
 NEUROSHARD = 320  # tables times devices: with more of them it takes seconds
 CODES = "0123456789abcdef"  # devices, in a plan that is written as text
 _SPLIT = re.compile(r"\(([^)]*)\)|(.)")
-
-Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
 
 
 # --- Adapters -------------------------------------------------------------------------------------
@@ -197,7 +195,7 @@ class Game:
         parts = self._env.layout.split(self.seen)
         self.masks = np.concatenate([parts["allowed"], parts["split"][:, :1]], axis=1) > 0
 
-    def step(self, actions: Whole) -> tuple[Floats, npt.NDArray[np.bool_]]:
+    def step(self, actions: Ints) -> tuple[Floats, npt.NDArray[np.bool_]]:
         """Returns rewards and which episodes ended: [envs]. A single environment then starts anew,
         as batched ones do on their own.
         """
@@ -244,7 +242,7 @@ def widths_in(text: str) -> list[dict[int, int]]:
 
 # --- Episodes -------------------------------------------------------------------------------------
 
-Choose = Callable[[Game], Whole]
+Choose = Callable[[Game], Ints]
 
 
 def player(scene: Scene) -> Choose:
@@ -254,7 +252,7 @@ def player(scene: Scene) -> Choose:
     share = scene.splits
     rngs = [np.random.default_rng([scene.seed, number]) for number in range(max(1, scene.envs))]
 
-    def at_random(game: Game) -> Whole:
+    def at_random(game: Game) -> Ints:
         chosen = []
         for mask, rng in zip(game.masks, rngs, strict=True):
             devices, splits = np.flatnonzero(mask[:-1]), rng.random() < share

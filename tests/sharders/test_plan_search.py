@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch import Tensor
@@ -14,10 +13,9 @@ from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders import LocalSearchSharder
 from autoshard.sharders.plan_search import PlanSearch
 from autoshard.workload import Device, EmbeddingTable, Piece, ShardingPlan, ShardingTask
+from autoshard.workload.arrays import Floats
 from autoshard.workload.objective import Link, Objective
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
-
-Floats = npt.NDArray[np.float64]
 
 SLOW = Link(1e7, 1e-3)
 OBJECTIVES = (

@@ -6,9 +6,9 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import UserError
 from autoshard.workload.reuse import histogram
 from autoshard.workload.torchrec.bags import BagTable
@@ -17,14 +17,12 @@ from autoshard.workload.torchrec.bags import BagTable
 # one batch puts 0.8 % of rows into other bins than 64 batches do, and four put 0.4 %.
 GLOBAL_BATCHES = 4
 
-Whole = npt.NDArray[np.int64]
-
 
 @dataclass(frozen=True)
 class _Joined:
     """The batches of all ranks in one step: rows of each feature, and number of samples."""
 
-    rows: Mapping[str, Whole]
+    rows: Mapping[str, Ints]
     samples: int
 
 
@@ -70,7 +68,7 @@ def _features(batch: Any) -> KeyedJaggedTensor:
     return features
 
 
-def _rows(features: KeyedJaggedTensor) -> dict[str, Whole]:
+def _rows(features: KeyedJaggedTensor) -> dict[str, Ints]:
     rows = features.values().cpu().numpy().astype(np.int64)
     ends = features.offset_per_key()
     return {key: rows[ends[n] : ends[n + 1]] for n, key in enumerate(features.keys())}
@@ -99,7 +97,7 @@ def _use_of(table: BagTable, steps: Sequence[_Joined]) -> dict[str, Any]:
     }
 
 
-def _check_rows(table: BagTable, rows: Whole) -> None:
+def _check_rows(table: BagTable, rows: Ints) -> None:
     if len(rows) and not 0 <= rows.min() <= rows.max() < table.config.num_embeddings:
         off = rows.min() if rows.min() < 0 else rows.max()
         raise UserError(
