@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _SHORT_SHARE = 0.4  # time of a short clearing, as a share of an iteration's
-_CHECK_SHARE = 0.03  # of all time is for thorough clearings among short ones
+_CHECK_SHARE = 0.03  # share of all time for thorough clearings among short ones
 _PROBE_EVERY = 8  # rounds with a thorough clearing before a short one checks for a change
 _MANY = 4  # interleaved shards: fewer evict little from the cache
 _AGREE = 0.015  # relative difference of costs that agree: less than between repeat measurements
@@ -65,7 +65,7 @@ class _Learned:
     """Tests whether costs after short clearings agree with those after thorough ones."""
 
     def __init__(self) -> None:
-        self._sum = self._weight = 0.0  # of log ratios, short over thorough
+        self._sum = self._weight = 0.0  # weighted sum of log ratios, short over thorough
         self._squares = self._freedom = 0.0  # within either kind
         self.agree = True
         self.is_known = False

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 _REFRESH_SECONDS = 3.0  # between two looks at the cluster
 _LEASE_SECONDS = 60.0  # without polling, after which a request is cancelled
-_SETTLE_SECONDS = 20.0  # of one call; clients call again while devices are starting
+_SETTLE_SECONDS = 20.0  # longest wait of one call; clients call again while devices are starting
 _GATHER_SECONDS = 0.05  # for which answers are gathered into one reply: replies are expensive
 _IDLE_SECONDS = 600.0  # after which devices are released, for other jobs
 
@@ -65,14 +65,14 @@ class PoolCoordinator:
         self._jobs = JobQueue()
         self._free: deque[PoolDevice] = deque()  # devices that measure and have no job
         self._tasks: set[asyncio.Task[None]] = set()
-        self._keeper: asyncio.Task[None] | None = None
-        self._look_now = asyncio.Event()  # at the cluster
-        self._fleet_moved = asyncio.Event()
+        self._refresh_task: asyncio.Task[None] | None = None
+        self._refresh_event = asyncio.Event()  # set to look at the cluster at once
+        self._fleet_changed = asyncio.Event()
         self._settled = False  # all devices of the first look have come or failed
         self._exchanging = asyncio.Lock()
         self._last_used = time.monotonic()
-        self._announced = (0, 0.0)  # shards of a client that waits for devices, and until when
-        self._server = Server(fleet, time_limit_s, self._look_now.set)
+        self._expected_shards = (0, 0.0)  # what a waiting client will request, and until when
+        self._server = Server(fleet, time_limit_s, self._refresh_event.set)
         fleet.watch(self._follow_fleet)
 
     # --- devices --------------------------------------------------------------------------------
@@ -88,23 +88,26 @@ class PoolCoordinator:
             PoolError: Waiting any longer is of no use; the message says why.
         """
         self._last_used = time.monotonic()
-        if self._keeper is None or self._keeper.done():
-            self._keeper = self._spawn(self._keep_up())
+        if self._refresh_task is None or self._refresh_task.done():
+            self._refresh_task = self._spawn(self._refresh_loop())
         if not self._settled:
-            await self._settle_down(shards, waited_s)
+            await self._wait_until_started(shards, waited_s)
         return next((device.info for device in self._fleet.measuring()), None)
 
-    async def _settle_down(self, shards: int, waited_s: float) -> None:
+    async def _wait_until_started(self, shards: int, waited_s: float) -> None:
         deadline = time.monotonic() + _SETTLE_SECONDS
-        now_waiting, until = self._announced
-        self._announced = (max(shards, now_waiting if until > time.monotonic() else 0), deadline)
-        self._look_now.set()
+        now_waiting, until = self._expected_shards
+        self._expected_shards = (
+            max(shards, now_waiting if until > time.monotonic() else 0),
+            deadline,
+        )
+        self._refresh_event.set()
         while not self._settled and (left := deadline - time.monotonic()) > 0:
             if (reason := self._fleet.unavailable_reason(waited_s)) is not None:
                 raise PoolError(f"the cluster has no device to measure on: {reason}")
-            self._fleet_moved.clear()
+            self._fleet_changed.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._fleet_moved.wait(), left)
+                await asyncio.wait_for(self._fleet_changed.wait(), left)
 
     async def devices(self) -> list[DeviceInfo]:
         """Returns the devices that measure."""
@@ -153,20 +156,20 @@ class PoolCoordinator:
         fleet = self._fleet
         self._settled = bool(fleet.devices) and (self._settled or not fleet.is_settling)
         self._free = deque(device for device in fleet.measuring() if not device.busy)
-        self._fleet_moved.set()
+        self._fleet_changed.set()
         self._assign_jobs()
 
-    async def _keep_up(self) -> None:
+    async def _refresh_loop(self) -> None:
         """Follows the cluster as nodes come and go; releases the devices when the pool is idle."""
         while True:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look_now.wait(), _REFRESH_SECONDS)
-            self._look_now.clear()
+                await asyncio.wait_for(self._refresh_event.wait(), _REFRESH_SECONDS)
+            self._refresh_event.clear()
             self._cancel_abandoned()
             if self._requests or self._exchanging.locked():
                 self._last_used = time.monotonic()
             with contextlib.suppress(RayError):  # the cluster is changing: look again later
-                announced, until = self._announced
+                announced, until = self._expected_shards
                 waiting = announced if until > time.monotonic() else 0
                 self._fleet.request_devices(max(len(self._jobs), waiting))
                 if time.monotonic() - self._last_used > _IDLE_SECONDS:
@@ -203,7 +206,7 @@ class PoolCoordinator:
         `repeats` is the number of measurements that each shard needs, including stored ones.
         """
         await self.ready(len(shards))
-        self._announced = (0, 0.0)
+        self._expected_shards = (0, 0.0)
         hardware, versions = self._fleet.main_make
         path = Path(store_path)
         store = self._open(path)

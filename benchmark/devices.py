@@ -28,7 +28,7 @@ _START_SECONDS = 300.0
 _REPORT_SECONDS = 60.0
 _RETRY_SECONDS = 60.0  # before a place where no actor could be started is tried again
 _MAX_REQUESTED = 256  # GPUs: a longer list only keeps the autoscaler busy
-_TRACE = 0.001  # of a node's `benchmark`: enough to request such nodes
+_TRACE = 0.001  # amount of a node's `benchmark` resource: enough to request such nodes
 
 
 class DeviceProcess:

@@ -14,9 +14,9 @@ from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.benchmark.measurement import Measurement
 from autoshard.workload import UserError
 
-_HIGH_LOAD = 0.15  # of a device's time: beyond the system's own small share
-_HIGH_DISTURBANCE = 0.6  # of a device's iterations
-_HIGH_THROTTLING = 0.05  # of a device's time: a quota that is never met stops nothing
+_HIGH_LOAD = 0.15  # share of a device's time: beyond the system's own small share
+_HIGH_DISTURBANCE = 0.6  # share of a device's iterations
+_HIGH_THROTTLING = 0.05  # share of a device's time: a quota that is never met stops nothing
 _LOAD_MEMORY = 0.8  # weight of older measurements in running means
 
 

@@ -167,7 +167,7 @@ def cpu_fingerprint(root: Path = ROOT) -> str:
 @dataclass(frozen=True)
 class _Cache:
     size_bytes: int  # 0 if unknown
-    cpus: frozenset[int]  # that share it
+    cpus: frozenset[int]  # CPUs that share it
 
 
 def _last_level_cache(core: int, root: Path) -> _Cache:

@@ -25,7 +25,7 @@ class Request:
     name: str
     store: Path
     missing: int
-    repeats: int = 1  # of each shard
+    repeats: int = 1  # measurements of each shard
     answers: list[tuple[int, Measurement]] = field(default_factory=list)
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
     complete: asyncio.Event = field(default_factory=asyncio.Event)
@@ -51,7 +51,7 @@ class Job:
     timing: TimingOptions
     waiting: list[tuple[str, int]] = field(default_factory=list)
     stores: set[Path] = field(default_factory=set)
-    deaths: int = 0
+    crashes: int = 0
     alone: bool = False  # something went wrong while it was interleaved with others
 
     @property

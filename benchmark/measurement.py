@@ -16,7 +16,7 @@ class MeasurementError(UserError):
 
 
 TIMING_METHOD = 3  # version of the timing method: raised whenever a change affects costs
-HALF_WIDTH_95 = 1.96  # of a 95 % interval, in standard errors
+HALF_WIDTH_95 = 1.96  # half width of a 95 % interval, in standard errors
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from autoshard.workload import Shard, ShardCost, UserError
 POOL_NAME = "benchmark-pool"
 POOL_NAMESPACE = "autoshard"
 
-_PATIENCE_SECONDS = 5.0  # of one call that waits for answers
+_PATIENCE_SECONDS = 5.0  # longest wait of one call for answers
 _MAX_SILENT_SECONDS = 120.0  # after which the client checks that there still are devices
 _MAX_ABSENT_SECONDS = 120.0  # Ray takes half a minute to declare a node dead
 _RECONNECT_SECONDS = 0.5

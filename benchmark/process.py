@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from autoshard.benchmark.system_files import ROOT, read_text
 
 _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # numbers of glibc's mallopt
-_MAX_INT = 2**31 - 1  # of C
+_MAX_INT = 2**31 - 1  # largest int in C
 
 
 def at_usual_priority() -> None:

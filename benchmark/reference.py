@@ -14,7 +14,7 @@ from autoshard.workload import EmbeddingTable, Shard
 # Small beside most shards on any machine. An eighth of the usual batch shows the state of a host
 # as well as all of it; half of that misses some of it.
 _SETTINGS = MeasureSettings(128)
-_COPIES = 4  # of 45 MB
+_COPIES = 4  # copies of 45 MB each
 # rows, dim, pooling factor, Zipf exponent: hot and cold ones, narrow and wide ones
 _TABLES = (
     (900, 64, 12.0, 1.0),

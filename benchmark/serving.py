@@ -12,7 +12,7 @@ from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.jobs import Job
 from autoshard.benchmark.measurement import Measurement, ShardFault
 
-_MAX_DEATHS = 3  # of actors on a shard, after which the shard is blamed
+_MAX_CRASHES = 3  # crashes of actors on a shard after which the shard counts as failed
 BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is tried again
 
 
@@ -43,38 +43,40 @@ class Server:
             return self._failed(device, jobs, f"no answer within {limit_s:g} s")
         except RayTaskError as error:
             if isinstance(error.cause, ShardFault):
-                return self._blame(device, jobs, error.cause.number, error.cause.reason)
+                return self._record_failure(device, jobs, error.cause.number, error.cause.reason)
             if not isinstance(error.cause, DeviceBusy):
                 return self._failed(device, jobs, first_line(error.cause))
             self._fleet.report(f"{device.info.name} had to be waited for: {error.cause}")
             await asyncio.sleep(BUSY_WAIT_SECONDS)
             return [None] * len(jobs)
         except RayError as error:  # the actor or its node is gone
-            return self._died(device, jobs, f"died: {first_line(error)}")
+            return self._crashed(device, jobs, f"died: {first_line(error)}")
         return found
 
-    def _died(self, device: PoolDevice, jobs: list[Job], reason: str) -> list[Measurement | None]:
+    def _crashed(
+        self, device: PoolDevice, jobs: list[Job], reason: str
+    ) -> list[Measurement | None]:
         """Handles the loss of an actor; if it was dropped on purpose, shards are tried again."""
         if not device.alive:
             return [None] * len(jobs)
         if len(jobs) == 1:
-            jobs[0].deaths += 1
-            if jobs[0].deaths < _MAX_DEATHS:
+            jobs[0].crashes += 1
+            if jobs[0].crashes < _MAX_CRASHES:
                 self.replace(device, reason)
                 return [None]
-            reason = f"{jobs[0].deaths} benchmark actors died while measuring it"
+            reason = f"{jobs[0].crashes} benchmark actors died while measuring it"
         return self._failed(device, jobs, reason)
 
     def _failed(self, device: PoolDevice, jobs: list[Job], reason: str) -> list[Measurement | None]:
-        """Blames a single shard; several shards are tried again one by one."""
+        """Records a single shard as failed; several shards are tried again one by one."""
         if len(jobs) == 1:
-            return self._blame(device, jobs, 0, reason)
+            return self._record_failure(device, jobs, 0, reason)
         for job in jobs:
             job.alone = True
         self.replace(device, reason)
         return [None] * len(jobs)
 
-    def _blame(
+    def _record_failure(
         self, device: PoolDevice, jobs: list[Job], number: int, reason: str
     ) -> list[Measurement | None]:
         """Answers one job as failed and replaces its device; the others are tried again."""

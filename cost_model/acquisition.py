@@ -13,8 +13,8 @@ from autoshard.workload.arrays import Floats
 from autoshard.workload.tables import can_be_split, halves
 
 _GROUP_SIZES = (2, 4, 8)  # tables that are measured together
-_OVERHEAD_MS = 5.0  # of setting up and reading a shard, beside its own cost
-_MAX_CANDIDATES = 600  # that enter greedy selection
+_OVERHEAD_MS = 5.0  # time for setting up and reading a shard, beside its own cost
+_MAX_CANDIDATES = 600  # shards that enter greedy selection
 _MIN_MS = 1e-9
 
 

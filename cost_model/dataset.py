@@ -23,7 +23,7 @@ from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, UserError
 from autoshard.workload.arrays import Floats
 from autoshard.workload.parts import PARTS, Part, part_of_shard
 
-MIN_SHARDS = 5  # of each part
+MIN_SHARDS = 5  # minimum number of shards in each part
 
 
 class DataError(UserError):

@@ -83,7 +83,7 @@ class PlacementState(Occupancy):
         np.add.at(self.columns[0], homes, catalog.columns)
         np.subtract.at(self.free[0], homes, catalog.bytes)
         for origin, device in zip(catalog.origins.tolist(), homes.tolist(), strict=True):
-            self.settle(origin, device)
+            self.record(origin, device)
 
     def add(self, unit: int, device: int) -> None:
         """Adds a unit's amounts and columns to a device of the only plan; `enter` does the rest."""

@@ -23,8 +23,8 @@ from autoshard.workload.parts import tables_by_part
 
 MakeSharder = Callable[[EstimatedCosts], Sharder]
 
-_VALIDATION_SHARE = 0.15  # of a round's shards are of validation tables
-_UNCERTAIN_SHARE = 0.3  # of a round's shards are selected by uncertainty
+_VALIDATION_SHARE = 0.15  # share of a round's shards that are of validation tables
+_UNCERTAIN_SHARE = 0.3  # share of a round's shards selected by uncertainty
 CANDIDATES = 20  # random shards for each one that is selected by uncertainty
 
 

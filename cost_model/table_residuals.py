@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from autoshard.cost_model.dataset import CostDataset
 
 
-_STEPS = 5  # of Gauss and Newton
-_FREEDOM = 4.0  # of Student's t: outliers count little
+_STEPS = 5  # Gauss-Newton steps
+_FREEDOM = 4.0  # degrees of freedom of Student's t: outliers count little
 _MAX_EXTRAPOLATION = 1.0  # largest deviation of a log factor by extrapolation
 _OUTLIER = 3.0  # deviations
 _MAX_EVIDENCE = 400  # shards that the prior is fitted to
 _WIDER = (1.0, 2.0, 4.0, 8.0)  # candidates for the scale of the prior's deviations
-_LOUDER = (1.0, 2.0)  # candidates for the scale of shard residuals
+_NOISE_SCALES = (1.0, 2.0)  # candidates for the scale of shard residuals
 _MAX_TABLES = 1500  # with a posterior: its time grows with the cube of their number
 _BLOCK = 500  # tables compared with all measured ones at once: more take much memory
 _JITTER = 1e-9
-_SQUARED_LENGTH = 8.0  # of the kernel, in deviations of inputs
+_SQUARED_LENGTH = 8.0  # squared length scale of the kernel, in deviations of inputs
 _FAR = 3.0  # deviations to which inputs are clamped in the kernel
 
 
@@ -142,7 +142,7 @@ class TableResiduals:
         self._known = self._features([])
         # For each direction: K^-1 times the mean of known tables, and K^-1 (K - C) K^-1 for their
         # prior covariance K and posterior covariance C.
-        self._pulls: list[Floats] = []
+        self._alphas: list[Floats] = []
         self._gains: list[Floats] = []
 
     @property
@@ -169,7 +169,7 @@ class TableResiduals:
         residuals, costs = np.zeros((DIRECTIONS, len(before))), np.log(data.costs_ms)
         for number in range(_STEPS):
             parts = embedded.contributions(residuals)
-            found._pulls, found._gains = [], []
+            found._alphas, found._gains = [], []
             for direction in range(DIRECTIONS):
                 information, moments = _step(
                     parts, direction, residuals[direction], costs[:, direction], noise, number == 0
@@ -177,12 +177,14 @@ class TableResiduals:
                 # Posterior covariance: (K^-1 + I)^-1 = K - K (I K + 1)^-1 I K, and so its mean.
                 solved = scipy.linalg.solve(np.eye(len(before)) + information @ before, information)
                 found._gains.append(solved)
-                found._pulls.append(moments - solved @ (before @ moments))
-                residuals[direction] = before @ found._pulls[-1]
+                found._alphas.append(moments - solved @ (before @ moments))
+                residuals[direction] = before @ found._alphas[-1]
         explained = embedded.contributions(residuals).together()[0]
         # What no factor explains is the shard's own, except for the noise of its cost.
         missed = np.log(data.totals_ms / explained)
-        known = np.square(found.prior.rest / noise) * np.minimum(1.0, _trust(missed / noise))
+        known = np.square(found.prior.rest / noise) * np.minimum(
+            1.0, _student_weights(missed / noise)
+        )
         found._shards = {
             shard.digest: ShardResidual(float(factor), float(uncertainty))
             for shard, factor, uncertainty in zip(
@@ -222,7 +224,7 @@ class TableResiduals:
         features = self._features(tables)
         before = np.square(shared_deviations(self.prior, features.excess)) + self.prior.own**2
         across = self._covariance(features, self._known)
-        means = np.stack([across @ pull for pull in self._pulls])
+        means = np.stack([across @ alpha for alpha in self._alphas])
         gained = np.mean([((across @ gain) * across).sum(1) for gain in self._gains], axis=0)
         return means, np.asarray(np.sqrt(np.clip(1 - gained / before, 0.0, 1.0)))
 
@@ -234,7 +236,7 @@ class TableResiduals:
             means = np.zeros((DIRECTIONS, len(tables)))
             return ResidualPosterior(means, np.stack([prior] * DIRECTIONS))
         across = self._covariance(features, self._known)
-        means = np.stack([across @ pull for pull in self._pulls])
+        means = np.stack([across @ alpha for alpha in self._alphas])
         covariances = [prior - across @ gain @ across.T for gain in self._gains]
         return ResidualPosterior(means, np.stack(covariances))
 
@@ -314,12 +316,12 @@ def _step(
     total, parts = contributions.of(direction)
     slopes = scipy.sparse.diags(1 / total) @ parts
     missed = known - np.log(total)
-    trust = np.ones(len(known)) if first else _trust(missed / noise)
-    weighted = slopes.T @ scipy.sparse.diags(trust / np.square(noise))
+    weights = np.ones(len(known)) if first else _student_weights(missed / noise)
+    weighted = slopes.T @ scipy.sparse.diags(weights / np.square(noise))
     return (weighted @ slopes).toarray(), np.asarray(weighted @ (missed + slopes @ residuals))
 
 
-def _trust(deviations: Floats) -> Floats:
+def _student_weights(deviations: Floats) -> Floats:
     """Returns the weights of normalised errors by Student's t."""
     return np.asarray((_FREEDOM + 1) / (_FREEDOM + np.square(deviations)))
 
@@ -330,9 +332,11 @@ def _fitting(prior: ResidualPrior, evidence: Evidence) -> ResidualPrior:
     It was fitted on tables like the model's training data; a user's may differ.
     """
     candidates = [
-        replace(prior, own=prior.own * wider, shared=prior.shared * wider, rest=prior.rest * louder)
+        replace(
+            prior, own=prior.own * wider, shared=prior.shared * wider, rest=prior.rest * noise_scale
+        )
         for wider in _WIDER
-        for louder in _LOUDER
+        for noise_scale in _NOISE_SCALES
     ]
     return min(candidates, key=evidence.negative_log_likelihood)
 

@@ -260,7 +260,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         for env_id, occupancy in self._occupancies.items():
             if placing[env_id]:
                 unit = int(self.origin[env_id, self._place[env_id]])
-                occupancy.settle(unit, int(devices[env_id]))
+                occupancy.record(unit, int(devices[env_id]))
         if bool(cut.any()):
             self._split(cut.nonzero()[:, 0])
         self._prepare_next()

@@ -33,7 +33,7 @@ OBJECTIVE = 2 + STAGES  # separate stages?, all-to-alls?; time of the partial pl
 PROGRESS = 3  # share of units placed, log number of units and of devices
 _LOG_TABLES, _LOG_DEVICES = 5.0, 3.0  # of about 150 tables and 20 devices: large tasks
 _SOFT = 12.0  # power of the norm over devices in `soft_after`
-_MIN_SUM = 1e-24  # of such powers
+_MIN_SUM = 1e-24  # minimum sum of such powers
 
 
 class Layout:

@@ -15,11 +15,11 @@ from autoshard.sharders import USUAL_HEURISTICS
 from autoshard.workload.bounds import check_bounds
 
 _TABLES = "synthetic:400:1:small"
-_BATCH_SIZE = 1024  # of the small profile of synthetic tables
+_BATCH_SIZE = 1024  # batch size of the small profile of synthetic tables
 # Shares of the remaining seconds when a part begins. After the last part, time is left to finish
 # measurements, to draw and to log.
 _COLLECTING_SHARE, _TRAINING_SHARE, _COMPARING_SHARE = 0.3, 0.45, 0.85
-_VERIFYING_SHARE = 0.25  # of comparing, for measurements by autoshard_verified
+_VERIFYING_SHARE = 0.25  # share of the time to compare, for measurements by autoshard_verified
 _MIN_COMPARING_S = 60.0  # in any case, because the comparison is the purpose of the demo
 _SHIPPED = "cpu"
 

@@ -34,8 +34,8 @@ from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer, Weights
 
 REGISTERED_AS = runs.COST_MODELS
-_ROUNDS_SHARE = 0.7  # of --seconds if there is a check as well: only rounds improve the model
-_NOISE_SHARE = 0.25  # of the seconds after the rounds, for the measuring noise
+_ROUNDS_SHARE = 0.7  # share of --seconds if there is a check as well: only rounds improve the model
+_NOISE_SHARE = 0.25  # share of the seconds after the rounds, for the measuring noise
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from autoshard.workload.arrays import Ints
 # Minimum of a group. With fewer devices or units, plans are worse than without groups. With more,
 # planning takes longer: a step for each unit.
 DEVICES, PIECES = 8, 300
-_MAX_MEMORY_RATIO = 1.3  # of mean device memory between groups
-_MAX_SHARE = 2.0  # of a device's even share: costlier units are split over groups
+_MAX_MEMORY_RATIO = 1.3  # ratio of mean device memory between groups
+_MAX_SHARE = 2.0  # multiple of a device's even share: costlier units are split over groups
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,8 +18,8 @@ from autoshard.workload.step_price import norm_power
 # Power of the norm over devices in the mean scenario. Unlike the maximum, it also falls where
 # devices that are not the slowest become even, which helps later moves.
 _SOFT = 12.0
-_SCENARIOS = 16  # of the last descent
-_LAST_SHARE = 0.2  # of the time is for that descent
+_SCENARIOS = 16  # number of scenarios in the last descent
+_LAST_SHARE = 0.2  # share of the time for that descent
 
 
 class LocalSearch:

@@ -12,9 +12,9 @@ from autoshard.sharders.context import MEASURE_SECONDS
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import PlanError, Shard, Sharder, ShardingPlan, ShardingTask
 
-_ROUND_SHARE = 0.4  # of the remaining time: later rounds select better shards
+_ROUND_SHARE = 0.4  # share of the remaining time: later rounds select better shards
 _MIN_ROUND_SECONDS = 2.0  # less is not worth a round
-_SHARDS_PER_DEVICE = 24  # of a round: more than a device can measure in it
+_SHARDS_PER_DEVICE = 24  # number in a round: more than a device can measure in it
 
 
 class Measurer(Protocol):

@@ -106,13 +106,13 @@ class PlanSearch:
         """
         for _ in range(20 * len(self._homes)):
             if late() or not (
-                self._take(self.moves(), _MIN_GAIN)
-                or self._take(self.swaps(), _MIN_GAIN)
-                or (split and self._take(self.splits(), _MIN_SPLIT_GAIN))
+                self._apply_best(self.moves(), _MIN_GAIN)
+                or self._apply_best(self.swaps(), _MIN_GAIN)
+                or (split and self._apply_best(self.splits(), _MIN_SPLIT_GAIN))
             ):
                 return
 
-    def _take(self, choices: Choices, min_gain: float) -> bool:
+    def _apply_best(self, choices: Choices, min_gain: float) -> bool:
         """Applies the best step if it improves the objective; returns whether it does."""
         if not len(choices.after_ms):
             return False
@@ -169,8 +169,8 @@ class PlanSearch:
             return _NONE
         homes = self._homes[items]
         without, joined = self._devices.without(items, homes), self._devices.joined(items)
-        gone = self._powers[homes][:, None] + self._powers
-        after = self._after(gone, without[:, None], joined)
+        removed = self._powers[homes][:, None] + self._powers
+        after = self._after(removed, without[:, None], joined)
         after[np.arange(len(items)), homes] = np.inf
         after[~self._admitted(items)] = np.inf
 
@@ -245,8 +245,8 @@ class PlanSearch:
         going = np.arange(second, second + len(pairs))
         kept = self._devices.exchanged(np.array(wide), homes, staying)
         joined = self._devices.joined(going)
-        gone = self._powers[homes][:, None] + self._powers
-        after = self._after(gone, kept[:, None], joined)
+        removed = self._powers[homes][:, None] + self._powers
+        after = self._after(removed, kept[:, None], joined)
         after[np.arange(len(wide)), homes] = np.inf
         after[~self._admitted(going)] = np.inf
 
@@ -306,15 +306,15 @@ class PlanSearch:
         self._largest = np.maximum(self._costs.max(0), _MIN_MS)
         self._powers = (self._costs / self._largest) ** self._power
 
-    def _after(self, gone: Floats | float, *come: Floats) -> Floats:
+    def _after(self, removed: Floats | float, *added: Floats) -> Floats:
         """Returns the objective if powers of devices are replaced by other costs, [...].
 
         Args:
-            gone: Sum of powers that are removed, [..., stages, scenarios].
-            come: Costs that are added, each [..., stages, scenarios].
+            removed: Sum of powers that are removed, [..., stages, scenarios].
+            added: Costs that are added, each [..., stages, scenarios].
         """
-        sums = self._powers.sum(0) - gone
-        for costs in come:
+        sums = self._powers.sum(0) - removed
+        for costs in added:
             sums = sums + (costs / self._largest) ** self._power
         norms = self._largest * np.maximum(sums, _MIN_MS) ** (1 / self._power)
         return np.asarray(norms.mean(-1).sum(-1))

@@ -149,9 +149,9 @@ class PolicyNetwork(nn.Module):
             itself = by_itself * (_ITSELF + learned * (itself - _ITSELF))
             elsewhere = (by_elsewhere * (_ELSEWHERE + learned * (elsewhere - _ELSEWHERE)))[:, 0]
             score, halve = score * learned, halve * learned[:, 0]
-        burden = devices[..., _SOFT_AFTER] + itself * devices[..., _JOINED]
-        greedy = -self.log_sharpness.exp() * self._over_lowest(burden, allowed)
-        halve = halve + self._relief(parts, allowed, elsewhere)
+        greedy_cost = devices[..., _SOFT_AFTER] + itself * devices[..., _JOINED]
+        greedy = -self.log_sharpness.exp() * self._over_lowest(greedy_cost, allowed)
+        halve = halve + self._split_logit(parts, allowed, elsewhere)
         may = parts["split"][:, _MAY] > 0
         logits = (greedy + score).masked_fill(~allowed, FORBIDDEN)
         return torch.cat([logits, halve.masked_fill(~may, FORBIDDEN)[:, None]], dim=1), known
@@ -161,7 +161,7 @@ class PolicyNetwork(nn.Module):
         """Returns the excess of each cost over the lowest of allowed devices."""
         return costs - costs.masked_fill(~allowed, torch.inf).amin(1, keepdim=True).clamp_max(_FAR)
 
-    def _relief(self, parts: dict[str, Tensor], allowed: Tensor, elsewhere: Tensor) -> Tensor:
+    def _split_logit(self, parts: dict[str, Tensor], allowed: Tensor, elsewhere: Tensor) -> Tensor:
         """Returns the logit of a split in the greedy policy: [envs].
 
         Its gain is the share that moves away of the excess over the even share or the slowest

@@ -181,14 +181,14 @@ class PolicyRollouts:
             greedy = [number for number, config in enumerate(configs) if not config.sampled]
             by_group = zip(*(ended[number] for number in greedy), strict=True)
             best = [min(rollouts, key=_PLAN_MS) for rollouts in by_group]
-            evened = self._evened_out(catalog, best, [configs[number] for number in greedy], split)
+            evened = self._rebalanced(catalog, best, [configs[number] for number in greedy], split)
             # The best rollouts of groups need not be the best together: their stages add up.
             mixed = [Rollout.combined(rollouts) for rollouts in (best, evened)]
             sampled = [found[number] for number, config in enumerate(configs) if config.sampled]
             found = [min((*(found[n] for n in greedy), *mixed), key=_PLAN_MS), *sampled]
         return [rollout for rollout in found if rollout.plan_ms < math.inf]
 
-    def _evened_out(
+    def _rebalanced(
         self,
         catalog: TableCatalog,
         ended: Sequence[_GroupRollout],

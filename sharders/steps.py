@@ -17,7 +17,7 @@ from autoshard.workload.step_price import norm_power
 Kind = Literal["move", "swap", "split"]
 Moved = tuple[tuple[Piece, int, int], ...]  # columns, from where, and where to
 
-_MAX_CANDIDATES = 1000  # that are turned into plans, the most promising first
+_MAX_CANDIDATES = 1000  # candidates turned into plans, the most promising first
 _PRICED = 4  # times `count` plans are priced over scenarios
 _MIN_GAIN = 1e-3  # relative: smaller ones are not worth a step
 

@@ -28,7 +28,7 @@ class RuleMasks:
 
     Attributes:
         units: Placement units of whole tables, in the order of the task's tables.
-        lawful: Whether the rules allow each unit on each device: [units + 1, devices].
+        allowed: Whether the rules allow each unit on each device: [units + 1, devices].
         groups: Membership of units in groups that must not share a device: [units + 1, groups].
         max_parts: Maximum number of parts of a table; 1 where it must stay whole.
         min_width: Minimum number of columns of a part, where there are several.
@@ -44,7 +44,7 @@ class RuleMasks:
         }
         count, devices = len(self.units), len(task.devices)
         apart = [rule for rule in task.rules if rule.kind == "apart"]
-        self.lawful = np.ones((count + 1, devices), bool)
+        self.allowed = np.ones((count + 1, devices), bool)
         self.groups = np.zeros((count + 1, len(apart)), bool)
         self.max_parts = np.full(count + 1, ANY_PARTS)
         self.min_width = np.zeros(count + 1, np.int64)
@@ -59,12 +59,12 @@ class RuleMasks:
                     self.min_width[number] = max(rule.numbers[0], self.min_width[number])
                 elif rule.of_devices:
                     named = np.isin(np.arange(devices), rule.numbers)
-                    self.lawful[number] &= named if rule.kind == "on" else ~named
+                    self.allowed[number] &= named if rule.kind == "on" else ~named
         for column, rule in enumerate(apart):
             members = [self._numbers[table] for table in dict.fromkeys(rule.tables)]
             self.groups[members, column] = True
             for number in {n for n in members if members.count(n) > 1}:
-                self.lawful[number] = False  # rules keep it together and apart at once
+                self.allowed[number] = False  # rules keep it together and apart at once
 
     def number(self, piece: Placeable) -> int:
         """Returns the number of the whole unit that this is a part of, or `NOTHING`."""
@@ -79,7 +79,7 @@ class RuleMasks:
         """Returns the number of devices that each unit may be on, minus the number of units that it
         must not share a device with: [units]. Units with little freedom are placed first.
         """
-        freedom = self.lawful.sum(1)
+        freedom = self.allowed.sum(1)
         if self.groups.shape[1]:
             groups = self.groups[:-1].astype(np.float32)
             apart = (groups @ groups.T > 0) & ~np.eye(len(groups), dtype=bool)
@@ -131,7 +131,7 @@ class Occupancy:
         found: Bools = self.free >= sizes[:, None]
         if self._rules is None:
             return found
-        found = found & self._rules.lawful[units]
+        found = found & self._rules.allowed[units]
         for group in range(self._resident.shape[2]):
             resident, member = self._resident[..., group], self._rules.groups[units, group][:, None]
             found &= ~member | (resident == NOTHING) | (resident == units[:, None])
@@ -154,7 +154,7 @@ class Occupancy:
         found = come - gone <= self.free[0, devices]
         if self._rules is None:
             return np.asarray(found)
-        found = found & self._rules.lawful[entering, devices]
+        found = found & self._rules.allowed[entering, devices]
         for group in range(self._resident.shape[2]):
             resident = self._resident[0, devices, group]
             emptied = (resident == leaving) & (self._parts[0, devices, group] == 1)
@@ -166,7 +166,7 @@ class Occupancy:
         """Adds a unit, or a part of it, to a device of the only plan."""
         self.free[0, device] -= size
         if self._rules is not None:
-            self.settle(unit, device)
+            self.record(unit, device)
 
     def leave(self, unit: int, size: int, device: int) -> None:
         """Removes a unit, or a part of it, from its device."""
@@ -176,7 +176,7 @@ class Occupancy:
             if not self._parts[0, device, group]:
                 self._resident[0, device, group] = NOTHING
 
-    def settle(self, unit: int, device: int) -> None:
+    def record(self, unit: int, device: int) -> None:
         """Adds a unit, or a part of it, without changing the free memory."""
         for group in self._groups_of(unit):
             self._resident[0, device, group] = unit

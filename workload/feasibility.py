@@ -22,9 +22,9 @@ from autoshard.workload.tables import DIM_STEP, Piece
 from autoshard.workload.tasks import ShardingTask
 
 _SECONDS = 20.0  # time limit of a search
-_WHOLE_SHARE = 0.5  # of the time for plans of whole tables, where tables may be split
+_WHOLE_SHARE = 0.5  # share of the time for plans of whole tables, where tables may be split
 _INFEASIBLE = 2  # status of scipy.optimize.milp
-_TOLERANCE = 2e-6  # of the solver, relative to a device's memory
+_TOLERANCE = 2e-6  # tolerance of the solver, relative to a device's memory
 
 Placed = Sequence[tuple[Piece, int]]
 Answer = TypeVar("Answer")
@@ -172,7 +172,7 @@ class _Program:
         parts = np.minimum(self._masks.max_parts[units], self._devices if split else 1)
         self._max_parts = parts.astype(np.float64)
         self._min_steps = np.ceil(self._masks.min_width[units] / DIM_STEP)
-        self._lawful = self._masks.lawful[units].astype(float)
+        self._allowed = self._masks.allowed[units].astype(float)
 
     def solved(self, deadline: float) -> Placed | None:
         """Returns a plan, or None if there is none; raises Undecided at the deadline."""
@@ -195,8 +195,8 @@ class _Program:
 
     def _solve(self, margin: float, seconds: float) -> "scipy.optimize.OptimizeResult":
         count = self._tables * self._devices
-        lawful = self._lawful
-        upper = np.concatenate([lawful.ravel(), (lawful * self._steps[:, None]).ravel()])
+        allowed = self._allowed
+        upper = np.concatenate([allowed.ravel(), (allowed * self._steps[:, None]).ravel()])
         return scipy.optimize.milp(
             np.zeros(2 * count),
             integrality=np.ones(2 * count),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # heavy, and not needed here
 
 Array = TypeVar("Array", Floats, "Tensor")
 
-_ELEMENT_BYTES = 4  # of a table's output, which is fp32 whatever its weights are
+_ELEMENT_BYTES = 4  # bytes per element of a table's output, which is fp32 whatever its weights are
 _MS = 1e3
 _MIN_MS = 1e-12
 _MIN_RESIDUAL = 0.01  # a norm of a higher power than this gives is a maximum

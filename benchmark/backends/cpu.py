@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 # Parts of a core's memory that its process may keep beside shards: freed pages, and the flush.
 _KEPT_SHARE, _FLUSH_SHARE = 24, 32
-DISTURBED_SHARE = 0.15  # of an iteration's time, taken by others
-_FIRST_FLUSH = 2**17  # of 8 bytes: enough to learn the speed of reading
+DISTURBED_SHARE = 0.15  # share of an iteration's time taken by others
+_FIRST_FLUSH = 2**17  # elements of 8 bytes: enough to learn the speed of reading
 # Forward passes before the one that counts. What ran before the reference changes the time of its
 # first forward pass by up to 40 %; after two of them by 4 %.
 REFERENCE_WARM_UPS = 2

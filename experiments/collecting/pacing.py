@@ -114,7 +114,7 @@ class Pace:
     ) -> None:
         self._terms = _terms(shards, batch_size)
         self._waiting = np.ones(len(shards), bool)
-        self._left: Floats = self._terms.sum(axis=0)  # of waiting shards
+        self._left: Floats = self._terms.sum(axis=0)  # sums over waiting shards
         self.devices = devices
         self._clock = clock
         self._began = clock()

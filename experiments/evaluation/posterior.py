@@ -31,7 +31,7 @@ SAMPLES = 1000
 _SPREADS = 40  # grid points for the spread of a plan's devices
 _MIN_SPREAD = 0.05  # relative to the noise: practically none
 _MAX_SPREAD = 2.0  # relative to the devices' mean
-_ITERATIONS = 50  # of expectation maximisation, which has converged by then
+_ITERATIONS = 50  # iterations of expectation maximisation, which has converged by then
 _LEVEL = 0.95
 
 

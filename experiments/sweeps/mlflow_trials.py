@@ -46,7 +46,7 @@ class MLflowTrials(LoggerCallback):
         self._restored, self._latest = False, time.monotonic()
         self._trials: dict[str, TrackedRun] = {}
         self._open: dict[str, TrackedRun] = {}
-        self.train_seconds = 0.0  # of all trials, in this process
+        self.train_seconds = 0.0  # seconds of all trials, in this process
         self.at_once = 0  # maximum number of concurrent trials
 
     def run_of(self, trial: Trial) -> TrackedRun:

@@ -32,7 +32,7 @@ from autoshard.workload import UserError
 
 TRIALS = "trials"  # Tune's folder in the storage
 _CPUS_PER_TRIAL = 1.0
-_FAILURES = 3  # of a trial, before it is given up
+_FAILURES = 3  # failures of a trial before it is given up
 _KEPT = 3  # checkpoints of a trial, because others may be about to resume from one of them
 _REDUCTION = 3  # ASHA continues one of three trials at each rung
 _REPORT_SECONDS = 30  # between two tables of all trials
