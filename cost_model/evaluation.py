@@ -15,7 +15,7 @@ from autoshard.cost_model.dataset import CostDataset
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.scenarios import Pricing
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.workload import Piece, Shard
 from autoshard.workload.arrays import Floats
 from autoshard.workload.cost_proxies import COST_PROXIES

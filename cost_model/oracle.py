@@ -14,7 +14,7 @@ from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Scenarios
 from autoshard.cost_model.table_residuals import TableResiduals
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.workload import (
     EmbeddingTable,
     Link,

@@ -2,8 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn import functional
 
 from autoshard.cost_model.ensemble import Ensemble, State
 from autoshard.cost_model.network import NetworkShape
+from autoshard.cost_model.threads import one_thread
 from autoshard.workload.bounds import check_bounds
 
 Progress = Callable[[], None]
@@ -58,21 +58,6 @@ class Curves:
     losses: tuple[float, ...]
     errors: tuple[float, ...]
     seconds: float
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Limits torch to one thread.
-
-    Networks this small gain little from more. Threads also wait for busy cores, and add up in
-    another order on machines with more of them.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 @one_thread()

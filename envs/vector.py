@@ -10,7 +10,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from autoshard.cost_model import CostModel, EstimatedCosts
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.envs.batched_env import BatchedPlacementEnv
 from autoshard.envs.catalog import TableCatalog, TaskInstance
 from autoshard.envs.observation import Floats, Layout
@@ -77,7 +77,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         self._return = torch.zeros(num_envs)
         self._actions = torch.zeros(num_envs, dtype=torch.int64)
         self._tasks = np.zeros(num_envs, np.int64)
-        self._tally = {"games": 0, "dead_ends": 0, "halvings": 0, "relative_max": 0.0}
+        self._tally = {"games": 0, "dead_ends": 0, "relative_max": 0.0}
         self._measured = 0
         self._prefetched: list[TaskInstance] = []
 
@@ -130,7 +130,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
     def tally(self) -> dict[str, float]:
         """Returns statistics of the episodes that ended since the last call.
 
-        `games`, `dead_ends` and `halvings` count episodes, infeasible episodes and splits.
+        `games` and `dead_ends` count episodes and infeasible episodes.
         `relative_max` is the mean step time of the others over its lower bound. `asked` counts
         shards that were requested from a pool.
         """
@@ -179,7 +179,6 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         relative = plan_ms / episodes.lower_bound_ms
         self._tally["games"] += int(over.sum())
         self._tally["dead_ends"] += int(failed.sum())
-        self._tally["halvings"] += int((episodes.parts - 1)[over].sum())
         self._tally["relative_max"] += float(relative[complete].sum())
         found = {
             "plan_ms": plan_ms,

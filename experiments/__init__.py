@@ -1,4 +1,4 @@
-"""What people run. Each script parses a typed config, calls the rooms below and logs to MLflow.
+"""The commands: each parses a typed configuration, calls the other packages, and logs to MLflow.
 
-May import every other room; none imports this one.
+This package may import every other one; none imports it.
 """

@@ -11,7 +11,7 @@ from typing import Literal
 import tyro
 
 from autoshard.cost_model import CostModel, EstimatedCosts, load_model
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import Choice
 from autoshard.experiments.console import cli

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.inputs import read_devices, read_plan
 from autoshard.experiments.console.objectives import ObjectiveOptions

@@ -8,7 +8,7 @@ import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_prediction import Placed
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.column_plan import Changes, ColumnPlan
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.policy import PolicySharder

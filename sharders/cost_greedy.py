@@ -8,7 +8,7 @@ import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.heuristics import greedy_plan, place_in_turn
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks

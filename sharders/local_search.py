@@ -9,7 +9,7 @@ import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_prediction import Placed, StepPredictor
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.plan_search import PlanSearch
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.grid_greedy import GridGreedy
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks

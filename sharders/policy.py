@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_prediction import Placed, StepPredictor
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.sharders.local_search import LocalSearch
 from autoshard.sharders.policy_files import Policy

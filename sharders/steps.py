@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.plan_search import Change, Choices, PlanSearch
 from autoshard.workload import Piece, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between

@@ -1,1 +1,1 @@
-"""How commands speak with people: options and errors, progress, notices, seconds, Ray itself."""
+"""Command lines of all commands: options, errors, progress, time budgets, and Ray clusters."""

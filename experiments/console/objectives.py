@@ -19,7 +19,7 @@ class ObjectiveOptions:
     link: str | None = None
     """Link of all-to-alls: bytes or bits per second of a device in one direction, and latency, such
     as 25GB/s,30us. Default: the link that the cost model learned for this number of devices; if it
-    has none, all-to-alls are not priced."""
+    has none, and in training, all-to-alls are not priced."""
 
     @property
     def names_objective(self) -> bool:

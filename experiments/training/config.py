@@ -93,8 +93,8 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
     max_devices: int = 128
     """Maximum number of devices that the policy supports."""
     goal: Goal = "maximum"
-    """Reward of an episode. maximum: minus the slowest device's cost. balance: AutoShard's cheapest
-    over costliest device."""
+    """Reward of an episode. maximum: minus the step time by the objective, over its lower bound.
+    balance: AutoShard's cheapest over costliest device."""
     collect: int = 0
     """Number of plans that are sampled from the policy and measured, before the first iteration and
     at each check, to train the cost model. Requires --reward estimated."""

@@ -10,7 +10,7 @@ import torch
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts
 from autoshard.cost_model.calibration import adapted
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.envs import TableCatalog
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.sharders.policy_network import PolicyNetwork

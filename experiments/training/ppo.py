@@ -18,7 +18,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_SAMPLED_LIFETIME
 from ray.tune import register_env
 
 from autoshard.cost_model import CostModel
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.envs import (
     Balance,
     CostSource,
@@ -191,7 +191,7 @@ class LostRunners(RLlibCallback):
     def on_env_runners_recreated(
         self, *, algorithm: Algorithm, env_runner_indices: list[int], **_context: Any
     ) -> None:
-        """Called by RLlib."""
+        """Implements RLlib's hook."""
         names = ", ".join(map(str, env_runner_indices))
         cli.note(f"env runner {names} was lost and is replaced")
         model = getattr(algorithm, _COST_MODEL, None)

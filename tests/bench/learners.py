@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 
 from autoshard.cost_model import OutsideTraining, load_model
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.envs.task_families import ALL, FILLS, Choice
 from autoshard.experiments.training.config import LearnerName, PPOShardConfig
 from autoshard.experiments.training.ppo import Trainer

@@ -33,7 +33,8 @@ from autoshard.cost_model.evaluation import (
     evaluations_per_second,
     placements_per_second,
 )
-from autoshard.cost_model.training import TrainOptions, one_thread
+from autoshard.cost_model.threads import one_thread
+from autoshard.cost_model.training import TrainOptions
 from autoshard.experiments.collecting.proposals import SEARCH, Proposer
 from autoshard.workload import EmbeddingTable, Shard, UserError, load_tables, random_shards
 from bench.metric import Metric

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from autoshard.cost_model import EstimatedCosts, load_model, save_model
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, ShardingVectorEnv, TableCatalog
 from autoshard.envs.task_families import FAMILIES
 from autoshard.experiments import compare, ppo_shard, tune_shard

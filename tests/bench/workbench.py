@@ -7,7 +7,7 @@ from pathlib import Path
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
 from autoshard.benchmark.hardware import physical_cores
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 
 TABLES = "synthetic:200:1:small"

@@ -6,7 +6,8 @@ import pytest
 
 from autoshard.cost_model import CostDataset, CostModel
 from autoshard.cost_model.compute_training import train_compute
-from autoshard.cost_model.training import TrainOptions, one_thread
+from autoshard.cost_model.threads import one_thread
+from autoshard.cost_model.training import TrainOptions
 from autoshard.envs import TableCatalog
 from autoshard.workload import EmbeddingTable
 from autoshard.workload.parts import Part

@@ -166,29 +166,21 @@ def test_the_tally_counts_what_ended_since_it_was_asked(split_catalog: TableCata
     env = ShardingVectorEnv(split_catalog, NUM_ENVS, SMALL)
     rng = np.random.default_rng(1)
     env.reset(seed=1)
-    ended, halved = np.zeros(NUM_ENVS, np.bool_), np.zeros(NUM_ENVS, np.int64)
     for _ in range(2):
-        games, dead, max_splits, relative = 0, 0, 0, []
+        games, dead, relative = 0, 0, []
         for _ in range(60):
-            splittable = env.episodes.splittable.numpy().copy()
-            masks = np.column_stack([env.episodes.allowed.numpy(), splittable])
-            actions = np.array([some(mask, rng) for mask in masks])
-            halved += ~ended & splittable & (actions == env.episodes.split_action)
-            _, _, ended, _, infos = env.step(actions)
+            masks = np.column_stack([env.episodes.allowed.numpy(), env.episodes.splittable.numpy()])
+            _, _, ended, _, infos = env.step(np.array([some(mask, rng) for mask in masks]))
             games += int(ended.sum())
-            max_splits += int(halved[ended].sum())
-            halved[ended] = 0
             for env_id in np.flatnonzero(ended):
                 dead += infos["infeasible"][env_id]
                 if not infos["infeasible"][env_id]:
                     relative.append(infos["plan_ms"][env_id] / infos["lower_bound_ms"][env_id])
         assert dead > 0
-        assert max_splits > 0
         assert relative
         assert env.tally() == {
             "games": games,
             "dead_ends": dead,
-            "halvings": max_splits,
             "relative_max": pytest.approx(np.mean(relative)),
             "asked": 0,
         }

@@ -22,7 +22,7 @@ import torch
 
 from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.step_prediction import StepPredictor
-from autoshard.cost_model.training import one_thread
+from autoshard.cost_model.threads import one_thread
 from autoshard.envs import (
     Balance,
     MixedTaskSampler,
