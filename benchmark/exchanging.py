@@ -16,7 +16,7 @@ from autoshard.benchmark.measurement import (
 )
 from autoshard.benchmark.statistics import median_spread
 
-_ITERATIONS = 40  # of a round, at whose start ranks find each other: some 0.2 s
+_ITERATIONS = 40  # iterations of a round, at whose start ranks find each other: some 0.2 s
 _MAX_ROUNDS = 4
 _PRECISION = 0.05  # ranks wait for each other: their times vary more than an operator's
 

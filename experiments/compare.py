@@ -49,7 +49,7 @@ from autoshard.workload import EmbeddingTable, UserError, documents, load_tables
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.parts import tables_by_part
 
-_ALL = "all"  # of --sharders
+_ALL = "all"  # value of --sharders
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from autoshard.workload.units import PlacementUnit, bytes_of_units
 
 # As published: the defaults of `shard` and `_table_wise_shard` in neuroshard/neurosharder.py of
 # github.com/daochenzha/neuroshard, there `n`, `k`, `max_length`, `search_steps` and `threshold_*`.
-_CANDIDATES = 10  # of the costliest pieces, and of the largest ones, that are split
+_CANDIDATES = 10  # number of the costliest pieces, and of the largest ones, that are split
 _BEAM = 3  # cuts that are kept after a step
 _STEPS = 10  # consecutive splits
 _GRID = 11  # limits of columns

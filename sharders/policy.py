@@ -17,7 +17,7 @@ from autoshard.workload.packing import pack
 
 _CANDIDATES = 4  # plans of the usual rollouts that are compared
 _WIDE_CANDIDATES = 8  # plans of further rollouts, beside those
-_STARTS = 3  # of them, from which a search may start, beside the greedy plan
+_STARTS = 3  # plans of these from which a search may start, beside the greedy plan
 
 
 class PolicySharder:

@@ -38,12 +38,12 @@ _MLPERF_LOOKUPS = (
 )  # fmt: skip
 
 _PUBLISHED_BATCH = 65_536  # samples of the batch in which the published reuse was counted
-_MAX_REDUCTION = 64  # of that batch, for tables whose reuse was counted in a smaller one
+_MAX_REDUCTION = 64  # reduction of that batch, for tables whose reuse was counted in a smaller one
 _TILT = 0.4  # maximum slope of the log factor per reuse bin
 # Variations: standard deviations of log rows and log lookups, and the range of Zipf exponents.
 _VARIED_ROWS, _VARIED_LOOKUPS, _VARIED_ZIPF = 0.5, 0.4, (0.0, 1.2)
 _SEED_STEP = 1_000_003  # between the ranges of a mixture
-_MAX_BYTES = 2**32  # of a table's fp32 weights; larger tables get fewer rows
+_MAX_BYTES = 2**32  # size of a table's fp32 weights; larger tables get fewer rows
 
 
 @dataclass(frozen=True)

@@ -127,10 +127,10 @@ class DeviceBackend(ABC):
 
     kind: ClassVar[str]  # as options, fingerprints and stores name it
     noun: ClassVar[str]  # as messages name one
-    max_ranks: ClassVar[float]  # that one device can run at the same time
+    max_ranks: ClassVar[float]  # ranks that one device can run at the same time
     patience_s: ClassVar[float]  # for which a pool waits for its first device
     is_shared: ClassVar[bool]  # other processes may slow it down, so costs need a reference
-    num_gpus: ClassVar[int] = 0  # of Ray, that an actor holds
+    num_gpus: ClassVar[int] = 0  # Ray GPUs that an actor holds
     operator: OperatorPlacement
     collectives: str  # torch.distributed's name of the library that connects ranks
 

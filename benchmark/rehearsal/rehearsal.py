@@ -17,10 +17,10 @@ from autoshard.benchmark.rehearsal.times import RankTimes, Rehearsal
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError
 
 WARM_UP = 5  # steps
-_ROUND_STEPS = 10  # of a plan in a round of several
+_ROUND_STEPS = 10  # steps of a plan in a round of several
 _ROUND_WARM_UP = 3  # after which the caches hold nothing of the plan before
 _MIN_ROUNDS = 3
-_UNKNOWN_BYTES = 2**50  # of a GPU, which fails itself if something does not fit
+_UNKNOWN_BYTES = 2**50  # memory of a GPU, which fails itself if something does not fit
 _GRACE_S = 5.0  # for the errors of other ranks, one of which may be the cause
 
 

@@ -31,7 +31,7 @@ from autoshard.workload.torchrec import to_torchrec
 from autoshard.workload.torchrec.names import FUSED_OPTIMIZERS
 
 LEARNING_RATE = 0.1
-BATCHES = 8  # that steps cycle through, so that the cache holds little of the next one
+BATCHES = 8  # batches that steps cycle through, so that the cache holds little of the next one
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Training:
     ) -> None:
         rank, ranks, device = dist.get_rank(), dist.get_world_size(), backend.device
         self._task = task
-        torch.manual_seed(0)  # of the dense layers: the same on all ranks
+        torch.manual_seed(0)  # seed of the dense layers: the same on all ranks
         model = RehearsedModel(task.tables, task.operator)
         if isinstance(plan, ShardingPlan):
             plan = to_torchrec(plan_in_model(plan, task.tables), model, ranks, device.type)

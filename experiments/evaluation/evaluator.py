@@ -74,8 +74,8 @@ class Evaluator:
         self._started = clock()
         self._entries: list[Entry] = []
         self._plans: dict[str, list[Plan | None]] = {}
-        self._pricing: list[Pricing] = []  # of each task
-        self._shards: list[list[Shard]] = []  # of each task
+        self._pricing: list[Pricing] = []  # one for each task
+        self._shards: list[list[Shard]] = []  # one for each task
         self._more_tasks = True
         self._reported = 0
 

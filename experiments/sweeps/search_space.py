@@ -17,10 +17,10 @@ Value = float | int
 Space = Mapping[str, Domain]
 
 _SPACE: Space = {
-    "learning_rate": tune.loguniform(1e-4, 1e-2),  # of Adam; tuned by hand: 1e-3
+    "learning_rate": tune.loguniform(1e-4, 1e-2),  # Adam's rate; tuned by hand: 1e-3
     "epochs": tune.choice([1, 2, 3, 5, 8]),  # passes over the samples of an iteration
     "minibatch": tune.choice([256, 512, 1024, 2048, 4096]),  # steps in a gradient
-    "clip": tune.loguniform(0.05, 0.4),  # of the probability ratio; RLlib's default: 0.3
+    "clip": tune.loguniform(0.05, 0.4),  # clip of the probability ratio; RLlib's default: 0.3
     "entropy": tune.loguniform(1e-6, 1e-2),  # weight of the entropy bonus
     "gae_lambda": tune.uniform(0.9, 1.0),  # 1 uses returns alone; episodes are short
     "sharpness": tune.loguniform(30.0, 3000.0),  # how closely the initial policy follows cost_fused

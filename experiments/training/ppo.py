@@ -207,7 +207,7 @@ def ppo_config(config: PPOShardConfig, seed: int) -> PPOConfig:
     """
     hyper, grouped = config.hyper, config.learner != "critic"
     runners = max(1, config.env_runners)
-    num_envs = max(1, config.num_envs // runners)  # of each env runner
+    num_envs = max(1, config.num_envs // runners)  # for each env runner
     if grouped:
         num_envs = max(1, num_envs // hyper.group_size) * hyper.group_size
     # An episode takes a step for each table, and one to begin the next.

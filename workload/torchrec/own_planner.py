@@ -27,7 +27,7 @@ from autoshard.workload.torchrec.names import DATA_TYPES, device_type_here, look
 from autoshard.workload.torchrec.plans import FUSED, placements_of
 
 _OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad, "rowwise_adagrad": RowWiseAdagrad}
-_MAX_WIDTH = 128  # of a piece, as TorchRec's default
+_MAX_WIDTH = 128  # columns of a piece, as TorchRec's default
 
 
 def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
