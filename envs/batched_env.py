@@ -162,7 +162,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self._piece_limit[new] = self.count[new] + self.max_splits
         self.order[new], self.origin[new] = torch.from_numpy(order), torch.from_numpy(origin)
         self._constrained[new] = torch.from_numpy(constrained)
-        max_parts = np.minimum(max_parts, self.devices[new].numpy()[:, None])
+        max_parts = np.minimum(max_parts, self.num_devices[new].numpy()[:, None])
         tables_of_new = np.stack([np.ones_like(max_parts), max_parts, min_width], axis=2)
         self._tables[new] = torch.from_numpy(tables_of_new)
 
@@ -189,7 +189,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         totals, work = tables.sums(catalog.amounts), tables.sums(catalog.described)
         self.all_ms[env_ids] = tables.sums(catalog.alone_ms[:, None])[:, 0]
         self.added_ms[env_ids] = alone.sum(1) - self.all_ms[env_ids]
-        devices = self.devices[env_ids]
+        devices = self.num_devices[env_ids]
         self.even_share[env_ids] = (work / devices[:, None]).clamp_min(1e-9)
         even_ms = catalog.price(totals / devices[:, None, None]).total_ms
         costliest = tables.highest(catalog.alone_ms)
@@ -323,12 +323,12 @@ class BatchedPlacementEnv(EpisodeDevices):
 
         It may help if the unit is costly, or if no device is safe for the whole unit.
         """
-        narrow = self.catalog.narrow[self.current]
+        min_half_width = self.catalog.min_half_width[self.current]
         origin = self.origin.gather(1, self._place[:, None])[:, 0]
         pieces, max_parts, min_width = self._tables[self._env_ids, origin].unbind(1)
-        possible = (narrow > 0) & (self.count < self._piece_limit) & (pieces < max_parts)
+        possible = (min_half_width > 0) & (self.count < self._piece_limit) & (pieces < max_parts)
         costly = self.unit_features[:, _ALONE] >= _MIN_SPLIT_COST
-        return possible & (costly | ~self.safe.any(1)) & (narrow >= min_width)
+        return possible & (costly | ~self.safe.any(1)) & (min_half_width >= min_width)
 
     def placed_pieces(self, env_id: int) -> list[tuple[Piece, int]]:
         """Returns the placed pieces of an episode and their devices.

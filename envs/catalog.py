@@ -30,7 +30,7 @@ NUM_SCALARS = 6  # features of a unit beside its named amounts
 
 
 @dataclass(frozen=True)
-class Larger:
+class FullTask:
     """The task that an instance is a part of, as far as all-to-alls depend on it.
 
     Args:
@@ -58,7 +58,7 @@ class TaskInstance:
     memory_bytes: Ints
     masks: RuleMasks | None = None
     objective: Objective = field(default_factory=Objective)
-    larger: Larger | None = None
+    larger: FullTask | None = None
 
 
 class TableCatalog:
@@ -97,7 +97,9 @@ class TableCatalog:
         self.columns = torch.tensor([unit.columns for unit in known], dtype=torch.float32)
         # Only units of one piece can be split; the widths of others are not used.
         self.widths = torch.tensor([unit.pieces[0].width for unit in known])
-        self.narrow = torch.where(self.halves[:, 0] == NO_HALVES, 0, self.widths[self.halves[:, 0]])
+        self.min_half_width = torch.where(
+            self.halves[:, 0] == NO_HALVES, 0, self.widths[self.halves[:, 0]]
+        )
         self._by_prefix: dict[str, Ints] = {}
         self.set_oracle(oracle)
 

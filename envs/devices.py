@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autoshard.envs.catalog import Larger, TableCatalog, TaskInstance
+from autoshard.envs.catalog import FullTask, TableCatalog, TaskInstance
 from autoshard.workload.step_price import StepPrice
 
 STAGES = 3  # forward (with backward, where they share a stage), backward, both all-to-alls
@@ -49,7 +49,7 @@ class EpisodeDevices:
         self.capacity = torch.zeros(by_device, dtype=torch.int64)
         self.free = torch.zeros(by_device, dtype=torch.int64)
         self.free_after = torch.zeros(by_device, dtype=torch.int64)
-        self.devices = torch.ones(num_envs, dtype=torch.int64)
+        self.num_devices = torch.ones(num_envs, dtype=torch.int64)
         self.capacity_divisor = torch.ones(by_device)  # the capacity as a float, at least 1
         self.capacity_share = torch.ones(by_device)  # relative to the mean device of the episode
         self.prices = torch.zeros(num_envs, len(fields(StepPrice)))
@@ -93,10 +93,10 @@ class EpisodeDevices:
         self.capacity[new] = torch.from_numpy(capacity)
         self.free[new] = self.capacity[new]
         self.exists[new] = self.capacity[new] != _ABSENT
-        self.devices[new] = self.exists[new].sum(1)
+        self.num_devices[new] = self.exists[new].sum(1)
         self.capacity_divisor[new] = self.capacity[new].float().clamp_min(1)
         total = (self.capacity_divisor[new] * self.exists[new]).sum(1)
-        mean = total / self.devices[new]
+        mean = total / self.num_devices[new]
         self.capacity_share[new] = self.capacity_divisor[new] / mean[:, None]
         self._pairs = self.exists.nonzero()
         units = np.concatenate([instance.units for instance in instances])
@@ -104,7 +104,7 @@ class EpisodeDevices:
         columns = np.bincount(rows, self.catalog.columns.numpy()[units], len(instances))
         prices = []
         for instance, own in zip(instances, columns.tolist(), strict=True):
-            larger = instance.larger or Larger(len(instance.memory_bytes), own)
+            larger = instance.larger or FullTask(len(instance.memory_bytes), own)
             batch_size = self.catalog.batch_size
             price = StepPrice.of(instance.objective, batch_size, larger.ranks, larger.columns)
             prices.append(price.row)

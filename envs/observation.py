@@ -82,7 +82,7 @@ class Layout:
     def parts(self, episodes: BatchedPlacementEnv) -> dict[str, Tensor]:
         """Returns the observations of all episodes by part, each [envs, *shape]."""
         unit = episodes.unit_features
-        num_devices, priced = episodes.devices.float(), episodes.priced / episodes.priced_scale
+        num_devices, priced = episodes.num_devices.float(), episodes.priced / episodes.priced_scale
         now, joined = priced.unbind(2)
         slowest = now[..., :STAGES].amax(1)
         plan_after = torch.maximum(joined[..., :STAGES], slowest[:, None]).sum(2)

@@ -115,7 +115,7 @@ class CostSource(Protocol):
     """Source of the costs of completed episodes."""
 
     @property
-    def measured(self) -> int:
+    def num_requested(self) -> int:
         """Number of shards requested from a pool so far."""
         ...
 
@@ -132,7 +132,7 @@ class EstimatedRewards:
             scaled to it. With 0, costs are those of the mean scenario.
     """
 
-    measured = 0
+    num_requested = 0
 
     def __init__(self, scenarios: int = 0) -> None:
         self._scenarios = scenarios
@@ -171,7 +171,7 @@ class MeasuredRewards:
 
     def __init__(self, store: Path | str, kind: str = "auto") -> None:
         self._store, self._kind = str(store), kind
-        self.measured = 0
+        self.num_requested = 0
         self._pool: benchmark.BenchmarkPool | None = None  # connected in the worker that measures
 
     def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
@@ -192,7 +192,7 @@ class MeasuredRewards:
             if answer.ok:
                 cost = answer.normalized_to(catalog.model.provenance.reference_level).cost()
                 forward[where], backward[where] = cost.forward_ms, cost.backward_ms
-        self.measured += len(shards)
+        self.num_requested += len(shards)
         stages = torch.stack(episodes.stages(forward, backward, episodes.columns), dim=-1)
         stages = stages[list(env_ids)]
         return Costs(stages.amax(1).sum(1), stages.sum(2))
@@ -214,9 +214,9 @@ class MixedRewards:
         self._rng = np.random.default_rng(seed)
 
     @property
-    def measured(self) -> int:
+    def num_requested(self) -> int:
         """Number of shards requested from the pool so far."""
-        return self._measured.measured
+        return self._measured.num_requested
 
     def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
         """Returns measured costs of some episodes, and predicted costs of the others."""

@@ -77,8 +77,8 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
         self._return = torch.zeros(num_envs)
         self._actions = torch.zeros(num_envs, dtype=torch.int64)
         self._tasks = np.zeros(num_envs, np.int64)
-        self._tally = {"games": 0, "dead_ends": 0, "relative_max": 0.0}
-        self._measured = 0
+        self._tally = {"episodes": 0, "infeasible": 0, "step_over_bound": 0.0}
+        self._requested = 0
         self._prefetched: list[TaskInstance] = []
 
     @one_thread()
@@ -130,15 +130,15 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
     def tally(self) -> dict[str, float]:
         """Returns statistics of the episodes that ended since the last call.
 
-        `games` and `dead_ends` count episodes and infeasible episodes.
-        `relative_max` is the mean step time of the others over its lower bound. `asked` counts
-        shards that were requested from a pool.
+        `episodes` and `infeasible` count all episodes and infeasible ones. `step_over_bound` is the
+        mean step time of the others over its lower bound. `requested_shards` counts shards that
+        were requested from a pool.
         """
         tally = dict(self._tally)
-        tally["relative_max"] /= max(1, tally["games"] - tally["dead_ends"])
+        tally["step_over_bound"] /= max(1, tally["episodes"] - tally["infeasible"])
         self._tally = dict.fromkeys(self._tally, 0)
-        tally["asked"] = self.source.measured - self._measured
-        self._measured = self.source.measured
+        tally["requested_shards"] = self.source.num_requested - self._requested
+        self._requested = self.source.num_requested
         return tally
 
     def _next_tasks(
@@ -177,9 +177,9 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
             exists, lower_bound_ms = episodes.exists[complete], episodes.lower_bound_ms[complete]
             returns[~failed[over]] = self.reward.complete(costs, exists, lower_bound_ms)
         relative = plan_ms / episodes.lower_bound_ms
-        self._tally["games"] += int(over.sum())
-        self._tally["dead_ends"] += int(failed.sum())
-        self._tally["relative_max"] += float(relative[complete].sum())
+        self._tally["episodes"] += int(over.sum())
+        self._tally["infeasible"] += int(failed.sum())
+        self._tally["step_over_bound"] += float(relative[complete].sum())
         found = {
             "plan_ms": plan_ms,
             "lower_bound_ms": episodes.lower_bound_ms,

@@ -171,7 +171,7 @@ class CompareConfig(ObjectiveOptions):
             more_than=dict.fromkeys(("precision", "seconds", "verify_seconds", "memory_fill"), 0),
             up_to={"memory_fill": 1},
         )
-        self.wanted(self.num_devices)  # raises for wrong options
+        self.build_objective(self.num_devices)  # raises for wrong options
         if self.judge == "training" and self.measure:
             raise UserError("--measure excludes --judge training: leave one of them out")
         if measuring and not self.measure:
@@ -280,7 +280,7 @@ def _task_set(
         if config.choice is None
         else config.choice.task_sampler
     )
-    objective = config.wanted(sampler.max_devices, oracle.link)
+    objective = config.build_objective(sampler.max_devices, oracle.link)
     # Links that a family samples count unless an option is given.
     tasks = (
         replace(task, objective=objective)

@@ -96,7 +96,7 @@ def main(config: DiffConfig) -> None:
     devices, tables = config.devices(), load_tables(config.tables)
     model = load_model(config.cost_model)
     oracle = open_oracle(model, config.batch_size, tables, config.store)
-    objective = config.wanted(len(devices), oracle.link)
+    objective = config.build_objective(len(devices), oracle.link)
     operator = model.provenance.operator
     task = ShardingTask(tables, devices, config.batch_size, operator, objective=objective)
     if config.constraints is not None:

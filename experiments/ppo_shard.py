@@ -44,12 +44,11 @@ def main(config: PPOShardConfig) -> None:
     config.check()
     storage = _storage(config)
 
-    # 2. Tables by part: training, checks and test. The cost model, which warns of tables that are
-    # out of its distribution.
+    # 2. Tables by part: training, checks and test. The cost model.
     tables = config.all_tables()
     parts = split_tables(config.source, tables)
     model = load_model(config.cost_model)
-    open_oracle(model, config.batch_size, tables)
+    open_oracle(model, config.batch_size, tables)  # only for its warnings of unfamiliar tables
 
     # 3. The folder of the run, and the store of measurements.
     if saved is None:
@@ -82,12 +81,12 @@ def main(config: PPOShardConfig) -> None:
             run.data(tables_source(config.source, tables))
             training.begin()
         while not training.done:
-            figures = training.step()
-            report.iteration(figures)
-            if storage is not None and "check_score" in figures:
+            metrics = training.step()
+            report.iteration(metrics)
+            if storage is not None and "check_score" in metrics:
                 folder.mirror(storage)
                 storage.keep_store(store)
-        if training.left_out:
+        if training.remaining_iterations:
             cli.say(
                 f"stopped by {budget} after iteration {training.progress.iteration} of "
                 f"{config.max_iterations}: continue with --resume --out {config.out}"

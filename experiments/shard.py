@@ -145,7 +145,7 @@ class ShardConfig(ObjectiveOptions):
                 "--start-plan improves a plan by the cost model: leave out --sharder, --measure "
                 "and --plan"
             )
-        self.wanted(self.num_devices)  # raises for wrong options
+        self.build_objective(self.num_devices)  # raises for wrong options
         check_bounds(
             self,
             at_least={"num_devices": 1, "batch_size": 1, "seed": 0, "max_moved_gb": 0},
@@ -253,7 +253,7 @@ def _task(
             f"that are {known}: name a --cost-model trained on measurements of collect_costs.py "
             "with their --weights and --optimizer"
         )
-    objective = config.wanted(len(devices), oracle.link)
+    objective = config.build_objective(len(devices), oracle.link)
     task = ShardingTask(tables, devices, config.batch_size, known, objective=objective)
     return task if config.constraints is None else Constraints.of_file(config.constraints, task)
 

@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
-from autoshard.envs.catalog import NO_HALVES, Larger, TableCatalog, TaskInstance
+from autoshard.envs.catalog import NO_HALVES, FullTask, TableCatalog, TaskInstance
 from autoshard.workload.arrays import Ints
 
 # Minimum of a group. With fewer devices or units, plans are worse than without groups. With more,
@@ -59,7 +59,7 @@ def in_groups(catalog: TableCatalog, whole: Group) -> list[Group]:
     if units_of_groups is None:
         return [whole]
     columns = int(catalog.columns.numpy()[instance.units].sum())
-    larger = Larger(devices, columns)
+    larger = FullTask(devices, columns)
     return [
         Group(
             own,

@@ -69,22 +69,22 @@ class LocalSearch:
         """
         until = math.inf if seconds is None else self._clock() + (1 - _LAST_SHARE) * seconds
 
-        def late() -> bool:
+        def time_is_up() -> bool:
             return self._clock() > until
 
         mean = self._oracle.expectation()
         searches = [PlanSearch(mean, task, _SOFT, start, self._near) for start in starts]
         best = min(searches, key=PlanSearch.objective)
-        best.descend(self._split, late)
+        best.descend(self._split, time_is_up)
         rng = np.random.default_rng(self._seed)
         for number in count() if seconds is not None else range(self._kicks):
-            if late():
+            if time_is_up():
                 break
             other = PlanSearch(mean, task, _SOFT, best.placed(), self._near)
             # Every other kick splits a piece of the slowest device, which may help later moves.
             if not (self._split and number % 2 and other.split_costliest(number // 2)):
                 other.kick(rng)
-            other.descend(self._split, late)
+            other.descend(self._split, time_is_up)
             if other.objective() < best.objective():
                 best = other
         power = norm_power(self._oracle.residuals.prior.rest)
@@ -92,7 +92,7 @@ class LocalSearch:
         last = PlanSearch(scenarios, task, power, best.placed(), self._near)
         if seconds is not None:
             until += _LAST_SHARE * seconds
-        last.descend(self._split, late)
+        last.descend(self._split, time_is_up)
         return [best.placed(), last.placed()]
 
 

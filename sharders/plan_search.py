@@ -97,15 +97,15 @@ class PlanSearch:
             for piece in item.pieces
         ]
 
-    def descend(self, split: bool, late: Callable[[], bool] = lambda: False) -> None:
+    def descend(self, split: bool, time_is_up: Callable[[], bool] = lambda: False) -> None:
         """Applies the best move, else the best swap, else the best split, until none helps.
 
         Args:
             split: Whether tables may be split.
-            late: Returns whether to stop.
+            time_is_up: Returns whether to stop.
         """
         for _ in range(20 * len(self._homes)):
-            if late() or not (
+            if time_is_up() or not (
                 self._apply_best(self.moves(), _MIN_GAIN)
                 or self._apply_best(self.swaps(), _MIN_GAIN)
                 or (split and self._apply_best(self.splits(), _MIN_SPLIT_GAIN))

@@ -1,4 +1,4 @@
-"""How every command starts and ends: typed options, one-line errors, exit codes."""
+"""Runs a command: parses its typed options, prints errors as one line, and sets the exit code."""
 
 import os
 import re

@@ -26,7 +26,7 @@ class ObjectiveOptions:
         """Whether one of the options is given."""
         return self.objective is not None or self.link is not None
 
-    def wanted(
+    def build_objective(
         self, devices: int, learned: Callable[[int], Link | None] = lambda _devices: None
     ) -> Objective:
         """Returns the objective for a number of devices; UserError if the options are not valid.

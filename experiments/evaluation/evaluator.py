@@ -20,11 +20,11 @@ from autoshard.cost_model.repeated_measurements import (
 )
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.progress import following
-from autoshard.experiments.evaluation.planners import Entry, Outcome, Planners, best_heuristic
+from autoshard.experiments.evaluation.planners import Outcome, PlannedTask, Planners, best_heuristic
 from autoshard.experiments.evaluation.posterior import (
-    Plan,
     Pricing,
     Ratio,
+    ShardDigests,
     StepPosterior,
     digests_of,
     means_of,
@@ -62,7 +62,7 @@ class Evaluator:
 
     def __init__(
         self,
-        entries: Iterator[Entry],
+        entries: Iterator[PlannedTask],
         repeats: RepeatedMeasurements,
         limits: Limits,
         clock: Callable[[], float] = time.monotonic,
@@ -72,8 +72,8 @@ class Evaluator:
         self._limits = limits
         self._clock = clock
         self._started = clock()
-        self._entries: list[Entry] = []
-        self._plans: dict[str, list[Plan | None]] = {}
+        self._entries: list[PlannedTask] = []
+        self._plans: dict[str, list[ShardDigests | None]] = {}
         self._pricing: list[Pricing] = []  # one for each task
         self._shards: list[list[Shard]] = []  # one for each task
         self._more_tasks = True
@@ -147,7 +147,9 @@ class Evaluator:
             if self._late:
                 return f"stopped by --seconds {self._limits.seconds:g}: {widest}"
             self._report(widest)
-            by_tasks = sum(r.tasks for r in wide.values()) > sum(r.measuring for r in wide.values())
+            by_tasks = sum(r.task_variance for r in wide.values()) > sum(
+                r.measurement_variance for r in wide.values()
+            )
             helps = any(ratio.measured_width > precision for ratio in wide.values())
             if not self._more_tasks and not (helps and self._repeat()):
                 return f"there are no more tasks, and repeats would not help: {widest}"

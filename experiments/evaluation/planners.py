@@ -49,7 +49,7 @@ Outcomes = Mapping[str, Sequence[Outcome]]  # of each sharder for each task
 
 
 @dataclass(frozen=True)
-class Entry:
+class PlannedTask:
     """A task with the outcome of each sharder."""
 
     task: ShardingTask
@@ -87,7 +87,7 @@ class Planners:
         save: Path | None = None,
         measurer: "Measurer | None" = None,
         measuring: Callable[[], float] = lambda: 0.0,
-    ) -> Iterator[Entry]:
+    ) -> Iterator[PlannedTask]:
         """Yields each task with the plans of all sharders, made during iteration.
 
         Args:
@@ -97,13 +97,17 @@ class Planners:
             measuring: Returns the seconds that sharders have spent measuring so far.
         """
         sharders = self.sharders(measurer)
-        late = {n for n, spec in SHARDERS.items() if "pool" in spec.needs or spec.time == "all"}
-        warm_up({name: s for name, s in sharders.items() if name not in late}, task_set.first)
+        not_warmed_up = {
+            n for n, spec in SHARDERS.items() if "pool" in spec.needs or spec.time == "all"
+        }
+        warm_up(
+            {name: s for name, s in sharders.items() if name not in not_warmed_up}, task_set.first
+        )
         for number, task in enumerate(task_set.tasks):
             if save is not None:
                 save_task(save, number, task)
             others = {name: Outcome(plans[number]) for name, plans in task_set.plans.items()}
-            yield Entry(task, plan_task(sharders, task, measuring) | others)
+            yield PlannedTask(task, plan_task(sharders, task, measuring) | others)
 
 
 def warm_up(sharders: Mapping[str, Sharder], task: ShardingTask) -> None:

@@ -24,8 +24,8 @@ from autoshard.workload.step_price import StepPrice, stages_of_phases
 if TYPE_CHECKING:  # it loads Ray, which estimated plans do not need
     from autoshard.cost_model.repeated_measurements import KnownCost
 
-Plan = tuple[str, ...]  # the digests of its shards, without empty devices
-Plans = Mapping[str, Sequence[Plan | None]]  # of each sharder for each task; None: no plan
+ShardDigests = tuple[str, ...]  # the digests of its shards, without empty devices
+Plans = Mapping[str, Sequence[ShardDigests | None]]  # of each sharder for each task; None: no plan
 
 SAMPLES = 1000
 _SPREADS = 40  # grid points for the spread of a plan's devices
@@ -35,7 +35,7 @@ _ITERATIONS = 50  # iterations of expectation maximisation, which has converged 
 _LEVEL = 0.95
 
 
-def digests_of(task: ShardingTask, plan: ShardingPlan) -> Plan:
+def digests_of(task: ShardingTask, plan: ShardingPlan) -> ShardDigests:
     """Returns the digests of a plan's shards, without empty devices."""
     return tuple(shard.digest for shard in plan.shards(task) if shard is not None)
 
@@ -44,7 +44,9 @@ class Pricing(NamedTuple):
     """How plans of a task are priced."""
 
     objective: Objective  # the task's objective
-    exchange_ms: Mapping[Plan, float]  # time of both all-to-alls by plan, equal in all samples
+    exchange_ms: Mapping[
+        ShardDigests, float
+    ]  # time of both all-to-alls by plan, equal in all samples
 
     @staticmethod
     def of(task: ShardingTask, plans: Sequence[ShardingPlan]) -> "Pricing":
@@ -83,7 +85,7 @@ class StepPosterior:
             name: [p if p is not None and known.keys() >= set(p) else None for p in of_tasks]
             for name, of_tasks in plans.items()
         }
-        spreads: list[dict[Plan, float]] = [{} for _ in next(iter(self.plans.values()), ())]
+        spreads: list[dict[ShardDigests, float]] = [{} for _ in next(iter(self.plans.values()), ())]
         for of_tasks in self.plans.values():
             for task, spread in _spreads(known, of_tasks).items():
                 spreads[task].setdefault(of_tasks[task] or (), spread)
@@ -94,7 +96,7 @@ class StepPosterior:
             for name, of_tasks in self.plans.items()
         }
 
-    def _steps(self, task: int, plan: Plan | None) -> Floats:
+    def _steps(self, task: int, plan: ShardDigests | None) -> Floats:
         if plan is None:
             return np.full(max((len(draws) for _, draws in self._draws), default=1), np.nan)
         places, draws = self._draws[task]
@@ -106,7 +108,9 @@ class StepPosterior:
         return np.asarray(stages.sum(axis=1) + pricing.exchange_ms.get(plan, 0.0))
 
 
-def _spreads(known: "Mapping[str, KnownCost]", plans: Sequence[Plan | None]) -> dict[int, float]:
+def _spreads(
+    known: "Mapping[str, KnownCost]", plans: Sequence[ShardDigests | None]
+) -> dict[int, float]:
     """Returns the spread of devices' costs in a sharder's plans, in ms, by task number.
 
     The prior is fitted to all of its plans (Kiefer and Wolfowitz, by expectation maximisation).
@@ -132,7 +136,7 @@ def _spreads(known: "Mapping[str, KnownCost]", plans: Sequence[Plan | None]) -> 
     }
 
 
-def _values(known: "Mapping[str, KnownCost]", plan: Plan) -> tuple[Floats, Floats]:
+def _values(known: "Mapping[str, KnownCost]", plan: ShardDigests) -> tuple[Floats, Floats]:
     """Returns costs and errors of a plan's different shards, relative to their mean cost."""
     shards = [known[digest] for digest in dict.fromkeys(plan)]
     means = np.array([shard.mean_ms for shard in shards])
@@ -152,7 +156,7 @@ def _likelihood(means: Floats, errors: Floats, grid: Floats) -> Floats:
 
 def _draws(
     known: "Mapping[str, KnownCost]",
-    spreads: Mapping[Plan, float],
+    spreads: Mapping[ShardDigests, float],
     count: int,
     rng: np.random.Generator,
 ) -> tuple[dict[str, int], Floats]:
@@ -189,8 +193,8 @@ class Ratio:
     """Ratio of two sharders' mean step times, over the tasks for which both have plans."""
 
     value: float  # ratio of the means
-    measuring: float  # variance due to measuring noise
-    tasks: float  # variance due to the choice of tasks, beyond measuring noise
+    measurement_variance: float  # variance due to measuring noise
+    task_variance: float  # variance due to the choice of tasks, beyond measuring noise
     count: int  # number of tasks
 
     @staticmethod
@@ -213,7 +217,7 @@ class Ratio:
     @property
     def error(self) -> float:
         """Standard error; infinite with one task, which does not generalize to others."""
-        return math.sqrt(self.measuring + self.tasks)
+        return math.sqrt(self.measurement_variance + self.task_variance)
 
     @property
     def half_width(self) -> float:
@@ -223,7 +227,11 @@ class Ratio:
     @property
     def measured_width(self) -> float:
         """Half the width of the 95 % interval due to measuring noise alone."""
-        return math.sqrt(self.measuring) * _quantile(self.count) if self.measuring else 0.0
+        return (
+            math.sqrt(self.measurement_variance) * _quantile(self.count)
+            if self.measurement_variance
+            else 0.0
+        )
 
     @property
     def low(self) -> float:
@@ -236,7 +244,7 @@ class Ratio:
         return self.value + self.half_width
 
     @property
-    def below_one(self) -> float:
+    def probability_below_one(self) -> float:
         """Probability that the ratio is below 1, so that the first sharder is faster."""
         if self.count == 1:
             return 0.5

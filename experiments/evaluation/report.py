@@ -90,14 +90,14 @@ def score_all(
     lowest = lowest_of_each(steps.values())
     means = {name: _mean(of_tasks) for name, of_tasks in steps.items()}
     ranked = sorted(steps, key=lambda name: (means[name] or math.inf, name))
-    following = dict(pairwise(ranked))
+    next_slower = dict(pairwise(ranked))
     scores = {}
     for name in ranked:
         ours = steps[name]
         planned = [outcome for outcome in outcomes[name] if outcome.plan]
         ratio = None if best is None else Ratio.of(steps_ms[name], steps_ms[best])
         bounded = ratio if ratio is not None and ratio.count > 1 else None
-        after = following.get(name)
+        after = next_slower.get(name)
         against = None if after is None else Ratio.of(steps_ms[name], steps_ms[after])
         balances = [
             outcome.cost.mean_ms / ms
@@ -120,10 +120,12 @@ def score_all(
             ratio_high=None if bounded is None else bounded.high,
             ratio_variance=None
             if bounded is None
-            else {"measuring": bounded.measuring, "tasks": bounded.tasks},
+            else {"measuring": bounded.measurement_variance, "tasks": bounded.task_variance},
             improvement=None if ratio is None else 1 - ratio.value,
-            better_than_heuristic=None if ratio is None or name == best else ratio.below_one,
-            better_than_next=None if against is None else against.below_one,
+            better_than_heuristic=None
+            if ratio is None or name == best
+            else ratio.probability_below_one,
+            better_than_next=None if against is None else against.probability_below_one,
             promise=None if predicted is None else predicted.value,
             gap=None if bound is None else bound.value - 1,
         )
@@ -296,11 +298,11 @@ def verdict(scores: Mapping[str, Score], best: str | None, what: str, subject: s
         f"{first}: {subject} time {score.improvement:.1%} lower than {against} (95% CI "
         f"{1 - high:.1%} to {1 - low:.1%}; {what})"
     )
-    following = dict(pairwise(scores)).get(first)
+    next_slower = dict(pairwise(scores)).get(first)
     probability = score.better_than_next
-    if following is None or probability is None or probability > _SIGNIFICANT:
+    if next_slower is None or probability is None or probability > _SIGNIFICANT:
         return line
-    return f"{line}; the difference from {following} is not significant"
+    return f"{line}; the difference from {next_slower} is not significant"
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

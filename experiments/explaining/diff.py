@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autoshard.cost_model import StepPrediction
-from autoshard.experiments.explaining.plan_report import Part, format_columns, report
+from autoshard.experiments.explaining.plan_report import Part, format_columns, new_table
 from autoshard.workload import ShardingTask
 from autoshard.workload.documents import Schema
 from autoshard.workload.moves import Move, Traffic, moved_bytes, traffic_of
@@ -79,7 +79,7 @@ class PlanDiff:
             return
         names = [device.name for device in self.task.devices]
         tables = {table.name: table for table in self.task.tables}
-        shown = report(("table", "columns", "from", "to", "MB"), texts=4)
+        shown = new_table(("table", "columns", "from", "to", "MB"), texts=4)
         largest = sorted(self.moves, key=lambda move: -move.bytes)
         for move in largest[:_SHOWN]:
             columns = format_columns(tables[move.table], move.start, move.width)
@@ -93,7 +93,7 @@ class PlanDiff:
             f"{moved_bytes(self.moves) / _MB:,.1f} MB of weights and optimizer state"
         )
         yield shown
-        shown = report(("device", "out MB", "in MB"))
+        shown = new_table(("device", "out MB", "in MB"))
         for device, traffic in zip(self.task.devices, self.traffic, strict=True):
             shown.add_row(device.name, *(f"{size / _MB:,.1f}" for size in traffic))
         yield shown

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, slowest_by_phase
-from autoshard.experiments.explaining.plan_report import Baseline, Part, format_columns, report
+from autoshard.experiments.explaining.plan_report import Baseline, Part, format_columns, new_table
 from autoshard.sharders import Step, next_steps
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between, renumbered
@@ -31,7 +31,7 @@ def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> It
         "\nthe slowest device of each phase, and its costliest tables: the time that it would save "
         f"without each (shares need not add up to 100%); objective {task.objective}"
     )
-    shown = report(("phase, device", "columns", "ms", "share", "mean device"), texts=2)
+    shown = new_table(("phase, device", "columns", "ms", "share", "mean device"), texts=2)
     dims = plan.columns(task)
     for phase in slowest_by_phase(oracle, plan, task):
         sent = f"{dims[phase.device]:,} of {sum(dims):,} sent" if phase.is_exchange else ""
@@ -101,7 +101,7 @@ def differences(
     yield f"  {len(costs)} of {len(ms)} tables, {share:.0%} of the cost, are on other devices"
     if not costs:
         return
-    shown = report(("  table", "here", "there", "columns elsewhere", "ms"), texts=3)
+    shown = new_table(("  table", "here", "there", "columns elsewhere", "ms"), texts=3)
     for n in sorted(costs, key=lambda n: -costs[n])[:_ELSEWHERE]:
         here, there = (_devices(tables[n], of_plan, task) for of_plan in (plan, other))
         shown.add_row(f"  {n}", here, there, str(elsewhere[n]), f"{costs[n]:.2f}")

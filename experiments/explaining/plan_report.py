@@ -28,7 +28,7 @@ def show(parts: Iterable[Part]) -> None:
         cli.console.print(part, soft_wrap=isinstance(part, str), markup=False)
 
 
-def report(columns: Sequence[str], texts: int = 1) -> Table:
+def new_table(columns: Sequence[str], texts: int = 1) -> Table:
     """Returns an empty table. Its first `texts` columns are aligned left, the others right."""
     shown = Table(box=None, padding=(0, 0, 0, 1))
     for number, column in enumerate(columns):
@@ -49,7 +49,7 @@ def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Part]:
     """Yields a table of each device's memory by part, reserved if any, and free, in MB."""
     reserved = any(device.reserved_bytes for device in task.devices)
     columns = (*MemoryParts._fields, *(["reserve"] if reserved else []), "free", "of")
-    shown = report(("device", *columns, "full"))
+    shown = new_table(("device", *columns, "full"))
     for device, parts in zip(task.devices, plan.device_memory(task), strict=True):
         kept = [device.reserved_bytes] if reserved else []
         sizes = (*parts, *kept, device.usable_bytes - parts.total, device.memory_bytes)

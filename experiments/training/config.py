@@ -188,7 +188,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
             devices,
             read_range(self.memory_fill, "--memory-fill", float),
             self.memory_unevenness,
-            objective=self.wanted(devices[1]),
+            objective=self.build_objective(devices[1]),
         )
 
     def to_json(self) -> dict[str, Any]:

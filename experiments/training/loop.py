@@ -67,12 +67,12 @@ class Training:
         # A resumed run must not repeat the episodes of the first iterations.
         seed = config.seed + _SEEDS_APART * (saved.progress.iteration if saved else 0)
         self._trainer = Trainer(config, base, parts["train"], store, seed)
-        self._measuring = None
+        self._online = None
         if config.measures:
             # Loads Ray's pool, which is not needed if all costs are estimated.
-            from autoshard.experiments.training.measuring import Measuring
+            from autoshard.experiments.training.measuring import OnlineCostModel
 
-            self._measuring = Measuring(config, base, parts["train"], store, seed, adapt)
+            self._online = OnlineCostModel(config, base, parts["train"], store, seed, adapt)
         tasks = unseen_tasks(config, base, parts, "validation", config.seed)
         self._checks = PolicyCheck(list(islice(tasks, config.check_tasks)))
         if saved is not None:
@@ -81,15 +81,15 @@ class Training:
     @property
     def pool(self) -> "benchmark.BenchmarkPool | None":
         """The pool; None if all costs are estimated."""
-        return None if self._measuring is None else self._measuring.pool
+        return None if self._online is None else self._online.pool
 
     @property
     def done(self) -> bool:
         """Whether training has ended, by iterations or by time."""
-        return self.left_out == 0 or self._out_of_time
+        return self.remaining_iterations == 0 or self._out_of_time
 
     @property
-    def left_out(self) -> int:
+    def remaining_iterations(self) -> int:
         """Number of remaining iterations."""
         return max(0, self.config.max_iterations - self.progress.iteration)
 
@@ -104,20 +104,20 @@ class Training:
         """Makes an iteration, and a check if one is due; returns the metrics."""
         number = self.progress.iteration + 1
         started = time.time()
-        figures = self._trainer.iterate()
+        metrics = self._trainer.iterate()
         self.progress = replace(self.progress, iteration=number)
         # One more would take about as long.
         self._out_of_time = self._budget.left_s() < time.time() - started
         if number % self.config.check_every == 0 or self.done:
             if not self.done:  # otherwise nothing would learn from it
-                figures["asked"] += self._collect()
-            figures |= self._update_cost_model()
-            figures |= self._check()
+                metrics["asked"] += self._collect()
+            metrics |= self._update_cost_model()
+            metrics |= self._check()
             self._out_of_time |= self._budget.is_spent  # measuring may take long
-        figures["seconds"] = time.time() - started
-        self.progress = replace(self.progress, seconds=self.progress.seconds + figures["seconds"])
+        metrics["seconds"] = time.time() - started
+        self.progress = replace(self.progress, seconds=self.progress.seconds + metrics["seconds"])
         self._save()
-        return figures
+        return metrics
 
     def stop(self) -> None:
         """Ends the env runners, and closes the pool."""
@@ -127,13 +127,13 @@ class Training:
 
     def _collect(self) -> int:
         """Measures --collect plans of the policy; returns the number of shards."""
-        if self._measuring is None:
+        if self._online is None:
             return 0
-        return self._measuring.collect(self._trainer.network, self.model)
+        return self._online.collect(self._trainer.network, self.model)
 
     def _update_cost_model(self) -> dict[str, float]:
         """Adapts the cost model to new measurements; returns metrics of the update, if any."""
-        update = None if self._measuring is None else self._measuring.update()
+        update = None if self._online is None else self._online.update()
         if update is None:
             return {}
         self.model = update.model

@@ -26,12 +26,12 @@ _MAX_SHARDS = 240  # the latest ones, which the model is adapted to
 class Update:
     """An adapted cost model."""
 
-    model: CostModel  # the model
+    model: CostModel  # adapted to all measurements so far
     new_shards: int  # shards measured since the last update
     error_before: float  # median relative error of the previous model on these
 
 
-class Measuring:
+class OnlineCostModel:
     """The pool that measures rewards, and a cost model that is adapted to its measurements.
 
     Args:

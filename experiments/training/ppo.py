@@ -136,13 +136,15 @@ class Trainer:
             lambda runner: {} if runner.env is None else runner.env.unwrapped.tally()
         )
         tallies = [tally for tally in found if tally]
-        finished = sum(tally["games"] - tally["dead_ends"] for tally in tallies)
-        relative = sum(t["relative_max"] * (t["games"] - t["dead_ends"]) for t in tallies)
+        finished = sum(t["episodes"] - t["infeasible"] for t in tallies)
+        relative = sum(t["step_over_bound"] * (t["episodes"] - t["infeasible"]) for t in tallies)
         return {
             "steps": float(self._steps),
             "episode_return": float(result["env_runners"].get("episode_return_mean", "nan")),
             "relative_max": relative / finished if finished else float("nan"),
-            **{name: sum(t[name] for t in tallies) for name in ("games", "dead_ends", "asked")},
+            "games": sum(t["episodes"] for t in tallies),
+            "dead_ends": sum(t["infeasible"] for t in tallies),
+            "asked": sum(t["requested_shards"] for t in tallies),
             **{
                 name: float(learned.get(key, "nan"))
                 for name, key in (

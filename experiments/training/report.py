@@ -20,7 +20,7 @@ from autoshard.experiments.evaluation.planners import (
     steps_of,
 )
 from autoshard.experiments.evaluation.posterior import Ratio, relative
-from autoshard.experiments.explaining.plan_report import report
+from autoshard.experiments.explaining.plan_report import new_table
 from autoshard.experiments.tracking.runs import TrackedRun
 from autoshard.experiments.training.checks import PolicyCheck, unseen_tables, unseen_tasks
 from autoshard.experiments.training.loop import Training
@@ -49,9 +49,9 @@ _CURVES = {
 }
 
 
-def curves(figures: Mapping[str, float]) -> dict[str, float]:
+def curves(metrics: Mapping[str, float]) -> dict[str, float]:
     """Returns an iteration's metrics by their names in MLflow."""
-    return {curve: figures[name] for name, curve in _CURVES.items() if name in figures}
+    return {curve: metrics[name] for name, curve in _CURVES.items() if name in metrics}
 
 
 class TrainingReport:
@@ -80,29 +80,29 @@ class TrainingReport:
             {"hardware": training.model.provenance.hardware, "num_devices": config.num_devices}
         )
 
-    def iteration(self, figures: dict[str, float]) -> None:
+    def iteration(self, metrics: dict[str, float]) -> None:
         """Prints and logs an iteration's metrics, and prints the pool's new notices."""
         number, pool = self._training.progress.iteration, self._training.pool
         before = self._lines[-1]["steps"] if self._lines else 0.0
-        self._lines.append(figures)
-        self._run.metrics(curves(figures), step=number)
-        if "new_shards" in figures:
+        self._lines.append(metrics)
+        self._run.metrics(curves(metrics), step=number)
+        if "new_shards" in metrics:
             cli.say(
-                f"  the cost model was adapted to {figures['new_shards']:.0f} new shards; its "
-                f"median error on them was {figures['cost_model_error']:.1%}"
+                f"  the cost model was adapted to {metrics['new_shards']:.0f} new shards; its "
+                f"median error on them was {metrics['cost_model_error']:.1%}"
             )
         line = (
-            f"{number:4}/{self._training.config.max_iterations}  {figures['steps']:9,.0f} steps  "
-            f"max/bound {figures['relative_max']:.4f}  infeasible {figures['dead_ends']:.0f} of "
-            f"{figures['games']:.0f}  {figures['asked']:.0f} shards measured  "
-            f"{figures['seconds']:.1f} s"
+            f"{number:4}/{self._training.config.max_iterations}  {metrics['steps']:9,.0f} steps  "
+            f"max/bound {metrics['relative_max']:.4f}  infeasible {metrics['dead_ends']:.0f} of "
+            f"{metrics['games']:.0f}  {metrics['asked']:.0f} shards measured  "
+            f"{metrics['seconds']:.1f} s"
         )
         if before:
-            line += f"  {(figures['steps'] - before) / figures['seconds']:,.0f} steps/s"
-        if "check_over_heuristic" in figures:
+            line += f"  {(metrics['steps'] - before) / metrics['seconds']:,.0f} steps/s"
+        if "check_over_heuristic" in metrics:
             line += (
-                f"  unseen tables: {figures['check_over_heuristic']:.4f} of the best heuristic, "
-                f"{figures['check_without_plan']:.0f} without a plan"
+                f"  unseen tables: {metrics['check_over_heuristic']:.4f} of the best heuristic, "
+                f"{metrics['check_without_plan']:.0f} without a plan"
             )
         cli.say(line)
         if pool is not None:
@@ -137,7 +137,7 @@ class TrainingReport:
             )
         return {
             "iterations": training.progress.iteration,
-            "left_out": training.left_out,
+            "left_out": training.remaining_iterations,
             "env_steps": self._lines[-1]["steps"] if self._lines else 0,
             "seconds": training.progress.seconds,
             "iterations_here": [
@@ -228,7 +228,7 @@ class TrainingReport:
 
 def _test_table(steps: Mapping[str, list[float | None]], ratios: Mapping[str, Ratio]) -> Table:
     """Returns a table with a row for each sharder, the best first."""
-    shown = report(("sharder", "over the best heuristic", "95% CI", "without a plan"))
+    shown = new_table(("sharder", "over the best heuristic", "95% CI", "without a plan"))
     shown.title = f"{len(next(iter(steps.values())))} tasks of unseen tables, predicted step time"
     shown.title_justify = "left"
     for name in sorted(steps, key=lambda n: ratios[n].value if n in ratios else math.inf):

@@ -70,7 +70,7 @@ class Pretended(MeasuredRewards):
 
     def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
         self.env_ids += env_ids
-        self.measured += len(env_ids)
+        self.num_requested += len(env_ids)
         plans = torch.full((len(env_ids),), -2.0)
         return Costs(plans, torch.full((len(env_ids), episodes.max_devices), -1.0))
 
@@ -140,7 +140,7 @@ def test_episodes_that_end_together_are_measured_in_one_call_and_only_once(
     ]
     expected = [-sum(slowest) / bound[0], -costs[2] / bound[1]]
     assert rewards.tolist() == pytest.approx(expected, rel=1e-5)
-    assert env.tally()["asked"] == source.measured == 3
+    assert env.tally()["requested_shards"] == source.num_requested == 3
 
     again, _ = played(small_catalog, MeasuredRewards(tmp_path / "costs.db"))
     assert [answer.reused for answer in asked[1]] == [True] * 3
@@ -198,7 +198,7 @@ def test_measured_plans_include_their_all_to_alls(
         assert float(added) == pytest.approx(each.max(), rel=1e-3)
         waits = (with_link.devices_ms - alone.devices_ms)[env_id, : len(columns)]
         assert waits.tolist() == pytest.approx(each.tolist(), rel=1e-3)
-    assert source.measured == 6
+    assert source.num_requested == 6
     assert all(answer.reused for answer in asked[1])
 
 
@@ -208,7 +208,7 @@ def test_mixed_without_a_share_measures_nothing(small_catalog: TableCatalog) -> 
     mixed, env = played(small_catalog, MixedRewards(pretended, 0.0))
     assert mixed.tolist() == estimated.tolist()
     assert pretended.env_ids == []
-    assert env.tally()["asked"] == 0
+    assert env.tally()["requested_shards"] == 0
 
 
 def test_mixed_measures_its_share_drawn_by_its_seed(catalog: TableCatalog) -> None:
@@ -223,7 +223,7 @@ def test_mixed_measures_its_share_drawn_by_its_seed(catalog: TableCatalog) -> No
         measured = (costs.devices_ms < 0).all(1).nonzero()[:, 0] + 100
         assert ((costs.plan_ms == -2).nonzero()[:, 0] + 100).tolist() == measured.tolist()
         assert pretended.env_ids == measured.tolist()
-        assert source.measured == len(measured)
+        assert source.num_requested == len(measured)
         estimated = (costs.devices_ms > 0).all(1).nonzero()[:, 0]
         assert len(measured) + len(estimated) == 300
         assert torch.equal(costs.devices_ms[estimated], episodes.cost_ms[estimated + 100])

@@ -159,7 +159,7 @@ def test_an_episode_without_memory_ends_with_its_first_step(
         _, rewards, ended, _, _ = env.step(np.array([0, 0]))
         assert ended.tolist() == expected
         assert rewards[0] == pytest.approx(worth * expected[0])
-    assert env.tally()["dead_ends"] == 3
+    assert env.tally()["infeasible"] == 3
 
 
 def test_the_tally_counts_what_ended_since_it_was_asked(split_catalog: TableCatalog) -> None:
@@ -179,10 +179,10 @@ def test_the_tally_counts_what_ended_since_it_was_asked(split_catalog: TableCata
         assert dead > 0
         assert relative
         assert env.tally() == {
-            "games": games,
-            "dead_ends": dead,
-            "relative_max": pytest.approx(np.mean(relative)),
-            "asked": 0,
+            "episodes": games,
+            "infeasible": dead,
+            "step_over_bound": pytest.approx(np.mean(relative)),
+            "requested_shards": 0,
         }
     assert set(env.tally().values()) == {0}
 

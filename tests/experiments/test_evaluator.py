@@ -20,7 +20,7 @@ from autoshard.experiments.evaluation.evaluator import (
     Limits,
 )
 from autoshard.experiments.evaluation.measured_plan import measure_step
-from autoshard.experiments.evaluation.planners import Entry, Outcome, plan_task
+from autoshard.experiments.evaluation.planners import Outcome, PlannedTask, plan_task
 from autoshard.experiments.evaluation.posterior import Ratio, digests_of
 from autoshard.experiments.evaluation.report import Evaluation, bounds_ms
 from autoshard.sharders import FusedGreedySharder, make_sharder
@@ -54,11 +54,11 @@ class Source:
         self.pool, self.tasks, self.seconds, self.taken = pool, tasks, seconds, 0
         self.sharders = {name: make_sharder(name) for name in NAMES}
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[PlannedTask]:
         for task in self.tasks:
             self.taken += 1
             self.pool.now += self.seconds
-            yield Entry(task, plan_task(self.sharders, task))
+            yield PlannedTask(task, plan_task(self.sharders, task))
 
 
 def repeats_of(pool: SimulatedPool, seeds: int = 3) -> RepeatedMeasurements:
@@ -278,7 +278,7 @@ def test_a_plan_that_is_judged_waits_for_its_link(tables: tuple[EmbeddingTable, 
     for name, objective in (("step", Objective()), ("linked", Objective("step", link))):
         task = replace(bare, objective=objective)
         pool = SimulatedPool(repeats=0.01)
-        entry = Entry(task, {"size_lookup": Outcome(plan)})
+        entry = PlannedTask(task, {"size_lookup": Outcome(plan)})
         found[name] = Evaluator(iter([entry]), repeats_of(pool), Limits(), pool.clock).run(1)
     columns = np.array(plan.columns(bare), float)
     # Both all-to-alls: 1 ms of latency, and what the device with most columns sends the other two.

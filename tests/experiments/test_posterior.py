@@ -66,7 +66,7 @@ def test_plans_that_share_their_slowest_device_are_equal_in_all_scenarios() -> N
     assert np.isnan(found["one"][:, 1]).all()
     ratio = Ratio.of(found["one"], found["other"])
     assert ratio is not None
-    assert (ratio.value, ratio.count, ratio.measuring) == (1.0, 1, 0.0)
+    assert (ratio.value, ratio.count, ratio.measurement_variance) == (1.0, 1, 0.0)
 
 
 def test_a_plan_with_a_shard_that_nothing_is_known_of_is_none() -> None:
@@ -121,27 +121,27 @@ def test_the_variance_is_split() -> None:
     noisy = 9.0 + 0.3 * rng.standard_normal(40) + 0.3 * rng.standard_normal((500, 40))
     both = Ratio.of(noisy + 0.5 * rng.standard_normal(40), bar)
     assert both is not None
-    assert both.measuring == pytest.approx((0.03**2) / 40, rel=0.2)
-    assert both.tasks == pytest.approx((0.05**2) / 40, rel=0.6)
+    assert both.measurement_variance == pytest.approx((0.03**2) / 40, rel=0.2)
+    assert both.task_variance == pytest.approx((0.05**2) / 40, rel=0.6)
     certain = Ratio.of(noisy[:1], bar[:1])
     assert certain is not None
-    assert certain.measuring == 0 < certain.tasks
+    assert certain.measurement_variance == 0 < certain.task_variance
 
 
 def test_probabilities() -> None:
     bar = np.full((1, 6), 10.0)
     same = Ratio.of(bar, bar)
     assert same is not None
-    assert (same.value, same.half_width, same.below_one) == (1, 0, 0.5)
+    assert (same.value, same.half_width, same.probability_below_one) == (1, 0, 0.5)
     better = Ratio.of(bar - np.array([1, 2, 1, 2, 1, 2]), bar)
     assert better is not None
-    assert better.below_one > 0.99
+    assert better.probability_below_one > 0.99
     worse = Ratio.of(bar - np.array([1, -2, 1, -2, 1, -2]), bar)
     assert worse is not None
-    assert 0.05 < worse.below_one < 0.4
+    assert 0.05 < worse.probability_below_one < 0.4
     one = Ratio.of(bar[:, :1] - 5, bar[:, :1])
     assert one is not None
-    assert one.below_one == 0.5  # one task says nothing of others
+    assert one.probability_below_one == 0.5  # one task says nothing of others
     assert one.half_width == np.inf
     assert Ratio.of(np.full((1, 2), np.nan), bar[:, :2]) is None
 
