@@ -22,7 +22,7 @@ _KEPT = 0.95  # weight of older results per measurement, because other tenants c
 
 
 class Clearing:
-    """What a device has learned about clearing, for many interleaved shards and for few."""
+    """Calibration of cache clearing on a device, for many interleaved shards and for few."""
 
     def __init__(self) -> None:
         self._learned = {False: _Learned(), True: _Learned()}

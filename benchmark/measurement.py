@@ -21,7 +21,7 @@ HALF_WIDTH_95 = 1.96  # half width of a 95 % interval, in standard errors
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """What a cost depends on besides shard and device: part of the store's key."""
+    """Settings that a cost depends on besides shard and device: part of the store's key."""
 
     batch_size: int
     operator: OperatorOptions = field(default_factory=OperatorOptions)

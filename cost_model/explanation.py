@@ -18,7 +18,7 @@ ALL_PHASES = "all phases"
 
 @dataclass(frozen=True)
 class PieceCost:
-    """What a piece adds to its device, in ms and as share of the device's time.
+    """Cost that a piece adds to its device, in ms and as share of the device's time.
 
     It is the device's time minus its time without the piece. Pieces share the start and interfere
     with each other, so shares need not add up to 1.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a model was trained on, and at which reference level its costs are.
+    """Training data of a model, and the reference level of its costs.
 
     `figures` are metrics on unseen tables.
     """

@@ -43,7 +43,7 @@ _FAR = 3.0  # deviations to which inputs are clamped in the kernel
 
 
 class _TableFeatures(NamedTuple):
-    """What the similarity of tables depends on.
+    """Features of tables that their similarity depends on.
 
     `digests` say how rows are looked up, whatever the dim; `positions` are normalised inputs;
     `excess` is the largest deviation outside of the training data.
@@ -114,7 +114,7 @@ class ResidualPosterior:
 
 @dataclass(frozen=True)
 class ShardResidual:
-    """What measuring a shard itself says beyond its tables.
+    """Correction and remaining uncertainty of a shard, beyond those of its tables.
 
     `factor` scales the cost that its tables explain; `uncertainty` is the share that remains.
     """

@@ -12,7 +12,7 @@ class ObjectiveOptions:
     """Objective of commands that make plans or train for them; their options inherit it."""
 
     objective: ObjectiveName | None = None
-    """What a step consists of (default: step). step: forward, backward and both all-to-alls, each
+    """Stages of a step (default: step). step: forward, backward and both all-to-alls, each
     as long as its slowest device takes. pipelined: the slowest forward and backward together, as
     where batches overlap, and both all-to-alls. compute: the slowest forward and backward together,
     without all-to-alls."""

@@ -158,7 +158,7 @@ def test_costs_of_one_hardware_are_normalized_to_one_level(
         store.put([replace(second, timing=replace(TIMING, reference_level=slow))])
         assert store.level("hw", "v") == ReferenceLevel(
             3.0, 7.5
-        )  # and what was told before is told anew
+        )  # and earlier costs are reported at the new level
         assert store.level("other", "v") is None
         costs = [m.timing for m in store.measurements()]
         assert [(t.forward_ms, t.backward_ms) for t in costs if t] == [

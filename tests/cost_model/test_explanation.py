@@ -41,7 +41,7 @@ def phases_of(
     device: int,
     objective: Objective,
 ) -> list[float]:
-    """What a device takes in each phase, where devices hold these pieces."""
+    """Returns the time of a device in each phase, where devices hold these pieces."""
     cost = ShardCost(0.0, 0.0)
     if held[device]:
         (cost,) = oracle.costs([Shard(tuple(held[device]))])
@@ -76,8 +76,8 @@ def test_a_slice_costs_what_its_device_takes_less_without_it(
     for phase in slowest_by_phase(oracle, plan, task):
         counted = range(4) if phase.phase == ALL_PHASES else [PHASES.index(phase.phase)]
         assert {one.piece for one in phase.pieces} == set(held[phase.device])
-        told = [one.ms for one in phase.pieces]
-        assert told == sorted(told, reverse=True)
+        reported = [one.ms for one in phase.pieces]
+        assert reported == sorted(reported, reverse=True)
         before = phases_of(oracle, held, phase.device, task.objective)
         for one in phase.pieces:
             without = [list(mine) for mine in held]

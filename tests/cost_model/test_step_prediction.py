@@ -127,11 +127,11 @@ def test_devices_that_hold_nothing_cost_nothing(oracle: EstimatedCosts) -> None:
 
 
 def test_waits_add_up_and_the_all_to_alls_come_on_top(oracle: EstimatedCosts) -> None:
-    def told(objective: Objective) -> StepPrediction:
+    def predicted(objective: Objective) -> StepPrediction:
         return StepPredictor(oracle, replace(TASK, objective=objective)).of(PLAN)
 
     link = Link(1e9, 1e-4)
-    together, apart = told(Objective("compute")), told(Objective("step"))
+    together, apart = predicted(Objective("compute")), predicted(Objective("step"))
     shards = [shard for shard in PLAN.shards(TASK) if shard is not None]
     costs = directions_of(oracle, shards, SCENARIOS).astype(float)
     power = norm_power(oracle.residuals.prior.rest)
@@ -143,7 +143,7 @@ def test_waits_add_up_and_the_all_to_alls_come_on_top(oracle: EstimatedCosts) ->
     price = StepPrice.of(Objective("step", link), 1024, len(columns), columns.sum())
     exchanges = price.exchange_stage(columns).max()
     for name, without in (("pipelined", together), ("step", apart)):
-        found = told(Objective(name, link))  # type: ignore[arg-type]
+        found = predicted(Objective(name, link))  # type: ignore[arg-type]
         assert found.expected_ms == pytest.approx(without.expected_ms + exchanges)
         assert found.drawn_ms == pytest.approx(without.drawn_ms + exchanges)
-    assert told(Objective("compute", link)).expected_ms == together.expected_ms
+    assert predicted(Objective("compute", link)).expected_ms == together.expected_ms

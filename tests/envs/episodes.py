@@ -77,9 +77,9 @@ class AtRandom:
     The choices in an environment do not depend on the others.
     """
 
-    def __init__(self, seeds: Sequence[int], halving: float = 0.0) -> None:
+    def __init__(self, seeds: Sequence[int], splitting: float = 0.0) -> None:
         self._rngs = [np.random.default_rng(seed) for seed in seeds]
-        self._splitting = halving
+        self._splitting = splitting
 
     def __call__(self, episodes: BatchedPlacementEnv) -> Tensor:
         chosen = []
@@ -91,6 +91,19 @@ class AtRandom:
             else:
                 chosen.append(devices[int(where * len(devices))] if devices else 0)
         return torch.tensor(chosen)
+
+
+def at_random(
+    catalog: TableCatalog,
+    dealt: Sequence[Sketch],
+    seed: int,
+    splitting: float = 0.0,
+    max_splits: int = 0,
+) -> tuple[list[TaskInstance], BatchedPlacementEnv, AtRandom]:
+    """Returns the sketched tasks, an episode of each, and random choices for them."""
+    instances = [sketch.on(catalog) for sketch in dealt]
+    episodes = episodes_of(catalog, *instances, max_splits=max_splits)
+    return instances, episodes, AtRandom(range(seed, seed + len(instances)), splitting)
 
 
 def greedily(episodes: BatchedPlacementEnv) -> Tensor:

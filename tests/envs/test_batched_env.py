@@ -9,6 +9,7 @@ from episodes import (
     AtRandom,
     Sketch,
     assignment,
+    at_random,
     episodes_of,
     few,
     instance,
@@ -35,11 +36,7 @@ def total_ms(model: CostModel, shard: Shard | None) -> float:
 def test_every_table_is_placed_once_the_costliest_first(
     catalog: TableCatalog, model: CostModel, dealt: list[Sketch], seed: int
 ) -> None:
-    instances = [sketch.on(catalog) for sketch in dealt]
-    episodes, choose = (
-        episodes_of(catalog, *instances),
-        AtRandom(range(seed, seed + len(instances))),
-    )
+    instances, episodes, choose = at_random(catalog, dealt, seed)
     placed: list[list[int]] = [[] for _ in instances]
     while not episodes.over.all():
         for env_id in (~episodes.over).nonzero()[:, 0].tolist():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from episodes import AMPLE, AtRandom, Sketch, assignment, episodes_of, few, instance, ragged, seeds
+from episodes import AMPLE, Sketch, assignment, at_random, episodes_of, few, instance, ragged, seeds
 from hypothesis import given
 
 from autoshard.cost_model import CostModel, EstimatedCosts
@@ -51,11 +51,7 @@ def test_the_four_largest_to_come_fit_where_they_fit_most_tightly() -> None:
 def test_devices_are_allowed_if_they_exist_and_have_memory(
     catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
-    instances = [sketch.on(catalog) for sketch in dealt]
-    episodes, choose = (
-        episodes_of(catalog, *instances),
-        AtRandom(range(seed, seed + len(instances))),
-    )
+    instances, episodes, choose = at_random(catalog, dealt, seed)
     free = [list(instance.memory_bytes) for instance in instances]
     while True:
         for env_id, rooms in enumerate(free):
@@ -167,11 +163,7 @@ def test_a_device_that_all_tables_fill_to_the_last_byte_is_safe(catalog: TableCa
 def test_no_device_is_safe_that_leaves_a_table_without_memory(
     catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
-    instances = [sketch.on(catalog) for sketch in dealt]
-    episodes, choose = (
-        episodes_of(catalog, *instances),
-        AtRandom(range(seed, seed + len(instances))),
-    )
+    _, episodes, choose = at_random(catalog, dealt, seed)
     while not episodes.over.all():
         assert not (episodes.safe & ~episodes.allowed).any()
         for env_id in (~episodes.over).nonzero()[:, 0].tolist():

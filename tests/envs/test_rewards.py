@@ -102,7 +102,7 @@ def worth_of_infeasible(rest_share: float) -> float:
 
 def play(env: ShardingVectorEnv, instances: list, seed: int) -> tuple[np.ndarray, list, dict]:
     """Sum of the rewards, each step's rewards, and what the end told, of each environment."""
-    choose = AtRandom(range(seed, seed + len(instances)), halving=0.2)
+    choose = AtRandom(range(seed, seed + len(instances)), splitting=0.2)
     env.reset(seed=0, options={"instances": instances})
     steps: list[np.ndarray] = []
     ended, told = np.zeros(len(instances), np.bool_), {}

@@ -11,6 +11,7 @@ from episodes import (
     AtRandom,
     Sketch,
     assignment,
+    at_random,
     episodes_of,
     few,
     fewest,
@@ -42,10 +43,6 @@ from autoshard.workload.tables import halves
 SPLIT = 0.3  # of the moves, where it is allowed
 
 
-def players(seed: int, games: int) -> AtRandom:
-    return AtRandom(range(seed, seed + games), SPLIT)
-
-
 def halve(episodes: BatchedPlacementEnv) -> None:
     episodes.place(torch.full((episodes.num_envs,), episodes.split_action))
 
@@ -62,11 +59,7 @@ def coming(episodes: BatchedPlacementEnv, env_id: int) -> list[int]:
 def test_columns_are_placed_once_whatever_is_split(
     split_catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
-    instances = [sketch.on(split_catalog) for sketch in dealt]
-    episodes, choose = (
-        episodes_of(split_catalog, *instances, max_splits=9),
-        players(seed, len(instances)),
-    )
+    instances, episodes, choose = at_random(split_catalog, dealt, seed, SPLIT, max_splits=9)
     while not episodes.over.all():
         episodes.place(choose(episodes))
     for env_id, mine in enumerate(instances):
@@ -95,8 +88,8 @@ def test_columns_are_placed_once_whatever_is_split(
 def test_what_is_reported_of_the_rest_is_what_a_recount_finds(
     split_catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
-    catalog, instances = split_catalog, [sketch.on(split_catalog) for sketch in dealt]
-    episodes, choose = episodes_of(catalog, *instances, max_splits=6), players(seed, len(instances))
+    catalog = split_catalog
+    instances, episodes, choose = at_random(catalog, dealt, seed, SPLIT, max_splits=6)
     while True:
         for env_id, mine in enumerate(instances):
             left = coming(episodes, env_id)
@@ -125,8 +118,8 @@ def test_what_is_reported_of_the_rest_is_what_a_recount_finds(
 def test_no_device_is_safe_that_leaves_the_largest_half_without_memory(
     split_catalog: TableCatalog, dealt: list[Sketch], seed: int
 ) -> None:
-    catalog, instances = split_catalog, [sketch.on(split_catalog) for sketch in dealt]
-    episodes, choose = episodes_of(catalog, *instances, max_splits=6), players(seed, len(instances))
+    catalog = split_catalog
+    instances, episodes, choose = at_random(catalog, dealt, seed, SPLIT, max_splits=6)
     while not episodes.over.all():
         for env_id in (~episodes.over).nonzero()[:, 0].tolist():
             sizes = catalog.sizes[coming(episodes, env_id)].tolist()
@@ -348,7 +341,7 @@ def test_an_episode_that_learns_after_splits_goes_on_by_the_new_model(
     catalog = TableCatalog.of_tables(model, many_tables[:100], 1024, split=True)
     fresh = TableCatalog.of_tables(other_model, many_tables[:100], 1024, split=True)
     mine = sketch.on(catalog)
-    episodes, choose = episodes_of(catalog, mine, max_splits=6), players(seed, 1)
+    episodes, choose = episodes_of(catalog, mine, max_splits=6), AtRandom([seed], SPLIT)
     for _ in range(3):
         episodes.place(choose(episodes))
     episodes.set_oracle(EstimatedCosts(other_model, 1024))

@@ -24,17 +24,17 @@ objectives = st.builds(Objective, names, st.sampled_from(LINKS))
 staked = st.lists(st.tuples(sketches(), objectives), min_size=1, max_size=4)
 
 
-def task_sampler_of(
+def instances_of(
     catalog: TableCatalog, dealt: list[tuple[Sketch, Objective]]
 ) -> list[TaskInstance]:
     return [replace(sketch.on(catalog), objective=objective) for sketch, objective in dealt]
 
 
 def finished(
-    catalog: TableCatalog, instances: list[TaskInstance], seed: int, halving: float = 0.3
+    catalog: TableCatalog, instances: list[TaskInstance], seed: int, splitting: float = 0.3
 ) -> BatchedPlacementEnv:
     episodes = episodes_of(catalog, *instances, max_splits=6)
-    choose = AtRandom(range(seed, seed + len(instances)), halving)
+    choose = AtRandom(range(seed, seed + len(instances)), splitting)
     while not episodes.over.all():
         episodes.place(choose(episodes))
     return episodes
@@ -65,7 +65,7 @@ def test_a_finished_episode_costs_what_its_objective_says(
     split_catalog: TableCatalog, dealt: list[tuple[Sketch, Objective]], seed: int
 ) -> None:
     """Whatever others beside it are played for."""
-    episodes = finished(split_catalog, task_sampler_of(split_catalog, dealt), seed)
+    episodes = finished(split_catalog, instances_of(split_catalog, dealt), seed)
     estimated = EstimatedRewards()(episodes, range(episodes.num_envs))
     for env_id, (sketch, _) in enumerate(dealt):
         if episodes.infeasible[env_id]:
@@ -85,7 +85,7 @@ def test_where_no_pieces_meet_it_is_what_the_plan_costs(
     split_catalog: TableCatalog, dealt: list[tuple[Sketch, Objective]], seed: int
 ) -> None:
     catalog, oracle = split_catalog, EstimatedCosts(split_catalog.model, split_catalog.batch_size)
-    episodes = finished(catalog, task_sampler_of(catalog, dealt), seed, halving=0.1)
+    episodes = finished(catalog, instances_of(catalog, dealt), seed, splitting=0.1)
     for env_id, (_, objective) in enumerate(dealt):
         placed = episodes.placed_pieces(env_id)
         if episodes.infeasible[env_id] or len({(p.table.name, d) for p, d in placed}) < len(placed):
@@ -105,7 +105,7 @@ def test_where_no_pieces_meet_it_is_what_the_plan_costs(
 def test_a_device_costs_what_was_predicted_of_it(
     split_catalog: TableCatalog, dealt: list[tuple[Sketch, Objective]], seed: int
 ) -> None:
-    episodes = episodes_of(split_catalog, *task_sampler_of(split_catalog, dealt), max_splits=6)
+    episodes = episodes_of(split_catalog, *instances_of(split_catalog, dealt), max_splits=6)
     choose = AtRandom(range(seed, seed + len(dealt)), 0.3)
     while not episodes.over.all():
         actions = choose(episodes)
