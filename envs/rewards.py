@@ -124,7 +124,7 @@ class CostSource(Protocol):
         ...
 
 
-class EstimatedRewards:
+class EstimatedCostSource:
     """Costs that the cost model predicts, as in DreamShard.
 
     Args:
@@ -159,7 +159,7 @@ class EstimatedRewards:
         return expected
 
 
-class MeasuredRewards:
+class MeasuredCostSource:
     """Costs measured by the cluster's benchmark pool, all environments in one call.
 
     A shard that cannot be measured has its predicted cost. All-to-alls are priced by the objective.
@@ -198,7 +198,7 @@ class MeasuredRewards:
         return Costs(stages.amax(1).sum(1), stages.sum(2))
 
 
-class MixedRewards:
+class MixedCostSource:
     """Predicted costs, replaced by measured ones for a random share of the episodes.
 
     Measurements go into the store, where the cost model can be trained on them.
@@ -209,7 +209,7 @@ class MixedRewards:
         seed: Seed of their selection.
     """
 
-    def __init__(self, measured: MeasuredRewards, share: float, seed: int = 0) -> None:
+    def __init__(self, measured: MeasuredCostSource, share: float, seed: int = 0) -> None:
         self._measured, self._share = measured, share
         self._rng = np.random.default_rng(seed)
 
@@ -220,7 +220,7 @@ class MixedRewards:
 
     def __call__(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Costs:
         """Returns measured costs of some episodes, and predicted costs of the others."""
-        costs = EstimatedRewards()(episodes, env_ids)
+        costs = EstimatedCostSource()(episodes, env_ids)
         chosen = np.flatnonzero(self._rng.random(len(env_ids)) < self._share).tolist()
         if chosen:
             found = self._measured(episodes, [env_ids[row] for row in chosen])

@@ -60,8 +60,8 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     By default `Dense(NegativeStep())`. The return is the negative step time, by the objective of
     the task, over its lower bound: -1 is ideal. Each action is rewarded by the negative rise of
     this ratio. An infeasible episode returns -2 to -4, the lower the more units are left. Step
-    times come from the cost model (`EstimatedRewards`), from measurements of the benchmark pool
-    (`MeasuredRewards`), or both (`MixedRewards`).
+    times come from the cost model (`EstimatedCostSource`), from measurements of the benchmark pool
+    (`MeasuredCostSource`), or both (`MixedCostSource`).
 
     ## Starting State
     All devices are empty. The task is drawn by the task sampler, or given by
@@ -89,7 +89,7 @@ class ShardingEnv(gym.Env[Floats, np.int64]):
     - `catalog`: tables and cost model; by default synthetic tables and the shipped cost model.
     - `task_sampler`: distribution of tasks; by default 60 tables on 4 devices.
     - `reward`: a `Reward`, see above.
-    - `source`: a `CostSource`; by default `EstimatedRewards()`.
+    - `source`: a `CostSource`; by default `EstimatedCostSource()`.
     - `max_devices`: devices in observations and actions; by default the task sampler's maximum.
     - `max_splits`: maximum number of splits; by default the maximum number of tables.
     - `render_mode`: `ansi` or `rgb_array`.

@@ -14,7 +14,7 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.envs.batched_env import BatchedPlacementEnv
 from autoshard.envs.catalog import TableCatalog, TaskInstance
 from autoshard.envs.observation import Floats, Layout
-from autoshard.envs.rewards import CostSource, Dense, EstimatedRewards, Reward
+from autoshard.envs.rewards import CostSource, Dense, EstimatedCostSource, Reward
 from autoshard.envs.task_sampling import RandomTaskSampler, TaskSampler
 
 Info = dict[str, Any]
@@ -59,7 +59,7 @@ class ShardingVectorEnv(VectorEnv[Floats, npt.NDArray[np.int64], Any]):
     ) -> None:
         self.task_sampler = task_sampler or RandomTaskSampler()
         self.reward = reward or Dense()
-        self.source = source or EstimatedRewards()
+        self.source = source or EstimatedCostSource()
         self.num_envs = num_envs
         devices = max_devices or self.task_sampler.max_devices
         self.layout = Layout(devices)

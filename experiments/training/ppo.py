@@ -23,9 +23,9 @@ from autoshard.envs import (
     Balance,
     CostSource,
     Dense,
-    EstimatedRewards,
-    MeasuredRewards,
-    MixedRewards,
+    EstimatedCostSource,
+    MeasuredCostSource,
+    MixedCostSource,
     Reward,
     ShardingVectorEnv,
     TableCatalog,
@@ -40,7 +40,7 @@ from autoshard.workload import EmbeddingTable, UserError
 
 CPUS_PER_ENV_RUNNER = 0.5
 REWARDS: dict[Goal, Reward] = {"maximum": Dense(), "balance": Balance()}
-_SCENARIOS = 16  # for the expected maximum in estimated rewards
+_SCENARIOS = 16  # number of scenarios in the expected step time of estimated costs
 _ENVIRONMENT = "Sharding"
 _PATIENCE_SECONDS = 120.0  # a lost env runner is replaced within ten or twenty
 _COST_MODEL = "autoshard_cost_model"  # attribute of an algorithm: its env runners' cost model
@@ -60,20 +60,20 @@ def make_environment(
 
     Args:
         config: Options of the training.
-        model: Cost model of observations and estimated rewards.
+        model: Cost model of observations and estimated costs.
         tables: Tables that tasks are sampled from.
-        store: File of measured rewards.
+        store: File of measurements.
         seed: Seed of the choice of measured episodes.
         num_envs: Number of parallel environments.
     """
     halves = config.hyper.shape.halves
     # The published systems of recipes use mean costs.
-    estimated = EstimatedRewards(_SCENARIOS if config.recipe is None else 0)
+    estimated = EstimatedCostSource(_SCENARIOS if config.recipe is None else 0)
     source: CostSource = estimated
     if config.reward != "estimated":
-        source = measured = MeasuredRewards(store, kind=config.devices)
+        source = measured = MeasuredCostSource(store, kind=config.devices)
         if config.reward == "mixed":
-            source = MixedRewards(measured, config.measured_share, seed)
+            source = MixedCostSource(measured, config.measured_share, seed)
     return ShardingVectorEnv(
         TableCatalog.of_tables(model, tables, config.batch_size, halves),
         num_envs,
@@ -92,7 +92,7 @@ class Trainer:
         config: Options of the training.
         model: Initial cost model.
         tables: Tables to train on.
-        store: File of measured rewards.
+        store: File of measurements.
         seed: Seed of all random numbers, in place of that in the options.
     """
 

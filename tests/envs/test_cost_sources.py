@@ -14,9 +14,9 @@ from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor
 from autoshard.envs import (
     BatchedPlacementEnv,
     Costs,
-    EstimatedRewards,
-    MeasuredRewards,
-    MixedRewards,
+    EstimatedCostSource,
+    MeasuredCostSource,
+    MixedCostSource,
     NegativeStep,
     RandomTaskSampler,
     ShardingVectorEnv,
@@ -61,7 +61,7 @@ def asked(cluster: object, monkeypatch: pytest.MonkeyPatch) -> Asked:
     return calls
 
 
-class Pretended(MeasuredRewards):
+class Pretended(MeasuredCostSource):
     """Measures nothing: every device costs -1, every plan -2."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def played(catalog: TableCatalog, source: object) -> tuple[np.ndarray, ShardingV
 def test_estimated_costs_are_what_the_episode_predicted(small_catalog: TableCatalog) -> None:
     episodes = finished(small_catalog)
     for env_ids in ([0, 1], [1]):
-        costs = EstimatedRewards()(episodes, env_ids)
+        costs = EstimatedCostSource()(episodes, env_ids)
         assert torch.equal(costs.devices_ms, episodes.cost_ms[env_ids])
         assert torch.equal(costs.plan_ms, episodes.plan_ms[env_ids])
     costs.devices_ms[:] = 0
@@ -107,7 +107,7 @@ def test_estimated_costs_are_what_the_episode_predicted(small_catalog: TableCata
 def test_in_scenarios_the_slowest_device_is_the_expected_one(small_catalog: TableCatalog) -> None:
     """As a plan's outlook tells, in other scenarios."""
     episodes = finished(small_catalog)
-    expected = EstimatedRewards(scenarios=64)(episodes, [0, 1])
+    expected = EstimatedCostSource(scenarios=64)(episodes, [0, 1])
     ratios = expected.devices_ms / episodes.cost_ms.clamp_min(1e-9)
     oracle = EstimatedCosts(small_catalog.model, small_catalog.batch_size)
     for env_id in (0, 1):
@@ -126,7 +126,7 @@ def test_in_scenarios_the_slowest_device_is_the_expected_one(small_catalog: Tabl
 def test_episodes_that_end_together_are_measured_in_one_call_and_only_once(
     small_catalog: TableCatalog, asked: Asked, tmp_path: Path
 ) -> None:
-    source = MeasuredRewards(tmp_path / "costs.db")
+    source = MeasuredCostSource(tmp_path / "costs.db")
     rewards, env = played(small_catalog, source)
     assert [len(answers) for answers in asked] == [3]  # devices of both
     level = small_catalog.model.provenance.reference_level
@@ -142,16 +142,18 @@ def test_episodes_that_end_together_are_measured_in_one_call_and_only_once(
     assert rewards.tolist() == pytest.approx(expected, rel=1e-5)
     assert env.tally()["requested_shards"] == source.num_requested == 3
 
-    again, _ = played(small_catalog, MeasuredRewards(tmp_path / "costs.db"))
+    again, _ = played(small_catalog, MeasuredCostSource(tmp_path / "costs.db"))
     assert [answer.reused for answer in asked[1]] == [True] * 3
     assert again.tolist() == pytest.approx(rewards.tolist())
 
-    all_mixed, _ = played(small_catalog, MixedRewards(MeasuredRewards(tmp_path / "costs.db"), 1.0))
+    all_mixed, _ = played(
+        small_catalog, MixedCostSource(MeasuredCostSource(tmp_path / "costs.db"), 1.0)
+    )
     assert all_mixed.tolist() == pytest.approx(rewards.tolist())
     assert all(answer.reused for answer in asked[2])
 
     episodes = finished(small_catalog)
-    found = MeasuredRewards(tmp_path / "costs.db")(episodes, [1, 0])
+    found = MeasuredCostSource(tmp_path / "costs.db")(episodes, [1, 0])
     assert found.devices_ms[0].tolist() == pytest.approx([0, costs[2], 0])
     assert found.devices_ms[1].tolist() == pytest.approx([*costs[:2], 0])
     with MeasurementStore(tmp_path / "costs.db") as store:
@@ -165,7 +167,7 @@ def test_what_is_measured_is_the_shards_of_the_episode_in_its_batch(
     tmp_path: Path,
 ) -> None:
     episodes = finished(small_catalog)
-    found = MeasuredRewards(tmp_path / "costs.db")(episodes, [0])
+    found = MeasuredCostSource(tmp_path / "costs.db")(episodes, [0])
     shards = [shard for shard in episodes.shards(0) if shard is not None]
     assert [answer.shard for answer in asked[0]] == shards
     settings = MeasureSettings(BATCH_SIZE, small_catalog.model.provenance.operator)
@@ -188,7 +190,7 @@ def test_measured_plans_include_their_all_to_alls(
     episodes, without = episodes_of(small_catalog, *instances), finished(small_catalog)
     for devices in MOVES:
         episodes.place(torch.from_numpy(devices))
-    source = MeasuredRewards(tmp_path / "costs.db")
+    source = MeasuredCostSource(tmp_path / "costs.db")
     with_link, alone = source(episodes, [0, 1]), source(without, [0, 1])
     for env_id, mine in enumerate(instances):
         columns = np.array([0.0 if s is None else s.total_dim for s in episodes.shards(env_id)])
@@ -203,9 +205,9 @@ def test_measured_plans_include_their_all_to_alls(
 
 
 def test_mixed_without_a_share_measures_nothing(small_catalog: TableCatalog) -> None:
-    estimated, _ = played(small_catalog, EstimatedRewards())
+    estimated, _ = played(small_catalog, EstimatedCostSource())
     pretended = Pretended()
-    mixed, env = played(small_catalog, MixedRewards(pretended, 0.0))
+    mixed, env = played(small_catalog, MixedCostSource(pretended, 0.0))
     assert mixed.tolist() == estimated.tolist()
     assert pretended.env_ids == []
     assert env.tally()["requested_shards"] == 0
@@ -218,7 +220,7 @@ def test_mixed_measures_its_share_drawn_by_its_seed(catalog: TableCatalog) -> No
     drawn = []
     for seed in (1, 1, 2):
         pretended = Pretended()
-        source = MixedRewards(pretended, 0.3, seed)
+        source = MixedCostSource(pretended, 0.3, seed)
         costs = source(episodes, range(100, 400))
         measured = (costs.devices_ms < 0).all(1).nonzero()[:, 0] + 100
         assert ((costs.plan_ms == -2).nonzero()[:, 0] + 100).tolist() == measured.tolist()
@@ -243,7 +245,7 @@ def test_a_shard_that_cannot_be_measured_counts_with_its_estimate(
     catalog = TableCatalog.of_tables(model, [huge], BATCH_SIZE)
     episodes = episodes_of(catalog, instance([0], AMPLE, AMPLE))
     episodes.place(torch.tensor([1]))
-    costs = MeasuredRewards(tmp_path / "costs.db")(episodes, [0])
+    costs = MeasuredCostSource(tmp_path / "costs.db")(episodes, [0])
     assert not asked[0][0].ok
     assert torch.equal(costs.devices_ms, episodes.cost_ms)
     assert torch.equal(costs.plan_ms, episodes.plan_ms)

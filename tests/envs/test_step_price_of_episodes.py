@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.inputs import unit_amounts
-from autoshard.envs import BatchedPlacementEnv, EstimatedRewards, Layout, TableCatalog, TaskInstance
+from autoshard.envs import (
+    BatchedPlacementEnv,
+    EstimatedCostSource,
+    Layout,
+    TableCatalog,
+    TaskInstance,
+)
 from autoshard.envs.devices import STAGES
 from autoshard.workload import EmbeddingTable, Objective
 from autoshard.workload.objective import Link, ObjectiveName
@@ -66,7 +72,7 @@ def test_a_finished_episode_costs_what_its_objective_says(
 ) -> None:
     """Whatever others beside it are played for."""
     episodes = finished(split_catalog, instances_of(split_catalog, dealt), seed)
-    estimated = EstimatedRewards()(episodes, range(episodes.num_envs))
+    estimated = EstimatedCostSource()(episodes, range(episodes.num_envs))
     for env_id, (sketch, _) in enumerate(dealt):
         if episodes.infeasible[env_id]:
             continue
