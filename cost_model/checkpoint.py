@@ -19,11 +19,9 @@ from torch import Tensor
 
 from autoshard.benchmark import ReferenceLevel
 from autoshard.benchmark.backends import fingerprint_here
-from autoshard.benchmark.measurement import method_of
-from autoshard.cost_model import network
+from autoshard.cost_model import network, older_formats
 from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.ensemble import Ensemble
-from autoshard.cost_model.link_fit import links_of_network
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.network import InputScale, NetworkShape, ShardNetwork
 from autoshard.workload import Link, OperatorOptions, UserError, documents
@@ -31,12 +29,9 @@ from autoshard.workload import Link, OperatorOptions, UserError, documents
 MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
 PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
-_DAMAGED = f"{_WEIGHTS} beside it is damaged: weights are missing or differ"
-_OTHERS = "its {} differ from those of this version of autoshard: train it again"
 # Keys of files and fields of `ResidualPrior`.
 _PRIOR_FIELDS = {"own": "own", "alike": "shared", "doubt": "extrapolation", "rest": "rest"}
 _PREFIX = "compute."
-_INPUT_WEIGHTS, _PRICES = "compute.table.curved.0.weight", "compute.table.log_prices"
 
 
 class OtherHardware(UserWarning):
@@ -143,9 +138,12 @@ def _description(model: CostModel) -> dict[str, Any]:
 
 
 def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostModel:
-    tensors = _with_later_inputs(document["inputs"], tensors)
-    if document["terms"] != list(network.TERMS):
-        raise CheckpointError(_OTHERS.format("terms"))
+    document, tensors = older_formats.updated(document, tensors)
+    for part, expected in (("inputs", network.INPUTS), ("terms", network.TERMS)):
+        if document[part] != [*expected]:
+            raise CheckpointError(
+                f"its {part} differ from those of this version of autoshard: train it again"
+            )
     shape = NetworkShape(**document["shape"])
     scale = InputScale(*(tensors[f"scale.{name}"] for name in InputScale._fields))
     example = ShardNetwork(shape, scale)
@@ -154,66 +152,15 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
         scale,
         Ensemble(example, _checked(tensors, example)),
         Uncertainty(**document["uncertainty"]),
-        ResidualPrior(
-            **{_PRIOR_FIELDS[n]: v for n, v in document.get("factors", {}).items()}
-        ),  # early models had none
+        ResidualPrior(**{_PRIOR_FIELDS[key]: value for key, value in document["factors"].items()}),
     )
     fields = dict(document["trained_on"])
     fields["operator"] = OperatorOptions(**fields["operator"])
     fields["batch_sizes"] = tuple(fields["batch_sizes"])
-    fields["reference_level"] = _level(fields)
-    return CostModel(compute, Provenance(**fields), _links(document, tensors))
-
-
-def _with_later_inputs(seen: list[str], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the tensors of a model that lacks `LATER_INPUTS`, extended by them.
-
-    All its tables had 0 there, so predictions do not depend on them; the uncertainty does.
-    """
-    if seen == [*network.INPUTS]:
-        return dict(tensors)
-    known = [name for name in network.INPUTS if name in seen or name not in network.LATER_INPUTS]
-    if seen != known:
-        raise CheckpointError(_OTHERS.format("inputs"))
-    places = [network.INPUTS.index(name) for name in seen]
-    found = dict(tensors)
-    for name, tensor in tensors.items():
-        by_input = name.startswith("scale.") or name == _INPUT_WEIGHTS
-        if by_input and tensor.shape[-1:] == (len(seen),):  # `_checked` reports damaged ones
-            usual = tensor.new_zeros(len(network.INPUTS))
-            if name == "scale.deviation":
-                usual = network.MIN_DEVIATIONS
-            found[name] = usual.repeat(*tensor.shape[:-1], 1)
-            found[name][..., places] = tensor
-    prices = tensors.get(_PRICES)
-    if prices is not None:
-        unpriced = torch.full_like(prices, network.MIN_LOG_PRICE)
-        found[_PRICES] = torch.cat([prices, prices, unpriced], dim=-1)  # by network.KINDS
-    return found
-
-
-def _level(trained_on: dict[str, Any]) -> ReferenceLevel | None:
-    """Returns the reference level. Early models kept one number: only ratios matter."""
-    old = trained_on.pop("quiet_ms", None)
-    if old is not None:
-        return ReferenceLevel(old, old, method_of(trained_on["versions"]))
-    stored = trained_on.pop("quiet", None)  # as it is called in files
-    return ReferenceLevel(**stored) if stored else None
-
-
-def _links(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[int, Link]:
-    """Returns links by number of ranks; before 0.2.0, models had a network for all-to-alls."""
-    if "links" in document:
-        return {int(ranks): Link(**link) for ranks, link in document["links"].items()}
-    if document["devices_that_communicate"] is None:
-        return {}
-    prefix = "communication."
-    layers = {n.removeprefix(prefix): w for n, w in tensors.items() if n.startswith(prefix)}
-    try:
-        scale = tensors["communication_scale"]
-        return links_of_network(layers, scale, document["devices_that_communicate"])
-    except (KeyError, RuntimeError, ValueError) as error:
-        raise CheckpointError(_DAMAGED) from error
+    level = fields.pop("quiet")
+    fields["reference_level"] = ReferenceLevel(**level) if level else None
+    links = {int(ranks): Link(**link) for ranks, link in document["links"].items()}
+    return CostModel(compute, Provenance(**fields), links)
 
 
 def _checked(tensors: Mapping[str, Tensor], example: torch.nn.Module) -> dict[str, Tensor]:
@@ -221,5 +168,5 @@ def _checked(tensors: Mapping[str, Tensor], example: torch.nn.Module) -> dict[st
     found = {n.removeprefix(_PREFIX): w for n, w in tensors.items() if n.startswith(_PREFIX)}
     wanted = {name: tuple(weight.shape) for name, weight in example.named_parameters()}
     if {name: tuple(weight.shape[1:]) for name, weight in found.items()} != wanted:
-        raise CheckpointError(_DAMAGED)
+        raise CheckpointError(f"{_WEIGHTS} beside it is damaged: weights are missing or differ")
     return found

@@ -1,10 +1,12 @@
 """Models in folders: they come back to the bit, and nothing is lost on the way."""
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +23,10 @@ from autoshard.cost_model import (
     split,
 )
 from autoshard.cost_model.checkpoint import PRETRAINED, CheckpointError, load_model, save_model
+from autoshard.cost_model.compute import ResidualPrior
 from autoshard.cost_model.evaluation import evaluate
 from autoshard.cost_model.network import INPUTS, LATER_INPUTS, TERMS
-from autoshard.workload import EmbeddingTable, Shard, random_shards
+from autoshard.workload import EmbeddingTable, Shard, UserError, random_shards
 
 
 def test_a_model_comes_back_to_the_bit(
@@ -153,6 +156,36 @@ def test_an_early_model_is_uncertain_of_later_inputs(
     save_model(early.model, tmp_path / "again")
     again = load_model(tmp_path / "again", HARDWARE)
     assert EstimatedCosts(again, 1024).costs(shards) == early.costs(shards)
+
+
+def test_an_early_model_has_one_number_for_the_reference_level(
+    tmp_path: Path, model: CostModel
+) -> None:
+    def without_level(document: dict[str, Any]) -> None:
+        trained_on = document["trained_on"]
+        del trained_on["quiet"]
+        trained_on["quiet_ms"] = 2.5
+        del document["factors"]
+
+    save_model(model, tmp_path / "model")
+    _edit(without_level)(tmp_path / "model")
+    early = load_model(tmp_path / "model", HARDWARE)
+    level = early.provenance.reference_level
+    assert level is not None
+    assert (level.forward_ms, level.backward_ms) == (2.5, 2.5)
+    assert early.compute.prior == ResidualPrior()
+
+
+@pytest.mark.parametrize("damaged", ["communication_scale", "communication.layers.2.weight"])
+def test_a_damaged_network_for_all_to_alls_is_reported_in_one_line(
+    tmp_path: Path, damaged: str
+) -> None:
+    shutil.copytree(PRETRAINED / "cpu", tmp_path / "model")  # which 0.1.0 wrote
+    path = tmp_path / "model" / "model.safetensors"
+    save_file({n: t for n, t in load_file(path).items() if n != damaged}, path)
+    with pytest.raises(UserError, match="its network for all-to-alls is damaged") as caught:
+        load_model(tmp_path / "model", HARDWARE)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_write_that_fails_leaves_the_old_model(
