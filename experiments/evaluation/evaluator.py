@@ -31,6 +31,7 @@ from autoshard.experiments.evaluation.posterior import (
 )
 from autoshard.experiments.evaluation.report import Evaluation
 from autoshard.experiments.evaluation.task_sets import TaskSet
+from autoshard.sharders import needs_of
 from autoshard.workload import Shard, UserError
 from autoshard.workload.arrays import Floats
 
@@ -83,7 +84,7 @@ class Evaluator:
         """Evaluates at least `tasks` tasks; OutOfTimeError if time does not suffice for one."""
         missing = tasks
         with following(tasks, "tasks measured") as step:
-            while missing and (not self._entries or not self._late) and self._take_task():
+            while missing and (not self._entries or not self._out_of_time) and self._take_task():
                 missing -= 1
                 step()
         if not self._entries:
@@ -106,7 +107,7 @@ class Evaluator:
         )
 
     @property
-    def _late(self) -> bool:
+    def _out_of_time(self) -> bool:
         return self._clock() >= self._deadline
 
     @property
@@ -144,7 +145,7 @@ class Evaluator:
             if not wide:
                 return f"all intervals are within +-{precision:.1%}" if ratios else "measured once"
             widest = _format_widest(wide)
-            if self._late:
+            if self._out_of_time:
                 return f"stopped by --seconds {self._limits.seconds:g}: {widest}"
             self._report(widest)
             by_tasks = sum(r.task_variance for r in wide.values()) > sum(
@@ -155,7 +156,7 @@ class Evaluator:
                 return f"there are no more tasks, and repeats would not help: {widest}"
             if self._more_tasks and (by_tasks or not self._repeat()):
                 for _ in range(1 + len(self._entries) // _GROWTH):
-                    if self._late or not self._take_task():
+                    if self._out_of_time or not self._take_task():
                         break
 
     def _repeat(self) -> bool:
@@ -220,10 +221,12 @@ def evaluate_measured(
     repeats = RepeatedMeasurements(
         pool, settings, unseen, None, normalizer(oracle.model, pool), cli.note
     )
-    knowledge = MeasuredKnowledge(
-        pool, oracle.model, settings, seeds, unseen=unseen, notify=cli.note
-    )
-    entries = planners.entries(task_set, save_tasks, knowledge, lambda: knowledge.seconds)
+    knowledge = None
+    if "pool" in needs_of(planners.names):
+        knowledge = MeasuredKnowledge(
+            pool, oracle.model, settings, seeds, unseen=unseen, notify=cli.note
+        )
+    entries = planners.entries(task_set, save_tasks, knowledge)
     return Evaluator(entries, repeats, limits).run(task_set.begin)
 
 

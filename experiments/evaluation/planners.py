@@ -3,7 +3,7 @@
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,9 +22,10 @@ from autoshard.sharders import (
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 
 if TYPE_CHECKING:
+    from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
     from autoshard.sharders import Measurer
 
-Steps = Mapping[str, Sequence[float | None]]  # of each sharder and task, in ms; None: no plan
+Steps = Mapping[str, Sequence[float | None]]  # step times by sharder and task, ms; None: no plan
 
 _WARM_UP_TABLES = 4
 
@@ -45,7 +46,7 @@ class Outcome:
         return None if self.cost is None else self.cost.step_ms
 
 
-Outcomes = Mapping[str, Sequence[Outcome]]  # of each sharder for each task
+Outcomes = Mapping[str, Sequence[Outcome]]  # outcomes by sharder and task
 
 
 @dataclass(frozen=True)
@@ -85,18 +86,16 @@ class Planners:
         self,
         task_set: TaskSet,
         save: Path | None = None,
-        measurer: "Measurer | None" = None,
-        measuring: Callable[[], float] = lambda: 0.0,
+        knowledge: "MeasuredKnowledge | None" = None,
     ) -> Iterator[PlannedTask]:
         """Yields each task with the plans of all sharders, made during iteration.
 
         Args:
             task_set: Tasks, and plans of other planners for them.
             save: Folder into which each task is written.
-            measurer: Measurer of sharders that measure.
-            measuring: Returns the seconds that sharders have spent measuring so far.
+            knowledge: Measurer of sharders that measure.
         """
-        sharders = self.sharders(measurer)
+        sharders = self.sharders(knowledge)
         not_warmed_up = {
             n for n, spec in SHARDERS.items() if "pool" in spec.needs or spec.time == "all"
         }
@@ -107,7 +106,7 @@ class Planners:
             if save is not None:
                 save_task(save, number, task)
             others = {name: Outcome(plans[number]) for name, plans in task_set.plans.items()}
-            yield PlannedTask(task, plan_task(sharders, task, measuring) | others)
+            yield PlannedTask(task, plan_task(sharders, task, knowledge) | others)
 
 
 def warm_up(sharders: Mapping[str, Sharder], task: ShardingTask) -> None:
@@ -118,22 +117,26 @@ def warm_up(sharders: Mapping[str, Sharder], task: ShardingTask) -> None:
 def plan_task(
     sharders: Mapping[str, Sharder],
     task: ShardingTask,
-    measuring: Callable[[], float] = lambda: 0.0,
+    knowledge: "MeasuredKnowledge | None" = None,
 ) -> dict[str, Outcome]:
     """Returns each sharder's plan and planning time, without costs."""
-    return {name: _plan(sharder, task, measuring) for name, sharder in sharders.items()}
+    return {name: _plan(sharder, task, knowledge) for name, sharder in sharders.items()}
 
 
-def _plan(sharder: Sharder, task: ShardingTask, measuring: Callable[[], float]) -> Outcome:
-    started, before = time.perf_counter(), measuring()
+def _plan(sharder: Sharder, task: ShardingTask, knowledge: "MeasuredKnowledge | None") -> Outcome:
+    def clocks() -> tuple[float, float]:
+        return time.perf_counter(), 0.0 if knowledge is None else knowledge.seconds
+
+    started, before = clocks()
     plan: ShardingPlan | None
     try:
         plan = sharder.shard(task)
-        seconds, measured = time.perf_counter() - started, measuring() - before
+        ended, after = clocks()
         plan.check(task)
     except PlanError:
-        seconds, measured, plan = time.perf_counter() - started, measuring() - before, None
-    return Outcome(plan, seconds - measured, measured)
+        (ended, after), plan = clocks(), None
+    measured = after - before
+    return Outcome(plan, ended - started - measured, measured)
 
 
 def make_plans(

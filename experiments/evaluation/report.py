@@ -31,6 +31,7 @@ from autoshard.workload.step_price import StepPrice
 
 _NOTHING = "-"
 _OPTIONAL = {"bal.": _NOTHING, "oom": "0", "pred/meas": _NOTHING, "meas. s": _NOTHING}
+_TIE = 1e-6  # relative difference up to which step times are equal: rounding differs between plans
 _SIGNIFICANT = 0.975  # one-sided probability of a 95 % interval
 
 
@@ -46,7 +47,7 @@ class Score:
     oom: int  # number of tasks without a plan that fits
     seconds_mean: float | None  # planning time without measuring; None for plans of other planners
     measuring_seconds_mean: float | None  # time that the sharder measured per plan
-    win_rate: float  # share of the tasks on which no sharder's step is shorter
+    win_rate: float  # share of the tasks on which no sharder's step is shorter, but for rounding
     # mean step time over the best heuristic's, on tasks for which both have a plan; None without
     # such tasks, or without a heuristic
     ratio: float | None
@@ -104,7 +105,10 @@ def score_all(
             for outcome, ms in zip(outcomes[name], ours, strict=True)
             if outcome.cost is not None and ms is not None
         ]
-        wins = [ms is not None and ms == other for ms, other in zip(ours, lowest, strict=True)]
+        wins = [
+            ms is not None and least is not None and math.isclose(ms, least, rel_tol=_TIE)
+            for ms, least in zip(ours, lowest, strict=True)
+        ]
         predicted = relative(predicted_ms.get(name, [None] * len(ours)), ours)
         bound = relative(ours, bounds_ms) if bounds_ms else None
         scores[name] = Score(
