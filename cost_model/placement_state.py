@@ -58,9 +58,49 @@ class UnitCatalog:
 
 
 class PlacementState(Occupancy):
-    """Devices of a task with their units, in one plan or in several side by side.
+    """What the devices of plans side by side hold: sums of what each unit adds to its device.
 
-    Costs are per stage of a step (`StepPrice`): S scenarios, W stages.
+    Args:
+        free: Free bytes of each device, [plans, devices]; updated in place.
+        amounts: Shape of a unit's amounts, [members, amounts].
+        masks: Rules of the task, or None.
+        dtype: Type of the sums.
+
+    Attributes:
+        places: Sums of amounts of each device, numbered over all plans: [plans * devices, ...].
+        columns: Output columns of each device, [plans, devices].
+    """
+
+    def __init__(
+        self,
+        free: Ints,
+        amounts: Sequence[int],
+        masks: RuleMasks | None = None,
+        dtype: torch.dtype = torch.float64,
+    ) -> None:
+        super().__init__(masks, free)
+        self.columns: Floats = torch.zeros(free.shape, dtype=dtype).numpy()
+        self.places = torch.zeros(free.size, *amounts, dtype=dtype)
+
+    def add_each(self, places: Ints, amounts: Tensor, columns: Floats, sizes: Ints) -> None:
+        """Adds units to devices, without looking at rules.
+
+        Args:
+            places: Distinct devices, numbered over all plans: [units].
+            amounts: Amounts of each unit, [units, ...].
+            columns: Output columns of each unit.
+            sizes: Bytes of each unit.
+        """
+        self.places.index_add_(0, torch.from_numpy(places), amounts)
+        self.columns.reshape(-1)[places] += columns
+        self.free.reshape(-1)[places] -= sizes
+
+
+class TaskPlacement(PlacementState):
+    """Plans of one task with their costs, for greedy placement and searches.
+
+    Costs are per stage of a step (`StepPrice`): S scenarios, W stages. Sums are in double
+    precision, so that adding and removing a unit changes nothing.
 
     Args:
         catalog: Units, which are referred to by number.
@@ -68,18 +108,14 @@ class PlacementState(Occupancy):
     """
 
     def __init__(self, catalog: UnitCatalog, plans: int = 1) -> None:
-        task = catalog.task
-        super().__init__(catalog.masks, np.tile(task.usable_bytes, (plans, 1)))
-        self.catalog, self.price = catalog, StepPrice.of_task(task)
-        # In double precision, so that adding and removing a unit changes nothing; flat.
-        shape = (plans * len(task.devices), *catalog.amounts.shape[1:])
-        self._sums = torch.zeros(shape, dtype=torch.float64)
-        self.columns = np.zeros((plans, len(task.devices)))
+        free = np.tile(catalog.task.usable_bytes, (plans, 1))
+        super().__init__(free, catalog.amounts.shape[1:], catalog.masks)
+        self.catalog, self.price = catalog, StepPrice.of_task(catalog.task)
 
     def fill(self, homes: Ints) -> None:
         """Places all units of the catalog in the only plan; `homes` has their devices, [units]."""
         catalog = self.catalog
-        self._sums += sums_of_devices(catalog.amounts, homes, len(self._sums))
+        self.places += sums_of_devices(catalog.amounts, homes, len(self.places))
         np.add.at(self.columns[0], homes, catalog.columns)
         np.subtract.at(self.free[0], homes, catalog.bytes)
         for origin, device in zip(catalog.origins.tolist(), homes.tolist(), strict=True):
@@ -87,7 +123,7 @@ class PlacementState(Occupancy):
 
     def add(self, unit: int, device: int) -> None:
         """Adds a unit's amounts and columns to a device of the only plan; `enter` does the rest."""
-        self._sums[device] += self.catalog.amounts[unit]
+        self.places[device] += self.catalog.amounts[unit]
         self.columns[0, device] += self.catalog.columns[unit]
 
     def put(self, unit: int, device: int) -> None:
@@ -99,16 +135,16 @@ class PlacementState(Occupancy):
     def take(self, unit: int, device: int) -> None:
         """Removes a unit from its device."""
         catalog = self.catalog
-        self._sums[device] -= catalog.amounts[unit]
+        self.places[device] -= catalog.amounts[unit]
         self.columns[0, device] -= catalog.columns[unit]
         self.leave(int(catalog.origins[unit]), int(catalog.bytes[unit]), device)
 
     def put_each(self, plans: Ints, units: Ints, devices: Ints) -> None:
         """Places one unit in each of these plans, which are distinct."""
         catalog, places = self.catalog, plans * self.free.shape[1] + devices
-        self._sums.index_add_(0, torch.from_numpy(places), catalog.amounts[units].double())
-        self.columns[plans, devices] += catalog.columns[units]
-        self.enter_each(plans, catalog.origins[units], catalog.bytes[units], devices)
+        amounts, sizes = catalog.amounts[units].double(), catalog.bytes[units]
+        self.add_each(places, amounts, catalog.columns[units], sizes)
+        self.record_each(plans, catalog.origins[units], devices)
 
     def admits_units(self, units: Ints) -> Bools:
         """Returns whether each device may take a unit more.
@@ -139,11 +175,11 @@ class PlacementState(Occupancy):
 
     def costs(self) -> Floats:
         """Returns the stage times of each device of the only plan, [devices, W, S]."""
-        return self.stages(self._priced(self._sums), self.columns[0])
+        return self.stages(self._priced(self.places), self.columns[0])
 
     def compute_joined(self, units: Ints) -> Tensor:
         """Returns compute ms of each device with each unit more, [units, devices, S, 2]."""
-        return self._priced(self._sums.float() + self.catalog.amounts[units][:, None])
+        return self._priced(self.places.float() + self.catalog.amounts[units][:, None])
 
     def joined(self, units: Ints) -> Floats:
         """Returns stage times of each device with each unit more, [units, devices, W, S]."""
@@ -157,14 +193,14 @@ class PlacementState(Occupancy):
             places: Devices, numbered over all plans.
             units: The unit of each.
         """
-        sums = self._sums[places] + self.catalog.amounts[units]
+        sums = self.places[places] + self.catalog.amounts[units]
         return np.asarray(self._priced(sums)[:, 0].double().numpy())
 
     def without(self, units: Ints, devices: Ints) -> Floats:
         """Returns stage times of the device of each unit without that unit, [units, W, S]."""
         catalog = self.catalog
         columns = self.columns[0, devices] - catalog.columns[units]
-        return self.stages(self._priced(self._sums[devices] - catalog.amounts[units]), columns)
+        return self.stages(self._priced(self.places[devices] - catalog.amounts[units]), columns)
 
     def exchanged(self, out: Ints, devices: Ints, into: Ints) -> Floats:
         """Returns stage times of devices if units are exchanged, [..., W, S].
@@ -176,7 +212,7 @@ class PlacementState(Occupancy):
         """
         catalog = self.catalog
         places, left, entered = (torch.from_numpy(each) for each in (devices, out, into))
-        sums = self._sums[places] - catalog.amounts[left] + catalog.amounts[entered]
+        sums = self.places[places] - catalog.amounts[left] + catalog.amounts[entered]
         columns = self.columns[0, devices] - catalog.columns[out] + catalog.columns[into]
         return self.stages(self._priced(sums), columns)
 

@@ -151,7 +151,7 @@ class BatchedPlacementEnv(EpisodeDevices):
             tables = len(instance.units)
             self._occupancies.pop(env_id, None)
             if (masks := instance.masks) is not None:
-                free = self.free[env_id : env_id + 1, : len(instance.memory_bytes)].numpy()
+                free = self.free[env_id : env_id + 1, : len(instance.memory_bytes)]
                 self._occupancies[env_id] = Occupancy(masks, free)  # shares memory with self.free
                 constrained[row, :tables] = _CONSTRAINED_MS * masks.freedom(np.arange(tables))
                 max_parts[row, :tables] = masks.max_parts[:-1]
@@ -170,7 +170,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         """Replaces the cost model, and prices all placed units again."""
         self.catalog.set_oracle(oracle)
         # The ensemble may have another number of networks.
-        self.sums = torch.zeros(*self.free.shape, *self.catalog.amounts.shape[1:])
+        self.places = torch.zeros(self.free.size, *self.catalog.amounts.shape[1:])
         started = [env_id for env_id, instance in enumerate(self.instances) if instance is not None]
         self._recompute(torch.tensor(started, dtype=torch.int64))
         self._prepare_next()
@@ -204,7 +204,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.lower_bound_ms[env_ids] = torch.maximum(even_ms, narrowest) + exchange
         self.sums[env_ids] = self.sums_of(catalog.amounts, env_ids)
         self.described[env_ids] = catalog.model.compute.described(self.sums[env_ids])
-        self.columns[env_ids] = self.sums_of(catalog.columns[:, None], env_ids)[..., 0]
+        self.held_columns[env_ids] = self.sums_of(catalog.columns[:, None], env_ids)[..., 0]
         self.rest[env_ids] = catalog.described[order].mul(rest[..., None]).sum(1)
         self.reprice(env_ids)
 
@@ -252,7 +252,9 @@ class BatchedPlacementEnv(EpisodeDevices):
         features, sizes = self._features[rows], self._size[rows]
         described = features[:, :-NUM_SCALARS]
         self.homes[env_ids, place] = homes
-        self.place_units(where, self._amounts[rows], described, self._columns[rows], sizes)
+        columns = self._columns[rows].numpy()
+        self.add_each(where.numpy(), self._amounts[rows], columns, sizes.numpy())
+        self.keep_prices(where, described)
         self.rest.index_add_(0, env_ids, described, alpha=-1)
         self.rest_ms.index_add_(0, env_ids, features[:, _ALONE], alpha=-1)
         self.rest_bytes.index_add_(0, env_ids, sizes, alpha=-1)
@@ -312,7 +314,7 @@ class BatchedPlacementEnv(EpisodeDevices):
             self.allowed[env_id, : len(admitted)] &= torch.from_numpy(admitted)
         largest = self._largest_after.gather(1, self.placed[:, None].clamp_max(self.max_pieces - 1))
         self.safe = self.allowed & largest_units_fit(
-            self.free, self._size, largest[:, 0], self._sizes, self.placed
+            self.free_bytes, self._size, largest[:, 0], self._sizes, self.placed
         )
         self.splittable = self._may_split()
         fits_nowhere = ~(self.allowed.any(1) | self.splittable)

@@ -1,8 +1,7 @@
 """Devices of episodes: what they hold, have free and cost, also with the next unit.
 
-The tensors correspond to those of `cost_model.placement_state`, for many tasks at once and in
-single precision. `price_with_next` prices each device with the next unit of its episode, and
-`place_units` keeps these prices, so that nothing is priced twice.
+`price_with_next` prices each device with the next unit of its episode, and `keep_prices` keeps
+these prices, so that nothing is priced twice.
 """
 
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from autoshard.cost_model.placement_state import PlacementState
 from autoshard.envs.catalog import FullTask, TableCatalog, TaskInstance
 from autoshard.workload.step_price import StepPrice
 
@@ -22,8 +22,10 @@ _NOW, _JOINED = 0, 1  # as the device is, and with the next unit
 _ABSENT = -1  # memory of a device that an episode does not have
 
 
-class EpisodeDevices:
+class EpisodeDevices(PlacementState):
     """Devices of parallel episodes, each of which has its own task and number of devices.
+
+    Sums are in single precision.
 
     Args:
         catalog: Units of all tasks.
@@ -33,33 +35,38 @@ class EpisodeDevices:
     Attributes:
         exists: Mask of devices that the episode has, [envs, devices], as all below.
         capacity: Memory in bytes, -1 where there is no device.
-        free: Memory in bytes that is not used.
+        free_bytes: Memory in bytes that is not used: `free` as a tensor.
+        held_columns: Output columns: `columns` as a tensor.
         free_after: Memory in bytes that is not used once the next unit is placed there.
-        sums: Sums of the cost model's amounts, [envs, devices, ...].
         described: Sums of amounts that have a name, [envs, devices, amounts].
-        columns: Output columns.
         priced: Stages in ms, total in ms and relative uncertainty, now and with the next unit:
             [envs, devices, 2, PRICED].
     """
 
     def __init__(self, catalog: TableCatalog, num_envs: int, max_devices: int) -> None:
         by_device = num_envs, max_devices
+        free = np.full(by_device, _ABSENT, np.int64)
+        super().__init__(free, catalog.amounts.shape[1:], dtype=torch.float32)
         self.catalog, self.max_devices = catalog, max_devices
         self.exists = torch.zeros(by_device, dtype=torch.bool)
         self.capacity = torch.zeros(by_device, dtype=torch.int64)
-        self.free = torch.zeros(by_device, dtype=torch.int64)
+        self.free_bytes = torch.from_numpy(self.free)
+        self.held_columns = torch.from_numpy(self.columns)
         self.free_after = torch.zeros(by_device, dtype=torch.int64)
         self.num_devices = torch.ones(num_envs, dtype=torch.int64)
         self.capacity_divisor = torch.ones(by_device)  # the capacity as a float, at least 1
         self.capacity_share = torch.ones(by_device)  # relative to the mean device of the episode
         self.prices = torch.zeros(num_envs, len(fields(StepPrice)))
         self.price = StepPrice.rows(self.prices)
-        self.sums = torch.zeros(*by_device, *catalog.amounts.shape[1:])
         self.described = torch.zeros(*by_device, catalog.described.shape[1])
-        self.columns = torch.zeros(by_device)
         self.priced = torch.zeros(*by_device, 2, PRICED)
         self._exchanges = False  # whether all-to-alls count in any episode
         self._pairs = torch.zeros(0, 2, dtype=torch.int64)  # episode and device, where one exists
+
+    @property
+    def sums(self) -> Tensor:
+        """Sums of amounts of each device, [envs, devices, ...]."""
+        return self.places.view(*self.free.shape, *self.places.shape[1:])
 
     @property
     def stages_ms(self) -> Tensor:
@@ -90,8 +97,8 @@ class EpisodeDevices:
         capacity = np.full((len(instances), self.max_devices), _ABSENT, np.int64)
         for row, instance in enumerate(instances):
             capacity[row, : len(instance.memory_bytes)] = instance.memory_bytes
+        self.free[new.numpy()] = capacity
         self.capacity[new] = torch.from_numpy(capacity)
-        self.free[new] = self.capacity[new]
         self.exists[new] = self.capacity[new] != _ABSENT
         self.num_devices[new] = self.exists[new].sum(1)
         self.capacity_divisor[new] = self.capacity[new].float().clamp_min(1)
@@ -134,10 +141,10 @@ class EpisodeDevices:
     def reprice(self, env_ids: Tensor) -> None:
         """Prices the devices of these episodes from their sums."""
         forward, backward, deviation = (torch.zeros(self.exists.shape) for _ in range(3))
-        if bool(self.columns[env_ids].any()):
+        if bool(self.held_columns[env_ids].any()):
             prices = self.catalog.price(self.sums)
             forward, backward, deviation = prices.forward_ms, prices.backward_ms, prices.deviation
-        stages = torch.stack(self.stages(forward, backward, self.columns), dim=-1)
+        stages = torch.stack(self.stages(forward, backward, self.held_columns), dim=-1)
         self.priced[env_ids, :, _NOW, :STAGES] = stages[env_ids]
         self.priced[env_ids, :, _NOW, COST] = self.stages_ms[env_ids].sum(2)
         self.priced[env_ids, :, _NOW, DEVIATION] = deviation[env_ids]
@@ -160,26 +167,18 @@ class EpisodeDevices:
             found = (joined.forward_ms, joined.backward_ms, joined.deviation)
             prices[:, env_ids, devices] = torch.stack(found)
             forward, backward, deviation = prices.unbind(0)
-        stages = self.stages(forward, backward, self.columns + columns[:, None])
+        stages = self.stages(forward, backward, self.held_columns + columns[:, None])
         total = forward + backward + stages[-1]
         torch.stack([*stages, total, deviation], dim=-1, out=self.priced[:, :, _JOINED])
-        self.free_after = self.free - sizes[:, None]
+        self.free_after = self.free_bytes - sizes[:, None]
 
-    def place_units(
-        self, where: Tensor, amounts: Tensor, described: Tensor, columns: Tensor, sizes: Tensor
-    ) -> None:
-        """Places units that `price_with_next` has priced.
+    def keep_prices(self, where: Tensor, described: Tensor) -> None:
+        """Keeps what `price_with_next` found for units that `add_each` adds.
 
         Args:
-            where: Distinct indices of devices, counted over all episodes, [units].
-            amounts: Amounts of each unit, [units, ...].
+            where: Devices, numbered over all episodes, [units].
             described: Amounts that have a name, [units, amounts].
-            columns: Output columns, [units].
-            sizes: Memory in bytes, [units].
         """
-        self.sums.flatten(0, 1).index_add_(0, where, amounts)
         self.described.flatten(0, 1).index_add_(0, where, described)
-        self.columns.view(-1).index_add_(0, where, columns)
-        self.free.view(-1).index_add_(0, where, sizes, alpha=-1)
         priced = self.priced.flatten(0, 1)
         priced[where, _NOW] = priced[where, _JOINED]

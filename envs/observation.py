@@ -86,7 +86,7 @@ class Layout:
         now, joined = priced.unbind(2)
         slowest = now[..., :STAGES].amax(1)
         plan_after = torch.maximum(joined[..., :STAGES], slowest[:, None]).sum(2)
-        free = episodes.free.float()
+        free = episodes.free_bytes.float()
         memory = [
             1 - free / episodes.capacity_divisor,
             (episodes.free_after / episodes.capacity_divisor).clamp_min(-1),

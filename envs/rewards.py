@@ -193,7 +193,7 @@ class MeasuredCostSource:
                 cost = answer.normalized_to(catalog.model.provenance.reference_level).cost()
                 forward[where], backward[where] = cost.forward_ms, cost.backward_ms
         self.num_requested += len(shards)
-        stages = torch.stack(episodes.stages(forward, backward, episodes.columns), dim=-1)
+        stages = torch.stack(episodes.stages(forward, backward, episodes.held_columns), dim=-1)
         stages = stages[list(env_ids)]
         return Costs(stages.amax(1).sum(1), stages.sum(2))
 

@@ -42,7 +42,7 @@ def as_picture(episodes: BatchedPlacementEnv, env_id: int = 0) -> npt.NDArray[np
         float(episodes.lower_bound_ms[env_id]), color="black", linewidth=0.8, linestyle="--"
     )
     costs.set_xlabel("predicted ms")
-    used = 1 - episodes.free[env_id, devices] / episodes.capacity[env_id, devices]
+    used = 1 - episodes.free_bytes[env_id, devices] / episodes.capacity[env_id, devices]
     memory.barh(names, used.numpy(), color="gray")
     memory.set_xlim(0, 1)
     memory.set_xlabel("memory used")

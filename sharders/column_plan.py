@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
+from autoshard.cost_model.placement_state import TaskPlacement, UnitCatalog
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.workload import Piece, ShardingTask
 from autoshard.workload.admission import RuleMasks
@@ -91,7 +91,7 @@ class ColumnPlan:
         self._row[self._first[0] + self._full[0]] = _NOTHING + 1
         items = [PlacementUnit(()), self.units[0]]
         self._catalog = UnitCatalog(oracle.expectation(), task, masks, items)
-        self.state = PlacementState(self._catalog)
+        self.state = TaskPlacement(self._catalog)
         self._begin()
 
     def _begin(self) -> None:

@@ -7,7 +7,7 @@ both all-to-alls.
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
-from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
+from autoshard.cost_model.placement_state import TaskPlacement, UnitCatalog
 from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.heuristics import greedy_plan, place_in_turn
 from autoshard.workload import ShardingPlan, ShardingTask
@@ -44,7 +44,7 @@ class FusedGreedySharder:
         masks = RuleMasks(task)
         pricing = self._oracle.expectation()  # scenarios would take twice as long
         catalog = UnitCatalog(pricing, task, masks, masks.units)
-        devices, numbers = PlacementState(catalog), np.arange(len(masks.units))
+        devices, numbers = TaskPlacement(catalog), np.arange(len(masks.units))
         column_ms = devices.price.column_ms()
 
         def burden(number: int) -> Floats:

@@ -7,7 +7,7 @@ import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.network import DIRECTIONS
-from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
+from autoshard.cost_model.placement_state import TaskPlacement, UnitCatalog
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.workload import ShardingTask
 from autoshard.workload.admission import RuleMasks
@@ -103,7 +103,7 @@ class _Plans:
 
     def __init__(self, catalog: UnitCatalog, limits: Floats) -> None:
         self._catalog, self._limits = catalog, limits[:, None]
-        self._devices = PlacementState(catalog, len(limits))
+        self._devices = TaskPlacement(catalog, len(limits))
         # Sums of these random marks identify what a device holds, in any order.
         rng = np.random.default_rng(0)
         self._marks = rng.integers(2**63, size=len(catalog.bytes), dtype=np.uint64)

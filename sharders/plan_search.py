@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
+from autoshard.cost_model.placement_state import TaskPlacement, UnitCatalog
 from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders.move_budget import GONE, MoveBudget
@@ -71,7 +71,7 @@ class PlanSearch:
         self._units = [unit for unit, _ in gathered]
         self._catalog = UnitCatalog(pricing, task, self._masks, self._units)
         self._homes = np.array([device for _, device in gathered], np.int64)
-        self._devices = PlacementState(self._catalog)
+        self._devices = TaskPlacement(self._catalog)
         self._devices.fill(self._homes)
         self._budget = None if near is None else MoveBudget(*near, task)
         if self._budget is not None:

@@ -185,6 +185,10 @@ class Occupancy:
     def enter_each(self, plans: Ints, units: Ints, sizes: Ints, devices: Ints) -> None:
         """Adds a unit to a device in each of these plans, which must differ."""
         self.free[plans, devices] -= sizes
+        self.record_each(plans, units, devices)
+
+    def record_each(self, plans: Ints, units: Ints, devices: Ints) -> None:
+        """Adds units as `enter_each` does, without changing the free memory."""
         if self._rules is None:
             return
         for group in range(self._resident.shape[2]):

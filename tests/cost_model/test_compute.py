@@ -21,7 +21,7 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.evaluation import Score, evaluate, net_of_noise
-from autoshard.cost_model.placement_state import PlacementState, UnitCatalog
+from autoshard.cost_model.placement_state import TaskPlacement, UnitCatalog
 from autoshard.cost_model.training import TrainOptions
 from autoshard.workload import (
     Device,
@@ -206,9 +206,9 @@ def test_sums_add_up(model: CostModel, first: list[int], second: list[int]) -> N
     torch.testing.assert_close(both, amounts[first + second].sum(0), rtol=1e-5, atol=1e-5)
 
 
-def state_of(oracle: EstimatedCosts, pieces: list[Piece], devices: int) -> PlacementState:
+def state_of(oracle: EstimatedCosts, pieces: list[Piece], devices: int) -> TaskPlacement:
     task = ShardingTask(tuple(TABLES), Device.uniform(devices, 2**50), 1024)
-    return PlacementState(UnitCatalog(oracle.expectation(), task, RuleMasks(task), pieces))
+    return TaskPlacement(UnitCatalog(oracle.expectation(), task, RuleMasks(task), pieces))
 
 
 @given(chosen=numbers, taken=st.integers(0, 29), data=st.data())

@@ -22,7 +22,7 @@ from autoshard.workload import EmbeddingTable
 
 CatalogOf = Callable[[CostModel], TableCatalog]
 COMPARED = (
-    *("sums", "described", "priced", "rest", "rest_ms", "rest_bytes", "free"),
+    *("sums", "described", "priced", "rest", "rest_ms", "rest_bytes", "free_bytes"),
     *("all_ms", "even_share", "even_split_ms", "lower_bound_ms", "allowed", "homes", "infeasible"),
 )
 
