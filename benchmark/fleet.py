@@ -162,7 +162,7 @@ class Fleet(ABC):
 
     def _changed(self) -> None:
         makes = Counter(device.make for device in self.devices)
-        # Of two equally common makes the pool keeps its own.
+        # The pool keeps its make if another is as common.
         if makes[self.main_make] < max(makes.values(), default=0):
             self.main_make = makes.most_common(1)[0][0]
         self._on_change()

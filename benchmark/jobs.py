@@ -76,7 +76,8 @@ class JobQueue:
         self._queued: dict[JobKey, Job] = {}
         self._running: dict[JobKey, Job] = {}
         self._again: deque[JobKey] = deque()
-        self._turns: OrderedDict[str, deque[JobKey]] = OrderedDict()  # of requests, by name
+        # Queued jobs by name of the request.
+        self._turns: OrderedDict[str, deque[JobKey]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._queued) + len(self._running)

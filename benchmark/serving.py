@@ -25,13 +25,15 @@ class Server:
     Args:
         fleet: Devices.
         time_limit_s: Seconds after which an operator counts as hanging.
-        look_now: Lets the fleet start missing devices.
+        start_missing: Makes the fleet start missing devices.
     """
 
-    def __init__(self, fleet: Fleet, time_limit_s: float, look_now: Callable[[], None]) -> None:
+    def __init__(
+        self, fleet: Fleet, time_limit_s: float, start_missing: Callable[[], None]
+    ) -> None:
         self._fleet = fleet
         self._time_limit_s = time_limit_s
-        self._look_now = look_now
+        self._start_missing = start_missing
 
     async def measure(self, device: PoolDevice, jobs: list[Job]) -> list[Measurement | None]:
         """Returns the answers of a device; None where a job must be tried again."""
@@ -98,4 +100,4 @@ class Server:
     def replace(self, device: PoolDevice, reason: str) -> None:
         """Ends an actor whose state is unreliable; another is started meanwhile."""
         self._fleet.drop(device, reason)
-        self._look_now()
+        self._start_missing()

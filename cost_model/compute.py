@@ -138,18 +138,18 @@ class ComputeCostModel:
         costs = fused_ms(sums.transpose(0, 1), self._fusion)  # [members, 2, shards]
         means = costs.mean(0)
         # In place: for few shards most of the time goes into single operations.
-        errors = (costs[:, 0] + costs[:, 1]).div_(means[0] + means[1]).sub_(1)
-        variance = errors.square_().mean(0)
+        disagreement = (costs[:, 0] + costs[:, 1]).div_(means[0] + means[1]).sub_(1)
+        variance = disagreement.square_().mean(0)
         # The excess by one member is as good as that by all, and cheaper.
-        first = sums[:, 0]
-        alone = (first[:, 0] + first[:, 1]).clamp_min_(_FLOOR)
-        excess = first[:, self.shape.uncertainty] / alone
+        member = sums[:, 0]
+        tables_ms = (member[:, 0] + member[:, 1]).clamp_min_(_FLOOR)
+        excess = member[:, self.shape.uncertainty] / tables_ms
         variance.addcmul_(excess, excess, value=self.prior.extrapolation**2)
-        fitted = self.uncertainty
-        deviation = variance.mul_(fitted.scale**2).add_(fitted.noise**2).sqrt_()
-        used = self.holds_any(sums).to(sums.dtype)
-        forward, backward = means.mul_(used).unbind()
-        return forward, backward, deviation.mul_(used)
+        scale, noise = self.uncertainty.scale, self.uncertainty.noise
+        deviation = variance.mul_(scale**2).add_(noise**2).sqrt_()
+        occupied = self.holds_any(sums).to(sums.dtype)
+        forward, backward = means.mul_(occupied).unbind()
+        return forward, backward, deviation.mul_(occupied)
 
     @torch.no_grad()
     def means(self, sums: Tensor) -> Tensor:
@@ -159,8 +159,8 @@ class ComputeCostModel:
         for part in torch.split(flat, _BLOCK):
             costs = fused_ms(part.transpose(0, 1), self._fusion).mean(0)
             parts.append(costs.mul_(self.holds_any(part)))
-        found = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return found.mT.reshape(*sums.shape[:-2], DIRECTIONS)
+        means = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return means.mT.reshape(*sums.shape[:-2], DIRECTIONS)
 
     def holds_any(self, sums: Tensor) -> Tensor:
         """Returns which sums of amounts have any tables in them, shape [shards]."""
@@ -169,5 +169,5 @@ class ComputeCostModel:
     def predict(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Prices:
         """Returns the costs of shards, each with its batch size."""
         rows = PieceRows()
-        held = rows.of_all(shards, batch_sizes)
-        return self.price(held.sums(self.amounts_of(rows.inputs())))
+        memberships = rows.of_all(shards, batch_sizes)
+        return self.price(memberships.sums(self.amounts_of(rows.inputs())))

@@ -37,7 +37,8 @@ from autoshard.workload.arrays import Floats
 _OWN_ERROR = 0.02
 _SCALES, _NOISES = (0.25, 4.0), (0.005, 0.5)  # bounds of the uncertainty's parameters
 
-_PRIOR_WIDTH = 1.0  # of the logarithms of a prior's deviations: decides where shards are few
+# Deviation of the logarithm of a prior's deviation: it decides where shards are few.
+_PRIOR_WIDTH = 1.0
 _DEVIATIONS = (0.01, 0.5)  # bounds of a prior's deviations
 
 

@@ -132,15 +132,15 @@ class TableNetwork(nn.Module):
         """Returns amounts: forward and backward ms, work, learned, count, uncertainty."""
         scale = self.scale
         low, high = scale.low - _REACH * scale.deviation, scale.high + _REACH * scale.deviation
-        curved = self.curved((inputs.clamp(low, high) - scale.mean) / scale.deviation)
+        outputs = self.curved((inputs.clamp(low, high) - scale.mean) / scale.deviation)
         work = scale.work(inputs)
-        priced = functional.linear(scale.priced_work(inputs), self.log_prices.exp())
-        beside = priced * curved[..., :DIRECTIONS].exp()
-        learned = functional.softplus(curved[..., DIRECTIONS:])
+        priced_ms = functional.linear(scale.priced_work(inputs), self.log_prices.exp())
+        table_ms = priced_ms * outputs[..., :DIRECTIONS].exp()
+        learned = functional.softplus(outputs[..., DIRECTIONS:])
         count = torch.ones_like(work[..., :1])
         excess = scale.excess(inputs).amax(-1, keepdim=True)
-        uncertainty = beside.sum(-1, keepdim=True) * excess
-        return torch.cat([beside, work, learned, count, uncertainty], dim=-1)
+        uncertainty = table_ms.sum(-1, keepdim=True) * excess
+        return torch.cat([table_ms, work, learned, count, uncertainty], dim=-1)
 
 
 class FusionNetwork(nn.Module):
@@ -170,8 +170,8 @@ def fused(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     Weights may be stacked, with members as first dimension of both. For a few shards this is three
     times as fast as vmap over the networks.
     """
-    beside, factor = _fused(sums, weights)
-    return (beside.log() + factor).mT
+    unfused_ms, log_factor = _fused(sums, weights)
+    return (unfused_ms.log() + log_factor).mT
 
 
 def fused_ms(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
@@ -179,17 +179,18 @@ def fused_ms(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
 
     Shards come last because operations on long rows take half the time.
     """
-    beside, factor = _fused(sums, weights)
-    return beside * factor.exp_()
+    unfused_ms, log_factor = _fused(sums, weights)
+    return unfused_ms * log_factor.exp_()
 
 
 def _fused(sums: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Returns ms without fusion, and the log of the fusion factor, each [..., 2, shards]."""
-    used = weights["factor.0.weight"].shape[-1]
-    start = weights["log_start"].exp().unsqueeze(-1)
-    beside = (sums[..., :DIRECTIONS].mT + start).clamp_min(_FLOOR)
-    logs = sums.clamp_min(_FLOOR).log()[..., :used].mT  # of all: in one stretch of memory
-    return beside, _linear(_linear(logs, weights, "factor.0").relu_(), weights, "factor.2")
+    num_inputs = weights["factor.0.weight"].shape[-1]
+    start_ms = weights["log_start"].exp().unsqueeze(-1)
+    unfused_ms = (sums[..., :DIRECTIONS].mT + start_ms).clamp_min(_FLOOR)
+    # The logarithm of all amounts, also unused ones, runs over one stretch of memory.
+    logs = sums.clamp_min(_FLOOR).log()[..., :num_inputs].mT
+    return unfused_ms, _linear(_linear(logs, weights, "factor.0").relu_(), weights, "factor.2")
 
 
 def _linear(inputs: Tensor, weights: Mapping[str, Tensor], layer: str) -> Tensor:

@@ -109,7 +109,8 @@ def _links_of_network(layers: Mapping[str, Tensor], scale: Tensor, devices: int)
         devices: The largest number of ranks that had a device each.
     """
     found = {}
-    centre, width = (float(row[4]) for row in scale)  # of the columns of all ranks, in samples
+    # Input 4 is the logarithm of the columns of all ranks times the batch size.
+    centre, width = (float(row[4]) for row in scale)
     for ranks in range(2, devices + 1):
         shares = np.array([[first] + [1.0] * (ranks - 1) for first in _IMBALANCES])
         shares /= shares.sum(1, keepdims=True)

@@ -31,7 +31,7 @@ REST = DESCRIBED + 2  # amounts; share of the cost, share of the free memory
 SPLIT_PARTS = 5  # mask; additional cost, cost and width of a half; additional cost so far
 OBJECTIVE = 2 + STAGES  # separate stages?, all-to-alls?; time of the partial plan by stage
 PROGRESS = 3  # share of units placed, log number of units and of devices
-_LOG_TABLES, _LOG_DEVICES = 5.0, 3.0  # of about 150 tables and 20 devices: large tasks
+_LOG_TABLES, _LOG_DEVICES = 5.0, 3.0  # logarithms for a large task: about 150 tables and 20 devices
 _SOFT = 12.0  # power of the norm over devices in `soft_after`
 _MIN_SUM = 1e-24  # minimum sum of such powers
 

@@ -103,7 +103,7 @@ def _swept(
         if run_id is None:
             run.tags(tags)
             run.data(tables_source(config.tables, tables))
-            for old in (TRIALS, "winner"):  # of a sweep that is replaced
+            for old in (TRIALS, "winner"):  # a sweep that is replaced has left them
                 storage.remove(old)
             _keep_document(storage, kept)
         stack.enter_context(ray_cluster())

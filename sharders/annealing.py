@@ -130,7 +130,7 @@ def _take(plan: ColumnPlan, changes: Changes, power: float, worse: Floats) -> in
     of_two = before[changes.first] + before[changes.second]
     with np.errstate(over="ignore"):  # such changes are never accepted
         become = ((after.stages / largest) ** power).sum(1)
-    change = become - of_two  # of the sums of powers: [changes, stages]
+    change = become - of_two  # how the sums of powers change, [changes, stages]
     sums = before.sum(0)
 
     def norm_ms(powers: Floats) -> Floats:

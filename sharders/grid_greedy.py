@@ -75,7 +75,7 @@ class GridGreedy:
         members = np.array([[numbers[unit] for unit in cut] for cut in cuts])
         freedom = np.stack([self.masks.freedom(origins) for origins in catalog.origins[members]])
         alone = self._oracle.alone_ms(list(distinct))[members]
-        order = np.lexsort((-alone, freedom))  # of each cut, as `place_in_turn`
+        order = np.lexsort((-alone, freedom))  # [cuts, units], by the same rule as `place_in_turn`
         ordered = np.take_along_axis(members, order, 1).repeat(len(self._limits), 0)
         plans = _Plans(catalog, np.tile(self._limits, len(cuts)))
         homes = np.stack([plans.place(units) for units in ordered.T], axis=1)

@@ -23,7 +23,7 @@ class MoveBudget:
     def __init__(self, plan: ShardingPlan, max_bytes: int, task: ShardingTask) -> None:
         self._max_bytes, self._task = max_bytes, task
         self._placements = plan.by_table()
-        self._moving = np.empty((0, len(task.devices)), np.int64)  # of each piece, by device
+        self._moving = np.empty((0, len(task.devices)), np.int64)  # bytes, [pieces, devices]
 
     def extend(self, pieces: Sequence[PlacementUnit]) -> None:
         """Adds pieces, in the order of the search's own."""

@@ -117,7 +117,9 @@ class PolicyNetwork(nn.Module):
     def forward(
         self, parts: dict[str, Tensor], variants: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Returns logits [envs, devices + 1], the last for a split, and embeddings [envs, hidden].
+        """Returns logits [envs, devices + 1], the last for a split, and state embeddings.
+
+        Embeddings have shape [envs, hidden].
 
         Args:
             parts: Parts of observations, each [envs, ...].
@@ -139,22 +141,24 @@ class PolicyNetwork(nn.Module):
         present = exists[..., None]
         mean = (embedded * present).sum(1) / exists.sum(1, keepdim=True).clamp_min(1)
         largest = embedded.masked_fill(~present, 0.0).amax(1)
-        known = functional.relu(self.context(torch.cat([mean, largest], dim=1)) + state)
-        score = self.score(functional.relu(self.mixer(embedded) + known[:, None])).squeeze(-1)
+        state_embedding = functional.relu(self.context(torch.cat([mean, largest], dim=1)) + state)
+        mixed = functional.relu(self.mixer(embedded) + state_embedding[:, None])
+        score = self.score(mixed).squeeze(-1)
         itself: Tensor = self.itself
         elsewhere: Tensor = self.elsewhere
-        halve = self.halving(known).squeeze(-1)
+        split = self.halving(state_embedding).squeeze(-1)
         if variants is not None:
             learned, by_itself, by_elsewhere = variants[:, :, None].unbind(1)
             itself = by_itself * (_ITSELF + learned * (itself - _ITSELF))
             elsewhere = (by_elsewhere * (_ELSEWHERE + learned * (elsewhere - _ELSEWHERE)))[:, 0]
-            score, halve = score * learned, halve * learned[:, 0]
+            score, split = score * learned, split * learned[:, 0]
         greedy_cost = devices[..., _SOFT_AFTER] + itself * devices[..., _JOINED]
         greedy = -self.log_sharpness.exp() * self._over_lowest(greedy_cost, allowed)
-        halve = halve + self._split_logit(parts, allowed, elsewhere)
-        may = parts["split"][:, _MAY] > 0
+        split = split + self._split_logit(parts, allowed, elsewhere)
+        may_split = parts["split"][:, _MAY] > 0
         logits = (greedy + score).masked_fill(~allowed, FORBIDDEN)
-        return torch.cat([logits, halve.masked_fill(~may, FORBIDDEN)[:, None]], dim=1), known
+        split = split.masked_fill(~may_split, FORBIDDEN)
+        return torch.cat([logits, split[:, None]], dim=1), state_embedding
 
     @staticmethod
     def _over_lowest(costs: Tensor, allowed: Tensor) -> Tensor:
@@ -167,16 +171,16 @@ class PolicyNetwork(nn.Module):
         Its gain is the share that moves away of the excess over the even share or the slowest
         device; its loss is the additional cost of two halves.
         """
-        devices, halving = parts["devices"], parts["split"]
+        devices, split = parts["devices"], parts["split"]
         best = devices[..., _JOINED].masked_fill(~allowed, torch.inf).amin(1).clamp_max(_FAR)
-        level = torch.maximum(1 + halving[:, _ADDED], devices[..., _COST].amax(1))
-        adds = halving[:, _ADDS] / parts["exists"].sum(1).clamp_min(1)
+        level = torch.maximum(1 + split[:, _ADDED], devices[..., _COST].amax(1))
+        adds = split[:, _ADDS] / parts["exists"].sum(1).clamp_min(1)
         return self.log_sharpness.exp() * (elsewhere * (best - level) - adds)
 
-    def values(self, known: Tensor) -> Tensor:
-        """Returns the value of each embedded state, [envs]."""
-        answer: Tensor = self.value(known).squeeze(-1)
-        return answer
+    def values(self, embeddings: Tensor) -> Tensor:
+        """Returns the value of each state by its embedding [envs, hidden]: [envs]."""
+        values: Tensor = self.value(embeddings).squeeze(-1)
+        return values
 
     def _encode(self, tables: Tensor) -> Tensor:
         """Embeds named amounts of a table, or of a set of tables."""

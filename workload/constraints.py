@@ -9,7 +9,7 @@
       country: {whole: true}
       city: {pinned: 2}
     devices:                                # a name, a number, or all
-      all: {reserve: 10%}                   # of its memory; or as in 2 GB
+      all: {reserve: 10%}                   # share of its memory, or a size: 2 GB
 
 `Constraints.applied` adds the rules to a task and reserves memory of its devices.
 """

@@ -18,7 +18,7 @@ WEIGHT_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2}
 FLOAT_BYTES = 4  # optimizer state, outputs and gradients are always fp32
 INDEX_BYTES = 8
 
-Count = TypeVar("Count", int, Ints)  # of one piece, or of each of many
+Count = TypeVar("Count", int, Ints)  # a number for one piece, or an array with one for each piece
 
 
 class MemoryParts(NamedTuple):

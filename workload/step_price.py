@@ -57,7 +57,7 @@ class StepPrice:
         separate, exchanges = float(objective.computes_apart), objective.exchanges(ranks)
         if objective.link is None or not exchanges:
             return StepPrice(separate, 0.0, float(ranks), columns, 0.0, 0.0)
-        sample_bytes = _ELEMENT_BYTES * batch_size / ranks  # of one column, for one other rank
+        sample_bytes = _ELEMENT_BYTES * batch_size / ranks  # one column for one other rank
         slope_ms = _MS * sample_bytes / objective.link.bytes_s
         latency_ms = _MS * objective.link.latency_s
         return StepPrice(separate, float(exchanges), float(ranks), columns, slope_ms, latency_ms)

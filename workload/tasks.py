@@ -16,7 +16,7 @@ from autoshard.workload.rules import Rule
 from autoshard.workload.tables import EmbeddingTable, Piece
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
-_DEFAULT_OBJECTIVE = Objective().to_json()  # of files from before tasks had an objective
+_DEFAULT_OBJECTIVE = Objective().to_json()  # for files from before tasks had an objective
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class CpuStopwatch(Stopwatch):
         self._core = core
         # Reading evicts as well as writing and takes half the time.
         self._flush = torch.empty(cache_bytes // 8, dtype=torch.float64)
-        self._touched = 0  # of its elements: they have pages of their own
+        self._touched = 0  # number of its elements that were written: these have pages of their own
         self._per_ms = 0.0  # elements read in a millisecond
         self._references = itertools.cycle(references)
         self._seen = _core_seconds(core)

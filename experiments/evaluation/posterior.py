@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # it loads Ray, which estimated plans do not need
     from autoshard.cost_model.repeated_measurements import KnownCost
 
 ShardDigests = tuple[str, ...]  # the digests of its shards, without empty devices
-Plans = Mapping[str, Sequence[ShardDigests | None]]  # of each sharder for each task; None: no plan
+Plans = Mapping[str, Sequence[ShardDigests | None]]  # plans by sharder and task; None: no plan
 
 SAMPLES = 1000
 _SPREADS = 40  # grid points for the spread of a plan's devices

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autoshard.cost_model import StepPrediction
-from autoshard.experiments.explaining.plan_report import Part, format_columns, new_table
+from autoshard.experiments.explaining.plan_report import ReportPart, format_columns, new_table
 from autoshard.workload import ShardingTask
 from autoshard.workload.documents import Schema
 from autoshard.workload.moves import Move, Traffic, moved_bytes, traffic_of
@@ -72,7 +72,7 @@ class PlanDiff:
             }
         )
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[ReportPart]:
         """Yields the parts of the printed report."""
         if not self.moves:
             yield "nothing moves: each column stays on its device"

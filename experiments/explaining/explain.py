@@ -4,7 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, slowest_by_phase
-from autoshard.experiments.explaining.plan_report import Baseline, Part, format_columns, new_table
+from autoshard.experiments.explaining.plan_report import (
+    Baseline,
+    ReportPart,
+    format_columns,
+    new_table,
+)
 from autoshard.sharders import Step, next_steps
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between, renumbered
@@ -17,7 +22,7 @@ _ELSEWHERE = 5  # tables shown that are on other devices
 
 def explanation(
     oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, best: Baseline | None
-) -> Iterator[Part]:
+) -> Iterator[ReportPart]:
     """Yields all parts of the explanation."""
     yield from phases(oracle, task, plan)
     yield from steps(oracle, task, plan)
@@ -25,7 +30,7 @@ def explanation(
         yield from differences(oracle, task, plan, best)
 
 
-def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Iterator[Part]:
+def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Iterator[ReportPart]:
     """Yields the slowest device of each phase, and its costliest pieces."""
     yield (
         "\nthe slowest device of each phase, and its costliest tables: the time that it would save "
@@ -47,7 +52,7 @@ def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> It
     yield shown
 
 
-def steps(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Iterator[Part]:
+def steps(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Iterator[ReportPart]:
     """Yields a line for each of the best single changes of a plan."""
     found = next_steps(oracle, task, plan, _STEPS)
     if not found:
@@ -75,7 +80,7 @@ def _format(step: Step, task: ShardingTask) -> str:
 
 def differences(
     oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, best: Baseline
-) -> Iterator[Part]:
+) -> Iterator[ReportPart]:
     """Yields the differences from a heuristic's plan: costs, and tables on other devices.
 
     Equal devices of the heuristic's plan are renumbered so that the plans differ least.

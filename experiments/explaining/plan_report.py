@@ -15,14 +15,14 @@ from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.operators import MemoryParts
 
-Part = str | Table  # of a report
+ReportPart = str | Table  # a line of text, or a table
 
 _MB = 1e6
 _MEMORY = "memory (MB; inputs and outputs are a batch's, with gradients of the outputs)"
 _EQUAL = 5e-4  # a relative difference that would read 0.0 %
 
 
-def show(parts: Iterable[Part]) -> None:
+def show(parts: Iterable[ReportPart]) -> None:
     """Prints the parts as they are made."""
     for part in parts:
         cli.console.print(part, soft_wrap=isinstance(part, str), markup=False)
@@ -45,7 +45,7 @@ def format_columns(table: EmbeddingTable, start: int, width: int) -> str:
     return f"all {table.dim}" if whole else f"{start}-{start + width} of {table.dim}"
 
 
-def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Part]:
+def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[ReportPart]:
     """Yields a table of each device's memory by part, reserved if any, and free, in MB."""
     reserved = any(device.reserved_bytes for device in task.devices)
     columns = (*MemoryParts._fields, *(["reserve"] if reserved else []), "free", "of")

@@ -15,7 +15,7 @@ from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, GeneralA
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from ray.rllib.evaluation.postprocessing import Postprocessing
 
-_MIN_SPREAD = 1e-3  # of returns, relative to an ideal plan's: smaller differences do not count
+_MIN_SPREAD = 1e-3  # minimum spread of a task's returns; an ideal plan's return is -1
 
 
 class GroupAdvantages(ConnectorV2):

@@ -86,7 +86,8 @@ class RunFolder:
         if self._document().get("checkpoint") == name:  # the run was resumed from it
             return
         partial = self.folder / f"{_PARTIAL}{name}"
-        for leftover in (partial, self.folder / name):  # of a process that was killed before
+        # A process that was killed may have left either behind.
+        for leftover in (partial, self.folder / name):
             shutil.rmtree(leftover, ignore_errors=True)
         partial.mkdir()
         save_algorithm(partial / _ALGORITHM)

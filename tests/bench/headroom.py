@@ -27,7 +27,7 @@ from bench.workbench import say
 _BATCH_SIZE = 1024
 _NEGLIGIBLE = 1e-6  # relative headroom that counts as none
 _TASKS, _SEED = 2, 5  # per family and memory fill
-_SECONDS = 60.0  # of annealing per task
+_SECONDS = 60.0  # time of annealing per task
 _QUICK = 0.5  # seconds of autoshard per task
 BAR, YARDSTICK = "cost_fused", "annealing"
 _POLICY = "policy"

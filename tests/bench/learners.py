@@ -23,7 +23,7 @@ from bench.metric import Metric, mean_and_interval
 from bench.workbench import say
 
 _LEARNERS: tuple[LearnerName, ...] = ("critic", "group_baseline")
-_SECONDS, _SEEDS = 120.0, 3  # of training
+_SECONDS, _SEEDS = 120.0, 3  # training time, number of seeds
 _ANNEALING_SECONDS, _TASKS = 20.0, 3  # per task; tasks per family and memory fill
 _START, _PASS = "before training", "one pass"
 

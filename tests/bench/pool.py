@@ -25,10 +25,10 @@ from bench.workbench import SETTINGS, TABLES, cpu_pool, say
 
 _VERSIONS = "simulated"
 _DEVICES_A_PROCESS = 64
-_SHARD_SECONDS = 0.5  # of a shard on a core, with the start of its operator: 0.15 to 0.5
+_SHARD_SECONDS = 0.5  # upper end for a shard on a core, with the start of its operator: 0.15 to 0.5
 _SHARDS_A_DEVICE = 20
 _FLEETS = (1, 8, 64, 256)
-_SHARDS_A_SECOND = 128  # of all devices together, so that fleets differ in size only
+_SHARDS_A_SECOND = 128  # for all devices together, so that fleets differ in size only
 _FLEET_SHARDS, _FLEET_TURNS = 512, 2
 _CLIENTS = 4
 _REAL_SHARDS, _TURNS = 32, 4

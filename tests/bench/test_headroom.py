@@ -38,7 +38,7 @@ def test_shares_by_hand() -> None:
         "annealing": Tried([8.0, 8.0, 7.0], [60.0] * 3),
     }
     found = Headroom(Choice("small", "tight"), (), tried)
-    # Of the first two tasks (cost_fused has no plan for the third): 3 of 4 ms of headroom.
+    # The policy saves 3 of 4 ms on the first two tasks; cost_fused has no plan for the third.
     assert found.share("policy") == pytest.approx(0.75)
     assert found.share("best heuristic") == pytest.approx(-1.0)  # first task only
     assert found.over("policy") == pytest.approx((9 / 8 + 8 / 8 + 8 / 7) / 3)

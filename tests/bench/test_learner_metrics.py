@@ -24,5 +24,6 @@ def test_learners_are_compared_with_the_untrained_policy(cluster: object) -> Non
             over = values[f"{name}: step time over annealing, memory {memory}"]
             assert over.value is not None
             assert 0.9 < over.value < 2
-            assert (over.interval is not None) == (name == "group_baseline")  # of two seeds
+            trained = name == "group_baseline"  # with two seeds
+            assert (over.interval is not None) == trained
             assert f"{name}: tasks without a plan in one pass, memory {memory}" in values

@@ -23,9 +23,9 @@ from autoshard.benchmark.clearing import Clearing
 
 MIB = 2**20
 _FIRST_FLUSH_BYTES = MIB  # read before it is known how fast that is
-_ADMITTED = 0.6  # of what it missed, a kernel finds so much the next time
-_VISITOR_BYTES = MIB // 4  # that a visitor brings into the cache
-_REFILL_MS = 0.02  # of CPU time that a visitor costs whom it interrupted
+_ADMITTED = 0.6  # share of a kernel's misses that are in the cache the next time
+_VISITOR_BYTES = MIB // 4  # bytes that a visitor brings into the cache
+_REFILL_MS = 0.02  # CPU time that a visitor costs the process that it interrupts
 _QUOTA_PERIOD_MS = 100.0
 
 

@@ -145,7 +145,7 @@ def test_ranks_meet_through_what_the_runtime_has() -> None:
     part = ExchangePart(ExchangeKey((8, 24), 64, 1), (0, 1), "127.0.0.1", meeting.port, "x", 2)
     first, second = run_ranks(part, gpu)
     assert [len(first.forward_ms), len(second.backward_ms)] == [2, 2]
-    passes = 2 * 2 * (2 + 3)  # of two ranks, forward and backward, with those that warm up
+    passes = 2 * 2 * (2 + 3)  # 2 ranks, forward and backward, 2 timed passes and 3 that warm up
     assert runtime.calls.count("synchronize") == 2 * passes  # before and after each
 
 

@@ -331,7 +331,7 @@ def test_costs_are_normalized_by_the_reference() -> None:
 
 def test_a_moment_that_slows_both_does_not_widen_the_interval() -> None:
     """The reference runs before and after, so it is slow where the iteration is."""
-    pace = [1.0, 1.0] + [1.0, 1.4, 1.0, 1.2] * 3  # of a round each; the first warms up
+    pace = [1.0, 1.0] + [1.0, 1.4, 1.0, 1.2] * 3  # one factor for each round; the first warms up
     script = [quarter(10.0 * residual) for residual in pace]
     # one after warming up, then two a round
     references = [quarter(2 * pace[0])] + [quarter(2 * f) for f in pace[1:] for _ in range(2)]

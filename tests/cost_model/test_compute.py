@@ -59,7 +59,7 @@ def test_the_formula_is_recovered_on_tables_never_seen(
     groups = found.by_size()
     assert sum(count for _, count, _, _ in groups) == len(formula_parts["test"])
     assert groups[0][0] == "1"
-    # Of single tables the sum is the cost itself, but for how many shards are priced at once.
+    # The sum over a single table is its cost, up to rounding that depends on the batch of shards.
     assert groups[0][2] == pytest.approx(groups[0][3], abs=1e-6)
 
 

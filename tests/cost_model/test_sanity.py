@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*outside of the cost model.s training data"),
     pytest.mark.filterwarnings("ignore:.*the cost model was trained on"),
 ]
-_SLACK = 0.04  # of its own error
+_SLACK = 0.04  # relative error that the model may have of its own
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,7 @@ def signature(found: Any) -> str:
     try:
         parameters = inspect.signature(found).parameters.values()
     except ValueError:
-        return ""  # of some built-in classes
+        return ""  # some built-in classes have none
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
     return re.sub(r" at 0x[0-9a-f]+", "", str(inspect.Signature(bare)))
 

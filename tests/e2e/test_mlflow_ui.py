@@ -46,7 +46,7 @@ WITHOUT_FOLDERS = """for (const e of document.querySelectorAll('*'))
 # The points of the first chart of a page.
 DRAWN = """const curve = document.querySelector('.js-plotly-plot')?.data?.[0];
 return curve && [...curve.x].map((x, i) => [x, curve.y[i]])"""
-CURVES = (  # of two sections, for charts further down are drawn when they are scrolled to
+CURVES = (  # two sections: charts further down are drawn when they are scrolled to
     "games/relative_max",
     "games/return",
     "games/dead_ends",

@@ -40,7 +40,7 @@ from autoshard.workload import (
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.tables import halves
 
-SPLIT = 0.3  # of the moves, where it is allowed
+SPLIT = 0.3  # share of random actions that split, where a split is allowed
 
 
 def halve(episodes: BatchedPlacementEnv) -> None:

@@ -47,7 +47,7 @@ def test_each_part_has_tables_of_each_family(name: str, part: Part) -> None:
     family = FAMILIES[name]
     tables = tables_by_part(family.tables())[part]
     assert len({table.access_digest for table in tables}) > 0.9 * len(tables)
-    if part != "validation":  # of which tasks may be smaller
+    if part != "validation":  # tasks for validation may be smaller
         assert len(tables) >= family.num_tables[1]
     assert len(tables) >= 40
 

@@ -30,7 +30,7 @@ class SimulatedPool:
         self.noise, self.batches, self.seconds, self.fails = repeats, batches, seconds, fails
         self.now = 0.0
         self.kept: dict[tuple[str, int], list[float]] = {}
-        self.order: list[tuple[str, int]] = []  # of all measurements: digest and seed
+        self.order: list[tuple[str, int]] = []  # digest and seed of each measurement, in order
         self._rng = np.random.default_rng(seed)
 
     def clock(self) -> float:

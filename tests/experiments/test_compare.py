@@ -510,7 +510,7 @@ def test_too_few_unseen_tables_are_told_of(
 def test_all_sharders_that_can_run_here_are_compared(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("autoshard.sharders.ANNEAL_SECONDS", 1.0)  # of its minute
+    monkeypatch.setattr("autoshard.sharders.ANNEAL_SECONDS", 1.0)  # instead of a minute
     compare.main(
         CompareConfig(
             tables=TABLES,

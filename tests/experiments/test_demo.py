@@ -25,7 +25,7 @@ class Parts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, spend: Callable[[Any], float]) -> None:
         self.now = 0.0
         self.asked: dict[str, Any] = {}
-        self.fault: Exception | None = None  # of the calibration
+        self.fault: Exception | None = None  # what the calibration raises, if anything
         self._spend = spend
         monkeypatch.setattr(demo, "Budget", partial(Budget, clock=lambda: self.now))
         monkeypatch.setattr(demo, "ray_cluster", contextlib.nullcontext)

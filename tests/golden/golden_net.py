@@ -49,7 +49,7 @@ SHARDERS = (
     *HEURISTICS, "cost", "cost_fused", "neuroshard", "policy", "cost_fused_search", "autoshard",
     "annealing",
 )  # fmt: skip
-PROPOSALS = 2000  # of annealing, which then does not depend on seconds
+PROPOSALS = 2000  # number of annealing's proposals, so that its plans do not depend on seconds
 NEUROSHARD = 320  # tables times devices: with more of them it takes seconds
 CODES = "0123456789abcdef"  # devices, in a plan that is written as text
 _SPLIT = re.compile(r"\(([^)]*)\)|(.)")

@@ -10,7 +10,7 @@ import pytest
 RECORD: dict[str, Any] = json.loads((net.FOLDER / "record.json").read_text())
 PLANS: dict[str, Any] = RECORD["plans"]
 CLOSE = 1e-6  # relative, of step times
-NEAR = 1e-5  # of what is seen and paid
+NEAR = 1e-5  # relative, of observations and rewards
 TIE = 0.01  # logits less apart: another host may prefer the other
 
 pytestmark = pytest.mark.filterwarnings("ignore::autoshard.cost_model.OutsideTraining")

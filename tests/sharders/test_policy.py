@@ -310,7 +310,7 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
             for episodes, variant in zip(games, [PolicyVariant(), *start.variants], strict=True)
             if variant in ours.variants
         ]
-        # Of like devices either may come first, which may lead to another plan.
+        # Equal devices may be chosen in another order, which may lead to another plan.
         assert oracle.step_ms(plan, task) <= 1.01 * min(told)
         better += min(told) < 0.95 * told[0]
     assert better >= 3

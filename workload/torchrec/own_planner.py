@@ -119,5 +119,5 @@ def _constraints(table: EmbeddingTable, column_wise: bool) -> ParameterConstrain
         sharding_types=types if width is None else [*types, ShardingType.COLUMN_WISE.value],
         compute_kernels=[FUSED],
         min_partition=width,
-        output_dtype=DataType.FP32,  # of outputs; TorchRec assumes that of weights
+        output_dtype=DataType.FP32,  # type of outputs; by default TorchRec assumes that of weights
     )
