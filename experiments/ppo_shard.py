@@ -12,9 +12,9 @@ from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage
-from autoshard.experiments.training.checks import split_tables
 from autoshard.experiments.training.config import DROPPED, PPOShardConfig
 from autoshard.experiments.training.loop import Training
+from autoshard.experiments.training.policy_evaluation import split_tables
 from autoshard.experiments.training.recipes import check_recipe, recipe_defaults
 from autoshard.experiments.training.report import TrainingReport
 from autoshard.experiments.training.run_folder import RunFolder, SavedRun
@@ -44,7 +44,7 @@ def main(config: PPOShardConfig) -> None:
     config.check()
     storage = _storage(config)
 
-    # 2. Tables by part: training, checks and test. The cost model.
+    # 2. Tables by part: training, evaluation and test. The cost model.
     tables = config.all_tables()
     parts = split_tables(config.source, tables)
     model = load_model(config.cost_model)

@@ -32,8 +32,8 @@ from autoshard.experiments.sweeps.winner import keep_winner
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.data_sources import short_name, store_source, tables_source
 from autoshard.experiments.tracking.storage import Storage, absolute
-from autoshard.experiments.training.checks import split_tables
 from autoshard.experiments.training.measuring import check_hardware
+from autoshard.experiments.training.policy_evaluation import split_tables
 from autoshard.sharders import open_oracle
 from autoshard.workload import UserError, documents, load_tables
 

@@ -49,7 +49,7 @@ class TuneShardConfig(TrainingOptions):
     reward: RewardName = "estimated"
     """Source of the costs that reward episodes."""
     check_tasks: int = 32
-    """Number of tasks of a check, which gives the score of a trial."""
+    """Number of tasks of an evaluation, which gives the score of a trial."""
     storage: str = "runs/sweep"
     """Folder of the sweep: a path, which all nodes must share, or s3://..."""
 

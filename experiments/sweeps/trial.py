@@ -11,9 +11,9 @@ from ray.tune import Trainable
 
 from autoshard.cost_model import CostModel
 from autoshard.experiments.sweeps.search_space import hyperparameters
-from autoshard.experiments.training.checks import Parts
 from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.experiments.training.loop import Training
+from autoshard.experiments.training.policy_evaluation import Parts
 from autoshard.experiments.training.run_folder import RunFolder, SavedRun
 
 # Names in the results of trials: the minimised score, seconds of all iterations, and seconds of
@@ -34,8 +34,9 @@ class PolicyTask:
 class PolicyTrial(Trainable):
     """A training whose steps are PPO iterations. All of its state is in one run folder.
 
-    The score is that of the latest check (`PolicyCheck.score`), although the policy of the best one
-    is kept. All trials start from the same policy, whose score would often be the best of many.
+    The score is that of the latest evaluation (`PolicyEvaluator.score`), although the policy of the
+    best one is kept. All trials start from the same policy, whose score would often be the best of
+    many.
     """
 
     def setup(self, config: dict[str, Any], task: PolicyTask) -> None:  # type: ignore[override]
@@ -45,7 +46,7 @@ class PolicyTrial(Trainable):
         self._training: Training | None = None
 
     def step(self) -> dict[str, Any]:
-        """Makes one iteration; before the first one, also checks the initial policy."""
+        """Makes one iteration; before the first one, also evaluates the initial policy."""
         fresh = self._training is None
         training = self._training = self._training or self._start()
         started = time.monotonic()

@@ -77,7 +77,7 @@ def finished(outcomes: Sequence[TrialOutcome]) -> list[TrialOutcome]:
 
 
 def make_scheduler(config: TuneShardConfig, space: Space) -> TrialScheduler:
-    """Returns the scheduler, which does not act on a trial before its first check.
+    """Returns the scheduler, which does not act on a trial before its first evaluation.
 
     ASHA stops the worse two thirds at one third of the iterations, at one ninth, and so on.
     Population based training continues the worst quarter from checkpoints of the best one.

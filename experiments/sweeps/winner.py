@@ -19,7 +19,7 @@ from autoshard.experiments.sweeps.trial import PolicyTask
 from autoshard.experiments.sweeps.tuning import TrialOutcome, finished
 from autoshard.experiments.tracking import runs
 from autoshard.experiments.tracking.storage import Storage
-from autoshard.experiments.training.checks import PolicyCheck, unseen_tasks
+from autoshard.experiments.training.policy_evaluation import PolicyEvaluator, unseen_tasks
 from autoshard.experiments.training.report import TEST_SEED
 from autoshard.experiments.training.run_folder import RunFolder, policy_files
 from autoshard.sharders import HEURISTICS, load_policy
@@ -79,7 +79,7 @@ def _test(task: PolicyTask, kept: dict[str, Path], run: runs.TrackedRun) -> dict
         islice(unseen_tasks(task.config, model, task.parts, "test", TEST_SEED), _TEST_TASKS)
     )
     policies = {name: load_policy(folder) for name, folder in kept.items()}
-    outcomes = PolicyCheck(tasks).outcomes(
+    outcomes = PolicyEvaluator(tasks).outcomes(
         policies["winner"], model, (*HEURISTICS, "cost_fused"), policies
     )
     plan = outcomes["winner"][0].plan

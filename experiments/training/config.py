@@ -78,8 +78,9 @@ class Hyperparameters:
 class PPOShardConfig(TrainingOptions, ObjectiveOptions):
     """Train a policy that places embedding tables on devices, and test its plans.
 
-    Each table belongs to one part for ever: 70 % are for training, the others for checks and the
-    test. The folder --out holds the policy, its cost model, the last checkpoint and measurements.
+    Each table belongs to one part for ever: 70 % are for training, the others for evaluation and
+    the test. The folder --out holds the policy, its cost model, the last checkpoint and
+    measurements.
     """
 
     recipe: RecipeName | None = None
@@ -97,7 +98,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
     balance: AutoShard's cheapest over costliest device."""
     collect: int = 0
     """Number of plans that are sampled from the policy and measured, before the first iteration and
-    at each check, to train the cost model. Requires --reward estimated."""
+    at each evaluation, to train the cost model. Requires --reward estimated."""
     iterations: int | None = None
     """Number of PPO iterations. Default: 20; with --resume, the number of the run."""
     seconds: float | None = None

@@ -1,4 +1,4 @@
-"""The training loop: PPO iterations, checks, checkpoints and updates of the cost model.
+"""The training loop: PPO iterations, evaluations, checkpoints and updates of the cost model.
 
 It prints and logs nothing.
 """
@@ -14,8 +14,8 @@ import ray
 from autoshard import benchmark
 from autoshard.cost_model import CostModel, save_model
 from autoshard.experiments.console.budget import Budget
-from autoshard.experiments.training.checks import Parts, PolicyCheck, unseen_tasks
 from autoshard.experiments.training.config import PPOShardConfig
+from autoshard.experiments.training.policy_evaluation import Parts, PolicyEvaluator, unseen_tasks
 from autoshard.experiments.training.ppo import CPUS_PER_ENV_RUNNER, Trainer
 from autoshard.experiments.training.run_folder import Progress, RunFolder, SavedRun
 from autoshard.sharders import Policy, load_policy, save_policy
@@ -74,7 +74,7 @@ class Training:
 
             self._online = OnlineCostModel(config, base, parts["train"], store, seed, adapt)
         tasks = unseen_tasks(config, base, parts, "validation", config.seed)
-        self._checks = PolicyCheck(list(islice(tasks, config.check_tasks)))
+        self._evaluator = PolicyEvaluator(list(islice(tasks, config.check_tasks)))
         if saved is not None:
             self._restore(saved, run_id)
 
@@ -94,14 +94,14 @@ class Training:
         return max(0, self.config.max_iterations - self.progress.iteration)
 
     def begin(self) -> None:
-        """Checks and keeps the initial policy, so that there always is one."""
-        self._check()
+        """Evaluates and keeps the initial policy, so that there always is one."""
+        self._evaluate()
         if self._collect():
             self._update_cost_model()
         self._save()
 
     def step(self) -> dict[str, float]:
-        """Makes an iteration, and a check if one is due; returns the metrics."""
+        """Makes an iteration, and an evaluation if one is due; returns the metrics."""
         number = self.progress.iteration + 1
         started = time.time()
         metrics = self._trainer.iterate()
@@ -112,7 +112,7 @@ class Training:
             if not self.done:  # otherwise nothing would learn from it
                 metrics["asked"] += self._collect()
             metrics |= self._update_cost_model()
-            metrics |= self._check()
+            metrics |= self._evaluate()
             self._out_of_time |= self._budget.is_spent  # measuring may take long
         metrics["seconds"] = time.time() - started
         self.progress = replace(self.progress, seconds=self.progress.seconds + metrics["seconds"])
@@ -140,19 +140,19 @@ class Training:
         self._trainer.use_cost_model(update.model)
         # The kept policy uses the new model too, so its score is computed again.
         save_model(update.model, self.folder.folder / COST_MODEL, force=True)
-        kept = self._checks.score(load_policy(self.folder.folder), update.model)
+        kept = self._evaluator.score(load_policy(self.folder.folder), update.model)
         self.progress = replace(self.progress, best_check=kept["score"])
         return {"cost_model_error": update.error_before, "new_shards": update.new_shards}
 
-    def _check(self) -> dict[str, float]:
-        """Checks the policy, and keeps it with its cost model if its score is the best so far."""
+    def _evaluate(self) -> dict[str, float]:
+        """Evaluates the policy; keeps it with its cost model if its score is the best so far."""
         policy = self._policy()
-        check = self._checks.score(policy, self.model)
-        self.progress = replace(self.progress, last_check=check["score"])
-        if check["score"] <= self.progress.best_check:
-            self.progress = replace(self.progress, best_check=check["score"])
+        metrics = self._evaluator.score(policy, self.model)
+        self.progress = replace(self.progress, last_check=metrics["score"])
+        if metrics["score"] <= self.progress.best_check:
+            self.progress = replace(self.progress, best_check=metrics["score"])
             self._keep(policy)
-        return {f"check_{name}": value for name, value in check.items()}
+        return {f"check_{name}": value for name, value in metrics.items()}
 
     def _policy(self) -> Policy:
         options = self.config.to_json()

@@ -46,10 +46,10 @@ class TrainingOptions:
     num_envs: int = 128
     """Number of parallel environments; an iteration is about one episode of each."""
     check_every: int = 5
-    """Number of iterations between checks on tables that are not trained on, and between updates of
-    the cost model. A sweep compares and stops its trials by these checks."""
+    """Number of iterations between evaluations on tables that are not trained on, and between
+    updates of the cost model. A sweep compares and stops its trials by these evaluations."""
     check_tasks: int = 16
-    """Number of tasks of a check."""
+    """Number of tasks of an evaluation."""
     seed: int = 0
     """Seed of all random numbers."""
     resume: bool = False

@@ -22,12 +22,16 @@ from autoshard.experiments.evaluation.planners import (
 from autoshard.experiments.evaluation.posterior import Ratio, relative
 from autoshard.experiments.explaining.plan_report import new_table
 from autoshard.experiments.tracking.runs import TrackedRun
-from autoshard.experiments.training.checks import PolicyCheck, unseen_tables, unseen_tasks
 from autoshard.experiments.training.loop import Training
+from autoshard.experiments.training.policy_evaluation import (
+    PolicyEvaluator,
+    unseen_tables,
+    unseen_tasks,
+)
 from autoshard.experiments.training.run_folder import policy_files
 from autoshard.sharders import Policy, load_policy
 
-TEST_SEED = 1000  # not used by checks
+TEST_SEED = 1000  # not used by evaluation
 _TEST_TASKS = 8
 
 # Names in MLflow of an iteration's metrics. MLflow groups charts by the part before the slash.
@@ -115,7 +119,7 @@ class TrainingReport:
         policy, model = load_policy(folder), training.model
         drawn = unseen_tasks(training.config, model, training.parts, "test", TEST_SEED)
         tasks = list(islice(drawn, _TEST_TASKS))
-        outcomes = PolicyCheck(tasks, training.config.seed).outcomes(policy, model)
+        outcomes = PolicyEvaluator(tasks, training.config.seed).outcomes(policy, model)
         steps = steps_of(outcomes)
         best, references = best_heuristic(steps), best_of_each(steps)
         assert best is not None  # all heuristics are among them

@@ -29,7 +29,7 @@ class Progress:
     mlflow_run: str  # run in MLflow
     best_check: float  # score of the kept policy
     seconds: float  # time of all iterations
-    last_check: float  # score of the latest check
+    last_check: float  # score of the latest evaluation
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Checks of a policy on tables that it is not trained on, with costs by the cost model."""
+"""Evaluation of a policy on tables that it is not trained on, with costs by the cost model."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -19,7 +19,7 @@ from autoshard.sharders import HEURISTICS, Policy
 from autoshard.workload import EmbeddingTable, ShardingTask, UserError
 from autoshard.workload.parts import Part, tables_by_part
 
-_MIN_TABLES = 3  # for training, and for tasks of checks and tests
+_MIN_TABLES = 3  # for training, and for tasks of evaluation and of tests
 _LEARNED = ("cost", "cost_fused", "policy", "autoshard")
 
 Parts = Mapping[Part, Sequence[EmbeddingTable]]
@@ -32,7 +32,7 @@ def split_tables(source: str, tables: Sequence[EmbeddingTable]) -> Parts:
     if min(len(parts["train"]), others) < _MIN_TABLES:
         raise UserError(
             f"{source}: has too few tables: {len(parts['train'])} to train on and {others} "
-            f"for checks and tests, {_MIN_TABLES} of each are needed"
+            f"for evaluation and tests, {_MIN_TABLES} of each are needed"
         )
     return parts
 
@@ -40,7 +40,7 @@ def split_tables(source: str, tables: Sequence[EmbeddingTable]) -> Parts:
 def unseen_tables(parts: Parts, part: Part) -> Sequence[EmbeddingTable]:
     """Returns the tables of a part that is not trained on, or of both such parts if it has too few.
 
-    Checks select the policy that is kept, so tests need other tables, even if their tasks are
+    Evaluation selects the policy that is kept, so tests need other tables, even if their tasks are
     smaller.
     """
     if len(parts[part]) >= _MIN_TABLES:
@@ -56,7 +56,7 @@ def unseen_tasks(
     return sample_tasks(catalog, config.task_sampler(), seed)
 
 
-class PolicyCheck:
+class PolicyEvaluator:
     """Compares plans of a policy with those of heuristics, always for the same tasks.
 
     Args:
@@ -70,7 +70,7 @@ class PolicyCheck:
         self._references: tuple[CostModel, list[float | None]] | None = None
 
     def score(self, policy: Policy, model: CostModel) -> dict[str, float]:
-        """Returns the metrics of a check; lower is better.
+        """Returns the metrics of an evaluation; lower is better.
 
         `over_heuristic` is the policy's step time over that of each task's best heuristic, as the
         mean over tasks. Where memory is too tight for all heuristics, the untrained policy replaces
