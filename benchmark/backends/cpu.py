@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
 # Parts of a core's memory that its process may keep beside shards: freed pages, and the flush.
-_KEPT_SHARE, _FLUSH_SHARE = 24, 32
+KEPT_SHARE, _FLUSH_SHARE = 24, 32
 DISTURBED_SHARE = 0.15  # share of an iteration's time taken by others
 _FIRST_FLUSH = 2**17  # elements of 8 bytes: enough to learn the speed of reading
 # Forward passes before the one that counts. What ran before the reference changes the time of its
@@ -94,7 +94,7 @@ class CpuBackend(DeviceBackend):
         self._core, self._memory_bytes = place.number, place.memory_bytes
         os.sched_setaffinity(0, {self._core})
         torch.set_num_threads(1)
-        self._kept_bytes = self._memory_bytes // _KEPT_SHARE
+        self._kept_bytes = self._memory_bytes // KEPT_SHARE
         keep_freed_memory(self._kept_bytes)
         self._has_quota = cpu_quota() is not None
 
