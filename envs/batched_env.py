@@ -21,10 +21,12 @@ from autoshard.workload import Piece, Shard, UserError
 from autoshard.workload.admission import ANY_PARTS, Occupancy
 from autoshard.workload.plans import merged_by_device
 
-_MIN_SPLIT_COST = 0.02  # of even_split_ms: splitting cheaper units improves balance too little
+# As a share of even_split_ms: splitting cheaper units improves balance too little.
+_MIN_SPLIT_COST = 0.02
 _CONSTRAINED_MS = 1e6  # constrained units come first, whatever they cost
 _PARTS = 0  # in _tables: pieces of the table, then their maximum number and minimum width
-_ALONE, _UNCERTAINTY, _SIZE, _ADDED, _HALF, _WIDTH = range(-NUM_SCALARS, 0)  # of catalog.features
+# Columns of catalog.features.
+_ALONE, _UNCERTAINTY, _SIZE, _ADDED, _HALF, _WIDTH = range(-NUM_SCALARS, 0)
 
 
 class BatchedPlacementEnv(EpisodeDevices):
@@ -90,7 +92,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.all_ms = torch.ones(num_envs)
         self.added_ms = torch.zeros(num_envs)  # by splits
         self.rest_bytes = torch.zeros(num_envs, dtype=torch.int64)
-        self.even_share = torch.ones(num_envs, described)  # of a device, of all named amounts
+        self.even_share = torch.ones(num_envs, described)  # named amounts over the number of devices
         self.even_split_ms = torch.ones(num_envs)
         self.lower_bound_ms = torch.ones(num_envs)
         # Observations are relative to these.
@@ -98,7 +100,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.feature_scale = torch.ones(num_envs, described + NUM_SCALARS)
         self._env_ids = torch.arange(num_envs)
         self._places = torch.arange(self.max_pieces)
-        self._occupancies: dict[int, Occupancy] = {}  # of episodes with constraints
+        self._occupancies: dict[int, Occupancy] = {}  # by environment, where a task has constraints
 
     @property
     def over(self) -> Tensor:
