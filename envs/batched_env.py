@@ -92,7 +92,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.all_ms = torch.ones(num_envs)
         self.added_ms = torch.zeros(num_envs)  # by splits
         self.rest_bytes = torch.zeros(num_envs, dtype=torch.int64)
-        self.even_share = torch.ones(num_envs, described)  # named amounts over the number of devices
+        self.even_share = torch.ones(num_envs, described)  # named amounts per device
         self.even_split_ms = torch.ones(num_envs)
         self.lower_bound_ms = torch.ones(num_envs)
         # Observations are relative to these.
