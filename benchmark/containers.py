@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 from autoshard.benchmark.system_files import ROOT, read_number, read_numbers, read_text
 
 _NO_LIMIT = 2**60  # version 1 says "none" as the last page below 2**63, whatever a page's size
+_MEMORY_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
+_MEMORY_USES = ("memory.current", "memory.usage_in_bytes")
 # A line of mountinfo: three numbers, what is mounted, where, how; then the kind and its options.
 _MOUNT = re.compile(r"^\S+ \S+ \S+ (\S+) (\S+) .* - (cgroup2?) \S+ (\S+)$", re.MULTILINE)
 
@@ -38,9 +40,20 @@ def memory_limit(root: Path = ROOT) -> int | None:
 
     `memory.high` counts as well: beyond it nothing fails, but everything slows down.
     """
-    names = ("memory.max", "memory.high", "memory.limit_in_bytes")
-    found = [read_number(group / name) for group in _groups("memory", root) for name in names]
+    groups = _groups("memory", root)
+    found = [read_number(group / name) for group in groups for name in _MEMORY_LIMITS]
     return min((limit for limit in found if limit is not None and limit < _NO_LIMIT), default=None)
+
+
+def memory_left(root: Path = ROOT) -> int | None:
+    """Returns the bytes that the container may still take; None if not limited."""
+    found = []
+    for group in _groups("memory", root):
+        limits = [read_number(group / name) for name in _MEMORY_LIMITS]
+        used = [read_number(group / name) for name in _MEMORY_USES]
+        taken = next((size for size in used if size is not None), 0)
+        found += [limit - taken for limit in limits if limit is not None and limit < _NO_LIMIT]
+    return max(0, min(found)) if found else None
 
 
 def _quota(group: Path) -> float | None:

@@ -10,8 +10,14 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from autoshard.benchmark.containers import cpu_quota, memory_limit
-from autoshard.benchmark.system_files import ROOT, parsed_list, read_list, read_text
+from autoshard.benchmark.containers import cpu_quota, memory_left, memory_limit
+from autoshard.benchmark.system_files import (
+    ROOT,
+    parsed_list,
+    read_list,
+    read_number,
+    read_text,
+)
 
 _CPUS = "sys/devices/system/cpu"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -43,6 +49,34 @@ class NodeReport:
     memory_bytes: int
     hardware: str
     numa: tuple[NumaNode, ...] = ()
+
+
+@dataclass(frozen=True)
+class CacheReport:
+    """A data cache of a device, and how many of its cores share it (None: not reported)."""
+
+    level: int
+    size_bytes: int
+    num_cores: int | None
+
+
+@dataclass(frozen=True)
+class SystemReport:
+    """What the system says of a device, which a virtual machine may say wrongly; None: nothing.
+
+    Args:
+        caches: Data caches, the nearest first.
+        vectors: Vector instructions, the widest first.
+        kernels: Instructions for which torch picks its kernels.
+        clock_mhz: Highest clock, or the present one where that is all that is reported.
+        huge_pages: Use of huge pages: always, madvise or never.
+    """
+
+    caches: tuple[CacheReport, ...] | None = None
+    vectors: tuple[str, ...] | None = None
+    kernels: str | None = None
+    clock_mhz: float | None = None
+    huge_pages: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,6 +145,14 @@ def machine_memory_bytes(root: Path = ROOT) -> int:
     return allowed if limit is None else min(allowed, limit)
 
 
+def free_memory_bytes(root: Path = ROOT) -> int:
+    """Returns the memory that a process may take now without pushing out others."""
+    kib = re.search(r"^MemAvailable:\s*(\d+) kB", read_text(root / "proc/meminfo"), re.MULTILINE)
+    free = int(kib[1]) * 1024 if kib else machine_memory_bytes(root)
+    left = memory_left(root)
+    return free if left is None else min(free, left)
+
+
 def numa_nodes(root: Path = ROOT) -> tuple[NumaNode, ...]:
     """Returns the machine's nodes by number; none if the system does not report them.
 
@@ -146,11 +188,7 @@ def cpu_fingerprint(root: Path = ROOT) -> str:
 
     ARM CPUs report maker and part by numbers; where nothing is reported the architecture stands.
     """
-    fields: dict[str, str] = {}
-    for line in read_text(root / "proc/cpuinfo").splitlines():
-        key, separator, value = line.partition(":")
-        if separator:
-            fields.setdefault(key.strip(), value.strip())
+    fields = _cpu_fields(root)
 
     def first(*names: str, default: str) -> str:
         return next((fields[name] for name in names if fields.get(name)), default)
@@ -158,30 +196,69 @@ def cpu_fingerprint(root: Path = ROOT) -> str:
     model = first("model name", "cpu", "uarch", default=f"{os.uname().machine} CPU")
     family = first("cpu family", "CPU implementer", default="?")
     part = first("model", "CPU part", default="?")
-    flags = first("flags", "Features", default="").split()
-    vectors = next((name for name in _VECTORS if name in flags), "scalar")
+    vectors = next(iter(_vectors(fields)), "scalar")
     cache_mib = last_level_cache_bytes(0, root) // 2**20
     return f"cpu: {model} {family}.{part}, {vectors}, {cache_mib} MiB cache"
 
 
+def cpu_report(core: int, root: Path = ROOT) -> SystemReport:
+    """Returns what the system says of a core, apart from torch's `kernels`."""
+    fields = _cpu_fields(root)
+    caches = [
+        CacheReport(each.level, each.size_bytes, len(each.cpus) or None)
+        for each in _data_caches(core, root)
+    ]
+    max_khz = read_number(root / _CPUS / f"cpu{core}/cpufreq/cpuinfo_max_freq")
+    now_mhz = re.match(r"[\d.]+", fields.get("cpu MHz", ""))
+    pages = re.search(r"\[(\w+)\]", read_text(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    return SystemReport(
+        caches=tuple(caches) or None,
+        vectors=_vectors(fields) or None,
+        clock_mhz=max_khz / 1e3 if max_khz else float(now_mhz[0]) if now_mhz else None,
+        huge_pages=pages[1] if pages else None,
+    )
+
+
+def _cpu_fields(root: Path) -> dict[str, str]:
+    """Returns the fields of the first CPU that the system lists."""
+    fields: dict[str, str] = {}
+    for line in read_text(root / "proc/cpuinfo").splitlines():
+        key, separator, value = line.partition(":")
+        if separator:
+            fields.setdefault(key.strip(), value.strip())
+    return fields
+
+
+def _vectors(fields: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the vector instructions among a CPU's flags, the widest first."""
+    flags = (fields.get("flags") or fields.get("Features") or "").split()
+    return tuple(name for name in _VECTORS if name in flags)
+
+
 @dataclass(frozen=True)
 class _Cache:
+    level: int  # 0 if unknown
     size_bytes: int  # 0 if unknown
-    cpus: frozenset[int]  # CPUs that share it
+    cpus: frozenset[int]  # CPUs that share it; none if unknown
 
 
-def _last_level_cache(core: int, root: Path) -> _Cache:
-    """Returns the largest data cache of a core."""
-    found = _Cache(0, frozenset({core}))
+def _data_caches(core: int, root: Path) -> list[_Cache]:
+    """Returns the data caches of a core in the system's order, which is by level."""
+    found = []
     for entry in sorted((root / _CPUS / f"cpu{core}/cache").glob("index*")):
         size = re.match(r"(\d+)([KMG]?)", read_text(entry / "size"))
         if size is None or read_text(entry / "type") == "Instruction":
             continue
-        size_bytes = int(size[1]) * _UNITS[size[2]]
-        if size_bytes > found.size_bytes:
-            cpus = read_list(entry / "shared_cpu_list") or found.cpus
-            found = _Cache(size_bytes, cpus)
+        size_bytes, cpus = int(size[1]) * _UNITS[size[2]], read_list(entry / "shared_cpu_list")
+        found.append(_Cache(read_number(entry / "level") or 0, size_bytes, cpus))
     return found
+
+
+def _last_level_cache(core: int, root: Path) -> _Cache:
+    """Returns the largest data cache of a core."""
+    unknown = _Cache(0, 0, frozenset({core}))
+    found = max(_data_caches(core, root), key=lambda cache: cache.size_bytes, default=unknown)
+    return found if found.cpus else replace(found, cpus=unknown.cpus)
 
 
 def _round_robin(cores: Sequence[int], group: Mapping[int, Hashable]) -> list[int]:
