@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from autoshard.benchmark.plan_cost import DeviceCost, PlanCost, measure_plan, price_plan
     from autoshard.benchmark.pool import BenchmarkPool, MeasuredCosts
+    from autoshard.benchmark.probe import MachineProbe, load_probe, save_probe
     from autoshard.benchmark.store import MeasurementStore
     from autoshard.benchmark.store_file import StoreError
 else:
@@ -37,6 +38,7 @@ __all__ = [
     "BenchmarkPool",
     "DeviceCost",
     "Exchange",
+    "MachineProbe",
     "MeasureSettings",
     "MeasuredCosts",
     "Measurement",
@@ -50,8 +52,10 @@ __all__ = [
     "TimingOptions",
     "export_parquet",
     "import_parquet",
+    "load_probe",
     "measure_plan",
     "price_plan",
     "read_parquet",
     "read_parquet_exchanges",
+    "save_probe",
 ]

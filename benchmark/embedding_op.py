@@ -54,8 +54,20 @@ class FusedPart:
         return output
 
 
-def build_module(shard: Shard, options: OperatorOptions, backend: DeviceBackend) -> Any:
-    """Returns fbgemm's SplitTableBatchedEmbeddingBagsCodegen for the pieces of a shard."""
+def build_module(
+    shard: Shard,
+    options: OperatorOptions,
+    backend: DeviceBackend,
+    weights: torch.Tensor | None = None,
+) -> Any:
+    """Returns fbgemm's SplitTableBatchedEmbeddingBagsCodegen for the pieces of a shard.
+
+    Args:
+        shard: The pieces.
+        options: Type of weights, and optimizer.
+        backend: The device.
+        weights: Weights to use, one after the other, in place of new ones.
+    """
     ops = fbgemm.training_ops()
     location = ops.EmbeddingLocation[backend.operator.location]
     compute = ops.ComputeDevice[backend.operator.compute]
@@ -64,16 +76,21 @@ def build_module(shard: Shard, options: OperatorOptions, backend: DeviceBackend)
         "adagrad": ops.OptimType.EXACT_ADAGRAD,
         "sgd": ops.OptimType.EXACT_SGD,
     }
-    weights = {"fp32": ops.SparseType.FP32, "fp16": ops.SparseType.FP16}
-    return ops.SplitTableBatchedEmbeddingBagsCodegen(
+    precisions = {"fp32": ops.SparseType.FP32, "fp16": ops.SparseType.FP16}
+    given = {} if weights is None else {"preallocated_host_buffers": {"weights": weights}}
+    module = ops.SplitTableBatchedEmbeddingBagsCodegen(
         [(piece.table.rows, piece.width, location, compute) for piece in shard.pieces],
         feature_table_map=[
             number for number, piece in enumerate(shard.pieces) for _ in range(piece.table.features)
         ],
-        weights_precision=weights[options.weights],
+        weights_precision=precisions[options.weights],
         optimizer=optimizers[options.optimizer],
         learning_rate=0.01,
         # Batches are valid here, and fbgemm's own benchmarks do not check theirs either.
         bounds_check_mode=ops.BoundsCheckMode.NONE,
         device=backend.device,
+        **given,
     )
+    if weights is not None and module.weights_dev.numel():  # those above are for host memory alone
+        module.weights_dev = torch.nn.Parameter(weights)
+    return module

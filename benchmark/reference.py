@@ -26,7 +26,7 @@ _TABLES = (
 )
 
 
-def reference_operators(backend: DeviceBackend) -> list[TimedOperator]:
+def reference_operators(backend: DeviceBackend, copies: int = _COPIES) -> list[TimedOperator]:
     """Returns copies of the reference, to be run in turn; none if the device is not shared.
 
     The memory location of an operator's weights changes its time by 1 to 2 % permanently. With a
@@ -39,5 +39,5 @@ def reference_operators(backend: DeviceBackend) -> list[TimedOperator]:
         for number, (rows, dim, pooling, alpha) in enumerate(_TABLES)
     ]
     shard = Shard.of_tables(tables)
-    operators = [EmbeddingOp(shard, _SETTINGS, backend) for _ in range(_COPIES)]
+    operators = [EmbeddingOp(shard, _SETTINGS, backend) for _ in range(copies)]
     return [TimedOperator(operator.forward, operator.gradient) for operator in operators]

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from autoshard.benchmark.clearing import Clearing
-from autoshard.benchmark.hardware import NodeReport
+from autoshard.benchmark.hardware import NodeReport, SystemReport
 from autoshard.benchmark.process import peak_bytes
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class DeviceBackend(ABC):
     patience_s: ClassVar[float]  # for which a pool waits for its first device
     is_shared: ClassVar[bool]  # other processes may slow it down, so costs need a reference
     num_gpus: ClassVar[int] = 0  # Ray GPUs that an actor holds
+    probe_bytes: ClassVar[int]  # of rows in one pass of a probe: enough to keep the device busy
     operator: OperatorPlacement
     collectives: str  # torch.distributed's name of the library that connects ranks
 
@@ -156,6 +157,10 @@ class DeviceBackend(ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """Returns the hardware; costs are comparable where it is equal."""
+
+    def system_report(self) -> SystemReport:
+        """Returns what the system says of the device."""
+        return SystemReport()
 
     def ray_options(self, place: Place) -> dict[str, Any]:
         """Returns the options of a Ray actor for this device."""
@@ -186,6 +191,10 @@ class DeviceBackend(ABC):
     def free_bytes(self) -> int:
         """Returns the memory that shards may take now."""
         return self.memory_bytes
+
+    def probe_memory_bytes(self) -> int:
+        """Returns the memory that nobody uses now, of which a probe may take a share."""
+        return self.free_bytes()
 
     def peak_bytes(self) -> int:
         """Returns the peak memory of this process on the device."""

@@ -25,7 +25,14 @@ from autoshard.benchmark.backends.base import (
 )
 from autoshard.benchmark.containers import cpu_quota, throttled_seconds
 from autoshard.benchmark.core_lock import claimed
-from autoshard.benchmark.hardware import NodeReport, cpu_fingerprint, last_level_cache_bytes
+from autoshard.benchmark.hardware import (
+    NodeReport,
+    SystemReport,
+    cpu_fingerprint,
+    cpu_report,
+    free_memory_bytes,
+    last_level_cache_bytes,
+)
 from autoshard.benchmark.process import keep_freed_memory, release_freed_memory
 
 if TYPE_CHECKING:
@@ -48,6 +55,7 @@ class CpuBackend(DeviceBackend):
     max_ranks, patience_s, is_shared = math.inf, 120.0, True
     operator = OperatorPlacement("HOST", "CPU")
     collectives = "gloo"
+    probe_bytes = 2**21
 
     @property
     def device(self) -> "torch.device":
@@ -87,6 +95,13 @@ class CpuBackend(DeviceBackend):
         """Returns model, vector instructions and cache of the CPU."""
         return cpu_fingerprint()
 
+    def system_report(self) -> SystemReport:
+        """Returns what the system says of the core."""
+        import torch
+
+        kernels = torch.backends.cpu.get_cpu_capability()
+        return replace(cpu_report(self._core), kernels=kernels)
+
     def bind(self, place: Place) -> None:
         """Pins this process to the core, with one thread for torch."""
         import torch
@@ -108,6 +123,10 @@ class CpuBackend(DeviceBackend):
     def memory_bytes(self) -> int:
         """The core's share of the machine's memory; nothing is kept between measurements."""
         return self._memory_bytes
+
+    def probe_memory_bytes(self) -> int:
+        """Returns the machine's free memory, at most the core's share."""
+        return min(self._memory_bytes, free_memory_bytes())
 
     def flush(self, freed_bytes: int) -> None:
         """Returns freed pages to the system if they exceed what is kept for later shards."""

@@ -16,7 +16,7 @@ from autoshard.benchmark.backends.base import (
     Stopwatch,
     TimedOperator,
 )
-from autoshard.benchmark.hardware import NodeReport
+from autoshard.benchmark.hardware import CacheReport, NodeReport, SystemReport
 from autoshard.benchmark.process import release_freed_memory
 from autoshard.benchmark.statistics import uncontended_level
 from autoshard.workload import UserError
@@ -79,6 +79,7 @@ class CudaBackend(DeviceBackend):
     max_ranks, is_shared = 1, False
     patience_s = 900.0  # a cloud takes minutes to start a machine with GPUs
     num_gpus = 1
+    probe_bytes = 2**28
 
     def __init__(self, runtime: CudaRuntime | None = None) -> None:
         self._runtime = runtime or CudaRuntime()
@@ -114,6 +115,13 @@ class CudaBackend(DeviceBackend):
         found = self._properties()
         memory = round(found.total_memory / 2**30)
         return f"{self.kind}: {found.name} sm{found.major}{found.minor}, {memory} GiB"
+
+    def system_report(self) -> SystemReport:
+        """Returns the L2 cache, which all multiprocessors share, and the clock."""
+        found = self._properties()
+        l2 = CacheReport(2, found.L2_cache_size, getattr(found, "multi_processor_count", None))
+        clock_khz = getattr(found, "clock_rate", None)
+        return SystemReport((l2,), clock_mhz=clock_khz / 1e3 if clock_khz else None)
 
     def bind(self, place: Place) -> None:  # noqa: ARG002
         """Makes the GPU the default device; UserError if torch cannot use it."""
