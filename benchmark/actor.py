@@ -20,6 +20,8 @@ from autoshard.benchmark.measurement import (
     Status,
     Timing,
 )
+from autoshard.benchmark.probe import MachineProbe
+from autoshard.benchmark.probing import run_probe
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import UserError
@@ -33,7 +35,8 @@ class DeviceBenchmark:
         self._backend = backend
         self._pool = this_pool()
         backend.bind(place)
-        self._watch = backend.stopwatch(references=reference_operators(backend))
+        self._references = reference_operators(backend)
+        self._watch = backend.stopwatch(references=self._references)
         host, hardware = socket.gethostname(), backend.fingerprint()
         self._info = DeviceInfo(place.name, place.kind, host, hardware, backend.memory_bytes)
         self._versions = fbgemm.library_versions()
@@ -66,6 +69,11 @@ class DeviceBenchmark:
             throttled_s = self._backend.throttled_seconds() - throttled_s
             share = min(1.0, throttled_s / (time.monotonic() - started))
             return [replace(answers[n], throttled=share) for n in range(len(orders))]
+
+    def probe(self, seconds: float) -> MachineProbe:
+        """Probes the device; DeviceBusy if another pool holds it."""
+        with self._backend.claim(self._pool):
+            return run_probe(self._backend, seconds, self._references)
 
     def check_free(self) -> None:
         """Raises DeviceBusy if another pool holds the device."""

@@ -33,6 +33,7 @@ from autoshard.benchmark.measurement import (
     MeasureSettings,
     TimingOptions,
 )
+from autoshard.benchmark.probe import MachineProbe
 from autoshard.benchmark.process import at_usual_priority
 from autoshard.benchmark.serving import BUSY_WAIT_SECONDS, Server
 from autoshard.benchmark.store import MeasurementStore
@@ -69,7 +70,7 @@ class PoolCoordinator:
         self._refresh_event = asyncio.Event()  # set to look at the cluster at once
         self._fleet_changed = asyncio.Event()
         self._settled = False  # all devices of the first look have come or failed
-        self._exchanging = asyncio.Lock()
+        self._exchanging, self._probing = asyncio.Lock(), asyncio.Lock()
         self._last_used = time.monotonic()
         self._expected_shards = (0, 0.0)  # what a waiting client will request, and until when
         self._server = Server(fleet, time_limit_s, self._refresh_event.set)
@@ -166,7 +167,7 @@ class PoolCoordinator:
                 await asyncio.wait_for(self._refresh_event.wait(), _REFRESH_SECONDS)
             self._refresh_event.clear()
             self._cancel_abandoned()
-            if self._requests or self._exchanging.locked():
+            if self._requests or self._exchanging.locked() or self._probing.locked():
                 self._last_used = time.monotonic()
             with contextlib.suppress(RayError):  # the cluster is changing: look again later
                 announced, until = self._expected_shards
@@ -325,6 +326,22 @@ class PoolCoordinator:
                 self._jobs.join(request, index, Job(job.shard, job.settings, job.timing))
             else:
                 request.hand_out(index, known)
+
+    async def probe(self, store_path: str, seconds: float) -> MachineProbe | None:
+        """Returns the store's probe of the devices that measure, which is run if there is none.
+
+        None if it cannot be run now.
+        """
+        await self.ready(1)
+        path = Path(store_path)
+        async with self._probing:
+            found = self._open(path).find_probe(self._fleet.main_make[0])
+            if found is None and (device := next(iter(self._fleet.measuring()), None)) is not None:
+                async with device.exclusive:
+                    found = await self._server.probe(device, seconds)
+                if found is not None:
+                    self._open(path).put_probe(found)
+            return found
 
     # --- all-to-all -----------------------------------------------------------------------------
 

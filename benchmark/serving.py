@@ -11,6 +11,7 @@ from autoshard.benchmark.devices import first_line
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.jobs import Job
 from autoshard.benchmark.measurement import Measurement, ShardFault
+from autoshard.benchmark.probe import MachineProbe
 
 _MAX_CRASHES = 3  # crashes of actors on a shard after which the shard counts as failed
 BUSY_WAIT_SECONDS = 0.5  # before a core that another pool holds is tried again
@@ -53,6 +54,19 @@ class Server:
             return [None] * len(jobs)
         except RayError as error:  # the actor or its node is gone
             return self._crashed(device, jobs, f"died: {first_line(error)}")
+        return found
+
+    async def probe(self, device: PoolDevice, seconds: float) -> MachineProbe | None:
+        """Returns the probe of a device; None if it cannot be probed now, which is reported."""
+        try:
+            answer = device.call("probe", seconds)
+            found: MachineProbe = await asyncio.wait_for(answer, self._time_limit_s)
+        except TimeoutError:
+            self.replace(device, f"its probe did not end within {self._time_limit_s:g} s")
+            return None
+        except RayError as error:
+            self._fleet.report(f"{device.info.name} was not probed: {first_line(error)}")
+            return None
         return found
 
     def _crashed(

@@ -24,10 +24,11 @@ from autoshard.benchmark.measurement import (
     Timing,
     method_of,
 )
+from autoshard.benchmark.probe import MachineProbe
 from autoshard.benchmark.process import collector_paused
 from autoshard.benchmark.repeats import deviation_of_repeats, merged
 from autoshard.benchmark.store_file import StoreError
-from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard
+from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard, documents
 from autoshard.workload.operators import Optimizer, Weights
 
 COLUMNS = (
@@ -313,6 +314,30 @@ class MeasurementStore:
             )
             for dims, batch_size, devices, hardware, versions, forward, backward, *rest in found
         ]  # fmt: skip
+
+    # --- probes ---------------------------------------------------------------------------------
+
+    def put_probe(self, probe: MachineProbe) -> None:
+        """Stores the probe of a kind of hardware, in place of an earlier one."""
+        with self._reporting(), self._writing():
+            # Here, because stores of earlier versions lack the table.
+            self._db.execute(
+                "CREATE TABLE IF NOT EXISTS probes (hardware TEXT PRIMARY KEY, document TEXT)"
+            )
+            row = (probe.hardware, json.dumps(probe.to_json()))
+            self._db.execute("INSERT OR REPLACE INTO probes VALUES (?, ?)", row)
+
+    def find_probe(self, hardware: str) -> MachineProbe | None:
+        """Returns the probe of a kind of hardware, or None."""
+        with self._reporting():
+            if not self._db.execute("PRAGMA table_info(probes)").fetchall():
+                return None
+            query = "SELECT document FROM probes WHERE hardware = ?"
+            found = self._db.execute(query, (hardware,)).fetchone()
+        if found is None:
+            return None
+        with documents.naming(self.path):
+            return MachineProbe.from_json(documents.parse(found[0].encode()))
 
     # --- files ----------------------------------------------------------------------------------
 
