@@ -32,7 +32,6 @@ _PATIENCE_SECONDS = 5.0  # longest wait of one call for answers
 _MAX_SILENT_SECONDS = 120.0  # after which the client checks that there still are devices
 _MAX_ABSENT_SECONDS = 120.0  # Ray takes half a minute to declare a node dead
 _RECONNECT_SECONDS = 0.5
-_PROBE_SECONDS = PROBE_SECONDS  # before the first measurement on hardware that is new to the store
 
 Progress = Callable[[Measurement], None]
 
@@ -71,7 +70,6 @@ class BenchmarkPool:
         self._name = name
         self._fleet = fleet or DeviceFleet(kind, max_devices)
         self._time_limit_s = time_limit_s
-        self._must_probe = fleet is None and _PROBE_SECONDS > 0
         self._actor = self._find_or_start()
 
     def _find_or_start(self) -> Any:
@@ -122,7 +120,7 @@ class BenchmarkPool:
                 "experiments/pool.py stop"
             )
 
-    def probe(self, seconds: float = _PROBE_SECONDS) -> MachineProbe | None:
+    def probe(self, seconds: float = PROBE_SECONDS) -> MachineProbe | None:
         """Returns the probe of the devices that measure, from the store or run now.
 
         None if it cannot be run now, for which there is a notice.
@@ -162,9 +160,6 @@ class BenchmarkPool:
         missing shards are requested again.
         """
         missing = set(range(len(shards)))
-        if missing and self._must_probe:
-            self._must_probe = False
-            self.probe(_PROBE_SECONDS)
         while missing:
             order = sorted(missing)
             wanted = [shards[index] for index in order]

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 from autoshard.benchmark.hardware import CacheReport, SystemReport
 from autoshard.benchmark.measurement import ReferenceLevel
 from autoshard.workload import UserError, documents
+from autoshard.workload.operators import Optimizer
 
 Source = Literal["measured", "inferred", "data sheet"]
 PROBE_SECONDS = 5.0  # wall time of a probe by default
@@ -64,6 +65,21 @@ class WorkingSet:
 
 
 @dataclass(frozen=True)
+class UpdateTime:
+    """Time of a backward pass for each distinct row, where memory hardly matters.
+
+    Args:
+        optimizer: Optimizer of the operator.
+        row_bytes: Width of a row.
+        ns: The time; the operator's start is subtracted.
+    """
+
+    optimizer: Optimizer
+    row_bytes: int
+    ns: float | None = None
+
+
+@dataclass(frozen=True)
 class OperatorPrices:
     """What fbgemm's fused operator takes where memory hardly matters: rows of 16 bytes in L2.
 
@@ -72,12 +88,16 @@ class OperatorPrices:
         table_us: One more table.
         lookup_ns: One more lookup of a row that is looked up anyway.
         row_ns: One more distinct row among as many lookups.
+        updates: Times of backward passes by optimizer and width. Those of SGD are in all other
+            numbers. A kernel may suit one processor and not another: an update by row-wise Adagrad
+            was seen to take 0.6 microseconds on one and 0.05 on another.
     """
 
     start_us: Passes = Passes()
     table_us: Passes = Passes()
     lookup_ns: Passes = Passes()
     row_ns: Passes = Passes()
+    updates: tuple[UpdateTime, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -133,9 +153,7 @@ class MachineProbe:
                 source=source,
                 reference_level=None if level is None else ReferenceLevel(**level),
                 system=_system(document["system"]),
-                operator=OperatorPrices(
-                    **{name: _passes(value) for name, value in document["operator"].items()}
-                ),
+                operator=_operator(document["operator"]),
                 working_sets=tuple(_working_set(each) for each in document["working_sets"]),
                 seconds=float(document["seconds"]),
                 measured_at=float(document["measured_at"]),
@@ -176,6 +194,17 @@ def _system(fields: Mapping[str, Any]) -> SystemReport:
         clock_mhz=_positive(fields["clock_mhz"]),
         huge_pages=fields["huge_pages"],
     )
+
+
+def _operator(fields: Mapping[str, Any]) -> OperatorPrices:
+    prices = {name: _passes(value) for name, value in fields.items() if name != "updates"}
+    updates = []
+    for each in fields["updates"]:
+        if each["optimizer"] not in get_args(Optimizer):
+            raise ValueError(f"unknown optimizer {each['optimizer']!r}")
+        update = UpdateTime(each["optimizer"], int(each["row_bytes"]), _positive(each["ns"]))
+        updates.append(update)
+    return OperatorPrices(**prices, updates=tuple(updates))
 
 
 def _working_set(fields: Mapping[str, Any]) -> WorkingSet:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import count, repeat
-from typing import Any
+from itertools import count, product, repeat
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -38,12 +38,14 @@ from autoshard.benchmark.probe import (
     Passes,
     ProbeError,
     RowTimes,
+    UpdateTime,
     WorkingSet,
 )
 from autoshard.benchmark.process import collector_paused, release_freed_memory
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.statistics import uncontended_level
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard
+from autoshard.workload.operators import Optimizer
 from autoshard.workload.sizes import format_bytes
 
 _MIB = 2**20
@@ -72,6 +74,9 @@ _OPERATORS = {
     "lookups": (1, _SAMPLES, _POOLING, 1),
     "rows": (1, _SAMPLES, _POOLING, _SAMPLES * _POOLING),
 }
+_UPDATED_BYTES = (16, 512)  # widths of rows at which optimizers are compared
+_UPDATED_ROWS = 2048
+_UPDATES = tuple(product(get_args(Optimizer), _UPDATED_BYTES))
 
 
 def run_probe(
@@ -244,6 +249,9 @@ class _Probe:
             self._references.append(found)
         for name in _OPERATORS:
             self._time(name, partial(self._small_operator, name), _ITERATIONS)
+        for optimizer, row_bytes in _UPDATES:
+            make = partial(self._updating_operator, optimizer, row_bytes)
+            self._time((optimizer, row_bytes), make, _ITERATIONS)
         self._copy(size)
         self._chase(_L1_BYTES)
         self._chase(size)
@@ -268,6 +276,13 @@ class _Probe:
         run = self._operator([distinct] * tables, _SMALL_ROW_BYTES, samples, pooling)
         rows = self._random_rows(distinct, distinct)
         subject = run(rows.repeat(tables * samples * pooling // distinct))
+        return lambda _: subject
+
+    def _updating_operator(self, optimizer: Optimizer, row_bytes: int) -> _Subjects:
+        """Returns an operator that updates each row of a small table once."""
+        samples = _UPDATED_ROWS // _POOLING
+        run = self._operator([_UPDATED_ROWS], row_bytes, samples, _POOLING, optimizer=optimizer)
+        subject = run(self._random_rows(_UPDATED_ROWS, _UPDATED_ROWS))
         return lambda _: subject
 
     def _table(self, size: int, row_bytes: int) -> _Subjects:
@@ -296,11 +311,12 @@ class _Probe:
         samples: int,
         pooling: int,
         weights: torch.Tensor | None = None,
+        optimizer: Optimizer = "sgd",
     ) -> Callable[[torch.Tensor], TimedOperator]:
         """Returns a function from indices to fbgemm's operator for tables of so many rows."""
         tables = [EmbeddingTable(f"{n}", size, row_bytes // 4, 1.0) for n, size in enumerate(rows)]
         module = build_module(
-            Shard.of_tables(tables), OperatorOptions("fp32", "sgd"), self._backend, weights
+            Shard.of_tables(tables), OperatorOptions("fp32", optimizer), self._backend, weights
         )
         device, bags = self._backend.device, len(rows) * samples
         offsets = torch.arange(0, bags * pooling + 1, pooling, device=device)
@@ -347,11 +363,17 @@ class _Probe:
     def _prices(self) -> OperatorPrices:
         found = {name: self._fastest.get(name, _Fastest()) for name in _OPERATORS}
         samples, lookups = _SAMPLES, _SAMPLES * _POOLING
+        updates = []
+        for optimizer, row_bytes in _UPDATES:
+            fastest = self._fastest.get((optimizer, row_bytes), _Fastest())
+            ns = fastest.beyond(found["start"], _UPDATED_ROWS * 1e-6).backward
+            updates.append(UpdateTime(optimizer, row_bytes, ns))
         return OperatorPrices(
             start_us=found["start"].beyond(_NOTHING, 1e-3),
             table_us=found["tables"].beyond(found["start"], 64 * 1e-3),
             lookup_ns=found["lookups"].beyond(found["samples"], (lookups - samples) * 1e-6),
             row_ns=found["rows"].beyond(found["lookups"], (lookups - 1) * 1e-6),
+            updates=tuple(updates),
         )
 
     def _working_set(self, size: int) -> WorkingSet:

@@ -37,6 +37,7 @@ from autoshard.workload.synthetic import PROFILES, default_profile
 # Share of the seconds for shards if all-to-alls are measured as well. An all-to-all takes about as
 # long as a shard, and a few dozen suffice to fit a link.
 _SHARDS_SHARE = 0.8
+_MIN_SHARDS_OF_PROBE = 100  # fewer take little longer than a probe of the machine
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ def main(config: CollectConfig) -> None:
         if storage is not None:  # also after Ctrl-C
             stack.callback(storage.keep_store, config.store)
         pool = BenchmarkPool(config.store, kind=config.devices)
+        if requested >= _MIN_SHARDS_OF_PROBE:
+            pool.probe()
         for_shards = budget.part(_SHARDS_SHARE) if config.num_exchanges else budget
         by_settings = {MeasureSettings(size, operator): drawn for size, drawn in shards.items()}
         summary = collect(pool, by_settings, for_shards, storage)

@@ -55,13 +55,11 @@ def quick_measuring() -> Iterator[None]:
     """Where it is not said how well a cost is to be known, nine iterations will do.
 
     To know it to 2.5 % takes up to 64 where others use the machine, and measuring is what most of
-    the tests' time would go to. Nor is hardware probed. Commands in processes of their own measure
-    as they do for users.
+    the tests' time would go to. Commands in processes of their own measure as they do for users.
     """
     quick = TimingOptions(precision=0.2, max_iterations=9)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("autoshard.benchmark.pool.TimingOptions", lambda: quick)
-        patch.setattr("autoshard.benchmark.pool._PROBE_SECONDS", 0.0)
         patch.setattr(proposals, "_TIMING", quick)
         yield
 

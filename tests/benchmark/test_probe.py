@@ -15,7 +15,6 @@ from simulated_gpu import SimulatedRuntime
 from autoshard.benchmark import (
     BenchmarkPool,
     MeasurementStore,
-    MeasureSettings,
     ReferenceLevel,
     probing,
 )
@@ -35,12 +34,13 @@ from autoshard.benchmark.probe import (
     Passes,
     ProbeError,
     RowTimes,
+    UpdateTime,
     WorkingSet,
     load_probe,
     save_probe,
 )
 from autoshard.benchmark.probing import probe_here, run_probe
-from autoshard.workload import EmbeddingTable, Shard, UserError
+from autoshard.workload import UserError
 
 MIB = 2**20
 PROBE = MachineProbe(
@@ -49,7 +49,11 @@ PROBE = MachineProbe(
     source="inferred",
     reference_level=ReferenceLevel(0.5, 4.5),
     system=SystemReport((CacheReport(2, 2 * MIB, 1), CacheReport(3, 32 * MIB, None)), ("avx2",)),
-    operator=OperatorPrices(start_us=Passes(75.0, 35.0), row_ns=Passes(None, 15.0)),
+    operator=OperatorPrices(
+        start_us=Passes(75.0, 35.0),
+        row_ns=Passes(None, 15.0),
+        updates=(UpdateTime("adagrad", 16, 46.5), UpdateTime("sgd", 16)),
+    ),
     working_sets=(
         WorkingSet(MIB, 50.0, None, (RowTimes(32, Passes(4.0, None)), RowTimes(128))),
         WorkingSet(16 * MIB),
@@ -95,7 +99,8 @@ def test_a_core_is_probed_in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_what_there_was_no_time_for_is_missing() -> None:
     found = probe_here(seconds=1e-6)
-    assert found.operator == OperatorPrices()
+    assert replace(found.operator, updates=()) == OperatorPrices()
+    assert {update.ns for update in found.operator.updates} == {None}
     assert found.reference_level is None
     assert len(found.working_sets) == len(probing.SET_BYTES)
     for each in found.working_sets:
@@ -234,7 +239,9 @@ def test_a_probe_of_another_kind_of_device(tmp_path: Path) -> None:
         ({"version": 2}, "has version 2"),
         ({"source": "guessed"}, "source is none of measured, inferred, data sheet: 'guessed'"),
         ({"operator": 3}, "wrong kind"),
-        ({"operator": {"stop_us": {"forward": 1, "backward": 1}}}, "stop_us"),
+        ({"operator": {"updates": [], "stop_us": {"forward": 1, "backward": 1}}}, "stop_us"),
+        ({"operator": {"start_us": {"forward": 1, "backward": 1}}}, "no field 'updates'"),
+        ({"operator": {"updates": [{"optimizer": "adam"}]}}, "unknown optimizer 'adam'"),
         ({"working_sets": [{"size_bytes": 1}]}, "no field 'copy_gb_s'"),
         ({"working_sets": [{"size_bytes": 1, "copy_gb_s": 0}]}, "neither positive nor missing"),
         ({"working_sets": [{"size_bytes": 1, "copy_gb_s": -1.5}]}, "neither positive nor missing"),
@@ -282,18 +289,13 @@ def test_a_store_keeps_a_probe_for_each_kind_of_hardware(tmp_path: Path) -> None
         assert store.find_probe("cpu: a third") is None
 
 
-def test_hardware_that_is_new_to_a_store_is_probed_before_the_first_measurement(
-    fresh_pool: Callable[..., BenchmarkPool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_pool_probes_hardware_that_is_new_to_its_store(
+    fresh_pool: Callable[..., BenchmarkPool], tmp_path: Path
 ) -> None:
-    shards = [Shard.of_tables([EmbeddingTable("t", 100, 8, 2.0)])]
-    fresh_pool().measure(shards, MeasureSettings(32))
-    with MeasurementStore(tmp_path / "costs.db") as store:
-        assert store.find_probe(cpu_fingerprint()) is None  # other tests do without
-    monkeypatch.setattr("autoshard.benchmark.pool._PROBE_SECONDS", 0.5)
     pool = fresh_pool()
-    pool.measure(shards, MeasureSettings(64))
+    found = pool.probe(0.5)
     with MeasurementStore(tmp_path / "costs.db") as store:
-        found = store.find_probe(cpu_fingerprint())
+        assert store.find_probe(cpu_fingerprint()) == found
     assert found is not None
     assert found.versions == pool.make()[1]
     assert pool.probe() == found  # the same
