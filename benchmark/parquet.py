@@ -1,10 +1,11 @@
 """Parquet files of measurements: to publish, to train from, to merge stores of several clusters.
 
 A row is one measurement, with its shard as a nested list and its own error, so that any tool can
-read it. All-to-alls are in a second file beside the first.
+read it. All-to-alls are in a second file beside the first. Probes of machines are in the metadata.
 """
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from autoshard.benchmark.measurement import (
     Timing,
     method_of,
 )
+from autoshard.benchmark.probe import MachineProbe
 from autoshard.benchmark.statistics import standard_error
 from autoshard.benchmark.store import COLUMNS, MeasurementStore, unpack_ids
 from autoshard.workload import (
@@ -30,6 +32,7 @@ from autoshard.workload import (
     Shard,
     Trace,
     UserError,
+    documents,
 )
 
 PARQUET_SCHEMA = "autoshard.measurements/4"
@@ -97,7 +100,7 @@ def export_parquet(store: MeasurementStore, path: Path | str) -> int:
     columns["shard"] = pa.ListArray.from_arrays(
         pa.array(offsets, type=pa.int32()), described.take(flat)
     )
-    _write(pa.table(columns), path)
+    _write(pa.table(columns), path, store.probes())
     exchanges = store.exchanges()
     if exchanges:
         _write(pa.Table.from_pylist([_exchange_record(e) for e in exchanges]), exchanges_path(path))
@@ -111,7 +114,17 @@ def import_parquet(store: MeasurementStore, path: Path | str) -> int:
     for exchange in read_parquet_exchanges(path):
         if store.find_exchange(exchange.key, exchange.hardware, exchange.versions) is None:
             store.put_exchange(exchange)
+    for probe in read_parquet_probes(path):
+        if store.find_probe(probe.hardware) is None:
+            store.put_probe(probe)
     return len(fresh)
+
+
+def read_parquet_probes(path: Path | str) -> list[MachineProbe]:
+    """Returns the probes in a Parquet file of measurements; files from before have none."""
+    found = _metadata(path).get(b"probes", b"[]")
+    with documents.naming(path):
+        return [MachineProbe.from_json(probe) for probe in documents.parse(found)]
 
 
 def read_parquet_exchanges(path: Path | str) -> list[Exchange]:
@@ -191,30 +204,44 @@ def _exchange(record: dict[str, Any]) -> Exchange:
     return Exchange(key=key, forward_ms=forward, backward_ms=backward, **fields)
 
 
-def _write(table: pa.Table, path: Path | str) -> None:
+def _write(table: pa.Table, path: Path | str, probes: Sequence[MachineProbe] = ()) -> None:
     target = Path(path)
     partial = target.with_name(f".{target.name}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        stamped = table.replace_schema_metadata({"schema": PARQUET_SCHEMA})
+        found = json.dumps([probe.to_json() for probe in probes])
+        stamped = table.replace_schema_metadata({"schema": PARQUET_SCHEMA, "probes": found})
         pq.write_table(stamped, partial, compression="zstd")
         partial.replace(target)
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error}") from error
 
 
-def _read(path: Path | str) -> Iterable[dict[str, Any]]:
+def _metadata(path: Path | str) -> dict[bytes, bytes]:
+    """Returns the metadata of a Parquet file; UserError if it is not one of ours."""
     try:
-        table = pq.read_table(path)
+        found = pq.read_schema(path).metadata or {}
     except FileNotFoundError as error:
         raise UserError(f"{path}: does not exist") from error
     except (pa.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0][:120]
-        raise UserError(f"{path}: is not a Parquet file that can be read ({reason})") from error
-    schema = (table.schema.metadata or {}).get(b"schema", b"").decode()
+        raise _unreadable(path, error) from error
+    schema = found.get(b"schema", b"").decode()
     if schema not in _READABLE:
         raise UserError(
             f"{path}: is not a Parquet file of {PARQUET_SCHEMA} (it says {schema or 'nothing'})"
         )
-    records: list[dict[str, Any]] = table.to_pylist()
+    return dict(found)
+
+
+def _read(path: Path | str) -> Iterable[dict[str, Any]]:
+    _metadata(path)
+    try:
+        records: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
     return records
+
+
+def _unreadable(path: Path | str, error: Exception) -> UserError:
+    reason = str(error).splitlines()[0][:120]
+    return UserError(f"{path}: is not a Parquet file that can be read ({reason})")

@@ -327,17 +327,18 @@ class MeasurementStore:
             row = (probe.hardware, json.dumps(probe.to_json()))
             self._db.execute("INSERT OR REPLACE INTO probes VALUES (?, ?)", row)
 
-    def find_probe(self, hardware: str) -> MachineProbe | None:
-        """Returns the probe of a kind of hardware, or None."""
+    def probes(self) -> list[MachineProbe]:
+        """Returns all probes."""
         with self._reporting():
             if not self._db.execute("PRAGMA table_info(probes)").fetchall():
-                return None
-            query = "SELECT document FROM probes WHERE hardware = ?"
-            found = self._db.execute(query, (hardware,)).fetchone()
-        if found is None:
-            return None
+                return []
+            found = self._db.execute("SELECT document FROM probes ORDER BY hardware").fetchall()
         with documents.naming(self.path):
-            return MachineProbe.from_json(documents.parse(found[0].encode()))
+            return [MachineProbe.from_json(documents.parse(text.encode())) for (text,) in found]
+
+    def find_probe(self, hardware: str) -> MachineProbe | None:
+        """Returns the probe of a kind of hardware, or None."""
+        return next((probe for probe in self.probes() if probe.hardware == hardware), None)
 
     # --- files ----------------------------------------------------------------------------------
 

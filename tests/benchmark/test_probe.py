@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
@@ -28,6 +29,7 @@ from autoshard.benchmark.hardware import (
     cpu_report,
     free_memory_bytes,
 )
+from autoshard.benchmark.parquet import export_parquet, import_parquet, read_parquet_probes
 from autoshard.benchmark.probe import (
     MachineProbe,
     OperatorPrices,
@@ -287,6 +289,34 @@ def test_a_store_keeps_a_probe_for_each_kind_of_hardware(tmp_path: Path) -> None
         assert store.find_probe(PROBE.hardware) == replace(PROBE, seconds=3.0)
         assert store.find_probe(other.hardware) == other
         assert store.find_probe("cpu: a third") is None
+
+
+def test_probes_travel_with_parquet_files(tmp_path: Path) -> None:
+    path = tmp_path / "costs.parquet"
+    with MeasurementStore(tmp_path / "a.db") as store:
+        store.put_probe(PROBE)
+        export_parquet(store, path)
+    newer = replace(PROBE, seconds=3.0)
+    with MeasurementStore(tmp_path / "b.db") as store:
+        import_parquet(store, path)
+        assert store.probes() == read_parquet_probes(path) == [PROBE]
+        store.put_probe(newer)
+        import_parquet(store, path)
+        assert store.probes() == [newer]  # its own stays
+
+
+def test_a_damaged_probe_in_a_parquet_file_ends_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "costs.parquet"
+    with MeasurementStore(tmp_path / "a.db") as store:
+        export_parquet(store, path)
+    table = pq.read_table(path)
+    for text in ("{", '[{"schema": 1}]'):
+        pq.write_table(
+            table.replace_schema_metadata({**table.schema.metadata, b"probes": text}), path
+        )
+        with pytest.raises(UserError, match=r"costs\.parquet: ") as error:
+            read_parquet_probes(path)
+        assert "\n" not in str(error.value)
 
 
 def test_a_pool_probes_hardware_that_is_new_to_its_store(
