@@ -5,7 +5,9 @@ read it. All-to-alls are in a second file beside the first. Probes of machines a
 """
 
 import json
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from autoshard.benchmark.measurement import (
+    Directions,
     Exchange,
     ExchangeKey,
     Measurement,
@@ -22,7 +25,7 @@ from autoshard.benchmark.measurement import (
     method_of,
 )
 from autoshard.benchmark.probe import MachineProbe
-from autoshard.benchmark.statistics import standard_error
+from autoshard.benchmark.repeats import own_error
 from autoshard.benchmark.store import COLUMNS, MeasurementStore, unpack_ids
 from autoshard.workload import (
     EmbeddingTable,
@@ -50,15 +53,21 @@ _SLICE = pa.struct(
      ("start", pa.int64()), ("width", pa.int64())]
 )  # fmt: skip
 _TIMED = (
-    "forward_ms", "backward_ms", "spread", "iterations", "disturbed", "foreign_load",
+    "forward_ms",
+    "backward_ms",
+    "iterations",
+    "disturbed",
+    "foreign_load",
     "operator_seconds",
-)  # fmt: skip
+)
 _TYPES = {
     "batch_size": pa.int64(), "seed": pa.int64(), "iterations": pa.int64(),
     "disturbed": pa.int64(), "forward_ms": pa.float64(), "backward_ms": pa.float64(),
     "spread": pa.float64(), "foreign_load": pa.float64(), "operator_seconds": pa.float64(),
     "measured_at": pa.float64(), "quiet_forward_ms": pa.float64(),
-    "quiet_backward_ms": pa.float64(), "error": pa.float64(),
+    "quiet_backward_ms": pa.float64(), "forward_spread": pa.float64(),
+    "backward_spread": pa.float64(), "forward_error": pa.float64(),
+    "backward_error": pa.float64(), "error": pa.float64(),
 }  # fmt: skip
 _PLAIN = tuple(column for column in COLUMNS if column != "slices")
 
@@ -87,7 +96,9 @@ def export_parquet(store: MeasurementStore, path: Path | str) -> int:
         "backward_ms": [timing and timing.backward_ms for timing in timings],
         "quiet_forward_ms": [level and level.forward_ms for level in levels],
         "quiet_backward_ms": [level and level.backward_ms for level in levels],
-        "error": [timing and timing.error for timing in timings],
+        "forward_error": [timing and timing.error.forward for timing in timings],
+        "backward_error": [timing and timing.error.backward for timing in timings],
+        "error": [timing and timing.error.both for timing in timings],
     }
     columns: dict[str, pa.Array] = {
         name: pa.array(
@@ -148,10 +159,10 @@ def _measurement(record: dict[str, Any]) -> Measurement:
     timing = None
     if record["status"] == "ok":
         fields = {name: record[name] for name in _TIMED}
-        error = record.get("error")
-        if error is None:  # an older file
-            error = standard_error(fields["spread"], fields["iterations"])
-        timing = Timing(**fields, reference_level=_level(record), error=error)
+        spread, error = (_directions(record, name) for name in ("spread", "error"))
+        timing = Timing(**fields, spread=spread, reference_level=_level(record), error=error)
+        if record.get("error") is None:  # an older file
+            timing = replace(timing, error=own_error(timing))
     return Measurement(
         shard=Shard(tuple(_piece(piece) for piece in record["shard"])),
         settings=MeasureSettings(record["batch_size"], operator, record["seed"]),
@@ -165,6 +176,12 @@ def _measurement(record: dict[str, Any]) -> Measurement:
         reason=record["reason"],
         reused=True,
     )
+
+
+def _directions(record: dict[str, Any], name: str) -> Directions:
+    """Returns a quantity of both directions; older files have it for their sum alone."""
+    both = record.get(name, math.nan)
+    return Directions.of(both, record.get(f"forward_{name}"), record.get(f"backward_{name}"))
 
 
 def _level(record: dict[str, Any]) -> ReferenceLevel | None:

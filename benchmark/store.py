@@ -10,12 +10,14 @@ import sqlite3
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from autoshard.benchmark import store_file
 from autoshard.benchmark.measurement import (
+    Directions,
     Exchange,
     ExchangeKey,
     Measurement,
@@ -26,7 +28,7 @@ from autoshard.benchmark.measurement import (
 )
 from autoshard.benchmark.probe import MachineProbe
 from autoshard.benchmark.process import collector_paused
-from autoshard.benchmark.repeats import deviation_of_repeats, merged
+from autoshard.benchmark.repeats import deviation_of_repeats, merged, own_error
 from autoshard.benchmark.store_file import StoreError
 from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard, documents
 from autoshard.workload.operators import Optimizer, Weights
@@ -35,6 +37,7 @@ COLUMNS = (
     "batch_size", "weights", "optimizer", "seed", "hardware", "versions", "slices", "status",
     "reason", "forward_ms", "backward_ms", "spread", "iterations", "disturbed", "foreign_load",
     "operator_seconds", "device", "node", "measured_at", "quiet_forward_ms", "quiet_backward_ms",
+    "forward_spread", "backward_spread",
 )  # fmt: skip
 _KEY = ("shard", "batch_size", "weights", "optimizer", "seed", "hardware", "versions")
 _OF_KEY = f"WHERE {' AND '.join(f'{column} = ?' for column in _KEY)}"
@@ -68,10 +71,11 @@ class MeasurementStore:
                 self.path, timeout=store_file.BUSY_SECONDS, isolation_level=None
             )
             self._db.execute("PRAGMA synchronous = NORMAL")
+            store_file.add_later_columns(self._db)
         self._piece_ids: dict[tuple[str, str, int, int], int] = {}
         self._pieces: dict[int, Piece] = {}
         self._levels: dict[tuple[str, str], ReferenceLevel] = {}  # settled ones
-        self._deviations: dict[tuple[str, str], tuple[int, float]] = {}
+        self._deviations: dict[tuple[str, str], tuple[int, Directions]] = {}
 
     def close(self) -> None:
         """Closes the store; its log is folded into the file."""
@@ -164,11 +168,11 @@ class MeasurementStore:
             self._levels[key] = level
         return level
 
-    def deviation(self, hardware: str, versions: str) -> float:
-        """Returns the relative deviation of repeat measurements beyond that of their iterations."""
+    def deviation(self, hardware: str, versions: str) -> Directions:
+        """Returns the relative deviation of repeat measurements beyond that of their own errors."""
         last, _ = self.revision()
-        known_at, known = self._deviations.get((hardware, versions), (-1, 0.0))
-        if not 0 <= known_at <= last <= known_at + _LEVEL_REPEATS:
+        known_at, known = self._deviations.get((hardware, versions), (-1, None))
+        if known is None or not 0 <= known_at <= last <= known_at + _LEVEL_REPEATS:
             known = deviation_of_repeats(self._repeats(hardware, versions))
             self._deviations[hardware, versions] = (last, known)
         return known
@@ -205,7 +209,7 @@ class MeasurementStore:
         with collector_paused():
             rows = self.rows()
             self.pieces()
-            deviations: dict[tuple[str, str], float] = {}
+            deviations: dict[tuple[str, str], Directions] = {}
             found = []
             for row in rows:
                 measurement = self._measurement(row)
@@ -230,18 +234,19 @@ class MeasurementStore:
     def _row(self, measurement: Measurement) -> tuple[Any, ...]:
         settings, timing = measurement.settings, measurement.timing
         timed = (
-            (timing.forward_ms, timing.backward_ms, timing.spread, timing.iterations,
+            (timing.forward_ms, timing.backward_ms, timing.spread.both, timing.iterations,
              timing.disturbed, timing.foreign_load, timing.operator_seconds)
             if timing else (None,) * 7
         )  # fmt: skip
         level = None if timing is None else timing.reference_level
         reference_level = (None, None) if level is None else (level.forward_ms, level.backward_ms)
+        spreads = (None, None) if timing is None else timing.spread[:2]
         ids = [self._piece_id(piece) for piece in measurement.shard.pieces]
         return (
             settings.batch_size, settings.operator.weights, settings.operator.optimizer,
             settings.seed, measurement.hardware, measurement.versions, pack_ids(ids),
             measurement.status, measurement.reason, *timed, measurement.device, measurement.node,
-            measurement.measured_at, *reference_level,
+            measurement.measured_at, *reference_level, *spreads,
         )  # fmt: skip
 
     def _piece_id(self, piece: Piece) -> int:
@@ -258,8 +263,9 @@ class MeasurementStore:
         return self._piece_ids[key]
 
     def _measurement(self, row: Sequence[Any], shard: Shard | None = None) -> Measurement:
-        (batch_size, weights, optimizer, seed, hardware, versions, pieces, status, reason, *timed,
-         device, node, measured_at, quiet_forward_ms, quiet_backward_ms) = row  # fmt: skip
+        (batch_size, weights, optimizer, seed, hardware, versions, pieces, status, reason,
+         forward_ms, backward_ms, both_spread, *timed, device, node, measured_at, quiet_forward_ms,
+         quiet_backward_ms, forward_spread, backward_spread) = row  # fmt: skip
         if shard is None:
             known = self._pieces
             shard = Shard.in_order(tuple([known[number] for number in unpack_ids(pieces)]))
@@ -268,7 +274,10 @@ class MeasurementStore:
             level = None
             if quiet_forward_ms is not None:
                 level = ReferenceLevel(quiet_forward_ms, quiet_backward_ms, method_of(versions))
-            timing = Timing(*[*timed, level]).normalized_to(self.level(hardware, versions))
+            spread = Directions.of(both_spread, forward_spread, backward_spread)
+            own = Timing(forward_ms, backward_ms, spread, *[*timed, level])
+            common = self.level(hardware, versions)
+            timing = replace(own.normalized_to(common), error=own_error(own, common))
         return Measurement(
             shard, _settings(batch_size, weights, optimizer, seed), hardware, versions, status,
             device, node, measured_at, timing, reason, True,

@@ -58,10 +58,15 @@ CREATE TABLE measurements (
     measured_at REAL NOT NULL,
     quiet_forward_ms REAL,
     quiet_backward_ms REAL,
+    forward_spread REAL,
+    backward_spread REAL,
     UNIQUE (shard, batch_size, weights, optimizer, seed, hardware, versions, device, measured_at)
 );
 CREATE INDEX levels ON measurements (hardware, versions) WHERE quiet_forward_ms IS NOT NULL;
 """
+
+
+_LATER = {"forward_spread", "backward_spread"}  # columns that older stores of this version lack
 
 
 class StoreError(UserError):
@@ -95,6 +100,17 @@ def make(path: Path) -> None:
         pass
     finally:
         partial.unlink(missing_ok=True)
+
+
+def add_later_columns(db: sqlite3.Connection) -> None:
+    """Adds the columns of measurements that a store from before lacks; they are empty."""
+    find = "SELECT name FROM pragma_table_info('measurements')"
+    if {name for (name,) in db.execute(find)} >= _LATER:
+        return
+    db.execute("BEGIN IMMEDIATE")  # another process may be adding them
+    for name in sorted(_LATER - {name for (name,) in db.execute(find)}):
+        db.execute(f"ALTER TABLE measurements ADD COLUMN {name} REAL")
+    db.execute("COMMIT")
 
 
 def check_ours(path: Path) -> None:

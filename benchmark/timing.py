@@ -8,20 +8,22 @@ shards evict a shard's rows from the cache, so it is cleared once a round and no
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.benchmark.backends.base import Iteration, Stopwatch, TimedOperator
-from autoshard.benchmark.measurement import ReferenceLevel, ShardFault, Timing, TimingOptions
-from autoshard.benchmark.process import collector_paused
-from autoshard.benchmark.statistics import (
-    MIN_FOR_INTERVAL,
-    median_spread,
-    standard_error,
-    uncontended_level,
+from autoshard.benchmark.measurement import (
+    Directions,
+    ReferenceLevel,
+    ShardFault,
+    Timing,
+    TimingOptions,
 )
+from autoshard.benchmark.process import collector_paused
+from autoshard.benchmark.repeats import own_error
+from autoshard.benchmark.statistics import MIN_FOR_INTERVAL, median_spread, uncontended_level
 from autoshard.workload.arrays import Floats
 
 _WARM_UP = 1  # rounds: in the first the system provides memory
@@ -47,7 +49,6 @@ class _Runs:
     options: TimingOptions
     all: list[_Run] = field(default_factory=list)
     seconds: float = 0.0
-    spread: float = math.inf
 
     def counted(self, short_suffices: bool) -> list[_Run]:
         """Returns the iterations whose median is the cost."""
@@ -67,11 +68,11 @@ class _Runs:
     def is_known(self, level: ReferenceLevel | None, short_suffices: bool) -> bool:
         """Returns whether the median is known, or a cap is reached."""
         counted = self.counted(short_suffices)
-        self.spread = math.inf
+        spread = math.inf
         if len(counted) >= MIN_FOR_INTERVAL:
-            self.spread = median_spread(_normalized_ms(counted, level).sum(axis=1).tolist())
+            spread = median_spread(_normalized_ms(counted, level)[:, 2].tolist())
         return (
-            self.spread <= self.options.precision
+            spread <= self.options.precision
             or len(counted) >= self.options.max_iterations
             or (len(counted) > 1 and self.seconds > self.options.max_seconds)
         )
@@ -79,36 +80,34 @@ class _Runs:
     def timing(self, level: ReferenceLevel | None, load: float, short_suffices: bool) -> Timing:
         counted = self.counted(short_suffices)
         ms = _normalized_ms(counted, level)
-        forward_ms, backward_ms = np.median(ms, axis=0).tolist()
-        self.spread = median_spread(ms.sum(axis=1).tolist())
-        return Timing(
+        forward_ms, backward_ms, _ = np.median(ms, axis=0).tolist()
+        timing = Timing(
             forward_ms=forward_ms,
             backward_ms=backward_ms,
-            spread=self.spread,
+            spread=Directions(*map(median_spread, ms.T.tolist())),
             iterations=len(counted),
             disturbed=sum(run.iteration.disturbed for run in counted),
             foreign_load=load,
             operator_seconds=self.seconds,
             reference_level=level,
-            error=standard_error(self.spread, len(counted)),
         )
+        return replace(timing, error=own_error(timing))
 
     def by_clearing(self, level: ReferenceLevel | None) -> tuple[list[float], list[float]]:
         """Returns forward plus backward after short and after thorough clearings."""
         if len({run.thorough for run in self.all}) < 2:
             return [], []
-        total_ms = _normalized_ms(self.all, level).sum(axis=1)
+        total_ms = _normalized_ms(self.all, level)[:, 2]
         thorough = np.array([run.thorough for run in self.all])
         return total_ms[~thorough].tolist(), total_ms[thorough].tolist()
 
 
 def _normalized_ms(runs: Sequence[_Run], level: ReferenceLevel | None) -> Floats:
-    """Returns forward and backward of each run at the reference level, shape [runs, 2]."""
-    read = np.array([(run.iteration.forward_ms, run.iteration.backward_ms) for run in runs])
-    if level is None:
-        return read
-    beside = np.array([run.beside for run in runs])
-    return np.asarray(read / beside * (level.forward_ms, level.backward_ms))
+    """Returns forward, backward and both of each run at the reference level, shape [runs, 3]."""
+    ms = np.array([(run.iteration.forward_ms, run.iteration.backward_ms) for run in runs])
+    if level is not None:
+        ms *= np.stack(level.over(*np.array([run.beside for run in runs]).T), axis=1)
+    return np.column_stack((ms, ms.sum(axis=1)))
 
 
 class _References:

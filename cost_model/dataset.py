@@ -261,7 +261,7 @@ def _variances(repeats: Sequence[Sequence[Timing]]) -> list[Floats]:
     differ, and errors in older files cover iterations alone. Impossible errors are replaced by the
     median of the others.
     """
-    errors = np.array([timing.error for same in repeats for timing in same])
+    errors = np.array([timing.error.both for same in repeats for timing in same])
     possible = np.isfinite(errors) & (errors > 0)
     usual = np.median(errors[possible]) if possible.any() else UNKNOWN
     stated = np.where(possible, errors, usual) ** 2

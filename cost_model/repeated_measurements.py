@@ -22,6 +22,7 @@ from autoshard.benchmark import (
     TimingOptions,
     price_plan,
 )
+from autoshard.benchmark.measurement import Directions
 from autoshard.benchmark.statistics import pooled_variance
 from autoshard.cost_model.model import CostModel
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
@@ -48,18 +49,10 @@ def selection_seeds(count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class KnownCost:
-    """The measured cost of a shard.
+    """The measured cost of a shard: means and their standard errors."""
 
-    Args:
-        mean_ms: Mean of forward plus backward.
-        error_ms: Standard error of the mean.
-        forward: Share of the mean that is forward. It is known better than the cost itself, because
-            noise of a measurement affects both directions alike.
-    """
-
-    mean_ms: float
-    error_ms: float
-    forward: float = 0.5
+    mean_ms: Directions
+    error_ms: Directions
 
 
 @dataclass(frozen=True)
@@ -67,31 +60,33 @@ class BatchCosts:
     """The cost of a shard with each of several index batches.
 
     Args:
-        means_ms: Mean of each batch, shape [batches].
-        errors: Relative standard error of each mean, shape [batches].
-        forward: Share of the cost that is forward.
+        means_ms: Mean of each batch, shape [batches, directions].
+        errors: Relative standard error of each mean, same shape.
     """
 
     means_ms: Floats
     errors: Floats
-    forward: float = 0.5
 
-    def known(self, spread: float) -> KnownCost:
+    def known(self, spread: Floats) -> KnownCost:
         """Returns the mean over all possible batches, of relative standard deviation `spread`."""
-        mean, count = float(self.means_ms.mean()), len(self.errors)
-        error = math.sqrt(spread**2 * count + float((self.errors**2).sum())) / count
-        return KnownCost(mean, mean * error, self.forward)
+        means, count = self.means_ms.mean(axis=0), len(self.errors)
+        errors = means * np.sqrt(spread**2 * count + (self.errors**2).sum(axis=0)) / count
+        return KnownCost(Directions(*means.tolist()), Directions(*errors.tolist()))
 
 
-def spread_of_batches(shards: Sequence[BatchCosts]) -> float:
-    """Returns the relative standard deviation of a shard's cost between index batches.
+def spread_of_batches(shards: Sequence[BatchCosts]) -> Floats:
+    """Returns the relative standard deviation of costs between index batches, shape [directions].
 
-    Noise of measuring is excluded. It is one number for all shards, because a few batches of each
+    Noise of measuring is excluded. It is the same for all shards, because a few batches of each
     say little. Until enough shards have several batches it is assumed to equal the noise of one.
     """
-    noise = float(np.mean([np.mean(shard.errors**2) for shard in shards]))
-    groups = [(shard.means_ms / shard.means_ms.mean()).tolist() for shard in shards]
-    return math.sqrt(max(0.0, pooled_variance(groups, 2 * noise, _BATCHES_PRIOR) - noise))
+    noise = np.mean([np.mean(shard.errors**2, axis=0) for shard in shards], axis=0)
+    groups = [shard.means_ms / shard.means_ms.mean(axis=0) for shard in shards]
+    found = [
+        pooled_variance([group[:, n].tolist() for group in groups], 2 * each, _BATCHES_PRIOR)
+        for n, each in enumerate(noise.tolist())
+    ]
+    return np.asarray(np.sqrt(np.maximum(0.0, found - noise)))
 
 
 class RepeatedMeasurements:
@@ -170,7 +165,7 @@ class RepeatedMeasurements:
             batches = self._batches()
             # With one batch, results are for this batch alone.
             one = len(self._settings) == 1 or not batches
-            spread = 0.0 if one else spread_of_batches(list(batches.values()))
+            spread = np.zeros(3) if one else spread_of_batches(list(batches.values()))
             self._known = {digest: found.known(spread) for digest, found in batches.items()}
         return self._known
 
@@ -185,15 +180,11 @@ class RepeatedMeasurements:
 
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
         """Returns the mean cost of each shard, and its relative 95 % half width."""
-        known = self.known()
-        found = []
-        for shard in shards:
-            timings = self._timings(shard.digest)
-            forward = float(np.mean([timing.forward_ms for timing in timings]))
-            backward = float(np.mean([timing.backward_ms for timing in timings]))
-            cost = known[shard.digest]
-            found.append(ShardCost(forward, backward, _WIDTH_95 * cost.error_ms / cost.mean_ms))
-        return found
+        known = [self.known()[shard.digest] for shard in shards]
+        return [
+            ShardCost(*cost.mean_ms[:2], _WIDTH_95 * cost.error_ms.both / cost.mean_ms.both)
+            for cost in known
+        ]
 
     def plan_cost(self, task: ShardingTask, plan: ShardingPlan) -> PlanCost | None:
         """Returns the plan's measured cost; None if one of its shards could not be measured."""
@@ -246,11 +237,9 @@ class RepeatedMeasurements:
         for digest in self._answers:
             timings = self._timings(digest)
             if timings and not self._failed(digest):
-                totals = np.array([timing.total_ms for timing in timings])
                 found[digest] = BatchCosts(
-                    totals,
+                    np.array([timing.ms for timing in timings]),
                     np.array([timing.error for timing in timings]),
-                    sum(timing.forward_ms for timing in timings) / float(totals.sum()),
                 )
         return found
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from autoshard.benchmark import Exchange, Measurement, MeasureSettings, ReferenceLevel, Timing
-from autoshard.benchmark.measurement import ExchangeKey
+from autoshard.benchmark.measurement import Directions, ExchangeKey
 from autoshard.cost_model import CostDataset, CostModel, Provenance
 from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.link_fit import fit_links
@@ -58,9 +58,9 @@ def measurement(
     rng = np.random.default_rng([int(shard.digest[:8], 16), seed])
     factor = float(np.exp(noise * rng.standard_normal()))
     forward, backward = formula_ms(shard, batch_size, dearer)
-    error = max(noise, _MIN_ERROR)
+    spread, error = Directions.of(0.01), Directions.of(max(noise, _MIN_ERROR))
     timing = Timing(
-        forward * factor, backward * factor, 0.01, 20, 0, 0.0, 0.1, REFERENCE_LEVEL, error=error
+        forward * factor, backward * factor, spread, 20, 0, 0.0, 0.1, REFERENCE_LEVEL, error=error
     )
     settings = MeasureSettings(batch_size, operator or OperatorOptions(), seed)
     return Measurement(shard, settings, HARDWARE, VERSIONS, "ok", "d", "n", 1.0 + seed, timing)

@@ -145,7 +145,7 @@ def summarise(
     fresh = [answer for answer in answers if not answer.reused]
     timings = [answer.timing for answer in fresh if answer.timing is not None]
     busy = sum(timing.operator_seconds for timing in timings)
-    known = [answer.timing.spread for answer in answers if answer.timing is not None]
+    known = [answer.timing.spread.both for answer in answers if answer.timing is not None]
     return Summary(
         requested=requested,
         measured=len(timings),

@@ -1,12 +1,15 @@
 """The posterior of plans' step times, given noisy costs of shards, and ratios of sharders.
 
 The maximum of noisy values is biased upwards: by 1.03 standard errors for four equal devices. The
-devices of a plan are therefore modelled as normal around the plan's mean. Their spread has an
-empirical prior, fitted to all plans of a sharder, so each cost is shrunk towards the mean according
-to its noise. A step time is the mean over many samples of a task's costs; within a sample, a shard
-has the same cost in all plans. A bootstrap over tasks does neither, and its intervals are too
-narrow for few tasks: of `scipy.stats.bootstrap`'s BCa intervals at 95 %, 78 % contain the mean of
-four normal values, 86 % of eight and 91 % of twelve; of t intervals, 93 to 95 % do.
+devices of a plan are therefore modelled as normal around the plan's mean, separately in each stage
+of compute, because forward is noisier than backward. (Their noise is taken to be independent; a
+correlation of 0.4, as measured, makes errors of a step at most a tenth too small.) Their spread has
+an empirical prior, fitted to all plans of a sharder, so each cost is shrunk towards the mean
+according to its noise. A step time is the mean over many samples of a task's costs; within a
+sample, a shard has the same cost in all plans. A bootstrap over tasks does neither, and its
+intervals are too narrow for few tasks: of `scipy.stats.bootstrap`'s BCa intervals at 95 %, 78 %
+contain the mean of four normal values, 86 % of eight and 91 % of twelve; of t intervals, 93 to 95 %
+do.
 """
 
 import math
@@ -19,7 +22,7 @@ from scipy import special
 
 from autoshard.workload import Objective, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.step_price import StepPrice, stages_of_phases
+from autoshard.workload.step_price import StepPrice
 
 if TYPE_CHECKING:  # it loads Ray, which estimated plans do not need
     from autoshard.cost_model.repeated_measurements import KnownCost
@@ -58,6 +61,13 @@ class Pricing(NamedTuple):
         return Pricing(task.objective, found)
 
 
+class _Cost(NamedTuple):
+    """The known cost of a shard in one stage."""
+
+    mean_ms: float
+    error_ms: float
+
+
 class StepPosterior:
     """Posterior samples of plans' step times, given the known costs of their shards.
 
@@ -80,17 +90,26 @@ class StepPosterior:
         count: int = SAMPLES,
         seed: int = 0,
     ) -> None:
-        self._known, self._pricing = known, pricing
+        self._pricing, self._count = pricing, count
         self.plans = {
             name: [p if p is not None and known.keys() >= set(p) else None for p in of_tasks]
             for name, of_tasks in plans.items()
         }
-        spreads: list[dict[ShardDigests, float]] = [{} for _ in next(iter(self.plans.values()), ())]
-        for of_tasks in self.plans.values():
-            for task, spread in _spreads(known, of_tasks).items():
-                spreads[task].setdefault(of_tasks[task] or (), spread)
         rng = np.random.default_rng(seed)
-        self._draws = [_draws(known, task, count, rng) for task in spreads]
+        self._stages: list[list[tuple[dict[str, int], Floats]]] = [[] for _ in pricing]  # by task
+        for direction in range(3):
+            costs = {
+                d: _Cost(k.mean_ms[direction], k.error_ms[direction]) for d, k in known.items()
+            }
+            counts = [(direction < 2) == each.objective.computes_apart for each in pricing]
+            spreads: list[dict[ShardDigests, float]] = [{} for _ in pricing]
+            for of_tasks in self.plans.values():
+                counted = [p if yes else None for p, yes in zip(of_tasks, counts, strict=True)]
+                for task, spread in _spreads(costs, counted).items():
+                    spreads[task].setdefault(counted[task] or (), spread)
+            for task, of_plans in enumerate(spreads):
+                if of_plans:
+                    self._stages[task].append(_draws(costs, of_plans, count, rng))
         self.steps_ms = {
             name: np.stack([self._steps(task, plan) for task, plan in enumerate(of_tasks)], axis=1)
             for name, of_tasks in self.plans.items()
@@ -98,19 +117,14 @@ class StepPosterior:
 
     def _steps(self, task: int, plan: ShardDigests | None) -> Floats:
         if plan is None:
-            return np.full(max((len(draws) for _, draws in self._draws), default=1), np.nan)
-        places, draws = self._draws[task]
-        costs = draws[:, [places[digest] for digest in plan]]
-        forward = costs * np.array([self._known[digest].forward for digest in plan])
-        phases = np.stack([forward, costs - forward], axis=-1)
-        pricing = self._pricing[task]
-        stages = stages_of_phases(Objective(pricing.objective.name), phases).max(axis=1)
-        return np.asarray(stages.sum(axis=1) + pricing.exchange_ms.get(plan, 0.0))
+            return np.full(self._count, np.nan)
+        steps = np.full(self._count, self._pricing[task].exchange_ms.get(plan, 0.0))
+        for places, draws in self._stages[task]:
+            steps += draws[:, [places[digest] for digest in plan]].max(axis=1)
+        return steps
 
 
-def _spreads(
-    known: "Mapping[str, KnownCost]", plans: Sequence[ShardDigests | None]
-) -> dict[int, float]:
+def _spreads(known: Mapping[str, _Cost], plans: Sequence[ShardDigests | None]) -> dict[int, float]:
     """Returns the spread of devices' costs in a sharder's plans, in ms, by task number.
 
     The prior is fitted to all of its plans (Kiefer and Wolfowitz, by expectation maximisation).
@@ -136,7 +150,7 @@ def _spreads(
     }
 
 
-def _values(known: "Mapping[str, KnownCost]", plan: ShardDigests) -> tuple[Floats, Floats]:
+def _values(known: Mapping[str, _Cost], plan: ShardDigests) -> tuple[Floats, Floats]:
     """Returns costs and errors of a plan's different shards, relative to their mean cost."""
     shards = [known[digest] for digest in dict.fromkeys(plan)]
     means = np.array([shard.mean_ms for shard in shards])
@@ -155,7 +169,7 @@ def _likelihood(means: Floats, errors: Floats, grid: Floats) -> Floats:
 
 
 def _draws(
-    known: "Mapping[str, KnownCost]",
+    known: Mapping[str, _Cost],
     spreads: Mapping[ShardDigests, float],
     count: int,
     rng: np.random.Generator,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autoshard.benchmark import Measurement, MeasurementStore, Timing, TimingOptions
 from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
+from autoshard.benchmark.measurement import Directions
 from autoshard.experiments.collecting.collection import Summary, collect, summarise
 from autoshard.experiments.console.budget import Budget
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
@@ -122,7 +123,7 @@ def _read_speed(tables: Sequence[EmbeddingTable], folder: Path) -> Metric:
     """Measures the time to read 100,000 measurements with their shards from a store."""
     say(f"reading {_READ:,} measurements")
     rng = random.Random(0)
-    timing = Timing(1.0, 2.0, 0.01, 12, 0, 0.0, 0.05)
+    timing = Timing(1.0, 2.0, Directions.of(0.01), 12, 0, 0.0, 0.05)
     known: dict[str, Shard] = {}
     while len(known) < _READ:
         shard = Shard.of_tables(rng.sample(tables, rng.randint(2, 20)))

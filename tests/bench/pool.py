@@ -19,6 +19,7 @@ from autoshard.benchmark import BenchmarkPool, Measurement, MeasureSettings, Tim
 from autoshard.benchmark.backends.base import Place
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo
+from autoshard.benchmark.measurement import Directions
 from autoshard.workload import EmbeddingTable, Shard, load_tables, random_shards
 from bench.metric import Metric
 from bench.workbench import SETTINGS, TABLES, cpu_pool, say
@@ -50,7 +51,7 @@ class Sleepers:
             # 0.5 to 1.5 times the mean, by the shard, so that devices finish at different times.
             seconds = self._seconds * (0.5 + int(shard.digest[:8], 16) / 2**32)
             await asyncio.sleep(seconds)
-            timing = Timing(1.0, 2.0, 0.01, 16, 0, 0.0, seconds)
+            timing = Timing(1.0, 2.0, Directions.of(0.01), 16, 0, 0.0, seconds)
             made = Measurement(
                 shard, settings, device.hardware, _VERSIONS, "ok", device.name, device.node,
                 time.time(), timing,

@@ -6,7 +6,8 @@ What a host does to a measurement is modelled as far as it was seen on real ones
   of the cache is theirs. A hypervisor's steal passes for our own CPU time. A quota stops us until
   its period ends.
 - For moments (a neighbour on the other hyper-thread) or minutes (memory) all is slower. Kernels
-  feel that alike, but not quite.
+  feel that alike, but not quite: the reference's forward pass more than shards', its backward pass
+  less.
 - What a kernel finds in the cache falls in proportion to what others have brought in since, and it
   takes several runs in a row until all of it is there again. A flush that fits into the cache
   beside all that is brought in between evicts nothing the second time.
@@ -34,7 +35,7 @@ class Kernel:
     """A shard, or the reference. Times are for an empty cache and a host that is at rest.
 
     `saved`: by how much it is faster when all it needs is in the cache; `feels`: how much more than
-    the reference it feels what slows the host (powers of the factor); forward and backward.
+    a typical shard it feels what slows the host (powers of the factor); forward and backward.
     """
 
     name: str
@@ -122,7 +123,9 @@ class Host:
 
     def reference(self) -> Kernel:
         """As it is on the slowest host: the cache means much to its forward pass."""
-        return Kernel("reference", 1.5 / self.speed, 2.4 / self.speed, 3 * MIB, (0.3, 0.06))
+        return Kernel(
+            "reference", 1.5 / self.speed, 2.4 / self.speed, 3 * MIB, (0.3, 0.06), (1.4, 0.8)
+        )
 
     def shards(self, count: int, seed: int = 0) -> list[Kernel]:
         """Shards of such a host: they touch the more bytes the longer they take."""

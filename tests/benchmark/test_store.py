@@ -25,7 +25,7 @@ from autoshard.benchmark import (
     import_parquet,
     read_parquet,
 )
-from autoshard.benchmark.measurement import ExchangeKey
+from autoshard.benchmark.measurement import Directions, ExchangeKey
 from autoshard.benchmark.store import pack_ids, unpack_ids
 from autoshard.workload import (
     EmbeddingTable,
@@ -37,7 +37,7 @@ from autoshard.workload import (
     random_shards,
 )
 
-TIMING = Timing(1.5, 2.5, 0.01, 12, 1, 0.02, 0.06)
+TIMING = Timing(1.5, 2.5, Directions(0.03, 0.02, 0.01), 12, 1, 0.02, 0.06)
 SETTINGS = MeasureSettings(1024, OperatorOptions("fp16", "sgd"), seed=3)
 EXCHANGE = Exchange(ExchangeKey((64, 0, 32), 512, 2), "hw", "v", (1, 2, 3), (4, 5, 6), 0.1, 40, 9.0)
 
@@ -55,7 +55,7 @@ def as_put(item: Measurement | None) -> Measurement:
     """Without what a store adds: that it was kept, and what it is worth."""
     assert item is not None
     timing = item.timing and replace(item.timing, error=TIMING.error)
-    assert item.timing is None or 0 < item.timing.error < 0.1
+    assert item.timing is None or 0 < item.timing.error.both < 0.1
     return replace(item, timing=timing, reused=False)
 
 
@@ -161,10 +161,11 @@ def test_costs_of_one_hardware_are_normalized_to_one_level(
         )  # and earlier costs are reported at the new level
         assert store.level("other", "v") is None
         costs = [m.timing for m in store.measurements()]
+        up, down = (ReferenceLevel(3.0, 7.5).over(*ms) for ms in ((2.0, 6.0), (4.0, 9.0)))
         assert [(t.forward_ms, t.backward_ms) for t in costs if t] == [
-            pytest.approx((1.5 * 3 / 2, 2.5 * 7.5 / 6)),
+            pytest.approx((1.5 * up[0], 2.5 * up[1])),
             (1.5, 2.5),  # without a reference: as it was read
-            pytest.approx((1.5 * 3 / 4, 2.5 * 7.5 / 9)),
+            pytest.approx((1.5 * down[0], 2.5 * down[1])),
         ]
         assert [t.reference_level for t in costs if t] == [
             ReferenceLevel(3.0, 7.5),
@@ -203,12 +204,28 @@ def test_all_repeats_of_a_shard_are_kept_and_their_mean_is_its_cost(
         assert twice.timing.forward_ms == pytest.approx(1.6)
         assert (twice.timing.repeats, twice.timing.iterations) == (2, 24)
         assert (once.timing.repeats, once.timing.forward_ms) == (1, 1.5)
-        assert 0 < twice.timing.error < once.timing.error
+        assert all(a < b for a, b in zip(twice.timing.error, once.timing.error, strict=True))
+        assert once.timing.error.forward > once.timing.error.backward  # only forward differs
         export_parquet(store, tmp_path / "a.parquet")
         assert import_parquet(store, tmp_path / "a.parquet") == 0
     assert [m.timing and m.timing.error for m in read_parquet(tmp_path / "a.parquet")] == [
         pytest.approx(once.timing.error)
     ] * 3
+
+
+def test_a_store_without_spreads_by_direction_is_read_and_written(
+    tmp_path: Path, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    old, new = some(tables, 2)
+    with MeasurementStore(tmp_path / "a.db") as store:
+        store.put([old])
+    with sqlite3.connect(tmp_path / "a.db") as db:
+        for name in ("forward_spread", "backward_spread"):
+            db.execute(f"ALTER TABLE measurements DROP COLUMN {name}")
+    with MeasurementStore(tmp_path / "a.db", must_exist=True) as store:
+        store.put([new])
+        spreads = [m.timing.spread for m in store.measurements() if m.timing]
+    assert spreads == [Directions.of(TIMING.spread.both), TIMING.spread]
 
 
 def test_repeats_that_differ_increase_all_errors(
@@ -224,8 +241,8 @@ def test_repeats_that_differ_increase_all_errors(
             store.put([replace(item, measured_at=9.0, timing=timing)])
     with MeasurementStore(tmp_path / "a.db") as store:
         after = store.deviation("hw", "v")
-        assert after == pytest.approx(0.05 / 2**0.5, rel=0.15)
-        assert after > 2 * before
+        assert after == pytest.approx([0.05 / 2**0.5] * 3, rel=0.2)
+        assert after.both > 2 * before.both
         assert store.deviation("other", "v") == before
 
 
@@ -307,9 +324,10 @@ def test_kill_9_loses_nothing_that_was_put(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from autoshard.benchmark import Measurement, MeasurementStore, MeasureSettings, Timing\n"
+        "from autoshard.benchmark.measurement import Directions\n"
         "from autoshard.workload import random_shards, synthetic_tables\n"
         "store = MeasurementStore(sys.argv[1])\n"
-        "timing = Timing(1, 2, 0.01, 9, 0, 0, 0.1)\n"
+        "timing = Timing(1, 2, Directions.of(0.01), 9, 0, 0, 0.1)\n"
         "for n, shard in enumerate(random_shards(synthetic_tables(60, 7, 'small'), 3000, 6)):\n"
         "    made = (shard, MeasureSettings(64), 'h', 'v', 'ok', 'd', 'n', n, timing)\n"
         "    store.put([Measurement(*made)])\n"

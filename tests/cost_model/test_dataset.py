@@ -9,6 +9,7 @@ import pytest
 from formula import REFERENCE_LEVEL, formula_exchanges, measurement
 
 from autoshard.benchmark import Measurement, MeasurementStore, ReferenceLevel, export_parquet
+from autoshard.benchmark.measurement import Directions
 from autoshard.cost_model import CostDataset, DataError, Selection, read_costs, split
 from autoshard.workload import EmbeddingTable, OperatorOptions, Shard, random_shards
 from autoshard.workload.parts import part_of_shard, tables_by_part
@@ -66,7 +67,9 @@ def with_error(known: Measurement, error: float, factor: float = 1.0) -> Measure
     """The same cost times a factor, and how certain it is."""
     assert known.timing is not None
     forward_ms, backward_ms = known.timing.forward_ms * factor, known.timing.backward_ms * factor
-    timing = replace(known.timing, forward_ms=forward_ms, backward_ms=backward_ms, error=error)
+    timing = replace(
+        known.timing, forward_ms=forward_ms, backward_ms=backward_ms, error=Directions.of(error)
+    )
     return replace(known, timing=timing)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 from formula import HARDWARE, VERSIONS, formula_ms
 
 from autoshard.benchmark import Measurement, MeasureSettings, Timing, TimingOptions
+from autoshard.benchmark.measurement import Directions
 from autoshard.workload import Shard
 
 
@@ -57,9 +58,9 @@ class SimulatedPool:
                 some.append(self._visit(shard, settings))
                 self.order.append((shard.digest, settings.seed))
                 self.now += self.seconds
-            error = max(self.noise, 1e-6) / len(some) ** 0.5
-            mean = float(np.mean(some))
-            told = Timing(0.4 * mean, 0.6 * mean, 0.02, 20, 0, 0.0, 0.1, None, len(some), error)
+            error = Directions.of(max(self.noise, 1e-6) / len(some) ** 0.5)
+            mean, spread = float(np.mean(some)), Directions.of(0.02)
+            told = Timing(0.4 * mean, 0.6 * mean, spread, 20, 0, 0.0, 0.1, None, len(some), error)
             yield number, self._answer(shard, settings, told, "", reused=not missing)
 
     def _visit(self, shard: Shard, settings: MeasureSettings) -> float:

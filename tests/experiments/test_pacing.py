@@ -11,6 +11,7 @@ from formula import formula_ms
 
 from autoshard.benchmark import Measurement, MeasureSettings, Timing, TimingOptions
 from autoshard.benchmark.jobs import MAX_INTERLEAVED
+from autoshard.benchmark.measurement import Directions
 from autoshard.experiments.collecting.pacing import FEWEST_ANSWERS, Pace, stream_within
 from autoshard.experiments.console.budget import Budget
 from autoshard.workload import EmbeddingTable, Shard, UserError, random_shards
@@ -89,7 +90,7 @@ class SimulatedPool:
     def _answer(
         self, shard: Shard, device: int, seconds: float, reused: bool = False
     ) -> Measurement:
-        timing = Timing(1.0, 2.0, 0.02, 20, 0, 0.0, seconds)
+        timing = Timing(1.0, 2.0, Directions.of(0.02), 20, 0, 0.0, seconds)
         name = f"device {device}"
         return Measurement(shard, SETTINGS, "hw", "v", "ok", name, "n", 1.0, timing, reused=reused)
 

@@ -3,11 +3,19 @@
 import numpy as np
 import pytest
 
+from autoshard.benchmark.measurement import Directions
 from autoshard.cost_model.repeated_measurements import BatchCosts, KnownCost, spread_of_batches
 from autoshard.experiments.evaluation.posterior import Pricing, Ratio, StepPosterior
 from autoshard.workload import Objective
 
 COMPUTE = Pricing(Objective("compute"), {})
+
+
+def cost(ms: float, error_ms: float, forward: float = 0.5) -> KnownCost:
+    """The errors of both directions are independent and relative to their share."""
+    shares = np.array([forward, 1 - forward])
+    errors = error_ms * shares / np.linalg.norm(shares)
+    return KnownCost(Directions(*(ms * shares), ms), Directions(*errors, error_ms))
 
 
 def devices(
@@ -18,7 +26,7 @@ def devices(
     read = true * (1 + noise * rng.standard_normal((tasks, count)))
     plans = [tuple(f"{task}/{n}" for n in range(count)) for task in range(tasks)]
     flat = zip([digest for plan in plans for digest in plan], read.ravel(), strict=True)
-    known = {digest: KnownCost(float(ms), noise * float(ms)) for digest, ms in flat}
+    known = {digest: cost(float(ms), noise * float(ms)) for digest, ms in flat}
     return known, plans, true.max(axis=1), read.max(axis=1)
 
 
@@ -50,7 +58,7 @@ def test_the_slowest_of_noisy_devices_does_not_read_high(
 
 
 def test_a_slow_device_among_equal_ones_stays_slow() -> None:
-    known = {name: KnownCost(10.0, 0.1) for name in "abc"} | {"slow": KnownCost(20.0, 0.2)}
+    known = {name: cost(10.0, 0.1) for name in "abc"} | {"slow": cost(20.0, 0.2)}
     scenarios = StepPosterior(known, {"sharder": [("a", "b", "c", "slow")]}, [COMPUTE])
     slowest = scenarios.steps_ms["sharder"]
     assert slowest.mean() == pytest.approx(20.0, abs=0.05)
@@ -58,7 +66,7 @@ def test_a_slow_device_among_equal_ones_stays_slow() -> None:
 
 
 def test_plans_that_share_their_slowest_device_are_equal_in_all_scenarios() -> None:
-    known = {"slow": KnownCost(20.0, 0.8)} | {name: KnownCost(10.0, 0.4) for name in "abcd"}
+    known = {"slow": cost(20.0, 0.8)} | {name: cost(10.0, 0.4) for name in "abcd"}
     plans = {"one": [("slow", "a", "b"), None], "other": [("c", "slow", "d"), ("a", "b")]}
     found = StepPosterior(known, plans, [COMPUTE] * 2).steps_ms
     assert (found["one"][:, 0] == found["other"][:, 0]).all()
@@ -70,9 +78,7 @@ def test_plans_that_share_their_slowest_device_are_equal_in_all_scenarios() -> N
 
 
 def test_a_plan_with_a_shard_that_nothing_is_known_of_is_none() -> None:
-    scenarios = StepPosterior(
-        {"a": KnownCost(1.0, 0.1)}, {"x": [("a", "b")], "y": [("a",)]}, [COMPUTE]
-    )
+    scenarios = StepPosterior({"a": cost(1.0, 0.1)}, {"x": [("a", "b")], "y": [("a",)]}, [COMPUTE])
     assert np.isnan(scenarios.steps_ms["x"]).all()
     assert scenarios.steps_ms["y"].mean() == pytest.approx(1.0, abs=0.02)
 
@@ -80,9 +86,9 @@ def test_a_plan_with_a_shard_that_nothing_is_known_of_is_none() -> None:
 def test_waits_add_up_in_each_scenario_and_all_to_alls_come_on_top() -> None:
     """One shard is slow forward, one backward, and one is nowhere slowest."""
     known = {
-        "f": KnownCost(10.0, 0.1, 0.8),
-        "b": KnownCost(10.0, 0.1, 0.2),
-        "none": KnownCost(8.0, 0.1, 0.5),
+        "f": cost(10.0, 0.1, 0.8),
+        "b": cost(10.0, 0.1, 0.2),
+        "none": cost(8.0, 0.1, 0.5),
     }
     plan = ("f", "b", "none")
     pricing = [Pricing(Objective("step"), {plan: 1.5}), COMPUTE]
@@ -90,8 +96,26 @@ def test_waits_add_up_in_each_scenario_and_all_to_alls_come_on_top() -> None:
     step, compute = scenarios.steps_ms["sharder"].T
     assert step.mean() == pytest.approx(8 + 8 + 1.5, abs=0.1)
     assert compute.mean() == pytest.approx(10, abs=0.15)
-    # Two shards of which 0.8 count, with an error of 0.1 each.
-    assert step.std() == pytest.approx(0.8 * 0.1 * np.sqrt(2), rel=0.2)
+    assert step.std() == pytest.approx(
+        np.hypot(known["f"].error_ms[0], known["b"].error_ms[1]), rel=0.2
+    )
+
+
+def test_noise_of_forward_does_not_count_as_noise_of_backward() -> None:
+    """The slowest of devices that are equal in forward and differ in backward."""
+    rng = np.random.default_rng(0)
+    found = []
+    for seed in range(40):
+        forward, backward = 2 * (1 + 0.1 * rng.standard_normal(4)), np.array([8.0, 8.4, 8.8, 10.0])
+        known = {
+            str(n): KnownCost(Directions(f, b, f + b), Directions(0.2, 0.01, 0.2))
+            for n, (f, b) in enumerate(zip(forward.tolist(), backward.tolist(), strict=True))
+        }
+        step = Pricing(Objective("step"), {})
+        steps = StepPosterior(known, {"s": [("0", "1", "2", "3")]}, [step], 300, seed).steps_ms["s"]
+        found.append(steps.mean())
+    assert np.mean(found) - 12 < 0.6 * 1.03 * 0.2  # the maximum of four is 1.03 errors too high
+    assert np.mean(found) > 11.95
 
 
 @pytest.mark.parametrize("tasks", [3, 8])
@@ -147,23 +171,26 @@ def test_probabilities() -> None:
 
 
 def batches(rng: np.random.Generator, count: int, spread: float, noise: float) -> BatchCosts:
-    means = 5 * (1 + spread * rng.standard_normal(count)) * (1 + noise * rng.standard_normal(count))
-    return BatchCosts(means, np.full(count, noise))
+    shape = (count, 3)
+    means = 5 * (1 + spread * rng.standard_normal(shape)) * (1 + noise * rng.standard_normal(shape))
+    return BatchCosts(means, np.full(shape, noise))
 
 
 def test_what_index_batches_differ_by_is_told_from_noise() -> None:
     rng = np.random.default_rng(3)
     for spread, noise in ((0.03, 0.01), (0.0, 0.02), (0.01, 0.01)):
         found = spread_of_batches([batches(rng, 3, spread, noise) for _ in range(400)])
-        assert found == pytest.approx(spread, abs=0.006)
+        assert found == pytest.approx([spread] * 3, abs=0.006)
     alone = [batches(rng, 1, 0.05, 0.02) for _ in range(9)]
-    assert spread_of_batches(alone) == pytest.approx(0.02)  # not known: as much as noise
+    assert spread_of_batches(alone) == pytest.approx([0.02] * 3)  # not known: as much as noise
 
 
 def test_the_mean_over_batches_has_the_error_of_all() -> None:
-    shard = BatchCosts(np.array([5.0, 5.0]), np.array([0.02, 0.01]))
-    known = shard.known(0.0)
-    assert known.mean_ms == 5.0
-    assert known.error_ms == pytest.approx(5 * np.sqrt(0.02**2 + 0.01**2) / 2)
-    spread = shard.known(0.05).error_ms
+    shard = BatchCosts(np.full((2, 3), 5.0), np.array([[0.04, 0.02, 0.02], [0.02, 0.01, 0.01]]))
+    known = shard.known(np.zeros(3))
+    assert known.mean_ms == (5, 5, 5)
+    assert known.error_ms == pytest.approx(
+        [5 * np.sqrt(0.02**2 + 0.01**2) / 2 * n for n in (2, 1, 1)]
+    )
+    spread = shard.known(np.full(3, 0.05)).error_ms.both
     assert spread == pytest.approx(5 * np.sqrt(2 * 0.05**2 + 0.02**2 + 0.01**2) / 2)
