@@ -1,7 +1,7 @@
-"""Components of the variance of a measurement, and the effect of flushing the cache.
+"""Deviation of measurements by direction, its components, and the effect of flushing the cache.
 
-Each component is the variance between measurements of the same shards beyond that within: repeats
-beyond iterations, processes beyond repeats, and so on.
+Each component is the variance of forward plus backward between measurements of the same shards
+beyond that within: repeats beyond iterations, processes beyond repeats, and so on.
 """
 
 import math
@@ -10,20 +10,26 @@ from collections.abc import Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
+
 from autoshard.benchmark import Measurement, MeasurementStore, MeasureSettings, TimingOptions
 from autoshard.benchmark.backends.base import Stopwatch, TimedOperator
 from autoshard.benchmark.backends.cpu import CpuBackend, CpuStopwatch
 from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.hardware import last_level_cache_bytes
+from autoshard.benchmark.measurement import Directions
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import Shard, load_tables, random_shards
+from autoshard.workload.arrays import Floats
 from bench.metric import Metric, mean_and_interval
 from bench.workbench import SETTINGS, TABLES, cpu_pool, on_one_core, say
 
 _SHARDS, _REPEATED = 16, 50
 _REPEATS = 4
 _FLUSH_TURNS = 4
+_TARGETS = ("at most 4 %", "at most 2 %", "at most 2.5 %")  # forward, backward, both
+_RESAMPLES = 1000
 _SAME_WORK = TimingOptions(precision=0.0, max_iterations=24)
 
 
@@ -46,7 +52,7 @@ def noise_metrics(folder: Path) -> list[Metric]:
         _repeats_so_far(folder / "one.db", shards),
         _repeats_so_far(folder / "all.db", shards),
     )
-    iterations = statistics.mean(m.timing.error**2 for m in first if m.timing is not None)
+    iterations = statistics.mean(m.timing.error.both**2 for m in first if m.timing is not None)
     same_core = _variance(
         [(a, b) for repeats in one for a, b in combinations(repeats, 2) if a.device == b.device]
     )
@@ -57,7 +63,8 @@ def noise_metrics(folder: Path) -> list[Metric]:
         cores = _variance([(a, b) for a, b in pairs if a.device != b.device]) - within
         together = within - same_core
     return [
-        _repeatability(folder),
+        *_repeatability(folder),
+        *_stated_errors([pair for repeats in every for pair in combinations(repeats, 2)]),
         _component("standard deviation between iterations", iterations),
         _component("standard deviation between repeat measurements", same_core - iterations),
         _component(
@@ -79,7 +86,7 @@ def _component(name: str, variance: float | None) -> Metric:
     return Metric(name, "", percent, "%")
 
 
-def _repeatability(folder: Path) -> Metric:
+def _repeatability(folder: Path) -> list[Metric]:
     """Measures the standard deviation between two generations of processes, common factors
     included.
     """
@@ -90,8 +97,27 @@ def _repeatability(folder: Path) -> Metric:
         with cpu_pool(folder / name) as pool:
             found.append(pool.measure(shards, SETTINGS))
     name = f"standard deviation of a single measurement ({_REPEATED} shards, two processes)"
-    percent = 100 * math.sqrt(_variance(zip(*found, strict=True)))
-    return Metric(name, "at most 2 % (1 % on a quiet host)", percent, "%")
+    squares = _squares(zip(*found, strict=True)) / 2
+    drawn = np.random.default_rng(0).integers(len(squares), size=(_RESAMPLES, len(squares)))
+    low, high = 100 * np.sqrt(np.quantile(squares[drawn].mean(axis=1), (0.025, 0.975), axis=0))
+    percent = 100 * np.sqrt(squares.mean(axis=0))
+    return [
+        Metric(f"{name}, {each}", target, float(value), "%", (float(least), float(most)))
+        for each, target, value, least, most in zip(
+            Directions._fields, _TARGETS, percent, low, high, strict=True
+        )
+    ]
+
+
+def _stated_errors(pairs: Sequence[tuple[Measurement, Measurement]]) -> list[Metric]:
+    """Compares differences of repeat measurements with their stated errors."""
+    stated = [np.square(a.timing.error) + np.square(b.timing.error)
+              for a, b in pairs if a.timing and b.timing]  # fmt: skip
+    ratios = np.sqrt((_squares(pairs) / stated).mean(axis=0))
+    return [
+        Metric(f"differences of repeats over their stated errors, {each}", "0.8 to 1.2", float(r))
+        for each, r in zip(Directions._fields, ratios, strict=True)
+    ]
 
 
 def flush_metrics() -> list[Metric]:
@@ -140,12 +166,17 @@ class _FullFlush(CpuStopwatch):
 
 def _variance(pairs: Iterable[tuple[Measurement, Measurement]]) -> float:
     """Returns the variance of the logarithm of a measurement, from pairs of the same shard."""
+    return float(_squares(pairs)[:, 2].mean()) / 2
+
+
+def _squares(pairs: Iterable[tuple[Measurement, Measurement]]) -> Floats:
+    """Returns squared differences of the logarithms of pairs of a shard, [pairs, directions]."""
     squares = []
     for one, other in pairs:
         if one.timing is not None and other.timing is not None:
             normalized = other.timing.normalized_to(one.timing.reference_level)
-            squares.append(math.log(one.timing.total_ms / normalized.total_ms) ** 2)
-    return statistics.mean(squares) / 2
+            squares.append(np.log(np.divide(one.timing.ms, normalized.ms)) ** 2)
+    return np.array(squares)
 
 
 def _repeats_so_far(store: Path, shards: Sequence[Shard]) -> list[list[Measurement]]:
