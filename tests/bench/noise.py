@@ -19,6 +19,7 @@ from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.hardware import last_level_cache_bytes
 from autoshard.benchmark.measurement import Directions
 from autoshard.benchmark.reference import reference_operators
+from autoshard.benchmark.statistics import standard_error
 from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import Shard, load_tables, random_shards
 from autoshard.workload.arrays import Floats
@@ -52,7 +53,8 @@ def noise_metrics(folder: Path) -> list[Metric]:
         _repeats_so_far(folder / "one.db", shards),
         _repeats_so_far(folder / "all.db", shards),
     )
-    iterations = statistics.mean(m.timing.error.both**2 for m in first if m.timing is not None)
+    timings = [m.timing for m in first if m.timing is not None]
+    iterations = statistics.mean(standard_error(t.spread.both, t.iterations) ** 2 for t in timings)
     same_core = _variance(
         [(a, b) for repeats in one for a, b in combinations(repeats, 2) if a.device == b.device]
     )
