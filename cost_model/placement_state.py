@@ -81,8 +81,11 @@ class PlacementState(Occupancy):
         super().__init__(masks, free)
         self.columns: Floats = torch.zeros(free.shape, dtype=dtype).numpy()
         self.places = torch.zeros(free.size, *amounts, dtype=dtype)
+        # Views by place.
+        self._columns = torch.from_numpy(self.columns).view(-1)
+        self._free_bytes = torch.from_numpy(free).view(-1)
 
-    def add_each(self, places: Ints, amounts: Tensor, columns: Floats, sizes: Ints) -> None:
+    def add_each(self, places: Tensor, amounts: Tensor, columns: Tensor, sizes: Tensor) -> None:
         """Adds units to devices, without looking at rules.
 
         Args:
@@ -91,9 +94,9 @@ class PlacementState(Occupancy):
             columns: Output columns of each unit.
             sizes: Bytes of each unit.
         """
-        self.places.index_add_(0, torch.from_numpy(places), amounts)
-        self.columns.reshape(-1)[places] += columns
-        self.free.reshape(-1)[places] -= sizes
+        self.places.index_add_(0, places, amounts)
+        self._columns.index_add_(0, places, columns)
+        self._free_bytes.index_add_(0, places, sizes, alpha=-1)
 
 
 class TaskPlacement(PlacementState):
@@ -142,8 +145,11 @@ class TaskPlacement(PlacementState):
     def put_each(self, plans: Ints, units: Ints, devices: Ints) -> None:
         """Places one unit in each of these plans, which are distinct."""
         catalog, places = self.catalog, plans * self.free.shape[1] + devices
-        amounts, sizes = catalog.amounts[units].double(), catalog.bytes[units]
-        self.add_each(places, amounts, catalog.columns[units], sizes)
+        where, columns, sizes = (
+            torch.from_numpy(each)
+            for each in (places, catalog.columns[units], catalog.bytes[units])
+        )
+        self.add_each(where, catalog.amounts[units].double(), columns, sizes)
         self.record_each(plans, catalog.origins[units], devices)
 
     def admits_units(self, units: Ints) -> Bools:

@@ -254,8 +254,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         features, sizes = self._features[rows], self._size[rows]
         described = features[:, :-NUM_SCALARS]
         self.homes[env_ids, place] = homes
-        columns = self._columns[rows].numpy()
-        self.add_each(where.numpy(), self._amounts[rows], columns, sizes.numpy())
+        self.add_each(where, self._amounts[rows], self._unit_columns[rows], sizes)
         self.keep_prices(where, described)
         self.rest.index_add_(0, env_ids, described, alpha=-1)
         self.rest_ms.index_add_(0, env_ids, features[:, _ALONE], alpha=-1)
@@ -306,9 +305,9 @@ class BatchedPlacementEnv(EpisodeDevices):
         place = self._place = torch.minimum(self.placed, self.count - 1).clamp_min_(0)
         unit = self.current = self.order.gather(1, place[:, None])[:, 0]
         self._amounts, self._features = catalog.amounts[unit], catalog.features[unit]
-        self._columns, self._size = catalog.columns[unit], catalog.sizes[unit]
+        self._unit_columns, self._size = catalog.columns[unit], catalog.sizes[unit]
         self.unit_features = self._features / self.feature_scale
-        self.price_with_next(self._amounts, self._columns, self._size)
+        self.price_with_next(self._amounts, self._unit_columns, self._size)
         self.allowed = self.exists & (self.free_after >= 0)
         for env_id, occupancy in self._occupancies.items():
             unit, size = self.origin[env_id, place[env_id]], self._size[env_id]
