@@ -62,7 +62,7 @@ class CacheReport:
 
 @dataclass(frozen=True)
 class SystemReport:
-    """What the system says of a device, which a virtual machine may say wrongly; None: nothing.
+    """A device as the system reports it; virtual machines may report it wrongly. None: unknown.
 
     Args:
         caches: Data caches, the nearest first.

@@ -81,7 +81,7 @@ class UpdateTime:
 
 @dataclass(frozen=True)
 class OperatorPrices:
-    """What fbgemm's fused operator takes where memory hardly matters: rows of 16 bytes in L2.
+    """Time components of fbgemm's fused operator for rows of 16 bytes in the L2 cache.
 
     Args:
         start_us: Smallest operator: one table, one sample, one lookup.
@@ -89,8 +89,8 @@ class OperatorPrices:
         lookup_ns: One more lookup of a row that is looked up anyway.
         row_ns: One more distinct row among as many lookups.
         updates: Times of backward passes by optimizer and width. Those of SGD are in all other
-            numbers. A kernel may suit one processor and not another: an update by row-wise Adagrad
-            was seen to take 0.6 microseconds on one and 0.05 on another.
+            numbers. Kernels depend on the processor: on an Intel Xeon, an update by row-wise
+            Adagrad took 25 times as long as one by SGD.
     """
 
     start_us: Passes = Passes()

@@ -58,7 +58,7 @@ class UnitCatalog:
 
 
 class PlacementState(Occupancy):
-    """What the devices of plans side by side hold: sums of what each unit adds to its device.
+    """The contents of devices in one plan or in several: amounts, output columns, free memory.
 
     Args:
         free: Free bytes of each device, [plans, devices]; updated in place.
@@ -67,8 +67,9 @@ class PlacementState(Occupancy):
         dtype: Type of the sums.
 
     Attributes:
-        places: Sums of amounts of each device, numbered over all plans: [plans * devices, ...].
         columns: Output columns of each device, [plans, devices].
+        held_columns: The same memory as a tensor.
+        free_bytes: `free` as a tensor, in the same memory.
     """
 
     def __init__(
@@ -80,10 +81,9 @@ class PlacementState(Occupancy):
     ) -> None:
         super().__init__(masks, free)
         self.columns: Floats = torch.zeros(free.shape, dtype=dtype).numpy()
-        self.places = torch.zeros(free.size, *amounts, dtype=dtype)
-        # Views by place.
-        self._columns = torch.from_numpy(self.columns).view(-1)
-        self._free_bytes = torch.from_numpy(free).view(-1)
+        self.held_columns, self.free_bytes = torch.from_numpy(self.columns), torch.from_numpy(free)
+        # Sums of amounts of each device, numbered over all plans: [plans * devices, ...].
+        self._sums = torch.zeros(free.size, *amounts, dtype=dtype)
 
     def add_each(self, places: Tensor, amounts: Tensor, columns: Tensor, sizes: Tensor) -> None:
         """Adds units to devices, without looking at rules.
@@ -94,9 +94,9 @@ class PlacementState(Occupancy):
             columns: Output columns of each unit.
             sizes: Bytes of each unit.
         """
-        self.places.index_add_(0, places, amounts)
-        self._columns.index_add_(0, places, columns)
-        self._free_bytes.index_add_(0, places, sizes, alpha=-1)
+        self._sums.index_add_(0, places, amounts)
+        self.held_columns.view(-1).index_add_(0, places, columns)
+        self.free_bytes.view(-1).index_add_(0, places, sizes, alpha=-1)
 
 
 class TaskPlacement(PlacementState):
@@ -118,7 +118,7 @@ class TaskPlacement(PlacementState):
     def fill(self, homes: Ints) -> None:
         """Places all units of the catalog in the only plan; `homes` has their devices, [units]."""
         catalog = self.catalog
-        self.places += sums_of_devices(catalog.amounts, homes, len(self.places))
+        self._sums += sums_of_devices(catalog.amounts, homes, len(self._sums))
         np.add.at(self.columns[0], homes, catalog.columns)
         np.subtract.at(self.free[0], homes, catalog.bytes)
         for origin, device in zip(catalog.origins.tolist(), homes.tolist(), strict=True):
@@ -126,7 +126,7 @@ class TaskPlacement(PlacementState):
 
     def add(self, unit: int, device: int) -> None:
         """Adds a unit's amounts and columns to a device of the only plan; `enter` does the rest."""
-        self.places[device] += self.catalog.amounts[unit]
+        self._sums[device] += self.catalog.amounts[unit]
         self.columns[0, device] += self.catalog.columns[unit]
 
     def put(self, unit: int, device: int) -> None:
@@ -138,7 +138,7 @@ class TaskPlacement(PlacementState):
     def take(self, unit: int, device: int) -> None:
         """Removes a unit from its device."""
         catalog = self.catalog
-        self.places[device] -= catalog.amounts[unit]
+        self._sums[device] -= catalog.amounts[unit]
         self.columns[0, device] -= catalog.columns[unit]
         self.leave(int(catalog.origins[unit]), int(catalog.bytes[unit]), device)
 
@@ -181,11 +181,11 @@ class TaskPlacement(PlacementState):
 
     def costs(self) -> Floats:
         """Returns the stage times of each device of the only plan, [devices, W, S]."""
-        return self.stages(self._priced(self.places), self.columns[0])
+        return self.stages(self._priced(self._sums), self.columns[0])
 
     def compute_joined(self, units: Ints) -> Tensor:
         """Returns compute ms of each device with each unit more, [units, devices, S, 2]."""
-        return self._priced(self.places.float() + self.catalog.amounts[units][:, None])
+        return self._priced(self._sums.float() + self.catalog.amounts[units][:, None])
 
     def joined(self, units: Ints) -> Floats:
         """Returns stage times of each device with each unit more, [units, devices, W, S]."""
@@ -199,14 +199,14 @@ class TaskPlacement(PlacementState):
             places: Devices, numbered over all plans.
             units: The unit of each.
         """
-        sums = self.places[places] + self.catalog.amounts[units]
+        sums = self._sums[places] + self.catalog.amounts[units]
         return np.asarray(self._priced(sums)[:, 0].double().numpy())
 
     def without(self, units: Ints, devices: Ints) -> Floats:
         """Returns stage times of the device of each unit without that unit, [units, W, S]."""
         catalog = self.catalog
         columns = self.columns[0, devices] - catalog.columns[units]
-        return self.stages(self._priced(self.places[devices] - catalog.amounts[units]), columns)
+        return self.stages(self._priced(self._sums[devices] - catalog.amounts[units]), columns)
 
     def exchanged(self, out: Ints, devices: Ints, into: Ints) -> Floats:
         """Returns stage times of devices if units are exchanged, [..., W, S].
@@ -218,7 +218,7 @@ class TaskPlacement(PlacementState):
         """
         catalog = self.catalog
         places, left, entered = (torch.from_numpy(each) for each in (devices, out, into))
-        sums = self.places[places] - catalog.amounts[left] + catalog.amounts[entered]
+        sums = self._sums[places] - catalog.amounts[left] + catalog.amounts[entered]
         columns = self.columns[0, devices] - catalog.columns[out] + catalog.columns[into]
         return self.stages(self._priced(sums), columns)
 

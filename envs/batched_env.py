@@ -172,7 +172,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         """Replaces the cost model, and prices all placed units again."""
         self.catalog.set_oracle(oracle)
         # The ensemble may have another number of networks.
-        self.places = torch.zeros(self.free.size, *self.catalog.amounts.shape[1:])
+        self._sums = torch.zeros(self.free.size, *self.catalog.amounts.shape[1:])
         started = [env_id for env_id, instance in enumerate(self.instances) if instance is not None]
         self._recompute(torch.tensor(started, dtype=torch.int64))
         self._prepare_next()

@@ -35,8 +35,6 @@ class EpisodeDevices(PlacementState):
     Attributes:
         exists: Mask of devices that the episode has, [envs, devices], as all below.
         capacity: Memory in bytes, -1 where there is no device.
-        free_bytes: Memory in bytes that is not used: `free` as a tensor.
-        held_columns: Output columns: `columns` as a tensor.
         free_after: Memory in bytes that is not used once the next unit is placed there.
         described: Sums of amounts that have a name, [envs, devices, amounts].
         priced: Stages in ms, total in ms and relative uncertainty, now and with the next unit:
@@ -50,8 +48,6 @@ class EpisodeDevices(PlacementState):
         self.catalog, self.max_devices = catalog, max_devices
         self.exists = torch.zeros(by_device, dtype=torch.bool)
         self.capacity = torch.zeros(by_device, dtype=torch.int64)
-        self.free_bytes = torch.from_numpy(self.free)
-        self.held_columns = torch.from_numpy(self.columns)
         self.free_after = torch.zeros(by_device, dtype=torch.int64)
         self.num_devices = torch.ones(num_envs, dtype=torch.int64)
         self.capacity_divisor = torch.ones(by_device)  # the capacity as a float, at least 1
@@ -66,7 +62,7 @@ class EpisodeDevices(PlacementState):
     @property
     def sums(self) -> Tensor:
         """Sums of amounts of each device, [envs, devices, ...]."""
-        return self.places.view(*self.free.shape, *self.places.shape[1:])
+        return self._sums.view(*self.free.shape, *self._sums.shape[1:])
 
     @property
     def stages_ms(self) -> Tensor:

@@ -60,8 +60,8 @@ class SimulatedPool:
                 self.now += self.seconds
             error = Directions.of(max(self.noise, 1e-6) / len(some) ** 0.5)
             mean, spread = float(np.mean(some)), Directions.of(0.02)
-            told = Timing(0.4 * mean, 0.6 * mean, spread, 20, 0, 0.0, 0.1, None, len(some), error)
-            yield number, self._answer(shard, settings, told, "", reused=not missing)
+            known = Timing(0.4 * mean, 0.6 * mean, spread, 20, 0, 0.0, 0.1, None, len(some), error)
+            yield number, self._answer(shard, settings, known, "", reused=not missing)
 
     def _visit(self, shard: Shard, settings: MeasureSettings) -> float:
         batch = np.random.default_rng([int(shard.digest[:8], 16), settings.seed])
