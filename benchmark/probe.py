@@ -101,6 +101,14 @@ class OperatorPrices:
 
 
 @dataclass(frozen=True)
+class ProbedShard:
+    """A shard of `probe_shards.PROBE_SHARDS` by its name, and the milliseconds it took."""
+
+    name: str
+    ms: Passes = Passes()
+
+
+@dataclass(frozen=True)
 class MachineProbe:
     """Speeds of one device.
 
@@ -113,6 +121,7 @@ class MachineProbe:
         system: What the system says of the device.
         operator: Prices of the fused operator.
         working_sets: Speeds of memory by size of the working set, ascending.
+        shards: Costs of small shards at the reference level; probes from before have none.
         seconds: Time that the probe took.
         measured_at: Time stamp, in seconds; 0 if nothing was run.
     """
@@ -124,6 +133,7 @@ class MachineProbe:
     system: SystemReport = field(default_factory=SystemReport)
     operator: OperatorPrices = field(default_factory=OperatorPrices)
     working_sets: tuple[WorkingSet, ...] = ()
+    shards: tuple[ProbedShard, ...] = ()
     seconds: float = 0.0
     measured_at: float = 0.0
 
@@ -131,6 +141,11 @@ class MachineProbe:
     def kind(self) -> str:
         """Kind of the device, by which fingerprints begin."""
         return self.hardware.partition(":")[0]
+
+    def update_ns(self, optimizer: Optimizer) -> float | None:
+        """Returns the time that updating a distinct narrow row takes, if it was measured."""
+        times = [each for each in self.operator.updates if each.optimizer == optimizer and each.ns]
+        return min(times, key=lambda each: each.row_bytes).ns if times else None
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON document with its schema version."""
@@ -155,6 +170,10 @@ class MachineProbe:
                 system=_system(document["system"]),
                 operator=_operator(document["operator"]),
                 working_sets=tuple(_working_set(each) for each in document["working_sets"]),
+                shards=tuple(
+                    ProbedShard(str(each["name"]), _passes(each["ms"]))
+                    for each in document.get("shards", [])
+                ),
                 seconds=float(document["seconds"]),
                 measured_at=float(document["measured_at"]),
             )

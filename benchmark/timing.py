@@ -7,6 +7,7 @@ shards evict a shard's rows from the cache, so it is cleared once a round and no
 """
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -143,11 +144,20 @@ class _References:
 
 
 def time_interleaved(
-    subjects: Sequence[TimedOperator], watch: Stopwatch, options: Sequence[TimingOptions]
+    subjects: Sequence[TimedOperator],
+    watch: Stopwatch,
+    options: Sequence[TimingOptions],
+    deadline: float = math.inf,
 ) -> list[Timing]:
     """Warms up, then interleaves iterations until the median of each operator is known.
 
     Costs are normalised to the reference level that was uncontended meanwhile.
+
+    Args:
+        subjects: The operators.
+        watch: The device's stopwatch.
+        options: Options of each operator.
+        deadline: Time by `time.monotonic` after which no round begins but the first.
 
     Raises:
         ShardFault: An operator failed.
@@ -161,7 +171,7 @@ def time_interleaved(
                 run.iterate(watch)
         references.run()
         watch.foreign_load()
-        rounds = _Rounds(watch, references, len(runs))
+        rounds = _Rounds(watch, references, len(runs), deadline)
         rounds.go_on(runs)
         found = [run.by_clearing(references.level()) for run in runs]
         watch.clearing.learn(len(runs), found)
@@ -177,16 +187,18 @@ def time_interleaved(
 class _Rounds:
     """Rounds with one iteration of each operator, and the reference between them."""
 
-    def __init__(self, watch: Stopwatch, references: _References, num_interleaved: int) -> None:
+    def __init__(
+        self, watch: Stopwatch, references: _References, num_interleaved: int, deadline: float
+    ) -> None:
         self._watch, self._references = watch, references
-        self._num_interleaved = num_interleaved
+        self._num_interleaved, self._deadline = num_interleaved, deadline
         self._number = 0
         self._iteration_ms = 0.0
 
     def go_on(self, runs: Sequence[_Runs]) -> None:
         """Runs rounds until all medians are known."""
         waiting = self._unknown(runs)
-        while waiting:
+        while waiting and (self._number == 0 or time.monotonic() < self._deadline):
             self._next(waiting)
             waiting = self._unknown(waiting)
 

@@ -18,6 +18,7 @@ from autoshard.benchmark import (
     MeasurementStore,
     ReferenceLevel,
     probing,
+    probing_memory,
 )
 from autoshard.benchmark.backends.cpu import CpuBackend
 from autoshard.benchmark.backends.cuda import CudaBackend
@@ -34,6 +35,7 @@ from autoshard.benchmark.probe import (
     MachineProbe,
     OperatorPrices,
     Passes,
+    ProbedShard,
     ProbeError,
     RowTimes,
     UpdateTime,
@@ -41,6 +43,7 @@ from autoshard.benchmark.probe import (
     load_probe,
     save_probe,
 )
+from autoshard.benchmark.probe_shards import PROBE_SHARDS
 from autoshard.benchmark.probing import probe_here, run_probe
 from autoshard.workload import UserError
 
@@ -60,6 +63,7 @@ PROBE = MachineProbe(
         WorkingSet(MIB, 50.0, None, (RowTimes(32, Passes(4.0, None)), RowTimes(128))),
         WorkingSet(16 * MIB),
     ),
+    shards=(ProbedShard("narrow1", Passes(0.3, None)),),
     seconds=4.5,
     measured_at=7.0,
 )
@@ -72,8 +76,8 @@ def unfrozen() -> None:
 
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """One round over two working sets, which ends by itself."""
-    monkeypatch.setattr(probing, "SET_BYTES", (MIB // 2, 4 * MIB))
-    monkeypatch.setattr(probing, "_ROUNDS", 1)
+    monkeypatch.setattr(probing_memory, "SET_BYTES", (MIB // 2, 4 * MIB))
+    monkeypatch.setattr(probing_memory, "_ROUNDS", 1)
 
 
 # --- probing ------------------------------------------------------------------------------------
@@ -93,18 +97,36 @@ def test_a_core_is_probed_in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert [each.size_bytes for each in found.working_sets] == [MIB // 2, 4 * MIB]
     for each in found.working_sets:
         assert each.copy_gb_s is not None
-        assert [row.row_bytes for row in each.rows] == list(probing.ROW_BYTES)
+        assert [row.row_bytes for row in each.rows] == list(probing_memory.ROW_BYTES)
     assert found.working_sets[1].rows[-1].ns.backward is not None
+    assert {each.name for each in found.shards} == set(PROBE_SHARDS)
+    for shard in found.shards:
+        assert None not in (shard.ms.forward, shard.ms.backward)
     save_probe(found, tmp_path / "probe.json")
     assert load_probe(tmp_path / "probe.json") == found
+
+
+def test_shards_of_a_probe_are_small() -> None:
+    """Memory that is new to a process takes up to 20 us a page on a virtual machine."""
+    shards = [of.shard for of in PROBE_SHARDS.values()]
+    pieces = [piece for shard in shards for piece in shard.pieces]
+    assert sum(4 * piece.table.rows * piece.width for piece in pieces) < 160 * MIB
+    digests = {(of.shard.digest, of.batch_size) for of in PROBE_SHARDS.values()}
+    assert len(digests) == len(PROBE_SHARDS)
+
+
+def test_a_probe_from_before_there_were_shards_is_read() -> None:
+    document = PROBE.to_json()
+    del document["shards"]
+    assert MachineProbe.from_json(document) == replace(PROBE, shards=())
 
 
 def test_what_there_was_no_time_for_is_missing() -> None:
     found = probe_here(seconds=1e-6)
     assert replace(found.operator, updates=()) == OperatorPrices()
     assert {update.ns for update in found.operator.updates} == {None}
-    assert found.reference_level is None
-    assert len(found.working_sets) == len(probing.SET_BYTES)
+    assert (found.reference_level, found.shards) == (None, ())
+    assert len(found.working_sets) == len(probing_memory.SET_BYTES)
     for each in found.working_sets:
         assert (each.copy_gb_s, each.latency_ns) == (None, None)
         assert {row.ns for row in each.rows} == {Passes()}
@@ -114,15 +136,15 @@ def test_what_there_was_no_time_for_is_missing() -> None:
 def test_time_that_ends_a_round_leaves_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch)
     visited: list[int] = []
-    visit = probing._Probe._visit
+    visit = probing_memory.MemoryProbe._visit
 
-    def until_second(probe: probing._Probe, size: int) -> None:
+    def until_second(probe: probing_memory.MemoryProbe, size: int) -> None:
         if visited:
             probe._deadline = 0.0
         visited.append(size)
         visit(probe, size)
 
-    monkeypatch.setattr(probing._Probe, "_visit", until_second)
+    monkeypatch.setattr(probing_memory.MemoryProbe, "_visit", until_second)
     first, second = probe_here(seconds=600.0).working_sets
     assert visited == [first.size_bytes, second.size_bytes]
     assert first.copy_gb_s is not None
@@ -137,24 +159,26 @@ def test_it_takes_at_most_a_quarter_of_the_free_memory(free_bytes: int) -> None:
         assert free_bytes < 400 * MIB
     else:
         assert 4 * (sizes[-1] + 80 * MIB) <= free_bytes
-        assert sizes == list(probing.SET_BYTES[: len(sizes)])
+        assert sizes == list(probing_memory.SET_BYTES[: len(sizes)])
 
 
 def test_large_sets_are_missing_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch)
     free = 4 * (MIB + probing._OWN_BYTES)
     monkeypatch.setattr(CpuBackend, "probe_memory_bytes", lambda backend: free)
-    first, second = probe_here(seconds=600.0).working_sets
+    found = probe_here(seconds=600.0)
+    first, second = found.working_sets
     assert first.copy_gb_s is not None
     assert second.copy_gb_s is None
+    assert found.shards == ()
     monkeypatch.setattr(CpuBackend, "probe_memory_bytes", lambda backend: 100 * MIB)
     with pytest.raises(ProbeError, match=r"needs 386.000 MiB .* there are 100.000 MiB"):
         probe_here()
 
 
 def test_rows_of_a_pass_are_distinct_and_others_in_each_turn() -> None:
-    probe = probing._Probe.__new__(probing._Probe)
-    probe._order, probe._orders = torch.randperm(probing._ORDER), {}
+    probe = probing_memory.MemoryProbe.__new__(probing_memory.MemoryProbe)
+    probe._order, probe._orders = torch.randperm(probing_memory._ORDER), {}
     for rows, count in ((256, 256), (2**14, 2**12), (2**22, 2**16)):
         passes = [probe._random_rows(rows, count, turn) for turn in range(3)]
         for each in passes:

@@ -1,0 +1,74 @@
+"""Times the shards of a `MachineProbe` as a pool measures shards: eight by turns, cache cleared."""
+
+import gc
+import time
+from collections.abc import Sequence
+
+from autoshard.benchmark.backends.base import DeviceBackend, TimedOperator
+from autoshard.benchmark.embedding_op import EmbeddingOp
+from autoshard.benchmark.measurement import MeasureSettings, ReferenceLevel, Timing, TimingOptions
+from autoshard.benchmark.probe import Passes, ProbedShard
+from autoshard.benchmark.probe_shards import PROBE_SHARDS
+from autoshard.benchmark.timing import time_interleaved
+
+_GROUPS = 2
+_MIN_ITERATIONS = 3
+_OPTIONS = TimingOptions(precision=0.0, max_iterations=24)  # or until the time is up
+
+
+def probe_shards(
+    backend: DeviceBackend,
+    references: Sequence[TimedOperator],
+    free_bytes: int,
+    deadline: float,
+) -> tuple[tuple[ProbedShard, ...], ReferenceLevel | None]:
+    """Times `PROBE_SHARDS`; those for which there is no time or memory are left out.
+
+    Args:
+        backend: The device.
+        references: The device's reference operators.
+        free_bytes: Memory that the shards of a group may take together.
+        deadline: End of the time, by `time.monotonic`.
+
+    Returns:
+        The shards, and the reference level of their costs.
+    """
+    watch = backend.stopwatch(references=references)
+    names, timings = list(PROBE_SHARDS), dict[str, Timing]()
+    for group in range(_GROUPS):
+        started = time.monotonic()
+        # Every other one, so that each group has heavy and light shards, as in a pool.
+        chosen = _that_fit(names[group::_GROUPS], free_bytes)
+        end = started + (deadline - started) / (_GROUPS - group)
+        operators = [
+            EmbeddingOp(PROBE_SHARDS[name].shard, MeasureSettings(PROBE_SHARDS[name].batch_size),
+                        backend)
+            for name in chosen
+        ]  # fmt: skip
+        if not chosen or time.monotonic() > end:
+            break
+        subjects = [TimedOperator(each.forward, each.gradient) for each in operators]
+        found = time_interleaved(subjects, watch, [_OPTIONS] * len(chosen), end)
+        timings.update(zip(chosen, found, strict=True))
+        del operators, subjects
+        gc.collect()  # modules are cycles
+    counted = {name: t for name, t in timings.items() if t.iterations >= _MIN_ITERATIONS}
+    levels = [t.reference_level for t in counted.values() if t.reference_level is not None]
+    level = ReferenceLevel.typical(levels) if levels else None
+    shards = []
+    for name, uncertain in counted.items():
+        timing = uncertain.normalized_to(level)
+        shards.append(ProbedShard(name, Passes(timing.forward_ms, timing.backward_ms)))
+    return tuple(shards), level
+
+
+def _that_fit(names: Sequence[str], free_bytes: int) -> list[str]:
+    """Returns the first shards that fit into memory together."""
+    chosen: list[str] = []
+    for name in names:
+        shard, batch_size = PROBE_SHARDS[name]
+        free_bytes -= MeasureSettings(batch_size).needed_bytes(shard)
+        if free_bytes < 0:
+            break
+        chosen.append(name)
+    return chosen
