@@ -3,7 +3,8 @@
 May import `benchmark` and `workload`. Exports the model (`CostModel`: a `ComputeCostModel` and
 links), the oracle over it (`EstimatedCosts`), corrections by measured tables (`TableResiduals`),
 step time under uncertainty (`StepPredictor`), explanations (`slowest_by_phase`), training data
-(`CostDataset`) and checkpoints. The module `placement_state` prices plans that are being built.
+(`CostDataset`), checkpoints, and models of other machines (`Machines`, `on_machine`). The module
+`placement_state` prices plans that are being built.
 """
 
 from typing import TYPE_CHECKING
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from autoshard.cost_model.compute import ComputeCostModel, Prices, Uncertainty
     from autoshard.cost_model.dataset import CostDataset, DataError, Selection, read_costs, split
     from autoshard.cost_model.explanation import PhaseCost, PieceCost, slowest_by_phase
+    from autoshard.cost_model.machines import Machines
     from autoshard.cost_model.model import CostModel, Provenance
     from autoshard.cost_model.oracle import EstimatedCosts, OutsideTraining
+    from autoshard.cost_model.probed_machine import on_machine
     from autoshard.cost_model.step_prediction import StepPrediction, StepPredictor
     from autoshard.cost_model.table_residuals import TableResiduals
 else:
@@ -34,6 +37,7 @@ __all__ = [
     "CostModel",
     "DataError",
     "EstimatedCosts",
+    "Machines",
     "OtherHardware",
     "OutsideTraining",
     "PhaseCost",
@@ -46,6 +50,7 @@ __all__ = [
     "TableResiduals",
     "Uncertainty",
     "load_model",
+    "on_machine",
     "read_costs",
     "save_model",
     "slowest_by_phase",

@@ -1,8 +1,8 @@
 """Few-shot calibration of a cost model to another machine, batch size or type of weights.
 
-These change what each kind of work costs and how shards fuse, and hardly what makes tables differ.
-So only the prices of work and the fusion layers are trained, from a few dozen shards, with a
-penalty on their distance from the original weights.
+A model that knows several machines keeps its networks: effects of this machine are fitted (see
+`machines`). One that does not is changed where machines differ most, in the prices of work and the
+fusion layers, with a penalty on their distance from the original weights.
 """
 
 from dataclasses import replace
@@ -13,6 +13,7 @@ from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.compute_training import Examples, with_fitted_uncertainty
 from autoshard.cost_model.dataset import CostDataset, DataError
 from autoshard.cost_model.ensemble import Ensemble
+from autoshard.cost_model.machine_fitting import fitted_to
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.training import TrainOptions, fit, relative_error, relative_loss
 
@@ -27,7 +28,8 @@ _OPTIONS = TrainOptions(steps=200, learning_rate=0.03, weight_decay=0.0, patienc
 def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) -> CostModel:
     """Returns the model adapted to the operator, hardware and batch size of a few measured shards.
 
-    Uncertainty is fitted by five-fold cross-validation. Links are dropped if the hardware differs.
+    Uncertainty is fitted by five-fold cross-validation; on other hardware it is that on machines
+    left out of training, if that is larger. Links are dropped if the hardware differs.
 
     Args:
         model: Model to adapt.
@@ -43,19 +45,28 @@ def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) ->
     for fold in range(_FOLDS):
         kept = data.subset([n for n in numbers if n % _FOLDS != fold])
         held_out = data.subset([n for n in numbers if n % _FOLDS == fold])
-        trials.append((adapted(model.compute, kept, extend_range), held_out))
-    compute = with_fitted_uncertainty(trials, adapted(model.compute, data, extend_range))
+        trials.append((adapted(model, kept, extend_range), held_out))
+    compute = with_fitted_uncertainty(trials, adapted(model, data, extend_range))
     same = data.hardware == model.provenance.hardware
-    return CostModel(compute, Provenance.of(data), model.links if same else {})
+    if model.machines is not None and not same:
+        # These shards are of one family of tables; on others, networks err as on other machines.
+        known = (compute.uncertainty, model.machines.mean.uncertainty)
+        compute = replace(compute, uncertainty=max(known, key=lambda each: each.noise))
+    links = model.links if same else {}
+    return CostModel(compute, Provenance.of(data), links, model.machines)
 
 
-def adapted(
-    model: ComputeCostModel, data: CostDataset, extend_range: bool = True
-) -> ComputeCostModel:
-    """Returns the model with prices and fusion fitted to these shards."""
+def adapted(model: CostModel, data: CostDataset, extend_range: bool = True) -> ComputeCostModel:
+    """Returns the networks that are fitted to these shards."""
     examples = Examples.of(data)
+    base = model.compute if model.machines is None else model.machines.mean
     if extend_range:
-        model = model.with_input_range(examples.inputs)
+        base = base.with_input_range(examples.inputs)
+    return _with_prices(base, examples) if model.machines is None else fitted_to(base, examples)
+
+
+def _with_prices(model: ComputeCostModel, examples: Examples) -> ComputeCostModel:
+    """Returns the model with prices and fusion fitted to these shards."""
     before = {name: weight.clone() for name, weight in model.ensemble.weights.items()}
 
     def loss(learner: Ensemble) -> torch.Tensor:

@@ -22,6 +22,7 @@ from autoshard.benchmark.backends import fingerprint_here
 from autoshard.cost_model import network, older_formats
 from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.ensemble import Ensemble
+from autoshard.cost_model.machines import EFFECTS, Machines, TaughtMachine
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.network import InputScale, NetworkShape, ShardNetwork
 from autoshard.workload import Link, OperatorOptions, UserError, documents
@@ -31,7 +32,8 @@ PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
 # Keys of files and fields of `ResidualPrior`.
 _PRIOR_FIELDS = {"own": "own", "alike": "shared", "doubt": "extrapolation", "rest": "rest"}
-_PREFIX = "compute."
+_NETWORKS, _SCALE = "compute.", "scale."
+_MACHINES, _EFFECTS = "machines.", "machines.effects."
 
 
 class OtherHardware(UserWarning):
@@ -59,7 +61,7 @@ def save_model(model: CostModel, folder: Path | str, force: bool = False) -> Non
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        (partial / _WEIGHTS).write_bytes(save(_tensors(model.compute)))
+        (partial / _WEIGHTS).write_bytes(save(_tensors(model)))
         documents.write(partial / _DOCUMENT, MODEL_SCHEMA.stamp(_description(model)))
         if target.exists():
             target.rename(old)
@@ -116,24 +118,50 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(f"{_WEIGHTS} beside it is missing or damaged ({reason})") from error
 
 
-def _tensors(compute: ComputeCostModel) -> dict[str, Tensor]:
-    tensors = {f"{_PREFIX}{name}": w for name, w in compute.ensemble.weights.items()}
-    tensors |= {f"scale.{name}": value for name, value in compute.scale._asdict().items()}
-    return {name: value.detach().contiguous() for name, value in tensors.items()}
+def _tensors(model: CostModel) -> dict[str, Tensor]:
+    tensors = _tensors_of(model.compute)
+    if model.machines is not None:
+        shared = _tensors_of(model.machines.mean)
+        tensors |= {f"{_MACHINES}{name}": tensor for name, tensor in shared.items()}
+        tensors |= {f"{_EFFECTS}{name}": each for name, each in model.machines.effects.items()}
+    # Copies, for networks of one machine may share weights with those of all.
+    return {name: value.detach().clone().contiguous() for name, value in tensors.items()}
+
+
+def _tensors_of(compute: ComputeCostModel) -> dict[str, Tensor]:
+    tensors = {f"{_NETWORKS}{name}": w for name, w in compute.ensemble.weights.items()}
+    return tensors | {f"{_SCALE}{name}": value for name, value in compute.scale._asdict().items()}
 
 
 def _description(model: CostModel) -> dict[str, Any]:
-    prior, trained_on = model.compute.prior, asdict(model.provenance)
+    trained_on = asdict(model.provenance)
     trained_on["quiet"] = trained_on.pop("reference_level")  # as files have always called it
     trained_on["operator"] = model.provenance.operator.to_json()
+    machines: dict[str, Any] = {}
+    if model.machines is not None:
+        taught = [
+            {
+                "hardware": each.hardware,
+                "quiet": each.reference_level and vars(each.reference_level),
+            }
+            for each in model.machines.taught
+        ]
+        machines = {"machines": {**_description_of(model.machines.mean), "taught": taught}}
     return {
         "inputs": list(network.INPUTS),
         "terms": list(network.TERMS),
-        "shape": asdict(model.compute.shape),
+        **_description_of(model.compute),
         "links": {ranks: asdict(link) for ranks, link in model.links.items()},
-        "uncertainty": asdict(model.compute.uncertainty),
-        "factors": {key: getattr(prior, name) for key, name in _PRIOR_FIELDS.items()},
         "trained_on": trained_on,
+        **machines,
+    }
+
+
+def _description_of(compute: ComputeCostModel) -> dict[str, Any]:
+    return {
+        "shape": asdict(compute.shape),
+        "uncertainty": asdict(compute.uncertainty),
+        "factors": {key: getattr(compute.prior, name) for key, name in _PRIOR_FIELDS.items()},
     }
 
 
@@ -144,28 +172,56 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
             raise CheckpointError(
                 f"its {part} differ from those of this version of autoshard: train it again"
             )
+    fields = dict(document["trained_on"])
+    fields["operator"] = OperatorOptions(**fields["operator"])
+    fields["batch_sizes"] = tuple(fields["batch_sizes"])
+    fields["reference_level"] = _level(fields.pop("quiet"))
+    return CostModel(
+        _compute(document, tensors),
+        Provenance(**fields),
+        {int(ranks): Link(**link) for ranks, link in document["links"].items()},
+        _machines(document["machines"], _under(_MACHINES, tensors)),
+    )
+
+
+def _compute(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ComputeCostModel:
     shape = NetworkShape(**document["shape"])
-    scale = InputScale(*(tensors[f"scale.{name}"] for name in InputScale._fields))
+    scale = InputScale(*(tensors[f"{_SCALE}{name}"] for name in InputScale._fields))
     example = ShardNetwork(shape, scale)
-    compute = ComputeCostModel(
+    return ComputeCostModel(
         shape,
         scale,
         Ensemble(example, _checked(tensors, example)),
         Uncertainty(**document["uncertainty"]),
         ResidualPrior(**{_PRIOR_FIELDS[key]: value for key, value in document["factors"].items()}),
     )
-    fields = dict(document["trained_on"])
-    fields["operator"] = OperatorOptions(**fields["operator"])
-    fields["batch_sizes"] = tuple(fields["batch_sizes"])
-    level = fields.pop("quiet")
-    fields["reference_level"] = ReferenceLevel(**level) if level else None
-    links = {int(ranks): Link(**link) for ranks, link in document["links"].items()}
-    return CostModel(compute, Provenance(**fields), links)
+
+
+def _machines(document: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> Machines | None:
+    if document is None:
+        return None
+    taught = tuple(
+        TaughtMachine(each["hardware"], _level(each["quiet"])) for each in document["taught"]
+    )
+    mean = _compute(document, tensors)
+    effects = _under(_EFFECTS.removeprefix(_MACHINES), tensors)
+    shapes = {name: (len(taught), *mean.ensemble.weights[name].shape) for name in EFFECTS}
+    if {name: tuple(effect.shape) for name, effect in effects.items()} != shapes:
+        raise CheckpointError(f"{_WEIGHTS} beside it is damaged: effects of machines differ")
+    return Machines(mean, taught, effects)
+
+
+def _level(fields: Mapping[str, Any] | None) -> ReferenceLevel | None:
+    return ReferenceLevel(**fields) if fields else None
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): w for n, w in tensors.items() if n.startswith(prefix)}
 
 
 def _checked(tensors: Mapping[str, Tensor], example: torch.nn.Module) -> dict[str, Tensor]:
     """Returns the stacked weights; CheckpointError unless their shapes are those of `example`."""
-    found = {n.removeprefix(_PREFIX): w for n, w in tensors.items() if n.startswith(_PREFIX)}
+    found = _under(_NETWORKS, tensors)
     wanted = {name: tuple(weight.shape) for name, weight in example.named_parameters()}
     if {name: tuple(weight.shape[1:]) for name, weight in found.items()} != wanted:
         raise CheckpointError(f"{_WEIGHTS} beside it is damaged: weights are missing or differ")

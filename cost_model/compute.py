@@ -95,6 +95,10 @@ class ComputeCostModel:
     def _fusion(self) -> State:
         return self.ensemble.weights_of("fusion")
 
+    def with_ensemble(self, ensemble: Ensemble) -> "ComputeCostModel":
+        """Returns the model with other weights."""
+        return replace(self, ensemble=ensemble)
+
     def with_input_range(self, inputs: Tensor) -> "ComputeCostModel":
         """Returns the model with its in-distribution range extended to these inputs."""
         low = torch.minimum(self.scale.low, inputs.amin(0))

@@ -93,7 +93,7 @@ def train_compute(
     shape = options.shape
     scale = InputScale.of(examples.inputs)
     fresh = Ensemble.fresh(lambda: ShardNetwork(shape, scale), options.members, seed)
-    fresh = _with_prices(fresh, examples, scale)
+    fresh = with_initial_prices(fresh, examples, scale)
     shares = member_shares(len(training), options.members, seed) * examples.weights
     ensemble, curves = fit(
         fresh,
@@ -180,7 +180,7 @@ def _conformal(widths: Floats, share: float) -> float:
     return float(np.quantile(widths, rank))
 
 
-def _with_prices(ensemble: Ensemble, examples: Examples, scale: InputScale) -> Ensemble:
+def with_initial_prices(ensemble: Ensemble, examples: Examples, scale: InputScale) -> Ensemble:
     """Returns the ensemble with initial prices by which work alone explains the costs best."""
     work = examples.memberships.sums(scale.priced_work(examples.inputs)).numpy()
     terms = np.concatenate([np.ones((len(work), 1)), work], axis=1).astype(np.float64)

@@ -56,7 +56,7 @@ class MeasuredKnowledge:
         devices, self._make = pool.devices(), pool.make()
         self._free_bytes = min(device.memory_bytes for device in devices)
         self.devices = len(devices)
-        self._foreign = self._make[0] != model.provenance.hardware
+        self._foreign = self._make[0] != model.provenance.hardware or model.probe is not None
         self._calibrated: tuple[int, CostModel] | None = None
 
     @cached_property

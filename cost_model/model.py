@@ -1,11 +1,12 @@
 """`CostModel`: a compute model, links, and their provenance."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from autoshard.benchmark import ReferenceLevel
+from autoshard.benchmark import MachineProbe, ReferenceLevel
 from autoshard.cost_model.compute import ComputeCostModel
+from autoshard.cost_model.machines import Machines
 from autoshard.workload import Link, OperatorOptions
 
 if TYPE_CHECKING:
@@ -49,11 +50,26 @@ class CostModel:
         compute: Prices shards.
         provenance: What the model was trained on.
         links: Links fitted to measured all-to-alls by number of ranks; empty if none were measured.
+        machines: Networks of several machines, from which those of another one are made.
+        probe: Probe of the machine that `compute` is for, if that is all that is known of it.
     """
 
     compute: ComputeCostModel
     provenance: Provenance
     links: Mapping[int, Link] = field(default_factory=dict)
+    machines: Machines | None = None
+    probe: MachineProbe | None = None
+
+    def on_hardware(self, hardware: str) -> "CostModel | None":
+        """Returns the model for hardware that it was taught on; None for any other."""
+        if hardware == self.provenance.hardware:
+            return self
+        number = None if self.machines is None else self.machines.find(hardware)
+        if self.machines is None or number is None:
+            return None
+        level = self.machines.taught[number].reference_level
+        known = replace(self.provenance, hardware=hardware, reference_level=level)
+        return replace(self, compute=self.machines.of(number), provenance=known)
 
     def hardware_mismatch(self, hardware: str) -> str | None:
         """Returns a one-line warning if the hardware differs from the model's; else None."""

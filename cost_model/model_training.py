@@ -9,6 +9,7 @@ from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.dataset import MIN_SHARDS, CostDataset, split
 from autoshard.cost_model.evaluation import Evaluation, evaluate
 from autoshard.cost_model.link_fit import fit_links
+from autoshard.cost_model.machine_design import most_telling
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.training import Curves, Progress, TrainOptions
 
@@ -39,6 +40,8 @@ def calibrate_model(
 ) -> tuple[CostModel, int, tuple[Evaluation, Evaluation] | None]:
     """Calibrates a saved model with at most `MAX_CALIBRATION_SHARDS` of the part `train`.
 
+    If the model knows several machines, these are the shards that tell most about another one.
+
     Returns:
         The model, the number of shards, and evaluations before and after on the dataset's test
         tables; None if there are too few of them.
@@ -47,9 +50,16 @@ def calibrate_model(
         warnings.simplefilter("ignore", OtherHardware)  # which is why it is calibrated
         before = load_model(source)
     parts = split(data, must_be_full=False)
-    few = parts["train"].subset(range(min(MAX_CALIBRATION_SHARDS, len(parts["train"]))))
+    few = _to_calibrate_with(before, parts["train"])
     model = calibrate(before, few)
     if len(parts["test"]) < MIN_SHARDS:
         return model, len(few), None
     old, new = (evaluate(each.compute, few, parts["test"]) for each in (before, model))
     return model, len(few), (old, new)
+
+
+def _to_calibrate_with(model: CostModel, data: CostDataset) -> CostDataset:
+    count = min(MAX_CALIBRATION_SHARDS, len(data))
+    if model.machines is None:
+        return data.subset(range(count))
+    return data.subset(most_telling(model.machines.mean, data, data, count))

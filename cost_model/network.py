@@ -8,6 +8,7 @@ A table's cost is a sum of work terms with positive prices, times a learned corr
 are within 10 % of measurements on unseen tables; the networks learn the rest.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,6 +42,11 @@ TERMS: dict[str, dict[str, float]] = {
 # another path), and, in addition to either, for weights of lookups.
 KINDS = ("one", "several", "weights")
 _LOG_FEATURES, _WEIGHTED = (INPUTS.index(name) for name in LATER_INPUTS)
+_LOG_DISTINCT_ROWS = INPUTS.index("log_distinct_rows")
+# Inputs by which the speed of one machine may rise or fall beside that of another.
+TILTING = ("log_dim", "log_rows", "log_lookups", "log_distinct_rows", "log_batch_size")
+_TILTING = [INPUTS.index(name) for name in TILTING]
+USUAL_UPDATE_NS = 80.0  # between that of processors with and without a suitable kernel
 MIN_LOG_PRICE = -12.0
 _REACH = 1.0  # deviations outside of the training data up to which networks extrapolate
 _MIN_UNIT = 0.25  # deviation of an input in `excess`: else an empty reuse bin would decide
@@ -55,11 +61,13 @@ class NetworkShape:
         hidden: Width of the layers over tables.
         fusion: Width of the layers over shards.
         learned: Number of learned amounts of a table.
+        effects: Whether the network has effects of machines (see `TableNetwork`).
     """
 
     hidden: int = 32
     fusion: int = 32
     learned: int = 8
+    effects: bool = False
 
     @property
     def count(self) -> int:
@@ -68,11 +76,16 @@ class NetworkShape:
 
     @property
     def uncertainty(self) -> int:
-        """Index of the amount for uncertainty, on which no cost depends; it is the last one.
+        """Index of the amount for uncertainty, on which no cost depends.
 
         It is the table's milliseconds times its deviations outside of the training data.
         """
         return self.count + 1
+
+    @property
+    def amounts(self) -> int:
+        """Number of amounts of a table."""
+        return self.uncertainty + 1 + self.effects
 
 
 # Minimum deviations of inputs, so that inputs that hardly vary count little.
@@ -113,7 +126,13 @@ _EXPONENTS = torch.tensor([[powers.get(name, 0.0) for name in INPUTS] for powers
 
 
 class TableNetwork(nn.Module):
-    """Maps inputs of tables [..., inputs] to their amounts [..., amounts]."""
+    """Maps inputs of tables [..., inputs] to their amounts [..., amounts].
+
+    With effects of machines, `tilts` scale the forward and backward time of a table by the
+    exponential of a linear function of some inputs. And each distinct row of a table of one or of
+    several features takes exp(`log_update_ns`) more in the backward pass: kernels of optimizers
+    suit some processors and not others.
+    """
 
     def __init__(self, shape: NetworkShape, scale: InputScale) -> None:
         super().__init__()
@@ -127,20 +146,41 @@ class TableNetwork(nn.Module):
             nn.Linear(shape.hidden, DIRECTIONS + shape.learned),
         )
         _initialise_near_zero(self.curved)
+        self.effects = shape.effects
+        if shape.effects:
+            self.tilts = nn.Parameter(torch.zeros(DIRECTIONS, 1 + len(TILTING)))
+            self.log_update_ns = nn.Parameter(torch.full((2,), math.log(USUAL_UPDATE_NS)))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Returns amounts: forward and backward ms, work, learned, count, uncertainty."""
+        """Returns amounts: forward and backward ms, work, learned, count, uncertainty, update.
+
+        The ms of the update are there with effects of machines alone; backward ms contain them.
+        """
         scale = self.scale
         low, high = scale.low - _REACH * scale.deviation, scale.high + _REACH * scale.deviation
         outputs = self.curved((inputs.clamp(low, high) - scale.mean) / scale.deviation)
         work = scale.work(inputs)
         priced_ms = functional.linear(scale.priced_work(inputs), self.log_prices.exp())
         table_ms = priced_ms * outputs[..., :DIRECTIONS].exp()
+        update: list[Tensor] = []
+        if self.effects:
+            near = (inputs.clamp(scale.low, scale.high) - scale.mean) / scale.deviation
+            level, slopes = self.tilts[:, 0], self.tilts[:, 1:]
+            table_ms = table_ms * (functional.linear(near[..., _TILTING], slopes) + level).exp()
+            update = [self._update_ms(inputs)]
+            table_ms = table_ms + functional.pad(update[0], (1, 0))
         learned = functional.softplus(outputs[..., DIRECTIONS:])
         count = torch.ones_like(work[..., :1])
         excess = scale.excess(inputs).amax(-1, keepdim=True)
         uncertainty = table_ms.sum(-1, keepdim=True) * excess
-        return torch.cat([table_ms, work, learned, count, uncertainty], dim=-1)
+        return torch.cat([table_ms, work, learned, count, uncertainty, *update], dim=-1)
+
+    def _update_ms(self, inputs: Tensor) -> Tensor:
+        """Returns the milliseconds of updates that effects add, shape [..., 1]."""
+        several = (inputs[..., _LOG_FEATURES, None] > 0).to(inputs.dtype)
+        one_ns, several_ns = self.log_update_ns.exp()
+        row_ms: Tensor = (one_ns + several * (several_ns - one_ns)) * 1e-6
+        return torch.expm1(inputs[..., _LOG_DISTINCT_ROWS, None]) * row_ms
 
 
 class FusionNetwork(nn.Module):
@@ -170,27 +210,25 @@ def fused(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     Weights may be stacked, with members as first dimension of both. For a few shards this is three
     times as fast as vmap over the networks.
     """
-    unfused_ms, log_factor = _fused(sums, weights)
-    return (unfused_ms.log() + log_factor).mT
+    return fused_ms(sums, weights).log().mT
 
 
 def fused_ms(sums: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
     """Returns milliseconds [..., 2, shards]; arguments are those of `fused`.
 
-    Shards come last because operations on long rows take half the time.
+    Shards come last because operations on long rows take half the time. Updates that effects of
+    machines add are work of the processor alone, on which the factor of fusion does not act.
     """
-    unfused_ms, log_factor = _fused(sums, weights)
-    return unfused_ms * log_factor.exp_()
-
-
-def _fused(sums: Tensor, weights: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns ms without fusion, and the log of the fusion factor, each [..., 2, shards]."""
     num_inputs = weights["factor.0.weight"].shape[-1]
     start_ms = weights["log_start"].exp().unsqueeze(-1)
     unfused_ms = (sums[..., :DIRECTIONS].mT + start_ms).clamp_min(_FLOOR)
     # The logarithm of all amounts, also unused ones, runs over one stretch of memory.
     logs = sums.clamp_min(_FLOOR).log()[..., :num_inputs].mT
-    return unfused_ms, _linear(_linear(logs, weights, "factor.0").relu_(), weights, "factor.2")
+    factor = _linear(_linear(logs, weights, "factor.0").relu_(), weights, "factor.2").exp()
+    if sums.shape[-1] == num_inputs + 1:  # the last amount is the uncertainty
+        return unfused_ms * factor
+    update_ms = functional.pad(sums[..., -1:].mT, (0, 0, 1, 0))
+    return unfused_ms * factor + update_ms * (1 - factor)
 
 
 def _linear(inputs: Tensor, weights: Mapping[str, Tensor], layer: str) -> Tensor:

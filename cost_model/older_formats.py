@@ -38,6 +38,7 @@ def updated(
         "inputs": inputs,
         "factors": document.get("factors", {}),  # by default those of `ResidualPrior`
         "trained_on": _with_level(document["trained_on"]),
+        "machines": document.get("machines"),
         "links": document["links"] if "links" in document else _links(document, tensors),
     }, dict(tensors)
 

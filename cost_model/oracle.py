@@ -57,7 +57,7 @@ class EstimatedCosts:
         self._rows = PieceRows()
         self._met: set[tuple[str, int]] = set()  # tables, by what they look up and their dim
         shape = model.compute.shape
-        self._amounts = torch.empty(0, model.compute.ensemble.members, shape.uncertainty + 1)
+        self._amounts = torch.empty(0, model.compute.ensemble.members, shape.amounts)
 
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
         """Returns the estimated cost of each shard, with its relative 95 % half width."""

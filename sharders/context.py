@@ -11,9 +11,8 @@ from autoshard.cost_model import (
     EstimatedCosts,
     OutsideTraining,
     TableResiduals,
-    load_model,
 )
-from autoshard.sharders.policy_files import SHIPPED, Policy, cost_model_beside, load_policy
+from autoshard.sharders.policy_files import SHIPPED, Policy, load_policy
 from autoshard.workload import EmbeddingTable
 
 if TYPE_CHECKING:
@@ -53,22 +52,20 @@ def open_context(
     needs: frozenset[str],
     tables: Sequence[EmbeddingTable],
     batch_size: int,
+    model: CostModel,
     policy: Path = SHIPPED,
-    cost_model: Path | None = None,
     store: Path | None = None,
 ) -> SharderContext:
-    """Loads the cost model, and the policy if it is needed.
+    """Returns what sharders need, with the policy if that is needed.
 
     Args:
         needs: Requirements of the sharders, from `needs_of`.
         tables: Tables that are to be sharded.
         batch_size: Samples of a batch, of all ranks together.
+        model: Cost model.
         policy: Folder of a policy, or the name of a shipped one.
-        cost_model: Folder of a cost model, or the name of a shipped one; by default the one in the
-            policy's folder, else the shipped one.
         store: File of measurements, which correct the costs of the tables.
     """
-    model = load_model(cost_model or cost_model_beside(policy))
     return SharderContext(
         open_oracle(model, batch_size, tables, store),
         load_policy(policy) if "policy" in needs else None,

@@ -86,7 +86,7 @@ class OnlineCostModel:
             batch_sizes=tuple(sorted({*base.batch_sizes, batch_size})),
             num_shards=base.num_shards + len(measured),
         )
-        compute = adapted(self._base.compute, data)
+        compute = adapted(self._base, data)
         self._model = replace(self._base, compute=compute, provenance=provenance)
         return Update(self._model, len(new), error)
 

@@ -28,6 +28,8 @@ from autoshard.cost_model.evaluation import evaluate
 from autoshard.cost_model.network import INPUTS, LATER_INPUTS, TERMS
 from autoshard.workload import EmbeddingTable, Shard, UserError, random_shards
 
+EARLY = Path(__file__).parent / "model_0_1"  # written by version 0.1.0
+
 
 def test_a_model_comes_back_to_the_bit(
     tmp_path: Path, model: CostModel, tables: tuple[EmbeddingTable, ...]
@@ -176,11 +178,23 @@ def test_an_early_model_has_one_number_for_the_reference_level(
     assert early.compute.prior == ResidualPrior()
 
 
+@pytest.mark.filterwarnings("ignore::autoshard.cost_model.OtherHardware")
+def test_a_model_of_0_1_prices_as_it_did() -> None:
+    """The shipped model keeps its networks and its link, and knows more machines."""
+    early, shipped = (load_model(where, "any") for where in (EARLY, "cpu"))
+    assert (early.links, early.provenance) == (shipped.links, shipped.provenance)
+    for name, weight in shipped.compute.ensemble.weights.items():
+        assert early.compute.ensemble.weights[name].equal(weight)
+    assert early.machines is None
+    assert shipped.machines is not None
+    assert shipped.machines.taught[0].hardware == shipped.provenance.hardware
+
+
 @pytest.mark.parametrize("damaged", ["communication_scale", "communication.layers.2.weight"])
 def test_a_damaged_network_for_all_to_alls_is_reported_in_one_line(
     tmp_path: Path, damaged: str
 ) -> None:
-    shutil.copytree(PRETRAINED / "cpu", tmp_path / "model")  # which 0.1.0 wrote
+    shutil.copytree(EARLY, tmp_path / "model")
     path = tmp_path / "model" / "model.safetensors"
     save_file({n: t for n, t in load_file(path).items() if n != damaged}, path)
     with pytest.raises(UserError, match="its network for all-to-alls is damaged") as caught:

@@ -303,7 +303,7 @@ def test_no_plan_of_whole_tables_undercuts_the_bound(
             oracle.plan_cost(sharder.shard(task), task).step_ms
             for sharder in (make_sharder("dim"), FusedGreedySharder(oracle))
         ]
-        assert 0.8 * min(steps) < bound <= min(steps)
+        assert 0.8 * min(steps) < bound <= min(steps) * (1 + 1e-6)  # single precision
 
 
 def test_one_plan(tables: tuple[EmbeddingTable, ...]) -> None:
