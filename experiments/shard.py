@@ -11,6 +11,7 @@ from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.inputs import read_devices, read_plan
+from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import PICTURES, check_file
 from autoshard.experiments.explaining.plan_report import (
@@ -23,6 +24,7 @@ from autoshard.sharders import (
     SHARDERS,
     IncrementalSharder,
     SharderSpec,
+    cost_model_beside,
     make_sharder,
     needs_of,
     open_context,
@@ -57,7 +59,7 @@ _DROPPED = {
 
 
 @dataclass(frozen=True)
-class ShardConfig(ObjectiveOptions):
+class ShardConfig(MachineOptions, ObjectiveOptions):
     """Assign embedding tables, or column slices of them, to devices.
 
     A cost model predicts costs, so no cluster is needed. With --measure, selected shards of these
@@ -146,6 +148,7 @@ class ShardConfig(ObjectiveOptions):
                 "and --plan"
             )
         self.build_objective(self.num_devices)  # raises for wrong options
+        self.check_machine()
         check_bounds(
             self,
             at_least={"num_devices": 1, "batch_size": 1, "seed": 0, "max_moved_gb": 0},
@@ -193,8 +196,8 @@ def main(config: ShardConfig) -> None:
         frozenset() if given else needs_of([config.sharder]),
         tables,
         config.batch_size,
+        config.model_for(config.cost_model or cost_model_beside(config.policy), config.store),
         config.policy,
-        config.cost_model,
         config.store,
     )
     task = _task(config, tables, devices, stored, context.costs)

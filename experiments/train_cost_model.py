@@ -1,7 +1,10 @@
 #!/usr/bin/env python
 """Train a cost model on measured shards, or calibrate one, and test it."""
 
+import re
 import tempfile
+import warnings
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,9 +19,10 @@ from autoshard.cost_model import (
     read_costs,
     split,
 )
-from autoshard.cost_model.checkpoint import check_free, save_model
+from autoshard.cost_model.checkpoint import OtherHardware, check_free, load_model, save_model
 from autoshard.cost_model.evaluation import evaluate, evaluations_per_second
 from autoshard.cost_model.link_fit import MIN_EXCHANGES, link_error
+from autoshard.cost_model.machine_training import STAND_INS, train_and_leave_out
 from autoshard.cost_model.model_training import calibrate_model, train_model
 from autoshard.cost_model.pictures import draw_all
 from autoshard.cost_model.training import Curves, TrainOptions
@@ -34,6 +38,7 @@ from autoshard.workload.bounds import check_bounds
 from autoshard.workload.operators import Optimizer, Weights
 
 REGISTERED_AS = runs.COST_MODELS
+_MIN_MACHINES = 2
 _ROUNDS_SHARE = 0.7  # share of --seconds if there is a check as well: only rounds improve the model
 _NOISE_SHARE = 0.25  # share of the seconds after the rounds, for the measuring noise
 
@@ -64,6 +69,13 @@ class TrainConfig:
     calibrate: Path | None = None
     """Folder or name of a model to adapt to at most 50 shards of the store, in place of training.
     Excludes --rounds and --hyper."""
+    machines: tuple[Path, ...] = ()
+    """Measurements of other machines, a store or Parquet file for each, two at least. Networks of
+    all machines are trained as well: from them, plans for a machine that nobody measured are made
+    by its probe. The test leaves each machine out in turn."""
+    add_to: Path | None = None
+    """Folder or name of a model that keeps its networks: only those of --machines are trained.
+    --store holds what it was trained on."""
     batch_size: tuple[int, ...] = ()
     """Batch sizes to train on. Default: all in the store."""
     weights: Weights | None = None
@@ -94,6 +106,15 @@ class TrainConfig:
         self.hyper.check()
         if self.calibrate is not None and (self.rounds or self.hyper != TrainOptions()):
             raise UserError("--calibrate does not train: leave --rounds and --hyper out")
+        if self.calibrate is not None and self.machines:
+            raise UserError("--calibrate trains no networks of --machines: leave one of them out")
+        if self.machines and len(self.machines) < _MIN_MACHINES:
+            raise UserError(
+                f"--machines {self.machines[0]}: name measurements of {_MIN_MACHINES} other "
+                "machines at least: what differs between machines is learned from them"
+            )
+        if self.add_to is not None and (self.rounds or not self.machines):
+            raise UserError("--add-to adds networks of --machines: name these, without --rounds")
 
 
 def main(config: TrainConfig) -> None:
@@ -101,12 +122,20 @@ def main(config: TrainConfig) -> None:
     budget = Budget(config.seconds)
     config.check()
     data = _read(config)
+    machines = _read_machines(config, data)
     name = f"cost model {config.out.name}"
     with runs.tracked_run("train_cost_model", name, asdict(config), config.mlflow_uri) as run:
         if config.calibrate is not None:
             model, figures = _calibrated(config.calibrate, data)
+        elif config.add_to is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", OtherHardware)  # nothing is predicted for this one
+                model, figures = load_model(config.add_to), {}
         else:
             model, figures = _trained(config, data, run, budget)
+        if machines:
+            model, machine_figures = _with_machines(config, model, [data, *machines])
+            figures = {**figures, "machines_left_out": machine_figures}
         save_model(model, config.out, config.force)
         tags = {"hardware": data.hardware, "versions": data.versions}
         version = run.register(config.out.iterdir(), REGISTERED_AS, tags)
@@ -216,6 +245,42 @@ def _calibrated(source: Path, data: CostDataset) -> tuple[CostModel, dict[str, A
             f"was {old.score.median_error:.1%} and is {new.error_text}"
         )
     return replace(model, provenance=replace(model.provenance, figures=_numbers(figures))), figures
+
+
+def _with_machines(
+    config: TrainConfig, model: CostModel, machines: Sequence[CostDataset]
+) -> tuple[CostModel, dict[str, Any]]:
+    """Trains networks of all machines; tests them on each machine that was left out."""
+    cli.say(f"training on {len(machines)} machines, and on all but one for the test")
+    with following((len(machines) + 1) * config.hyper.steps, "steps") as step:
+        found, left_out = train_and_leave_out(machines, config.hyper, config.seed, step)
+    figures = {}
+    for each in left_out:
+        # Names of metrics in MLflow have no parentheses and commas.
+        figures[re.sub(r"[^\w .:-]", "", each.hardware)] = each.figures()
+        cli.say(f"  left out: {each.hardware}, known by {STAND_INS} shards in place of its probe")
+        cli.say(f"    {each.text()}")
+    return replace(model, machines=found), figures
+
+
+def _read_machines(config: TrainConfig, data: CostDataset) -> list[CostDataset]:
+    """Reads the measurements of other machines; UserError if one is named twice."""
+    operator, known, found = data.operator, {data.hardware}, []
+    for path in config.machines:
+        selection = Selection(operator.weights, operator.optimizer, config.batch_size)
+        machine = read_costs([path], selection)
+        kind, wanted = (each.hardware.partition(":")[0] for each in (machine, data))
+        if kind != wanted:
+            raise UserError(f"--machines {path}: is of {machine.hardware}, not of kind {wanted}")
+        if machine.hardware in known:
+            raise UserError(
+                f"--machines {path}: {machine.hardware} is named already: name other machines, "
+                "or put its files into one store"
+            )
+        split(machine)  # raises if there is too little of it
+        known.add(machine.hardware)
+        found.append(machine)
+    return found
 
 
 def _read(config: TrainConfig) -> CostDataset:

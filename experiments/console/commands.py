@@ -22,6 +22,7 @@ COMMANDS = {
     "diff": "diff_plans",
     "train-torchrec": "train_torchrec",
     "pool": "pool",
+    "probe": "probe",
     "store": "store",
     "demo": "demo",
 }

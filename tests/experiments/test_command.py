@@ -14,7 +14,7 @@ from autoshard.experiments.console.commands import COMMANDS
 from autoshard.workload import ShardingPlan, load_tables
 
 PACKAGES = ("workload", "benchmark", "cost_model", "envs", "sharders", "experiments")
-PLANNING = "--tables synthetic:12:1:small --num-devices 2 --memory-gb 1"
+PLANNING = "--no-probe --tables synthetic:12:1:small --num-devices 2 --memory-gb 1"
 # What a planning run must not wait for.
 HEAVY = ("ray", "mlflow", "matplotlib", "fbgemm_gpu", "torchrec", "pandas", "pyarrow")
 # Runs a command as the installed `autoshard` does, then prints what of `HEAVY` is loaded, and how

@@ -12,9 +12,19 @@ import pytest
 from commands import run
 from formula import measurement
 
-from autoshard.benchmark import MeasurementStore
-from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model, slowest_by_phase
+from autoshard.benchmark import MachineProbe, MeasurementStore, save_probe
+from autoshard.benchmark.hardware import cpu_fingerprint
+from autoshard.benchmark.probe import Passes, ProbedShard
+from autoshard.benchmark.probe_shards import PROBE_SHARDS
+from autoshard.cost_model import (
+    EstimatedCosts,
+    StepPredictor,
+    load_model,
+    save_model,
+    slowest_by_phase,
+)
 from autoshard.cost_model.checkpoint import OtherHardware
+from autoshard.cost_model.probed_machine import on_machine
 from autoshard.experiments import shard
 from autoshard.experiments.evaluation.measured_plan import FIRST_SEED
 from autoshard.experiments.explaining.plan_report import memory_parts, show
@@ -49,7 +59,7 @@ def config(tmp_path: Path, policy: Path) -> ShardConfig:
     """Two dozen tables on three devices."""
     return ShardConfig(
         "synthetic:24:5:small", 3, "1", out=tmp_path / "plan.json", policy=policy,
-        store=tmp_path / "costs.db",
+        store=tmp_path / "costs.db", probe=False,
     )  # fmt: skip
 
 
@@ -68,7 +78,8 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
         )
     done = run(
         "shard.py",
-        "--tables my.csv --num-devices 3 --memory-gb 0.025,0.025,0.05 --picture devices.png",
+        "--tables my.csv --num-devices 3 --memory-gb 0.025,0.025,0.05 --picture devices.png "
+        "--no-probe",
         tmp_path,
         RAY_ADDRESS="127.0.0.1:1",  # where nothing answers: a command that tried would say so
     )
@@ -303,6 +314,60 @@ def test_strange_tables_and_batches_are_told_of_in_one_line(config: ShardConfig)
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", OtherHardware)
         shard.main(config)  # which has nothing strange
+
+
+def test_a_plan_is_for_the_machine_of_a_probe(
+    config: ShardConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A machine on which a distinct row takes long to update: backward passes cost more."""
+    shards = [
+        ProbedShard(name, Passes(1.0, 40.0 if of.batch_size == 4096 else 10.0))
+        for name, of in PROBE_SHARDS.items()
+    ]
+    probe = MachineProbe("cpu: Some CPU 1.2, avx2, 8 MiB cache", "torch", shards=tuple(shards))
+    file = config.out.with_name("probe.json")
+    save_probe(probe, file)
+    for_it = replace(config, probe=True, hardware=file)
+    shard.main(for_it)
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"planned for {probe.hardware} by 17 shards of its probe: of 4 taught machines" in said
+    assert re.search(r"costs deviate by \d+%, 90% of them by less than \d+%", said)
+    plan = ShardingPlan.load(config.out)
+    task = task_of(config, 1, 1, 1)
+    plan.check(task)
+    model = on_machine(load_model("cpu"), probe)
+    cost = EstimatedCosts(model, 1024).plan_cost(plan, task)
+    assert f"{cost.devices[0].backward_ms:.2f}" in said
+    assert cost.devices[0].backward_ms > 2 * cost.devices[0].forward_ms
+    assert not config.store.exists()  # this machine was not probed
+    save_probe(replace(probe, hardware="cuda: Some GPU"), file)
+    with pytest.raises(UserError, match=r'probe.json: describes "cuda: Some GPU", but a device'):
+        shard.main(for_it)
+    with pytest.raises(UserError, match="--hardware names a probe, and --no-probe uses none"):
+        shard.main(replace(for_it, probe=False))
+
+
+def test_this_machine_is_probed_once(
+    config: ShardConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = replace(config, probe=True)
+    model = load_model("cpu")
+    assert model.machines is not None
+    names = (f"cpu: CPU {n}.1, avx2, 8 MiB cache" for n in range(9))  # this machine is none of them
+    taught = tuple(each._replace(hardware=next(names)) for each in model.machines.taught)
+    elsewhere = replace(model.provenance, hardware=taught[0].hardware)
+    machines = replace(model.machines, taught=taught)
+    save_model(replace(model, provenance=elsewhere, machines=machines), tmp_path / "model")
+    probed_at = set()
+    for _ in range(2):
+        shard.main(replace(here, cost_model=tmp_path / "model"))
+        said = " ".join(capsys.readouterr().out.split())
+        assert f"planned for {cpu_fingerprint()} by 17 shards of its probe" in said
+        with MeasurementStore(config.store) as store:
+            (probe,) = store.probes()
+        assert probe.shards
+        probed_at.add(probe.measured_at)
+    assert len(probed_at) == 1
 
 
 def test_a_store_of_other_hardware_is_left_alone_and_told_of(config: ShardConfig) -> None:

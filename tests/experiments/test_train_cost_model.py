@@ -153,6 +153,49 @@ def test_another_machine_s_costs_train_but_are_not_added_to(
     assert not (folder / "other").exists()
 
 
+@pytest.mark.filterwarnings("ignore::autoshard.cost_model.OtherHardware")
+def test_networks_of_several_machines_are_added(
+    folder: Path, many_tables: tuple[EmbeddingTable, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = []
+    for number, pace in enumerate((1.0, 2.0, 0.7)):
+        files.append(folder / f"machine{number}.db")
+        with MeasurementStore(files[-1]) as kept:
+            kept.put(
+                replace(measurement(shard, dearer=lambda table, p=pace: p), hardware=f"cpu: {pace}")
+                for shard in random_shards(many_tables, 150, 8)
+            )
+    tiny = TrainOptions(members=1, steps=25)
+    one, more = folder / "one_machine", folder / "more_machines"
+    train_cost_model.main(config(folder, files[0], out=one, hyper=tiny, check_tasks=0))
+    adding = config(folder, files[0], out=more, hyper=tiny, add_to=one, machines=tuple(files[1:]))
+    train_cost_model.main(adding)
+    said = capsys.readouterr().out
+    assert "training on 3 machines, and on all but one for the test" in said
+    assert said.count("left out: cpu: ") == 3
+    told = json.loads((folder / "figures.json").read_text())["machines_left_out"]
+    assert set(told) == {"cpu: 1.0", "cpu: 2.0", "cpu: 0.7"}
+    before, after = load_model(one), load_model(more)
+    assert before.machines is None
+    assert after.machines is not None
+    assert len(after.machines.taught) == 3
+    assert after.provenance == before.provenance
+    for name, weight in before.compute.ensemble.weights.items():
+        assert after.compute.ensemble.weights[name].equal(weight)
+    new = folder / "no_machines"
+    for changes, says in (
+        ({"machines": (files[1],)}, "name measurements of 2 other machines at least"),
+        ({"machines": (files[1], files[1])}, "cpu: 2.0 is named already"),
+        ({"machines": (files[0], files[1])}, "cpu: 1.0 is named already"),
+        ({"machines": (files[1], folder / "none.parquet")}, "none.parquet: does not exist"),
+        ({"machines": ()}, "--add-to adds networks of --machines: name these"),
+        ({"calibrate": one, "hyper": TrainOptions()}, "trains no networks of --machines"),
+    ):
+        with pytest.raises(UserError, match=says):
+            train_cost_model.main(replace(adding, out=new, **changes))  # type: ignore[arg-type]
+    assert not new.exists()
+
+
 def test_a_budget_that_is_spent_leaves_out_what_measures(
     folder: Path, store: Path, figures: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
