@@ -17,6 +17,7 @@ from bench.families import (
 )
 from bench.headroom import headroom_metrics, size_metrics
 from bench.learners import learner_metrics
+from bench.machines import machine_metrics
 from bench.measuring import collecting_metrics, measuring_metrics, yardstick_metrics
 from bench.metric import Group, GroupResult
 from bench.model import learning_metrics, prediction_metrics
@@ -47,6 +48,7 @@ GROUPS: Mapping[str, Group] = {
         "Timing on one core", lambda _: [*yardstick_metrics(), *flush_metrics()], on_ray=False
     ),
     "cost-model": Group("The cost model", lambda _: learning_metrics(), on_ray=False),
+    "machines": Group("Machines left out of training", lambda _: machine_metrics(), on_ray=False),
     "families": Group("Held-out families of tables", lambda _: family_metrics(), on_ray=False),
     "sharders": Group(
         "Speed, and tight memory", lambda _: [*speed_metrics(), *memory_metrics()], on_ray=False
