@@ -22,7 +22,7 @@ from autoshard.benchmark.backends import fingerprint_here
 from autoshard.cost_model import network, older_formats
 from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.ensemble import Ensemble
-from autoshard.cost_model.machines import EFFECTS, Machines, TaughtMachine
+from autoshard.cost_model.machines import EFFECTS, Machines, TrainingMachine
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.network import InputScale, NetworkShape, ShardNetwork
 from autoshard.workload import Link, OperatorOptions, UserError, documents
@@ -139,14 +139,11 @@ def _description(model: CostModel) -> dict[str, Any]:
     trained_on["operator"] = model.provenance.operator.to_json()
     machines: dict[str, Any] = {}
     if model.machines is not None:
-        taught = [
-            {
-                "hardware": each.hardware,
-                "quiet": each.reference_level and vars(each.reference_level),
-            }
-            for each in model.machines.taught
+        hosts = [
+            {"hardware": hardware, "quiet": None if level is None else asdict(level)}
+            for hardware, level in model.machines.trained_on
         ]
-        machines = {"machines": {**_description_of(model.machines.mean), "taught": taught}}
+        machines = {"machines": {**_description_of(model.machines.mean), "trained_on": hosts}}
     return {
         "inputs": list(network.INPUTS),
         "terms": list(network.TERMS),
@@ -200,15 +197,15 @@ def _compute(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Comp
 def _machines(document: Mapping[str, Any] | None, tensors: Mapping[str, Tensor]) -> Machines | None:
     if document is None:
         return None
-    taught = tuple(
-        TaughtMachine(each["hardware"], _level(each["quiet"])) for each in document["taught"]
+    trained_on = tuple(
+        TrainingMachine(each["hardware"], _level(each["quiet"])) for each in document["trained_on"]
     )
     mean = _compute(document, tensors)
     effects = _under(_EFFECTS.removeprefix(_MACHINES), tensors)
-    shapes = {name: (len(taught), *mean.ensemble.weights[name].shape) for name in EFFECTS}
+    shapes = {name: (len(trained_on), *mean.ensemble.weights[name].shape) for name in EFFECTS}
     if {name: tuple(effect.shape) for name, effect in effects.items()} != shapes:
         raise CheckpointError(f"{_WEIGHTS} beside it is damaged: effects of machines differ")
-    return Machines(mean, taught, effects)
+    return Machines(mean, trained_on, effects)
 
 
 def _level(fields: Mapping[str, Any] | None) -> ReferenceLevel | None:

@@ -5,8 +5,8 @@ from torch import Tensor
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.compute_training import Examples
 from autoshard.cost_model.ensemble import Ensemble
-from autoshard.cost_model.machines import EFFECTS, unlikeliness
-from autoshard.cost_model.training import TrainOptions, fit, relative_error, relative_loss
+from autoshard.cost_model.machines import EFFECTS, prior_penalty
+from autoshard.cost_model.training import TrainOptions, fit, relative_loss
 
 # Weight of the prior against the mean loss of n shards, for shards of a residual of 0.1.
 _PRIOR_WEIGHT = 3 * 0.1**2
@@ -21,10 +21,9 @@ def fitted_to(model: ComputeCostModel, examples: Examples) -> ComputeCostModel:
     def loss(learner: Ensemble) -> Tensor:
         moved = {name: learner.weights[name] - model.ensemble.weights[name] for name in EFFECTS}
         predicted = examples.log_predictions(learner)
-        return relative_loss(predicted, examples.log_costs, shares) + weight * unlikeliness(moved)
+        return relative_loss(predicted, examples.log_costs, shares) + weight * prior_penalty(moved)
 
-    def error(learner: Ensemble) -> float:
-        return relative_error(examples.log_predictions(learner), examples.log_costs)
-
-    ensemble, _ = fit(model.ensemble, loss, error, _OPTIONS, only=EFFECTS)
+    ensemble, _ = fit(
+        model.ensemble, loss, lambda learner: loss(learner).item(), _OPTIONS, only=EFFECTS
+    )
     return model.with_ensemble(ensemble)

@@ -8,6 +8,7 @@ import torch
 from scipy import optimize, stats
 from torch import Tensor
 
+from autoshard.cost_model.calibration_design import most_informative
 from autoshard.cost_model.compute import ComputeCostModel, Uncertainty
 from autoshard.cost_model.compute_training import (
     Examples,
@@ -17,16 +18,15 @@ from autoshard.cost_model.compute_training import (
 from autoshard.cost_model.dataset import CostDataset, split
 from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.inputs import Memberships
-from autoshard.cost_model.machine_design import most_telling
 from autoshard.cost_model.machine_fitting import fitted_to
 from autoshard.cost_model.machines import (
     EFFECTS,
     UPDATE,
     Effects,
     Machines,
-    TaughtMachine,
+    TrainingMachine,
     centred,
-    unlikeliness,
+    prior_penalty,
     with_effects,
 )
 from autoshard.cost_model.network import INPUTS, InputScale, ShardNetwork
@@ -39,7 +39,7 @@ from autoshard.cost_model.training import (
     relative_loss,
 )
 
-STAND_INS = 12  # shards in place of those of a probe, on machines that were measured before probes
+KNOWN_SHARDS = 12  # of a machine left out, in place of a probe's, which older hosts lack
 _PREFIX = "machines."  # of weights of the ensemble while it is trained
 _EXPLAINING = ("log_features", "log_distinct_rows", "log_lookups", "log_looked_up_bytes")
 _LEAST_UPDATE_NS = 5.0
@@ -89,7 +89,7 @@ def train_machines(
             own = _effects(learner, number)
             predicted = examples.log_predictions(with_effects(learner, own))
             total = total + relative_loss(predicted, examples.log_costs, share)
-            total = total + _PRIOR_WEIGHT * unlikeliness(own)
+            total = total + _PRIOR_WEIGHT * prior_penalty(own)
         return total / len(training)
 
     def error(learner: Ensemble) -> float:
@@ -104,8 +104,8 @@ def train_machines(
     own = [_effects(found, number) for number in range(len(machines))]
     kept = {name: w for name, w in found.weights.items() if not name.startswith(_PREFIX)}
     mean = ComputeCostModel(shape, scale, found.with_weights(kept), Uncertainty())
-    taught = [TaughtMachine(data.hardware, data.reference_level) for data in machines]
-    return centred(mean, taught, own)
+    trained_on = [TrainingMachine(data.hardware, data.reference_level) for data in machines]
+    return centred(mean, trained_on, own)
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class LeftOut:
 
     Attributes:
         hardware: Fingerprint.
-        model: Networks of the others, fitted to `STAND_INS` of the machine's shards.
+        model: Networks of the others, fitted to `KNOWN_SHARDS` of the machine's shards.
         data: Its other shards.
     """
 
@@ -170,7 +170,7 @@ def train_and_leave_out(
     for number, data in enumerate(machines):
         others = [each for n, each in enumerate(machines) if n != number]
         mean = train_machines(others, options, seed, progress).mean
-        chosen = most_telling(mean, data, data, STAND_INS)
+        chosen = most_informative(mean, data, data, KNOWN_SHARDS)
         known = fitted_to(mean, Examples.of(data.subset(chosen)))
         rest = data.subset(sorted({*range(len(data))} - {*chosen}))
         left_out.append(LeftOut(data.hardware, known, rest))

@@ -1,4 +1,4 @@
-"""`Machines`: networks that were taught on several machines, and the effects of each machine.
+"""`Machines`: networks that were trained on several machines, and the effects of each machine.
 
 An effect is a weight of the networks that differs from machine to machine: levels and slopes of the
 time of a table, the start of an operator, and the update of a distinct row. For a machine that
@@ -35,7 +35,7 @@ def prior_deviations(name: str, weight: Tensor) -> Tensor:
     return deviations
 
 
-def unlikeliness(effects: Effects) -> Tensor:
+def prior_penalty(effects: Effects) -> Tensor:
     """Returns the sum of squared effects, in prior standard deviations."""
     squares = [(e / prior_deviations(name, e)).square().sum() for name, e in effects.items()]
     return torch.stack(squares).sum()
@@ -47,7 +47,7 @@ def with_effects(ensemble: Ensemble, effects: Effects) -> Ensemble:
     return ensemble.with_weights({**ensemble.weights, **changed})
 
 
-class TaughtMachine(NamedTuple):
+class TrainingMachine(NamedTuple):
     """A machine of the training data, and the reference level of its costs."""
 
     hardware: str
@@ -56,29 +56,29 @@ class TaughtMachine(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Machines:
-    """Networks that were taught on several machines.
+    """Networks that were trained on several machines.
 
     Attributes:
         mean: Networks of the mean machine.
-        taught: The machines.
+        trained_on: The machines.
         effects: Effects by weight, each [machines, members, ...].
     """
 
     mean: ComputeCostModel
-    taught: tuple[TaughtMachine, ...]
+    trained_on: tuple[TrainingMachine, ...]
     effects: Mapping[str, Tensor]
 
     def find(self, hardware: str) -> int | None:
-        """Returns the number of a taught machine; None for any other."""
-        numbers = (n for n, each in enumerate(self.taught) if each.hardware == hardware)
+        """Returns the number of a machine of the training data; None for any other."""
+        numbers = (n for n, each in enumerate(self.trained_on) if each.hardware == hardware)
         return next(numbers, None)
 
     def of(self, number: int) -> ComputeCostModel:
-        """Returns the networks of a taught machine."""
+        """Returns the networks of a machine of the training data."""
         own = {name: effect[number] for name, effect in self.effects.items()}
         return self.mean.with_ensemble(with_effects(self.mean.ensemble, own))
 
-    def mean_updating_in(self, update_ns: float | None) -> ComputeCostModel:
+    def mean_with_update(self, update_ns: float | None) -> ComputeCostModel:
         """Returns the networks of the mean machine if updates of a distinct row take so long."""
         if update_ns is None:
             return self.mean
@@ -87,8 +87,8 @@ class Machines:
         weights[UPDATE][:, 0] = math.log(update_ns)
         return self.mean.with_ensemble(self.mean.ensemble.with_weights(weights))
 
-    def nearest(self, model: ComputeCostModel) -> tuple[TaughtMachine, float]:
-        """Returns the taught machine whose effects are nearest to a model's, and the distance.
+    def nearest(self, model: ComputeCostModel) -> tuple[TrainingMachine, float]:
+        """Returns the training machine whose effects are nearest to a model's, and the distance.
 
         Two machines drawn from the prior are 1 apart: the root mean square over all effects of
         their differences, in standard deviations of such a difference.
@@ -96,20 +96,20 @@ class Machines:
         own = {name: model.ensemble.weights[name].mean(0) for name in EFFECTS}
         count = sum(effect.numel() for effect in own.values())
         distances = []
-        for number in range(len(self.taught)):
+        for number in range(len(self.trained_on)):
             theirs = self.of(number).ensemble.weights
             apart = {name: own[name] - theirs[name].mean(0) for name in EFFECTS}
-            distances.append(float((unlikeliness(apart) / (2 * count)).sqrt()))
+            distances.append(float((prior_penalty(apart) / (2 * count)).sqrt()))
         number = min(range(len(distances)), key=distances.__getitem__)
-        return self.taught[number], distances[number]
+        return self.trained_on[number], distances[number]
 
 
 def centred(
-    mean: ComputeCostModel, taught: Sequence[TaughtMachine], effects: Sequence[Effects]
+    mean: ComputeCostModel, machines: Sequence[TrainingMachine], effects: Sequence[Effects]
 ) -> Machines:
     """Returns machines with the same networks, whose effects have a mean of 0."""
     stacked = {name: torch.stack([each[name] for each in effects]) for name in EFFECTS}
     means = {name: effect.mean(0) for name, effect in stacked.items()}
     ensemble = with_effects(mean.ensemble, means)
     apart = {name: effect - means[name] for name, effect in stacked.items()}
-    return Machines(mean.with_ensemble(ensemble), tuple(taught), apart)
+    return Machines(mean.with_ensemble(ensemble), tuple(machines), apart)

@@ -61,13 +61,13 @@ class CostModel:
     probe: MachineProbe | None = None
 
     def on_hardware(self, hardware: str) -> "CostModel | None":
-        """Returns the model for hardware that it was taught on; None for any other."""
+        """Returns the model for hardware that it was trained on; None for any other."""
         if hardware == self.provenance.hardware:
             return self
         number = None if self.machines is None else self.machines.find(hardware)
         if self.machines is None or number is None:
             return None
-        level = self.machines.taught[number].reference_level
+        level = self.machines.trained_on[number].reference_level
         known = replace(self.provenance, hardware=hardware, reference_level=level)
         return replace(self, compute=self.machines.of(number), provenance=known)
 

@@ -4,12 +4,12 @@ import warnings
 from pathlib import Path
 
 from autoshard.cost_model.calibration import MAX_CALIBRATION_SHARDS, calibrate
+from autoshard.cost_model.calibration_design import most_informative
 from autoshard.cost_model.checkpoint import OtherHardware, load_model
 from autoshard.cost_model.compute_training import train_compute
 from autoshard.cost_model.dataset import MIN_SHARDS, CostDataset, split
 from autoshard.cost_model.evaluation import Evaluation, evaluate
 from autoshard.cost_model.link_fit import fit_links
-from autoshard.cost_model.machine_design import most_telling
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.training import Curves, Progress, TrainOptions
 
@@ -40,7 +40,7 @@ def calibrate_model(
 ) -> tuple[CostModel, int, tuple[Evaluation, Evaluation] | None]:
     """Calibrates a saved model with at most `MAX_CALIBRATION_SHARDS` of the part `train`.
 
-    If the model knows several machines, these are the shards that tell most about another one.
+    If the model knows several machines, these are the most informative ones about another.
 
     Returns:
         The model, the number of shards, and evaluations before and after on the dataset's test
@@ -62,4 +62,4 @@ def _to_calibrate_with(model: CostModel, data: CostDataset) -> CostDataset:
     count = min(MAX_CALIBRATION_SHARDS, len(data))
     if model.machines is None:
         return data.subset(range(count))
-    return data.subset(most_telling(model.machines.mean, data, data, count))
+    return data.subset(most_informative(model.machines.mean, data, data, count))

@@ -21,7 +21,7 @@ _PROBE_ERROR = 0.05  # relative, of a cost in a probe
 def on_machine(model: CostModel, probe: MachineProbe) -> CostModel:
     """Returns the model for the machine of a probe.
 
-    If the model was not taught on such a machine, effects are fitted to the shards of the probe,
+    If the model was not trained on such a machine, effects are fitted to the shards of the probe,
     and the time of an update is taken from it. A model of one machine is returned as it is.
     """
     machines, origin = model.machines, model.provenance
@@ -29,7 +29,7 @@ def on_machine(model: CostModel, probe: MachineProbe) -> CostModel:
         return known
     if machines is None:
         return model
-    mean = machines.mean_updating_in(probe.update_ns(origin.operator.optimizer))
+    mean = machines.mean_with_update(probe.update_ns(origin.operator.optimizer))
     data = probed_costs(probe, origin.operator)
     if data is not None:
         mean = fitted_to(mean, Examples.of(data))

@@ -22,7 +22,7 @@ from autoshard.cost_model import (
 from autoshard.cost_model.checkpoint import OtherHardware, check_free, load_model, save_model
 from autoshard.cost_model.evaluation import evaluate, evaluations_per_second
 from autoshard.cost_model.link_fit import MIN_EXCHANGES, link_error
-from autoshard.cost_model.machine_training import STAND_INS, train_and_leave_out
+from autoshard.cost_model.machine_training import KNOWN_SHARDS, train_and_leave_out
 from autoshard.cost_model.model_training import calibrate_model, train_model
 from autoshard.cost_model.pictures import draw_all
 from autoshard.cost_model.training import Curves, TrainOptions
@@ -258,7 +258,7 @@ def _with_machines(
     for each in left_out:
         # Names of metrics in MLflow have no parentheses and commas.
         figures[re.sub(r"[^\w .:-]", "", each.hardware)] = each.figures()
-        cli.say(f"  left out: {each.hardware}, known by {STAND_INS} shards in place of its probe")
+        cli.say(f"  left out: {each.hardware}, known by {KNOWN_SHARDS} of its shards")
         cli.say(f"    {each.text()}")
     return replace(model, machines=found), figures
 

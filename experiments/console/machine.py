@@ -17,9 +17,9 @@ class MachineOptions:
 
     hardware: Path | None = None
     """File of a probe, which probe.py writes on the machine that will train. Default: this machine,
-    which is probed if the cost model was not taught on it."""
+    which is probed if the cost model was not trained on it."""
     probe: bool = True
-    """Probe this machine if the cost model was not taught on it (5 s, kept in --store). Without,
+    """Probe this machine if the cost model was not trained on it (5 s, kept in --store). Without,
     the cost model is used as it is: for the machine that it was trained on."""
 
     def check_machine(self) -> None:
@@ -79,15 +79,15 @@ def _probe_of_this_machine(store: Path, hardware: str) -> MachineProbe | None:
 
 
 def _line(model: CostModel) -> str:
-    """Returns which machine a plan is for, how near it is to taught ones, and the usual error."""
+    """Returns which machine a plan is for, the nearest one of the training data, and the error."""
     hardware, machines = model.provenance.hardware, model.machines
     if model.probe is None or machines is None:
-        return f"planned for {hardware}, on which the cost model was taught"
+        return f"planned for {hardware}, on which the cost model was trained"
     nearest, distance = machines.nearest(model.compute)
     uncertainty, shards = model.compute.uncertainty, len(model.probe.shards)
     return (
-        f"planned for {hardware} by {shards} shards of its probe: of {len(machines.taught)} taught "
-        f"machines the nearest is {nearest.hardware}, {distance:.2f} of a usual distance; costs "
-        f"deviate by {uncertainty.noise:.0%}, 90% of them by less than "
-        f"{uncertainty.noise * uncertainty.width_90:.0%}"
+        f"planned for {hardware} by {shards} shards of its probe; the nearest of "
+        f"{len(machines.trained_on)} machines of the training data is {nearest.hardware}, at "
+        f"{distance:.2f} of a usual distance; costs deviate by {uncertainty.noise:.0%}, 90% of "
+        f"them by less than {uncertainty.noise * uncertainty.width_90:.0%}"
     )

@@ -16,11 +16,11 @@ from autoshard.benchmark import ReferenceLevel
 from autoshard.benchmark.hardware import cpu_fingerprint
 from autoshard.benchmark.probing import probe_here
 from autoshard.cost_model import CostDataset, read_costs
+from autoshard.cost_model.calibration_design import most_informative
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.compute_training import Examples
-from autoshard.cost_model.machine_design import most_telling
 from autoshard.cost_model.machine_fitting import fitted_to
-from autoshard.cost_model.machine_training import STAND_INS, train_machines
+from autoshard.cost_model.machine_training import KNOWN_SHARDS, train_machines
 from autoshard.cost_model.machines import Machines
 from autoshard.cost_model.probed_machine import probed_costs
 from autoshard.cost_model.training import TrainOptions
@@ -30,7 +30,7 @@ from bench.workbench import say
 
 HOSTS = Path(autoshard.cost_model.__file__).parent / "hosts"
 _OPTIONS = TrainOptions(members=3)
-_COUNTS = (STAND_INS, 48)  # shards of the machine that are known
+_COUNTS = (KNOWN_SHARDS, 48)  # shards of the machine that are known
 _PROBES = 3
 
 
@@ -57,7 +57,7 @@ def _left_out(host: _Host, hosts: Sequence[_Host]) -> Iterator[Metric]:
         judge = read_costs([families], level=host.data.reference_level)
     candidates = host.data
     for count in _COUNTS:
-        chosen = most_telling(machines.mean, candidates, data, count)
+        chosen = most_informative(machines.mean, candidates, data, count)
         model = fitted_to(machines.mean, Examples.of(candidates.subset(chosen)))
         by = f"by {count} of its shards"
         yield from _metrics(f"{host.name} {by}", [model], data)
@@ -79,7 +79,7 @@ def _probed(machines: Machines, data: CostDataset) -> ComputeCostModel:
     assert isinstance(level, ReferenceLevel)
     assert isinstance(here, ReferenceLevel)
     found.costs_ms[:] *= level.over(here.forward_ms, here.backward_ms)
-    mean = machines.mean_updating_in(probe.update_ns(data.operator.optimizer))
+    mean = machines.mean_with_update(probe.update_ns(data.operator.optimizer))
     return fitted_to(mean, Examples.of(found))
 
 

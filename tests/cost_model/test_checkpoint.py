@@ -187,7 +187,7 @@ def test_a_model_of_0_1_prices_as_it_did() -> None:
         assert early.compute.ensemble.weights[name].equal(weight)
     assert early.machines is None
     assert shipped.machines is not None
-    assert shipped.machines.taught[0].hardware == shipped.provenance.hardware
+    assert shipped.machines.trained_on[0].hardware == shipped.provenance.hardware
 
 
 @pytest.mark.parametrize("damaged", ["communication_scale", "communication.layers.2.weight"])

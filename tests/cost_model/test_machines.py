@@ -14,10 +14,10 @@ from autoshard.benchmark.probe import OperatorPrices, Passes, ProbedShard, Probe
 from autoshard.benchmark.probe_shards import PROBE_SHARDS
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, load_model, save_model
 from autoshard.cost_model.calibration import calibrate
+from autoshard.cost_model.calibration_design import most_informative
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.compute_training import Examples
 from autoshard.cost_model.inputs import piece_inputs
-from autoshard.cost_model.machine_design import most_telling
 from autoshard.cost_model.machine_fitting import fitted_to
 from autoshard.cost_model.machine_training import (
     LeftOut,
@@ -89,12 +89,12 @@ def test_what_an_update_takes_is_seen_in_shards(machines_data: list[CostDataset]
     assert max(found[1:]) < found[0] / 3
 
 
-def test_each_taught_machine_has_effects_of_its_own(
+def test_each_machine_has_effects_of_its_own(
     machines_data: list[CostDataset], trained: tuple[Machines, list[LeftOut]]
 ) -> None:
     machines, _ = trained
-    assert [each.hardware for each in machines.taught] == list(PACES)
-    assert machines.taught[0].reference_level == REFERENCE_LEVEL
+    assert [each.hardware for each in machines.trained_on] == list(PACES)
+    assert machines.trained_on[0].reference_level == REFERENCE_LEVEL
     for number, data in enumerate(machines_data):
         own = errors(machines.of(number), data)
         assert abs(np.median(own)) < 0.1
@@ -194,7 +194,7 @@ def test_shards_that_tell_most_tell_more_than_others(
     data = machine_data(shards, "cpu: slow")
     mean = trained[1][0].model  # of the others, and a few shards
     candidates, target = data.subset(range(100)), data.subset(range(100, 200))
-    chosen = most_telling(mean, candidates, target, 6)
+    chosen = most_informative(mean, candidates, target, 6)
     assert len(set(chosen)) == 6
     rng = np.random.default_rng(0)
 
@@ -212,7 +212,7 @@ def test_machines_come_back_from_a_folder(
     on_slow = on_machine(knowing, probe_of("cpu: slow"))
     save_model(on_slow, tmp_path / "model")
     back = load_model(tmp_path / "model", on_slow.provenance.hardware)
-    assert machines_of(back).taught == machines_of(knowing).taught
+    assert machines_of(back).trained_on == machines_of(knowing).trained_on
     assert machines_of(back).mean.uncertainty == machines_of(knowing).mean.uncertainty
     shards = random_shards(many_tables, 10, 8)
     for one, other in (

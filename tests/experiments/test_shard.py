@@ -330,7 +330,8 @@ def test_a_plan_is_for_the_machine_of_a_probe(
     for_it = replace(config, probe=True, hardware=file)
     shard.main(for_it)
     said = " ".join(capsys.readouterr().out.split())
-    assert f"planned for {probe.hardware} by 17 shards of its probe: of 4 taught machines" in said
+    line = f"planned for {probe.hardware} by 17 shards of its probe; the nearest of 4 machines"
+    assert line in said
     assert re.search(r"costs deviate by \d+%, 90% of them by less than \d+%", said)
     plan = ShardingPlan.load(config.out)
     task = task_of(config, 1, 1, 1)
@@ -354,9 +355,9 @@ def test_this_machine_is_probed_once(
     model = load_model("cpu")
     assert model.machines is not None
     names = (f"cpu: CPU {n}.1, avx2, 8 MiB cache" for n in range(9))  # this machine is none of them
-    taught = tuple(each._replace(hardware=next(names)) for each in model.machines.taught)
-    elsewhere = replace(model.provenance, hardware=taught[0].hardware)
-    machines = replace(model.machines, taught=taught)
+    trained_on = tuple(each._replace(hardware=next(names)) for each in model.machines.trained_on)
+    elsewhere = replace(model.provenance, hardware=trained_on[0].hardware)
+    machines = replace(model.machines, trained_on=trained_on)
     save_model(replace(model, provenance=elsewhere, machines=machines), tmp_path / "model")
     probed_at = set()
     for _ in range(2):

@@ -178,7 +178,7 @@ def test_networks_of_several_machines_are_added(
     before, after = load_model(one), load_model(more)
     assert before.machines is None
     assert after.machines is not None
-    assert len(after.machines.taught) == 3
+    assert len(after.machines.trained_on) == 3
     assert after.provenance == before.provenance
     for name, weight in before.compute.ensemble.weights.items():
         assert after.compute.ensemble.weights[name].equal(weight)

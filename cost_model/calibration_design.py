@@ -1,4 +1,4 @@
-"""Which shards tell most about a machine: those to measure, or to calibrate with."""
+"""Selects the shards that are most informative about a machine, to calibrate with them."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ _ERROR = 0.1  # of the networks, beside the effects: shards that are alike tell 
 _STEP = 0.1  # of an effect for its slope, in prior deviations
 
 
-def most_telling(
+def most_informative(
     model: ComputeCostModel, candidates: CostDataset, target: CostDataset, count: int
 ) -> list[int]:
     """Returns the numbers of candidates that leave the least uncertainty of other shards' costs.
