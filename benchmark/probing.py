@@ -43,12 +43,13 @@ def run_probe(
         ProbeError: There is too little memory.
     """
     started = time.monotonic()
-    sizes = _sizes_that_fit(backend.probe_memory_bytes())
+    free_bytes = backend.probe_memory_bytes()
+    sizes = _sizes_that_fit(free_bytes)
     if references is None:
         references = reference_operators(backend, copies=1)
-    free_bytes = backend.probe_memory_bytes() // MEMORY_SHARE - _OWN_BYTES
     deadline = started + _SHARDS_SHARE * seconds
-    shards, level = probe_shards(backend, references, free_bytes, deadline)
+    for_shards = free_bytes // MEMORY_SHARE - _OWN_BYTES
+    shards, level = probe_shards(backend, references, for_shards, deadline)
     with collector_paused():
         probe = MemoryProbe(backend, references, sizes, started + _MEASURING_SHARE * seconds)
         probe.run()

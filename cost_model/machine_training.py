@@ -125,17 +125,9 @@ class LeftOut:
     def figures(self) -> dict[str, float]:
         """Returns measured over predicted (median), its deviation in log time, and Kendall's tau.
 
-        Of shards at the most common batch whose tables have one feature: those of several are few,
-        and kernels treat them in another way on each processor.
+        They are of the shards that `usual_shards` selects.
         """
-        batch = self.data.most_common_batch
-        chosen = [
-            number
-            for number, shard in enumerate(self.data.shards)
-            if self.data.batch_sizes[number] == batch
-            and all(piece.table.features == 1 for piece in shard.pieces)
-        ]
-        data = self.data.subset(chosen)
+        data = usual_shards(self.data)
         predicted_ms = self.model.predict(data.shards, data.batch_sizes).total_ms.double().numpy()
         errors = np.log(data.totals_ms / predicted_ms)
         return {
@@ -177,6 +169,22 @@ def train_and_leave_out(
     found = train_machines(machines, options, seed, progress)
     trials = [(each.model, each.data) for each in left_out]
     return replace(found, mean=with_fitted_uncertainty(trials, found.mean)), left_out
+
+
+def usual_shards(data: CostDataset) -> CostDataset:
+    """Returns the shards at the most common batch whose tables have one feature.
+
+    Those of several are few, and kernels treat them in another way on each processor.
+    """
+    batch = data.most_common_batch
+    return data.subset(
+        [
+            number
+            for number, shard in enumerate(data.shards)
+            if data.batch_sizes[number] == batch
+            and all(piece.table.features == 1 for piece in shard.pieces)
+        ]
+    )
 
 
 def _effects(learner: Ensemble, number: int) -> Effects:

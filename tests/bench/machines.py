@@ -20,7 +20,7 @@ from autoshard.cost_model.calibration_design import most_informative
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.compute_training import Examples
 from autoshard.cost_model.machine_fitting import fitted_to
-from autoshard.cost_model.machine_training import KNOWN_SHARDS, train_machines
+from autoshard.cost_model.machine_training import KNOWN_SHARDS, train_machines, usual_shards
 from autoshard.cost_model.machines import Machines
 from autoshard.cost_model.probed_machine import probed_costs
 from autoshard.cost_model.training import TrainOptions
@@ -50,7 +50,7 @@ def _left_out(host: _Host, hosts: Sequence[_Host]) -> Iterator[Metric]:
     others = [each.data for each in hosts if each is not host]
     say(f"{host.name} left out of {len(hosts)} hosts")
     machines = train_machines(others, _OPTIONS, seed=0)
-    data = _one_feature(host.data)
+    data = usual_shards(host.data)
     families = HOSTS / "families" / f"{host.name}.parquet"
     judge = None
     if families.exists():
@@ -99,15 +99,3 @@ def _metrics(name: str, models: Sequence[ComputeCostModel], data: CostDataset) -
     else:
         yield Metric(f"deviation of the residual, {name}", "", deviation)
     yield Metric(f"Kendall tau, {name}", "", tau)
-
-
-def _one_feature(data: CostDataset) -> CostDataset:
-    """Returns the shards at the usual batch whose tables have one feature."""
-    return data.subset(
-        [
-            number
-            for number, shard in enumerate(data.shards)
-            if data.batch_sizes[number] == data.most_common_batch
-            and all(piece.table.features == 1 for piece in shard.pieces)
-        ]
-    )
