@@ -10,11 +10,12 @@ from typing import Literal
 
 import tyro
 
-from autoshard.cost_model import CostModel, EstimatedCosts, load_model
+from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import Choice
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file, check_folder
 from autoshard.experiments.evaluation.planners import Planners
@@ -53,7 +54,7 @@ _ALL = "all"  # value of --sharders
 
 
 @dataclass(frozen=True)
-class CompareConfig(ObjectiveOptions):
+class CompareConfig(MachineOptions, ObjectiveOptions):
     """Compare sharders, and plans of other planners, on the same tasks.
 
     Tasks are sampled or read from a folder. They are sampled from the tables that neither cost
@@ -172,6 +173,7 @@ class CompareConfig(ObjectiveOptions):
             up_to={"memory_fill": 1},
         )
         self.build_objective(self.num_devices)  # raises for wrong options
+        self.check_machine()
         if self.judge == "training" and self.measure:
             raise UserError("--measure excludes --judge training: leave one of them out")
         if measuring and not self.measure:
@@ -194,7 +196,7 @@ def main(config: CompareConfig) -> None:
     entries = [] if config.policies is None else config.policies.split(",")
     policies = named_folders("--policies", [entry.strip() for entry in entries], plans)
     cost_model = config.cost_model or cost_model_beside(config.policy)
-    policy, model = load_policy(config.policy), load_model(cost_model)
+    policy, model = load_policy(config.policy), config.model_for(cost_model, config.store)
     others = {name: load_policy(folder) for name, folder in policies.items()}
     task_set, oracle = _task_set(config, plans, model)
     used = [policy] if "policy" in needs_of(config.names) else []

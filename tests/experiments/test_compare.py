@@ -52,7 +52,8 @@ def estimated(policy: Path) -> tuple[Path, str]:
     done = run(
         "compare.py",
         f"--tables {TABLES} --num-tasks 6 --num-tables 12 --num-devices 3 --memory-fill 0.9 "
-        f"--sharders dim,size,cost,autoshard --policy {policy} --json compare.json --out out",
+        f"--no-probe --sharders dim,size,cost,autoshard --policy {policy} "
+        "--json compare.json --out out",
         folder,
     )
     return folder, done.stdout
@@ -66,7 +67,7 @@ def measured_run(policy: Path, cluster: object) -> tuple[Path, str]:
     done = run(
         "compare.py",
         f"--tables {TABLES} --num-tasks 2 --num-tables 10 --num-devices 2 --batch-size 128 "
-        f"--sharders size,cost,autoshard_verified --policy {policy} --measure "
+        f"--no-probe --sharders size,cost,autoshard_verified --policy {policy} --measure "
         "--precision 1000 --verify-seconds 2.5 --json compare.json --out out",
         folder,
     )
@@ -258,7 +259,7 @@ def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> No
     done = run(
         "compare.py",
         "--tasks out/tasks --plans same=out/plans/size --sharders size,cost --judge training "
-        f"--seconds 1 --policy {folder.parent / 'policy'} --json trained.json",
+        f"--no-probe --seconds 1 --policy {folder.parent / 'policy'} --json trained.json",
         folder,
     )
     figures = json.loads((folder / "trained.json").read_text())
@@ -355,8 +356,9 @@ def test_tasks_and_plans_from_elsewhere(
     saved = tmp_path / "saved"
     compare.main(
         CompareConfig(
-            TABLES, num_tasks=6, num_tables=12, num_devices=3, memory_fill=0.9, sharders="dim",
-            policy=policy, save_tasks=saved, mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
+            TABLES, probe=False, num_tasks=6, num_tables=12, num_devices=3, memory_fill=0.9,
+            sharders="dim", policy=policy, save_tasks=saved,
+            mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
         )
     )  # fmt: skip
     for number in range(6):
@@ -366,7 +368,7 @@ def test_tasks_and_plans_from_elsewhere(
     shutil.copytree(folder / "out" / "plans" / "autoshard", theirs)
     (theirs / "5.json").unlink()
     again = CompareConfig(
-        tasks=saved, sharders="dim,size", policy=policy, json=tmp_path / "again.json",
+        probe=False, tasks=saved, sharders="dim,size", policy=policy, json=tmp_path / "again.json",
         plans=(f"theirs={theirs}", f"size2={folder / 'out' / 'plans' / 'size'}"),
         out=tmp_path / "out", mlflow_uri=f"sqlite:///{folder / 'mlflow.db'}",
     )  # fmt: skip
@@ -394,8 +396,8 @@ def test_further_policies_stand_beside_ours(policy: Path, tmp_path: Path) -> Non
     whole = Policy(PolicyNetwork(PolicyShape(sharpness=0, halves=False)), max_devices=3)
     save_policy(whole, tmp_path / "whole")
     common = CompareConfig(
-        TABLES, num_tasks=3, num_tables=12, num_devices=3, sharders="dim,policy", policy=policy,
-        mlflow_uri=empty_mlflow(tmp_path / "mlflow.db"),
+        TABLES, probe=False, num_tasks=3, num_tables=12, num_devices=3, sharders="dim,policy",
+        policy=policy, mlflow_uri=empty_mlflow(tmp_path / "mlflow.db"),
     )  # fmt: skip
     named = f"same={policy},dreamshard={tmp_path / 'whole'}"
     compare.main(replace(common, policies=named, out=tmp_path / "both"))
@@ -414,7 +416,7 @@ def test_bad_tasks_and_plans_are_one_line(
     estimated: tuple[Path, str], policy: Path, tmp_path: Path
 ) -> None:
     out = estimated[0] / "out"
-    plain = CompareConfig(tasks=out / "tasks", sharders="size", policy=policy)
+    plain = CompareConfig(probe=False, tasks=out / "tasks", sharders="size", policy=policy)
     tasks, plans = tmp_path / "tasks", tmp_path / "plans"
     for broken in ("schema", "batch", "other", "nothing"):
         shutil.copytree(out / "tasks", tmp_path / f"tasks_{broken}")
@@ -473,7 +475,8 @@ def test_interrupted_it_says_where_measurements_are(
     """And goes on from them: what was measured is not measured again."""
     options = (
         f"--tables {TABLES} --num-tasks 2 --num-tables 4 --num-devices 2 --batch-size 128 "
-        f"--sharders size,dim --policy {policy} --measure --precision 0.0001 --seconds 10000"
+        f"--no-probe --sharders size,dim --policy {policy} --measure --precision 0.0001 "
+        "--seconds 10000"
     )
     first = Watched("compare.py", options, tmp_path)
     first.wait_for("2/2 tasks measured")
@@ -494,6 +497,7 @@ def test_too_few_unseen_tables_are_told_of(
         CompareConfig(
             tables="synthetic:20:1:small",
             num_tasks=1,
+            probe=False,
             num_tables=20,
             num_devices=2,
             sharders="cost,cost",
@@ -515,6 +519,7 @@ def test_all_sharders_that_can_run_here_are_compared(
         CompareConfig(
             tables=TABLES,
             num_tasks=1,
+            probe=False,
             num_tables=6,
             num_devices=2,
             sharders="all",
@@ -535,7 +540,7 @@ def test_bad_input_is_one_line_before_any_work(
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "model.json").write_text('{"schema": "autoshard.cost_model"}')
     plain = CompareConfig(
-        TABLES, num_tables=10, num_devices=3, policy=policy, sharders="size,autoshard"
+        TABLES, probe=False, num_tables=10, num_devices=3, policy=policy, sharders="size,autoshard"
     )
     here = {entry.name for entry in tmp_path.iterdir()}
     monkeypatch.chdir(tmp_path)
@@ -599,6 +604,7 @@ def test_tasks_of_a_family_are_compared(policy: Path, tmp_path: Path) -> None:
         CompareConfig(
             family="directions:tight",
             num_tasks=2,
+            probe=False,
             sharders="dim,cost_fused",
             policy=policy,
             cost_model=Path("cpu"),
