@@ -32,6 +32,7 @@ _PATIENCE_SECONDS = 5.0  # longest wait of one call for answers
 _MAX_SILENT_SECONDS = 120.0  # after which the client checks that there still are devices
 _MAX_ABSENT_SECONDS = 120.0  # Ray takes half a minute to declare a node dead
 _RECONNECT_SECONDS = 0.5
+_MAX_LOSSES = 3  # of the pool's actor in a row, without an answer in between
 
 Progress = Callable[[Measurement], None]
 
@@ -158,9 +159,20 @@ class BenchmarkPool:
         A shard is measured until the store holds `repeats` measurements, and the answer is their
         mean. Stored failures are answers, too, unless `retry_failed`. If the pool's actor is lost,
         missing shards are requested again.
+
+        Raises:
+            PoolError: The pool's actor was lost several times without an answer in between.
         """
         missing = set(range(len(shards)))
+        losses = 0
         while missing:
+            if losses == _MAX_LOSSES:
+                raise PoolError(
+                    f"the pool was killed {losses} times while it measured {len(missing)} shards, "
+                    "most likely because memory ran out: measure smaller shards, or on a machine "
+                    "with more memory"
+                )
+            losses += 1
             order = sorted(missing)
             wanted = [shards[index] for index in order]
             timing, store = timing or TimingOptions(), str(self.store)
@@ -168,6 +180,7 @@ class BenchmarkPool:
             request = self._ask("submit", wanted, settings, timing, store, retry_failed, repeats)
             try:
                 for place, measurement in self._collect(request):
+                    losses = 0
                     missing.discard(order[place])
                     yield order[place], measurement
                     if not missing:
