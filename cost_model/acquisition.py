@@ -59,14 +59,14 @@ def select_measurements(
     costs = np.zeros(len(tables))
     costs[: len(pieces)] = oracle.prices([Shard((t.whole(),)) for t in task.tables]).total_ms
     shares = sparse.diags(1 / np.maximum(total, _MIN_MS)) @ parts
-    noise, times_ms = oracle.residuals.prior.rest**2, total + _OVERHEAD_MS
+    noise, times_ms = np.square(oracle.residuals.prior.rest_of(total)), total + _OVERHEAD_MS
     cross = np.asarray(shares @ covariance)  # covariance of each candidate with each table
     variances = noise + np.asarray(shares.multiply(cross).sum(1)).ravel()
     gains = np.square(cross * costs).sum(1) / variances / times_ms
     kept = np.argsort(-gains)[: max(_MAX_CANDIDATES, 2 * count)]
     candidates = [candidates[number] for number in kept]
     shares, cross = shares[kept].toarray(), cross[kept]
-    variances, times_ms = variances[kept], times_ms[kept]
+    noise, variances, times_ms = noise[kept], variances[kept], times_ms[kept]
     chosen: list[int] = []
     for _ in range(min(count, len(candidates))):
         gains = np.square(cross * costs).sum(1) / variances / times_ms

@@ -1,9 +1,10 @@
 """`ComputeCostModel`: forward and backward milliseconds of shards."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from autoshard.cost_model.network import (
     fused_ms,
 )
 from autoshard.workload import Piece, Shard
+from autoshard.workload.arrays import Floats
 
 OUT_OF_DISTRIBUTION = 1.0  # deviations outside of the training data from which users are warned
 _BLOCK = 2048  # shards priced together: more do not fit a core's own cache
@@ -49,12 +51,25 @@ class ResidualPrior:
         shared: Part that similar tables share.
         extrapolation: Shared part for each deviation that a table is out of distribution.
         rest: Residual of a shard's cost when the corrections of all its tables are known.
+        rest_ms: Further residual of any shard, in ms: it matters for small ones. The start of an
+            operator is less certain than the work in it.
     """
 
     own: float = 0.05
     shared: float = 0.05
     extrapolation: float = 0.3
     rest: float = 0.03
+    rest_ms: float = 0.0
+
+    @staticmethod
+    def median(priors: "Sequence[ResidualPrior]") -> "ResidualPrior":
+        """Returns the medians of several priors."""
+        names = [each.name for each in fields(ResidualPrior)]
+        return ResidualPrior(*(float(np.median([getattr(p, n) for p in priors])) for n in names))
+
+    def rest_of(self, costs_ms: Floats) -> Floats:
+        """Returns the relative residual deviations of shards with these costs."""
+        return np.hypot(self.rest, np.minimum(self.rest_ms / np.maximum(costs_ms, _FLOOR), 1.0))
 
 
 @dataclass(frozen=True)

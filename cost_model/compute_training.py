@@ -39,7 +39,9 @@ _SCALES, _NOISES = (0.25, 4.0), (0.005, 0.5)  # bounds of the uncertainty's para
 
 # Deviation of the logarithm of a prior's deviation: it decides where shards are few.
 _PRIOR_WIDTH = 1.0
-_DEVIATIONS = (0.01, 0.5)  # bounds of a prior's deviations
+# First guess and bounds of a prior's deviations.
+_PRIOR = ResidualPrior(rest_ms=0.01)
+_FITTED = {"own": (0.01, 0.5), "shared": (0.01, 0.5), "rest": (0.01, 0.5), "rest_ms": (1e-4, 10.0)}
 
 
 @dataclass(frozen=True)
@@ -143,22 +145,20 @@ def fit_prior(trials: Sequence[tuple[ComputeCostModel, CostDataset]]) -> Residua
     Errors that follow a table are its own part; errors that similar tables have in common are the
     shared part.
     """
-    usual = ResidualPrior()
     held_out = [Evidence.of(model, _of_one_batch(data)) for model, data in trials]
 
     def prior(logs: Floats) -> ResidualPrior:
-        own, shared, rest = (float(value) for value in np.exp(logs))
-        return replace(usual, own=own, shared=shared, rest=rest)
+        return replace(_PRIOR, **dict(zip(_FITTED, np.exp(logs).tolist(), strict=True)))
 
     def negative_log_likelihood(logs: Floats) -> float:
         total = sum(each.negative_log_likelihood(prior(logs)) for each in held_out)
         return total + float(np.square((logs - start) / _PRIOR_WIDTH).sum() / 2)
 
-    start = np.log([usual.own, usual.shared, usual.rest])
+    start = np.log([getattr(_PRIOR, name) for name in _FITTED])
     found = optimize.minimize(
-        negative_log_likelihood, start, method="Nelder-Mead", options={"maxfev": 120}
+        negative_log_likelihood, start, method="Nelder-Mead", options={"maxfev": 200}
     )
-    return prior(np.clip(found.x, *np.log(_DEVIATIONS)))
+    return prior(np.clip(found.x, *np.log(list(_FITTED.values())).T))
 
 
 def _of_one_batch(data: CostDataset) -> CostDataset:

@@ -9,10 +9,11 @@ from scipy import optimize, stats
 from torch import Tensor
 
 from autoshard.cost_model.calibration_design import most_informative
-from autoshard.cost_model.compute import ComputeCostModel, Uncertainty
+from autoshard.cost_model.compute import ComputeCostModel, ResidualPrior, Uncertainty
 from autoshard.cost_model.compute_training import (
     Examples,
-    with_fitted_uncertainty,
+    fit_prior,
+    fit_uncertainty,
     with_initial_prices,
 )
 from autoshard.cost_model.dataset import CostDataset, split
@@ -156,7 +157,8 @@ def train_and_leave_out(
     """Trains networks on all machines, and on all but one for each.
 
     What the latter miss on the machine left out is the uncertainty and the prior of the former:
-    that of a machine that was not measured.
+    that of a machine that was not measured. The prior is the median of those of the machines left
+    out: on some, one measurement deviates by more than it states, which looks like residuals.
     """
     left_out = []
     for number, data in enumerate(machines):
@@ -168,7 +170,9 @@ def train_and_leave_out(
         left_out.append(LeftOut(data.hardware, known, rest))
     found = train_machines(machines, options, seed, progress)
     trials = [(each.model, each.data) for each in left_out]
-    return replace(found, mean=with_fitted_uncertainty(trials, found.mean)), left_out
+    prior = ResidualPrior.median([fit_prior([trial]) for trial in trials])
+    mean = replace(found.mean, uncertainty=fit_uncertainty(trials), prior=prior)
+    return replace(found, mean=mean), left_out
 
 
 def usual_shards(data: CostDataset) -> CostDataset:

@@ -120,11 +120,13 @@ class StepPredictor:
         # Measuring a shard reduces the uncertainty of its tables and of the networks, too.
         means = np.maximum(costs.mean(2, keepdims=True), _MIN_MS)
         costs = means * factors * (costs / means) ** uncertainty
-        return costs, residuals.prior.rest * uncertainty[:, 0, 0]
+        rests = residuals.prior.rest_of(means.sum((1, 2)))
+        return costs, rests * uncertainty[:, 0, 0]
 
     def _expected(self, costs_ms: Floats, rests: Floats, columns: Floats) -> float:
         """Returns the expected step time; `rests` are relative deviations of residuals."""
-        rest = float(np.sqrt(np.mean(np.square(rests))))
+        weights = np.square(costs_ms.mean((1, 2)))  # of small devices, little depends
+        rest = float(np.sqrt(np.average(np.square(rests), weights=weights)))
         forward, backward = costs_ms.swapaxes(0, 1)
         return float(self._price.expected_ms(forward, backward, columns, rest))
 

@@ -164,7 +164,8 @@ class TableResiduals:
         tables = distinct_tables(data)
         found._known = found._features(tables)
         before = found._covariance(found._known, found._known)
-        noise = np.sqrt(found.prior.rest**2 + np.square(data.errors))
+        rest = found.prior.rest_of(data.totals_ms)
+        noise = np.hypot(rest, data.errors)
         embedded = EmbeddedShards(self._model, data.shards, data.batch_sizes, tables)
         residuals, costs = np.zeros((DIRECTIONS, len(before))), np.log(data.costs_ms)
         for number in range(_STEPS):
@@ -182,9 +183,7 @@ class TableResiduals:
         explained = embedded.contributions(residuals).together()[0]
         # What no factor explains is the shard's own, except for the noise of its cost.
         missed = np.log(data.totals_ms / explained)
-        known = np.square(found.prior.rest / noise) * np.minimum(
-            1.0, _student_weights(missed / noise)
-        )
+        known = np.square(rest / noise) * np.minimum(1.0, _student_weights(missed / noise))
         found._shards = {
             shard.digest: ShardResidual(float(factor), float(uncertainty))
             for shard, factor, uncertainty in zip(
@@ -266,12 +265,14 @@ class Evidence:
         errors: Errors of a model in log space, shape [shards].
         shares: Shares of tables in costs, shape [shards, tables].
         noisy: Relative standard errors of costs, shape [shards].
+        totals_ms: Costs, shape [shards].
         similarity: Similarity of the tables.
     """
 
     errors: Floats
     shares: Floats
     noisy: Floats
+    totals_ms: Floats
     similarity: TableSimilarity
 
     @staticmethod
@@ -288,12 +289,13 @@ class Evidence:
             np.clip(errors, -limit, limit),
             (scipy.sparse.diags(1 / total) @ parts).toarray(),
             data.errors,
+            data.totals_ms,
             TableResiduals(model, data.most_common_batch).similarity(tables),
         )
 
     def negative_log_likelihood(self, prior: ResidualPrior) -> float:
         """Returns it for the errors, up to a constant."""
-        residual = np.diag(prior.rest**2 + np.square(self.noisy))
+        residual = np.diag(np.square(prior.rest_of(self.totals_ms)) + np.square(self.noisy))
         covariance = self.shares @ self.similarity.covariance(prior) @ self.shares.T + residual
         factor = scipy.linalg.cho_factor(covariance)
         fit = self.errors @ scipy.linalg.cho_solve(factor, self.errors)
@@ -333,7 +335,11 @@ def _fitting(prior: ResidualPrior, evidence: Evidence) -> ResidualPrior:
     """
     candidates = [
         replace(
-            prior, own=prior.own * wider, shared=prior.shared * wider, rest=prior.rest * noise_scale
+            prior,
+            own=prior.own * wider,
+            shared=prior.shared * wider,
+            rest=prior.rest * noise_scale,
+            rest_ms=prior.rest_ms * noise_scale,
         )
         for wider in _WIDER
         for noise_scale in _NOISE_SCALES

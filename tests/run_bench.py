@@ -33,6 +33,7 @@ from bench.policy import (
 from bench.pool import scale_metrics
 from bench.published import published_metrics
 from bench.rehearsal import rehearsal_metrics
+from bench.simulated import simulated_metrics
 from rich.table import Table
 
 from autoshard.benchmark.hardware import cpu_fingerprint, machine_memory_bytes, physical_cores
@@ -49,6 +50,7 @@ GROUPS: Mapping[str, Group] = {
     ),
     "cost-model": Group("The cost model", lambda _: learning_metrics(), on_ray=False),
     "machines": Group("Machines left out of training", lambda _: machine_metrics(), on_ray=False),
+    "simulated": Group("Plans with a simulated truth", lambda _: simulated_metrics(), on_ray=False),
     "families": Group("Held-out families of tables", lambda _: family_metrics(), on_ray=False),
     "sharders": Group(
         "Speed, and tight memory", lambda _: [*speed_metrics(), *memory_metrics()], on_ray=False

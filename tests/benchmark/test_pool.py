@@ -270,6 +270,22 @@ def test_a_killed_coordinator_loses_nothing(
         assert len(store) == 60
 
 
+def test_a_coordinator_that_is_killed_again_and_again_ends_the_request(
+    make_pool: MakePool, tmp_path: Path
+) -> None:
+    """As Ray's memory monitor does it when shards are too large for the machine."""
+    pool = make_pool()
+    pool.devices()
+    with Endless(tmp_path) as endless, ThreadPoolExecutor() as threads:
+        asked = threads.submit(pool.measure, [endless.shard], SETTINGS, QUICK)
+        for _ in range(3):
+            process = endless.measuring()
+            os.kill(ray.get(pool._actor.process_id.remote()), signal.SIGKILL)
+            process.wait()  # devices end with the pool
+        with pytest.raises(PoolError, match=r"was killed 3 times while it measured 1 shards, most"):
+            asked.result()
+
+
 def test_a_request_that_is_dropped_is_forgotten(
     make_pool: MakePool, tables: tuple[EmbeddingTable, ...], tmp_path: Path
 ) -> None:
