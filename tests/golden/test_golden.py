@@ -7,11 +7,14 @@ import golden_net as net
 import numpy as np
 import pytest
 
+from autoshard.sharders import spec_of
+
 RECORD: dict[str, Any] = json.loads((net.FOLDER / "record.json").read_text())
 PLANS: dict[str, Any] = RECORD["plans"]
 CLOSE = 1e-6  # relative, of step times
 NEAR = 1e-5  # relative, of observations and rewards
 TIE = 0.01  # logits less apart: another host may prefer the other
+OPTIMUM = 1e-3  # relative, of step times of plans that begin with the policy's, and so with ties
 
 pytestmark = pytest.mark.filterwarnings("ignore::autoshard.cost_model.OutsideTraining")
 
@@ -30,13 +33,17 @@ def test_recorded_plans_are_valid_and_take_as_long(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "sharder"), [(n, s) for n, some in PLANS.items() for s in some])
 def test_plans_are_as_recorded_or_better(name: str, sharder: str) -> None:
-    """Where another host breaks a tie differently, a plan that takes as long will do."""
+    """Where another host breaks a tie differently, a plan that takes as long will do.
+
+    A search from another plan of the policy may end in another optimum.
+    """
     task, found = net.task_of(name), PLANS[name][sharder]
     plan = net.plan_of(sharder, task)
     if found is None or (plan and net.text_of(net.widths_of(plan, task)) == found[0]):
         return
     assert plan is not None, "there was a plan"
-    assert net.step_ms(plan, task) <= found[1] * (1 + CLOSE)
+    slack = OPTIMUM if "policy" in spec_of(sharder).needs else CLOSE
+    assert net.step_ms(plan, task) <= found[1] * (1 + slack)
 
 
 @pytest.mark.parametrize("name", net.SCENES)
