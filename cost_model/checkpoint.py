@@ -31,8 +31,13 @@ MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
 PRETRAINED = Path(__file__).parent / "pretrained"
 _WEIGHTS, _DOCUMENT = "model.safetensors", "model.json"
 # Keys of files and fields of `ResidualPrior`.
-_PRIOR_FIELDS = {"own": "own", "alike": "shared", "doubt": "extrapolation", "rest": "rest",
-                 "rest_ms": "rest_ms"}  # fmt: skip
+_PRIOR_FIELDS = {
+    "own": "own",
+    "alike": "shared",
+    "doubt": "extrapolation",
+    "rest": "rest",
+    "rest_ms": "rest_ms",
+}
 _NETWORKS, _SCALE = "compute.", "scale."
 _MACHINES, _EFFECTS = "machines.", "machines.effects."
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 import tyro
 
-from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import Choice
@@ -196,9 +196,9 @@ def main(config: CompareConfig) -> None:
     entries = [] if config.policies is None else config.policies.split(",")
     policies = named_folders("--policies", [entry.strip() for entry in entries], plans)
     cost_model = config.cost_model or cost_model_beside(config.policy)
-    policy, model = load_policy(config.policy), config.model_for(cost_model, config.store)
+    policy = load_policy(config.policy)
     others = {name: load_policy(folder) for name, folder in policies.items()}
-    task_set, oracle = _task_set(config, plans, model)
+    task_set, oracle = _task_set(config, plans, cost_model)
     used = [policy] if "policy" in needs_of(config.names) else []
     for checked in (*used, *others.values()):
         checked.check(task_set.max_devices)
@@ -266,16 +266,21 @@ def main(config: CompareConfig) -> None:
 
 
 def _task_set(
-    config: CompareConfig, plans: Mapping[str, Path], model: CostModel
+    config: CompareConfig, plans: Mapping[str, Path], cost_model: Path | str
 ) -> tuple[TaskSet, EstimatedCosts]:
-    """Returns the tasks and their oracle; UserError if it cannot price them."""
+    """Returns the tasks and their oracle; UserError if it cannot price them.
+
+    Files are read before the cost model, for which this machine may be probed.
+    """
     if config.tasks is not None:
         task_set = TaskSet.read(config.tasks, plans)
+        model = config.model_for(cost_model, config.store)
         oracle = open_oracle(model, task_set.first.batch_size, task_set.tables)
         with documents.naming(config.tasks):
             oracle.check(task_set.first)
         return task_set, oracle
     tables, fill = _tables(config), (config.memory_fill, config.memory_fill)
+    model = config.model_for(cost_model, config.store)
     oracle = open_oracle(model, config.batch_size, tables)
     sampler = (
         RandomTaskSampler((config.num_tables,) * 2, (config.num_devices,) * 2, fill)
