@@ -363,7 +363,9 @@ def test_this_machine_is_probed_once(
     for _ in range(2):
         shard.main(replace(here, cost_model=tmp_path / "model"))
         said = " ".join(capsys.readouterr().out.split())
-        assert f"planned for {cpu_fingerprint()} by 17 shards of its probe" in said
+        # A busy machine measures fewer of the 17 in the probe's time.
+        here_by = rf"planned for {re.escape(cpu_fingerprint())} by \d+ shards of its probe"
+        assert re.search(here_by, said)
         with MeasurementStore(config.store) as store:
             (probe,) = store.probes()
         assert probe.shards
