@@ -1,37 +1,41 @@
-"""Times the phases of a step on a rank, by hooks on the sharded model.
+"""Traces the steps of a rank, by hooks on the sharded model and by its process group.
 
-Each phase lasts until the next begins, so phases add up to the step. Timing adds only reads of the
-clock.
+Each phase lasts until the next begins. Tracing adds only reads of the clock.
 """
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import nn
+import numpy as np
+from torch import Tensor, nn
 from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 
 from autoshard.benchmark import fbgemm
 from autoshard.benchmark.backends.base import Stopwatch
-from autoshard.benchmark.rehearsal.times import PHASES
+from autoshard.benchmark.rehearsal import trace
+from autoshard.benchmark.rehearsal.trace import PHASES, Event, Trace, TracedStep
 
-_INPUT, _FORWARD, _FORWARD_EXCHANGE, _DENSE, _BACKWARD_EXCHANGE, _BACKWARD, _REDUCE = range(
-    len(PHASES)
-)
+_OUTSIDE = -1  # exchanging, or waiting for it
 
 
 class Phases:
-    """Times the phases of steps.
+    """Traces steps. It is the recorder of the rank's process group (`RecordedGroup`).
 
     Args:
-        model: Sharded model with layers `bottom` and `in_order` as in `RehearsedModel`.
-        watch: Stopwatch of its device.
+        watch: Stopwatch of the rank's device.
     """
 
-    def __init__(self, model: nn.Module, watch: Stopwatch) -> None:
+    def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
+        self._running = False
+        self._phase = trace.DENSE
+        self._collectives = 0
         self._marks: list[Any] = []
-        self._begun: list[int] = []  # the phase that begins at each mark
+        self._begun: list[tuple[int, int, int]] = []  # at each mark: part, events so far, phase
+        self._events: list[Event] = []
+
+    def observe(self, model: nn.Module) -> None:
+        """Hooks into a sharded model with layers `bottom` and `in_order` as `RehearsedModel`."""
         ops = fbgemm.training_ops()
         operators = (
             ops.SplitTableBatchedEmbeddingBagsCodegen,
@@ -39,61 +43,88 @@ class Phases:
         )
         for module in model.modules():
             if isinstance(module, ShardedEmbeddingBagCollection):
-                module.register_forward_pre_hook(self._beginning(_INPUT))
+                module.register_forward_pre_hook(self._beginning(trace.INPUT))
                 for lookup in module._lookups:
-                    lookup.register_forward_pre_hook(self._beginning(_FORWARD))
-                    lookup.register_forward_hook(self._beginning(_FORWARD_EXCHANGE))
+                    lookup.register_forward_pre_hook(self._beginning(trace.FORWARD))
+                    lookup.register_forward_hook(self._beginning(trace.OUTPUTS))
                     for part in lookup.modules():
                         if isinstance(part, operators):
                             part.register_forward_hook(self._watch_operator)
-        model.get_submodule("in_order").register_forward_pre_hook(self._watch_pooled)
+        model.get_submodule("in_order").register_forward_hook(self._watch_outputs)
         model.get_submodule("bottom").register_forward_hook(self._watch_bottom)
 
     def start(self) -> None:
         """Begins a step."""
-        self._marks, self._begun = [], []
-        self._begin(_DENSE)
+        self._marks, self._begun, self._events, self._collectives = [], [], [], 0
+        self._running = True
+        self._begin(trace.DENSE)
 
-    def stop(self) -> tuple[tuple[float, ...], float]:
-        """Ends a step.
-
-        Returns:
-            Milliseconds of each phase, and the share of operator time that other processes took.
-        """
-        self._begin(_DENSE)
-        found, ours = [0.0] * len(PHASES), [0.0] * len(PHASES)
+    def stop(self) -> TracedStep:
+        """Ends a step."""
+        self._begin(trace.DENSE)
+        self._running = False
+        compute = np.zeros((len(self._events) + 1, len(PHASES)))
+        exchange, ran, had = [0.0] * len(PHASES), 0.0, 0.0
         passed = self._watch.between(self._marks)
-        for phase, (milliseconds, had) in zip(self._begun, passed, strict=False):
-            found[phase] += milliseconds
-            ours[phase] += had
-        ran = found[_FORWARD] + found[_BACKWARD]
-        had = ours[_FORWARD] + ours[_BACKWARD]
-        return tuple(found), max(0.0, 1 - had / ran) if ran else 0.0
+        for (part, gap, phase), (wall_ms, own_ms) in zip(self._begun, passed, strict=False):
+            if part == _OUTSIDE:
+                exchange[phase] += wall_ms
+                continue
+            compute[gap, part] += own_ms
+            if part in (trace.FORWARD, trace.BACKWARD):
+                ran, had = ran + wall_ms, had + own_ms
+        return TracedStep(
+            Trace(tuple(self._events), compute),
+            sum(wall_ms for wall_ms, _ in passed),
+            tuple(exchange),
+            max(0.0, 1 - had / ran) if ran else 0.0,
+        )
 
     def reduced(self) -> None:
         """Notes that the backward pass is over and dense gradients are reduced."""
-        self._begin(_DENSE)
+        self._begin(trace.DENSE)
+
+    def leave(self) -> None:
+        """Notes that the rank stops computing."""
+        self._mark(_OUTSIDE)
+
+    def issue(self, sent_bytes: int) -> int:
+        """Notes that a collective begins; returns its number in the step."""
+        number, self._collectives = self._collectives, self._collectives + 1
+        if self._running:
+            self._events.append(Event(number, sent_bytes, self._phase))
+        return number
+
+    def resume(self, waited: int | None = None) -> None:
+        """Notes that the rank goes on computing, after it waited for a collective."""
+        if waited is not None and self._running:
+            self._events.append(Event(waited, None, self._phase))
+        self._mark(self._phase)
+
+    def _mark(self, part: int) -> None:
+        if self._running:
+            self._marks.append(self._watch.mark())
+            self._begun.append((part, len(self._events), self._phase))
 
     def _begin(self, phase: int) -> None:
-        self._marks.append(self._watch.mark())
-        self._begun.append(phase)
+        self._phase = phase
+        self._mark(phase)
 
     def _beginning(self, phase: int) -> Callable[..., None]:
         return lambda *_: self._begin(phase)
 
-    def _watch_operator(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
+    def _watch_operator(self, _: nn.Module, __: Any, output: Tensor) -> None:
         """Hooks into the backward pass of a fused operator, which updates its weights."""
         node = output.grad_fn
         if node is not None:
-            node.register_prehook(self._beginning(_BACKWARD))
-            node.register_hook(self._beginning(_BACKWARD_EXCHANGE))
+            node.register_prehook(self._beginning(trace.BACKWARD))
+            node.register_hook(self._beginning(trace.GRADIENTS))
 
-    def _watch_pooled(self, _: nn.Module, inputs: tuple[list[Any], Any]) -> None:
-        """Notes that all embeddings have arrived, and hooks into sending their gradients."""
-        self._begin(_DENSE)
-        for values in inputs[0]:
-            values.register_hook(self._beginning(_BACKWARD_EXCHANGE))
+    def _watch_outputs(self, _: nn.Module, __: Any, output: Tensor) -> None:
+        """Notes that embeddings are in order, and hooks into their gradient."""
+        self._begin(trace.DENSE)
+        output.register_hook(self._beginning(trace.GRADIENTS))
 
     def _watch_bottom(self, _: nn.Module, __: Any, output: Any) -> None:
         """Hooks into the gradient of the first layer, with which the backward pass ends."""
-        output.register_hook(self._beginning(_REDUCE))
+        output.register_hook(self._beginning(trace.REDUCE))

@@ -1,13 +1,16 @@
 """The actor of a rank."""
 
 import gc
+import math
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 from autoshard.benchmark.backends.base import DeviceBackend, Place
 from autoshard.benchmark.core_lock import this_pool
 from autoshard.benchmark.process import at_usual_priority
+from autoshard.benchmark.reference import reference_operators
 
 _TIMEOUT = timedelta(hours=1)  # `RankGroup` ends all ranks if one is lost, so this need not
 _PATIENCE_S = 60.0  # for a device that others hold: a pool measures for seconds
@@ -32,6 +35,8 @@ class RehearsalRank:
         self._backend, self._claims = backend, claims
         backend.bind(place)
         self._trainings: dict[str, Any] = {}
+        self._turns: Any = None
+        self._drawn_for: Any = None
 
     def open_rendezvous(self) -> tuple[str, int]:
         """Returns host and port where the ranks meet."""
@@ -40,24 +45,37 @@ class RehearsalRank:
         self._rendezvous = Rendezvous()
         return self._rendezvous.host, self._rendezvous.port
 
-    def join(self, host: str, port: int) -> None:
-        """Joins the process group of all ranks."""
+    def join(self, host: str, port: int, in_turns: bool) -> None:
+        """Joins the process group of all ranks, which compute in turns or all at once."""
         import torch.distributed as dist
 
+        from autoshard.benchmark.rehearsal.collectives import RecordedGroup, TurnsBackend
+        from autoshard.benchmark.rehearsal.phases import Phases
+        from autoshard.benchmark.rehearsal.turns import Turns
+
         store = dist.TCPStore(host, port, is_master=False)
-        dist.init_process_group(
-            self._backend.collectives,
-            store=store,
-            rank=self._rank,
-            world_size=self._ranks,
-            timeout=_TIMEOUT,
-        )
+        rank, ranks = self._rank, self._ranks
+        references = reference_operators(self._backend) if in_turns else ()
+        self._watch = self._backend.stopwatch(flush=in_turns, references=references)
+        self._phases = Phases(self._watch)
+        if in_turns:
+            self._turns = Turns(store, rank, ranks, lambda: self._watch.clear_cache(math.inf))
+            inner: Any = TurnsBackend(self._turns)
+        else:
+            inner = self._backend.process_group(store, rank, ranks, _TIMEOUT)
+        group = RecordedGroup(inner, rank, ranks, self._phases)
+        dist.Backend.register_backend("recorded", lambda *_: group, devices=["cpu", "cuda"])
+        dist.init_process_group("recorded", store=store, rank=rank, world_size=ranks)
 
     def prepare(self, name: str, task: Any, plan: Any) -> None:
         """Builds the model of a task by a plan, at the same time as the other ranks."""
-        from autoshard.benchmark.rehearsal.training import Training
+        from autoshard.benchmark.rehearsal.training import Training, draw_batches
 
-        self._trainings[name] = Training(task, plan, self._backend)
+        drawn_for = (task.tables, task.batch_size)
+        if self._drawn_for != drawn_for:  # batches are the same for all plans of a task
+            self._batches = draw_batches(task, self._backend.device)
+            self._drawn_for = drawn_for
+        self._trainings[name] = Training(task, plan, self._backend, self._phases, self._batches)
         gc.collect()
         gc.freeze()  # later collections walk objects of steps only: 1 ms instead of 130
 
@@ -65,7 +83,19 @@ class RehearsalRank:
         """Returns the results of so many steps."""
         claim = self._backend.claim(f"a rehearsal in {this_pool()}", _PATIENCE_S)
         with claim if self._claims else nullcontext():
-            return self._trainings[name].run(steps)
+            if self._turns is None:
+                return [self._trainings[name].step() for _ in range(steps)]
+            self._turns.begin()
+            try:
+                return [self._step_in_turn(name) for _ in range(steps)]
+            finally:
+                self._turns.end()
+
+    def _step_in_turn(self, name: str) -> Any:
+        """Returns a step with the reference beside it."""
+        beside = self._watch.reference()
+        step = self._trainings[name].step()
+        return replace(step, reference_ms=beside and (beside.forward_ms, beside.backward_ms))
 
     def parts(self, name: str) -> Any:
         """Returns the parts of tables on this rank."""

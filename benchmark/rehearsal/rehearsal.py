@@ -34,21 +34,26 @@ class RankGroup:
     Args:
         ranks: Number of ranks.
         kind: Kind of devices.
+        in_turns: Whether ranks compute in turns, one at a time; by default they do where some share
+            a core.
     """
 
-    def __init__(self, ranks: int, kind: RequestedKind = "auto") -> None:
+    def __init__(
+        self, ranks: int, kind: RequestedKind = "auto", in_turns: bool | None = None
+    ) -> None:
         from autoshard.workload.torchrec import to_torchrec  # noqa: F401 - says if it is missing
 
         nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]
         self.backend = requested_backend(kind) or best_backend(nodes.values())
         self.places = _places(ranks, self.backend, nodes)
+        self.in_turns = self.ranks_per_core > 1 if in_turns is None else in_turns
         self._tasks: dict[str, tuple[ShardingTask, ShardingPlan | None]] = {}
         self._actors: list[Any] = []
         try:
             for rank, place in enumerate(self.places):
                 self._actors.append(self._start(rank, place))
             host, port = self._ask([self._actors[0].open_rendezvous.remote()])[0]
-            self._all("join", host, port)
+            self._all("join", host, port, self.in_turns)
         except BaseException:
             self.close()
             raise
@@ -94,12 +99,11 @@ class RankGroup:
             held = [{p.table for p in plan.placements if p.device == r} for r in range(len(runs))]
             tables = list(map(len, held))
         every = zip(self.places, tables, planned, peaks, runs, strict=True)
-        return Rehearsal(
-            tuple(
-                RankTimes(place.name, count, size, peak, tuple(run[warm_up:]))
-                for place, count, size, peak, run in every
-            )
+        times = tuple(
+            RankTimes(place.name, count, size, peak, tuple(run[warm_up:]))
+            for place, count, size, peak, run in every
         )
+        return Rehearsal(times, self.in_turns, task.objective.link)
 
     def train_interleaved(
         self, task: ShardingTask, plans: Mapping[str, ShardingPlan | None], seconds: float

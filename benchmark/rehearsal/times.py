@@ -1,29 +1,30 @@
 """Times of training steps on ranks, and the report of a rehearsal."""
 
 import statistics
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
-from autoshard.benchmark.statistics import median_interval
-from autoshard.workload import documents
-
-# In the order of reports. A rank that is done early waits for others in the next exchange, so
-# exchanges include waiting.
-PHASES = (
-    "input",
-    "forward",
-    "forward all-to-all",
-    "dense",
-    "backward all-to-all",
-    "backward",
-    "all-reduce",
+from autoshard.benchmark.rehearsal.trace import (
+    BACKWARD,
+    FORWARD,
+    PHASES,
+    ComposedStep,
+    Trace,
+    TracedStep,
+    compose,
 )
-_COLUMNS = ("input", "fwd", "a2a fwd", "dense", "a2a bwd", "bwd", "all-red.")
-_COMPUTE = tuple(PHASES.index(phase) for phase in ("forward", "backward"))
+from autoshard.benchmark.statistics import median_interval, uncontended_level
+from autoshard.workload import Link, documents
+from autoshard.workload.arrays import Floats
+
+_COLUMNS = ("input", "fwd", "outputs", "dense", "grads", "bwd", "reduce")
 MUCH = 0.05  # share of cores taken by other processes, above which it is reported
-REHEARSAL_SCHEMA = documents.Schema("autoshard.rehearsal", 1)
+REHEARSAL_SCHEMA = documents.Schema("autoshard.rehearsal", 2)
 
 
 @dataclass(frozen=True)
@@ -31,19 +32,26 @@ class Step:
     """A step on one rank.
 
     Args:
-        phases_ms: Milliseconds of each of PHASES.
+        traced: What it computed, and its times.
         loss: Mean loss of the rank's samples, before the step.
-        disturbed: Share of its operators' time in which other processes had the core.
+        reference_ms: Forward and backward of the reference operator just before; None without one.
     """
 
-    phases_ms: tuple[float, ...]
+    traced: TracedStep
     loss: float
-    disturbed: float = 0.0
+    reference_ms: tuple[float, float] | None = None
 
-    @property
-    def total_ms(self) -> float:
-        """Sum of all phases."""
-        return sum(self.phases_ms)
+
+Level = tuple[float, float]  # uncontended times of the reference, forward and backward
+
+
+def reference_level(steps: Iterable[Step]) -> Level | None:
+    """Returns the uncontended times of the reference beside these steps; None without one."""
+    found = [step.reference_ms for step in steps if step.reference_ms is not None]
+    if not found:
+        return None
+    forward, backward = zip(*found, strict=True)
+    return uncontended_level(forward), uncontended_level(backward)
 
 
 @dataclass(frozen=True)
@@ -66,34 +74,74 @@ class RankTimes:
 
     @property
     def phases_ms(self) -> tuple[float, ...]:
-        """Median of each phase."""
-        every = zip(*(step.phases_ms for step in self.steps), strict=True)
-        return tuple(map(statistics.median, every))
+        """Median computing in each phase."""
+        every = np.stack([step.traced.trace.phases_ms for step in self.steps])
+        return tuple(np.median(every, axis=0).tolist())
 
-    @property
-    def total_ms(self) -> float:
-        """Median step."""
-        return statistics.median(step.total_ms for step in self.steps)
+    def normalised(self, level: Level | None) -> list[Trace]:
+        """Returns the traces as they would be with the reference at this level.
 
-    @property
-    def compute_ms(self) -> float:
-        """Median time of its fused operators, forward and backward."""
-        return statistics.median(
-            sum(step.phases_ms[phase] for phase in _COMPUTE) for step in self.steps
-        )
+        Forward passes are slowed like the reference's, backward passes like its backward, and all
+        the rest like both together.
+        """
+        traces = [step.traced.trace for step in self.steps]
+        beside = [step.reference_ms for step in self.steps]
+        if level is None or None in beside:
+            return traces
+        # The median of steps nearby: single runs of the reference vary more than the host does.
+        forward, backward = _smoothed(np.array(beside)).T
+        factors = np.tile(sum(level) / (forward + backward), (len(PHASES), 1))
+        factors[FORWARD], factors[BACKWARD] = level[0] / forward, level[1] / backward
+        every = zip(traces, factors.T, strict=True)
+        return [replace(trace, compute_ms=trace.compute_ms * factor) for trace, factor in every]
+
+
+def _smoothed(values: Floats, reach: int = 2) -> Floats:
+    """Returns the median of each row and its neighbours."""
+    count = len(values)
+    around = [values[max(0, n - reach) : min(count, n + reach + 1)] for n in range(count)]
+    return np.stack([np.median(some, axis=0) for some in around])
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Steps of all ranks, each of which began at the same time on all."""
+    """Steps of all ranks.
+
+    Args:
+        ranks: Times of each rank.
+        in_turns: Whether ranks computed in turns; then a step is composed of what they computed.
+        link: Network by which exchanges are priced in a composed step.
+        level: Reference level to which composed steps are normalised; by default that of these
+            steps.
+    """
 
     ranks: tuple[RankTimes, ...]
+    in_turns: bool = False
+    link: Link | None = None
+    level: Level | None = None
+
+    @cached_property
+    def composed(self) -> list[ComposedStep]:
+        """Each step, put together from what ranks computed."""
+        level = self.level or reference_level(s for rank in self.ranks for s in rank.steps)
+        every = [rank.normalised(level) for rank in self.ranks]
+        return [compose(traces, self.link) for traces in zip(*every, strict=True)]
 
     @property
     def step_ms(self) -> list[float]:
         """Time of each step until the last rank is done."""
+        if self.in_turns:
+            return [step.step_ms for step in self.composed]
         every = zip(*(rank.steps for rank in self.ranks), strict=True)
-        return [max(step.total_ms for step in steps) for steps in every]
+        return [max(step.traced.wall_ms for step in steps) for steps in every]
+
+    @property
+    def waiting_ms(self) -> Floats:
+        """Median exchanging and waiting of each rank in each phase, [ranks, PHASES]."""
+        if self.in_turns:
+            return np.median([step.waiting_ms for step in self.composed], axis=0)
+        every = [[step.traced.exchange_ms for step in rank.steps] for rank in self.ranks]
+        return np.asarray(np.median(every, axis=1))
 
     @property
     def median_ms(self) -> float:
@@ -114,29 +162,31 @@ class Rehearsal:
     @property
     def disturbed(self) -> float:
         """Mean share of cores' time that other processes took."""
-        return statistics.fmean(step.disturbed for rank in self.ranks for step in rank.steps)
+        every = [step.traced.disturbed for rank in self.ranks for step in rank.steps]
+        return statistics.fmean(every)
 
     @property
     def slowest(self) -> int:
-        """The rank whose operators take longest, for which the others wait."""
-        return max(range(len(self.ranks)), key=lambda rank: self.ranks[rank].compute_ms)
+        """The rank that computes longest, for which the others wait."""
+        return max(range(len(self.ranks)), key=lambda rank: sum(self.ranks[rank].phases_ms))
 
     def table(self, title: str) -> Table:
         """Returns the report with a row for each rank, for rich's console."""
         low, high = self.interval_ms
+        how = "composed of ranks that took turns; " if self.in_turns else ""
         report = Table(
-            title=f"{title}: {self.median_ms:.2f} ms a step (median of {len(self.step_ms)}; "
+            title=f"{title}: {self.median_ms:.2f} ms a step ({how}median of {len(self.step_ms)}; "
             f"95 % interval {low:.2f} to {high:.2f})",
             title_justify="left",
-            caption="medians in ms; bold: the rank whose operators take longest, for which others "
-            "wait in the all-to-alls and the all-reduce of what is dense; MB: of tables and a "
-            "batch, by the plan; peak MB: of the process",
+            caption="medians in ms of what a rank computes; waits: for the others and for what they "
+            "send; bold: the rank that computes longest; MB: of tables and a batch, by the plan; "
+            "peak MB: of the process",
             caption_justify="left",
             box=None,
             padding=(0, 0, 0, 1),
         )
         report.add_column("rank", no_wrap=True)
-        for column in ("tables", "MB", "peak MB", *_COLUMNS, "step"):
+        for column in ("tables", "MB", "peak MB", *_COLUMNS, "waits"):
             report.add_column(column, justify="right", no_wrap=True)
         hosts = {rank.name.partition("@")[2] for rank in self.ranks}
         for number, rank in enumerate(self.ranks):
@@ -148,7 +198,7 @@ class Rehearsal:
                 "-" if planned is None else f"{planned:,.0f}",
                 f"{rank.peak_bytes / 1e6:,.0f}",
                 *(f"{value:.1f}" for value in rank.phases_ms),
-                f"{rank.total_ms:.1f}",
+                f"{self.waiting_ms[number].sum():.1f}",
                 style="bold" if number == self.slowest else "",
             )
         return report
@@ -159,10 +209,22 @@ class Rehearsal:
             {
                 "step_ms": self.median_ms,
                 "interval_ms": list(self.interval_ms),
+                "in_turns": self.in_turns,
                 "slowest_rank": self.slowest,
                 "losses": self.losses,
                 "disturbed": self.disturbed,
                 "phases": list(PHASES),
-                "ranks": [asdict(rank) for rank in self.ranks],
+                "ranks": [
+                    {
+                        "name": rank.name,
+                        "tables": rank.tables,
+                        "planned_bytes": rank.planned_bytes,
+                        "peak_bytes": rank.peak_bytes,
+                        "phases_ms": list(rank.phases_ms),
+                        "waits_ms": waits.tolist(),
+                    }
+                    for rank, waits in zip(self.ranks, self.waiting_ms, strict=True)
+                ],
+                "steps_ms": self.step_ms,
             }
         )

@@ -1,6 +1,6 @@
 """Training on one rank: a model sharded by a plan, a few batches, timed steps."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,7 @@ from torchrec.optim.optimizers import in_backward_optimizer_filter
 
 from autoshard.benchmark.backends.base import DeviceBackend
 from autoshard.benchmark.rehearsal.model import (
+    Batch,
     RehearsedModel,
     draw_batch,
     fill,
@@ -51,12 +52,19 @@ class Training:
         task: Task, whose batch size is that of all ranks together.
         plan: Plan of this package, or of TorchRec's planner for `RehearsedModel`.
         backend: Backend that is bound to the device of this rank.
+        phases: Traces its steps.
+        batches: Batches of the task, which steps go through again and again.
     """
 
     def __init__(
-        self, task: ShardingTask, plan: ShardingPlan | TorchRecPlan, backend: DeviceBackend
+        self,
+        task: ShardingTask,
+        plan: ShardingPlan | TorchRecPlan,
+        backend: DeviceBackend,
+        phases: Phases,
+        batches: Sequence[Batch],
     ) -> None:
-        rank, ranks, device = dist.get_rank(), dist.get_world_size(), backend.device
+        ranks, device = dist.get_world_size(), backend.device
         self._task = task
         torch.manual_seed(0)  # seed of the dense layers: the same on all ranks
         model = RehearsedModel(task.tables, task.operator)
@@ -75,18 +83,9 @@ class Training:
         dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
         self._optimizer = torch.optim.SGD(dense.values(), lr=LEARNING_RATE)
         self._loss = nn.BCEWithLogitsLoss()
-        share = task.batch_size // ranks
-        samples = slice(rank * share, (rank + 1) * share)
-        self._batches = [
-            draw_batch(task.tables, task.batch_size, seed, samples, device)
-            for seed in range(BATCHES)
-        ]
-        self._steps = 0
-        self._phases = Phases(self.model.module, backend.stopwatch(flush=False))
-
-    def run(self, steps: int) -> list[Step]:
-        """Runs so many steps, each of which all ranks begin at the same time."""
-        return [self._step() for _ in range(steps)]
+        self._batches, self._steps = batches, 0
+        self._phases = phases
+        phases.observe(self.model.module)
 
     def parts(self) -> Iterator[Part]:
         """Yields all parts of tables on this rank."""
@@ -103,7 +102,8 @@ class Training:
                 else:
                     yield Part(table, 0, 0, held)
 
-    def _step(self) -> Step:
+    def step(self) -> Step:
+        """Runs a step, which all ranks begin at the same time."""
         batch = self._batches[self._steps % len(self._batches)]
         self._steps += 1
         sparse = batch.sparse()
@@ -114,8 +114,15 @@ class Training:
         loss.backward()
         self._phases.reduced()
         self._optimizer.step()
-        phases_ms, disturbed = self._phases.stop()
-        return Step(phases_ms, loss.item(), disturbed)
+        traced = self._phases.stop()
+        return Step(traced, loss.item())
+
+
+def draw_batches(task: ShardingTask, device: torch.device) -> list[Batch]:
+    """Returns this rank's samples of all batches of a task."""
+    rank, share = dist.get_rank(), task.batch_size // dist.get_world_size()
+    samples = slice(rank * share, (rank + 1) * share)
+    return [draw_batch(task.tables, task.batch_size, s, samples, device) for s in range(BATCHES)]
 
 
 def _on_device(plan: TorchRecPlan, device: torch.device) -> TorchRecPlan:

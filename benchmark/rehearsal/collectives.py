@@ -1,0 +1,212 @@
+"""A process group of torch.distributed that records when a rank exchanges data.
+
+Its collectives run on another process group (gloo, NCCL), or on `Turns`. Only the collectives that
+TorchRec and DistributedDataParallel use are here.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+
+from autoshard.benchmark.rehearsal.turns import Turns
+
+
+class Recorder(Protocol):
+    """Notes the exchanges of a rank."""
+
+    def issue(self, sent_bytes: int) -> int:
+        """Notes that a collective begins, with what this rank sends to others."""
+
+    def leave(self) -> None:
+        """Notes that the rank stops computing."""
+
+    def resume(self, waited: int | None = None) -> None:
+        """Notes that it goes on computing, after it waited for a collective."""
+
+
+class RecordedWork(dist.Work):
+    """A running collective, whose result is needed when it is waited for."""
+
+    def __init__(self, finish: Callable[[], None], output: Any, recorder: Recorder, number: int):
+        super().__init__()
+        self._finish, self._output = finish, output
+        self._recorder, self._number = recorder, number
+        self._is_done = False
+
+    def wait(self, timeout: Any = None) -> bool:  # noqa: ARG002
+        """Returns when the result is there."""
+        if not self._is_done:
+            self._recorder.leave()
+            self._finish()
+            self._recorder.resume(self._number)
+            self._is_done = True
+        return True
+
+    def is_completed(self) -> bool:
+        """Returns whether it was waited for."""
+        return self._is_done
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        """Returns the result as DistributedDataParallel expects it, which waits for it at once."""
+        self.wait()
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_result(self._output)
+        return future
+
+
+class RecordedGroup(dist.ProcessGroup):
+    """Runs collectives and records them.
+
+    Args:
+        inner: Runs them.
+        rank: Number of this rank.
+        ranks: Number of ranks.
+        recorder: Notes them.
+    """
+
+    def __init__(self, inner: Any, rank: int, ranks: int, recorder: Recorder) -> None:
+        super().__init__(rank, ranks)
+        self._inner, self._others, self._recorder = inner, ranks - 1, recorder
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Returns the name by which torch.distributed knows it."""
+        return "recorded"
+
+    @property
+    def group_name(self) -> str:
+        """The name by which torch.distributed finds it."""
+        return str(dist.distributed_c10d._world.pg_names[self])
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        sent: torch.Tensor,
+        output_splits: Sequence[int],
+        sent_splits: Sequence[int],
+        opts: Any = None,  # noqa: ARG002
+    ) -> RecordedWork:
+        """Sends each rank its part, and receives one from each."""
+        ranks, own = self.size(), self.rank()
+        output_splits = output_splits or [len(output) // ranks] * ranks
+        sent_splits = sent_splits or [len(sent) // ranks] * ranks
+        row_bytes = sent[:0].nbytes if not len(sent) else sent.nbytes // len(sent)
+        going = row_bytes * (sum(sent_splits) - sent_splits[own])
+        run = self._inner.alltoall_base
+        return self._run(
+            lambda: run(output, sent, list(output_splits), list(sent_splits)), going, [output]
+        )
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> RecordedWork:
+        """Replaces tensors by their sums over all ranks."""
+        share = 2 * self._others / self.size()  # of a ring, which takes least
+        going = int(share * sum(tensor.nbytes for tensor in tensors))
+        opts = opts or dist.AllreduceOptions()
+        return self._run(lambda: self._inner.allreduce(tensors, opts), going, tensors)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> RecordedWork:
+        """Replaces tensors by those of one rank."""
+        opts = opts or dist.BroadcastOptions()
+        return self._run(lambda: self._inner.broadcast(tensors, opts), 0, tensors)
+
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None
+    ) -> RecordedWork:
+        """Receives the tensor of each rank."""
+        going = sum(tensor.nbytes for tensor in tensors) * self._others
+        opts = opts or dist.AllgatherOptions()
+        return self._run(lambda: self._inner.allgather(outputs, tensors, opts), going, outputs)
+
+    def barrier(self, opts: Any = None) -> RecordedWork:
+        """Waits for all ranks."""
+        opts = opts or dist.BarrierOptions()
+        return self._run(lambda: self._inner.barrier(opts), 0, [])
+
+    def _run(self, start: Callable[[], Any], going: int, output: Any) -> RecordedWork:
+        self._recorder.leave()
+        work = start()
+        number = self._recorder.issue(going)
+        self._recorder.resume()
+        return RecordedWork(work.wait, output, self._recorder, number)
+
+
+class TurnsBackend:
+    """Collectives of ranks that take turns, by the names that `RecordedGroup` calls."""
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+
+    def alltoall_base(
+        self,
+        output: torch.Tensor,
+        sent: torch.Tensor,
+        output_splits: Sequence[int],
+        sent_splits: Sequence[int],
+    ) -> "_Later":
+        """As `RecordedGroup.alltoall_base`."""
+        row = sent[0].numel() if len(sent) else output[0].numel() if len(output) else 1
+        number = self._turns.issue(sent.contiguous(), [row * split for split in sent_splits])
+
+        def finish() -> None:
+            for rank, part in enumerate(output.split(list(output_splits))):
+                self._turns.read(number, rank, part)
+
+        return _Later(self._turns, number, finish)
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any) -> "_Later":
+        """Sums; other operations are not used."""
+        name = str(opts.reduceOp).rpartition(".")[2].lower()
+        combine = {"max": torch.maximum, "min": torch.minimum}.get(name, torch.add)
+        (tensor,) = tensors
+        number = self._turns.issue(tensor.contiguous())
+
+        def finish() -> None:
+            total, part = torch.empty_like(tensor), torch.empty_like(tensor)
+            self._turns.read(number, 0, total)
+            for rank in range(1, self._turns.ranks):
+                self._turns.read(number, rank, part)
+                combine(total, part, out=total)
+            tensor.copy_(total)
+
+        return _Later(self._turns, number, finish)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> "_Later":
+        """As `RecordedGroup.broadcast`."""
+        (tensor,) = tensors
+        number = self._turns.issue(tensor.contiguous())
+        return _Later(
+            self._turns, number, lambda: self._turns.read(number, opts.rootRank, tensor)
+        )
+
+    def allgather(
+        self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any
+    ) -> "_Later":
+        """As `RecordedGroup.allgather`."""
+        del opts
+        (tensor,), (found,) = tensors, outputs
+        number = self._turns.issue(tensor.contiguous())
+
+        def finish() -> None:
+            for rank, output in enumerate(found):
+                self._turns.read(number, rank, output)
+
+        return _Later(self._turns, number, finish)
+
+    def barrier(self, opts: Any) -> "_Later":
+        """As `RecordedGroup.barrier`."""
+        del opts
+        return _Later(self._turns, self._turns.issue(torch.empty(0)), lambda: None)
+
+
+class _Later:
+    """A collective that reads what others sent once it is waited for."""
+
+    def __init__(self, turns: Turns, number: int, finish: Callable[[], None]) -> None:
+        self._turns, self._number, self._finish = turns, number, finish
+
+    def wait(self) -> None:
+        """Waits for all ranks, then reads."""
+        self._turns.wait(self._number)
+        self._finish()
+        self._turns.forget(self._number)

@@ -1,0 +1,127 @@
+"""What a rank does in a training step, and how long a step of all ranks takes together.
+
+A trace is what a rank computes between its exchanges. All ranks exchange in the same order, so a
+step of all ranks follows from their traces and from the network: nobody gets further than the
+slowest whose data is needed. That holds for a plain loop and for pipelines alike, because a trace
+keeps where a rank sends and where it waits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from autoshard.workload import Link
+from autoshard.workload.arrays import Floats
+
+# What a rank computes, in the order of a step. Waiting for others is not part of it.
+PHASES = ("input", "forward", "outputs", "dense", "gradients", "backward", "reduce")
+INPUT, FORWARD, OUTPUTS, DENSE, GRADIENTS, BACKWARD, REDUCE = range(len(PHASES))
+_MS = 1e3
+
+
+class Event(NamedTuple):
+    """A point of a step at which a rank sends, or waits for what others send.
+
+    Args:
+        collective: Number of the collective in the step.
+        sent_bytes: What this rank sends to others; None where it waits.
+        phase: The phase, as an index into PHASES.
+    """
+
+    collective: int
+    sent_bytes: int | None
+    phase: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A step of one rank.
+
+    Args:
+        events: In order. All ranks have the same, but for bytes and phases.
+        compute_ms: Milliseconds of computing before each event and after the last,
+            [events + 1, PHASES].
+    """
+
+    events: tuple[Event, ...]
+    compute_ms: Floats
+
+    @property
+    def phases_ms(self) -> Floats:
+        """Computing of each phase, [PHASES]."""
+        return np.asarray(self.compute_ms.sum(0))
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """A step of one rank as it ran.
+
+    Args:
+        trace: What it computed.
+        wall_ms: Until it was done, waiting included.
+        exchange_ms: Its share of exchanging and waiting, by phase, [PHASES].
+        disturbed: Share of the operators' time in which other processes had the core.
+    """
+
+    trace: Trace
+    wall_ms: float
+    exchange_ms: tuple[float, ...]
+    disturbed: float
+
+
+@dataclass(frozen=True)
+class ComposedStep:
+    """A step of all ranks, put together from their traces.
+
+    Args:
+        step_ms: Until the last rank is done.
+        waiting_ms: What each rank waits in each phase, [ranks, PHASES].
+    """
+
+    step_ms: float
+    waiting_ms: Floats
+
+
+def compose(
+    traces: Sequence[Trace], link: Link | None = None, dense_ms: float | None = None
+) -> ComposedStep:
+    """Returns a step of ranks that all compute at the same time.
+
+    Args:
+        traces: Trace of each rank.
+        link: Network between ranks; without one, exchanges take no time.
+        dense_ms: Replaces what the dense part of the model takes.
+    """
+    events = [trace.events for trace in traces]
+    if any(len(some) != len(events[0]) for some in events):
+        raise ValueError("ranks of one step do not exchange equally often")
+    compute = np.stack([trace.compute_ms for trace in traces])  # [ranks, events + 1, PHASES]
+    if dense_ms is not None:
+        whole = compute[..., DENSE].sum(1, keepdims=True)
+        compute = compute.copy()
+        compute[..., DENSE] *= dense_ms / np.maximum(whole, np.finfo(float).tiny)
+    spans = compute.sum(2)
+    now = np.zeros(len(traces))
+    waiting = np.zeros((len(traces), len(PHASES)))
+    done: dict[int, float] = {}
+    free = 0.0  # when the network has moved all that was sent before
+    for number, every in enumerate(zip(*events, strict=True)):
+        now = now + spans[:, number]
+        collective = every[0].collective
+        if every[0].sent_bytes is not None:
+            took = _ms_of([event.sent_bytes or 0 for event in every], link)
+            done[collective] = free = max(float(now.max()), free) + took
+        else:
+            later = np.maximum(now, done[collective])
+            waiting[:, every[0].phase] += later - now
+            now = later
+    return ComposedStep(float((now + spans[:, -1]).max()), waiting)
+
+
+def _ms_of(sent_bytes: Sequence[int], link: Link | None) -> float:
+    """Returns the milliseconds of a collective: the rank that sends most takes longest."""
+    if link is None or not any(sent_bytes):
+        return 0.0
+    return _MS * (link.latency_s + max(sent_bytes) / link.bytes_s)
