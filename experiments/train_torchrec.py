@@ -1,13 +1,14 @@
 #!/usr/bin/env python
 """Train a small model by a plan with TorchRec, and measure its step time."""
 
+import math
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from autoshard.benchmark.backends import RequestedKind
-from autoshard.benchmark.rehearsal.rehearsal import RankGroup
+from autoshard.benchmark.rehearsal.rehearsal import MIN_ROUNDS, ROUND_STEPS, RankGroup
 from autoshard.benchmark.rehearsal.times import MUCH
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file
@@ -54,7 +55,12 @@ class TrainTorchRecConfig:
     optimizer: Optimizer = "rowwise_adagrad"
     """Optimizer of the tables."""
     steps: int = 100
-    """Number of timed steps, after a few that are not timed."""
+    """Number of timed steps, after a few that are not timed. Ranks that take turns run them in
+    rounds of ten, each with models built anew."""
+    at_once: bool = False
+    """All ranks compute at the same time, also on cores of one machine, which slow each other down.
+    By default those take turns, each with the machine to itself, and a step is composed of what
+    each computed."""
     json: Path | None = None
     """File for the times of all steps."""
 
@@ -82,20 +88,25 @@ def main(config: TrainTorchRecConfig) -> None:
     ranks = plan.num_devices if plan is not None else config.num_devices or 1
     operator = OperatorOptions(optimizer=config.optimizer)
     task = ShardingTask(tables, Device.uniform(ranks, _ANY_BYTES), config.batch_size, operator)
-    with ray_cluster(), closing(RankGroup(ranks, config.devices)) as found:
-        if found.ranks_per_core > 1:
+    in_turns = False if config.at_once else None
+    with ray_cluster(), closing(RankGroup(ranks, config.devices, in_turns)) as found:
+        if found.in_turns:
             cli.note(
-                f"{ranks} ranks share {ranks / found.ranks_per_core:.0f} cores: steps take longer "
-                "than with a core for each"
+                "the ranks share a machine, so they compute in turns, and a step is composed of what "
+                "each computed (--at-once: all at the same time)"
             )
         if config.planner in SHARDERS:
             plan = make_sharder(config.planner).shard(replace(task, devices=found.devices()))
-        found.prepare("", task, plan)
         where = ", ".join(place.name for place in found.places)
         cli.say(f"training {len(tables)} tables on {where}")
-        rehearsal = found.train("", config.steps)
+        if found.in_turns:
+            rounds = max(MIN_ROUNDS, math.ceil(config.steps / ROUND_STEPS))
+            rehearsal = found.train_interleaved(task, {"": plan}, rounds=rounds)[""]
+        else:
+            found.prepare("", task, plan)
+            rehearsal = found.train("", config.steps)
     cli.console.print(rehearsal.table(str(config.plan or config.planner)))
-    if rehearsal.disturbed > MUCH and found.ranks_per_core == 1:
+    if rehearsal.disturbed > MUCH and not found.in_turns:
         cli.note(
             f"other processes took {rehearsal.disturbed:.0%} of the ranks' cores: steps took longer"
         )

@@ -29,7 +29,9 @@ class Recorder(Protocol):
 class RecordedWork(dist.Work):
     """A running collective, whose result is needed when it is waited for."""
 
-    def __init__(self, finish: Callable[[], None], output: Any, recorder: Recorder, number: int):
+    def __init__(
+        self, finish: Callable[[], None], output: Any, recorder: Recorder, number: int
+    ) -> None:
         super().__init__()
         self._finish, self._output = finish, output
         self._recorder, self._number = recorder, number
@@ -79,7 +81,7 @@ class RecordedGroup(dist.ProcessGroup):
         """The name by which torch.distributed finds it."""
         return str(dist.distributed_c10d._world.pg_names[self])
 
-    def alltoall_base(
+    def alltoall_base(  # type: ignore[override]  # one of its forms
         self,
         output: torch.Tensor,
         sent: torch.Tensor,
@@ -98,25 +100,29 @@ class RecordedGroup(dist.ProcessGroup):
             lambda: run(output, sent, list(output_splits), list(sent_splits)), going, [output]
         )
 
-    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> RecordedWork:
+    def allreduce(  # type: ignore[override]  # one of its forms
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> RecordedWork:
         """Replaces tensors by their sums over all ranks."""
         share = 2 * self._others / self.size()  # of a ring, which takes least
         going = int(share * sum(tensor.nbytes for tensor in tensors))
         opts = opts or dist.AllreduceOptions()
         return self._run(lambda: self._inner.allreduce(tensors, opts), going, tensors)
 
-    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> RecordedWork:
+    def broadcast(  # type: ignore[override]  # one of its forms
+        self, tensors: list[torch.Tensor], opts: Any = None
+    ) -> RecordedWork:
         """Replaces tensors by those of one rank."""
         opts = opts or dist.BroadcastOptions()
         return self._run(lambda: self._inner.broadcast(tensors, opts), 0, tensors)
 
-    def allgather(
+    def allgather(  # type: ignore[override]  # one of its forms
         self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any = None
     ) -> RecordedWork:
         """Receives the tensor of each rank."""
         going = sum(tensor.nbytes for tensor in tensors) * self._others
-        opts = opts or dist.AllgatherOptions()
-        return self._run(lambda: self._inner.allgather(outputs, tensors, opts), going, outputs)
+        run = self._inner.allgather
+        return self._run(lambda: run(outputs, tensors, *([opts] if opts else [])), going, outputs)
 
     def barrier(self, opts: Any = None) -> RecordedWork:
         """Waits for all ranks."""
@@ -149,7 +155,7 @@ class TurnsBackend:
         number = self._turns.issue(sent.contiguous(), [row * split for split in sent_splits])
 
         def finish() -> None:
-            for rank, part in enumerate(output.split(list(output_splits))):
+            for rank, part in enumerate(torch.split(output, list(output_splits))):
                 self._turns.read(number, rank, part)
 
         return _Later(self._turns, number, finish)
@@ -175,12 +181,13 @@ class TurnsBackend:
         """As `RecordedGroup.broadcast`."""
         (tensor,) = tensors
         number = self._turns.issue(tensor.contiguous())
-        return _Later(
-            self._turns, number, lambda: self._turns.read(number, opts.rootRank, tensor)
-        )
+        return _Later(self._turns, number, lambda: self._turns.read(number, opts.rootRank, tensor))
 
     def allgather(
-        self, outputs: list[list[torch.Tensor]], tensors: list[torch.Tensor], opts: Any
+        self,
+        outputs: list[list[torch.Tensor]],
+        tensors: list[torch.Tensor],
+        opts: Any = None,
     ) -> "_Later":
         """As `RecordedGroup.allgather`."""
         del opts

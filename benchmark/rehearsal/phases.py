@@ -123,7 +123,7 @@ class Phases:
     def _watch_outputs(self, _: nn.Module, __: Any, output: Tensor) -> None:
         """Notes that embeddings are in order, and hooks into their gradient."""
         self._begin(trace.DENSE)
-        output.register_hook(self._beginning(trace.GRADIENTS))
+        output.register_hook(self._beginning(trace.GRADIENTS))  # type: ignore[no-untyped-call]
 
     def _watch_bottom(self, _: nn.Module, __: Any, output: Any) -> None:
         """Hooks into the gradient of the first layer, with which the backward pass ends."""

@@ -95,7 +95,7 @@ class RehearsalRank:
         """Returns a step with the reference beside it."""
         beside = self._watch.reference()
         step = self._trainings[name].step()
-        return replace(step, reference_ms=beside and (beside.forward_ms, beside.backward_ms))
+        return replace(step, reference_ms=beside and beside.forward_ms + beside.backward_ms)
 
     def parts(self, name: str) -> Any:
         """Returns the parts of tables on this rank."""

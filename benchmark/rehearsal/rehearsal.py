@@ -1,5 +1,6 @@
 """Rehearsals on a cluster: one process per rank, started by Ray and watched."""
 
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,13 +14,13 @@ from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
 from autoshard.benchmark.core_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line, nodes_that_measure, reports_of
 from autoshard.benchmark.rehearsal.rank import RehearsalRank
-from autoshard.benchmark.rehearsal.times import RankTimes, Rehearsal
+from autoshard.benchmark.rehearsal.times import RankReport, Rehearsal, Round
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError
 
 WARM_UP = 5  # steps
-_ROUND_STEPS = 10  # steps of a plan in a round of several
+ROUND_STEPS = 10  # steps of a plan in a round of several
 _ROUND_WARM_UP = 3  # after which the caches hold nothing of the plan before
-_MIN_ROUNDS = 3
+MIN_ROUNDS = 3
 _UNKNOWN_BYTES = 2**50  # memory of a GPU, which fails itself if something does not fit
 _GRACE_S = 5.0  # for the errors of other ranks, one of which may be the cause
 
@@ -34,8 +35,8 @@ class RankGroup:
     Args:
         ranks: Number of ranks.
         kind: Kind of devices.
-        in_turns: Whether ranks compute in turns, one at a time; by default they do where some share
-            a core.
+        in_turns: Whether ranks compute in turns, one at a time; by default they do on cores of one
+            machine, which slow each other down even where each rank has its own.
     """
 
     def __init__(
@@ -46,7 +47,9 @@ class RankGroup:
         nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]
         self.backend = requested_backend(kind) or best_backend(nodes.values())
         self.places = _places(ranks, self.backend, nodes)
-        self.in_turns = self.ranks_per_core > 1 if in_turns is None else in_turns
+        on_one_machine = len({place.owner for place in self.places}) == 1
+        by_default = self.backend.is_shared and on_one_machine and ranks > 1
+        self.in_turns = by_default if in_turns is None else in_turns
         self._tasks: dict[str, tuple[ShardingTask, ShardingPlan | None]] = {}
         self._actors: list[Any] = []
         try:
@@ -57,11 +60,6 @@ class RankGroup:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def ranks_per_core(self) -> float:
-        """Ranks per device: where it exceeds 1, steps are slower than with a device for each."""
-        return len(self.places) / len({place.unit for place in self.places})
 
     def devices(self) -> tuple[Device, ...]:
         """Returns the ranks as devices, with the memory of each."""
@@ -98,42 +96,40 @@ class RankGroup:
             planned = list(plan.device_bytes(task))
             held = [{p.table for p in plan.placements if p.device == r} for r in range(len(runs))]
             tables = list(map(len, held))
-        every = zip(self.places, tables, planned, peaks, runs, strict=True)
-        times = tuple(
-            RankTimes(place.name, count, size, peak, tuple(run[warm_up:]))
-            for place, count, size, peak, run in every
-        )
-        return Rehearsal(times, self.in_turns, task.objective.link)
+        names = [place.name for place in self.places]
+        ranks = tuple(map(RankReport, names, tables, planned, peaks))
+        made = Round(tuple(tuple(run[warm_up:]) for run in runs))
+        return Rehearsal(ranks, (made,), self.in_turns, task.objective.link)
 
     def train_interleaved(
-        self, task: ShardingTask, plans: Mapping[str, ShardingPlan | None], seconds: float
-    ) -> dict[str, list[Rehearsal]]:
+        self,
+        task: ShardingTask,
+        plans: Mapping[str, ShardingPlan | None],
+        seconds: float = 0.0,
+        rounds: int = MIN_ROUNDS,
+    ) -> dict[str, Rehearsal]:
         """Trains a few steps by each plan in each round, so that disturbances affect all alike.
+
+        Models are built anew in each round: where weights are in memory changes a step by 1 to 2 %.
 
         Args:
             task: Task of all plans.
             plans: Plans by name; None where TorchRec's planner decides.
-            seconds: Time after which no round begins, except for the first few.
+            seconds: Time after which no round begins but the first few.
+            rounds: How many these are.
         """
-        # Models are kept between rounds if all fit into memory at once.
-        one_bytes = task.operator.memory([table.whole() for table in task.tables], task.batch_size)
-        keep = all(len(plans) * one_bytes.total <= device.memory_bytes for device in self.devices())
-        prepared: set[str] = set()
         found: dict[str, list[Rehearsal]] = {name: [] for name in plans}
         names, began = list(plans), time.monotonic()
-        while names and (len(found[names[-1]]) < _MIN_ROUNDS or time.monotonic() < began + seconds):
+        while names and (len(found[names[-1]]) < rounds or time.monotonic() < began + seconds):
             for name in names:
-                if name not in prepared:
-                    self.prepare(name, task, plans[name])
-                    prepared.add(name)
-                found[name].append(self.train(name, _ROUND_STEPS, _ROUND_WARM_UP))
-                if not keep:
-                    self.forget(name)
-                    prepared.remove(name)
+                self.prepare(name, task, plans[name])
+                found[name].append(self.train(name, ROUND_STEPS, _ROUND_WARM_UP))
+                self.forget(name)
             names = [*names[1:], names[0]]
-        for name in prepared:
-            self.forget(name)
-        return found
+        beside = [r.reference_ms for some in found.values() for each in some for r in each.rounds]
+        known = [ms for ms in beside if ms is not None]
+        level_ms = statistics.median(known) if known else None
+        return {name: Rehearsal.joined(some, level_ms) for name, some in found.items()}
 
     def parts(self, name: str) -> list[Any]:
         """Returns the parts of a model's tables on each rank."""

@@ -1,8 +1,8 @@
 """Times of training steps on ranks, and the report of a rehearsal."""
 
 import statistics
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -10,15 +10,14 @@ import numpy as np
 from rich.table import Table
 
 from autoshard.benchmark.rehearsal.trace import (
-    BACKWARD,
-    FORWARD,
     PHASES,
     ComposedStep,
     Trace,
     TracedStep,
     compose,
+    typical,
 )
-from autoshard.benchmark.statistics import median_interval, uncontended_level
+from autoshard.benchmark.statistics import median_interval
 from autoshard.workload import Link, documents
 from autoshard.workload.arrays import Floats
 
@@ -34,151 +33,176 @@ class Step:
     Args:
         traced: What it computed, and its times.
         loss: Mean loss of the rank's samples, before the step.
-        reference_ms: Forward and backward of the reference operator just before; None without one.
+        reference_ms: Time of the reference operator just before, forward and backward; None without
+            one.
     """
 
     traced: TracedStep
     loss: float
-    reference_ms: tuple[float, float] | None = None
-
-
-Level = tuple[float, float]  # uncontended times of the reference, forward and backward
-
-
-def reference_level(steps: Iterable[Step]) -> Level | None:
-    """Returns the uncontended times of the reference beside these steps; None without one."""
-    found = [step.reference_ms for step in steps if step.reference_ms is not None]
-    if not found:
-        return None
-    forward, backward = zip(*found, strict=True)
-    return uncontended_level(forward), uncontended_level(backward)
+    reference_ms: float | None = None
 
 
 @dataclass(frozen=True)
-class RankTimes:
-    """One rank's steps.
+class Round:
+    """Steps of all ranks with models that were built once.
+
+    What varies from one build to the next, such as where weights are in memory, is alike for all
+    steps of a round, so an interval needs several rounds.
+
+    Args:
+        steps: Steps of each rank, in order.
+    """
+
+    steps: tuple[tuple[Step, ...], ...]
+
+    @property
+    def reference_ms(self) -> float | None:
+        """Median time of the reference beside all steps; None without one."""
+        beside = [s.reference_ms for rank in self.steps for s in rank if s.reference_ms is not None]
+        return statistics.median(beside) if beside else None
+
+    @property
+    def traces(self) -> list[Trace]:
+        """A typical step of each rank: medians of what it computed."""
+        return [typical([step.traced.trace for step in rank]) for rank in self.steps]
+
+    @property
+    def wall_ms(self) -> list[float]:
+        """Time of each step until the last rank is done, as it ran."""
+        every = zip(*self.steps, strict=True)
+        return [max(step.traced.wall_ms for step in steps) for steps in every]
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a rank holds.
 
     Args:
         name: Name of its core or GPU.
         tables: Number of tables with columns on it; None if TorchRec's planner decided.
         planned_bytes: Memory by the plan; None if TorchRec's planner decided.
         peak_bytes: Peak memory of its process with all libraries; on a GPU that of tensors.
-        steps: Steps in order.
     """
 
     name: str
     tables: int | None
     planned_bytes: int | None
     peak_bytes: int
-    steps: tuple[Step, ...]
-
-    @property
-    def phases_ms(self) -> tuple[float, ...]:
-        """Median computing in each phase."""
-        every = np.stack([step.traced.trace.phases_ms for step in self.steps])
-        return tuple(np.median(every, axis=0).tolist())
-
-    def normalised(self, level: Level | None) -> list[Trace]:
-        """Returns the traces as they would be with the reference at this level.
-
-        Forward passes are slowed like the reference's, backward passes like its backward, and all
-        the rest like both together.
-        """
-        traces = [step.traced.trace for step in self.steps]
-        beside = [step.reference_ms for step in self.steps]
-        if level is None or None in beside:
-            return traces
-        # The median of steps nearby: single runs of the reference vary more than the host does.
-        forward, backward = _smoothed(np.array(beside)).T
-        factors = np.tile(sum(level) / (forward + backward), (len(PHASES), 1))
-        factors[FORWARD], factors[BACKWARD] = level[0] / forward, level[1] / backward
-        every = zip(traces, factors.T, strict=True)
-        return [replace(trace, compute_ms=trace.compute_ms * factor) for trace, factor in every]
-
-
-def _smoothed(values: Floats, reach: int = 2) -> Floats:
-    """Returns the median of each row and its neighbours."""
-    count = len(values)
-    around = [values[max(0, n - reach) : min(count, n + reach + 1)] for n in range(count)]
-    return np.stack([np.median(some, axis=0) for some in around])
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Steps of all ranks.
+    """Steps of all ranks, in one or several rounds.
 
     Args:
-        ranks: Times of each rank.
+        ranks: What each rank holds.
+        rounds: Rounds, each with models built anew.
         in_turns: Whether ranks computed in turns; then a step is composed of what they computed.
         link: Network by which exchanges are priced in a composed step.
-        level: Reference level to which composed steps are normalised; by default that of these
-            steps.
+        level_ms: Time of the reference operator to which composed steps are normalised; by default
+            its median over all rounds.
     """
 
-    ranks: tuple[RankTimes, ...]
+    ranks: tuple[RankReport, ...]
+    rounds: tuple[Round, ...]
     in_turns: bool = False
     link: Link | None = None
-    level: Level | None = None
+    level_ms: float | None = None
+
+    @staticmethod
+    def joined(rehearsals: Sequence["Rehearsal"], level_ms: float | None) -> "Rehearsal":
+        """Returns one rehearsal with the rounds of several."""
+        rounds = tuple(each for rehearsal in rehearsals for each in rehearsal.rounds)
+        return replace(rehearsals[-1], rounds=rounds, level_ms=level_ms)
+
+    @cached_property
+    def traces(self) -> list[list[Trace]]:
+        """A typical step of each rank in each round: [rounds][ranks].
+
+        Where there is a reference, they are as they would be with it at the common level: other
+        tenants of a host slow ranks like the reference.
+        """
+        beside = [each.reference_ms for each in self.rounds]
+        known = [ms for ms in beside if ms is not None]
+        level = self.level_ms or (statistics.median(known) if known else None)
+        factors = [1.0 if ms is None or level is None else level / ms for ms in beside]
+        return [
+            [trace.scaled(factor) for trace in each.traces]
+            for each, factor in zip(self.rounds, factors, strict=True)
+        ]
 
     @cached_property
     def composed(self) -> list[ComposedStep]:
-        """Each step, put together from what ranks computed."""
-        level = self.level or reference_level(s for rank in self.ranks for s in rank.steps)
-        every = [rank.normalised(level) for rank in self.ranks]
-        return [compose(traces, self.link) for traces in zip(*every, strict=True)]
+        """A step of each round, put together from what ranks computed."""
+        return [compose(traces, self.link) for traces in self.traces]
 
     @property
-    def step_ms(self) -> list[float]:
-        """Time of each step until the last rank is done."""
+    def round_ms(self) -> list[float]:
+        """Step time of each round: composed, or the median of what was measured."""
         if self.in_turns:
             return [step.step_ms for step in self.composed]
-        every = zip(*(rank.steps for rank in self.ranks), strict=True)
-        return [max(step.traced.wall_ms for step in steps) for steps in every]
+        return [statistics.median(each.wall_ms) for each in self.rounds]
+
+    @property
+    def _samples_ms(self) -> list[float]:
+        if self.in_turns or len(self.rounds) > 1:
+            return self.round_ms
+        return self.rounds[0].wall_ms
+
+    @property
+    def median_ms(self) -> float:
+        """Median step time."""
+        return statistics.median(self._samples_ms)
+
+    @property
+    def interval_ms(self) -> tuple[float, float]:
+        """The 95 % interval of the median step time: of rounds, or of steps of the only one."""
+        return median_interval(self._samples_ms)
+
+    @property
+    def phases_ms(self) -> Floats:
+        """Median computing of each rank in each phase, [ranks, PHASES]."""
+        every = [[trace.phases_ms for trace in traces] for traces in self.traces]
+        return np.asarray(np.median(every, axis=0))
 
     @property
     def waiting_ms(self) -> Floats:
         """Median exchanging and waiting of each rank in each phase, [ranks, PHASES]."""
         if self.in_turns:
-            return np.median([step.waiting_ms for step in self.composed], axis=0)
-        every = [[step.traced.exchange_ms for step in rank.steps] for rank in self.ranks]
-        return np.asarray(np.median(every, axis=1))
-
-    @property
-    def median_ms(self) -> float:
-        """Median step time."""
-        return statistics.median(self.step_ms)
-
-    @property
-    def interval_ms(self) -> tuple[float, float]:
-        """The 95 % interval of the median step time."""
-        return median_interval(self.step_ms)
+            return np.asarray(np.median([step.waiting_ms for step in self.composed], axis=0))
+        every = [[[s.traced.exchange_ms for s in rank] for rank in e.steps] for e in self.rounds]
+        return np.asarray(np.median(np.concatenate(every, axis=1), axis=1))
 
     @property
     def losses(self) -> list[float]:
-        """Mean loss of all samples in each step."""
-        every = zip(*(rank.steps for rank in self.ranks), strict=True)
+        """Mean loss of all samples in each step of the last round."""
+        every = zip(*self.rounds[-1].steps, strict=True)
         return [statistics.fmean(step.loss for step in steps) for steps in every]
 
     @property
     def disturbed(self) -> float:
         """Mean share of cores' time that other processes took."""
-        every = [step.traced.disturbed for rank in self.ranks for step in rank.steps]
-        return statistics.fmean(every)
+        steps = [step for each in self.rounds for rank in each.steps for step in rank]
+        return statistics.fmean(step.traced.disturbed for step in steps)
 
     @property
     def slowest(self) -> int:
         """The rank that computes longest, for which the others wait."""
-        return max(range(len(self.ranks)), key=lambda rank: sum(self.ranks[rank].phases_ms))
+        return int(self.phases_ms.sum(1).argmax())
 
     def table(self, title: str) -> Table:
         """Returns the report with a row for each rank, for rich's console."""
         low, high = self.interval_ms
-        how = "composed of ranks that took turns; " if self.in_turns else ""
+        count, of = (
+            len(self._samples_ms),
+            "steps" if self._samples_ms != self.round_ms else "rounds",
+        )
+        how = "composed of ranks that took turns, " if self.in_turns else ""
         report = Table(
-            title=f"{title}: {self.median_ms:.2f} ms a step ({how}median of {len(self.step_ms)}; "
+            title=f"{title}: {self.median_ms:.2f} ms a step ({how}median of {count} {of}; "
             f"95 % interval {low:.2f} to {high:.2f})",
             title_justify="left",
-            caption="medians in ms of what a rank computes; waits: for the others and for what they "
+            caption="medians in ms of what a rank computes; waits: for others and for what they "
             "send; bold: the rank that computes longest; MB: of tables and a batch, by the plan; "
             "peak MB: of the process",
             caption_justify="left",
@@ -189,7 +213,8 @@ class Rehearsal:
         for column in ("tables", "MB", "peak MB", *_COLUMNS, "waits"):
             report.add_column(column, justify="right", no_wrap=True)
         hosts = {rank.name.partition("@")[2] for rank in self.ranks}
-        for number, rank in enumerate(self.ranks):
+        times = zip(self.ranks, self.phases_ms, self.waiting_ms.sum(1), strict=True)
+        for number, (rank, phases, waits) in enumerate(times):
             name = rank.name if len(hosts) > 1 else rank.name.partition("@")[0]
             planned = None if rank.planned_bytes is None else rank.planned_bytes / 1e6
             report.add_row(
@@ -197,34 +222,28 @@ class Rehearsal:
                 "-" if rank.tables is None else str(rank.tables),
                 "-" if planned is None else f"{planned:,.0f}",
                 f"{rank.peak_bytes / 1e6:,.0f}",
-                *(f"{value:.1f}" for value in rank.phases_ms),
-                f"{self.waiting_ms[number].sum():.1f}",
+                *(f"{value:.1f}" for value in phases),
+                f"{waits:.1f}",
                 style="bold" if number == self.slowest else "",
             )
         return report
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON document with its schema version."""
+        times = zip(self.ranks, self.phases_ms, self.waiting_ms, strict=True)
         return REHEARSAL_SCHEMA.stamp(
             {
                 "step_ms": self.median_ms,
                 "interval_ms": list(self.interval_ms),
                 "in_turns": self.in_turns,
+                "rounds_ms": self.round_ms,
                 "slowest_rank": self.slowest,
                 "losses": self.losses,
                 "disturbed": self.disturbed,
                 "phases": list(PHASES),
                 "ranks": [
-                    {
-                        "name": rank.name,
-                        "tables": rank.tables,
-                        "planned_bytes": rank.planned_bytes,
-                        "peak_bytes": rank.peak_bytes,
-                        "phases_ms": list(rank.phases_ms),
-                        "waits_ms": waits.tolist(),
-                    }
-                    for rank, waits in zip(self.ranks, self.waiting_ms, strict=True)
+                    asdict(rank) | {"phases_ms": phases.tolist(), "waits_ms": waits.tolist()}
+                    for rank, phases, waits in times
                 ],
-                "steps_ms": self.step_ms,
             }
         )

@@ -53,6 +53,29 @@ class Trace:
         """Computing of each phase, [PHASES]."""
         return np.asarray(self.compute_ms.sum(0))
 
+    def scaled(self, factor: float) -> "Trace":
+        """Returns the step with all computing longer or shorter by a factor."""
+        return Trace(self.events, self.compute_ms * factor)
+
+
+def typical(traces: Sequence[Trace]) -> Trace:
+    """Returns the median of what a rank computes in several steps, and sends on average.
+
+    A rank's disturbed moments are left out, each by itself: in the slowest rank of each step they
+    would add up.
+    """
+    first = traces[0].events
+    if any(len(trace.events) != len(first) for trace in traces):
+        raise ValueError("steps of a rank do not exchange equally often")
+    every = zip(*(trace.events for trace in traces), strict=True)
+    events = (
+        some[0]
+        if some[0].sent_bytes is None
+        else some[0]._replace(sent_bytes=round(np.mean([event.sent_bytes for event in some])))
+        for some in every
+    )
+    return Trace(tuple(events), np.median([trace.compute_ms for trace in traces], axis=0))
+
 
 @dataclass(frozen=True)
 class TracedStep:

@@ -69,7 +69,7 @@ class Turns:
             what other ranks left in the cache.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: int, prepare: Callable[[], None]) -> None:
+    def __init__(self, store: Any, rank: int, ranks: int, prepare: Callable[[], object]) -> None:
         self.rank, self.ranks, self._prepare = rank, ranks, prepare
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind("")  # the system chooses an abstract name, which leaves no file
@@ -163,7 +163,7 @@ class Turns:
         self._socket.sendto(pickle.dumps(self._token), self._next)
 
     def _receive(self) -> None:
-        self._token = pickle.loads(self._socket.recv(_MAX_TOKEN_BYTES))  # noqa: S301 - from a rank
+        self._token = pickle.loads(self._socket.recv(_MAX_TOKEN_BYTES))
         for rank, issued in self._token.items():
             if rank != self.rank:
                 self._sent.update({(number, rank): sent for number, sent in issued.items()})
@@ -184,8 +184,10 @@ class Turns:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy()) if tensor.numel() else (
-        memoryview(bytearray())
+    return (
+        memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
+        if tensor.numel()
+        else (memoryview(bytearray()))
     )
 
 

@@ -43,8 +43,8 @@ def evaluate_trained(
             trainer = {plan: name for name, plan in plans.items()}
             trained = {name: plan for plan, name in trainer.items()}
             rehearsed = found.train_interleaved(entry.task, trained, left / (len(made) - number))
-            times = {n: np.array([run.median_ms for run in r]) for n, r in rehearsed.items()}
-            disturbed += [run.disturbed for runs in rehearsed.values() for run in runs]
+            times = {name: np.array(each.round_ms) for name, each in rehearsed.items()}
+            disturbed += [each.disturbed for each in rehearsed.values()]
             count = len(next(iter(times.values()), ()))
             rounds += count * len(times)
             # All plans use the same rounds, so that a slow round affects all of them alike.
@@ -55,8 +55,8 @@ def evaluate_trained(
                 tasks.append(np.full(SAMPLES, np.nan) if ms is None else ms)
             step()
     ended = "all tasks were trained"
-    if found.ranks_per_core > 1:
-        ended += f"; {found.ranks_per_core:g} ranks shared a core, so steps took longer"
+    if found.in_turns:
+        ended += "; ranks took turns, and steps are composed of what each computed"
     elif disturbed and (share := float(np.mean(disturbed))) > MUCH:
         ended += f"; other processes took {share:.0%} of the ranks' cores, so steps took longer"
     return Evaluation(

@@ -56,7 +56,7 @@ def rehearsal_metrics(folder: Path) -> list[Metric]:
         }
     with closing(RankGroup(_RANKS, "cpu")) as ranks:
         rehearsed = ranks.train_interleaved(task, {**plans, _DEFAULT: None}, _TRAINING_S)
-    rounds = {n: np.array([each.median_ms for each in r]) for n, r in rehearsed.items()}
+    rounds = {name: np.array(each.round_ms) for name, each in rehearsed.items()}
     real = np.stack([rounds[name] for name in plans])
     for number, name in enumerate(plans):
         composed = ", ".join(
@@ -67,7 +67,7 @@ def rehearsal_metrics(folder: Path) -> list[Metric]:
         )
     metrics = [
         Metric("share of the ranks' cores used by other processes", "at most 0.05",
-               float(np.mean([step.disturbed for steps in rehearsed.values() for step in steps]))),
+               float(np.mean([each.disturbed for each in rehearsed.values()]))),
     ]  # fmt: skip
     for kind, costs in prices.items():
         for what, step in STEPS.items():

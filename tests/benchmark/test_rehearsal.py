@@ -1,8 +1,10 @@
 """Training by a plan: sharded in whatever way, a model learns what it would learn in one piece."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -11,11 +13,22 @@ pytest.importorskip("torchrec")
 
 from autoshard.benchmark.rehearsal.model import RehearsedModel, draw_batch, fill, in_model
 from autoshard.benchmark.rehearsal.rehearsal import RankGroup
-from autoshard.benchmark.rehearsal.times import PHASES, RankTimes, Rehearsal, Step
+from autoshard.benchmark.rehearsal.times import RankReport, Rehearsal, Round, Step
+from autoshard.benchmark.rehearsal.trace import (
+    BACKWARD,
+    DENSE,
+    FORWARD,
+    PHASES,
+    Event,
+    Trace,
+    TracedStep,
+    compose,
+)
 from autoshard.benchmark.rehearsal.training import BATCHES, LEARNING_RATE
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    Link,
     OperatorOptions,
     Placement,
     PlanError,
@@ -60,8 +73,11 @@ def plan_of(ranks: int, columns: list[dict[int, int]]) -> ShardingPlan:
 
 @pytest.fixture(scope="module")
 def stages(cluster: object) -> Iterator[dict[int, RankGroup]]:
-    """Two ranks, and four, two of which share a core."""
-    with closing(RankGroup(2, "cpu")) as two, closing(RankGroup(4, "cpu")) as four:
+    """Two ranks that compute at once, and four that take turns, on two cores."""
+    with (
+        closing(RankGroup(2, "cpu", in_turns=False)) as two,
+        closing(RankGroup(4, "cpu", in_turns=True)) as four,
+    ):
         yield {2: two, 4: four}
 
 
@@ -129,43 +145,79 @@ def fresh_weights(number: int) -> torch.Tensor:
     return weights
 
 
-def test_phases_add_up_to_steps_and_each_rank_tells_what_it_holds(
-    stages: dict[int, RankGroup],
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_traces_show_what_each_rank_computes_and_holds(
+    ranks: int, stages: dict[int, RankGroup]
 ) -> None:
-    plan = plan_of(*PLANS["co-located on 2"])
-    stages[2].prepare("told", task_of(2), plan)
-    rehearsal = stages[2].train("told", 3)
-    stages[2].forget("told")
-    full, empty = rehearsal.ranks
-    assert (full.tables, empty.tables) == (len(TABLES), 0)
-    assert full.planned_bytes == plan.device_bytes(task_of(2))[0]
-    assert full.peak_bytes > full.planned_bytes
-    for rank in rehearsal.ranks:
-        assert len(rank.steps) == 3
-        for step in rank.steps:
-            assert len(step.phases_ms) == len(PHASES)
-            assert min(step.phases_ms) >= 0
-    for step in full.steps:
-        assert min(step.phases_ms) > 0  # there is some of everything
-    backward = PHASES.index("backward")
-    assert all(step.phases_ms[backward] == 0 for step in empty.steps)
-    assert rehearsal.slowest == 0
+    """Two ranks compute at once, four in turns."""
+    plan = plan_of(*PLANS[f"co-located on {ranks}"])
+    stages[ranks].prepare("held", task_of(ranks), plan)
+    rehearsal = stages[ranks].train("held", 3)
+    stages[ranks].forget("held")
+    held = [{p.table for p in plan.placements if p.device == rank} for rank in range(ranks)]
+    assert [rank.tables for rank in rehearsal.ranks] == list(map(len, held))
+    assert rehearsal.ranks[0].planned_bytes == plan.device_bytes(task_of(ranks))[0]
+    assert rehearsal.ranks[1].peak_bytes > (rehearsal.ranks[1].planned_bytes or 0)
+    (made,) = rehearsal.rounds
+    for rank, steps in enumerate(made.steps):
+        assert len(steps) == 3
+        for step in steps:
+            phases_ms = step.traced.trace.phases_ms
+            assert phases_ms.shape == (len(PHASES),)
+            assert (phases_ms[BACKWARD] > 0) == bool(held[rank])
+            assert np.delete(phases_ms, BACKWARD).min() > 0
+            assert step.traced.wall_ms >= phases_ms.sum()
+            assert (step.reference_ms is not None) == stages[ranks].in_turns
+    assert rehearsal.in_turns == (ranks == 4)
+    sent = [event.sent_bytes for event in rehearsal.traces[0][1].events]
+    assert None in sent
+    outputs = 4 * 8 * sum(t.dim * t.features for t in TABLES if t.name in held[1]) * (ranks - 1)
+    assert ranks == 2 or outputs // 2 in sent  # two collections exchange their own
 
 
-def test_a_step_lasts_until_the_last_rank_is_through() -> None:
-    def rank(name: str, *steps: tuple[float, float]) -> RankTimes:
-        made = tuple(Step((0.0, own, 0.0, 0.0, wait, 0.0, 0.0), 1.0) for own, wait in steps)
-        return RankTimes(name, 1, 10, 20, made)
+def trace(*spans: Mapping[int, float], sent: int = 0) -> Trace:
+    """A trace with a collective, issued after the first span and awaited after the second."""
+    compute = np.zeros((len(spans), len(PHASES)))
+    for number, span in enumerate(spans):
+        for phase, milliseconds in span.items():
+            compute[number, phase] = milliseconds
+    return Trace((Event(0, sent, FORWARD), Event(0, None, FORWARD)), compute)
 
-    ranks = (rank("a", (1, 9), (2, 9), (2, 6)), rank("b", (8, 1), (8, 4), (7, 2)))
-    found = Rehearsal(ranks)
-    assert found.step_ms == [10, 12, 9]
-    assert found.median_ms == 10
-    assert found.interval_ms == (9, 12)
-    assert found.slowest == 1
-    document = found.to_json()
-    assert document["step_ms"] == 10
-    assert document["ranks"][1]["steps"][0]["phases_ms"][1] == 8
+
+def test_a_step_takes_as_long_as_its_slowest_ranks() -> None:
+    slow_first = trace({FORWARD: 8.0}, {}, {BACKWARD: 1.0})
+    slow_last = trace({FORWARD: 2.0}, {}, {BACKWARD: 4.0}, sent=1000)
+    found = compose([slow_first, slow_last])
+    assert found.step_ms == 12
+    assert found.waiting_ms[:, FORWARD].tolist() == [0, 6]
+    over = compose([slow_first, slow_last], Link(1e6, 0.5e-3))  # 1 ms, and 0.5 ms to begin
+    assert over.step_ms == pytest.approx(13.5)
+
+
+def test_an_exchange_is_hidden_by_what_is_computed_before_it_is_awaited() -> None:
+    def rank(beside_ms: float) -> Trace:
+        return trace({FORWARD: 1.0}, {DENSE: beside_ms}, {BACKWARD: 1.0}, sent=4000)
+
+    assert compose([rank(3.0)] * 2, Link(1e6)).step_ms == pytest.approx(6)  # 4 ms from 1 on
+    assert compose([rank(5.0)] * 2, Link(1e6)).step_ms == pytest.approx(7)
+    assert compose([rank(5.0)] * 2, Link(1e6), dense_ms=4.5).step_ms == pytest.approx(6.5)
+
+
+def test_rounds_are_normalised_to_the_reference_beside_them() -> None:
+    def one_round(slowed: float) -> Round:
+        steps = [
+            Step(TracedStep(trace({FORWARD: ms * slowed}, {}, {}), 100.0, (0.0,) * 7, 0.0), 1.0,
+                 2.0 * slowed)
+            for ms in (9.0, 10.0, 30.0)
+        ]  # fmt: skip
+        return Round((tuple(steps),))
+
+    ranks = (RankReport("a", 1, 10, 20),)
+    found = Rehearsal(ranks, (one_round(1.0), one_round(1.5), one_round(1.2)), in_turns=True)
+    assert found.round_ms == pytest.approx([12.0, 12.0, 12.0])
+    assert replace(found, level_ms=2.0).median_ms == pytest.approx(10)
+    assert replace(found, in_turns=False).median_ms == 100
+    assert found.to_json()["ranks"][0]["phases_ms"][FORWARD] == pytest.approx(12.0)
 
 
 def test_what_does_not_fit_is_reported_before_training(stages: dict[int, RankGroup]) -> None:
