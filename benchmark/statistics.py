@@ -1,9 +1,10 @@
 """Statistics of medians and of repeat measurements."""
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from math import comb
-from statistics import NormalDist, median
+from statistics import NormalDist, fmean, median, stdev
 
 import numpy as np
 
@@ -24,6 +25,17 @@ def median_spread(values: Sequence[float]) -> float:
     """Returns the relative half width of the 95 % interval of the median."""
     low, high = median_interval(values)
     return (high - low) / 2 / median(values)
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean of normal values; infinite for a single one."""
+    count, center = len(values), fmean(values)
+    if count < 2:
+        return -math.inf, math.inf
+    from scipy.special import stdtrit  # slow to load, and only needed here
+
+    reach = float(stdtrit(count - 1, 0.975)) * stdev(values) / math.sqrt(count)
+    return center - reach, center + reach
 
 
 def standard_error(spread: float, count: int) -> float:

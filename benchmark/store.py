@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from autoshard.benchmark import store_file
 from autoshard.benchmark.measurement import (
@@ -46,6 +46,8 @@ _ROW = f"SELECT {', '.join(COLUMNS)} FROM measurements"  # noqa: S608
 # published.
 _LEVEL_REPEATS = 64
 _MAX_REPEATS = 4096  # for the deviation of repeats: more would hardly change it
+DocumentKind = Literal["probes", "rehearsals"]
+_DOCUMENTS = {"probes": "hardware", "rehearsals": "key"}  # tables of documents, by their key
 _EXCHANGE_KEY = ("dims", "batch_size", "devices", "hardware", "versions")
 _EXCHANGE_COLUMNS = ", ".join(
     (*_EXCHANGE_KEY, "forward_ms", "backward_ms", "spread", "iterations", "measured_at")
@@ -324,26 +326,40 @@ class MeasurementStore:
             for dims, batch_size, devices, hardware, versions, forward, backward, *rest in found
         ]  # fmt: skip
 
-    # --- probes ---------------------------------------------------------------------------------
+    # --- documents ------------------------------------------------------------------------------
+
+    def put_document(self, kind: DocumentKind, key: str, document: Any) -> None:
+        """Stores a JSON document, in place of an earlier one with the same key."""
+        create = (
+            f"CREATE TABLE IF NOT EXISTS {kind} ({_DOCUMENTS[kind]} TEXT PRIMARY KEY, document)"
+        )
+        with self._reporting(), self._writing():
+            self._db.execute(create)  # here, because stores of earlier versions lack the table
+            row = (key, json.dumps(document))
+            self._db.execute(f"INSERT OR REPLACE INTO {kind} VALUES (?, ?)", row)  # noqa: S608
+
+    def find_documents(self, kind: DocumentKind, key: str = "%") -> list[Any]:
+        """Returns the documents of a kind with a key, by default all in the order of keys."""
+        column = _DOCUMENTS[kind]
+        with self._reporting():
+            if not self._db.execute(f"PRAGMA table_info({kind})").fetchall():
+                return []
+            found = self._db.execute(
+                f"SELECT document FROM {kind} WHERE {column} LIKE ? ORDER BY {column}",  # noqa: S608
+                (key,),
+            ).fetchall()
+        with documents.naming(self.path):
+            return [documents.parse(text.encode()) for (text,) in found]
 
     def put_probe(self, probe: MachineProbe) -> None:
         """Stores the probe of a kind of hardware, in place of an earlier one."""
-        with self._reporting(), self._writing():
-            # Here, because stores of earlier versions lack the table.
-            self._db.execute(
-                "CREATE TABLE IF NOT EXISTS probes (hardware TEXT PRIMARY KEY, document TEXT)"
-            )
-            row = (probe.hardware, json.dumps(probe.to_json()))
-            self._db.execute("INSERT OR REPLACE INTO probes VALUES (?, ?)", row)
+        self.put_document("probes", probe.hardware, probe.to_json())
 
     def probes(self) -> list[MachineProbe]:
         """Returns all probes."""
-        with self._reporting():
-            if not self._db.execute("PRAGMA table_info(probes)").fetchall():
-                return []
-            found = self._db.execute("SELECT document FROM probes ORDER BY hardware").fetchall()
+        found = self.find_documents("probes")
         with documents.naming(self.path):
-            return [MachineProbe.from_json(documents.parse(text.encode())) for (text,) in found]
+            return [MachineProbe.from_json(document) for document in found]
 
     def find_probe(self, hardware: str) -> MachineProbe | None:
         """Returns the probe of a kind of hardware, or None."""

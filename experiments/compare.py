@@ -104,10 +104,12 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
     are priced by the cost model, which some of the sharders use themselves."""
     judge: Literal["costs", "training"] = "costs"
     """Source of step times. costs: the objective's step time. training: the step time when TorchRec
-    trains a small model by each plan, alternating for --seconds; excludes --measure."""
+    trains a small model by each plan, in rounds up to --precision or --seconds; excludes
+    --measure."""
     precision: float = 0.01
     """With --measure: largest half width of the 95 % intervals of ratios to the best heuristic.
-    Measurements are repeated with other index batches, and tasks added, until it is reached."""
+    Measurements are repeated with other index batches, and tasks added, until it is reached. With
+    --judge training: that of each plan's step, until which models are built anew and trained."""
     seconds: float = 300.0
     """Time limit in seconds of --measure and --judge training, planning included. The report says
     what was left out."""
@@ -203,7 +205,7 @@ def main(config: CompareConfig) -> None:
     for checked in (*used, *others.values()):
         checked.check(task_set.max_devices)
     planners = Planners(config.names, oracle, policy, config.seed, config.verify_seconds, others)
-    if config.measure:
+    if config.measure or config.judge == "training":
         from autoshard.benchmark import MeasurementStore
 
         MeasurementStore(config.store).close()  # fails before the work if it cannot be used
@@ -328,18 +330,19 @@ def _evaluate(
         found = evaluate_estimated(task_set, planners, config.save_tasks)
         return found, planners.oracle.model.provenance.hardware
     from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
+    from autoshard.experiments.evaluation.evaluator import Limits
 
+    limits = Limits(config.precision, config.seconds)
     if config.action == "train":
         from autoshard.benchmark.hardware import cpu_fingerprint
         from autoshard.experiments.evaluation.trained import evaluate_trained
 
         with ray_cluster():
-            found = evaluate_trained(task_set, planners, config.seconds, config.save_tasks)
+            found = evaluate_trained(task_set, planners, limits, config.store, config.save_tasks)
         return found, cpu_fingerprint()
-    from autoshard.experiments.evaluation.evaluator import Limits, evaluate_measured
+    from autoshard.experiments.evaluation.evaluator import evaluate_measured
 
     with measuring_pool(config.store) as pool:
-        limits = Limits(config.precision, config.seconds)
         found = evaluate_measured(task_set, planners, pool, limits, config.seeds, config.save_tasks)
         return found, pool.devices()[0].hardware
 

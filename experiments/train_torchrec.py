@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from autoshard.benchmark.backends import RequestedKind
-from autoshard.benchmark.rehearsal.rehearsal import MIN_ROUNDS, ROUND_STEPS, RankGroup
+from autoshard.benchmark.rehearsal.rehearsal import (
+    MIN_ROUNDS,
+    ROUND_STEPS,
+    Effort,
+    RankGroup,
+)
 from autoshard.benchmark.rehearsal.times import MUCH
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.outputs import check_file
@@ -92,8 +97,8 @@ def main(config: TrainTorchRecConfig) -> None:
     with ray_cluster(), closing(RankGroup(ranks, config.devices, in_turns)) as found:
         if found.in_turns:
             cli.note(
-                "the ranks share a machine, so they compute in turns, and a step is composed of what "
-                "each computed (--at-once: all at the same time)"
+                "the ranks share a machine, so they compute in turns, and a step is composed of "
+                "what each computed (--at-once: all at the same time)"
             )
         if config.planner in SHARDERS:
             plan = make_sharder(config.planner).shard(replace(task, devices=found.devices()))
@@ -101,7 +106,7 @@ def main(config: TrainTorchRecConfig) -> None:
         cli.say(f"training {len(tables)} tables on {where}")
         if found.in_turns:
             rounds = max(MIN_ROUNDS, math.ceil(config.steps / ROUND_STEPS))
-            rehearsal = found.train_interleaved(task, {"": plan}, rounds=rounds)[""]
+            rehearsal = found.train_interleaved(task, {"": plan}, Effort(rounds))[""]
         else:
             found.prepare("", task, plan)
             rehearsal = found.train("", config.steps)

@@ -13,6 +13,7 @@ from torch import nn
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
+from torchrec.streamable import Pipelineable
 
 from autoshard.workload import (
     EmbeddingTable,
@@ -50,6 +51,7 @@ class RehearsedModel(nn.Module):
         self.interaction = nn.Linear(sum(t.dim * t.features for t in tables), _NARROW)
         self.top = nn.Linear(2 * _NARROW, 1)
         self.in_order = _InOrder([key for n, t in enumerate(tables) for key in _features(n, t)])
+        self.loss = nn.BCEWithLogitsLoss()
         self._collections = list(_collections(tables))
         for name, some in _collections(tables).items():
             configs = [
@@ -66,15 +68,13 @@ class RehearsedModel(nn.Module):
             bags = EmbeddingBagCollection(tables=configs, is_weighted=weighted, device=where)
             self.add_module(name, bags)
 
-    def forward(
-        self, dense: torch.Tensor, lookups: Mapping[str, KeyedJaggedTensor]
-    ) -> torch.Tensor:
-        """Returns the logit of each sample."""
-        below = self.bottom(dense).relu()
-        pooled = [getattr(self, name)(lookups[name]) for name in self._collections]
+    def forward(self, inputs: "Inputs") -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the mean loss, and the logit of each sample."""
+        below = self.bottom(inputs.dense).relu()
+        pooled = [getattr(self, name)(inputs.lookups[name]) for name in self._collections]
         mixed = self.interaction(self.in_order([some.values() for some in pooled], pooled)).relu()
-        logits: torch.Tensor = self.top(torch.cat([below, mixed], dim=1)).squeeze(1)
-        return logits
+        logits = self.top(torch.cat([below, mixed], dim=1)).squeeze(1)
+        return self.loss(logits, inputs.labels), logits
 
 
 class _InOrder(nn.Module):
@@ -136,12 +136,33 @@ class Batch:
     labels: torch.Tensor
     lookups: Mapping[str, tuple[list[str], torch.Tensor, torch.Tensor, torch.Tensor | None]]
 
-    def sparse(self) -> dict[str, KeyedJaggedTensor]:
+    def inputs(self) -> "Inputs":
         """Returns new inputs of the model on each call, because TorchRec caches results in them."""
-        return {
+        lookups = {
             name: KeyedJaggedTensor(keys=keys, values=rows, lengths=lengths, weights=weights)
             for name, (keys, rows, lengths, weights) in self.lookups.items()
         }
+        return Inputs(self.dense, self.labels, lookups)
+
+
+@dataclass
+class Inputs(Pipelineable):  # type: ignore[misc]  # TorchRec has no types
+    """Inputs of the model on its device, in the form that TorchRec's pipelines expect."""
+
+    dense: torch.Tensor
+    labels: torch.Tensor
+    lookups: dict[str, KeyedJaggedTensor]
+
+    def to(self, device: torch.device, non_blocking: bool = False) -> "Inputs":  # noqa: ARG002
+        """Returns itself: batches are drawn on the device."""
+        return self
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Keeps the memory of all tensors for a stream of a GPU."""
+        self.dense.record_stream(stream)
+        self.labels.record_stream(stream)
+        for some in self.lookups.values():
+            some.record_stream(stream)
 
 
 def draw_batch(

@@ -29,7 +29,7 @@ class Phases:
         self._watch = watch
         self._running = False
         self._phase = trace.DENSE
-        self._collectives = 0
+        self._issued = self._issued_before = 0  # collectives in all steps, and before this one
         self._marks: list[Any] = []
         self._begun: list[tuple[int, int, int]] = []  # at each mark: part, events so far, phase
         self._events: list[Event] = []
@@ -55,13 +55,14 @@ class Phases:
 
     def start(self) -> None:
         """Begins a step."""
-        self._marks, self._begun, self._events, self._collectives = [], [], [], 0
+        self._marks, self._begun, self._events = [], [], []
+        self._issued_before = self._issued
         self._running = True
-        self._begin(trace.DENSE)
+        self.begin(trace.DENSE)
 
     def stop(self) -> TracedStep:
         """Ends a step."""
-        self._begin(trace.DENSE)
+        self.begin(trace.DENSE)
         self._running = False
         compute = np.zeros((len(self._events) + 1, len(PHASES)))
         exchange, ran, had = [0.0] * len(PHASES), 0.0, 0.0
@@ -80,25 +81,27 @@ class Phases:
             max(0.0, 1 - had / ran) if ran else 0.0,
         )
 
-    def reduced(self) -> None:
-        """Notes that the backward pass is over and dense gradients are reduced."""
-        self._begin(trace.DENSE)
+    def begin(self, phase: int) -> None:
+        """Notes that a phase begins."""
+        self._phase = phase
+        self._mark(phase)
 
     def leave(self) -> None:
         """Notes that the rank stops computing."""
         self._mark(_OUTSIDE)
 
     def issue(self, sent_bytes: int) -> int:
-        """Notes that a collective begins; returns its number in the step."""
-        number, self._collectives = self._collectives, self._collectives + 1
-        if self._running:
-            self._events.append(Event(number, sent_bytes, self._phase))
+        """Notes that a collective begins; returns its number. Those between steps do not count."""
+        if not self._running:
+            return -1
+        number, self._issued = self._issued, self._issued + 1
+        self._events.append(Event(number - self._issued_before, sent_bytes, self._phase))
         return number
 
     def resume(self, waited: int | None = None) -> None:
         """Notes that the rank goes on computing, after it waited for a collective."""
-        if waited is not None and self._running:
-            self._events.append(Event(waited, None, self._phase))
+        if waited is not None and waited >= 0 and self._running:
+            self._events.append(Event(waited - self._issued_before, None, self._phase))
         self._mark(self._phase)
 
     def _mark(self, part: int) -> None:
@@ -106,12 +109,8 @@ class Phases:
             self._marks.append(self._watch.mark())
             self._begun.append((part, len(self._events), self._phase))
 
-    def _begin(self, phase: int) -> None:
-        self._phase = phase
-        self._mark(phase)
-
     def _beginning(self, phase: int) -> Callable[..., None]:
-        return lambda *_: self._begin(phase)
+        return lambda *_: self.begin(phase)
 
     def _watch_operator(self, _: nn.Module, __: Any, output: Tensor) -> None:
         """Hooks into the backward pass of a fused operator, which updates its weights."""
@@ -122,7 +121,7 @@ class Phases:
 
     def _watch_outputs(self, _: nn.Module, __: Any, output: Tensor) -> None:
         """Notes that embeddings are in order, and hooks into their gradient."""
-        self._begin(trace.DENSE)
+        self.begin(trace.DENSE)
         output.register_hook(self._beginning(trace.GRADIENTS))  # type: ignore[no-untyped-call]
 
     def _watch_bottom(self, _: nn.Module, __: Any, output: Any) -> None:

@@ -11,6 +11,7 @@ from autoshard.benchmark.backends.base import DeviceBackend, Place
 from autoshard.benchmark.core_lock import this_pool
 from autoshard.benchmark.process import at_usual_priority
 from autoshard.benchmark.reference import reference_operators
+from autoshard.benchmark.rehearsal.times import Loop
 
 _TIMEOUT = timedelta(hours=1)  # `RankGroup` ends all ranks if one is lost, so this need not
 _PATIENCE_S = 60.0  # for a device that others hold: a pool measures for seconds
@@ -38,6 +39,14 @@ class RehearsalRank:
         self._turns: Any = None
         self._drawn_for: Any = None
 
+    def make(self) -> tuple[str, str]:
+        """Returns hardware, and versions of libraries."""
+        from torchrec import __version__
+
+        from autoshard.benchmark import fbgemm
+
+        return self._backend.fingerprint(), f"{fbgemm.library_versions()}, torchrec {__version__}"
+
     def open_rendezvous(self) -> tuple[str, int]:
         """Returns host and port where the ranks meet."""
         from autoshard.benchmark.exchange import Rendezvous
@@ -55,7 +64,7 @@ class RehearsalRank:
 
         store = dist.TCPStore(host, port, is_master=False)
         rank, ranks = self._rank, self._ranks
-        references = reference_operators(self._backend) if in_turns else ()
+        references = reference_operators(self._backend)
         self._watch = self._backend.stopwatch(flush=in_turns, references=references)
         self._phases = Phases(self._watch)
         if in_turns:
@@ -67,7 +76,7 @@ class RehearsalRank:
         dist.Backend.register_backend("recorded", lambda *_: group, devices=["cpu", "cuda"])
         dist.init_process_group("recorded", store=store, rank=rank, world_size=ranks)
 
-    def prepare(self, name: str, task: Any, plan: Any) -> None:
+    def prepare(self, name: str, task: Any, plan: Any, loop: Loop) -> None:
         """Builds the model of a task by a plan, at the same time as the other ranks."""
         from autoshard.benchmark.rehearsal.training import Training, draw_batches
 
@@ -75,26 +84,33 @@ class RehearsalRank:
         if self._drawn_for != drawn_for:  # batches are the same for all plans of a task
             self._batches = draw_batches(task, self._backend.device)
             self._drawn_for = drawn_for
-        self._trainings[name] = Training(task, plan, self._backend, self._phases, self._batches)
+        self._trainings[name] = Training(
+            task, plan, self._backend, self._phases, self._batches, loop
+        )
         gc.collect()
         gc.freeze()  # later collections walk objects of steps only: 1 ms instead of 130
 
     def train(self, name: str, steps: int) -> Any:
         """Returns the results of so many steps."""
         claim = self._backend.claim(f"a rehearsal in {this_pool()}", _PATIENCE_S)
+        training, turns = self._trainings[name], self._turns
         with claim if self._claims else nullcontext():
-            if self._turns is None:
-                return [self._trainings[name].step() for _ in range(steps)]
-            self._turns.begin()
+            if turns is not None:
+                turns.begin()
             try:
-                return [self._step_in_turn(name) for _ in range(steps)]
+                return [self._step(training) for _ in range(steps)]
             finally:
-                self._turns.end()
+                if turns is not None:
+                    turns.end()
 
-    def _step_in_turn(self, name: str) -> Any:
-        """Returns a step with the reference beside it."""
+    def _step(self, training: Any) -> Any:
+        """Returns a step with the reference beside it, which other ranks run when they step."""
+        import torch.distributed as dist
+
+        if self._turns is None:
+            dist.barrier()  # all at the same time, as the step
         beside = self._watch.reference()
-        step = self._trainings[name].step()
+        step = training.step()
         return replace(step, reference_ms=beside and beside.forward_ms + beside.backward_ms)
 
     def parts(self, name: str) -> Any:

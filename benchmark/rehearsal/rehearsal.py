@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -13,20 +13,38 @@ from autoshard.benchmark.backends import RequestedKind, best_backend, requested_
 from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
 from autoshard.benchmark.core_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line, nodes_that_measure, reports_of
+from autoshard.benchmark.rehearsal.kept import KeptRehearsals
 from autoshard.benchmark.rehearsal.rank import RehearsalRank
-from autoshard.benchmark.rehearsal.times import RankReport, Rehearsal, Round
+from autoshard.benchmark.rehearsal.times import Loop, RankReport, Rehearsal, Round
+from autoshard.benchmark.store import MeasurementStore
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError
 
 WARM_UP = 5  # steps
 ROUND_STEPS = 10  # steps of a plan in a round of several
 _ROUND_WARM_UP = 3  # after which the caches hold nothing of the plan before
 MIN_ROUNDS = 3
+_PROCESS_BYTES = 600 * 2**20  # of a rank with its libraries, before it has tables
 _UNKNOWN_BYTES = 2**50  # memory of a GPU, which fails itself if something does not fit
 _GRACE_S = 5.0  # for the errors of other ranks, one of which may be the cause
 
 
 class RankError(UserError):
     """A rank failed or was lost, and with it the rehearsal."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """When rounds of a plan end.
+
+    Args:
+        min_rounds: Rounds of each plan, at least.
+        seconds: Time after which no further round begins.
+        precision: Relative half width of a step's 95 % interval at which no further one is needed.
+    """
+
+    min_rounds: int = MIN_ROUNDS
+    seconds: float = 0.0
+    precision: float = 0.0
 
 
 class RankGroup:
@@ -37,15 +55,21 @@ class RankGroup:
         kind: Kind of devices.
         in_turns: Whether ranks compute in turns, one at a time; by default they do on cores of one
             machine, which slow each other down even where each rank has its own.
+        loop: Loop of training: `plain`, or `pipelined` by TorchRec's `TrainPipelineSparseDist`.
     """
 
     def __init__(
-        self, ranks: int, kind: RequestedKind = "auto", in_turns: bool | None = None
+        self,
+        ranks: int,
+        kind: RequestedKind = "auto",
+        in_turns: bool | None = None,
+        loop: Loop = "plain",
     ) -> None:
         from autoshard.workload.torchrec import to_torchrec  # noqa: F401 - says if it is missing
 
         nodes = nodes_that_measure(ray.nodes())  # type: ignore[no-untyped-call]
         self.backend = requested_backend(kind) or best_backend(nodes.values())
+        self.loop = loop
         self.places = _places(ranks, self.backend, nodes)
         on_one_machine = len({place.owner for place in self.places}) == 1
         by_default = self.backend.is_shared and on_one_machine and ranks > 1
@@ -55,7 +79,7 @@ class RankGroup:
         try:
             for rank, place in enumerate(self.places):
                 self._actors.append(self._start(rank, place))
-            host, port = self._ask([self._actors[0].open_rendezvous.remote()])[0]
+            host, port = self._ask_first("open_rendezvous")
             self._all("join", host, port, self.in_turns)
         except BaseException:
             self.close()
@@ -80,33 +104,22 @@ class RankGroup:
         here = replace(task, devices=self.devices())
         if plan is not None:
             plan.check(here)
-            self._all("prepare", name, here, plan)
-        else:
-            self._all("prepare", name, here, self._native_plan(here))
+        self._all("prepare", name, here, plan or self._native_plan(here), self.loop)
         self._tasks[name] = (here, plan)
 
     def train(self, name: str, steps: int, warm_up: int = WARM_UP) -> Rehearsal:
         """Returns the results of so many steps of a prepared model, after the warm-up."""
         runs = self._all("train", name, steps + warm_up)
-        peaks = self._all("peak_bytes")
         task, plan = self._tasks[name]
-        tables: list[int | None] = [None] * len(runs)
-        planned: list[int | None] = [None] * len(runs)
-        if plan is not None:
-            planned = list(plan.device_bytes(task))
-            held = [{p.table for p in plan.placements if p.device == r} for r in range(len(runs))]
-            tables = list(map(len, held))
-        names = [place.name for place in self.places]
-        ranks = tuple(map(RankReport, names, tables, planned, peaks))
-        made = Round(tuple(tuple(run[warm_up:]) for run in runs))
-        return Rehearsal(ranks, (made,), self.in_turns, task.objective.link)
+        made = Round.of([run[warm_up:] for run in runs])
+        return self._rehearsal(task, plan, [made], self._all("peak_bytes"))
 
     def train_interleaved(
         self,
         task: ShardingTask,
         plans: Mapping[str, ShardingPlan | None],
-        seconds: float = 0.0,
-        rounds: int = MIN_ROUNDS,
+        effort: Effort,
+        kept: MeasurementStore | None = None,
     ) -> dict[str, Rehearsal]:
         """Trains a few steps by each plan in each round, so that disturbances affect all alike.
 
@@ -115,21 +128,57 @@ class RankGroup:
         Args:
             task: Task of all plans.
             plans: Plans by name; None where TorchRec's planner decides.
-            seconds: Time after which no round begins but the first few.
-            rounds: How many these are.
+            effort: How many rounds.
+            kept: Store of rounds that were made before, to which new ones are added. Ranks must
+                compute in turns.
         """
-        found: dict[str, list[Rehearsal]] = {name: [] for name in plans}
-        names, began = list(plans), time.monotonic()
-        while names and (len(found[names[-1]]) < rounds or time.monotonic() < began + seconds):
-            for name in names:
+        store = None
+        if kept is not None:
+            hardware, versions = self._ask_first("make")
+            store = KeptRehearsals(kept, hardware, versions, self.loop)
+        rounds = {n: list(store.rounds(task, p)) if store else [] for n, p in plans.items()}
+        began, level_ms = time.monotonic(), None if store is None else store.level_ms
+
+        def rehearsal(name: str) -> Rehearsal:
+            beside = [r.reference_ms for some in rounds.values() for r in some if r.reference_ms]
+            level = level_ms or (statistics.median(beside) if beside else None)
+            return replace(self._rehearsal(task, plans[name], rounds[name]), level_ms=level)
+
+        def wants_more(name: str) -> bool:
+            if len(rounds[name]) < effort.min_rounds:
+                return True
+            late = time.monotonic() >= began + effort.seconds
+            return not late and rehearsal(name).half_width > effort.precision
+
+        names = list(plans)
+        while waiting := [name for name in names if wants_more(name)]:
+            for name in waiting:
                 self.prepare(name, task, plans[name])
-                found[name].append(self.train(name, ROUND_STEPS, _ROUND_WARM_UP))
+                (made,) = self.train(name, ROUND_STEPS, _ROUND_WARM_UP).rounds
                 self.forget(name)
+                rounds[name].append(made)
+                if store is not None:
+                    store.add(task, plans[name], made)
             names = [*names[1:], names[0]]
-        beside = [r.reference_ms for some in found.values() for each in some for r in each.rounds]
-        known = [ms for ms in beside if ms is not None]
-        level_ms = statistics.median(known) if known else None
-        return {name: Rehearsal.joined(some, level_ms) for name, some in found.items()}
+        return {name: rehearsal(name) for name in plans}
+
+    def _rehearsal(
+        self,
+        task: ShardingTask,
+        plan: ShardingPlan | None,
+        rounds: Sequence[Round],
+        peaks: Sequence[int | None] = (),
+    ) -> Rehearsal:
+        count = len(self.places)
+        tables: Sequence[int | None] = [None] * count
+        planned: Sequence[int | None] = [None] * count
+        if plan is not None:
+            planned = plan.device_bytes(task)
+            held = [{p.table for p in plan.placements if p.device == rank} for rank in range(count)]
+            tables = list(map(len, held))
+        names = [place.name for place in self.places]
+        ranks = tuple(map(RankReport, names, tables, planned, peaks or [None] * count))
+        return Rehearsal(ranks, tuple(rounds), self.in_turns, task.objective.link)
 
     def parts(self, name: str) -> list[Any]:
         """Returns the parts of a model's tables on each rank."""
@@ -160,6 +209,10 @@ class RankGroup:
         lookups = {f"t{number}": lookups_of(table) for number, table in enumerate(task.tables)}
         model = RehearsedModel(task.tables, task.operator)
         return plan_by_torchrec(model, task, lookups, self.backend.device.type)
+
+    def _ask_first(self, method: str) -> Any:
+        """Calls a method of the first rank."""
+        return self._ask([getattr(self._actors[0], method).remote()])[0]
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         """Calls a method of each rank."""
@@ -212,7 +265,17 @@ def _places(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> li
             "plan for as many devices, or another kind of --devices"
         )
     places = [found[rank % len(found)] for rank in range(ranks)]
-    return [replace(p, memory_bytes=p.memory_bytes // places.count(p)) for p in places]
+    shares = [place.memory_bytes // places.count(place) - _PROCESS_BYTES for place in places]
+    if backend.is_shared and min(shares) <= 0:
+        fit = sum(place.memory_bytes // _PROCESS_BYTES for place in found)
+        raise UserError(
+            f"{ranks} ranks need {ranks * _PROCESS_BYTES / 1e9:.1f} GB of memory for their "
+            f"processes alone: at most {fit} fit here, with small tables"
+        )
+    return [
+        replace(place, memory_bytes=share if backend.is_shared else place.memory_bytes)
+        for place, share in zip(places, shares, strict=True)
+    ]
 
 
 def _error(answer: Any) -> RayError | None:

@@ -1,10 +1,11 @@
 """Times of training steps on ranks, and the report of a rehearsal."""
 
 import statistics
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from statistics import fmean
+from typing import Any, Literal
 
 import numpy as np
 from rich.table import Table
@@ -17,12 +18,13 @@ from autoshard.benchmark.rehearsal.trace import (
     compose,
     typical,
 )
-from autoshard.benchmark.statistics import median_interval
+from autoshard.benchmark.statistics import mean_interval, median_interval
 from autoshard.workload import Link, documents
 from autoshard.workload.arrays import Floats
 
 _COLUMNS = ("input", "fwd", "outputs", "dense", "grads", "bwd", "reduce")
 MUCH = 0.05  # share of cores taken by other processes, above which it is reported
+Loop = Literal["plain", "pipelined"]  # of training
 REHEARSAL_SCHEMA = documents.Schema("autoshard.rehearsal", 2)
 
 
@@ -50,27 +52,48 @@ class Round:
     steps of a round, so an interval needs several rounds.
 
     Args:
-        steps: Steps of each rank, in order.
+        traces: A typical step of each rank: medians of what it computed.
+        reference_ms: Median time of the reference operator beside the steps; None without one.
+        wall_ms: Time of each step until the last rank is done, as it ran.
+        exchange_ms: Median exchanging and waiting as it ran, [ranks][PHASES].
+        losses: Mean loss of all samples in each step.
+        disturbed: Mean share of the operators' time in which other processes had the core.
     """
 
-    steps: tuple[tuple[Step, ...], ...]
+    traces: tuple[Trace, ...]
+    reference_ms: float | None
+    wall_ms: tuple[float, ...]
+    exchange_ms: tuple[tuple[float, ...], ...]
+    losses: tuple[float, ...]
+    disturbed: float
 
-    @property
-    def reference_ms(self) -> float | None:
-        """Median time of the reference beside all steps; None without one."""
-        beside = [s.reference_ms for rank in self.steps for s in rank if s.reference_ms is not None]
-        return statistics.median(beside) if beside else None
+    @staticmethod
+    def of(ranks: Sequence[Sequence[Step]]) -> "Round":
+        """Summarises the steps of each rank."""
+        every = list(zip(*ranks, strict=True))
+        steps = [step for rank in ranks for step in rank]
+        beside = [step.reference_ms for step in steps if step.reference_ms is not None]
+        exchanges = [np.median([s.traced.exchange_ms for s in rank], axis=0) for rank in ranks]
+        return Round(
+            tuple(typical([step.traced.trace for step in rank]) for rank in ranks),
+            statistics.median(beside) if beside else None,
+            tuple(max(step.traced.wall_ms for step in at_once) for at_once in every),
+            tuple(tuple(exchange.tolist()) for exchange in exchanges),
+            tuple(fmean(step.loss for step in at_once) for at_once in every),
+            fmean(step.traced.disturbed for step in steps),
+        )
 
-    @property
-    def traces(self) -> list[Trace]:
-        """A typical step of each rank: medians of what it computed."""
-        return [typical([step.traced.trace for step in rank]) for rank in self.steps]
+    def to_json(self) -> dict[str, Any]:
+        """Returns the round as a JSON object."""
+        return vars(self) | {"traces": [trace.to_json() for trace in self.traces]}
 
-    @property
-    def wall_ms(self) -> list[float]:
-        """Time of each step until the last rank is done, as it ran."""
-        every = zip(*self.steps, strict=True)
-        return [max(step.traced.wall_ms for step in steps) for steps in every]
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "Round":
+        """Returns the round that `to_json` wrote."""
+        fields = dict(document)
+        fields["traces"] = tuple(Trace.from_json(trace) for trace in document["traces"])
+        fields["exchange_ms"] = tuple(map(tuple, document["exchange_ms"]))
+        return Round(**(fields | {name: tuple(fields[name]) for name in ("wall_ms", "losses")}))
 
 
 @dataclass(frozen=True)
@@ -81,13 +104,14 @@ class RankReport:
         name: Name of its core or GPU.
         tables: Number of tables with columns on it; None if TorchRec's planner decided.
         planned_bytes: Memory by the plan; None if TorchRec's planner decided.
-        peak_bytes: Peak memory of its process with all libraries; on a GPU that of tensors.
+        peak_bytes: Peak memory of its process with all libraries; on a GPU that of tensors; None if
+            it has not trained.
     """
 
     name: str
     tables: int | None
     planned_bytes: int | None
-    peak_bytes: int
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -108,12 +132,6 @@ class Rehearsal:
     in_turns: bool = False
     link: Link | None = None
     level_ms: float | None = None
-
-    @staticmethod
-    def joined(rehearsals: Sequence["Rehearsal"], level_ms: float | None) -> "Rehearsal":
-        """Returns one rehearsal with the rounds of several."""
-        rounds = tuple(each for rehearsal in rehearsals for each in rehearsal.rounds)
-        return replace(rehearsals[-1], rounds=rounds, level_ms=level_ms)
 
     @cached_property
     def traces(self) -> list[list[Trace]]:
@@ -138,26 +156,31 @@ class Rehearsal:
 
     @property
     def round_ms(self) -> list[float]:
-        """Step time of each round: composed, or the median of what was measured."""
+        """Step time of each round: composed, or the median of steps as they ran."""
         if self.in_turns:
             return [step.step_ms for step in self.composed]
         return [statistics.median(each.wall_ms) for each in self.rounds]
 
     @property
-    def _samples_ms(self) -> list[float]:
-        if self.in_turns or len(self.rounds) > 1:
-            return self.round_ms
-        return self.rounds[0].wall_ms
-
-    @property
-    def median_ms(self) -> float:
-        """Median step time."""
-        return statistics.median(self._samples_ms)
+    def step_ms(self) -> float:
+        """Step time: the mean of rounds, or the median of steps that ran in a single one."""
+        return statistics.median(self.rounds[0].wall_ms) if self._ran else fmean(self.round_ms)
 
     @property
     def interval_ms(self) -> tuple[float, float]:
-        """The 95 % interval of the median step time: of rounds, or of steps of the only one."""
-        return median_interval(self._samples_ms)
+        """The 95 % interval of the step time: between rounds, or between steps of the only one."""
+        ran = self.rounds[0].wall_ms
+        return median_interval(ran) if self._ran else mean_interval(self.round_ms)
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval over the step time."""
+        low, high = self.interval_ms
+        return (high - low) / 2 / self.step_ms
+
+    @property
+    def _ran(self) -> bool:
+        return not self.in_turns and len(self.rounds) == 1
 
     @property
     def phases_ms(self) -> Floats:
@@ -170,20 +193,17 @@ class Rehearsal:
         """Median exchanging and waiting of each rank in each phase, [ranks, PHASES]."""
         if self.in_turns:
             return np.asarray(np.median([step.waiting_ms for step in self.composed], axis=0))
-        every = [[[s.traced.exchange_ms for s in rank] for rank in e.steps] for e in self.rounds]
-        return np.asarray(np.median(np.concatenate(every, axis=1), axis=1))
+        return np.asarray(np.median([each.exchange_ms for each in self.rounds], axis=0))
 
     @property
-    def losses(self) -> list[float]:
+    def losses(self) -> Sequence[float]:
         """Mean loss of all samples in each step of the last round."""
-        every = zip(*self.rounds[-1].steps, strict=True)
-        return [statistics.fmean(step.loss for step in steps) for steps in every]
+        return self.rounds[-1].losses
 
     @property
     def disturbed(self) -> float:
         """Mean share of cores' time that other processes took."""
-        steps = [step for each in self.rounds for rank in each.steps for step in rank]
-        return statistics.fmean(step.traced.disturbed for step in steps)
+        return fmean(each.disturbed for each in self.rounds)
 
     @property
     def slowest(self) -> int:
@@ -193,14 +213,11 @@ class Rehearsal:
     def table(self, title: str) -> Table:
         """Returns the report with a row for each rank, for rich's console."""
         low, high = self.interval_ms
-        count, of = (
-            len(self._samples_ms),
-            "steps" if self._samples_ms != self.round_ms else "rounds",
-        )
-        how = "composed of ranks that took turns, " if self.in_turns else ""
+        how = f"median of {len(self.losses)}" if self._ran else f"mean of {len(self.rounds)} rounds"
+        how += ", composed of ranks that took turns" if self.in_turns else ""
         report = Table(
-            title=f"{title}: {self.median_ms:.2f} ms a step ({how}median of {count} {of}; "
-            f"95 % interval {low:.2f} to {high:.2f})",
+            title=f"{title}: {self.step_ms:.2f} ms a step ({how}; 95 % interval {low:.2f} to "
+            f"{high:.2f})",
             title_justify="left",
             caption="medians in ms of what a rank computes; waits: for others and for what they "
             "send; bold: the rank that computes longest; MB: of tables and a batch, by the plan; "
@@ -216,12 +233,11 @@ class Rehearsal:
         times = zip(self.ranks, self.phases_ms, self.waiting_ms.sum(1), strict=True)
         for number, (rank, phases, waits) in enumerate(times):
             name = rank.name if len(hosts) > 1 else rank.name.partition("@")[0]
-            planned = None if rank.planned_bytes is None else rank.planned_bytes / 1e6
             report.add_row(
                 f"{number} {name}",
                 "-" if rank.tables is None else str(rank.tables),
-                "-" if planned is None else f"{planned:,.0f}",
-                f"{rank.peak_bytes / 1e6:,.0f}",
+                _megabytes(rank.planned_bytes),
+                _megabytes(rank.peak_bytes),
                 *(f"{value:.1f}" for value in phases),
                 f"{waits:.1f}",
                 style="bold" if number == self.slowest else "",
@@ -233,12 +249,12 @@ class Rehearsal:
         times = zip(self.ranks, self.phases_ms, self.waiting_ms, strict=True)
         return REHEARSAL_SCHEMA.stamp(
             {
-                "step_ms": self.median_ms,
+                "step_ms": self.step_ms,
                 "interval_ms": list(self.interval_ms),
                 "in_turns": self.in_turns,
                 "rounds_ms": self.round_ms,
                 "slowest_rank": self.slowest,
-                "losses": self.losses,
+                "losses": list(self.losses),
                 "disturbed": self.disturbed,
                 "phases": list(PHASES),
                 "ranks": [
@@ -247,3 +263,7 @@ class Rehearsal:
                 ],
             }
         )
+
+
+def _megabytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 1e6:,.0f}"

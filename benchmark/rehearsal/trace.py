@@ -6,9 +6,9 @@ slowest whose data is needed. That holds for a plain loop and for pipelines alik
 keeps where a rank sends and where it waits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,13 +19,14 @@ from autoshard.workload.arrays import Floats
 PHASES = ("input", "forward", "outputs", "dense", "gradients", "backward", "reduce")
 INPUT, FORWARD, OUTPUTS, DENSE, GRADIENTS, BACKWARD, REDUCE = range(len(PHASES))
 _MS = 1e3
+_SAME_MS = 1e-6
 
 
 class Event(NamedTuple):
     """A point of a step at which a rank sends, or waits for what others send.
 
     Args:
-        collective: Number of the collective in the step.
+        collective: Number of the collective in the step; below 0 if it began in the step before.
         sent_bytes: What this rank sends to others; None where it waits.
         phase: The phase, as an index into PHASES.
     """
@@ -57,6 +58,17 @@ class Trace:
         """Returns the step with all computing longer or shorter by a factor."""
         return Trace(self.events, self.compute_ms * factor)
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the trace as a JSON object."""
+        compute = [[round(ms, 4) for ms in span] for span in self.compute_ms.tolist()]
+        return {"events": [list(event) for event in self.events], "compute_ms": compute}
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "Trace":
+        """Returns the trace that `to_json` wrote."""
+        events = tuple(Event(*event) for event in document["events"])
+        return Trace(events, np.array(document["compute_ms"]))
+
 
 def typical(traces: Sequence[Trace]) -> Trace:
     """Returns the median of what a rank computes in several steps, and sends on average.
@@ -64,9 +76,8 @@ def typical(traces: Sequence[Trace]) -> Trace:
     A rank's disturbed moments are left out, each by itself: in the slowest rank of each step they
     would add up.
     """
-    first = traces[0].events
-    if any(len(trace.events) != len(first) for trace in traces):
-        raise ValueError("steps of a rank do not exchange equally often")
+    # In its first steps, DistributedDataParallel arranges gradients, and exchanges more.
+    traces = [trace for trace in traces if len(trace.events) == len(traces[-1].events)]
     every = zip(*(trace.events for trace in traces), strict=True)
     events = (
         some[0]
@@ -126,21 +137,27 @@ def compose(
         compute = compute.copy()
         compute[..., DENSE] *= dense_ms / np.maximum(whole, np.finfo(float).tiny)
     spans = compute.sum(2)
-    now = np.zeros(len(traces))
-    waiting = np.zeros((len(traces), len(PHASES)))
-    done: dict[int, float] = {}
-    free = 0.0  # when the network has moved all that was sent before
-    for number, every in enumerate(zip(*events, strict=True)):
-        now = now + spans[:, number]
-        collective = every[0].collective
-        if every[0].sent_bytes is not None:
-            took = _ms_of([event.sent_bytes or 0 for event in every], link)
-            done[collective] = free = max(float(now.max()), free) + took
-        else:
-            later = np.maximum(now, done[collective])
-            waiting[:, every[0].phase] += later - now
-            now = later
-    return ComposedStep(float((now + spans[:, -1]).max()), waiting)
+    done: dict[int, float] = {}  # when collectives are done that began in the step before
+    while True:
+        now, free = np.zeros(len(traces)), 0.0  # the network has moved all that was sent before
+        waiting = np.zeros((len(traces), len(PHASES)))
+        before, done, issued = done, {}, 0
+        for number, every in enumerate(zip(*events, strict=True)):
+            now = now + spans[:, number]
+            collective = every[0].collective
+            if every[0].sent_bytes is not None:
+                took = _ms_of([event.sent_bytes or 0 for event in every], link)
+                done[collective] = free = max(float(now.max()), free) + took
+                issued += 1
+            else:
+                there = done[collective] if collective >= 0 else before.get(collective, 0.0)
+                later = np.maximum(now, there)
+                waiting[:, every[0].phase] += later - now
+                now = later
+        step_ms = float((now + spans[:, -1]).max())
+        done = {number - issued: max(0.0, at - step_ms) for number, at in done.items()}
+        if all(abs(at - before.get(number, 0.0)) < _SAME_MS for number, at in done.items()):
+            return ComposedStep(step_ms, waiting)
 
 
 def _ms_of(sent_bytes: Sequence[int], link: Link | None) -> float:

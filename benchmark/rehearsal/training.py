@@ -1,11 +1,12 @@
 """Training on one rank: a model sharded by a plan, a few batches, timed steps."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.embeddingbag import (
@@ -13,6 +14,7 @@ from torchrec.distributed.embeddingbag import (
     ShardedEmbeddingBagCollection,
 )
 from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.train_pipeline.train_pipelines import TrainPipelineSparseDist
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
@@ -26,7 +28,8 @@ from autoshard.benchmark.rehearsal.model import (
     plan_in_model,
 )
 from autoshard.benchmark.rehearsal.phases import Phases
-from autoshard.benchmark.rehearsal.times import Step
+from autoshard.benchmark.rehearsal.times import Loop, Step
+from autoshard.benchmark.rehearsal.trace import DENSE, INPUT
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.torchrec import to_torchrec
 from autoshard.workload.torchrec.names import FUSED_OPTIMIZERS
@@ -54,6 +57,8 @@ class Training:
         backend: Backend that is bound to the device of this rank.
         phases: Traces its steps.
         batches: Batches of the task, which steps go through again and again.
+        loop: `plain`: one batch after another. `pipelined`: TorchRec's `TrainPipelineSparseDist`,
+            which distributes the lookups of the next batch beside the forward pass.
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Training:
         backend: DeviceBackend,
         phases: Phases,
         batches: Sequence[Batch],
+        loop: Loop = "plain",
     ) -> None:
         ranks, device = dist.get_world_size(), backend.device
         self._task = task
@@ -82,10 +88,12 @@ class Training:
             fill(part.weights, number, task.tables[number].rows, part.row, part.column)
         dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
         self._optimizer = torch.optim.SGD(dense.values(), lr=LEARNING_RATE)
-        self._loss = nn.BCEWithLogitsLoss()
-        self._batches, self._steps = batches, 0
+        self._inputs = (batch.inputs() for batch in itertools.cycle(batches))
         self._phases = phases
         phases.observe(self.model.module)
+        self._pipeline: _Pipeline | None = None
+        if loop == "pipelined":
+            self._pipeline = _Pipeline(phases, self.model, self._optimizer, device)
 
     def parts(self) -> Iterator[Part]:
         """Yields all parts of tables on this rank."""
@@ -104,18 +112,43 @@ class Training:
 
     def step(self) -> Step:
         """Runs a step, which all ranks begin at the same time."""
-        batch = self._batches[self._steps % len(self._batches)]
-        self._steps += 1
-        sparse = batch.sparse()
-        self._optimizer.zero_grad()
+        if self._pipeline is None:
+            inputs = next(self._inputs)
+            self._optimizer.zero_grad()
         dist.barrier()
         self._phases.start()
-        loss = self._loss(self.model(batch.dense, sparse), batch.labels)
-        loss.backward()
-        self._phases.reduced()
-        self._optimizer.step()
-        traced = self._phases.stop()
-        return Step(traced, loss.item())
+        if self._pipeline is not None:
+            loss, _ = self._pipeline.progress(self._inputs)
+        else:
+            loss, _ = self.model(inputs)
+            loss.backward()
+            self._phases.begin(DENSE)
+            self._optimizer.step()
+        return Step(self._phases.stop(), loss.item())
+
+
+class _Pipeline(TrainPipelineSparseDist):  # type: ignore[misc]  # TorchRec has no types
+    """TorchRec's pipeline, which says what it does."""
+
+    def __init__(self, phases: Phases, *arguments: Any) -> None:
+        super().__init__(*arguments, execute_all_batches=True)
+        self._phases = phases
+
+    def start_sparse_data_dist(self, *arguments: Any) -> None:
+        """Begins to distribute the lookups of the next batch."""
+        self._phases.begin(INPUT)
+        super().start_sparse_data_dist(*arguments)
+        self._phases.begin(DENSE)
+
+    def wait_sparse_data_dist(self, *arguments: Any) -> None:
+        """Goes on with it."""
+        self._phases.begin(INPUT)
+        super().wait_sparse_data_dist(*arguments)
+        self._phases.begin(DENSE)
+
+    def _optimizer_step(self) -> None:
+        self._phases.begin(DENSE)
+        super()._optimizer_step()
 
 
 def draw_batches(task: ShardingTask, device: torch.device) -> list[Batch]:

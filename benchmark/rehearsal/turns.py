@@ -12,6 +12,7 @@ import array
 import os
 import pickle
 import socket
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 
 _MAX_TOKEN_BYTES = 2**20
+_MUCH_S = 0.005  # of others' computing: less leaves little in the cache, and clearing takes longer
 
 
 class _Sent(NamedTuple):
@@ -65,8 +67,8 @@ class Turns:
         store: Key-value store of torch.distributed through which ranks find each other.
         rank: Number of this rank.
         ranks: Number of ranks.
-        prepare: Called whenever the rank gets the token, before it reads what it received: clears
-            what other ranks left in the cache.
+        prepare: Called when the rank gets the token after others computed for long, before it reads
+            what it received: clears what they left in the cache.
     """
 
     def __init__(self, store: Any, rank: int, ranks: int, prepare: Callable[[], object]) -> None:
@@ -122,8 +124,10 @@ class Turns:
         issued = self._number
         if self._in_turns:
             self._pass_on()
+            left = time.monotonic()
             self._receive()
-            self._prepare()
+            if time.monotonic() - left > _MUCH_S:
+                self._prepare()
         elif self.rank:
             self._receive()
             self._pass_on()  # all up to this rank have contributed
@@ -184,11 +188,10 @@ class Turns:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    return (
-        memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
-        if tensor.numel()
-        else (memoryview(bytearray()))
-    )
+    if not tensor.numel():
+        return memoryview(b"")
+    array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def _transfer(call: Callable[..., int], file: int, data: memoryview, offset: int) -> None:

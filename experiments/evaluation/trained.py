@@ -1,15 +1,18 @@
 """Compares sharders by training: TorchRec trains a small model by each plan, alternating."""
 
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
-from autoshard.benchmark.rehearsal.rehearsal import RankGroup
-from autoshard.benchmark.rehearsal.times import MUCH
+from autoshard.benchmark import MeasurementStore
+from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
+from autoshard.benchmark.rehearsal.times import MUCH, Loop, Rehearsal
 from autoshard.experiments.console.progress import following
+from autoshard.experiments.evaluation.evaluator import Limits
 from autoshard.experiments.evaluation.planners import Planners
 from autoshard.experiments.evaluation.posterior import SAMPLES
 from autoshard.experiments.evaluation.report import Evaluation
@@ -17,42 +20,53 @@ from autoshard.experiments.evaluation.task_sets import TaskSet
 from autoshard.workload import UserError
 from autoshard.workload.arrays import Floats
 
+_LOOPS: Mapping[str, Loop] = {"pipelined": "pipelined"}  # by the name of the objective
+
 
 def evaluate_trained(
-    task_set: TaskSet, planners: Planners, seconds: float, save_tasks: Path | None = None
+    task_set: TaskSet,
+    planners: Planners,
+    limits: Limits,
+    store_path: Path,
+    save_tasks: Path | None = None,
 ) -> Evaluation:
-    """Compares sharders by training steps on ranks of the Ray cluster, within a time limit.
+    """Compares sharders by training steps on ranks of the Ray cluster.
 
-    Equal plans of several sharders are trained once.
+    Equal plans of several sharders are trained once. Plans that the store knows are not trained
+    again if their steps are known precisely enough.
     """
     began = time.monotonic()
     made = list(islice(planners.entries(task_set, save_tasks), task_set.begin))
-    ranks = {len(entry.task.devices) for entry in made}
-    if len(ranks) > 1:
+    kinds = {(len(entry.task.devices), entry.task.objective.name) for entry in made}
+    if len(kinds) > 1:
+        counts = sorted({ranks for ranks, _ in kinds})
         raise UserError(
-            f"--judge training needs tasks with one number of devices, these have {min(ranks)} to "
-            f"{max(ranks)}: compare them one number at a time"
+            "--judge training needs tasks with one objective and one number of devices, these have "
+            f"{counts[0]} to {counts[-1]} devices: compare them one number at a time"
         )
+    ((ranks, objective),) = kinds
     steps: dict[str, list[Floats]] = {name: [] for name in made[0].outcomes}
     rng, rounds, disturbed = np.random.default_rng(0), 0, list[float]()
-    training = time.monotonic()
-    with closing(RankGroup(ranks.pop())) as found, following(len(made), "tasks trained") as step:
+    training, loop = time.monotonic(), _LOOPS.get(objective, "plain")
+    with (
+        MeasurementStore(store_path) as store,
+        closing(RankGroup(ranks, loop=loop)) as found,
+        following(len(made), "tasks trained") as step,
+    ):
         for number, entry in enumerate(made):
-            left = seconds - (time.monotonic() - began)
+            left = (limits.seconds - (time.monotonic() - began)) / (len(made) - number)
             plans = {n: o.plan for n, o in entry.outcomes.items() if o.plan is not None}
             trainer = {plan: name for name, plan in plans.items()}
             trained = {name: plan for plan, name in trainer.items()}
-            rehearsed = found.train_interleaved(entry.task, trained, left / (len(made) - number))
-            times = {name: np.array(each.round_ms) for name, each in rehearsed.items()}
+            effort = Effort(seconds=left, precision=limits.precision)
+            kept = store if found.in_turns else None
+            rehearsed = found.train_interleaved(entry.task, trained, effort, kept)
             disturbed += [each.disturbed for each in rehearsed.values()]
-            count = len(next(iter(times.values()), ()))
-            rounds += count * len(times)
-            # All plans use the same rounds, so that a slow round affects all of them alike.
-            drawn = rng.integers(max(1, count), size=(SAMPLES, count))
+            rounds += sum(len(each.rounds) for each in rehearsed.values())
+            drawn = {name: _drawn_ms(each, rng) for name, each in rehearsed.items()}
             for name, tasks in steps.items():
                 plan = plans.get(name)
-                ms = None if plan is None else np.median(times[trainer[plan]][drawn], axis=1)
-                tasks.append(np.full(SAMPLES, np.nan) if ms is None else ms)
+                tasks.append(np.full(SAMPLES, np.nan) if plan is None else drawn[trainer[plan]])
             step()
     ended = "all tasks were trained"
     if found.in_turns:
@@ -68,3 +82,10 @@ def evaluate_trained(
         rounds,
         ended,
     )
+
+
+def _drawn_ms(rehearsal: Rehearsal, rng: np.random.Generator) -> Floats:
+    """Returns samples of a mean step time, as uncertain as its rounds leave it: [SAMPLES]."""
+    every = np.array(rehearsal.round_ms)
+    error = every.std(ddof=1) / np.sqrt(len(every))
+    return np.asarray(every.mean() + error * rng.standard_t(len(every) - 1, SAMPLES))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from scipy import stats
 
 from autoshard.benchmark import MeasureSettings, PlanCost, price_plan
-from autoshard.benchmark.rehearsal.rehearsal import RankGroup
+from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
 from autoshard.benchmark.statistics import median_interval
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
 from autoshard.cost_model.repeated_measurements import SEEDS, RepeatedMeasurements, evaluation_seeds
@@ -55,7 +55,9 @@ def rehearsal_metrics(folder: Path) -> list[Metric]:
             "measured": _measured(task, plans, folder),
         }
     with closing(RankGroup(_RANKS, "cpu")) as ranks:
-        rehearsed = ranks.train_interleaved(task, {**plans, _DEFAULT: None}, _TRAINING_S)
+        rehearsed = ranks.train_interleaved(
+            task, {**plans, _DEFAULT: None}, Effort(seconds=_TRAINING_S)
+        )
     rounds = {name: np.array(each.round_ms) for name, each in rehearsed.items()}
     real = np.stack([rounds[name] for name in plans])
     for number, name in enumerate(plans):

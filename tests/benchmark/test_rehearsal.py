@@ -1,5 +1,6 @@
 """Training by a plan: sharded in whatever way, a model learns what it would learn in one piece."""
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
@@ -7,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 pytest.importorskip("torchrec")
 
@@ -99,7 +99,7 @@ def in_one_piece() -> tuple[list[float], dict[str, torch.Tensor]]:
     for step in range(STEPS):
         batch = draw_batch(TABLES, task.batch_size, step % BATCHES, slice(0, task.batch_size))
         optimizer.zero_grad()
-        loss = nn.BCEWithLogitsLoss()(model(batch.dense, batch.sparse()), batch.labels)
+        loss, _ = model(batch.inputs())
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -159,15 +159,13 @@ def test_traces_show_what_each_rank_computes_and_holds(
     assert rehearsal.ranks[0].planned_bytes == plan.device_bytes(task_of(ranks))[0]
     assert rehearsal.ranks[1].peak_bytes > (rehearsal.ranks[1].planned_bytes or 0)
     (made,) = rehearsal.rounds
-    for rank, steps in enumerate(made.steps):
-        assert len(steps) == 3
-        for step in steps:
-            phases_ms = step.traced.trace.phases_ms
-            assert phases_ms.shape == (len(PHASES),)
-            assert (phases_ms[BACKWARD] > 0) == bool(held[rank])
-            assert np.delete(phases_ms, BACKWARD).min() > 0
-            assert step.traced.wall_ms >= phases_ms.sum()
-            assert (step.reference_ms is not None) == stages[ranks].in_turns
+    assert len(made.wall_ms) == len(made.losses) == 3
+    assert made.reference_ms is not None
+    for rank, traced in enumerate(made.traces):
+        assert traced.phases_ms.shape == (len(PHASES),)
+        assert (traced.phases_ms[BACKWARD] > 0) == bool(held[rank])
+        assert np.delete(traced.phases_ms, BACKWARD).min() > 0
+        assert max(made.wall_ms) >= traced.phases_ms.sum()
     assert rehearsal.in_turns == (ranks == 4)
     sent = [event.sent_bytes for event in rehearsal.traces[0][1].events]
     assert None in sent
@@ -210,14 +208,16 @@ def test_rounds_are_normalised_to_the_reference_beside_them() -> None:
                  2.0 * slowed)
             for ms in (9.0, 10.0, 30.0)
         ]  # fmt: skip
-        return Round((tuple(steps),))
+        return Round.of([steps])
 
     ranks = (RankReport("a", 1, 10, 20),)
     found = Rehearsal(ranks, (one_round(1.0), one_round(1.5), one_round(1.2)), in_turns=True)
     assert found.round_ms == pytest.approx([12.0, 12.0, 12.0])
-    assert replace(found, level_ms=2.0).median_ms == pytest.approx(10)
-    assert replace(found, in_turns=False).median_ms == 100
+    assert replace(found, level_ms=2.0).step_ms == pytest.approx(10)
+    assert replace(found, in_turns=False).step_ms == 100
     assert found.to_json()["ranks"][0]["phases_ms"][FORWARD] == pytest.approx(12.0)
+    again = [Round.from_json(json.loads(json.dumps(each.to_json()))) for each in found.rounds]
+    assert replace(found, rounds=tuple(again)).round_ms == pytest.approx(found.round_ms)
 
 
 def test_what_does_not_fit_is_reported_before_training(stages: dict[int, RankGroup]) -> None:
