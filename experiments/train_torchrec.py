@@ -66,6 +66,9 @@ class TrainTorchRecConfig:
     """All ranks compute at the same time, also on cores of one machine, which slow each other down.
     By default those take turns, each with the machine to itself, and a step is composed of what
     each computed."""
+    pipelined: bool = False
+    """Train by TorchRec's TrainPipelineSparseDist, which distributes the lookups of the next batch
+    beside the forward pass. By default one batch follows another."""
     json: Path | None = None
     """File for the times of all steps."""
 
@@ -94,7 +97,12 @@ def main(config: TrainTorchRecConfig) -> None:
     operator = OperatorOptions(optimizer=config.optimizer)
     task = ShardingTask(tables, Device.uniform(ranks, _ANY_BYTES), config.batch_size, operator)
     in_turns = False if config.at_once else None
-    with ray_cluster(), closing(RankGroup(ranks, config.devices, in_turns)) as found:
+    with (
+        ray_cluster(),
+        closing(
+            RankGroup(ranks, config.devices, in_turns, "pipelined" if config.pipelined else "plain")
+        ) as found,
+    ):
         if found.in_turns:
             cli.note(
                 "the ranks share a machine, so they compute in turns, and a step is composed of "

@@ -25,27 +25,38 @@ def plan(tmp_path: Path) -> Path:
     return tmp_path / "plan.json"
 
 
-def test_what_a_step_takes_phase_by_phase(plan: Path, cluster: object) -> None:
+@pytest.mark.parametrize(
+    ("options", "how"),
+    [
+        ("--steps 12 --at-once", "median of 12"),
+        ("--steps 21", "mean of 3 rounds, composed of ranks that took turns"),
+        ("--steps 21 --pipelined", "mean of 3 rounds, composed of ranks that took turns"),
+    ],
+)
+def test_what_a_step_takes_phase_by_phase(
+    options: str, how: str, plan: Path, cluster: object
+) -> None:
     done = run(
         "train_torchrec.py",
-        f"--tables {TABLES} --plan plan.json --batch-size 64 --steps 12 --json times.json "
+        f"--tables {TABLES} --plan plan.json --batch-size 64 {options} --json times.json "
         "--devices cpu",
         plan.parent,
     )
     told = re.search(
-        r"plan.json: ([\d.]+) ms a step \(median of 12; 95 % interval ([\d.]+) to ([\d.]+)\)",
-        done.stdout,
+        rf"plan.json: ([\d.]+) ms a step \({how}; 95 % interval ([\d.]+) to ([\d.]+)\)",
+        " ".join(done.stdout.split()),
     )
     assert told is not None, done.stdout
     step, low, high = map(float, told.groups())
     assert low <= step <= high
     document = json.loads((plan.parent / "times.json").read_text())
     assert document["step_ms"] == pytest.approx(step, abs=0.01)
+    assert document["in_turns"] == ("turns" in how)
     tables = [len({p.table for p in ShardingPlan.load(plan).placements if p.device == n})
               for n in range(2)]  # fmt: skip
     assert [rank["tables"] for rank in document["ranks"]] == tables
     for number, rank in enumerate(document["ranks"]):
-        assert len(rank["steps"]) == 12
+        assert len(rank["phases_ms"]) == len(rank["waits_ms"]) == len(document["phases"])
         assert re.search(rf"^ {number} cpu\d+ +{tables[number]} ", done.stdout, re.MULTILINE)
     assert f"loss: {document['losses'][0]:.4f} in the first step" in done.stdout
     none_are_left()
