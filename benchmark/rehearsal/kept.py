@@ -2,13 +2,76 @@
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import Any
 
-from autoshard.benchmark.rehearsal.times import Loop, Round
-from autoshard.benchmark.store import MeasurementStore
-from autoshard.workload import ShardingPlan, ShardingTask, documents
+import numpy as np
 
+from autoshard.benchmark.rehearsal.times import Loop, RankReport, Rehearsal, Round
+from autoshard.benchmark.store import MeasurementStore
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    OperatorOptions,
+    ShardingPlan,
+    ShardingTask,
+    documents,
+)
+from autoshard.workload.arrays import Floats
+
+_ANY_BYTES = 2**50
 _SCHEMA = documents.Schema("autoshard.rehearsed", 1)
+
+
+@dataclass(frozen=True)
+class RehearsedPlan:
+    """A plan that ranks in turns have trained by.
+
+    Args:
+        task: Its task; devices have no limit of memory.
+        plan: The plan.
+        passes_ms: Forward, backward and the rest of each rank, the mean of rounds: [ranks, 3].
+        step_ms: Step without exchanges and dense part.
+    """
+
+    task: ShardingTask
+    plan: ShardingPlan
+    passes_ms: Floats
+    step_ms: float
+
+
+def rehearsed_plans(
+    store: MeasurementStore, hardware: str, loop: Loop = "plain"
+) -> list[RehearsedPlan]:
+    """Returns the plans of this package that were rehearsed on a kind of hardware."""
+    found = []
+    with documents.naming(store.path), documents.fields_of("rehearsal"):
+        for document in store.find_documents("rehearsals"):
+            _SCHEMA.check(document)
+            same = (document["hardware"], document["loop"]) == (hardware, loop)
+            if not same or document["plan"] is None:
+                continue
+            plan = ShardingPlan.from_json(document["plan"])
+            task = ShardingTask(
+                tuple(EmbeddingTable.from_json(table) for table in document["tables"]),
+                Device.uniform(document["ranks"], _ANY_BYTES),
+                document["batch_size"],
+                OperatorOptions(**document["operator"]),
+            )
+            rounds = tuple(Round.from_json(each) for each in document["rounds"])
+            level_ms = level_of(store, hardware, document["versions"])
+            ranks = tuple(RankReport(device.name, None, None) for device in task.devices)
+            rehearsal = Rehearsal(ranks, rounds, in_turns=True, level_ms=level_ms, dense_ms=0.0)
+            passes = np.mean([[t.passes_ms for t in each] for each in rehearsal.traces], axis=0)
+            found.append(RehearsedPlan(task, plan, passes, rehearsal.step_ms))
+    return found
+
+
+def level_of(store: MeasurementStore, hardware: str, versions: str) -> float | None:
+    """Returns the time of the reference operator to which this hardware's costs are normalised."""
+    # Versions of measurements do not name TorchRec's.
+    level = store.level(hardware, versions.rpartition(", torchrec ")[0])
+    return None if level is None else level.forward_ms + level.backward_ms
 
 
 class KeptRehearsals:
@@ -28,9 +91,7 @@ class KeptRehearsals:
     @property
     def level_ms(self) -> float | None:
         """Time of the reference operator to which this hardware's costs are normalised."""
-        # Versions of measurements do not name TorchRec's.
-        level = self._store.level(self._hardware, self._versions.rpartition(", torchrec ")[0])
-        return None if level is None else level.forward_ms + level.backward_ms
+        return level_of(self._store, self._hardware, self._versions)
 
     def rounds(self, task: ShardingTask, plan: ShardingPlan | None) -> tuple[Round, ...]:
         """Returns the rounds of a plan; None stands for the plan of TorchRec's own planner."""

@@ -125,6 +125,7 @@ class Rehearsal:
         link: Network by which exchanges are priced in a composed step.
         level_ms: Time of the reference operator to which composed steps are normalised; by default
             its median over all rounds.
+        dense_ms: Time of the dense part in a composed step; by default that of the small model.
     """
 
     ranks: tuple[RankReport, ...]
@@ -132,6 +133,7 @@ class Rehearsal:
     in_turns: bool = False
     link: Link | None = None
     level_ms: float | None = None
+    dense_ms: float | None = None
 
     @cached_property
     def traces(self) -> list[list[Trace]]:
@@ -152,7 +154,7 @@ class Rehearsal:
     @cached_property
     def composed(self) -> list[ComposedStep]:
         """A step of each round, put together from what ranks computed."""
-        return [compose(traces, self.link) for traces in self.traces]
+        return [compose(traces, self.link, self.dense_ms) for traces in self.traces]
 
     @property
     def round_ms(self) -> list[float]:

@@ -54,6 +54,22 @@ class Trace:
         """Computing of each phase, [PHASES]."""
         return np.asarray(self.compute_ms.sum(0))
 
+    @property
+    def passes_ms(self) -> Floats:
+        """Time of what depends on the rank's tables, and of the rest: [3].
+
+        Forward: from the arrival of lookups until outputs can be sent. Backward: from the arrival
+        of gradients until weights are updated. The rest is the same on all ranks, but for noise;
+        the dense part is left out.
+        """
+        found, part = np.zeros(3), 2
+        parts = {INPUT: 0, GRADIENTS: 1}
+        for number, span in enumerate(self.compute_ms):
+            found[part] += span.sum() - span[DENSE]
+            if number < len(self.events) and self.events[number].sent_bytes is None:
+                part = parts.get(self.events[number].phase, 2)
+        return found
+
     def scaled(self, factor: float) -> "Trace":
         """Returns the step with all computing longer or shorter by a factor."""
         return Trace(self.events, self.compute_ms * factor)

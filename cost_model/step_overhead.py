@@ -1,0 +1,152 @@
+"""What a training step takes beside the operators as a pool measures them.
+
+In training, TorchRec checks, permutes and packs what goes into and comes out of an operator, and
+the dense part of the model evicts the operator's rows between forward and backward. Both depend on
+the plan, and both are linear in what a device holds: in the operator's own time, its lookups, the
+elements of its output and its number of pieces. The rest of a step is the same for all plans of a
+task.
+
+The coefficients are fitted to rehearsals of random plans (`overhead_fit`), in turns, and belong to
+a kind of hardware as the cost model does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from autoshard.cost_model.network import DIRECTIONS, INPUTS, TERMS, InputScale, NetworkShape
+from autoshard.workload import Piece, ShardingTask
+from autoshard.workload.arrays import Floats
+from autoshard.workload.lookups import lookups_in
+
+_NS = 1e-6  # milliseconds
+# Work of a device, in the order of `DirectionOverhead.rates`.
+LOADS = ("operator_ms", "lookups", "outputs", "pieces", "occupied")
+SHARED_LOADS = ("outputs", "lookups", "pieces", "step")  # of one rank's samples, of all tables
+
+
+@dataclass(frozen=True)
+class DirectionOverhead:
+    """A pass in training, as a function of what a device holds.
+
+    Args:
+        operator: Factor of the operator's time in the pool.
+        lookup_ns: Nanoseconds for each lookup.
+        output_ns: Nanoseconds for each element of pooled outputs.
+        piece_ms: Milliseconds for each piece of a table.
+        start_ms: Milliseconds of a device that holds any.
+    """
+
+    operator: float
+    lookup_ns: float
+    output_ns: float
+    piece_ms: float
+    start_ms: float
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Milliseconds for one of each of LOADS."""
+        per_lookup, per_output = self.lookup_ns * _NS, self.output_ns * _NS
+        return self.operator, per_lookup, per_output, self.piece_ms, self.start_ms
+
+
+@dataclass(frozen=True)
+class StepOverhead:
+    """What training takes beside operators.
+
+    Args:
+        forward: From the lookups' arrival to the pooled outputs that are ready to be sent.
+        backward: From the gradients' arrival until weights are updated.
+        shared_output_ns: For each element of all pooled outputs of a rank's own samples: receiving
+            and ordering them, and packing their gradients.
+        shared_lookup_ns: For each lookup of a rank's own samples, which are sent to their tables.
+        shared_piece_ms: For each table.
+        shared_ms: For each step.
+    """
+
+    forward: DirectionOverhead
+    backward: DirectionOverhead
+    shared_output_ns: float
+    shared_lookup_ns: float
+    shared_piece_ms: float
+    shared_ms: float
+
+    @cached_property
+    def _rates(self) -> Floats:
+        return np.array([self.forward.rates, self.backward.rates])
+
+    def in_training(self, operators_ms: Floats, loads: Floats) -> Floats:
+        """Returns ms of passes in training.
+
+        Args:
+            operators_ms: Forward and backward of operators in the pool, [..., 2].
+            loads: Lookups, outputs, pieces and 1 of each device, [..., 4]; 0 for empty ones.
+        """
+        rates = self._rates
+        return np.asarray(rates[:, 0] * operators_ms + loads @ rates[:, 1:].T)
+
+    def common_ms(self, task: ShardingTask) -> float:
+        """Returns what a step of a task takes with any plan, without the model's dense part."""
+        lookups, outputs, tables, _ = loads_of(
+            [table.whole() for table in task.tables], task.batch_size
+        )
+        own = 1 / len(task.devices)
+        per_sample = self.shared_output_ns * outputs + self.shared_lookup_ns * lookups
+        return float(own * per_sample * _NS + self.shared_piece_ms * tables + self.shared_ms)
+
+    def on_sums(self, shape: NetworkShape, scale: InputScale) -> "SumOverhead":
+        """Returns the same for sums of amounts of a network with this shape and scale."""
+        return SumOverhead(self, shape, scale)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the coefficients as a JSON object."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> "StepOverhead":
+        """Returns the coefficients that `to_json` wrote."""
+        passes = {n: DirectionOverhead(**document[n]) for n in ("forward", "backward")}
+        return StepOverhead(**{**document, **passes})
+
+
+def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:
+    """Returns lookups, elements of outputs, pieces and 1 of a device that holds these pieces."""
+    if not pieces:
+        return np.zeros(len(LOADS) - 1)
+    lookups = lookups_in([piece.table for piece in pieces], batch_size).lookups.sum()
+    outputs = batch_size * sum(piece.output_width for piece in pieces)
+    return np.array([lookups, outputs, len(pieces), 1.0])
+
+
+class SumOverhead:
+    """The overhead as a function of sums of amounts, which contain all loads."""
+
+    def __init__(self, overhead: StepOverhead, shape: NetworkShape, scale: InputScale) -> None:
+        self._factors = torch.from_numpy(overhead._rates[:, 0].copy()).float()
+        rates = torch.zeros(DIRECTIONS, shape.amounts)
+        # Terms of work are relative to a typical table's.
+        for load, term in (("lookups", "lookups"), ("outputs", "output")):
+            powers = TERMS[term]
+            typical = sum(scale.mean[INPUTS.index(name)] * power for name, power in powers.items())
+            column = DIRECTIONS + list(TERMS).index(term)
+            one = torch.as_tensor(overhead._rates[:, LOADS.index(load)]).float()
+            rates[:, column] = one * torch.as_tensor(typical).exp()
+        rates[:, shape.count] = torch.as_tensor(overhead._rates[:, LOADS.index("pieces")])
+        self._rates, self._count = rates.mT.contiguous(), shape.count
+        self._starts = torch.as_tensor(overhead._rates[:, LOADS.index("occupied")]).float()
+
+    def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
+        """Returns ms of passes in training, [..., 2].
+
+        Args:
+            operators_ms: Forward and backward of operators, [..., 2].
+            sums: Sums of amounts of a device by any member, [..., amounts].
+        """
+        rates, starts = self._rates.to(sums.dtype), self._starts.to(sums.dtype)
+        occupied = (sums[..., self._count, None] > 0.5).to(sums.dtype)
+        return operators_ms * self._factors.to(sums.dtype) + sums @ rates + occupied * starts
