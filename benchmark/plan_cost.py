@@ -69,11 +69,13 @@ class PlanCost:
         devices: All devices.
         objective: Objective of the task.
         ranks_per_core: Ranks per device in measured all-to-alls.
+        common_ms: What a step takes with any plan.
     """
 
     devices: tuple[DeviceCost, ...]
     objective: Objective
     ranks_per_core: float = 1.0
+    common_ms: float = 0.0
 
     @property
     def phases_ms(self) -> Floats:
@@ -87,13 +89,13 @@ class PlanCost:
 
     @property
     def step_ms(self) -> float:
-        """Step time: the sum of stages, each as long as its slowest device."""
-        return float(step_ms(self.stages_ms))
+        """Step time: the sum of stages, each as long as its slowest device, and what is common."""
+        return float(step_ms(self.stages_ms)) + self.common_ms
 
     @property
     def mean_ms(self) -> float:
         """Step time if each stage were balanced perfectly."""
-        return float(self.stages_ms.mean(0).sum())
+        return float(self.stages_ms.mean(0).sum()) + self.common_ms
 
     @property
     def balance(self) -> float:
@@ -106,6 +108,8 @@ class PlanCost:
             f"a step takes {self.step_ms:.2f} ms ({self.objective}; bold: slowest of a stage), "
             f"mean {self.mean_ms:.2f} ms, balance {self.balance:.3f}"
         )
+        if self.common_ms:
+            caption += f"; {self.common_ms:.2f} ms of it are the same for all plans"
         if self.ranks_per_core > 1:
             caption += (
                 f"; a2a with {self.ranks_per_core:g} ranks on each device that measured: it reads "
@@ -181,6 +185,7 @@ def price_plan(
     oracle: CostOracle,
     exchange_ms: tuple[Sequence[float], Sequence[float]] | None = None,
     ranks_per_core: float = 1.0,
+    common_ms: float = 0.0,
 ) -> PlanCost:
     """Returns the plan's cost by any oracle.
 
@@ -191,6 +196,7 @@ def price_plan(
         exchange_ms: Forward and backward all-to-all of each rank; by default those of the
             objective.
         ranks_per_core: Ranks per device in measured all-to-alls.
+        common_ms: What a step takes with any plan, without the model's dense part.
     """
     plan.check(task)
     shards = plan.shards(task)
@@ -216,7 +222,8 @@ def price_plan(
             zip(shards, costs, plan.device_bytes(task), strict=True)
         )
     )
-    return PlanCost(devices, task.objective, ranks_per_core)
+    common_ms += task.objective.dense_ms
+    return PlanCost(devices, task.objective, ranks_per_core, common_ms)
 
 
 def measure_plan(

@@ -25,6 +25,7 @@ from autoshard.cost_model.ensemble import Ensemble
 from autoshard.cost_model.machines import EFFECTS, Machines, TrainingMachine
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.network import InputScale, NetworkShape, ShardNetwork
+from autoshard.cost_model.step_overhead import StepOverhead
 from autoshard.workload import Link, OperatorOptions, UserError, documents
 
 MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
@@ -156,6 +157,7 @@ def _description(model: CostModel) -> dict[str, Any]:
         **_description_of(model.compute),
         "links": {ranks: asdict(link) for ranks, link in model.links.items()},
         "trained_on": trained_on,
+        "overhead": None if model.overhead is None else model.overhead.to_json(),
         **machines,
     }
 
@@ -184,7 +186,12 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
         Provenance(**fields),
         {int(ranks): Link(**link) for ranks, link in document["links"].items()},
         _machines(document["machines"], _under(_MACHINES, tensors)),
+        overhead=_overhead(document.get("overhead")),  # models from before have none
     )
+
+
+def _overhead(document: Mapping[str, Any] | None) -> StepOverhead | None:
+    return None if document is None else StepOverhead.from_json(document)
 
 
 def _compute(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ComputeCostModel:

@@ -24,7 +24,7 @@ from autoshard.workload.arrays import Floats
 OUT_OF_DISTRIBUTION = 1.0  # deviations outside of the training data from which users are warned
 _BLOCK = 2048  # shards priced together: more do not fit a core's own cache
 _FLOOR = 1e-9
-_HALF_A_TABLE = 0.5  # sums over no tables are not exactly 0
+HALF_A_TABLE = 0.5  # sums over no tables are not exactly 0
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class ComputeCostModel:
 
     def holds_any(self, sums: Tensor) -> Tensor:
         """Returns which sums of amounts have any tables in them, shape [shards]."""
-        return sums[:, 0, self.shape.count] > _HALF_A_TABLE
+        return sums[:, 0, self.shape.count] > HALF_A_TABLE
 
     def predict(self, shards: Sequence[Shard], batch_sizes: Sequence[int]) -> Prices:
         """Returns the costs of shards, each with its batch size."""

@@ -62,7 +62,7 @@ def _slowest_ms(exchange: Exchange) -> float:
 
 def flow_ms(columns: Sequence[int] | Floats, batch_size: int, link: Link | None = None) -> float:
     """Returns the milliseconds of an all-to-all without latency; by default at 1 byte/s."""
-    objective = Objective("step", Link(1.0 if link is None else link.bytes_s))
+    objective = Objective("operators", Link(1.0 if link is None else link.bytes_s))
     dims = np.asarray(columns, dtype=float)
     price = StepPrice.of(objective, batch_size, len(dims), float(dims.sum()))
     return float(price.exchange_ms(dims).max())

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from autoshard.benchmark import MachineProbe, ReferenceLevel
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.machines import Machines
-from autoshard.workload import Link, OperatorOptions
+from autoshard.cost_model.step_overhead import StepOverhead
+from autoshard.workload import Link, Objective, OperatorOptions, UserError
 
 if TYPE_CHECKING:
     from autoshard.cost_model.dataset import CostDataset
@@ -52,6 +53,8 @@ class CostModel:
         links: Links fitted to measured all-to-alls by number of ranks; empty if none were measured.
         machines: Networks of several machines, from which those of another one are made.
         probe: Probe of the machine that `compute` is for, if that is all that is known of it.
+        overhead: What training takes beside operators; None if unknown.
+        in_training: Whether prices are those of training, not of operators alone.
     """
 
     compute: ComputeCostModel
@@ -59,6 +62,26 @@ class CostModel:
     links: Mapping[int, Link] = field(default_factory=dict)
     machines: Machines | None = None
     probe: MachineProbe | None = None
+    overhead: StepOverhead | None = None
+    in_training: bool = False
+
+    @property
+    def counted_overhead(self) -> StepOverhead | None:
+        """What training takes beside operators; None if it does not count."""
+        return self.overhead if self.in_training else None
+
+    def for_objective(self, objective: Objective) -> "CostModel":
+        """Returns the model whose costs are those that an objective counts.
+
+        Raises:
+            UserError: Steps of training count, and the model does not know what they take.
+        """
+        if objective.in_training and self.overhead is None:
+            raise UserError(
+                f"the cost model does not know what training takes beside operators, which "
+                f"objective {objective.name} counts: plan for operators"
+            )
+        return replace(self, in_training=objective.in_training)
 
     def on_hardware(self, hardware: str) -> "CostModel | None":
         """Returns the model for hardware that it was trained on; None for any other."""

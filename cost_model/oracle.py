@@ -13,6 +13,7 @@ from autoshard.cost_model.inputs import Memberships, PieceRows, unit_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Scenarios
+from autoshard.cost_model.step_overhead import SumOverhead
 from autoshard.cost_model.table_residuals import TableResiduals
 from autoshard.cost_model.threads import one_thread
 from autoshard.workload import (
@@ -54,6 +55,8 @@ class EstimatedCosts:
         self.model = model
         self.batch_size = batch_size
         self.residuals = residuals or TableResiduals(model.compute, batch_size)
+        overhead = model.counted_overhead
+        self._overhead = None if overhead is None else SumOverhead(overhead, model.compute)
         self._rows = PieceRows()
         self._met: set[tuple[str, int]] = set()  # tables, by what they look up and their dim
         shape = model.compute.shape
@@ -63,19 +66,43 @@ class EstimatedCosts:
         """Returns the estimated cost of each shard, with its relative 95 % half width."""
         if not shards:
             return []
-        prices = self.prices(shards)
+        sums = self._sums(shards)
+        operators = self.model.compute.price(sums)
         residuals = [self.residuals.of_shard(shard) for shard in shards]
         factors = torch.tensor([residual.factor for residual in residuals])
         uncertainty = torch.tensor([residual.uncertainty for residual in residuals])
-        spreads = prices.deviation * uncertainty * self.model.compute.uncertainty.width_95
-        columns = (prices.forward_ms * factors, prices.backward_ms * factors, spreads)
+        prices = self._in_training(
+            Prices(
+                operators.forward_ms * factors,
+                operators.backward_ms * factors,
+                operators.deviation * uncertainty,
+            ),
+            sums,
+        )
+        spreads = prices.deviation * self.model.compute.uncertainty.width_95
+        columns = (prices.forward_ms, prices.backward_ms, spreads)
         return [ShardCost(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
     def prices(self, shards: Sequence[Shard]) -> Prices:
         """Returns estimated costs as tensors, without residuals of measured shards."""
+        return self.price(self._sums(shards))
+
+    def price(self, sums: Tensor) -> Prices:
+        """Returns the costs of devices with these sums of amounts; 0 for empty ones."""
+        return self._in_training(self.model.compute.price(sums), sums)
+
+    def common_ms(self, task: ShardingTask) -> float:
+        """Returns what a step takes with any plan of a task; 0 unless steps of training count."""
+        overhead = self.model.counted_overhead
+        return 0.0 if overhead is None else overhead.common_ms(task)
+
+    def _in_training(self, operators: Prices, sums: Tensor) -> Prices:
+        return operators if self._overhead is None else self._overhead.prices(operators, sums)
+
+    def _sums(self, shards: Sequence[Shard]) -> Tensor:
         lists = [self._rows.of(shard.pieces, self.batch_size) for shard in shards]
         self._embed_new()
-        return self.model.compute.price(Memberships.of(lists).sums(self._amounts))
+        return Memberships.of(lists).sums(self._amounts)
 
     def exchange(self, dims: Sequence[int], objective: Objective) -> tuple[float, ...] | None:
         """Returns the ms of each rank in one all-to-all, in either direction; None if unknown.
@@ -90,7 +117,7 @@ class EstimatedCosts:
         if link is None:
             return None
         columns = np.array(dims, dtype=float)
-        over = Objective("step", link)
+        over = Objective("operators", link)
         price = StepPrice.of(over, self.batch_size, len(dims), float(columns.sum()))
         return tuple(price.exchange_ms(columns).tolist())
 
@@ -102,7 +129,8 @@ class EstimatedCosts:
         """Returns the cost of a plan, with its all-to-alls where they are known."""
         self.check(task)
         exchange = self.exchange(plan.columns(task), task.objective)
-        return price_plan(plan, task, self, None if exchange is None else (exchange, exchange))
+        both = None if exchange is None else (exchange, exchange)
+        return price_plan(plan, task, self, both, common_ms=self.common_ms(task))
 
     def step_ms(self, plan: ShardingPlan, task: ShardingTask) -> float:
         """Returns the step time of a plan by the mean of costs, with all-to-alls where they count.
@@ -118,7 +146,7 @@ class EstimatedCosts:
         return float(StepPrice.of_task(task).step_ms(forward, backward, columns))
 
     def check(self, task: ShardingTask) -> None:
-        """Raises UserError if the task's batch size or operator differs from the oracle's."""
+        """Raises UserError if the task's batch size, operator or what counts differs."""
         operator = self.model.provenance.operator
         for what, requested, known in (
             ("batch size", task.batch_size, self.batch_size),
@@ -127,22 +155,30 @@ class EstimatedCosts:
         ):
             if requested != known:
                 raise UserError(f"the task's {what} is {requested}, the oracle's is {known}")
+        if task.objective.in_training != self.model.in_training:
+            counts = "steps of training" if self.model.in_training else "operators"
+            raise UserError(
+                f"the task's objective is {task.objective.name}, the oracle prices {counts}: give "
+                "it CostModel.for_objective of the task's objective"
+            )
 
     def alone_ms(self, pieces: Sequence[Placeable]) -> Floats:
         """Returns milliseconds of each piece on a device of its own, shape [pieces]."""
-        prices = self.model.compute.price(unit_amounts(self.amounts, pieces))
+        prices = self.price(unit_amounts(self.amounts, pieces))
         return np.asarray(prices.total_ms.double().numpy())
 
     def expectation(self) -> Expectation:
         """Returns the pricing by mean costs, which has one scenario."""
-        return Expectation(self.model.compute, self.amounts)
+        return Expectation(self.model.compute, self.amounts, self._overhead)
 
     @one_thread()
     def scenarios(self, tables: Sequence[EmbeddingTable], count: int, seed: int = 0) -> Scenarios:
         """Samples scenarios of everything that is uncertain about these tables and the model."""
         groups = [tables[n : n + _GROUP] for n in range(0, len(tables), _GROUP)]
         posteriors = [self.residuals.posterior(group) for group in groups]
-        return Scenarios(self.model.compute, self.amounts, groups, posteriors, count, seed)
+        return Scenarios(
+            self.model.compute, self.amounts, groups, posteriors, count, seed, self._overhead
+        )
 
     def amounts(self, pieces: Sequence[Piece]) -> Tensor:
         """Returns what each piece adds to its shard, shape [pieces, members, amounts]."""

@@ -25,6 +25,7 @@ from autoshard.benchmark import (
 from autoshard.benchmark.measurement import Directions
 from autoshard.benchmark.statistics import pooled_variance
 from autoshard.cost_model.model import CostModel
+from autoshard.cost_model.step_overhead import StepOverhead, loads_of
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
 
@@ -104,6 +105,8 @@ class RepeatedMeasurements:
         normalize: Converts each measurement, such as to the reference level of a cost model.
         notify: Receives one line for each reason why a shard cannot be measured.
         clock: Returns seconds.
+        overhead: What training takes beside operators, if that counts: then all costs are those of
+            passes in training.
     """
 
     def __init__(
@@ -115,8 +118,9 @@ class RepeatedMeasurements:
         normalize: Callable[[Measurement], Measurement] = lambda measurement: measurement,
         notify: Callable[[str], None] = warnings.warn,
         clock: Callable[[], float] = time.monotonic,
+        overhead: StepOverhead | None = None,
     ) -> None:
-        self._pool = pool
+        self._pool, self._overhead = pool, overhead
         self._settings = [replace(settings, seed=seed) for seed in seeds]
         self._timing = timing
         self._normalize, self._notify = normalize, notify
@@ -166,8 +170,30 @@ class RepeatedMeasurements:
             # With one batch, results are for this batch alone.
             one = len(self._settings) == 1 or not batches
             spread = np.zeros(3) if one else spread_of_batches(list(batches.values()))
-            self._known = {digest: found.known(spread) for digest, found in batches.items()}
+            self._known = {
+                digest: self._in_training(digest, found.known(spread))
+                for digest, found in batches.items()
+            }
         return self._known
+
+    def common_ms(self, task: ShardingTask) -> float:
+        """Returns what a step takes with any plan of a task, without the model's dense part."""
+        return 0.0 if self._overhead is None else self._overhead.common_ms(task)
+
+    def _in_training(self, digest: str, operators: KnownCost) -> KnownCost:
+        if self._overhead is None:
+            return operators
+        shard = next(iter(self._answers[digest].values())).shard
+        loads = loads_of(shard.pieces, self._settings[0].batch_size)
+        both, errors = np.array([operators.mean_ms[:2], operators.error_ms[:2]])
+        passes = self._overhead.in_training(both, loads)
+        errors = errors * self._overhead.rates[:, 0]
+        # Errors of both passes together grow as those of each.
+        grown = float(self._overhead.rates[:, 0] @ both / both.sum())
+        return KnownCost(
+            Directions(float(passes[0]), float(passes[1]), float(passes.sum())),
+            Directions(float(errors[0]), float(errors[1]), operators.error_ms.both * grown),
+        )
 
     @property
     def now_s(self) -> float:
@@ -190,7 +216,7 @@ class RepeatedMeasurements:
         """Returns the plan's measured cost; None if one of its shards could not be measured."""
         if any(shard and self._failed(shard.digest) for shard in plan.shards(task)):
             return None
-        return price_plan(plan, task, self)
+        return price_plan(plan, task, self, common_ms=self.common_ms(task))
 
     def _request(self, shards: Sequence[Shard], place: int, repeats: int, deadline: float) -> bool:
         """Measures shards with one batch up to `repeats`; returns False at the deadline."""

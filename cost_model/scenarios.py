@@ -14,6 +14,7 @@ from torch import Tensor
 
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.network import DIRECTIONS, fused_ms
+from autoshard.cost_model.step_overhead import SumOverhead
 from autoshard.cost_model.table_residuals import ResidualPosterior
 from autoshard.workload import EmbeddingTable, Piece
 
@@ -41,15 +42,21 @@ class Expectation:
     Args:
         model: Cost model.
         embed: Returns the amounts of pieces by each member.
+        overhead: What training takes beside operators, if that counts.
     """
 
-    def __init__(self, model: ComputeCostModel, embed: Embed) -> None:
-        self._model = model
+    def __init__(
+        self, model: ComputeCostModel, embed: Embed, overhead: SumOverhead | None = None
+    ) -> None:
+        self._model, self._overhead = model, overhead
         self.amounts = embed
 
     def price(self, sums: Tensor) -> Tensor:
         """Returns forward and backward ms, [..., 1, 2]."""
-        return self._model.means(sums)[..., None, :]
+        means = self._model.means(sums)
+        if self._overhead is not None:
+            means = self._overhead.add(means, sums[..., 0, :])
+        return means[..., None, :]
 
 
 class Scenarios:
@@ -62,6 +69,7 @@ class Scenarios:
         posteriors: Posterior of the corrections of each group.
         count: Number of scenarios, which is even.
         seed: Seed of the samples.
+        overhead: What training takes beside operators, if that counts.
     """
 
     def __init__(
@@ -72,7 +80,9 @@ class Scenarios:
         posteriors: Sequence[ResidualPosterior],
         count: int,
         seed: int = 0,
+        overhead: SumOverhead | None = None,
     ) -> None:
+        self.overhead = overhead
         rng = np.random.default_rng([seed, count])
         drawn = []
         for tables, posterior in zip(groups, posteriors, strict=True):
@@ -102,9 +112,19 @@ class Scenarios:
         amounts[:, -self.count :, :DIRECTIONS] *= self._factors[rows]
         return amounts
 
-    @torch.no_grad()
     def price(self, sums: Tensor) -> Tensor:
         """Returns forward and backward ms in each scenario, [..., scenarios, 2]."""
+        return self.in_training(self.operators_ms(sums), sums)
+
+    def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
+        """Returns ms of passes, of which operators take these [..., scenarios, 2]."""
+        if self.overhead is None:
+            return operators_ms
+        return self.overhead.add(operators_ms, sums[..., :1, :])
+
+    @torch.no_grad()
+    def operators_ms(self, sums: Tensor) -> Tensor:
+        """Returns forward and backward ms of operators in each scenario, [..., scenarios, 2]."""
         flat = sums.reshape(-1, *sums.shape[-2:])
         parts = [self._price(part) for part in torch.split(flat, _BLOCK)]
         return torch.cat(parts).reshape(*sums.shape[:-2], self.count, DIRECTIONS)

@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autoshard.cost_model.network import DIRECTIONS, INPUTS, TERMS, InputScale, NetworkShape
+from autoshard.cost_model.compute import HALF_A_TABLE, ComputeCostModel, Prices
+from autoshard.cost_model.network import DIRECTIONS, INPUTS, TERMS
 from autoshard.workload import Piece, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.lookups import lookups_in
 
 _NS = 1e-6  # milliseconds
-# Work of a device, in the order of `DirectionOverhead.rates`.
+# Work of a device, in the order of rates.
 LOADS = ("operator_ms", "lookups", "outputs", "pieces", "occupied")
-SHARED_LOADS = ("outputs", "lookups", "pieces", "step")  # of one rank's samples, of all tables
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,8 @@ class StepOverhead:
     shared_ms: float
 
     @cached_property
-    def _rates(self) -> Floats:
+    def rates(self) -> Floats:
+        """Milliseconds for one of each of LOADS, forward and backward: [2, loads]."""
         return np.array([self.forward.rates, self.backward.rates])
 
     def in_training(self, operators_ms: Floats, loads: Floats) -> Floats:
@@ -87,7 +88,7 @@ class StepOverhead:
             operators_ms: Forward and backward of operators in the pool, [..., 2].
             loads: Lookups, outputs, pieces and 1 of each device, [..., 4]; 0 for empty ones.
         """
-        rates = self._rates
+        rates = self.rates
         return np.asarray(rates[:, 0] * operators_ms + loads @ rates[:, 1:].T)
 
     def common_ms(self, task: ShardingTask) -> float:
@@ -98,10 +99,6 @@ class StepOverhead:
         own = 1 / len(task.devices)
         per_sample = self.shared_output_ns * outputs + self.shared_lookup_ns * lookups
         return float(own * per_sample * _NS + self.shared_piece_ms * tables + self.shared_ms)
-
-    def on_sums(self, shape: NetworkShape, scale: InputScale) -> "SumOverhead":
-        """Returns the same for sums of amounts of a network with this shape and scale."""
-        return SumOverhead(self, shape, scale)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the coefficients as a JSON object."""
@@ -124,29 +121,48 @@ def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:
 
 
 class SumOverhead:
-    """The overhead as a function of sums of amounts, which contain all loads."""
+    """The overhead as a function of sums of amounts, which contain all loads.
 
-    def __init__(self, overhead: StepOverhead, shape: NetworkShape, scale: InputScale) -> None:
-        self._factors = torch.from_numpy(overhead._rates[:, 0].copy()).float()
+    Args:
+        overhead: The coefficients.
+        compute: Model whose amounts are summed.
+    """
+
+    def __init__(self, overhead: StepOverhead, compute: ComputeCostModel) -> None:
+        shape, scale = compute.shape, compute.scale
+        columns = {load: torch.from_numpy(overhead.rates[:, n].copy()).float()
+                   for n, load in enumerate(LOADS)}  # fmt: skip
+        self.factors, self._starts = columns["operator_ms"], columns["occupied"]
         rates = torch.zeros(DIRECTIONS, shape.amounts)
         # Terms of work are relative to a typical table's.
         for load, term in (("lookups", "lookups"), ("outputs", "output")):
             powers = TERMS[term]
             typical = sum(scale.mean[INPUTS.index(name)] * power for name, power in powers.items())
-            column = DIRECTIONS + list(TERMS).index(term)
-            one = torch.as_tensor(overhead._rates[:, LOADS.index(load)]).float()
-            rates[:, column] = one * torch.as_tensor(typical).exp()
-        rates[:, shape.count] = torch.as_tensor(overhead._rates[:, LOADS.index("pieces")])
+            rates[:, DIRECTIONS + list(TERMS).index(term)] = (
+                columns[load] * torch.as_tensor(typical).exp()
+            )
+        rates[:, shape.count] = columns["pieces"]
         self._rates, self._count = rates.mT.contiguous(), shape.count
-        self._starts = torch.as_tensor(overhead._rates[:, LOADS.index("occupied")]).float()
 
-    def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
+    def add(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
         """Returns ms of passes in training, [..., 2].
 
         Args:
             operators_ms: Forward and backward of operators, [..., 2].
             sums: Sums of amounts of a device by any member, [..., amounts].
         """
-        rates, starts = self._rates.to(sums.dtype), self._starts.to(sums.dtype)
-        occupied = (sums[..., self._count, None] > 0.5).to(sums.dtype)
-        return operators_ms * self._factors.to(sums.dtype) + sums @ rates + occupied * starts
+        kind = operators_ms.dtype
+        occupied = (sums[..., self._count, None] > HALF_A_TABLE).to(kind)
+        starts = occupied * self._starts.to(kind)
+        return operators_ms * self.factors.to(kind) + sums.to(kind) @ self._rates.to(kind) + starts
+
+    def prices(self, operators: Prices, sums: Tensor) -> Prices:
+        """Returns the prices of passes in training, whose deviations are those of operators.
+
+        `sums` have the shape of `ComputeCostModel.price`, [..., members, amounts].
+        """
+        both = torch.stack([operators.forward_ms, operators.backward_ms], dim=-1)
+        forward, backward = self.add(both, sums[..., 0, :]).unbind(-1)
+        uncertain = (both * self.factors.to(both.dtype)).sum(-1)
+        share = uncertain / (forward + backward).clamp_min(torch.finfo(both.dtype).tiny)
+        return Prices(forward, backward, operators.deviation * share)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
@@ -66,6 +67,7 @@ class StepPredictor:
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, seed: int = 0) -> None:
         self._oracle, self._task, self._seed = oracle, task, seed
         self._price = StepPrice.of_task(task)
+        self._common_ms = oracle.common_ms(task) + task.objective.dense_ms
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
 
     def expected_ms(self, placed: Placed) -> float:
@@ -96,7 +98,7 @@ class StepPredictor:
                 normals[device] = rng.standard_normal(normals.shape[1:])
         spread, columns = rests[:, None, None], self._columns(placed)
         drawn = (costs * np.exp(spread * normals - spread**2 / 2)).swapaxes(0, 2)
-        drawn_ms = self._price.step_ms(drawn[:, 0], drawn[:, 1], columns)
+        drawn_ms = self._price.step_ms(drawn[:, 0], drawn[:, 1], columns) + self._common_ms
         return StepPrediction(self._expected(costs, rests, columns), drawn_ms)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:
@@ -110,7 +112,8 @@ class StepPredictor:
         pieces, homes = zip(*placed, strict=True)
         amounts = self._scenarios.amounts(pieces)
         sums = sums_of_devices(amounts, np.array(homes), len(self._task.devices))
-        costs = np.moveaxis(self._scenarios.price(sums.float()).double().numpy(), -1, -2)
+        operators = self._scenarios.operators_ms(sums.float()).double()
+        costs = np.moveaxis(operators.numpy(), -1, -2)
         residuals = self._oracle.residuals
         known = [
             ShardResidual() if shard is None else residuals.of_shard(shard) for shard in shards
@@ -120,15 +123,22 @@ class StepPredictor:
         # Measuring a shard reduces the uncertainty of its tables and of the networks, too.
         means = np.maximum(costs.mean(2, keepdims=True), _MIN_MS)
         costs = means * factors * (costs / means) ** uncertainty
-        rests = residuals.prior.rest_of(means.sum((1, 2)))
-        return costs, rests * uncertainty[:, 0, 0]
+        rests = residuals.prior.rest_of(means.sum((1, 2))) * uncertainty[:, 0, 0]
+        if self._scenarios.overhead is None:
+            return costs, rests
+        # What training takes beside operators is as good as known.
+        both = torch.from_numpy(np.moveaxis(costs, -1, -2))
+        passes = np.moveaxis(self._scenarios.in_training(both, sums).numpy(), -1, -2)
+        factors = self._scenarios.overhead.factors.double().numpy()
+        uncertain = (costs.mean(2) * factors).sum(1)
+        return passes, rests * uncertain / np.maximum(passes.mean(2).sum(1), _MIN_MS)
 
     def _expected(self, costs_ms: Floats, rests: Floats, columns: Floats) -> float:
         """Returns the expected step time; `rests` are relative deviations of residuals."""
         weights = np.square(costs_ms.mean((1, 2)))  # of small devices, little depends
         rest = float(np.sqrt(np.average(np.square(rests), weights=weights)))
         forward, backward = costs_ms.swapaxes(0, 1)
-        return float(self._price.expected_ms(forward, backward, columns, rest))
+        return float(self._price.expected_ms(forward, backward, columns, rest)) + self._common_ms
 
     def _columns(self, placed: Placed) -> Floats:
         """Returns the output columns of each device, [devices]."""

@@ -182,7 +182,7 @@ class TableCatalog:
 
     def price(self, sums: Tensor) -> Prices:
         """Returns the costs of devices with these sums of amounts."""
-        return self.model.compute.price(sums)
+        return self._oracle.price(sums)
 
     def _scalars(self, deviation: Tensor) -> Tensor:
         """Returns scalar features of each unit, [units, NUM_SCALARS].

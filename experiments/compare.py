@@ -277,24 +277,25 @@ def _task_set(
     if config.tasks is not None:
         task_set = TaskSet.read(config.tasks, plans)
         model = config.model_for(cost_model, config.store)
-        oracle = open_oracle(model, task_set.first.batch_size, task_set.tables)
         with documents.naming(config.tasks):
+            priced = model.for_objective(task_set.first.objective)
+            oracle = open_oracle(priced, task_set.first.batch_size, task_set.tables)
             oracle.check(task_set.first)
         return task_set, oracle
     tables, fill = _tables(config), (config.memory_fill, config.memory_fill)
-    model = config.model_for(cost_model, config.store)
+    model = config.priced(config.model_for(cost_model, config.store))
     oracle = open_oracle(model, config.batch_size, tables)
     sampler = (
         RandomTaskSampler((config.num_tables,) * 2, (config.num_devices,) * 2, fill)
         if config.choice is None
         else config.choice.task_sampler
     )
-    objective = config.build_objective(sampler.max_devices, oracle.link)
-    # Links that a family samples count unless an option is given.
+    objective = config.build_objective(sampler.max_devices, model)
+    # Links that a family samples count unless one is given.
     tasks = (
-        replace(task, objective=objective)
-        if config.names_objective or task.objective.link is None
-        else task
+        replace(task, objective=replace(objective, link=task.objective.link or objective.link))
+        if config.link is None and objective.name != "compute"
+        else replace(task, objective=objective)
         for task in sample_tasks(
             TableCatalog(oracle, [t.whole() for t in tables]), sampler, config.seed
         )

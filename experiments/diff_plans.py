@@ -94,9 +94,9 @@ def main(config: DiffConfig) -> None:
     """Reads both plans, and prints and writes the comparison."""
     config.check()
     devices, tables = config.devices(), load_tables(config.tables)
-    model = load_model(config.cost_model)
+    model = config.priced(load_model(config.cost_model))
     oracle = open_oracle(model, config.batch_size, tables, config.store)
-    objective = config.build_objective(len(devices), oracle.link)
+    objective = config.build_objective(len(devices), oracle.model)
     operator = model.provenance.operator
     task = ShardingTask(tables, devices, config.batch_size, operator, objective=objective)
     if config.constraints is not None:

@@ -47,7 +47,10 @@ def main(config: PPOShardConfig) -> None:
     # 2. Tables by part: training, evaluation and test. The cost model.
     tables = config.all_tables()
     parts = split_tables(config.source, tables)
-    model = load_model(config.cost_model)
+    model = config.priced(load_model(config.cost_model))
+    config = config.priced_by(model)
+    if saved is not None:
+        saved = replace(saved, model=config.priced(saved.model))
     open_oracle(model, config.batch_size, tables)  # only for its warnings of unfamiliar tables
 
     # 3. The folder of the run, and the store of measurements.

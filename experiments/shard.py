@@ -196,7 +196,9 @@ def main(config: ShardConfig) -> None:
         frozenset() if given else needs_of([config.sharder]),
         tables,
         config.batch_size,
-        config.model_for(config.cost_model or cost_model_beside(config.policy), config.store),
+        config.priced(
+            config.model_for(config.cost_model or cost_model_beside(config.policy), config.store)
+        ),
         config.policy,
         config.store,
     )
@@ -256,7 +258,7 @@ def _task(
             f"that are {known}: name a --cost-model trained on measurements of collect_costs.py "
             "with their --weights and --optimizer"
         )
-    objective = config.build_objective(len(devices), oracle.link)
+    objective = config.build_objective(len(devices), oracle.model)
     task = ShardingTask(tables, devices, config.batch_size, known, objective=objective)
     return task if config.constraints is None else Constraints.of_file(config.constraints, task)
 

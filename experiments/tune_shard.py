@@ -76,9 +76,10 @@ def _swept(
     store = _store(config, storage)
     tables = load_tables(config.tables)
     parts = split_tables(config.tables, tables)
-    model = load_model(config.cost_model)
+    training = replace(config, store=store).training()
+    model = training.priced(load_model(config.cost_model))
     open_oracle(model, config.batch_size, tables)  # warns of tables out of distribution
-    task = PolicyTask(replace(config, store=store).training(), parts, model, store)
+    task = PolicyTask(training.priced_by(model), parts, model, store)
     space = search_space(population_based=config.scheduler == "pbt")
     tags = {
         "tables": short_name(config.tables),

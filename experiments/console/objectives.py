@@ -1,10 +1,14 @@
-"""The options `--objective` and `--link`."""
+"""The options `--objective`, `--link` and `--dense-ms`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from autoshard.experiments.console import cli
 from autoshard.workload import Link, Objective, UserError
 from autoshard.workload.objective import ObjectiveName
+
+if TYPE_CHECKING:  # heavy, and options are read before
+    from autoshard.cost_model import CostModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,37 +16,69 @@ class ObjectiveOptions:
     """Objective of commands that make plans or train for them; their options inherit it."""
 
     objective: ObjectiveName | None = None
-    """Stages of a step (default: step). step: forward, backward and both all-to-alls, each
-    as long as its slowest device takes. pipelined: the slowest forward and backward together, as
-    where batches overlap, and both all-to-alls. compute: the slowest forward and backward together,
-    without all-to-alls."""
+    """What a plan minimises (default: step). step: a training step of a plain loop: all that each
+    device does in the forward pass, as long as the slowest takes, the same of the backward pass,
+    and both all-to-alls. pipelined: the same with TorchRec's TrainPipelineSparseDist. operators:
+    forward, backward and all-to-alls of the embedding operators alone, as in the papers. compute:
+    the slowest forward and backward of operators together, without all-to-alls."""
     link: str | None = None
     """Link of all-to-alls: bytes or bits per second of a device in one direction, and latency, such
     as 25GB/s,30us. Default: the link that the cost model learned for this number of devices; if it
     has none, and in training, all-to-alls are not priced."""
+    dense_ms: float | None = None
+    """Milliseconds that the dense part of your model adds to a step. Plans do not depend on it, but
+    predicted steps and their ratios do. Default: 0."""
 
     @property
     def names_objective(self) -> bool:
         """Whether one of the options is given."""
-        return self.objective is not None or self.link is not None
+        return any(given is not None for given in (self.objective, self.link, self.dense_ms))
+
+    def priced(self, model: "CostModel") -> "CostModel":
+        """Returns the model whose costs the objective counts; says if it has none of training."""
+        wanted = Objective(self.objective or "step")
+        if wanted.in_training and model.overhead is None:
+            cli.note(
+                "the cost model does not know what training takes beside the operators: plans are "
+                "priced by --objective operators"
+            )
+            wanted = Objective("operators")
+        return model.for_objective(wanted)
 
     def build_objective(
-        self, devices: int, learned: Callable[[int], Link | None] = lambda _devices: None
+        self, devices: int, model: "CostModel | None" = None, learn_link: bool = True
     ) -> Objective:
         """Returns the objective for a number of devices; UserError if the options are not valid.
 
         Args:
             devices: Number of devices.
-            learned: Returns the cost model's link for a number of devices, if it has one.
+            model: What `priced` returned; by default the objective is as the options name it.
+            learn_link: Whether the model's link counts if no other is given.
         """
         name: ObjectiveName = self.objective or "step"
-        if self.link is None:
-            return Objective(name, None if name == "compute" else learned(devices))
-        if name == "compute":
-            raise UserError(
-                f"--link {self.link} is not used by --objective compute, which has no all-to-alls: "
-                "leave one of them out"
-            )
-        if devices == 1:
-            raise UserError("--link connects devices, and there is one: leave it out")
-        return Objective(name, Link.parse(self.link))
+        if self.dense_ms is not None:
+            if not Objective(name).in_training:
+                raise UserError(
+                    f"--dense-ms is a part of training, which --objective {name} does not count: "
+                    "leave it out, or take --objective step"
+                )
+            if not 0 <= self.dense_ms < float("inf"):
+                raise UserError(f"--dense-ms must be at least 0, got {self.dense_ms:g}")
+        if self.link is not None:
+            if name == "compute":
+                raise UserError(
+                    f"--link {self.link} is not used by --objective compute, which has no "
+                    "all-to-alls: leave one of them out"
+                )
+            if devices == 1:
+                raise UserError("--link connects devices, and there is one: leave it out")
+        found = Objective(name, None if self.link is None else Link.parse(self.link))
+        if model is None:
+            return replace(found, dense_ms=self.dense_ms or 0.0)
+        if found.in_training and not model.in_training:
+            found = replace(found, name="operators")
+        if found.in_training:
+            found = replace(found, dense_ms=self.dense_ms or 0.0)
+        if self.link is None and learn_link and name != "compute":
+            found = replace(found, link=model.links.get(devices))
+        return found

@@ -130,7 +130,8 @@ class Evaluator:
             return False
         self._entries.append(entry)
         self._shards.append(list({shard.digest: shard for shard in shards}.values()))
-        self._pricing.append(Pricing.of(entry.task, plans))
+        common_ms = self._measurements.common_ms(entry.task) + entry.task.objective.dense_ms
+        self._pricing.append(Pricing.of(entry.task, plans, common_ms))
         for name, outcome in entry.outcomes.items():
             plan = None if outcome.plan is None else digests_of(entry.task, outcome.plan)
             self._plans.setdefault(name, []).append(plan)
@@ -219,7 +220,13 @@ def evaluate_measured(
     oracle, unseen = planners.oracle, evaluation_seeds(seeds)
     settings = MeasureSettings(oracle.batch_size, oracle.model.provenance.operator)
     repeats = RepeatedMeasurements(
-        pool, settings, unseen, None, normalizer(oracle.model, pool), cli.note
+        pool,
+        settings,
+        unseen,
+        None,
+        normalizer(oracle.model, pool),
+        cli.note,
+        overhead=oracle.model.counted_overhead,
     )
     knowledge = None
     if "pool" in needs_of(planners.names):

@@ -65,7 +65,13 @@ def measured_plan(
         )
         oracle = knowledge.informed(context.costs)
         repeats = RepeatedMeasurements(
-            pool, settings, seeds, None, normalizer(model, pool), cli.note
+            pool,
+            settings,
+            seeds,
+            None,
+            normalizer(model, pool),
+            cli.note,
+            overhead=model.counted_overhead,
         )
         steps_ms = measure_step(repeats, task, plan, repeats=SEEDS)
     if steps_ms is None:
@@ -90,5 +96,6 @@ def measure_step(
     known, digests = measuring.known(), digests_of(task, plan)
     if not known.keys() >= set(digests):
         return None
-    posterior = StepPosterior(known, {"": [digests]}, [Pricing.of(task, [plan])])
+    common_ms = measuring.common_ms(task) + task.objective.dense_ms
+    posterior = StepPosterior(known, {"": [digests]}, [Pricing.of(task, [plan], common_ms)])
     return posterior.steps_ms[""]

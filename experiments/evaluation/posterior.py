@@ -47,17 +47,16 @@ class Pricing(NamedTuple):
     """How plans of a task are priced."""
 
     objective: Objective  # the task's objective
-    exchange_ms: Mapping[
-        ShardDigests, float
-    ]  # time of both all-to-alls by plan, equal in all samples
+    # Time of both all-to-alls by plan, equal in all samples, with what a step takes for any plan.
+    exchange_ms: Mapping[ShardDigests, float]
 
     @staticmethod
-    def of(task: ShardingTask, plans: Sequence[ShardingPlan]) -> "Pricing":
-        """Returns the pricing of these plans of a task."""
+    def of(task: ShardingTask, plans: Sequence[ShardingPlan], common_ms: float = 0.0) -> "Pricing":
+        """Returns the pricing of these plans of a task, each of which takes `common_ms` more."""
         price, found = StepPrice.of_task(task), {}
         for plan in plans:
             columns = np.array(plan.columns(task), dtype=float)
-            found[digests_of(task, plan)] = float(price.exchange_stage(columns).max())
+            found[digests_of(task, plan)] = float(price.exchange_stage(columns).max()) + common_ms
         return Pricing(task.objective, found)
 
 

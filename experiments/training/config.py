@@ -1,10 +1,11 @@
 """The configuration of a training: options of ppo_shard.py, stored with the run."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from autoshard.cost_model import CostModel
 from autoshard.envs import RandomTaskSampler, TaskSampler
 from autoshard.envs.task_families import Choice, read_choices, tables_of, task_sampler_of
 from autoshard.experiments.console.inputs import read_range
@@ -12,7 +13,7 @@ from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.training.options import TrainingOptions
 from autoshard.sharders.policy_network import PolicyShape
-from autoshard.workload import EmbeddingTable, UserError, load_tables
+from autoshard.workload import EmbeddingTable, Objective, UserError, load_tables
 from autoshard.workload.bounds import check_bounds
 
 Goal = Literal["maximum", "balance"]
@@ -136,7 +137,22 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
         if self.task_sampler().max_devices > self.max_devices:
             raise UserError(f"--max-devices {self.max_devices} is less than --num-devices")
         if self.families is not None and self.names_objective:
-            raise UserError("--families define what counts: leave out --objective and --link")
+            raise UserError(
+                "--families define what counts: leave out --objective, --link and --dense-ms"
+            )
+
+    def priced(self, model: CostModel) -> CostModel:
+        """Returns the model whose costs the tasks count; those of families count operators."""
+        return model.for_objective(Objective()) if self.choices else super().priced(model)
+
+    def priced_by(self, model: CostModel) -> Self:
+        """Returns the options with the objective named if it is not that of the options.
+
+        `model` is what `priced` returned: it may not know what training takes.
+        """
+        if self.choices or model.in_training or not self.build_objective(2).in_training:
+            return self
+        return replace(self, objective="operators", dense_ms=None)
 
     @property
     def measures(self) -> bool:
@@ -212,6 +228,9 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
             hyper.pop(dropped, None)
         hyper |= {name: hyper.pop(stored) for name, stored in _STORED_HYPER.items()}
         learner = "group_baseline" if learner == "rivals" else learner
-        return super().from_json(
-            {**settings, "learner": learner, "hyper": Hyperparameters(**hyper)}
-        )
+        settings = {**settings, "learner": learner, "hyper": Hyperparameters(**hyper)}
+        # Runs from before there was a price of training counted operators.
+        before = "dense_ms" not in settings and settings["families"] is None
+        if before and settings["objective"] != "compute":
+            settings["objective"] = "operators"
+        return super().from_json(settings)

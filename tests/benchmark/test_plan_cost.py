@@ -56,9 +56,10 @@ def test_a_step_is_what_its_objective_says() -> None:
     devices = tuple(DeviceCost("d", 1, 1, f, b, a, a, 0.0) for f, b, a in costs)
     link = Link(1e9)
     for objective, step, mean in (
-        (Objective("step", link), 9 + 8 + 4 + 4, (14 + 11 + 6 + 6) / 3),
-        (Objective("pipelined", link), 11 + 4 + 4, (25 + 6 + 6) / 3),
-        (Objective("step"), 9 + 8, (14 + 11) / 3),
+        (Objective("operators", link), 9 + 8 + 4 + 4, (14 + 11 + 6 + 6) / 3),
+        (Objective("pipelined", link), 9 + 8 + 4 + 4, (14 + 11 + 6 + 6) / 3),
+        (Objective("step", dense_ms=5.0), 9 + 8 + 5, (14 + 11) / 3 + 5),
+        (Objective("operators"), 9 + 8, (14 + 11) / 3),
         (Objective("compute"), 11, 25 / 3),
     ):
         cost = PlanCost(devices, objective)
@@ -67,7 +68,7 @@ def test_a_step_is_what_its_objective_says() -> None:
 
 
 def test_all_to_alls_go_over_the_link_that_the_task_names() -> None:
-    task = replace(TASK, objective=Objective("step", Link(1e6, 1e-3)))
+    task = replace(TASK, objective=Objective("operators", Link(1e6, 1e-3)))
     plan = ShardingPlan.table_wise(task, [0, 1])
     cost = price_plan(plan, task, ByWidth())
     told = StepPrice.of_task(task).exchange_ms(np.array([16.0, 8.0, 0.0])).tolist()
@@ -84,7 +85,7 @@ def test_a_plan_that_does_not_fit_is_not_priced() -> None:
 def test_the_report_and_the_picture(tmp_path: Path) -> None:
     cost = PlanCost(
         tuple(DeviceCost(f"d{n}", n, n * 10**6, n, 2 * n, 0.5, 0.25, 0.01) for n in range(3)),
-        Objective("step", Link(25e9)),
+        Objective("operators", Link(25e9)),
         ranks_per_core=2,
     )
     console = Console(width=200, record=True, force_terminal=True)

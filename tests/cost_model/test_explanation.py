@@ -20,7 +20,7 @@ from autoshard.workload import (
 from autoshard.workload.objective import PHASES, Link, Objective
 
 
-@pytest.fixture(params=[Objective("compute"), Objective("step", Link(1e9, 1e-4))], ids=str)
+@pytest.fixture(params=[Objective("compute"), Objective("operators", Link(1e9, 1e-4))], ids=str)
 def case(
     tables: tuple[EmbeddingTable, ...], request: pytest.FixtureRequest
 ) -> tuple[ShardingTask, ShardingPlan]:
@@ -92,7 +92,7 @@ def test_all_to_alls_that_nobody_knows_are_left_out(
     oracle: EstimatedCosts, case: tuple[ShardingTask, ShardingPlan]
 ) -> None:
     task, plan = case
-    task = replace(task, objective=Objective("step"))
+    task = replace(task, objective=Objective("operators"))
     silent = EstimatedCosts(replace(oracle.model, links={}), 1024)
     found = slowest_by_phase(silent, plan, task)
     assert [phase.phase for phase in found] == [ALL_PHASES, *PHASES[:2]]

@@ -86,7 +86,7 @@ def test_a_link_is_near_to_the_all_to_alls_that_were_measured(
         linked = oracle.exchange(exchange.key.dims, Objective("compute"))
         assert linked is not None
         assert max(linked) == pytest.approx(measured_ms, rel=0.35)
-        named = Objective("step", oracle.link(exchange.key.ranks))
+        named = Objective("operators", oracle.link(exchange.key.ranks))
         assert oracle.exchange(exchange.key.dims, named) == linked
     error = link_error(unseen)
     assert error is not None
@@ -102,7 +102,7 @@ def test_a_known_link_is_found_again() -> None:
     link = Link(2e9, 3e-4)
     found = []
     for number, dims in enumerate(((8, 8), (64, 16), (512, 8), (30, 70), (256, 256), (9, 800))):
-        price = StepPrice.of(Objective("step", link), 1024, 2, float(sum(dims)))
+        price = StepPrice.of(Objective("operators", link), 1024, 2, float(sum(dims)))
         times = tuple(price.exchange_ms(np.array(dims, dtype=float)).tolist())
         key = ExchangeKey(dims, 1024, 2)
         found.append(Exchange(key, "hw", "v", times, times, 0.01, 20, float(number)))

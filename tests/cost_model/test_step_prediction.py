@@ -131,7 +131,7 @@ def test_waits_add_up_and_the_all_to_alls_come_on_top(oracle: EstimatedCosts) ->
         return StepPredictor(oracle, replace(TASK, objective=objective)).of(PLAN)
 
     link = Link(1e9, 1e-4)
-    together, apart = predicted(Objective("compute")), predicted(Objective("step"))
+    together, apart = predicted(Objective("compute")), predicted(Objective("operators"))
     shards = [shard for shard in PLAN.shards(TASK) if shard is not None]
     costs = directions_of(oracle, shards, SCENARIOS).astype(float)
     power = norm_power(oracle.residuals.prior.rest)
@@ -140,9 +140,9 @@ def test_waits_add_up_and_the_all_to_alls_come_on_top(oracle: EstimatedCosts) ->
     assert together.expected_ms == pytest.approx(float(expected_slowest(costs.sum(-1), power)))
     assert (apart.drawn_ms >= together.drawn_ms * (1 - 1e-9)).all()
     columns = np.array([s.total_dim if s else 0 for s in PLAN.shards(TASK)], float)
-    price = StepPrice.of(Objective("step", link), 1024, len(columns), columns.sum())
+    price = StepPrice.of(Objective("operators", link), 1024, len(columns), columns.sum())
     exchanges = price.exchange_stage(columns).max()
-    for name, without in (("pipelined", together), ("step", apart)):
+    for name, without in (("pipelined", apart), ("operators", apart)):
         found = predicted(Objective(name, link))  # type: ignore[arg-type]
         assert found.expected_ms == pytest.approx(without.expected_ms + exchanges)
         assert found.drawn_ms == pytest.approx(without.drawn_ms + exchanges)

@@ -184,7 +184,7 @@ def test_measured_plans_include_their_all_to_alls(
     """Each episode for its own, over the link of its objective."""
     links = (Link(1e6), Link(1e7, 2e-3))
     instances = [
-        replace(mine, objective=Objective("step", link))
+        replace(mine, objective=Objective("operators", link))
         for mine, link in zip(INSTANCES, links, strict=True)
     ]
     episodes, without = episodes_of(small_catalog, *instances), finished(small_catalog)

@@ -25,7 +25,7 @@ from autoshard.workload.objective import Link, ObjectiveName
 from autoshard.workload.step_price import StepPrice, step_ms
 
 LINKS = (None, Link(1e9), Link(2e8, 3e-4))
-names = st.sampled_from(["step", "pipelined", "compute"])
+names = st.sampled_from(["step", "pipelined", "operators", "compute"])
 objectives = st.builds(Objective, names, st.sampled_from(LINKS))
 staked = st.lists(st.tuples(sketches(), objectives), min_size=1, max_size=4)
 
@@ -129,7 +129,7 @@ def test_a_device_costs_what_was_predicted_of_it(
 
 
 @pytest.mark.parametrize("link", LINKS)
-@pytest.mark.parametrize("name", ["step", "pipelined", "compute"])
+@pytest.mark.parametrize("name", ["step", "pipelined", "operators", "compute"])
 def test_the_pace_is_an_even_share_and_the_bound_no_less(
     catalog: TableCatalog, split_catalog: TableCatalog, name: ObjectiveName, link: Link | None
 ) -> None:
@@ -183,8 +183,8 @@ def test_no_plan_of_whole_tables_is_much_better_than_the_bound(
 def test_observations_contain_the_objective(catalog: TableCatalog) -> None:
     link, room = Link(1e9, 1e-4), (AMPLE, AMPLE)
     told = {
-        Objective("step"): (1, 0), Objective("step", link): (1, 1),
-        Objective("pipelined", link): (0, 1), Objective("compute", link): (0, 0),
+        Objective("operators"): (1, 0), Objective("operators", link): (1, 1),
+        Objective("pipelined", link): (1, 1), Objective("compute", link): (0, 0),
     }  # fmt: skip
     episodes = episodes_of(
         catalog, *(replace(instance([3, 8], *room), objective=some) for some in told)
@@ -199,7 +199,7 @@ def test_observations_contain_the_objective(catalog: TableCatalog) -> None:
 
 
 def test_one_device_exchanges_nothing(catalog: TableCatalog) -> None:
-    slow = Objective("step", Link(1e6, 1.0))
+    slow = Objective("operators", Link(1e6, 1.0))
     episodes = episodes_of(
         catalog, replace(instance([3, 8], AMPLE), objective=slow), instance([3, 8], AMPLE)
     )
@@ -218,7 +218,7 @@ def test_a_slow_link_counts_every_output_of_a_table(catalog: TableCatalog) -> No
     ]
     oracle = EstimatedCosts(catalog.model, 1024)
     own = TableCatalog(oracle, [table.whole() for table in tables])
-    objective = Objective("step", Link(1e6))
+    objective = Objective("operators", Link(1e6))
     episodes = episodes_of(own, replace(instance([0, 1], AMPLE, AMPLE), objective=objective))
     while not episodes.over.all():
         episodes.place(episodes.current)

@@ -27,7 +27,7 @@ from autoshard.workload import Objective, OperatorOptions, ShardingPlan, Shardin
 from autoshard.workload.parts import part_of
 
 TABLES = "synthetic:120:3:small"
-STEP = Objective("step")
+STEP = Objective("operators")
 SCORES = {
     "step_ms_mean", "step_ms", "balance_mean", "oom", "seconds_mean", "measuring_seconds_mean",
     "win_rate", "ratio", "ratio_low", "ratio_high", "ratio_variance", "improvement",

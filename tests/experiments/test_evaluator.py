@@ -275,7 +275,7 @@ def test_a_plan_that_is_judged_waits_for_its_link(tables: tuple[EmbeddingTable, 
     link = Link(1e8, 1e-3)
     plan = make_sharder("size_lookup").shard(bare)
     found = {}
-    for name, objective in (("step", Objective()), ("linked", Objective("step", link))):
+    for name, objective in (("step", Objective()), ("linked", Objective("operators", link))):
         task = replace(bare, objective=objective)
         pool = SimulatedPool(repeats=0.01)
         entry = PlannedTask(task, {"size_lookup": Outcome(plan)})
@@ -296,7 +296,11 @@ def test_no_plan_of_whole_tables_undercuts_the_bound(
     oracle: EstimatedCosts, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     bare = tasks_of(tables, 1)[0]
-    for objective in (Objective("compute"), Objective("step"), Objective("step", Link(1e8, 1e-3))):
+    for objective in (
+        Objective("compute"),
+        Objective("operators"),
+        Objective("operators", Link(1e8, 1e-3)),
+    ):
         task = replace(bare, objective=objective)
         (bound,) = bounds_ms(oracle, [task])
         steps = [

@@ -91,7 +91,7 @@ def test_waits_add_up_in_each_scenario_and_all_to_alls_come_on_top() -> None:
         "none": cost(8.0, 0.1, 0.5),
     }
     plan = ("f", "b", "none")
-    pricing = [Pricing(Objective("step"), {plan: 1.5}), COMPUTE]
+    pricing = [Pricing(Objective("operators"), {plan: 1.5}), COMPUTE]
     scenarios = StepPosterior(known, {"sharder": [plan, plan]}, pricing)
     step, compute = scenarios.steps_ms["sharder"].T
     assert step.mean() == pytest.approx(8 + 8 + 1.5, abs=0.1)
@@ -111,7 +111,7 @@ def test_noise_of_forward_does_not_count_as_noise_of_backward() -> None:
             str(n): KnownCost(Directions(f, b, f + b), Directions(0.2, 0.01, 0.2))
             for n, (f, b) in enumerate(zip(forward.tolist(), backward.tolist(), strict=True))
         }
-        step = Pricing(Objective("step"), {})
+        step = Pricing(Objective("operators"), {})
         steps = StepPosterior(known, {"s": [("0", "1", "2", "3")]}, [step], 300, seed).steps_ms["s"]
         found.append(steps.mean())
     assert np.mean(found) - 12 < 0.6 * 1.03 * 0.2  # the maximum of four is 1.03 errors too high

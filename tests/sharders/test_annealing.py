@@ -21,7 +21,7 @@ from autoshard.workload import (
     ShardingTask,
 )
 
-SLOW = Objective("step", Link(2e8, 1e-5))
+SLOW = Objective("operators", Link(2e8, 1e-5))
 OBJECTIVES = (Objective(), Objective("compute"), Objective("pipelined", Link(2e8)), SLOW)
 
 

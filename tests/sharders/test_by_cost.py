@@ -87,6 +87,6 @@ def test_a_greedy_balances_all_that_counts_of_a_step(
 
     slow = Link(1e6)  # all-to-alls are all that matters
     even = sum(table.dim for table in task.tables) / 4
-    assert max_columns(Objective("step", slow)) < 1.05 * even
+    assert max_columns(Objective("operators", slow)) < 1.05 * even
     assert max_columns(Objective("compute", slow)) > 1.05 * even
-    assert max_columns(Objective("step")) == max_columns(Objective("compute"))
+    assert max_columns(Objective("operators")) == max_columns(Objective("compute"))

@@ -26,7 +26,7 @@ from autoshard.workload import (
 from autoshard.workload.admission import RuleMasks
 
 DEVICES = 3 * groups.DEVICES + 2  # so that not all groups have as many
-OVER_A_LINK = Objective("step", Link(5e9, 30e-6))
+OVER_A_LINK = Objective("operators", Link(5e9, 30e-6))
 GIANT = EmbeddingTable("giant", 100_000, 512, 500.0, zipf_alpha=0.8)
 
 

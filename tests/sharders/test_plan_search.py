@@ -19,9 +19,9 @@ from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 
 SLOW = Link(1e7, 1e-3)
 OBJECTIVES = (
-    Objective("step", SLOW),
+    Objective("operators", SLOW),
     Objective("pipelined", SLOW),
-    Objective("step"),
+    Objective("operators"),
     Objective("compute"),
 )
 DEVICES = 3
@@ -123,7 +123,7 @@ def test_every_objective_is_best_served_by_its_own_search(objective: Objective) 
 
 
 def test_what_holds_up_a_stage_is_reported_the_longest_stage_first() -> None:
-    task, pricing = by_hand(Objective("step", SLOW), 0)
+    task, pricing = by_hand(Objective("operators", SLOW), 0)
     # Forward-heavy tables on device 0, backward-heavy on 1, wide ones on 2.
     placed = ShardingPlan.table_wise(task, [n % 3 for n in range(10)]).placed(task)
     waits = stages_of(task, pricing, placed)

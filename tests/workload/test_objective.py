@@ -28,10 +28,24 @@ def test_what_is_no_link_is_reported_in_a_line(text: str) -> None:
 
 
 def test_an_unknown_objective_is_refused() -> None:
-    with pytest.raises(FieldError, match="step, pipelined, compute"):
+    with pytest.raises(FieldError, match="step, pipelined, operators, compute"):
         Objective("fastest")  # type: ignore[arg-type]
 
 
 def test_objectives_survive_json() -> None:
-    for objective in (Objective(), Objective("pipelined", LINK), Objective("compute")):
+    for objective in (
+        Objective(), Objective("pipelined", LINK), Objective("compute"),
+        Objective("step", LINK, dense_ms=2.5),
+    ):  # fmt: skip
         assert Objective.from_json(objective.to_json()) == objective
+
+
+def test_what_earlier_versions_wrote_is_of_operators() -> None:
+    link = {"bytes_s": LINK.bytes_s, "latency_s": LINK.latency_s}
+    for name, meant in (("step", "operators"), ("pipelined", "operators"), ("compute", "compute")):
+        assert Objective.from_json({"name": name, "link": link}) == Objective(meant, LINK)  # type: ignore[arg-type]
+
+
+def test_a_dense_part_takes_no_negative_time() -> None:
+    with pytest.raises(FieldError, match="dense_ms must be at least 0, got -1"):
+        Objective("step", dense_ms=-1.0)

@@ -218,7 +218,7 @@ def test_torchrec_knows_how_fast_the_link_is(link: str, alone: bool) -> None:
         EmbeddingTable("a", 100_000, 16, 64.0),
         EmbeddingTable("b", 100_000, 16, 64.0),
     )
-    over = Objective("step", Link.parse(link))
+    over = Objective("operators", Link.parse(link))
     task = ShardingTask(tables, Device.uniform(2, 2**30), 1024, objective=over)
     homes = {p.table: p.device for p in plan_of_torchrec(task, column_wise=False).placements}
     assert (homes["a"] == homes["b"]) == alone
