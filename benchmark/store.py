@@ -170,6 +170,14 @@ class MeasurementStore:
             self._levels[key] = level
         return level
 
+    def makes(self) -> list[tuple[str, str]]:
+        """Returns hardware and versions of all measurements, the latest last."""
+        with self._reporting():
+            return self._db.execute(
+                "SELECT hardware, versions FROM measurements GROUP BY hardware, versions "
+                "ORDER BY MAX(id)"
+            ).fetchall()
+
     def deviation(self, hardware: str, versions: str) -> Directions:
         """Returns the relative deviation of repeat measurements beyond that of their own errors."""
         last, _ = self.revision()

@@ -1,16 +1,20 @@
 """Fits what training takes beside operators to rehearsals of plans."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.benchmark.rehearsal.kept import RehearsedPlan
 from autoshard.cost_model.link_fit import fit_terms
+from autoshard.cost_model.repeated_measurements import SEEDS, evaluation_seeds
 from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of
 from autoshard.workload import UserError
 from autoshard.workload.arrays import Floats
 
 MIN_REHEARSALS = 8
+TERMS = ("operators", "lookups", "outputs", "pieces", "start")
 _MS = 1e-6  # in a nanosecond
 
 
@@ -47,6 +51,67 @@ def fit_overhead(
     output, lookup, piece, start = fit_terms(whole, shared)
     forward, backward = directions
     return StepOverhead(forward, backward, output / _MS, lookup / _MS, piece, start)
+
+
+def measured_operators(
+    store: MeasurementStore, rehearsed: RehearsedPlan, hardware: str, versions: str
+) -> Floats | None:
+    """Returns forward and backward of a plan's operators, [ranks, 2]; None if one is unknown."""
+    task = rehearsed.task
+    shards = rehearsed.plan.shards(task)
+    found = np.zeros((len(shards), 2))
+    for rank, shard in enumerate(shards):
+        if shard is None:
+            continue
+        batches = [
+            measurement.timing.ms[:2]
+            for seed in evaluation_seeds(SEEDS)
+            if (settings := MeasureSettings(task.batch_size, task.operator, seed))
+            and (measurement := store.find(shard, settings, hardware, versions)) is not None
+            and measurement.timing is not None
+        ]
+        if not batches:
+            return None
+        found[rank] = np.mean(batches, axis=0)
+    return found
+
+
+@dataclass(frozen=True)
+class OverheadReport:
+    """How well fitted coefficients explain steps, and what steps consist of.
+
+    Args:
+        ratio: Mean of rehearsed step over price.
+        deviation: Its standard deviation over plans.
+        shares: Share of each term in a step, mean of plans.
+    """
+
+    ratio: float
+    deviation: float
+    shares: Mapping[str, float]
+
+
+def report_on(
+    overhead: StepOverhead, rehearsed: Sequence[RehearsedPlan], operators_ms: Sequence[Floats]
+) -> OverheadReport:
+    """Prices rehearsed plans by their measured operators, and compares."""
+    ratios, shares = [], []
+    for each, operators in zip(rehearsed, operators_ms, strict=True):
+        terms = np.concatenate([operators[:, None, :], np.zeros((len(operators), 4, 2))], axis=1)
+        terms[:, 1:] = _loads(each)[:, :, None]
+        terms *= overhead.rates.T  # [ranks, terms, directions]
+        slowest = terms.sum(1).argmax(0)
+        parts = sum(terms[slowest[number], :, number] for number in range(2))
+        common_ms = overhead.common_ms(each.task)
+        price_ms = float(np.sum(parts)) + common_ms
+        ratios.append(each.step_ms / price_ms)
+        shares.append([*(np.asarray(parts) / price_ms), common_ms / price_ms])
+    means = np.mean(shares, axis=0).tolist()
+    return OverheadReport(
+        float(np.mean(ratios)),
+        float(np.std(ratios)),
+        dict(zip((*TERMS, "the same for all plans"), means, strict=True)),
+    )
 
 
 def _loads(rehearsed: RehearsedPlan) -> Floats:

@@ -47,5 +47,5 @@ def test_what_earlier_versions_wrote_is_of_operators() -> None:
 
 
 def test_a_dense_part_takes_no_negative_time() -> None:
-    with pytest.raises(FieldError, match="dense_ms must be at least 0, got -1"):
+    with pytest.raises(FieldError, match="must be at least 0, got -1"):
         Objective("step", dense_ms=-1.0)

@@ -1,0 +1,151 @@
+#!/usr/bin/env python
+"""Measure what training takes beside the operators, and add it to a cost model."""
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+
+from autoshard.benchmark import MeasurementStore, MeasureSettings
+from autoshard.benchmark.backends import RequestedKind
+from autoshard.benchmark.rehearsal.kept import rehearsed_plans
+from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
+from autoshard.cost_model import load_model, save_model
+from autoshard.cost_model.checkpoint import check_free
+from autoshard.cost_model.overhead_fit import fit_overhead, measured_operators, report_on
+from autoshard.cost_model.repeated_measurements import (
+    SEEDS,
+    RepeatedMeasurements,
+    evaluation_seeds,
+)
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
+from autoshard.sharders.random_plans import random_plans
+from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, load_tables
+from autoshard.workload.bounds import check_bounds
+
+_ANY_BYTES = 2**50  # not checked before training
+
+
+@dataclass(frozen=True)
+class RehearseConfig:
+    """Train by random plans with TorchRec, measure their operators, and fit what else a step takes.
+
+    Ranks take turns, so any number of them can be rehearsed on one machine. The store keeps all
+    rehearsals, and none is repeated: rehearse several tasks, then fit all of them with --out.
+    Requires TorchRec.
+    """
+
+    tables: str | None = None
+    """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N.
+    Without tables, the rehearsals in the store are fitted."""
+    num_devices: int = 4
+    """Number of ranks."""
+    batch_size: int = 1024
+    """Samples of a batch, of all ranks together."""
+    num_plans: int = 8
+    """Number of random plans."""
+    rounds: int = 2
+    """Rounds of ten steps by each plan, each with models built anew."""
+    seed: int = 0
+    """Seed of the plans."""
+    devices: RequestedKind = "auto"
+    """Kind of devices; auto: GPUs if the cluster has any, else cores."""
+    store: Path = Path("costs.db")
+    """SQLite file that keeps rehearsals and measurements."""
+    cost_model: Path = Path("cpu")
+    """Folder of the cost model that learns them, or the name of a shipped one."""
+    out: Path | None = None
+    """Folder for that cost model with what training takes. Default: it is only printed."""
+    force: bool = False
+    """Replace the model in --out."""
+
+    def check(self) -> None:
+        """Raises UserError unless the options are valid."""
+        counts = ("num_devices", "batch_size", "num_plans", "rounds")
+        check_bounds(self, at_least={**dict.fromkeys(counts, 1), "seed": 0})
+        if self.out is not None:
+            check_free(self.out, self.force)
+
+
+def main(config: RehearseConfig) -> None:
+    """Rehearses, measures, fits, and saves the model."""
+    config.check()
+    model = load_model(config.cost_model)
+    with MeasurementStore(config.store, must_exist=config.tables is None) as store:
+        if config.tables is not None:
+            operator = model.provenance.operator
+            devices = Device.uniform(config.num_devices, _ANY_BYTES)
+            tables = load_tables(config.tables)
+            task = ShardingTask(tables, devices, config.batch_size, operator)
+            with ray_cluster():
+                plans = _rehearse(config, task, store)
+                _measure(config, task, plans)
+        _fit(config, store)
+
+
+def _rehearse(
+    config: RehearseConfig, task: ShardingTask, store: MeasurementStore
+) -> list[ShardingPlan]:
+    """Trains by random plans; returns them."""
+    with closing(RankGroup(config.num_devices, config.devices)) as ranks:
+        here = replace(task, devices=ranks.devices())
+        plans = list(islice(random_plans(here, config.seed), config.num_plans))
+        cli.say(f"training by {len(plans)} random plans of {len(task.tables)} tables")
+        named = {f"plan {number}": plan for number, plan in enumerate(plans)}
+        found = ranks.train_interleaved(task, named, Effort(config.rounds), store)
+    for name, rehearsal in found.items():
+        cli.say(f"  {name}: {rehearsal.step_ms:.2f} ms (±{rehearsal.half_width:.1%})")
+    return plans
+
+
+def _measure(config: RehearseConfig, task: ShardingTask, plans: Sequence[ShardingPlan]) -> None:
+    """Measures the operators of plans."""
+    shards = [shard for plan in plans for shard in plan.shards(task) if shard is not None]
+    with measuring_pool(config.store) as pool:
+        settings = MeasureSettings(task.batch_size, task.operator)
+        repeats = RepeatedMeasurements(pool, settings, evaluation_seeds(SEEDS), notify=cli.note)
+        repeats.measure(shards, SEEDS)
+        cli.say(f"measured {len(shards)} operators in {repeats.seconds:.0f} s")
+
+
+def _fit(config: RehearseConfig, store: MeasurementStore) -> None:
+    """Fits all rehearsals of the store; prints the terms and saves the model."""
+    makes = store.makes()
+    if not makes:
+        raise UserError(f"{config.store}: holds no measurements: name --tables to rehearse")
+    hardware, versions = makes[-1]
+    rehearsed, operators = [], []
+    for plan in rehearsed_plans(store, hardware):
+        found = measured_operators(store, plan, hardware, versions)
+        if found is not None:
+            rehearsed.append(plan)
+            operators.append(found)
+    overhead = fit_overhead(rehearsed, operators)
+    report = report_on(overhead, rehearsed, operators)
+    cli.say(
+        f"{len(rehearsed)} plans on {hardware}: step over price {report.ratio:.3f}, deviation "
+        f"{report.deviation:.1%}"
+    )
+    for name, terms in (("forward", overhead.forward), ("backward", overhead.backward)):
+        cli.say(
+            f"  {name:<9} {terms.operator:.3f} of the operator, {terms.lookup_ns:.2f} ns a lookup, "
+            f"{terms.output_ns:.2f} ns an output, {terms.piece_ms:.4f} ms a piece, "
+            f"{terms.start_ms:.3f} ms"
+        )
+    cli.say(
+        f"  common    {overhead.shared_output_ns:.2f} ns an output of a rank, "
+        f"{overhead.shared_lookup_ns:.2f} ns a lookup, {overhead.shared_piece_ms:.4f} ms a table, "
+        f"{overhead.shared_ms:.3f} ms"
+    )
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in report.shares.items())
+    cli.say(f"  shares of a step: {shares}")
+    if config.out is not None:
+        model = replace(load_model(config.cost_model), overhead=overhead)
+        save_model(model, config.out, config.force)
+        cli.say(f"the model is in {config.out}")
+
+
+if __name__ == "__main__":
+    cli.run_command(main, RehearseConfig)

@@ -1,0 +1,51 @@
+"""Random plans with splits, to learn from: each other plan balances otherwise and splits more."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from autoshard.workload import Placement, PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.tables import DIM_STEP
+
+_SPLIT_SHARES = (0.0, 0.2, 0.6)  # shares of tables that a plan splits
+_EVENNESS = (3.0, 30.0)  # parameters of Dirichlet's distribution of tables over devices
+_TRIALS = 100  # plans in a row that do not fit into memory
+
+
+def random_plans(task: ShardingTask, seed: int = 0) -> Iterator[ShardingPlan]:
+    """Yields random plans that keep the task's rules.
+
+    Raises:
+        PlanError: Many plans in a row do not fit into memory.
+    """
+    rng, failed = np.random.default_rng(seed), 0
+    while True:
+        plan = _drawn(task, rng)
+        try:
+            plan.check(task)
+        except PlanError:
+            failed += 1
+            if failed == _TRIALS:
+                raise
+            continue
+        failed = 0
+        yield plan
+
+
+def _drawn(task: ShardingTask, rng: np.random.Generator) -> ShardingPlan:
+    ranks = len(task.devices)
+    share = rng.choice(_SPLIT_SHARES)
+    weights = rng.dirichlet(np.full(ranks, rng.choice(_EVENNESS)))
+    placements = []
+    for table in task.tables:
+        units = table.dim // DIM_STEP
+        parts = 1
+        if rng.random() < share and min(units, ranks) > 1:
+            parts = int(rng.integers(2, min(units, ranks) + 1))
+        homes = rng.choice(ranks, parts, replace=False, p=weights)
+        inner = np.sort(rng.choice(units - 1, parts - 1, replace=False)) + 1 if parts > 1 else ()
+        edges = [0, *map(int, inner), units]
+        for home, first, last in zip(homes.tolist(), edges, edges[1:], strict=False):
+            start, width = first * DIM_STEP, (last - first) * DIM_STEP
+            placements.append(Placement(table.name, start, width, int(home)))
+    return ShardingPlan(tuple(sorted(placements)), ranks)

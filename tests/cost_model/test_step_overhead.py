@@ -1,0 +1,118 @@
+"""What training takes beside operators: fitted, saved, and priced alike everywhere."""
+
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autoshard.benchmark.rehearsal.kept import RehearsedPlan
+from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model, save_model
+from autoshard.cost_model.overhead_fit import fit_overhead, report_on
+from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of
+from autoshard.sharders.random_plans import random_plans
+from autoshard.workload import Device, Objective, ShardingTask, UserError, load_tables
+
+OVERHEAD = StepOverhead(
+    forward=DirectionOverhead(1.1, 5.0, 0.8, 0.02, 1.5),
+    backward=DirectionOverhead(1.2, 2.0, 0.3, 0.01, 0.4),
+    shared_output_ns=3.0,
+    shared_lookup_ns=4.0,
+    shared_piece_ms=0.01,
+    shared_ms=0.7,
+)
+STEP = Objective("step", dense_ms=2.5)
+
+
+def task_of(seed: int = 1, ranks: int = 3, batch_size: int = 1024) -> ShardingTask:
+    tables = load_tables(f"synthetic:12:{seed}:small")
+    return ShardingTask(tables, Device.uniform(ranks, 2**40), batch_size, objective=STEP)
+
+
+@pytest.fixture(scope="module")
+def model() -> CostModel:
+    return replace(load_model("cpu"), overhead=OVERHEAD)
+
+
+def test_a_device_takes_its_operator_and_what_comes_with_its_load(model: CostModel) -> None:
+    task = task_of()
+    operators = EstimatedCosts(model, 1024)
+    training = EstimatedCosts(model.for_objective(STEP), 1024)
+    for plan in islice(random_plans(task), 3):
+        shards = [shard for shard in plan.shards(task) if shard is not None]
+        every = zip(shards, operators.costs(shards), training.costs(shards), strict=True)
+        for shard, alone, with_rest in every:
+            both = np.array([alone.forward_ms, alone.backward_ms])
+            expected = OVERHEAD.in_training(both, loads_of(shard.pieces, 1024))
+            assert (with_rest.forward_ms, with_rest.backward_ms) == pytest.approx(
+                tuple(expected),
+                rel=5e-3,  # networks count a column and a lookup more
+            )
+            assert with_rest.spread < alone.spread  # what comes with the load is known
+
+
+def test_scenarios_and_reports_agree_with_the_mean(model: CostModel) -> None:
+    task, oracle = task_of(), EstimatedCosts(model.for_objective(STEP), 1024)
+    common_ms = OVERHEAD.common_ms(task) + STEP.dense_ms
+    for plan in islice(random_plans(task, seed=1), 3):
+        cost = oracle.plan_cost(plan, task)
+        assert cost.step_ms == pytest.approx(oracle.step_ms(plan, task) + common_ms, rel=1e-4)
+        found = StepPredictor(oracle, task).of(plan)
+        assert found.expected_ms == pytest.approx(cost.step_ms, rel=0.1)
+        assert found.drawn_ms.mean() == pytest.approx(found.expected_ms, rel=0.1)
+
+
+def test_operators_cost_what_they_did(model: CostModel) -> None:
+    task = replace(task_of(), objective=Objective())
+    plan = next(random_plans(task))
+    before = EstimatedCosts(replace(model, overhead=None), 1024).plan_cost(plan, task)
+    now = EstimatedCosts(model.for_objective(task.objective), 1024).plan_cost(plan, task)
+    assert now == before
+
+
+def test_the_price_must_be_that_of_the_objective(model: CostModel) -> None:
+    with pytest.raises(UserError, match="objective is step, the oracle prices operators"):
+        EstimatedCosts(model, 1024).check(task_of())
+    with pytest.raises(UserError, match="does not know what training takes beside operators"):
+        replace(model, overhead=None).for_objective(STEP)
+
+
+def test_it_is_saved_with_the_model(model: CostModel, tmp_path: Path) -> None:
+    save_model(model, tmp_path / "model")
+    found = load_model(tmp_path / "model")
+    assert found.overhead == OVERHEAD
+    assert not found.in_training
+
+
+def test_coefficients_are_found_again() -> None:
+    rng, rehearsed, operators = np.random.default_rng(0), [], []
+    for seed, ranks, batch_size in (
+        (1, 2, 1024),
+        (2, 3, 4096),
+        (3, 4, 512),
+        (4, 2, 8192),
+        (5, 3, 64),
+    ):
+        task = task_of(seed, ranks, batch_size)
+        for plan in islice(random_plans(task, seed), 4):
+            loads = np.stack([
+                loads_of(() if shard is None else shard.pieces, batch_size)
+                for shard in plan.shards(task)
+            ])  # fmt: skip
+            alone = loads[:, -1:] * rng.uniform(1, 30, (ranks, 2))
+            passes = np.stack(
+                [OVERHEAD.in_training(*each) for each in zip(alone, loads, strict=True)]
+            )
+            common = np.full((ranks, 1), OVERHEAD.common_ms(task))
+            step_ms = passes.max(0).sum() + common[0, 0]
+            parts = np.hstack([passes, common]) * rng.normal(1, 1e-4, (ranks, 3))
+            rehearsed.append(RehearsedPlan(task, plan, parts, step_ms))
+            operators.append(alone)
+    found = fit_overhead(rehearsed, operators)
+    assert found.rates == pytest.approx(OVERHEAD.rates, rel=0.05, abs=1e-7)
+    report = report_on(found, rehearsed, operators)
+    assert (report.ratio, report.deviation) == pytest.approx((1, 0), abs=0.01)
+    assert sum(report.shares.values()) == pytest.approx(1)
+    with pytest.raises(UserError, match=r"5 plans were rehearsed: .* needs at least 8"):
+        fit_overhead(rehearsed[:5], operators[:5])
