@@ -351,7 +351,7 @@ def _evaluate(
 def _subject(config: CompareConfig, found: Evaluation) -> tuple[str, str]:
     """Returns the objective with the source of its times, and what is timed."""
     if config.action == "train":
-        return "with TorchRec", "training step"
+        return f"objective {found.tasks[0].objective}; with TorchRec", "training step"
     source = "measured" if config.measure else "estimated, not measured"
     first, *others = {task.objective: 0 for task in found.tasks}
     objective = f"{first.name}, each task with its own link" if others else str(first)

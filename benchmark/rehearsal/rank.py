@@ -95,13 +95,12 @@ class RehearsalRank:
         claim = self._backend.claim(f"a rehearsal in {this_pool()}", _PATIENCE_S)
         training, turns = self._trainings[name], self._turns
         with claim if self._claims else nullcontext():
-            if turns is not None:
-                turns.begin()
-            try:
+            if turns is None:
                 return [self._step(training) for _ in range(steps)]
-            finally:
-                if turns is not None:
-                    turns.end()
+            turns.begin()
+            found = [self._step(training) for _ in range(steps)]
+            turns.end()  # not after an error: other ranks wait for it, and all are ended
+            return found
 
     def _step(self, training: Any) -> Any:
         """Returns a step with the reference beside it, which other ranks run when they step."""

@@ -178,7 +178,9 @@ class RankGroup:
             tables = list(map(len, held))
         names = [place.name for place in self.places]
         ranks = tuple(map(RankReport, names, tables, planned, peaks or [None] * count))
-        return Rehearsal(ranks, tuple(rounds), self.in_turns, task.objective.link)
+        objective = task.objective
+        dense_ms = objective.dense_ms if objective.in_training else None
+        return Rehearsal(ranks, tuple(rounds), self.in_turns, objective.link, dense_ms=dense_ms)
 
     def parts(self, name: str) -> list[Any]:
         """Returns the parts of a model's tables on each rank."""

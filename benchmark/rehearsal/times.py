@@ -135,6 +135,12 @@ class Rehearsal:
     level_ms: float | None = None
     dense_ms: float | None = None
 
+    @property
+    def reference_ms(self) -> float | None:
+        """Time of the reference operator to which composed steps are normalised."""
+        known = [each.reference_ms for each in self.rounds if each.reference_ms is not None]
+        return self.level_ms or (statistics.median(known) if known else None)
+
     @cached_property
     def traces(self) -> list[list[Trace]]:
         """A typical step of each rank in each round: [rounds][ranks].
@@ -143,8 +149,7 @@ class Rehearsal:
         tenants of a host slow ranks like the reference.
         """
         beside = [each.reference_ms for each in self.rounds]
-        known = [ms for ms in beside if ms is not None]
-        level = self.level_ms or (statistics.median(known) if known else None)
+        level = self.reference_ms
         factors = [1.0 if ms is None or level is None else level / ms for ms in beside]
         return [
             [trace.scaled(factor) for trace in each.traces]

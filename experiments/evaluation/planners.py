@@ -153,11 +153,16 @@ def estimated(
     """Returns the outcomes with costs that the oracle estimates."""
     return {
         name: [
-            o if o.plan is None else replace(o, cost=price_plan(o.plan, task, oracle))
+            o if o.plan is None else replace(o, cost=_estimated(o.plan, task, oracle))
             for o, task in zip(found, tasks, strict=True)
         ]
         for name, found in outcomes.items()
     }
+
+
+def _estimated(plan: ShardingPlan, task: ShardingTask, oracle: EstimatedCosts) -> PlanCost:
+    """Returns the cost of a plan with the all-to-alls that its task counts."""
+    return price_plan(plan, task, oracle, common_ms=oracle.common_ms(task))
 
 
 def steps_of(outcomes: Outcomes) -> dict[str, list[float | None]]:

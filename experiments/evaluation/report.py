@@ -154,11 +154,13 @@ class Evaluation:
     ) -> tuple[dict[str, Score], str | None]:
         """Returns the score of each sharder, and the best heuristic's name.
 
-        Measured steps are compared with the oracle's predictions. Training steps include work that
-        the oracle does not price, so they are not compared with its lower bound either.
+        Measured steps are compared with the oracle's predictions. So are training steps, unless
+        the oracle prices operators: then they are not compared with its lower bound either.
         """
-        predicted = steps_of(estimated(self.outcomes, self.tasks, oracle)) if measured else {}
-        bounds = [] if trained else bounds_ms(oracle, self.tasks)
+        priced = not trained or oracle.model.in_training
+        compared = (measured or trained) and priced
+        predicted = steps_of(estimated(self.outcomes, self.tasks, oracle)) if compared else {}
+        bounds = bounds_ms(oracle, self.tasks) if priced else []
         return score_all(self.outcomes, self.steps_ms, bounds, predicted)
 
 
@@ -193,7 +195,8 @@ def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[flo
         forward, backward = pricing.price(every)[:, 0].double().numpy().T
         # Some device sends at least an even share, and receives no more than that.
         columns = np.maximum(np.append(columns, 0.0), columns.sum() / ranks)
-        found.append(float(price.step_ms(forward, backward, columns)))
+        common_ms = oracle.common_ms(task) + task.objective.dense_ms
+        found.append(float(price.step_ms(forward, backward, columns)) + common_ms)
     return found
 
 

@@ -1,115 +1,179 @@
-"""Correlation of predicted and measured costs of plans with TorchRec training steps."""
+"""Price of training against rehearsed steps, for plans of all kinds.
 
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+Tables are of families that the overhead was not fitted on. `STORE` keeps rehearsals between runs,
+so that settings may be spread over sessions.
+"""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from scipy import stats
 
-from autoshard.benchmark import MeasureSettings, PlanCost, price_plan
+from autoshard.benchmark import MeasurementStore
 from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
-from autoshard.benchmark.statistics import median_interval
-from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
-from autoshard.cost_model.repeated_measurements import SEEDS, RepeatedMeasurements, evaluation_seeds
+from autoshard.benchmark.rehearsal.times import Rehearsal
+from autoshard.cost_model import EstimatedCosts
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.machine import MachineOptions
 from autoshard.sharders import USUAL_HEURISTICS, SharderContext, load_policy, make_sharder
-from autoshard.workload import Device, ShardingPlan, ShardingTask, load_tables
+from autoshard.sharders.random_plans import random_plans
+from autoshard.workload import Device, Objective, ShardingPlan, ShardingTask, load_tables
 from autoshard.workload.arrays import Floats
 from bench.metric import Metric
-from bench.workbench import cpu_pool, say
+from bench.workbench import say
 
-# Tables whose plans differ in cost by more than noise.
-_TABLES, _RANKS, _BATCH_SIZE = "synthetic:20:2:small", 2, 8192
-_OURS = ("cost_fused", "policy", "autoshard")
+STORE = os.environ.get("AUTOSHARD_REHEARSALS")  # a store that is kept
+_OURS = ("cost", "cost_fused", "policy", "neuroshard", "autoshard")
 _THEIRS = ("torchrec", "torchrec_columns")
-_PLANS = 12  # distinct plans
-_DEFAULT = "torchrec_default"  # may shard row-wise, which the cost model does not price
-_TRAINING_S = 260.0  # six rounds: with three, noise decides
-_DRAWS = 500  # bootstrap samples of rounds
+_DEFAULT = "torchrec_default"  # may shard by rows and copy, which the cost model does not price
+_PLANS = 24  # distinct plans
+_DRAWS = 500  # bootstrap samples of plans
+_ROUNDS = 3
+_TURNS_S = 120.0
 
-# How phases may compose to a step. In the first, ranks wait for each other in every all-to-all.
-STEPS: Mapping[str, Callable[[PlanCost], float]] = {
-    "slowest device per phase": lambda cost: float(cost.phases_ms.max(0).sum()),
-    "slowest device, all phases": lambda cost: float(cost.phases_ms.sum(1).max()),
-    "slowest device, compute only": lambda cost: float(cost.phases_ms[:, :2].sum(1).max()),
-}
+
+class Setting(NamedTuple):
+    """Tables, ranks and batch of one comparison."""
+
+    tables: str
+    ranks: int
+    batch_size: int
+
+    @property
+    def name(self) -> str:
+        """How metrics name it."""
+        return f"{self.tables} on {self.ranks}, batch {self.batch_size}"
+
+
+SETTINGS = tuple(
+    Setting(f"{family}:{tables}:71", ranks, batch_size)
+    for tables, ranks in ((20, 2), (40, 4), (60, 8))
+    for batch_size in (1024, 8192)
+    for family in ("hot", "zipf")
+)
+_USUAL = (SETTINGS[0], SETTINGS[4])  # 20 on 2 and 40 on 4, batch 1,024
 
 
 def rehearsal_metrics(folder: Path) -> list[Metric]:
-    """Predicts, measures and trains twelve plans of 20 tables on two cores."""
-    say(f"12 plans of {_TABLES} on {_RANKS} cores, then training by them")
-    tables, devices = load_tables(_TABLES), Device.uniform(_RANKS, 2**33)
-    with warnings.catch_warnings():  # out-of-distribution tables are part of this test
-        warnings.simplefilter("ignore", OtherHardware)
-        warnings.simplefilter("ignore", OutsideTraining)
-        model = load_model("cpu")
-        task = ShardingTask(tables, devices, _BATCH_SIZE, model.provenance.operator)
-        oracle = EstimatedCosts(model, _BATCH_SIZE)
-        named = _plans(task, oracle)
-        plans = _different(task, named)
-        prices = {
-            "estimated": [oracle.plan_cost(plan, task) for plan in plans.values()],
-            "measured": _measured(task, plans, folder),
-        }
-    with closing(RankGroup(_RANKS, "cpu")) as ranks:
-        rehearsed = ranks.train_interleaved(
-            task, {**plans, _DEFAULT: None}, Effort(seconds=_TRAINING_S)
-        )
-    rounds = {name: np.array(each.round_ms) for name, each in rehearsed.items()}
-    real = np.stack([rounds[name] for name in plans])
-    for number, name in enumerate(plans):
-        composed = ", ".join(
-            f"{what} {step(prices['measured'][number]):.2f}" for what, step in STEPS.items()
-        )
-        cli.console.print(
-            f"{name}: {np.median(real[number]):.2f} ms per step; measured: {composed}"
-        )
-    metrics = [
-        Metric("share of the ranks' cores used by other processes", "at most 0.05",
-               float(np.mean([each.disturbed for each in rehearsed.values()]))),
-    ]  # fmt: skip
-    for kind, costs in prices.items():
-        for what, step in STEPS.items():
-            target = "at least 0.9" if what == next(iter(STEPS)) else ""
-            metrics += _agreement(f"{kind} cost, {what}", target, [step(c) for c in costs], real)
-    own = [STEPS["slowest device, all phases"](cost) for cost in prices["measured"]]
-    metrics.append(
-        Metric("training step time over measured cost, mean of plans", "",
-               float(np.mean(_levels(real).mean(axis=1) * np.median(real) / own)))
-    )  # fmt: skip
-    trained = {name: rounds[like] for name, plan in named.items() for like in _like(plan, plans)}
-    trained[_DEFAULT] = rounds[_DEFAULT]
-    best = min(
-        (trained[name] for name in USUAL_HEURISTICS), key=lambda steps: float(np.median(steps))
+    """Agreement of turns with ranks at once, and plans of two settings."""
+    store = Path(STORE) if STORE else folder / "rehearsal.db"
+    metrics = turns_metrics()
+    found = [setting_metrics(setting, store) for setting in _USUAL]
+    return [*metrics, *(metric for some in found for metric in some)]
+
+
+def turns_metrics() -> list[Metric]:
+    """Two ranks at once against turns, and the noise of turns."""
+    say("two ranks at once and in turns")
+    task = _task(Setting("synthetic:20:72:small", 2, 8192))
+    plan = make_sharder("size_lookup").shard(task)
+    found: dict[bool, Rehearsal] = {}
+    for in_turns in (False, True):
+        with closing(RankGroup(2, "cpu", in_turns)) as ranks:
+            effort = Effort(min_rounds=6)
+            found[in_turns] = ranks.train_interleaved(task, {"": plan}, effort)[""]
+    # At once, ranks slow each other down, and the reference, too.
+    undisturbed = replace(
+        found[False], in_turns=True, level_ms=found[True].reference_ms, dense_ms=None
     )
-    others = {"best heuristic": best, **{name: trained[name] for name in (_DEFAULT, *_THEIRS)}}
-    return [*metrics, *(_ratio(name, trained["autoshard"], o) for name, o in others.items())]
+    turns_ms = replace(found[True], dense_ms=None).step_ms
+    say(f"noise of turns in {_TURNS_S:.0f} s")
+    task = _task(Setting("synthetic:20:72:small", 4, 1024))
+    plan = make_sharder("size_lookup").shard(task)
+    with closing(RankGroup(4, "cpu")) as ranks:
+        noisy = ranks.train_interleaved(task, {"": plan}, Effort(seconds=_TURNS_S))[""]
+    return [
+        Metric("step of two ranks: at once over turns", "",
+               found[False].step_ms / turns_ms),
+        Metric("step of two ranks: at once over turns, without the slowdown that the reference shows",
+               "0.95 to 1.05", undisturbed.step_ms / turns_ms),
+        Metric("half width of a step's interval after two minutes, 20 tables on 4 ranks",
+               "at most 0.01", noisy.half_width),
+    ]  # fmt: skip
 
 
-def _plans(task: ShardingTask, oracle: EstimatedCosts) -> dict[str, ShardingPlan]:
+def setting_metrics(setting: Setting, path: Path) -> list[Metric]:
+    """Rehearses plans of all kinds, and compares with their prices."""
+    began = time.monotonic()
+    task, oracle = _task(setting), _oracle(setting, path)
+    plans, of_sharders = _plans(task, oracle)
+    say(f"{len(plans)} plans of {setting.name}")
+    with MeasurementStore(path) as store, closing(RankGroup(setting.ranks, "cpu")) as ranks:
+        every: dict[str, ShardingPlan | None] = {**plans, _DEFAULT: None}
+        rehearsed = ranks.train_interleaved(task, every, Effort(_ROUNDS), store)
+    steps = {name: each.step_ms for name, each in rehearsed.items()}
+    prices = {name: oracle.plan_cost(plan, task).step_ms for name, plan in plans.items()}
+    operators = EstimatedCosts(oracle.model.for_objective(Objective()), setting.batch_size)
+    alone = {name: operators.step_ms(plan, task) for name, plan in plans.items()}
+    for name, step_ms in steps.items():
+        cli.console.print(
+            f"  {name}: {step_ms:.2f} ms (±{rehearsed[name].half_width:.1%}), price "
+            f"{prices.get(name, float('nan')):.2f}, operators {alone.get(name, float('nan')):.2f}"
+        )
+    names = list(plans)
+    real, priced = (np.array([of[name] for name in names]) for of in (steps, prices))
+    best = min((steps[of_sharders[name]] for name in USUAL_HEURISTICS))
+    ours = steps[of_sharders["autoshard"]]
+    ratios = real / priced
+
+    def metric(name: str, target: str, value: float, unit: str = "") -> Metric:
+        return Metric(f"{setting.name}: {name}", target, value, unit)
+
+    return [
+        Metric(f"{setting.name}: Spearman correlation of price and rehearsed step",
+               "at least 0.9", _spearman(priced, real), "", _interval(priced, real)),
+        metric("the same with the price of operators", "",
+               _spearman(np.array([alone[name] for name in names]), real)),
+        metric("rehearsed step over price, mean", "0.97 to 1.03", float(ratios.mean())),
+        metric("rehearsed step over price, deviation", "at most 0.04", float(ratios.std())),
+        metric("step of the plan with the least price over the least step", "at most 1.01",
+               float(real[priced.argmin()] / real.min())),
+        metric("rehearsed step, autoshard over best heuristic", "below 0.95", ours / best),
+        metric("rehearsed step, autoshard over torchrec_default", "below 0.85",
+               ours / steps[_DEFAULT]),
+        metric("rehearsed step, autoshard over neuroshard", "below 1",
+               ours / steps[of_sharders["neuroshard"]]),
+        metric("time for this setting", "", time.monotonic() - began, "s"),
+    ]  # fmt: skip
+
+
+def _task(setting: Setting) -> ShardingTask:
+    tables, devices = load_tables(setting.tables), Device.uniform(setting.ranks, 2**33)
+    return ShardingTask(tables, devices, setting.batch_size, objective=Objective("step"))
+
+
+def _oracle(setting: Setting, store: Path) -> EstimatedCosts:
+    model = MachineOptions().model_for("cpu", store)
+    return EstimatedCosts(model.for_objective(Objective("step")), setting.batch_size)
+
+
+def _plans(
+    task: ShardingTask, oracle: EstimatedCosts
+) -> tuple[dict[str, ShardingPlan], dict[str, str]]:
+    """Returns distinct plans by name, and for each sharder the name of its plan."""
     context = SharderContext(oracle, load_policy("cpu"))
-    names = (*USUAL_HEURISTICS, *_OURS, *_THEIRS)
-    return {name: make_sharder(name, context).shard(task) for name in names}
-
-
-def _different(task: ShardingTask, named: Mapping[str, ShardingPlan]) -> dict[str, ShardingPlan]:
-    """Returns the distinct plans, and random ones up to the required number."""
     plans: dict[str, ShardingPlan] = {}
-    for name, plan in named.items():
-        if not _like(plan, plans):
-            plans[name] = plan
-    for seed in range(_PLANS - len(plans)):
-        plans[f"random {seed}"] = make_sharder("random", SharderContext(seed=seed)).shard(task)
-    return plans
+    of_sharders: dict[str, str] = {}
+    for name in (*USUAL_HEURISTICS, *_OURS, *_THEIRS):
+        plan = make_sharder(name, context).shard(task)
+        of_sharders[name] = _like(plan, plans) or name
+        plans.setdefault(of_sharders[name], plan)
+    drawn = islice(random_plans(task), _PLANS - len(plans))
+    plans |= {f"random {number}": plan for number, plan in enumerate(drawn)}
+    return plans, of_sharders
 
 
-def _like(plan: ShardingPlan, plans: Mapping[str, ShardingPlan]) -> list[str]:
-    """Returns the names of equal plans; device numbers do not matter."""
+def _like(plan: ShardingPlan, plans: Mapping[str, ShardingPlan]) -> str | None:
+    """Returns the name of an equal plan; device numbers do not matter."""
     parts = _parts(plan)
-    return [name for name, other in plans.items() if _parts(other) == parts]
+    return next((name for name, other in plans.items() if _parts(other) == parts), None)
 
 
 def _parts(plan: ShardingPlan) -> frozenset[frozenset[tuple[str, int]]]:
@@ -120,48 +184,13 @@ def _parts(plan: ShardingPlan) -> frozenset[frozenset[tuple[str, int]]]:
     )
 
 
-def _measured(
-    task: ShardingTask, plans: Mapping[str, ShardingPlan], folder: Path
-) -> list[PlanCost]:
-    """Measures the shards and all-to-alls of each plan."""
-    settings = MeasureSettings(task.batch_size, task.operator)
-    with cpu_pool(folder / "rehearsal.db", max_devices=_RANKS) as pool:
-        repeats = RepeatedMeasurements(pool, settings, evaluation_seeds(SEEDS))
-        shards = [s for plan in plans.values() for s in plan.shards(task) if s is not None]
-        repeats.measure(shards, SEEDS)
-        costs = []
-        for plan in plans.values():
-            exchange = pool.exchange(plan.columns(task), task.batch_size)
-            both = (exchange.forward_ms, exchange.backward_ms)
-            costs.append(price_plan(plan, task, repeats, both))
-    return costs
+def _spearman(prices: Floats, steps: Floats) -> float:
+    return float(stats.spearmanr(prices, steps).statistic)
 
 
-def _agreement(name: str, target: str, prices: Sequence[float], real: Floats) -> list[Metric]:
-    """Returns rank correlations of costs and training steps, shape [plans, rounds]."""
-    levels = _levels(real)
+def _interval(prices: Floats, steps: Floats) -> tuple[float, float]:
     rng = np.random.default_rng(0)
-    drawn = rng.integers(levels.shape[1], size=(_DRAWS, levels.shape[1]))
-
-    def spearman(rounds: npt.NDArray[np.int64]) -> float:
-        return float(stats.spearmanr(prices, np.median(levels[:, rounds], axis=1)).statistic)
-
-    low, high = np.quantile([spearman(rounds) for rounds in drawn], (0.025, 0.975))
-    steps = np.median(levels, axis=1)
-    return [
-        Metric(f"Spearman correlation with training step time: {name}", target,
-               float(stats.spearmanr(prices, steps).statistic), "", (float(low), float(high))),
-        Metric(f"Kendall tau with training step time: {name}", "",
-               float(stats.kendalltau(prices, steps).statistic)),
-    ]  # fmt: skip
-
-
-def _levels(real: Floats) -> Floats:
-    """Normalises steps to the mean of all plans in the same round."""
-    return np.asarray(real / real.mean(axis=0))
-
-
-def _ratio(name: str, ours: Floats, theirs: Floats) -> Metric:
-    ratios = ours / theirs
-    return Metric(f"training step time, autoshard over {name}", "",
-                  float(np.median(ratios)), "", median_interval(ratios.tolist()))  # fmt: skip
+    drawn = rng.integers(len(steps), size=(_DRAWS, len(steps)))
+    found: Sequence[float] = [_spearman(prices[some], steps[some]) for some in drawn]
+    low, high = np.quantile(found, (0.025, 0.975))
+    return float(low), float(high)
