@@ -21,6 +21,7 @@ COMMANDS = {
     "sweep": "tune_shard",
     "diff": "diff_plans",
     "train-torchrec": "train_torchrec",
+    "rehearse": "rehearse",
     "pool": "pool",
     "probe": "probe",
     "store": "store",

@@ -92,7 +92,7 @@ def turns_metrics() -> list[Metric]:
     return [
         Metric("step of two ranks: at once over turns", "",
                found[False].step_ms / turns_ms),
-        Metric("step of two ranks: at once over turns, without the slowdown that the reference shows",
+        Metric("step of two ranks: at once over turns, without the reference's slowdown",
                "0.95 to 1.05", undisturbed.step_ms / turns_ms),
         Metric("half width of a step's interval after two minutes, 20 tables on 4 ranks",
                "at most 0.01", noisy.half_width),
@@ -119,7 +119,7 @@ def setting_metrics(setting: Setting, path: Path) -> list[Metric]:
         )
     names = list(plans)
     real, priced = (np.array([of[name] for name in names]) for of in (steps, prices))
-    best = min((steps[of_sharders[name]] for name in USUAL_HEURISTICS))
+    best = min(steps[of_sharders[name]] for name in USUAL_HEURISTICS)
     ours = steps[of_sharders["autoshard"]]
     ratios = real / priced
 
