@@ -46,11 +46,21 @@ def fit_overhead(
         terms = np.column_stack([operators[:, number], loads])[occupied]
         operator, lookup, output, piece, start = fit_terms(terms, passes[occupied, number])
         directions.append(DirectionOverhead(operator, lookup / _MS, output / _MS, piece, start))
-    shared = np.array([each.passes_ms[:, 2].max() for each in rehearsed])
+    # The input depends on lookups and the rest on outputs: fitted together, one would pass for the
+    # other where tables of all tasks look up as much for each column.
+    inputs, rests = np.array([each.passes_ms[:, 2:].max(0) for each in rehearsed]).T
     whole = np.stack([_shared_loads(each) for each in rehearsed])
-    output, lookup, piece, start = fit_terms(whole, shared)
+    lookup, input_piece, input_start = fit_terms(whole[:, [0, 2, 3]], inputs)
+    output, rest_piece, rest_start = fit_terms(whole[:, 1:], rests)
     forward, backward = directions
-    return StepOverhead(forward, backward, output / _MS, lookup / _MS, piece, start)
+    return StepOverhead(
+        forward,
+        backward,
+        output / _MS,
+        lookup / _MS,
+        input_piece + rest_piece,
+        input_start + rest_start,
+    )
 
 
 def measured_operators(
@@ -123,8 +133,9 @@ def _loads(rehearsed: RehearsedPlan) -> Floats:
 
 
 def _shared_loads(rehearsed: RehearsedPlan) -> Floats:
+    """Returns lookups and outputs of a rank's own samples, the number of tables, and 1."""
     task = rehearsed.task
     whole = [table.whole() for table in task.tables]
     lookups, outputs, tables, one = loads_of(whole, task.batch_size)
     ranks = len(task.devices)
-    return np.array([outputs / ranks, lookups / ranks, tables, one])
+    return np.array([lookups / ranks, outputs / ranks, tables, one])

@@ -30,7 +30,8 @@ class RehearsedPlan:
     Args:
         task: Its task; devices have no limit of memory.
         plan: The plan.
-        passes_ms: Forward, backward and the rest of each rank, the mean of rounds: [ranks, 3].
+        passes_ms: Forward, backward, input and the rest of each rank, the mean of rounds:
+            [ranks, 4].
         step_ms: Step without exchanges and dense part.
     """
 

@@ -56,18 +56,18 @@ class Trace:
 
     @property
     def passes_ms(self) -> Floats:
-        """Time of what depends on the rank's tables, and of the rest: [3].
+        """Time of what depends on the rank's tables, and of what is the same on all ranks: [4].
 
         Forward: from the arrival of lookups until outputs can be sent. Backward: from the arrival
-        of gradients until weights are updated. The rest is the same on all ranks, but for noise;
-        the dense part is left out.
+        of gradients until weights are updated. Input: until lookups are sent. The rest, without the
+        dense part.
         """
-        found, part = np.zeros(3), 2
+        found, part = np.zeros(4), 2
         parts = {INPUT: 0, GRADIENTS: 1}
         for number, span in enumerate(self.compute_ms):
             found[part] += span.sum() - span[DENSE]
             if number < len(self.events) and self.events[number].sent_bytes is None:
-                part = parts.get(self.events[number].phase, 2)
+                part = parts.get(self.events[number].phase, 3)
         return found
 
     def scaled(self, factor: float) -> "Trace":

@@ -64,9 +64,29 @@ _USUAL = (SETTINGS[0], SETTINGS[4])  # 20 on 2 and 40 on 4, batch 1,024
 def rehearsal_metrics(folder: Path) -> list[Metric]:
     """Agreement of turns with ranks at once, and plans of two settings."""
     store = Path(STORE) if STORE else folder / "rehearsal.db"
-    metrics = turns_metrics()
-    found = [setting_metrics(setting, store) for setting in _USUAL]
-    return [*metrics, *(metric for some in found for metric in some)]
+    metrics, points = turns_metrics(), dict[str, tuple[Floats, Floats]]()
+    for setting in _USUAL:
+        found, points[setting.name] = setting_metrics(setting, store)
+        metrics += found
+    draw(points, folder / "price-of-training.png")
+    return metrics
+
+
+def draw(points: Mapping[str, tuple[Floats, Floats]], path: Path) -> None:
+    """Draws prices and rehearsed steps of all plans of each setting."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 6.0), layout="constrained")
+    axes = figure.subplots()
+    for name, (prices, steps) in points.items():
+        axes.plot(prices, steps, "o", markersize=4, label=name)
+    ends = [float(values.min()) for values, _ in points.values()]
+    ends += [float(values.max()) for values, _ in points.values()]
+    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color="black", linewidth=0.8)
+    axes.set(xscale="log", yscale="log", xlabel="price in ms", ylabel="rehearsed step in ms")
+    axes.legend(fontsize="small")
+    figure.savefig(path)
+    say(f"the picture is in {path}")
 
 
 def turns_metrics() -> list[Metric]:
@@ -99,8 +119,8 @@ def turns_metrics() -> list[Metric]:
     ]  # fmt: skip
 
 
-def setting_metrics(setting: Setting, path: Path) -> list[Metric]:
-    """Rehearses plans of all kinds, and compares with their prices."""
+def setting_metrics(setting: Setting, path: Path) -> tuple[list[Metric], tuple[Floats, Floats]]:
+    """Rehearses plans of all kinds; returns metrics, and prices and steps of priced plans."""
     began = time.monotonic()
     task, oracle = _task(setting), _oracle(setting, path)
     plans, of_sharders = _plans(task, oracle)
@@ -126,7 +146,7 @@ def setting_metrics(setting: Setting, path: Path) -> list[Metric]:
     def metric(name: str, target: str, value: float, unit: str = "") -> Metric:
         return Metric(f"{setting.name}: {name}", target, value, unit)
 
-    return [
+    metrics = [
         Metric(f"{setting.name}: Spearman correlation of price and rehearsed step",
                "at least 0.9", _spearman(priced, real), "", _interval(priced, real)),
         metric("the same with the price of operators", "",
@@ -142,6 +162,7 @@ def setting_metrics(setting: Setting, path: Path) -> list[Metric]:
                ours / steps[of_sharders["neuroshard"]]),
         metric("time for this setting", "", time.monotonic() - began, "s"),
     ]  # fmt: skip
+    return metrics, (priced, real)
 
 
 def _task(setting: Setting) -> ShardingTask:

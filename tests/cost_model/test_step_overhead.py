@@ -104,9 +104,12 @@ def test_coefficients_are_found_again() -> None:
             passes = np.stack(
                 [OVERHEAD.in_training(*each) for each in zip(alone, loads, strict=True)]
             )
-            common = np.full((ranks, 1), OVERHEAD.common_ms(task))
-            step_ms = passes.max(0).sum() + common[0, 0]
-            parts = np.hstack([passes, common]) * rng.normal(1, 1e-4, (ranks, 3))
+            common_ms = OVERHEAD.common_ms(task)
+            only_outputs = replace(OVERHEAD, shared_lookup_ns=0.0, shared_piece_ms=0.0)
+            rest_ms = only_outputs.common_ms(task)
+            common = np.tile([common_ms - rest_ms, rest_ms], (ranks, 1))
+            step_ms = passes.max(0).sum() + common_ms
+            parts = np.hstack([passes, common]) * rng.normal(1, 1e-4, (ranks, 4))
             rehearsed.append(RehearsedPlan(task, plan, parts, step_ms))
             operators.append(alone)
     found = fit_overhead(rehearsed, operators)

@@ -120,6 +120,33 @@ def test_any_sharder_may_decide(config: ShardConfig, capsys: pytest.CaptureFixtu
     assert "the least of any heuristic" in capsys.readouterr().out
 
 
+def test_the_dense_part_adds_to_a_step_and_changes_no_plan(
+    config: ShardConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans, steps = [], []
+    for dense_ms in (None, 7.0):
+        shard.main(replace(config, dense_ms=dense_ms))
+        said = " ".join(capsys.readouterr().out.split())
+        plans.append(ShardingPlan.load(config.out))
+        found = re.search(r"a step takes ([\d.]+) ms .* ([\d.]+) ms of it are the same", said)
+        assert found is not None
+        steps.append((float(found[1]), float(found[2])))
+    assert plans[0] == plans[1]
+    assert steps[1] == pytest.approx((steps[0][0] + 7, steps[0][1] + 7), abs=0.02)
+
+
+def test_a_model_that_knows_no_training_prices_operators_and_says_so(
+    config: ShardConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(replace(load_model("cpu"), overhead=None), tmp_path / "model")
+    shard.main(replace(config, cost_model=tmp_path / "model"))
+    streams = capsys.readouterr()
+    assert "plans are priced by --objective operators" in " ".join(
+        (streams.err + streams.out).split()
+    )
+    assert "(operators, without all-to-alls" in " ".join(streams.out.split())
+
+
 def test_what_counts_is_asked_for_and_said(
     config: ShardConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -128,7 +155,8 @@ def test_what_counts_is_asked_for_and_said(
     said = " ".join(capsys.readouterr().out.split())
     task = ShardingTask.load(config.out.with_name("task.json"))
     assert task.objective == Objective("step", Link.parse("100MB/s,50us"))
-    oracle, plan = EstimatedCosts(load_model("cpu"), 1024), ShardingPlan.load(config.out)
+    model, plan = load_model("cpu").for_objective(task.objective), ShardingPlan.load(config.out)
+    oracle = EstimatedCosts(model, 1024)
     cost = oracle.plan_cost(plan, task)
     assert f"a step takes {cost.step_ms:.2f} ms (step, all-to-alls over 0.1 GB/s, 50 us" in said
     expected = StepPredictor(oracle, task).of(plan).expected_ms
@@ -144,6 +172,9 @@ def test_what_counts_is_asked_for_and_said(
             "which has no all-to-alls",
         ),
         ({"link": "1GB/s", "num_devices": 1}, "--link connects devices, and there is one"),
+        ({"dense_ms": -1.0}, "--dense-ms must be at least 0, got -1"),
+        ({"dense_ms": 5.0, "objective": "operators"}, "which --objective operators does not count"),
+        ({"dense_ms": 5.0, "objective": "compute"}, "which --objective compute does not count"),
     ):
         with pytest.raises(UserError, match=says):
             shard.main(replace(config, **changes))  # type: ignore[arg-type]
