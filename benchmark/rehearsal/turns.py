@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 _MAX_TOKEN_BYTES = 2**20
@@ -147,11 +146,6 @@ class Turns:
         first = sum(sent.splits[: self.rank])
         size = torch.empty((), dtype=sent.dtype).element_size()
         _transfer(os.preadv, self._files[rank], _bytes_of(output), sent.offset + first * size)
-
-    def received(self, number: int) -> list[int]:
-        """Returns how many elements each rank sent to this one."""
-        every = [self._sent[number, rank] for rank in range(self.ranks)]
-        return [s.splits[self.rank] if s.splits else int(np.prod(s.shape)) for s in every]
 
     def forget(self, number: int) -> None:
         """Notes that this rank has read a collective."""
