@@ -94,6 +94,14 @@ class CostModel:
         known = replace(self.provenance, hardware=hardware, reference_level=level)
         return replace(self, compute=self.machines.of(number), provenance=known)
 
+    @property
+    def levels_ms(self) -> dict[str, float]:
+        """Time of the reference operator to which costs are normalised, by hardware."""
+        level = self.provenance.reference_level
+        if level is None:
+            return {}
+        return {self.provenance.hardware: level.forward_ms + level.backward_ms}
+
     def hardware_mismatch(self, hardware: str) -> str | None:
         """Returns a one-line warning if the hardware differs from the model's; else None."""
         if hardware == self.provenance.hardware:

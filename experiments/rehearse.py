@@ -11,7 +11,7 @@ from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends import RequestedKind
 from autoshard.benchmark.rehearsal.kept import rehearsed_plans
 from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
-from autoshard.cost_model import load_model, save_model
+from autoshard.cost_model import CostModel, load_model, save_model
 from autoshard.cost_model.checkpoint import check_free
 from autoshard.cost_model.overhead_fit import fit_overhead, measured_operators, report_on
 from autoshard.cost_model.repeated_measurements import (
@@ -82,7 +82,7 @@ def main(config: RehearseConfig) -> None:
             with ray_cluster():
                 plans = _rehearse(config, task, store)
                 _measure(config, task, plans)
-        _fit(config, store)
+        _fit(config, store, model)
 
 
 def _rehearse(
@@ -110,18 +110,19 @@ def _measure(config: RehearseConfig, task: ShardingTask, plans: Sequence[Shardin
         cli.say(f"measured {len(shards)} operators in {repeats.seconds:.0f} s")
 
 
-def _fit(config: RehearseConfig, store: MeasurementStore) -> None:
+def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> None:
     """Fits all rehearsals of the store; prints the terms and saves the model."""
     makes = store.makes()
     if not makes:
         raise UserError(f"{config.store}: holds no measurements: name --tables to rehearse")
     hardware, versions = makes[-1]
+    factor = _to_level_of_model(model, store, hardware, versions)
     rehearsed, operators = [], []
     for plan in rehearsed_plans(store, hardware):
         found = measured_operators(store, plan, hardware, versions)
         if found is not None:
-            rehearsed.append(plan)
-            operators.append(found)
+            rehearsed.append(plan.scaled(factor))
+            operators.append(factor * found)
     overhead = fit_overhead(rehearsed, operators)
     report = report_on(overhead, rehearsed, operators)
     cli.say(
@@ -142,9 +143,18 @@ def _fit(config: RehearseConfig, store: MeasurementStore) -> None:
     shares = ", ".join(f"{name} {share:.1%}" for name, share in report.shares.items())
     cli.say(f"  shares of a step: {shares}")
     if config.out is not None:
-        model = replace(load_model(config.cost_model), overhead=overhead)
-        save_model(model, config.out, config.force)
+        save_model(replace(model, overhead=overhead), config.out, config.force)
         cli.say(f"the model is in {config.out}")
+
+
+def _to_level_of_model(
+    model: CostModel, store: MeasurementStore, hardware: str, versions: str
+) -> float:
+    """Returns the factor from costs of the store to the reference level of the cost model."""
+    level, known = store.level(hardware, versions), model.on_hardware(hardware)
+    if level is None or known is None or not known.levels_ms:
+        return 1.0
+    return known.levels_ms[hardware] / (level.forward_ms + level.backward_ms)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,11 @@ class RehearsedPlan:
     passes_ms: Floats
     step_ms: float
 
+    def scaled(self, factor: float) -> "RehearsedPlan":
+        """Returns the same with all times longer or shorter by a factor."""
+        passes_ms, step_ms = self.passes_ms * factor, self.step_ms * factor
+        return RehearsedPlan(self.task, self.plan, passes_ms, step_ms)
+
 
 def rehearsed_plans(
     store: MeasurementStore, hardware: str, loop: Loop = "plain"

@@ -120,6 +120,7 @@ class RankGroup:
         plans: Mapping[str, ShardingPlan | None],
         effort: Effort,
         kept: MeasurementStore | None = None,
+        levels_ms: Mapping[str, float] | None = None,
     ) -> dict[str, Rehearsal]:
         """Trains a few steps by each plan in each round, so that disturbances affect all alike.
 
@@ -131,13 +132,16 @@ class RankGroup:
             effort: How many rounds.
             kept: Store of rounds that were made before, to which new ones are added. Ranks must
                 compute in turns.
+            levels_ms: Time of the reference operator to which composed steps are normalised, by
+                hardware; for other hardware that of the store, or the median of all rounds.
         """
         store = None
+        hardware, versions = self._ask_first("make")
         if kept is not None:
-            hardware, versions = self._ask_first("make")
             store = KeptRehearsals(kept, hardware, versions, self.loop)
         rounds = {n: list(store.rounds(task, p)) if store else [] for n, p in plans.items()}
-        began, level_ms = time.monotonic(), None if store is None else store.level_ms
+        level_ms = (levels_ms or {}).get(hardware) or (None if store is None else store.level_ms)
+        began = time.monotonic()
 
         def rehearsal(name: str) -> Rehearsal:
             beside = [r.reference_ms for some in rounds.values() for r in some if r.reference_ms]

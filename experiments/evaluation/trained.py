@@ -60,7 +60,9 @@ def evaluate_trained(
             trained = {name: plan for plan, name in trainer.items()}
             effort = Effort(seconds=left, precision=limits.precision)
             kept = store if found.in_turns else None
-            rehearsed = found.train_interleaved(entry.task, trained, effort, kept)
+            rehearsed = found.train_interleaved(
+                entry.task, trained, effort, kept, planners.oracle.model.levels_ms
+            )
             disturbed += [each.disturbed for each in rehearsed.values()]
             rounds += sum(len(each.rounds) for each in rehearsed.values())
             drawn = {name: _drawn_ms(each, rng) for name, each in rehearsed.items()}

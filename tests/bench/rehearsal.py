@@ -127,7 +127,8 @@ def setting_metrics(setting: Setting, path: Path) -> tuple[list[Metric], tuple[F
     say(f"{len(plans)} plans of {setting.name}")
     with MeasurementStore(path) as store, closing(RankGroup(setting.ranks, "cpu")) as ranks:
         every: dict[str, ShardingPlan | None] = {**plans, _DEFAULT: None}
-        rehearsed = ranks.train_interleaved(task, every, Effort(_ROUNDS), store)
+        levels_ms = oracle.model.levels_ms
+        rehearsed = ranks.train_interleaved(task, every, Effort(_ROUNDS), store, levels_ms)
     steps = {name: each.step_ms for name, each in rehearsed.items()}
     prices = {name: oracle.plan_cost(plan, task).step_ms for name, plan in plans.items()}
     operators = EstimatedCosts(oracle.model.for_objective(Objective()), setting.batch_size)
