@@ -69,12 +69,13 @@ class RehearsedModel(nn.Module):
             self.add_module(name, bags)
 
     def forward(self, inputs: "Inputs") -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the mean loss, and the logit of each sample."""
+        """Returns the mean loss, twice: with its gradient, and for reports."""
         below = self.bottom(inputs.dense).relu()
         pooled = [getattr(self, name)(inputs.lookups[name]) for name in self._collections]
         mixed = self.interaction(self.in_order([some.values() for some in pooled], pooled)).relu()
         logits = self.top(torch.cat([below, mixed], dim=1)).squeeze(1)
-        return self.loss(logits, inputs.labels), logits
+        loss = self.loss(logits, inputs.labels)
+        return loss, loss.detach()
 
 
 class _InOrder(nn.Module):

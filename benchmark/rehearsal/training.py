@@ -118,13 +118,13 @@ class Training:
         dist.barrier()
         self._phases.start()
         if self._pipeline is not None:
-            loss, _ = self._pipeline.progress(self._inputs)
+            reported = self._pipeline.progress(self._inputs)
         else:
-            loss, _ = self.model(inputs)
+            loss, reported = self.model(inputs)
             loss.backward()
             self._phases.begin(DENSE)
             self._optimizer.step()
-        return Step(self._phases.stop(), loss.item())
+        return Step(self._phases.stop(), reported.item())
 
 
 class _Pipeline(TrainPipelineSparseDist):  # type: ignore[misc]  # TorchRec has no types

@@ -91,7 +91,8 @@ def test_the_report_and_the_picture(tmp_path: Path) -> None:
     console = Console(width=200, record=True, force_terminal=True)
     console.print(cost.table("greedy"))
     text = " ".join(console.export_text(clear=False).split())
-    for part in ("greedy", "d2", "6.75", "a step takes 6.75 ms (step, all-to-alls over 25 GB/s",
+    for part in ("greedy", "d2", "6.75",
+                 "a step takes 6.75 ms (operators, all-to-alls over 25 GB/s",
                  "mean 3.75 ms, balance 0.556", "2 ranks on each device"):  # fmt: skip
         assert part in text
     styled = console.export_text(styles=True)

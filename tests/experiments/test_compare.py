@@ -53,7 +53,7 @@ def estimated(policy: Path) -> tuple[Path, str]:
         "compare.py",
         f"--tables {TABLES} --num-tasks 6 --num-tables 12 --num-devices 3 --memory-fill 0.9 "
         f"--no-probe --sharders dim,size,cost,autoshard --policy {policy} "
-        "--json compare.json --out out",
+        "--objective operators --json compare.json --out out",
         folder,
     )
     return folder, done.stdout
@@ -67,8 +67,8 @@ def measured_run(policy: Path, cluster: object) -> tuple[Path, str]:
     done = run(
         "compare.py",
         f"--tables {TABLES} --num-tasks 2 --num-tables 10 --num-devices 2 --batch-size 128 "
-        f"--no-probe --sharders size,cost,autoshard_verified --policy {policy} --measure "
-        "--precision 1000 --verify-seconds 2.5 --json compare.json --out out",
+        f"--objective operators --no-probe --sharders size,cost,autoshard_verified "
+        f"--policy {policy} --measure --precision 1000 --verify-seconds 2.5 --json compare.json --out out",
         folder,
     )
     return folder, done.stdout
@@ -161,7 +161,7 @@ def test_the_last_line_says_by_how_much(estimated: tuple[Path, str]) -> None:
     figures = figures_of(folder)
     found = re.match(
         r"autoshard: step time ([\d.]+)% lower than (\w+), the best heuristic \(95% CI "
-        r"([\d.]+)% to ([\d.]+)%; objective step, without all-to-alls; estimated, not measured\)",
+        r"([\d.]+)% to ([\d.]+)%; objective operators, without all-to-alls; estimated, not measured\)",
         said.splitlines()[-1],
     )
     assert found is not None, said

@@ -36,7 +36,7 @@ def config(tmp_path: Path) -> DiffConfig:
     fast.save(tmp_path / "new.json")
     return DiffConfig(
         tmp_path / "old.json", tmp_path / "new.json", TABLES, store=tmp_path / "costs.db",
-        json=tmp_path / "diff.json",
+        json=tmp_path / "diff.json", objective="operators",
     )  # fmt: skip
 
 

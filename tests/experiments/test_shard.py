@@ -59,7 +59,7 @@ def config(tmp_path: Path, policy: Path) -> ShardConfig:
     """Two dozen tables on three devices."""
     return ShardConfig(
         "synthetic:24:5:small", 3, "1", out=tmp_path / "plan.json", policy=policy,
-        store=tmp_path / "costs.db", probe=False,
+        store=tmp_path / "costs.db", probe=False, objective="operators",
     )  # fmt: skip
 
 
@@ -84,15 +84,16 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
         RAY_ADDRESS="127.0.0.1:1",  # where nothing answers: a command that tried would say so
     )
     config = ShardConfig(str(tmp_path / "my.csv"), 3, "")
-    task = task_of(config, 0.025, 0.025, 0.05)
+    task = replace(task_of(config, 0.025, 0.025, 0.05), objective=Objective("step"))
     plan = ShardingPlan.load(tmp_path / "plan.json")
     plan.check(task)
-    cost = EstimatedCosts(load_model("cpu"), 1024).plan_cost(plan, task)
+    oracle = EstimatedCosts(load_model("cpu").for_objective(task.objective), 1024)
+    cost = oracle.plan_cost(plan, task)
     for device in cost.devices:
         assert re.search(
             rf"{device.name} .* {device.tables} .* {device.total_ms:.2f} ", done.stdout
         )
-    predictor = StepPredictor(EstimatedCosts(load_model("cpu"), 1024), task)
+    predictor = StepPredictor(oracle, task)
     ours = predictor.of(plan)
     assert f"expected, with uncertain costs: {ours.expected_ms:.2f} ms (step, " in done.stdout
     told = re.search(
@@ -125,7 +126,7 @@ def test_the_dense_part_adds_to_a_step_and_changes_no_plan(
 ) -> None:
     plans, steps = [], []
     for dense_ms in (None, 7.0):
-        shard.main(replace(config, dense_ms=dense_ms))
+        shard.main(replace(config, objective=None, dense_ms=dense_ms))
         said = " ".join(capsys.readouterr().out.split())
         plans.append(ShardingPlan.load(config.out))
         found = re.search(r"a step takes ([\d.]+) ms .* ([\d.]+) ms of it are the same", said)
@@ -139,7 +140,7 @@ def test_a_model_that_knows_no_training_prices_operators_and_says_so(
     config: ShardConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_model(replace(load_model("cpu"), overhead=None), tmp_path / "model")
-    shard.main(replace(config, cost_model=tmp_path / "model"))
+    shard.main(replace(config, objective=None, cost_model=tmp_path / "model"))
     streams = capsys.readouterr()
     assert "plans are priced by --objective operators" in " ".join(
         (streams.err + streams.out).split()
@@ -150,7 +151,9 @@ def test_a_model_that_knows_no_training_prices_operators_and_says_so(
 def test_what_counts_is_asked_for_and_said(
     config: ShardConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    slow = replace(config, link="100MB/s,50us", save_task=config.out.with_name("task.json"))
+    slow = replace(
+        config, objective=None, link="100MB/s,50us", save_task=config.out.with_name("task.json")
+    )
     shard.main(slow)
     said = " ".join(capsys.readouterr().out.split())
     task = ShardingTask.load(config.out.with_name("task.json"))

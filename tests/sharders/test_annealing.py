@@ -22,7 +22,7 @@ from autoshard.workload import (
 )
 
 SLOW = Objective("operators", Link(2e8, 1e-5))
-OBJECTIVES = (Objective(), Objective("compute"), Objective("pipelined", Link(2e8)), SLOW)
+OBJECTIVES = (Objective(), Objective("compute"), SLOW)
 
 
 def task_of(

@@ -23,8 +23,7 @@ from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 
 SLOW = Link(2e7, 1e-4)
-OBJECTIVES = (Objective(), Objective("operators", SLOW), Objective("pipelined", SLOW),
-              Objective("compute"))  # fmt: skip
+OBJECTIVES = (Objective(), Objective("operators", SLOW), Objective("compute"))  # fmt: skip
 GIANT = EmbeddingTable("giant", 100_000, 256, 150.0, zipf_alpha=0.8)
 
 

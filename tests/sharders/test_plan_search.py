@@ -20,7 +20,6 @@ from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 SLOW = Link(1e7, 1e-3)
 OBJECTIVES = (
     Objective("operators", SLOW),
-    Objective("pipelined", SLOW),
     Objective("operators"),
     Objective("compute"),
 )
