@@ -52,7 +52,8 @@ def plans(config: DiffConfig) -> tuple[ShardingPlan, ShardingPlan]:
 def test_what_moves_is_gained_and_paid(config: DiffConfig, tmp_path: Path) -> None:
     done = run(
         "diff_plans.py",
-        f"old.json new.json --tables {TABLES} --link-gb-s 0.001 --memory-gb 1 --json diff.json",
+        f"old.json new.json --tables {TABLES} --link-gb-s 0.001 --memory-gb 1 --json diff.json "
+        "--objective operators",
         tmp_path,
     )
     (task, oracle), (old, new) = task_and_oracle(), plans(config)

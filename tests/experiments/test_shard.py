@@ -175,7 +175,7 @@ def test_what_counts_is_asked_for_and_said(
             "which has no all-to-alls",
         ),
         ({"link": "1GB/s", "num_devices": 1}, "--link connects devices, and there is one"),
-        ({"dense_ms": -1.0}, "--dense-ms must be at least 0, got -1"),
+        ({"dense_ms": -1.0, "objective": "step"}, "--dense-ms must be at least 0, got -1"),
         ({"dense_ms": 5.0, "objective": "operators"}, "which --objective operators does not count"),
         ({"dense_ms": 5.0, "objective": "compute"}, "which --objective compute does not count"),
     ):
