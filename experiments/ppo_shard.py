@@ -49,8 +49,6 @@ def main(config: PPOShardConfig) -> None:
     parts = split_tables(config.source, tables)
     model = config.priced(load_model(config.cost_model))
     config = config.priced_by(model)
-    if saved is not None:
-        saved = replace(saved, model=config.priced(saved.model))
     open_oracle(model, config.batch_size, tables)  # only for its warnings of unfamiliar tables
 
     # 3. The folder of the run, and the store of measurements.

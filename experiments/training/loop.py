@@ -172,9 +172,10 @@ class Training:
 
     def _restore(self, saved: SavedRun, run_id: str) -> None:
         self._trainer.restore(saved.checkpoint)
-        self._trainer.use_cost_model(saved.model)
+        model = self.config.priced(saved.model)  # a saved model does not say what counts
+        self._trainer.use_cost_model(model)
         self.progress = replace(saved.progress, mlflow_run=run_id)
-        self.model = saved.model
+        self.model = model
         if not (self.folder.folder / COST_MODEL).is_dir():  # killed while it was replaced
             self._keep(load_policy(self.folder.folder))
 
