@@ -93,7 +93,7 @@ class RecordedGroup(dist.ProcessGroup):
         ranks, own = self.size(), self.rank()
         output_splits = output_splits or [len(output) // ranks] * ranks
         sent_splits = sent_splits or [len(sent) // ranks] * ranks
-        row_bytes = sent[:0].nbytes if not len(sent) else sent.nbytes // len(sent)
+        row_bytes = sent.nbytes // max(1, len(sent))
         going = row_bytes * (sum(sent_splits) - sent_splits[own])
         run = self._inner.alltoall_base
         return self._run(

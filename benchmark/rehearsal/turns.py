@@ -26,7 +26,6 @@ class _Sent(NamedTuple):
     """Where a rank's contribution to a collective lies in its memory, and how it is split."""
 
     offset: int
-    shape: tuple[int, ...]
     dtype: torch.dtype
     splits: tuple[int, ...]  # elements for each rank; empty if all of it is for all
 
@@ -113,7 +112,7 @@ class Turns:
         """
         number, self._number = self._number, self._number + 1
         self._spots[number] = spot = self._region.write(tensor)
-        self._own[number] = _Sent(spot[0], tuple(tensor.shape), tensor.dtype, tuple(splits))
+        self._own[number] = _Sent(spot[0], tensor.dtype, tuple(splits))
         return number
 
     def wait(self, number: int) -> None:
