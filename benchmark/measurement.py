@@ -108,6 +108,11 @@ class ReferenceLevel:
     backward_ms: float
     method: int = TIMING_METHOD
 
+    @property
+    def both_ms(self) -> float:
+        """Forward plus backward time, to which whole training steps are normalised."""
+        return self.forward_ms + self.backward_ms
+
     def over(self, forward: Number, backward: Number) -> tuple[Number, Number]:
         """Returns the factors that normalise forward and backward costs to this level.
 

@@ -69,7 +69,7 @@ class PlanCost:
         devices: All devices.
         objective: Objective of the task.
         ranks_per_core: Ranks per device in measured all-to-alls.
-        common_ms: What a step takes with any plan, without the model's dense part.
+        common_ms: What a step takes with any plan.
     """
 
     devices: tuple[DeviceCost, ...]
@@ -90,16 +90,12 @@ class PlanCost:
     @property
     def step_ms(self) -> float:
         """Step time: the sum of stages, each as long as its slowest device, and what is common."""
-        return float(step_ms(self.stages_ms)) + self._with_any_plan_ms
+        return float(step_ms(self.stages_ms)) + self.common_ms
 
     @property
     def mean_ms(self) -> float:
         """Step time if each stage were balanced perfectly."""
-        return float(self.stages_ms.mean(0).sum()) + self._with_any_plan_ms
-
-    @property
-    def _with_any_plan_ms(self) -> float:
-        return self.common_ms + self.objective.dense_ms
+        return float(self.stages_ms.mean(0).sum()) + self.common_ms
 
     @property
     def balance(self) -> float:
@@ -112,8 +108,8 @@ class PlanCost:
             f"a step takes {self.step_ms:.2f} ms ({self.objective}; bold: slowest of a stage), "
             f"mean {self.mean_ms:.2f} ms, balance {self.balance:.3f}"
         )
-        if self._with_any_plan_ms:
-            caption += f"; {self._with_any_plan_ms:.2f} ms of it are the same for all plans"
+        if self.common_ms:
+            caption += f"; {self.common_ms:.2f} ms of it are the same for all plans"
         if self.ranks_per_core > 1:
             caption += (
                 f"; a2a with {self.ranks_per_core:g} ranks on each device that measured: it reads "
@@ -200,7 +196,7 @@ def price_plan(
         exchange_ms: Forward and backward all-to-all of each rank; by default those of the
             objective.
         ranks_per_core: Ranks per device in measured all-to-alls.
-        common_ms: What a step takes with any plan, without the model's dense part.
+        common_ms: What a step takes with any plan.
     """
     plan.check(task)
     shards = plan.shards(task)

@@ -177,7 +177,7 @@ class RepeatedMeasurements:
         return self._known
 
     def common_ms(self, task: ShardingTask) -> float:
-        """Returns what a step takes with any plan of a task, without the model's dense part."""
+        """Returns what a step takes with any plan of a task; 0 unless steps of training count."""
         return 0.0 if self._overhead is None else self._overhead.common_ms(task)
 
     def _in_training(self, digest: str, operators: KnownCost) -> KnownCost:

@@ -92,13 +92,14 @@ class StepOverhead:
         return np.asarray(rates[:, 0] * operators_ms + loads @ rates[:, 1:].T)
 
     def common_ms(self, task: ShardingTask) -> float:
-        """Returns what a step of a task takes with any plan, without the model's dense part."""
+        """Returns what a step of a task takes with any plan, its dense part included."""
         lookups, outputs, tables, _ = loads_of(
             [table.whole() for table in task.tables], task.batch_size
         )
         own = 1 / len(task.devices)
         per_sample = self.shared_output_ns * outputs + self.shared_lookup_ns * lookups
-        return float(own * per_sample * _NS + self.shared_piece_ms * tables + self.shared_ms)
+        shared = own * per_sample * _NS + self.shared_piece_ms * tables + self.shared_ms
+        return float(shared + task.objective.dense_ms)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the coefficients as a JSON object."""

@@ -67,7 +67,7 @@ class StepPredictor:
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, seed: int = 0) -> None:
         self._oracle, self._task, self._seed = oracle, task, seed
         self._price = StepPrice.of_task(task)
-        self._common_ms = oracle.common_ms(task) + task.objective.dense_ms
+        self._common_ms = oracle.common_ms(task)
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
 
     def expected_ms(self, placed: Placed) -> float:

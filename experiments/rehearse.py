@@ -154,7 +154,7 @@ def _to_level_of_model(
     level, known = store.level(hardware, versions), model.on_hardware(hardware)
     if level is None or known is None or not known.levels_ms:
         return 1.0
-    return known.levels_ms[hardware] / (level.forward_ms + level.backward_ms)
+    return known.levels_ms[hardware] / level.both_ms
 
 
 if __name__ == "__main__":

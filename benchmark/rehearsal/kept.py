@@ -77,7 +77,7 @@ def level_of(store: MeasurementStore, hardware: str, versions: str) -> float | N
     """Returns the time of the reference operator to which this hardware's costs are normalised."""
     # Versions of measurements do not name TorchRec's.
     level = store.level(hardware, versions.rpartition(", torchrec ")[0])
-    return None if level is None else level.forward_ms + level.backward_ms
+    return None if level is None else level.both_ms
 
 
 class KeptRehearsals:

@@ -22,7 +22,7 @@ from autoshard.workload import (
     ShardingPlan,
     table_lookups,
 )
-from autoshard.workload.tables import DIM_STEP, MAX_DIM
+from autoshard.workload.tables import MAX_DIM
 from autoshard.workload.torchrec.names import DATA_TYPES
 
 _DENSE_FEATURES = 13  # as Criteo has
@@ -61,6 +61,7 @@ class RehearsedModel(nn.Module):
                     embedding_dim=table.dim,
                     feature_names=_features(number, table),
                     data_type=DATA_TYPES[operator.weights],
+                    init_fn=_as_it_is,
                 )
                 for number, table in some.items()
             ]
@@ -96,6 +97,11 @@ class _InOrder(nn.Module):
         return torch.cat([found[key] for key in self._keys], dim=1)
 
 
+def _as_it_is(weights: torch.Tensor) -> torch.Tensor:
+    """Initialises no weights: `fill` does."""
+    return weights
+
+
 def in_model(tables: Sequence[EmbeddingTable]) -> dict[str, str]:
     """Returns each table's name in the model: TorchRec's modules do not accept arbitrary names."""
     return {
@@ -115,12 +121,13 @@ def plan_in_model(plan: ShardingPlan, tables: Sequence[EmbeddingTable]) -> Shard
 def fill(part: torch.Tensor, number: int, rows: int, first_row: int, start: int) -> None:
     """Writes the initial weights of table `number` into a part of it, the same for any sharding.
 
-    `rows` are those of the whole table; the part begins at `first_row` and column `start`.
+    `rows` are those of the whole table; the part begins at `first_row` and column `start`. A weight
+    is the product of a number of its row and one of its column, which takes one pass over memory.
     """
-    for column in range(0, part.shape[1], DIM_STEP):
-        drawn = torch.Generator().manual_seed(number * MAX_DIM + start + column)
-        block = torch.rand(rows, DIM_STEP, generator=drawn).sub_(0.5).mul_(_WEIGHTS_SPREAD)
-        part[:, column : column + DIM_STEP] = block[first_row : first_row + len(part)]
+    drawn = torch.Generator().manual_seed(number)
+    of_columns = torch.rand(MAX_DIM, generator=drawn).sub_(0.5).mul_(_WEIGHTS_SPREAD)
+    of_rows = torch.rand(rows, 1, generator=drawn)[first_row : first_row + len(part)]
+    torch.mul(of_rows, of_columns[start : start + part.shape[1]], out=part)
 
 
 @dataclass(frozen=True)

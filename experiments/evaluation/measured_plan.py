@@ -96,6 +96,6 @@ def measure_step(
     known, digests = measuring.known(), digests_of(task, plan)
     if not known.keys() >= set(digests):
         return None
-    common_ms = measuring.common_ms(task) + task.objective.dense_ms
-    posterior = StepPosterior(known, {"": [digests]}, [Pricing.of(task, [plan], common_ms)])
+    pricing = Pricing.of(task, [plan], measuring.common_ms(task))
+    posterior = StepPosterior(known, {"": [digests]}, [pricing])
     return posterior.steps_ms[""]

@@ -195,8 +195,8 @@ def bounds_ms(oracle: EstimatedCosts, tasks: Sequence[ShardingTask]) -> list[flo
         forward, backward = pricing.price(every)[:, 0].double().numpy().T
         # Some device sends at least an even share, and receives no more than that.
         columns = np.maximum(np.append(columns, 0.0), columns.sum() / ranks)
-        common_ms = oracle.common_ms(task) + task.objective.dense_ms
-        found.append(float(price.step_ms(forward, backward, columns)) + common_ms)
+        step_ms = float(price.step_ms(forward, backward, columns))
+        found.append(step_ms + oracle.common_ms(task))
     return found
 
 

@@ -4,6 +4,7 @@ Tables are of families that the overhead was not fitted on. `STORE` keeps rehear
 so that settings may be spread over sessions.
 """
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +21,7 @@ from scipy import stats
 from autoshard.benchmark import MeasurementStore
 from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
 from autoshard.benchmark.rehearsal.times import Rehearsal
+from autoshard.benchmark.statistics import mean_interval
 from autoshard.cost_model import EstimatedCosts
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.machine import MachineOptions
@@ -33,9 +36,12 @@ STORE = os.environ.get("AUTOSHARD_REHEARSALS")  # a store that is kept
 _OURS = ("cost", "cost_fused", "policy", "neuroshard", "autoshard")
 _THEIRS = ("torchrec", "torchrec_columns")
 _DEFAULT = "torchrec_default"  # may shard by rows and copy, which the cost model does not price
+_COMPARED = ("torchrec", _DEFAULT, "neuroshard")  # with autoshard and the best heuristic
+_MANY_RANKS = 4
 _PLANS = 24  # distinct plans
 _DRAWS = 500  # bootstrap samples of plans
-_ROUNDS = 3
+_ROUNDS = 2  # of each plan
+_BEST, _BEST_ROUNDS = 5, 5  # good plans differ by little: these, and those that are compared
 _TURNS_S = 120.0
 
 
@@ -52,6 +58,36 @@ class Setting(NamedTuple):
         return f"{self.tables} on {self.ranks}, batch {self.batch_size}"
 
 
+class Found(NamedTuple):
+    """What was rehearsed of a setting.
+
+    Args:
+        steps: Rehearsed step of each priced plan, [plans].
+        prices: Price of the same plans by the objective `step`, [plans].
+        operators: Their price by operators alone, [plans].
+        of_sharders: Rehearsals of the plans that are compared, by sharder.
+        heuristic: The heuristic with the least step.
+        seconds: Time that all of it took, without rounds that the store had.
+    """
+
+    steps: Floats
+    prices: Floats
+    operators: Floats
+    of_sharders: Mapping[str, Rehearsal]
+    heuristic: str
+    seconds: float
+
+    def ratio(self, other: str) -> float:
+        """Returns the step of `autoshard` over another sharder's."""
+        return self.of_sharders["autoshard"].step_ms / self.of_sharders[other].step_ms
+
+    def ratio_interval(self, other: str) -> tuple[float, float]:
+        """Returns the interval of `ratio` over rounds."""
+        widths = [self.of_sharders[name].half_width for name in ("autoshard", other)]
+        ratio, half = self.ratio(other), math.hypot(*widths)
+        return ratio * (1 - half), ratio * (1 + half)
+
+
 SETTINGS = tuple(
     Setting(f"{family}:{tables}:71", ranks, batch_size)
     for tables, ranks in ((20, 2), (40, 4), (60, 8))
@@ -62,27 +98,27 @@ _USUAL = (SETTINGS[4],)  # 40 on 4, batch 1,024
 
 
 def rehearsal_metrics(folder: Path) -> list[Metric]:
-    """Agreement of turns with ranks at once, and plans of two settings."""
+    """Agreement of turns with ranks at once, and plans of the usual settings; of all with STORE."""
     store = Path(STORE) if STORE else folder / "rehearsal.db"
-    metrics, points = turns_metrics(), dict[str, tuple[Floats, Floats]]()
-    for setting in _USUAL:
-        found, points[setting.name] = setting_metrics(setting, store)
-        metrics += found
-    draw(points, folder / "price-of-training.png")
-    return metrics
+    metrics = turns_metrics()
+    rehearsed = {each: rehearse(each, store) for each in (SETTINGS if STORE else _USUAL)}
+    for setting, found in rehearsed.items():
+        metrics += setting_metrics(setting, found)
+    draw(rehearsed, folder / "price-of-training.png")
+    return metrics + all_metrics(rehearsed)
 
 
-def draw(points: Mapping[str, tuple[Floats, Floats]], path: Path) -> None:
+def draw(rehearsed: Mapping[Setting, Found], path: Path) -> None:
     """Draws prices and rehearsed steps of all plans of each setting."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 6.0), layout="constrained")
     axes = figure.subplots()
-    for name, (prices, steps) in points.items():
-        axes.plot(prices, steps, "o", markersize=4, label=name)
-    ends = [float(values.min()) for values, _ in points.values()]
-    ends += [float(values.max()) for values, _ in points.values()]
-    axes.plot([min(ends), max(ends)], [min(ends), max(ends)], color="black", linewidth=0.8)
+    for setting, found in rehearsed.items():
+        axes.plot(found.prices, found.steps, "o", markersize=3, label=setting.name)
+    every = np.concatenate([found.prices for found in rehearsed.values()])
+    ends = [every.min(), every.max()]
+    axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="price in ms", ylabel="rehearsed step in ms")
     axes.legend(fontsize="small")
     figure.savefig(path)
@@ -119,51 +155,86 @@ def turns_metrics() -> list[Metric]:
     ]  # fmt: skip
 
 
-def setting_metrics(setting: Setting, path: Path) -> tuple[list[Metric], tuple[Floats, Floats]]:
-    """Rehearses plans of all kinds; returns metrics, and prices and steps of priced plans."""
+def rehearse(setting: Setting, path: Path) -> Found:
+    """Rehearses plans of all kinds."""
     began = time.monotonic()
     task, oracle = _task(setting), _oracle(setting, path)
     plans, of_sharders = _plans(task, oracle)
+    of_sharders[_DEFAULT] = _DEFAULT
     say(f"{len(plans)} plans of {setting.name}")
     with MeasurementStore(path) as store, closing(RankGroup(setting.ranks, "cpu")) as ranks:
         every: dict[str, ShardingPlan | None] = {**plans, _DEFAULT: None}
         levels_ms = oracle.model.levels_ms
         rehearsed = ranks.train_interleaved(task, every, Effort(_ROUNDS), store, levels_ms)
-    steps = {name: each.step_ms for name, each in rehearsed.items()}
+        heuristic = min(USUAL_HEURISTICS, key=lambda name: rehearsed[of_sharders[name]].step_ms)
+        compared = {of_sharders[name] for name in ("autoshard", heuristic, *_COMPARED)}
+        compared |= set(sorted(every, key=lambda name: rehearsed[name].step_ms)[:_BEST])
+        best = {name: plan for name, plan in every.items() if name in compared}
+        effort = Effort(_BEST_ROUNDS)
+        rehearsed |= ranks.train_interleaved(task, best, effort, store, levels_ms)
     prices = {name: oracle.plan_cost(plan, task).step_ms for name, plan in plans.items()}
     operators = EstimatedCosts(oracle.model.for_objective(Objective()), setting.batch_size)
     alone = {name: operators.step_ms(plan, task) for name, plan in plans.items()}
-    for name, step_ms in steps.items():
+    for name, each in rehearsed.items():
         cli.console.print(
-            f"  {name}: {step_ms:.2f} ms (±{rehearsed[name].half_width:.1%}), price "
+            f"  {name}: {each.step_ms:.2f} ms (±{each.half_width:.1%}), price "
             f"{prices.get(name, float('nan')):.2f}, operators {alone.get(name, float('nan')):.2f}"
         )
-    names = list(plans)
-    real, priced = (np.array([of[name] for name in names]) for of in (steps, prices))
-    best = min(steps[of_sharders[name]] for name in USUAL_HEURISTICS)
-    ours = steps[of_sharders["autoshard"]]
-    ratios = real / priced
+    return Found(
+        np.array([rehearsed[name].step_ms for name in plans]),
+        np.array([prices[name] for name in plans]),
+        np.array([alone[name] for name in plans]),
+        {sharder: rehearsed[name] for sharder, name in of_sharders.items()},
+        heuristic,
+        time.monotonic() - began,
+    )
 
-    def metric(name: str, target: str, value: float, unit: str = "") -> Metric:
-        return Metric(f"{setting.name}: {name}", target, value, unit)
 
-    metrics = [
-        Metric(f"{setting.name}: Spearman correlation of price and rehearsed step",
-               "at least 0.9", _spearman(priced, real), "", _interval(priced, real)),
-        metric("the same with the price of operators", "",
-               _spearman(np.array([alone[name] for name in names]), real)),
-        metric("rehearsed step over price, mean", "0.97 to 1.03", float(ratios.mean())),
-        metric("rehearsed step over price, deviation", "at most 0.04", float(ratios.std())),
-        metric("step of the plan with the least price over the least step", "at most 1.01",
-               float(real[priced.argmin()] / real.min())),
-        metric("rehearsed step, autoshard over best heuristic", "below 0.95", ours / best),
-        metric("rehearsed step, autoshard over torchrec_default", "below 0.85",
-               ours / steps[_DEFAULT]),
-        metric("rehearsed step, autoshard over neuroshard", "below 1",
-               ours / steps[of_sharders["neuroshard"]]),
-        metric("time for this setting", "", time.monotonic() - began, "s"),
+def setting_metrics(setting: Setting, found: Found) -> list[Metric]:
+    """Returns how well prices of a setting predict, and how plans compare."""
+    ratios = found.steps / found.prices
+    values: list[tuple[str, str, float, str, tuple[float, float] | None]] = [
+        ("Spearman correlation of price and rehearsed step", "at least 0.9",
+         _spearman([found.prices], [found.steps]), "", _interval([found.prices], [found.steps])),
+        ("the same with the price of operators", "",
+         _spearman([found.operators], [found.steps]), "", None),
+        ("rehearsed step over price, mean", "0.97 to 1.03", float(ratios.mean()), "", None),
+        ("rehearsed step over price, deviation", "at most 0.04", float(ratios.std()), "", None),
+        ("step of the plan with the least price over the least step", "at most 1.01",
+         float(found.steps[found.prices.argmin()] / found.steps.min()), "", None),
+        ("time for this setting", "", found.seconds, "s", None),
     ]  # fmt: skip
-    return metrics, (priced, real)
+    for other, name, target in _rivals(found):
+        ratio = f"rehearsed step, autoshard over {name}"
+        values.append((ratio, target, found.ratio(other), "", found.ratio_interval(other)))
+    return [Metric(f"{setting.name}: {name}", *rest) for name, *rest in values]
+
+
+def all_metrics(rehearsed: Mapping[Setting, Found]) -> list[Metric]:
+    """Returns the same of all settings together; ratios of those with 4 ranks or more."""
+    prices, steps = ([each[n] for each in rehearsed.values()] for n in (1, 0))
+    large = [found for setting, found in rehearsed.items() if setting.ranks >= _MANY_RANKS]
+    metrics = [
+        Metric(f"{len(rehearsed)} settings: Spearman correlation of price and rehearsed step",
+               "at least 0.9", _spearman(prices, steps), "", _interval(prices, steps)),
+    ]  # fmt: skip
+    for number, (_, name, target) in enumerate(_rivals(large[0])):
+        ratios = [found.ratio(_rivals(found)[number][0]) for found in large]
+        metrics.append(
+            Metric(f"{len(large)} settings of 4 and 8 ranks: rehearsed step, autoshard over {name}",
+                   target, fmean(ratios), "", mean_interval(ratios))
+        )  # fmt: skip
+    return metrics
+
+
+def _rivals(found: Found) -> tuple[tuple[str, str, str], ...]:
+    """Returns sharders that `autoshard` is compared with, their names in metrics, and targets."""
+    return (
+        (found.heuristic, "best heuristic", "below 0.95"),
+        (_DEFAULT, _DEFAULT, "below 0.85"),
+        ("torchrec", "torchrec", ""),
+        ("neuroshard", "neuroshard", "below 1"),
+    )
 
 
 def _task(setting: Setting) -> ShardingTask:
@@ -206,13 +277,18 @@ def _parts(plan: ShardingPlan) -> frozenset[frozenset[tuple[str, int]]]:
     )
 
 
-def _spearman(prices: Floats, steps: Floats) -> float:
-    return float(stats.spearmanr(prices, steps).statistic)
+def _spearman(prices: Sequence[Floats], steps: Sequence[Floats]) -> float:
+    """Returns the correlation of ranks within each setting, [settings][plans]."""
+    ranks = [np.concatenate([stats.rankdata(some) for some in of]) for of in (prices, steps)]
+    return float(stats.pearsonr(*ranks).statistic)
 
 
-def _interval(prices: Floats, steps: Floats) -> tuple[float, float]:
-    rng = np.random.default_rng(0)
-    drawn = rng.integers(len(steps), size=(_DRAWS, len(steps)))
-    found: Sequence[float] = [_spearman(prices[some], steps[some]) for some in drawn]
+def _interval(prices: Sequence[Floats], steps: Sequence[Floats]) -> tuple[float, float]:
+    """Returns the 95 % interval over plans of `_spearman`."""
+    rng, found = np.random.default_rng(0), []
+    for _ in range(_DRAWS):
+        drawn = [rng.integers(len(some), size=len(some)) for some in steps]
+        every = list(zip(drawn, prices, steps, strict=True))
+        found.append(_spearman([p[n] for n, p, _ in every], [s[n] for n, _, s in every]))
     low, high = np.quantile(found, (0.025, 0.975))
     return float(low), float(high)
