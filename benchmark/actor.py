@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from autoshard.benchmark import exchange, fbgemm
 from autoshard.benchmark.backends.base import DeviceBackend, Place, TimedOperator
-from autoshard.benchmark.core_lock import this_pool
+from autoshard.benchmark.device_lock import this_pool
 from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.benchmark.measurement import (
@@ -25,6 +25,7 @@ from autoshard.benchmark.probing import run_probe
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.timing import time_interleaved
 from autoshard.workload import UserError
+from autoshard.workload.lookups import lookups_in
 
 
 class DeviceBenchmark:
@@ -38,7 +39,9 @@ class DeviceBenchmark:
         self._references = reference_operators(backend)
         self._watch = backend.stopwatch(references=self._references)
         host, hardware = socket.gethostname(), backend.fingerprint()
-        self._info = DeviceInfo(place.name, place.kind, host, hardware, backend.memory_bytes)
+        self._info = DeviceInfo(
+            backend.name_of(place), place.kind, host, hardware, backend.memory_bytes
+        )
         self._versions = fbgemm.library_versions()
         gc.collect()
         gc.freeze()  # later collections walk a shard's own objects only: 1 ms instead of 130
@@ -90,11 +93,18 @@ class DeviceBenchmark:
         with self._backend.claim(self._pool):
             return exchange.run_ranks(part, self._backend)
 
+    def _needed_bytes(self, order: Order) -> int:
+        """Returns what building and running a shard takes on this device."""
+        shard, settings, _ = order
+        looked_up = lookups_in([piece.table for piece in shard.pieces], settings.batch_size)
+        working = self._backend.lookup_bytes * int(looked_up.lookups.sum())
+        return settings.needed_bytes(shard) + working
+
     def _that_fit(self, orders: Sequence[Order], waiting: Sequence[int]) -> list[int]:
         """Returns the first of the waiting orders that fit into memory together; at least one."""
         free, taken, chosen = self._backend.free_bytes(), 0, 0
         for number in waiting:
-            taken += orders[number].settings.needed_bytes(orders[number].shard)
+            taken += self._needed_bytes(orders[number])
             if taken > free and chosen:
                 break
             chosen += 1
@@ -109,9 +119,13 @@ class DeviceBenchmark:
         free = self._backend.free_bytes()
         for number in numbers:
             shard, settings, _ = orders[number]
-            needed = settings.needed_bytes(shard)
+            needed, limit = self._needed_bytes(orders[number]), self._backend.max_width
+            reason = ""
             if needed > free:
                 reason = f"needs {needed:,} bytes, {self._info.name} has {free:,}"
+            if limit is not None and any(piece.width > limit for piece in shard.pieces):
+                reason = f"fbgemm takes at most {limit:,} columns of a table on this device"
+            if reason:
                 answers[number] = self._answer(orders[number], "refused", reason=reason)
                 continue
             try:
@@ -130,9 +144,7 @@ class DeviceBenchmark:
         finally:
             operators.clear()
             gc.collect()  # modules are cycles: free their weights before the next shard's
-            self._backend.flush(
-                sum(orders[n].settings.needed_bytes(orders[n].shard) for n in numbers)
-            )
+            self._backend.flush(sum(self._needed_bytes(orders[n]) for n in numbers))
         for number, timing in zip(numbered, timings, strict=True):
             answers[number] = self._answer(orders[number], "ok", timing)
         return answers

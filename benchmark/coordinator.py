@@ -19,7 +19,7 @@ from typing import Any
 
 from ray.exceptions import RayError, RayTaskError
 
-from autoshard.benchmark.core_lock import DeviceBusy
+from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line
 from autoshard.benchmark.exchanging import measure_exchange
 from autoshard.benchmark.fleet import Fleet, PoolDevice, PoolError

@@ -86,8 +86,7 @@ def build_module(
         weights_precision=precisions[options.weights],
         optimizer=optimizers[options.optimizer],
         learning_rate=0.01,
-        # Batches are valid here, and fbgemm's own benchmarks do not check theirs either.
-        bounds_check_mode=ops.BoundsCheckMode.NONE,
+        bounds_check_mode=ops.BoundsCheckMode[backend.operator.bounds_check],
         device=backend.device,
         **given,
     )

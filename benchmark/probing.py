@@ -10,7 +10,7 @@ import torch
 
 from autoshard.benchmark.backends import backend_of
 from autoshard.benchmark.backends.base import DeviceBackend, Place, TimedOperator
-from autoshard.benchmark.core_lock import DeviceBusy
+from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.hardware import free_memory_bytes, machine_id, physical_cores
 from autoshard.benchmark.probe import PROBE_SECONDS, MachineProbe, ProbeError
 from autoshard.benchmark.probing_memory import SET_BYTES, MemoryProbe

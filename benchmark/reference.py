@@ -1,9 +1,9 @@
-"""The reference operator: small and fixed, it runs beside each iteration on a core.
+"""The reference operator: small and fixed, it runs beside each iteration.
 
 Other tenants of a shared host slow memory, caches and cores by 10 to 50 %, for moments or minutes,
-and no clock or counter shows it. A small operator of the same kind is slowed like the shard,
-forward like forward and backward like backward. So it runs before and after each iteration, and
-costs are normalised to its uncontended time.
+and no clock or counter shows it; a GPU is slowed by its limits of power and heat. A small operator
+of the same kind is slowed like the shard, forward like forward and backward like backward. So it
+runs before and after each iteration, and costs are normalised to its uncontended time.
 """
 
 from autoshard.benchmark.backends.base import DeviceBackend, TimedOperator
@@ -11,9 +11,6 @@ from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.measurement import MeasureSettings
 from autoshard.workload import EmbeddingTable, Shard
 
-# Small beside most shards on any machine. An eighth of the usual batch shows the state of a host
-# as well as all of it; half of that misses some of it.
-_SETTINGS = MeasureSettings(128)
 _COPIES = 4  # copies of 45 MB each
 # rows, dim, pooling factor, Zipf exponent: hot and cold ones, narrow and wide ones
 _TABLES = (
@@ -27,17 +24,18 @@ _TABLES = (
 
 
 def reference_operators(backend: DeviceBackend, copies: int = _COPIES) -> list[TimedOperator]:
-    """Returns copies of the reference, to be run in turn; none if the device is not shared.
+    """Returns copies of the reference, to be run in turn.
 
     The memory location of an operator's weights changes its time by 1 to 2 % permanently. With a
     single copy, that would affect all measurements of a process.
     """
-    if not backend.is_shared:
-        return []
+    # Small beside most shards. On CPUs, an eighth of the usual batch shows the state of a host as
+    # well as all of it; half of that misses some of it.
+    settings = MeasureSettings(backend.reference_samples)
     tables = [
         EmbeddingTable(f"reference{number}", rows, dim, pooling, zipf_alpha=alpha)
         for number, (rows, dim, pooling, alpha) in enumerate(_TABLES)
     ]
     shard = Shard.of_tables(tables)
-    operators = [EmbeddingOp(shard, _SETTINGS, backend) for _ in range(copies)]
+    operators = [EmbeddingOp(shard, settings, backend) for _ in range(copies)]
     return [TimedOperator(operator.forward, operator.gradient) for operator in operators]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ray.exceptions import RayError, RayTaskError
 
-from autoshard.benchmark.core_lock import DeviceBusy
+from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.jobs import Job

@@ -7,7 +7,7 @@ light.
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -53,10 +53,15 @@ class Place:
 
 
 class OperatorPlacement(NamedTuple):
-    """Where fbgemm's operator is and runs, by the names in its enumerations."""
+    """Where fbgemm's operator is and runs, and what it checks, by the names in its enumerations.
+
+    Costs of CPUs are without bounds checks, whose time is part of the overhead of training; on GPUs
+    they are checked as TorchRec does.
+    """
 
     location: str
     compute: str
+    bounds_check: str
 
 
 @dataclass(frozen=True)
@@ -129,9 +134,12 @@ class DeviceBackend(ABC):
     noun: ClassVar[str]  # as messages name one
     max_ranks: ClassVar[float]  # ranks that one device can run at the same time
     patience_s: ClassVar[float]  # for which a pool waits for its first device
-    is_shared: ClassVar[bool]  # other processes may slow it down, so costs need a reference
+    is_shared: ClassVar[bool]  # other processes, and other ranks, may run on it
+    reference_samples: ClassVar[int]  # batch of the reference operator: short, and long enough
     num_gpus: ClassVar[int] = 0  # Ray GPUs that an actor holds
+    lookup_bytes: ClassVar[int] = 0  # that an operator takes for each lookup while it runs
     probe_bytes: ClassVar[int]  # of rows in one pass of a probe: enough to keep the device busy
+    max_width: ClassVar[int | None] = None  # columns of a table that the operator accepts
     operator: OperatorPlacement
     collectives: str  # torch.distributed's name of the library that connects ranks
 
@@ -170,18 +178,20 @@ class DeviceBackend(ABC):
     def bind(self, place: Place) -> None:
         """Binds this process to the device."""
 
+    def name_of(self, place: Place) -> str:
+        """Returns the name of the device that measurements keep."""
+        return place.name
+
+    @abstractmethod
     def claim(
-        self,
-        label: str,  # noqa: ARG002
-        patience_s: float = CLAIM_PATIENCE_S,  # noqa: ARG002
+        self, label: str, patience_s: float = CLAIM_PATIENCE_S
     ) -> AbstractContextManager[None]:
-        """Holds the device while the block runs; by default Ray holds it already.
+        """Holds the device while the block runs, against other clusters of this machine.
 
         Args:
             label: Description of the holder, for messages of others.
             patience_s: Seconds to wait for another holder before DeviceBusy.
         """
-        return nullcontext()
 
     @property
     @abstractmethod
@@ -214,7 +224,7 @@ class DeviceBackend(ABC):
 
         Args:
             flush: Whether it clears the cache between iterations.
-            references: Operators to run beside iterations, in turn, on a shared device.
+            references: Operators to run beside iterations, in turn.
         """
 
     @abstractmethod

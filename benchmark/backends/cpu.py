@@ -24,7 +24,7 @@ from autoshard.benchmark.backends.base import (
     TimedOperator,
 )
 from autoshard.benchmark.containers import cpu_quota, throttled_seconds
-from autoshard.benchmark.core_lock import claimed
+from autoshard.benchmark.device_lock import claimed
 from autoshard.benchmark.hardware import (
     NodeReport,
     SystemReport,
@@ -53,9 +53,10 @@ class CpuBackend(DeviceBackend):
 
     kind, noun = "cpu", "CPU core"
     max_ranks, patience_s, is_shared = math.inf, 120.0, True
-    operator = OperatorPlacement("HOST", "CPU")
+    operator = OperatorPlacement("HOST", "CPU", "NONE")
     collectives = "gloo"
     probe_bytes = 2**21
+    reference_samples = 128
 
     @property
     def device(self) -> "torch.device":
@@ -117,7 +118,7 @@ class CpuBackend(DeviceBackend):
         self, label: str, patience_s: float = CLAIM_PATIENCE_S
     ) -> AbstractContextManager[None]:
         """Holds the core against other pools of this machine."""
-        return claimed(self._core, label, patience_s)
+        return claimed(f"core {self._core}", label, patience_s)
 
     @property
     def memory_bytes(self) -> int:

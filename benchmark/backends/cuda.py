@@ -1,31 +1,26 @@
 """NVIDIA GPUs: Ray assigns each to one actor, which sees no other."""
 
-import os
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from autoshard.benchmark.backends.base import (
+    CLAIM_PATIENCE_S,
     DeviceBackend,
-    Iteration,
     Node,
     OperatorPlacement,
     Place,
-    Stopwatch,
     TimedOperator,
 )
+from autoshard.benchmark.backends.cuda_stopwatch import CudaStopwatch
+from autoshard.benchmark.device_lock import claimed
 from autoshard.benchmark.hardware import CacheReport, NodeReport, SystemReport
 from autoshard.benchmark.process import release_freed_memory
-from autoshard.benchmark.statistics import uncontended_level
 from autoshard.workload import UserError
 
 if TYPE_CHECKING:
     import torch
-
-_SLOW_FLUSH = 1.3  # times the uncontended time of a flush
-_FLUSHES = 300  # latest ones, for the uncontended time
 
 
 class CudaRuntime:
@@ -34,7 +29,7 @@ class CudaRuntime:
     Any object with these members can stand in for a GPU.
     """
 
-    operator = OperatorPlacement("DEVICE", "CUDA")
+    operator = OperatorPlacement("DEVICE", "CUDA", "WARNING")
     collectives = "nccl"
 
     @property
@@ -50,6 +45,16 @@ class CudaRuntime:
         import torch
 
         return torch.cuda
+
+    def buffer(self, size: int) -> Any:
+        """Returns so many bytes of the GPU's memory."""
+        import torch
+
+        return torch.empty(size, dtype=torch.int8, device=self.device)
+
+    def wait(self, cycles: int) -> None:
+        """Launches a kernel that does nothing for so many clock cycles."""
+        self.cuda._sleep(cycles)
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         """Returns a process group of NCCL."""
@@ -80,6 +85,9 @@ class CudaBackend(DeviceBackend):
     patience_s = 900.0  # a cloud takes minutes to start a machine with GPUs
     num_gpus = 1
     probe_bytes = 2**28
+    reference_samples = 16_384
+    lookup_bytes = 52  # the backward pass sorts lookups by row
+    max_width = 2048  # columns of a table that fbgemm's operator accepts
 
     def __init__(self, runtime: CudaRuntime | None = None) -> None:
         self._runtime = runtime or CudaRuntime()
@@ -131,10 +139,20 @@ class CudaBackend(DeviceBackend):
             )
         self._runtime.cuda.set_device(self.device)
 
+    def name_of(self, place: Place) -> str:
+        """Returns the name with the GPU's identity: a number may stand for another one tomorrow."""
+        return f"gpu-{str(self._properties().uuid)[:8]}@{place.name.partition('@')[2]}"
+
     @property
     def memory_bytes(self) -> int:
         """All of the GPU's memory."""
         return int(self._properties().total_memory)
+
+    def claim(
+        self, label: str, patience_s: float = CLAIM_PATIENCE_S
+    ) -> AbstractContextManager[None]:
+        """Holds the GPU against other Ray clusters of this machine, which assign it, too."""
+        return claimed(f"GPU {self._properties().uuid}", label, patience_s)
 
     def free_bytes(self) -> int:
         """Returns the GPU's free memory."""
@@ -150,12 +168,11 @@ class CudaBackend(DeviceBackend):
         self._runtime.cuda.empty_cache()
 
     def stopwatch(
-        self,
-        flush: bool = True,
-        references: Sequence[TimedOperator] = (),  # noqa: ARG002
-    ) -> "CudaStopwatch":
-        """Returns a stopwatch of the GPU. A GPU is not shared, so it runs no references."""
-        return CudaStopwatch(self._runtime, self._properties().L2_cache_size * 2 if flush else 0)
+        self, flush: bool = True, references: Sequence[TimedOperator] = ()
+    ) -> CudaStopwatch:
+        """Returns a stopwatch of the GPU."""
+        flush_bytes = self._properties().L2_cache_size * 2 if flush else 0
+        return CudaStopwatch(self._runtime, flush_bytes, references)
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         """Returns a process group of NCCL."""
@@ -167,51 +184,3 @@ class CudaBackend(DeviceBackend):
 
     def _properties(self) -> Any:
         return self._runtime.cuda.get_device_properties(self.device)
-
-
-class CudaStopwatch(Stopwatch):
-    """Times with CUDA events, so that launches and queues are excluded.
-
-    The flush of the L2 cache before each iteration is always the same work. Where it takes longer
-    than usual, another process is on the GPU.
-    """
-
-    def __init__(self, runtime: CudaRuntime, flush_bytes: int) -> None:
-        super().__init__()
-        import torch
-
-        self._runtime = runtime
-        self._flush = torch.empty(flush_bytes, dtype=torch.int8, device=runtime.device)
-        self._flushes_ms: deque[float] = deque(maxlen=_FLUSHES)
-
-    def iteration(self, subject: TimedOperator) -> Iteration:
-        """Times one forward and backward pass; it is disturbed if the flush before it was slow."""
-        marks = [self.mark()]
-        self._flush.zero_()
-        marks.append(self.mark())
-        output = subject.forward()
-        marks.append(self.mark())
-        output.backward(subject.gradient)
-        marks.append(self.mark())
-        (flush_ms, _), (forward_ms, _), (backward_ms, _) = self.between(marks)
-        self._flushes_ms.append(flush_ms)
-        slow = (
-            flush_ms > _SLOW_FLUSH * uncontended_level(self._flushes_ms) and self._flush.numel() > 0
-        )
-        return Iteration(forward_ms, backward_ms, forward_ms + backward_ms, slow)
-
-    def foreign_load(self) -> float:
-        """Returns 1.0 if another process is on the GPU (NVML does not say how much), else 0.0."""
-        return 1.0 if self._runtime.processes() - {os.getpid()} else 0.0
-
-    def mark(self) -> Any:
-        """Returns an event in the current stream."""
-        event = self._runtime.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between(self, marks: Sequence[Any]) -> list[tuple[float, float]]:
-        """Returns ms from each mark to the next, all of them ours; waits for the last."""
-        marks[-1].synchronize()
-        found = [before.elapsed_time(after) for before, after in pairwise(marks)]
-        return [(milliseconds, milliseconds) for milliseconds in found]

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from autoshard.benchmark.backends.base import DeviceBackend, Place
-from autoshard.benchmark.core_lock import this_pool
+from autoshard.benchmark.device_lock import this_pool
 from autoshard.benchmark.process import at_usual_priority
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.rehearsal.times import Loop

@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError
 
 from autoshard.benchmark.backends import RequestedKind, best_backend, requested_backend
 from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
-from autoshard.benchmark.core_lock import DeviceBusy
+from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line, nodes_that_measure, reports_of
 from autoshard.benchmark.rehearsal.kept import KeptRehearsals
 from autoshard.benchmark.rehearsal.rank import RehearsalRank

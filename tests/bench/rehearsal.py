@@ -193,26 +193,28 @@ def rehearse(setting: Setting, path: Path) -> Found:
 def setting_metrics(setting: Setting, found: Found) -> list[Metric]:
     """Returns how well prices of a setting predict, and how plans compare."""
     ratios = found.steps / found.prices
-    values: list[tuple[str, str, float, str, tuple[float, float] | None]] = [
-        ("Spearman correlation of price and rehearsed step", "at least 0.9",
-         _spearman([found.prices], [found.steps]), "", _interval([found.prices], [found.steps])),
-        ("the same with the price of operators", "",
-         _spearman([found.operators], [found.steps]), "", None),
-        ("rehearsed step over price, mean", "0.97 to 1.03", float(ratios.mean()), "", None),
-        ("rehearsed step over price, deviation", "at most 0.04", float(ratios.std()), "", None),
-        ("step of the plan with the least price over the least step", "at most 1.01",
-         float(found.steps[found.prices.argmin()] / found.steps.min()), "", None),
-        ("time for this setting", "", found.seconds, "s", None),
+    metrics = [
+        Metric("Spearman correlation of price and rehearsed step", "at least 0.9",
+               _spearman([found.prices], [found.steps]), "",
+               _interval([found.prices], [found.steps])),
+        Metric("the same with the price of operators", "",
+               _spearman([found.operators], [found.steps])),
+        Metric("rehearsed step over price, mean", "0.97 to 1.03", float(ratios.mean())),
+        Metric("rehearsed step over price, deviation", "at most 0.04", float(ratios.std())),
+        Metric("step of the plan with the least price over the least step", "at most 1.01",
+               float(found.steps[found.prices.argmin()] / found.steps.min())),
+        Metric("time for this setting", "", found.seconds, "s"),
     ]  # fmt: skip
     for other, name, target in _rivals(found):
         ratio = f"rehearsed step, autoshard over {name}"
-        values.append((ratio, target, found.ratio(other), "", found.ratio_interval(other)))
-    return [Metric(f"{setting.name}: {name}", *rest) for name, *rest in values]
+        metrics.append(Metric(ratio, target, found.ratio(other), "", found.ratio_interval(other)))
+    return [replace(each, name=f"{setting.name}: {each.name}") for each in metrics]
 
 
 def all_metrics(rehearsed: Mapping[Setting, Found]) -> list[Metric]:
     """Returns the same of all settings together; ratios of those with 4 ranks or more."""
-    prices, steps = ([each[n] for each in rehearsed.values()] for n in (1, 0))
+    prices = [found.prices for found in rehearsed.values()]
+    steps = [found.steps for found in rehearsed.values()]
     large = [found for setting, found in rehearsed.items() if setting.ranks >= _MANY_RANKS]
     metrics = [
         Metric(f"{len(rehearsed)} settings: Spearman correlation of price and rehearsed step",

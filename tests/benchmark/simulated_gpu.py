@@ -24,21 +24,22 @@ class SimulatedRuntime:
         others: processes on it besides this one.
     """
 
-    operator = OperatorPlacement("HOST", "CPU")
+    operator = OperatorPlacement("HOST", "CPU", "NONE")
     collectives = "gloo"
     device = torch.device("cpu")
 
     def __init__(
         self,
-        even_split_ms: tuple[float, ...] = (1.0,),
+        pace_ms: tuple[float, ...] = (1.0,),
         free_bytes: int = 2**36,
         others: frozenset[int] = frozenset(),
     ) -> None:
         self.calls: list[str] = []
-        self._pace_ms, self._others = even_split_ms, others
+        self._pace_ms, self._others = pace_ms, others
         self._ms, self._events = 0.0, 0
         h100 = SimpleNamespace(
             name="NVIDIA H100 80GB HBM3",
+            uuid="0a1b2c3d-4e5f-0000-0000-000000000001",
             major=9,
             minor=0,
             total_memory=85_028_765_696,
@@ -54,6 +55,12 @@ class SimulatedRuntime:
             synchronize=lambda device: self.calls.append("synchronize"),
             Event=lambda enable_timing: _Event(self),
         )
+
+    def buffer(self, size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.int8)
+
+    def wait(self, cycles: int) -> None:
+        self.calls.append("wait")
 
     def processes(self) -> set[int]:
         return {os.getpid(), *self._others}
@@ -78,6 +85,9 @@ class _Event:
 
     def synchronize(self) -> None:
         self._runtime.calls.append("event")
+
+    def query(self) -> bool:
+        return False  # the GPU still waits
 
     def elapsed_time(self, after: "_Event") -> float:
         assert self._runtime.calls[-1] == "event"  # else it would be asked before the GPU is there

@@ -17,11 +17,12 @@ from autoshard.benchmark.actor import DeviceBenchmark
 from autoshard.benchmark.backends import backend_of, best_backend, fingerprint_here
 from autoshard.benchmark.backends.base import Place, TimedOperator
 from autoshard.benchmark.backends.cuda import CudaBackend, CudaRuntime
+from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.exchange import run_ranks
 from autoshard.benchmark.exchanging import measure_exchange
 from autoshard.benchmark.fleet import PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo, NodeReport, cpu_fingerprint
-from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order
+from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order, ReferenceLevel
 from autoshard.workload import EmbeddingTable, Shard
 
 PLACE = Place("cuda", "n0", 1, "n0", "gpu1@m0")
@@ -63,7 +64,12 @@ def test_bound_to_a_gpu_it_reports_what_the_gpu_reports() -> None:
     assert (gpu.memory_bytes, gpu.free_bytes(), gpu.peak_bytes()) == (85_028_765_696, 2**36, 7)
     gpu.flush(1)
     assert runtime.calls[1:] == ["empty_cache"]
-    with gpu.claim("others"), gpu.claim("Ray gives it to one actor"):
+    assert gpu.name_of(PLACE) == "gpu-0a1b2c3d@m0"
+    with (
+        gpu.claim("one cluster"),
+        pytest.raises(DeviceBusy, match="is held by one cluster"),
+        gpu.claim("another cluster of this machine", patience_s=0),
+    ):
         pass
 
 
@@ -77,32 +83,21 @@ def test_a_model_of_gpus_is_compared_with_the_gpu_that_is_here(
     assert fingerprint_here("cpu: another") == fingerprint_here("abacus") == cpu_fingerprint()
 
 
-def test_its_stopwatch_reads_events_once_the_gpu_is_there() -> None:
-    """Per iteration one before the flush and one after it, after forward and after backward."""
-    gpu, runtime = backend(even_split_ms=(100.0, 2.0, 3.0, 5.0), others=frozenset({1}))
+def test_its_stopwatch_waits_reads_events_and_looks_for_others() -> None:
+    gpu, runtime = backend(pace_ms=(100.0, 2.0, 3.0, 2.0, 5.0), others=frozenset({1}))
     watch = gpu.stopwatch()
     weight = torch.ones(4, requires_grad=True)
     found = watch.iteration(TimedOperator(lambda: weight * 2, torch.ones(4)))
     assert (found.forward_ms, found.backward_ms, found.wall_ms) == (3.0, 5.0, 8.0)
     assert weight.grad is not None
-    assert runtime.calls == ["event"]
+    assert runtime.calls == ["wait", "event"]
     assert watch.reference() is None
     assert watch.foreign_load() == 1.0
     assert backend()[0].stopwatch().foreign_load() == 0.0
 
 
-def test_a_flush_that_takes_longer_than_it_can_is_a_disturbance() -> None:
-    slow = (1.0, 2.0, 3.0, 5.0) * 5 + (1.0, 4.0, 3.0, 5.0)
-    watch = backend(even_split_ms=slow)[0].stopwatch()
-    weight = torch.ones(4, requires_grad=True)
-    subject = TimedOperator(lambda: weight * 2, torch.ones(4))
-    assert [watch.iteration(subject).disturbed for _ in range(6)] == [False] * 5 + [True]
-    unflushed = backend(even_split_ms=slow)[0].stopwatch(flush=False)
-    assert not any(unflushed.iteration(subject).disturbed for _ in range(6))
-
-
 def test_marks_of_phases_are_distinguished() -> None:
-    gpu, runtime = backend(even_split_ms=(1.0, 2.0, 4.0))
+    gpu, runtime = backend(pace_ms=(1.0, 2.0, 4.0))
     watch = gpu.stopwatch(flush=False)
     marks = [watch.mark() for _ in range(3)]
     assert runtime.calls == []  # nothing waits before all is done
@@ -117,23 +112,31 @@ def freezing() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("freezing")
-def test_a_shard_is_measured_or_refused_for_want_of_memory() -> None:
+def test_a_shard_is_measured_or_refused_for_want_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CudaBackend, "reference_samples", 64)  # the reference runs on a core here
     small = Shard.of_tables([EmbeddingTable("small", 100, 16, 4.0)])
     large = Shard.of_tables([EmbeddingTable("large", 100_000, 64, 4.0)])
     settings, quick = MeasureSettings(32), TimingOptions(precision=0.2, max_iterations=9)
-    gpu, runtime = backend(even_split_ms=(9.0, 1.0, 2.0, 3.0), free_bytes=2**20)
+    gpu, runtime = backend(pace_ms=(9.0, 1.0, 2.0, 1.0, 3.0), free_bytes=2**20)
     benchmark = DeviceBenchmark(gpu, PLACE)
     info, _ = benchmark.describe()
-    assert info == DeviceInfo("gpu1@m0", "cuda", socket.gethostname(), FINGERPRINT, 85_028_765_696)
-    measured, refused = benchmark.measure(
-        [Order(small, settings, quick), Order(large, settings, quick)]
+    assert info == DeviceInfo(
+        "gpu-0a1b2c3d@m0", "cuda", socket.gethostname(), FINGERPRINT, 85_028_765_696
+    )
+    wide = Shard.of_tables([EmbeddingTable("wide", 8, 2052, 1.0)])
+    measured, refused, too_wide = benchmark.measure(
+        [Order(shard, settings, quick) for shard in (small, large, wide)]
     )
     assert measured.timing is not None
     assert (measured.timing.forward_ms, measured.timing.backward_ms) == (2.0, 3.0)
-    assert (measured.timing.reference_level, measured.hardware) == (None, FINGERPRINT)
+    assert measured.timing.reference_level == ReferenceLevel(2.0, 3.0)
+    assert measured.hardware == FINGERPRINT
     assert (refused.status, refused.throttled) == ("refused", 0.0)
-    assert "gpu1@m0 has 1,048,576" in refused.reason
-    assert runtime.calls.count("empty_cache") == 2  # they do not fit together
+    assert "gpu-0a1b2c3d@m0 has 1,048,576" in refused.reason
+    assert too_wide.reason == "fbgemm takes at most 2,048 columns of a table on this device"
+    assert runtime.calls.count("empty_cache") == 3  # no two fit together
     assert benchmark.peak_bytes() == 7
 
 

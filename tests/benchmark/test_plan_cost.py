@@ -55,14 +55,14 @@ def test_a_step_is_what_its_objective_says() -> None:
     costs = [(9.0, 1.0, 1.0), (2.0, 2.0, 1.0), (3.0, 8.0, 4.0)]
     devices = tuple(DeviceCost("d", 1, 1, f, b, a, a, 0.0) for f, b, a in costs)
     link = Link(1e9)
-    for objective, step, mean in (
-        (Objective("operators", link), 9 + 8 + 4 + 4, (14 + 11 + 6 + 6) / 3),
-        (Objective("pipelined", link), 9 + 8 + 4 + 4, (14 + 11 + 6 + 6) / 3),
-        (Objective("step", dense_ms=5.0), 9 + 8 + 5, (14 + 11) / 3 + 5),
-        (Objective("operators"), 9 + 8, (14 + 11) / 3),
-        (Objective("compute"), 11, 25 / 3),
+    for objective, common, step, mean in (
+        (Objective("operators", link), 0, 9 + 8 + 4 + 4, (14 + 11 + 6 + 6) / 3),
+        (Objective("pipelined", link), 0, 9 + 8 + 4 + 4, (14 + 11 + 6 + 6) / 3),
+        (Objective("step"), 5, 9 + 8 + 5, (14 + 11) / 3 + 5),
+        (Objective("operators"), 0, 9 + 8, (14 + 11) / 3),
+        (Objective("compute"), 0, 11, 25 / 3),
     ):
-        cost = PlanCost(devices, objective)
+        cost = PlanCost(devices, objective, common_ms=common)
         assert (cost.step_ms, cost.mean_ms) == pytest.approx((step, mean))
         assert cost.balance == pytest.approx(mean / step)
 

@@ -24,7 +24,7 @@ from autoshard.benchmark import (
     TimingOptions,
 )
 from autoshard.benchmark.backends import cpu
-from autoshard.benchmark.core_lock import claimed
+from autoshard.benchmark.device_lock import claimed
 from autoshard.benchmark.hardware import physical_cores
 from autoshard.workload import CostOracle, EmbeddingTable, Shard, Trace, load_tables, random_shards
 
@@ -242,7 +242,7 @@ def test_an_all_to_all_waits_for_a_core_that_another_pool_holds(make_pool: MakeP
         pytest.skip("an all-to-all needs two devices, and only cores are shared")
     pool, told = make_pool(), list[str]()
     with ThreadPoolExecutor() as threads:
-        with claimed(physical_cores()[-1], "another pool", 2.0):
+        with claimed(f"core {physical_cores()[-1]}", "another pool", 2.0):
             asked = threads.submit(pool.exchange, [8] * len(devices), 512)
             wait_until(
                 "a notice",

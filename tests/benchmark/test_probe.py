@@ -191,10 +191,11 @@ def test_rows_of_a_pass_are_distinct_and_others_in_each_turn() -> None:
 def test_a_gpu_is_probed_by_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch)
     monkeypatch.setattr(CudaBackend, "probe_bytes", 2**21)
-    runtime = SimulatedRuntime(even_split_ms=(1.0, 2.0, 3.0, 5.0))
+    monkeypatch.setattr(CudaBackend, "reference_samples", 64)
+    runtime = SimulatedRuntime(pace_ms=(1.0, 2.0, 3.0, 2.0, 5.0))
     found = run_probe(CudaBackend(runtime), seconds=600.0)  # type: ignore[arg-type]
     assert found.kind == "cuda"
-    assert found.reference_level is None
+    assert found.reference_level == ReferenceLevel(3.0, 5.0)
     assert found.system == SystemReport((CacheReport(2, 50 * MIB, None),))
     for each in found.working_sets:
         assert each.copy_gb_s is not None

@@ -94,7 +94,7 @@ def test_coefficients_are_found_again() -> None:
         (4, 2, 8192),
         (5, 3, 64),
     ):
-        task = task_of(seed, ranks, batch_size)
+        task = replace(task_of(seed, ranks, batch_size), objective=Objective())
         for plan in islice(random_plans(task, seed), 4):
             loads = np.stack([
                 loads_of(() if shard is None else shard.pieces, batch_size)

@@ -1,4 +1,4 @@
-"""A lock for each core, so that pools of one machine take turns to measure on it.
+"""A lock for each device, so that pools of one machine take turns to measure on it.
 
 It is a lock on a file, which the system releases when its holder ends. The holder writes its
 description into the file, for the messages of others.
@@ -19,27 +19,27 @@ _LOOK_EVERY_S = 0.01  # a look takes microseconds of the core that is being meas
 
 
 class DeviceBusy(Exception):  # noqa: N818 - a state of affairs, not an error
-    """Another pool on this machine is measuring on the same core."""
+    """Another pool on this machine is measuring on the same device."""
 
 
 @contextmanager
-def claimed(core: int, label: str, patience_s: float) -> Iterator[None]:
-    """Holds a core while the block runs; waits up to `patience_s` for it.
+def claimed(device: str, label: str, patience_s: float) -> Iterator[None]:
+    """Holds a device while the block runs; waits up to `patience_s` for it.
 
     Pools of one user see each other if they share the folder for temporary files.
 
     Args:
-        core: Number of the core.
+        device: Name of the device on this machine, such as `core 3`.
         label: Description of the holder, for messages of others.
         patience_s: Seconds to wait.
 
     Raises:
-        DeviceBusy: The core did not become free; the message describes its holder.
+        DeviceBusy: The device did not become free; the message describes its holder.
     """
-    folder = Path(tempfile.gettempdir()) / f"autoshard-cores-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / f"autoshard-devices-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     # Opened to append: opening to write would erase the description of another holder.
-    with open(folder / f"core{core}.lock", "a+b", buffering=0) as lock:
+    with open(folder / f"{device.replace(' ', '')}.lock", "a+b", buffering=0) as lock:
         deadline = time.monotonic() + patience_s
         while True:
             try:
@@ -47,7 +47,7 @@ def claimed(core: int, label: str, patience_s: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() >= deadline:
-                    where = f"core {core} of {socket.gethostname()}"
+                    where = f"{device} of {socket.gethostname()}"
                     raise DeviceBusy(f"{where} is held by {_holder(lock)}") from None
             time.sleep(_LOOK_EVERY_S)
         _write(lock, json.dumps({"label": label, "process": os.getpid(), "since": time.time()}))

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import ray
 
-from autoshard.benchmark.core_lock import DeviceBusy, claimed, this_pool
+from autoshard.benchmark.device_lock import DeviceBusy, claimed, this_pool
 
-CORE = 10_000  # which no machine has: nobody else is kept from measuring
+CORE, OTHER = "core 10000", "core 10001"  # no machine has them: nobody is kept from measuring
 
 
 @pytest.fixture(autouse=True)
@@ -21,20 +21,20 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
 
 
-def told(core: int = CORE) -> str:
+def told(device: str = CORE) -> str:
     """What one is told who finds the core held."""
-    with pytest.raises(DeviceBusy) as raised, claimed(core, "late", patience_s=0):
+    with pytest.raises(DeviceBusy) as raised, claimed(device, "late", patience_s=0):
         pass
     return str(raised.value)
 
 
 def test_a_held_core_says_who_holds_it_and_since_when() -> None:
-    where = re.escape(f"core {CORE} of {socket.gethostname()} is held by")
-    with claimed(CORE, "the pool of A", 0), claimed(CORE + 1, "the pool of B", 0):
+    where = re.escape(f"{CORE} of {socket.gethostname()} is held by")
+    with claimed(CORE, "the pool of A", 0), claimed(OTHER, "the pool of B", 0):
         for _ in range(2):  # who asked in vain has not written over it
             pattern = rf"{where} the pool of A \(process {os.getpid()}, for \d+ s\)"
             assert re.fullmatch(pattern, told())
-        assert "the pool of B" in told(CORE + 1)
+        assert "the pool of B" in told(OTHER)
     with claimed(CORE, "next", patience_s=0):
         assert "next" in told()
 
@@ -50,15 +50,15 @@ def test_after_an_error_a_core_is_free_and_its_file_names_nobody(tmp_path: Path)
 HOLD = """
 import sys, tempfile, time
 tempfile.tempdir = sys.argv[1]
-from autoshard.benchmark.core_lock import claimed
-with claimed(int(sys.argv[2]), "a pool with a long label that is killed", 0):
+from autoshard.benchmark.device_lock import claimed
+with claimed(sys.argv[2], "a pool with a long label that is killed", 0):
     print("held", flush=True)
     sys.stdin.read()
 """
 
 
 def start_holder() -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", HOLD, tempfile.gettempdir(), str(CORE)]
+    command = [sys.executable, "-c", HOLD, tempfile.gettempdir(), CORE]
     pipe = subprocess.PIPE
     holder = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
     assert holder.stdout is not None
