@@ -17,11 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayError
 
-from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line
-from autoshard.benchmark.exchanging import measure_exchange
+from autoshard.benchmark.exchanging import measure_exchange, wait_until_free
 from autoshard.benchmark.fleet import Fleet, PoolDevice, PoolError
 from autoshard.benchmark.hardware import DeviceInfo, machine_id
 from autoshard.benchmark.jobs import MAX_INTERLEAVED, Job, JobQueue, Request
@@ -35,7 +34,7 @@ from autoshard.benchmark.measurement import (
 )
 from autoshard.benchmark.probe import MachineProbe
 from autoshard.benchmark.process import at_usual_priority
-from autoshard.benchmark.serving import BUSY_WAIT_SECONDS, Server
+from autoshard.benchmark.serving import Server
 from autoshard.benchmark.store import MeasurementStore
 from autoshard.benchmark.store_file import StoreError
 from autoshard.workload import Shard
@@ -117,6 +116,17 @@ class PoolCoordinator:
     async def make(self) -> tuple[str, str]:
         """Returns hardware and library versions of the devices that measure."""
         return self._fleet.main_make
+
+    async def hand_over(self) -> str:
+        """Releases the devices for others until the pool is asked again; returns what prevents it.
+
+        That is empty if they are released.
+        """
+        if len(self._jobs) or self._exchanging.locked() or self._probing.locked():
+            return f"it measures, and {len(self._jobs)} shards wait"
+        self._last_used = -math.inf
+        self._fleet.release()
+        return ""
 
     async def cancel_device_requests(self) -> None:
         """Withdraws requests to the autoscaler, which would outlive the pool."""
@@ -360,7 +370,7 @@ class PoolCoordinator:
             for device in devices:
                 await claims.enter_async_context(device.exclusive)
             try:
-                await self._all_free(devices, key.ranks)
+                await wait_until_free(devices, key.ranks, self._time_limit_s, self._fleet.report)
                 found = await asyncio.wait_for(
                     measure_exchange(key, devices, hardware, versions), self._time_limit_s
                 )
@@ -371,35 +381,6 @@ class PoolCoordinator:
                 raise MeasurementError(reason) from None
             store.put_exchange(found)
             return found
-
-    async def _all_free(self, devices: list[PoolDevice], ranks: int) -> None:
-        """Waits for cores that other pools hold, before any rank waits for one that cannot start.
-
-        Cores are not reserved: an all-to-all fails if one is taken for long afterwards.
-        """
-        deadline = time.monotonic() + self._time_limit_s
-        holder = await _holder(devices, self._time_limit_s)
-        if holder is not None:
-            self._fleet.report(f"an all-to-all had to wait: {holder}")
-        while holder is not None:
-            if time.monotonic() > deadline:
-                raise MeasurementError(
-                    f"an all-to-all among {ranks} ranks cannot be measured: {holder}"
-                )
-            await asyncio.sleep(BUSY_WAIT_SECONDS)
-            holder = await _holder(devices, self._time_limit_s)
-
-
-async def _holder(devices: list[PoolDevice], time_limit_s: float) -> str | None:
-    """Returns the description of another pool that holds one of these devices, if any does."""
-    looks = asyncio.gather(*(device.call("check_free") for device in devices))
-    try:
-        await asyncio.wait_for(looks, time_limit_s)
-    except RayTaskError as error:
-        if not isinstance(error.cause, DeviceBusy):
-            raise
-        return str(error.cause)
-    return None
 
 
 def _repeats_so_far(known: Measurement) -> int:

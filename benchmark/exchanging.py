@@ -4,8 +4,12 @@ import asyncio
 import statistics
 import time
 import uuid
+from collections.abc import Callable
+
+from ray.exceptions import RayTaskError
 
 from autoshard.benchmark.backends import backend_of
+from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.fleet import PoolDevice
 from autoshard.benchmark.measurement import (
     Exchange,
@@ -14,6 +18,7 @@ from autoshard.benchmark.measurement import (
     MeasurementError,
     RankTimes,
 )
+from autoshard.benchmark.serving import BUSY_WAIT_SECONDS
 from autoshard.benchmark.statistics import median_spread
 
 _ITERATIONS = 40  # iterations of a round, at whose start ranks find each other: some 0.2 s
@@ -52,6 +57,38 @@ async def measure_exchange(
         iterations=len(forward[0]),
         measured_at=time.time(),
     )
+
+
+async def wait_until_free(
+    devices: list[PoolDevice], ranks: int, time_limit_s: float, report: Callable[[str], None]
+) -> None:
+    """Waits for devices that other pools hold, before any rank waits for one that cannot start.
+
+    Devices are not reserved: an all-to-all fails if one is taken for long afterwards.
+    """
+    deadline = time.monotonic() + time_limit_s
+    holder = await _holder(devices, time_limit_s)
+    if holder is not None:
+        report(f"an all-to-all had to wait: {holder}")
+    while holder is not None:
+        if time.monotonic() > deadline:
+            raise MeasurementError(
+                f"an all-to-all among {ranks} ranks cannot be measured: {holder}"
+            )
+        await asyncio.sleep(BUSY_WAIT_SECONDS)
+        holder = await _holder(devices, time_limit_s)
+
+
+async def _holder(devices: list[PoolDevice], time_limit_s: float) -> str | None:
+    """Returns the description of another pool that holds one of these devices, if any does."""
+    looks = asyncio.gather(*(device.call("check_free") for device in devices))
+    try:
+        await asyncio.wait_for(looks, time_limit_s)
+    except RayTaskError as error:
+        if not isinstance(error.cause, DeviceBusy):
+            raise
+        return str(error.cause)
+    return None
 
 
 async def _round(key: ExchangeKey, devices: list[PoolDevice]) -> list[RankTimes]:

@@ -10,6 +10,7 @@ from autoshard.workload import UserError
 
 # fbgemm's libraries link against one minor release of torch; any other fails inside the loader.
 _TORCH_OF_FBGEMM = {"1.8": "2.13", "1.7": "2.12", "1.6": "2.11"}
+_OF_DRIVER = ("libnvidia-ml", "libcuda.so")  # libraries that come with NVIDIA's driver
 _DISTRIBUTIONS = ("fbgemm-gpu-cpu", "fbgemm-gpu")
 
 
@@ -62,6 +63,11 @@ def training_ops() -> ModuleType:
         return importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
     except (ImportError, OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:160]
+        if any(library in reason for library in _OF_DRIVER):
+            raise InstallationError(
+                f"{installed_fbgemm()[0]} {fbgemm} needs NVIDIA's driver, which is not installed "
+                f"here ({reason}): install it, or fbgemm's CPU build with EXTRA=cpu"
+            ) from error
         raise InstallationError(
             f"fbgemm {fbgemm} cannot be loaded with torch {torch} ({reason}): install both again "
             "from the same index, both for the CPU or both for CUDA"

@@ -26,7 +26,8 @@ from autoshard.benchmark.measurement import (
 )
 from autoshard.benchmark.probe import MachineProbe
 from autoshard.benchmark.repeats import own_error
-from autoshard.benchmark.store import COLUMNS, MeasurementStore, unpack_ids
+from autoshard.benchmark.store import MeasurementStore
+from autoshard.benchmark.store_rows import COLUMNS, unpack_ids
 from autoshard.workload import (
     EmbeddingTable,
     FieldError,

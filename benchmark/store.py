@@ -8,10 +8,8 @@ of piece ids, which keeps the file small and reading fast.
 import json
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,19 +26,12 @@ from autoshard.benchmark.measurement import (
 )
 from autoshard.benchmark.probe import MachineProbe
 from autoshard.benchmark.process import collector_paused
-from autoshard.benchmark.repeats import deviation_of_repeats, merged, own_error
+from autoshard.benchmark.repeats import deviation_of_repeats, merged
 from autoshard.benchmark.store_file import StoreError
-from autoshard.workload import EmbeddingTable, OperatorOptions, Piece, Shard, documents
-from autoshard.workload.operators import Optimizer, Weights
+from autoshard.benchmark.store_rows import COLUMNS, KEY, key_of, measurement_of, row_of
+from autoshard.workload import EmbeddingTable, Piece, Shard, documents
 
-COLUMNS = (
-    "batch_size", "weights", "optimizer", "seed", "hardware", "versions", "slices", "status",
-    "reason", "forward_ms", "backward_ms", "spread", "iterations", "disturbed", "foreign_load",
-    "operator_seconds", "device", "node", "measured_at", "quiet_forward_ms", "quiet_backward_ms",
-    "forward_spread", "backward_spread",
-)  # fmt: skip
-_KEY = ("shard", "batch_size", "weights", "optimizer", "seed", "hardware", "versions")
-_OF_KEY = f"WHERE {' AND '.join(f'{column} = ?' for column in _KEY)}"
+_OF_KEY = f"WHERE {' AND '.join(f'{column} = ?' for column in KEY)}"
 _ROW = f"SELECT {', '.join(COLUMNS)} FROM measurements"  # noqa: S608
 # The reference level is that of a store's first measurements: it must not move once costs are
 # published.
@@ -106,11 +97,12 @@ class MeasurementStore:
         """Stores measurements. Failed or refused ones are kept only while a shard has no cost."""
         with self._reporting(), self._writing():
             for new in measurements:
-                key = _key_of(new.shard, new.settings, new.hardware, new.versions)
+                key = key_of(new.shard, new.settings, new.hardware, new.versions)
                 self._db.execute(f"DELETE FROM measurements {_OF_KEY} AND status != 'ok'", key)  # noqa: S608
                 if not new.ok and self._holds(_OF_KEY, key):
                     continue
-                row = (new.shard.digest, *self._row(new))
+                ids = [self._piece_id(piece) for piece in new.shard.pieces]
+                row = (new.shard.digest, *row_of(new, ids))
                 marks = ", ".join("?" * len(row))
                 self._db.execute(
                     f"INSERT OR REPLACE INTO measurements (shard, {', '.join(COLUMNS)}) "  # noqa: S608
@@ -120,7 +112,7 @@ class MeasurementStore:
 
     def has(self, measurement: Measurement) -> bool:
         """Returns whether this measurement is stored; without a cost, whether its shard is."""
-        key = _key_of(
+        key = key_of(
             measurement.shard, measurement.settings, measurement.hardware, measurement.versions
         )
         where = _OF_KEY
@@ -138,13 +130,14 @@ class MeasurementStore:
         self, shard: Shard, settings: MeasureSettings, hardware: str, versions: str
     ) -> Measurement | None:
         """Returns the merged repeat measurements of a shard, or None."""
-        key = _key_of(shard, settings, hardware, versions)
+        key = key_of(shard, settings, hardware, versions)
         with self._reporting():
             rows = self._db.execute(f"{_ROW} {_OF_KEY} ORDER BY id", key).fetchall()
         if not rows:
             return None
         return merged(
-            [self._measurement(row, shard) for row in rows], self.deviation(hardware, versions)
+            [measurement_of(row, {}, self.level, shard) for row in rows],
+            self.deviation(hardware, versions),
         )
 
     def level(self, hardware: str, versions: str) -> ReferenceLevel | None:
@@ -189,7 +182,7 @@ class MeasurementStore:
 
     def _repeats(self, hardware: str, versions: str) -> list[list[Timing]]:
         """Returns the timings of shards with several measurements."""
-        names = ", ".join(_KEY[:5])
+        names = ", ".join(KEY[:5])
         with self._reporting():
             rows = self._db.execute(
                 f"{_ROW} JOIN (SELECT {names} FROM measurements WHERE hardware = ? AND "  # noqa: S608
@@ -201,7 +194,7 @@ class MeasurementStore:
         self.pieces()
         repeats: dict[tuple[str, MeasureSettings], list[Timing]] = {}
         for row in rows:
-            found = self._measurement(row)
+            found = measurement_of(row, self._pieces, self.level)
             if found.timing is not None:
                 repeats.setdefault((found.shard.digest, found.settings), []).append(found.timing)
         return list(repeats.values())
@@ -222,7 +215,7 @@ class MeasurementStore:
             deviations: dict[tuple[str, str], Directions] = {}
             found = []
             for row in rows:
-                measurement = self._measurement(row)
+                measurement = measurement_of(row, self._pieces, self.level)
                 make = (measurement.hardware, measurement.versions)
                 if make not in deviations:
                     deviations[make] = self.deviation(*make)
@@ -241,24 +234,6 @@ class MeasurementStore:
                 self._pieces[number] = Piece(table, start, width)
         return self._pieces
 
-    def _row(self, measurement: Measurement) -> tuple[Any, ...]:
-        settings, timing = measurement.settings, measurement.timing
-        timed = (
-            (timing.forward_ms, timing.backward_ms, timing.spread.both, timing.iterations,
-             timing.disturbed, timing.foreign_load, timing.operator_seconds)
-            if timing else (None,) * 7
-        )  # fmt: skip
-        level = None if timing is None else timing.reference_level
-        reference_level = (None, None) if level is None else (level.forward_ms, level.backward_ms)
-        spreads = (None, None) if timing is None else timing.spread[:2]
-        ids = [self._piece_id(piece) for piece in measurement.shard.pieces]
-        return (
-            settings.batch_size, settings.operator.weights, settings.operator.optimizer,
-            settings.seed, measurement.hardware, measurement.versions, pack_ids(ids),
-            measurement.status, measurement.reason, *timed, measurement.device, measurement.node,
-            measurement.measured_at, *reference_level, *spreads,
-        )  # fmt: skip
-
     def _piece_id(self, piece: Piece) -> int:
         key = (piece.digest, piece.table.name, piece.table.dim, piece.start)
         if key not in self._piece_ids:
@@ -271,27 +246,6 @@ class MeasurementStore:
                 "SELECT id FROM slices WHERE table_json = ? AND start = ? AND width = ?", row
             ).fetchone()
         return self._piece_ids[key]
-
-    def _measurement(self, row: Sequence[Any], shard: Shard | None = None) -> Measurement:
-        (batch_size, weights, optimizer, seed, hardware, versions, pieces, status, reason,
-         forward_ms, backward_ms, both_spread, *timed, device, node, measured_at, quiet_forward_ms,
-         quiet_backward_ms, forward_spread, backward_spread) = row  # fmt: skip
-        if shard is None:
-            known = self._pieces
-            shard = Shard.in_order(tuple([known[number] for number in unpack_ids(pieces)]))
-        timing = None
-        if status == "ok":
-            level = None
-            if quiet_forward_ms is not None:
-                level = ReferenceLevel(quiet_forward_ms, quiet_backward_ms, method_of(versions))
-            spread = Directions.of(both_spread, forward_spread, backward_spread)
-            own = Timing(forward_ms, backward_ms, spread, *[*timed, level])
-            common = self.level(hardware, versions)
-            timing = replace(own.normalized_to(common), error=own_error(own, common))
-        return Measurement(
-            shard, _settings(batch_size, weights, optimizer, seed), hardware, versions, status,
-            device, node, measured_at, timing, reason, True,
-        )  # fmt: skip
 
     # --- all-to-all -----------------------------------------------------------------------------
 
@@ -404,30 +358,3 @@ class MeasurementStore:
             self._levels.clear()
             raise
         self._db.execute("COMMIT")
-
-
-@lru_cache(maxsize=256)
-def _settings(
-    batch_size: int, weights: Weights, optimizer: Optimizer, seed: int
-) -> MeasureSettings:
-    return MeasureSettings(batch_size, OperatorOptions(weights, optimizer), seed)
-
-
-def _key_of(
-    shard: Shard, settings: MeasureSettings, hardware: str, versions: str
-) -> tuple[Any, ...]:
-    """Returns the values of _KEY."""
-    return (
-        shard.digest, settings.batch_size, settings.operator.weights, settings.operator.optimizer,
-        settings.seed, hardware, versions,
-    )  # fmt: skip
-
-
-def pack_ids(ids: Sequence[int]) -> bytes:
-    """Packs piece ids for the store: 32-bit, little-endian."""
-    return struct.pack(f"<{len(ids)}i", *ids)
-
-
-def unpack_ids(packed: bytes) -> tuple[int, ...]:
-    """Returns the ids that `pack_ids` packed."""
-    return struct.unpack(f"<{len(packed) // 4}i", packed)

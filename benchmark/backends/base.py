@@ -135,7 +135,7 @@ class DeviceBackend(ABC):
     max_ranks: ClassVar[float]  # ranks that one device can run at the same time
     patience_s: ClassVar[float]  # for which a pool waits for its first device
     is_shared: ClassVar[bool]  # other processes, and other ranks, may run on it
-    reference_samples: ClassVar[int]  # batch of the reference operator: short, and long enough
+    reference_samples: int  # batch of the reference operator: short, and long enough
     num_gpus: ClassVar[int] = 0  # Ray GPUs that an actor holds
     lookup_bytes: ClassVar[int] = 0  # that an operator takes for each lookup while it runs
     probe_bytes: ClassVar[int]  # of rows in one pass of a probe: enough to keep the device busy

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     import torch
 
 
+# Architectures for which fbgemm-gpu has code: there is none that drivers could translate.
+_ANY_MINOR, _CODE = 8, ((9, 0), (10, 0))
+_DRIVERS = {"12": "525", "13": "580"}  # by the major version of CUDA
+
+
 class CudaRuntime:
     """The parts of torch, NCCL and NVML that `CudaBackend` uses, on the one visible GPU.
 
@@ -31,6 +36,7 @@ class CudaRuntime:
 
     operator = OperatorPlacement("DEVICE", "CUDA", "WARNING")
     collectives = "nccl"
+    reference_samples = 16_384
 
     @property
     def device(self) -> "torch.device":
@@ -38,6 +44,13 @@ class CudaRuntime:
         import torch
 
         return torch.device("cuda", 0)
+
+    @property
+    def build(self) -> str | None:
+        """Version of CUDA that torch is built for; None if for CPUs alone."""
+        import torch
+
+        return torch.version.cuda
 
     @property
     def cuda(self) -> Any:
@@ -85,13 +98,14 @@ class CudaBackend(DeviceBackend):
     patience_s = 900.0  # a cloud takes minutes to start a machine with GPUs
     num_gpus = 1
     probe_bytes = 2**28
-    reference_samples = 16_384
     lookup_bytes = 52  # the backward pass sorts lookups by row
     max_width = 2048  # columns of a table that fbgemm's operator accepts
 
     def __init__(self, runtime: CudaRuntime | None = None) -> None:
         self._runtime = runtime or CudaRuntime()
         self.operator, self.collectives = self._runtime.operator, self._runtime.collectives
+        self.reference_samples = self._runtime.reference_samples
+        self._own: frozenset[int] = frozenset()
 
     @property
     def device(self) -> "torch.device":
@@ -132,12 +146,32 @@ class CudaBackend(DeviceBackend):
         return SystemReport((l2,), clock_mhz=clock_khz / 1e3 if clock_khz else None)
 
     def bind(self, place: Place) -> None:  # noqa: ARG002
-        """Makes the GPU the default device; UserError if torch cannot use it."""
-        if not self.is_here():
-            raise UserError(
-                "torch cannot use CUDA here: it takes an NVIDIA driver and a CUDA build"
-            )
+        """Makes the GPU the default device; UserError if torch or fbgemm cannot use it."""
+        if (problem := self.problem()) is not None:
+            raise UserError(problem)
+        before = self._runtime.processes()
         self._runtime.cuda.set_device(self.device)
+        self._runtime.buffer(1)  # makes this process one of the GPU's
+        self._own = frozenset(self._runtime.processes() - before)
+
+    def problem(self) -> str | None:
+        """Returns why nothing can run on the GPU, and what to do about it; None if it can."""
+        build = self._runtime.build
+        if build is None:
+            return "torch is a build for CPUs: install autoshard with EXTRA=gpu"
+        if not self.is_here():
+            return (
+                f"torch finds no NVIDIA GPU that it can use: its build for CUDA {build} needs "
+                f"driver {_DRIVERS.get(build.partition('.')[0], 'of that version')} or newer "
+                "(nvidia-smi prints the driver that is here)"
+            )
+        found = self._properties()
+        if found.major != _ANY_MINOR and (found.major, found.minor) not in _CODE:
+            return (
+                f"fbgemm-gpu has no code for {found.name} (sm_{found.major}{found.minor}): its "
+                "builds are for sm_80 to sm_89, sm_90 and sm_100 (A100, L4, H100, B200 and alike)"
+            )
+        return None
 
     def name_of(self, place: Place) -> str:
         """Returns the name with the GPU's identity: a number may stand for another one tomorrow."""
@@ -172,7 +206,7 @@ class CudaBackend(DeviceBackend):
     ) -> CudaStopwatch:
         """Returns a stopwatch of the GPU."""
         flush_bytes = self._properties().L2_cache_size * 2 if flush else 0
-        return CudaStopwatch(self._runtime, flush_bytes, references)
+        return CudaStopwatch(self._runtime, flush_bytes, references, self._own)
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         """Returns a process group of NCCL."""

@@ -9,7 +9,7 @@ repeated with a longer one.
 import itertools
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -52,6 +52,7 @@ class CudaStopwatch(Stopwatch):
         runtime: The GPU, whose current stream is timed.
         flush_bytes: Bytes to write to flush its cache; 0 to leave it alone.
         references: Operators to run beside iterations, in turn.
+        own: What NVML calls this process: in a container it has another number there.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class CudaStopwatch(Stopwatch):
         runtime: Stream,
         flush_bytes: int,
         references: Sequence[TimedOperator] = (),
+        own: Collection[int] = (),
     ) -> None:
         super().__init__()
         self._runtime = runtime
@@ -66,6 +68,7 @@ class CudaStopwatch(Stopwatch):
         self._flushes_ms: deque[float] = deque(maxlen=_FLUSHES)
         self._references = itertools.cycle(references)
         self._wait_cycles = _FIRST_WAIT
+        self._own = {os.getpid(), *own}
 
     def iteration(self, subject: TimedOperator) -> Iteration:
         """Times one forward and backward pass.
@@ -105,7 +108,7 @@ class CudaStopwatch(Stopwatch):
 
     def foreign_load(self) -> float:
         """Returns 1.0 if another process is on the GPU (NVML does not say how much), else 0.0."""
-        return 1.0 if self._runtime.processes() - {os.getpid()} else 0.0
+        return 1.0 if self._runtime.processes() - self._own else 0.0
 
     def mark(self) -> Any:
         """Returns an event in the current stream."""

@@ -39,6 +39,10 @@ class RehearsalRank:
         self._turns: Any = None
         self._drawn_for: Any = None
 
+    def free_bytes(self) -> int:
+        """Returns the memory that the device has left."""
+        return self._backend.free_bytes()
+
     def make(self) -> tuple[str, str]:
         """Returns hardware, and versions of libraries."""
         from torchrec import __version__

@@ -13,6 +13,7 @@ from autoshard.benchmark.backends import RequestedKind, best_backend, requested_
 from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
 from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line, nodes_that_measure, reports_of
+from autoshard.benchmark.pool import find_pool
 from autoshard.benchmark.rehearsal.kept import KeptRehearsals
 from autoshard.benchmark.rehearsal.rank import RehearsalRank
 from autoshard.benchmark.rehearsal.times import Loop, RankReport, Rehearsal, Round
@@ -24,7 +25,7 @@ ROUND_STEPS = 10  # steps of a plan in a round of several
 _ROUND_WARM_UP = 3  # after which the caches hold nothing of the plan before
 MIN_ROUNDS = 3
 _PROCESS_BYTES = 600 * 2**20  # of a rank with its libraries, before it has tables
-_UNKNOWN_BYTES = 2**50  # memory of a GPU, which fails itself if something does not fit
+_START_S = 180.0  # for which ranks wait for devices that others hold
 _GRACE_S = 5.0  # for the errors of other ranks, one of which may be the cause
 
 
@@ -71,6 +72,8 @@ class RankGroup:
         self.backend = requested_backend(kind) or best_backend(nodes.values())
         self.loop = loop
         self.places = _places(ranks, self.backend, nodes)
+        if self.backend.num_gpus:
+            _take_over()
         on_one_machine = len({place.owner for place in self.places}) == 1
         by_default = self.backend.is_shared and on_one_machine and ranks > 1
         self.in_turns = by_default if in_turns is None else in_turns
@@ -79,6 +82,7 @@ class RankGroup:
         try:
             for rank, place in enumerate(self.places):
                 self._actors.append(self._start(rank, place))
+            self._wait_until_started()
             host, port = self._ask_first("open_rendezvous")
             self._all("join", host, port, self.in_turns)
         except BaseException:
@@ -87,7 +91,7 @@ class RankGroup:
 
     def devices(self) -> tuple[Device, ...]:
         """Returns the ranks as devices, with the memory of each."""
-        return tuple(Device(p.name, p.memory_bytes or _UNKNOWN_BYTES) for p in self.places)
+        return tuple(Device(place.name, place.memory_bytes) for place in self.places)
 
     def prepare(self, name: str, task: ShardingTask, plan: ShardingPlan | None) -> None:
         """Builds the model of a task by a plan; without one, TorchRec's planner decides.
@@ -206,6 +210,23 @@ class RankGroup:
         first = place.unit not in [other.unit for other in self.places[:rank]]
         return actor.remote(rank, len(self.places), self.backend, place, first)
 
+    def _wait_until_started(self) -> None:
+        """Waits until all ranks have their devices, and learns their memory where those know it."""
+        calls = [actor.free_bytes.remote() for actor in self._actors]
+        _, waiting = ray.wait(calls, num_returns=len(calls), timeout=_START_S)
+        if waiting:
+            left = ray.available_resources().get("GPU", 0)
+            raise RankError(
+                f"{len(waiting)} of {len(calls)} ranks got no {self.backend.noun} within "
+                f"{_START_S:.0f} s: {left:g} are free in the Ray cluster (ray list actors --detail "
+                "shows who holds them): let others end, then try again"
+            )
+        free = self._ask(calls)
+        self.places = [
+            replace(place, memory_bytes=place.memory_bytes or number)
+            for place, number in zip(self.places, free, strict=True)
+        ]
+
     def _native_plan(self, task: ShardingTask) -> Any:
         """Returns TorchRec's own plan: by tables, columns, rows, or a copy on each rank."""
         from autoshard.benchmark.rehearsal.model import RehearsedModel
@@ -279,9 +300,22 @@ def _places(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> li
             f"processes alone: at most {fit} fit here, with small tables"
         )
     return [
-        replace(place, memory_bytes=share if backend.is_shared else place.memory_bytes)
+        replace(place, memory_bytes=share if backend.is_shared else 0)
         for place, share in zip(places, shares, strict=True)
     ]
+
+
+def _take_over() -> None:
+    """Has the cluster's pool release its GPUs; UserError while it measures."""
+    pool = find_pool()
+    if pool is None:
+        return
+    busy = ray.get(pool.hand_over.remote())
+    if busy:
+        raise UserError(
+            f"the cluster's pool holds its GPUs ({busy}): let it end, or end it with "
+            "experiments/pool.py stop"
+        )
 
 
 def _error(answer: Any) -> RayError | None:

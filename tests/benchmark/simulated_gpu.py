@@ -22,10 +22,14 @@ class SimulatedRuntime:
         pace_ms: by which its clock goes on from one event to the next, in turn.
         free_bytes: of its memory.
         others: processes on it besides this one.
+        capability: compute capability.
+        own: number of this process for NVML; by default the one that it has.
     """
 
     operator = OperatorPlacement("HOST", "CPU", "NONE")
     collectives = "gloo"
+    build: str | None = "13.0"
+    reference_samples = 64  # the reference runs on a core here
     device = torch.device("cpu")
 
     def __init__(
@@ -33,21 +37,23 @@ class SimulatedRuntime:
         pace_ms: tuple[float, ...] = (1.0,),
         free_bytes: int = 2**36,
         others: frozenset[int] = frozenset(),
+        capability: tuple[int, int] = (9, 0),
+        own: int | None = None,
     ) -> None:
         self.calls: list[str] = []
         self._pace_ms, self._others = pace_ms, others
+        self._own, self._has_context = own or os.getpid(), False
         self._ms, self._events = 0.0, 0
         h100 = SimpleNamespace(
             name="NVIDIA H100 80GB HBM3",
-            uuid="0a1b2c3d-4e5f-0000-0000-000000000001",
-            major=9,
-            minor=0,
+            major=capability[0],
+            minor=capability[1],
             total_memory=85_028_765_696,
             L2_cache_size=50 * 2**20,
         )
         self.cuda = SimpleNamespace(
             is_available=lambda: True,
-            get_device_properties=lambda device: h100,
+            get_device_properties=lambda device: _identified(h100),
             mem_get_info=lambda device: (free_bytes, h100.total_memory),
             max_memory_allocated=lambda device: 7,
             set_device=lambda device: self.calls.append("set_device"),
@@ -57,13 +63,14 @@ class SimulatedRuntime:
         )
 
     def buffer(self, size: int) -> torch.Tensor:
+        self._has_context = True
         return torch.empty(size, dtype=torch.int8)
 
     def wait(self, cycles: int) -> None:
         self.calls.append("wait")
 
     def processes(self) -> set[int]:
-        return {os.getpid(), *self._others}
+        return {*self._others, *([self._own] if self._has_context else [])}
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         return dist.ProcessGroupGloo(store, rank, ranks, timeout)
@@ -73,6 +80,13 @@ class SimulatedRuntime:
         self._ms += self._pace_ms[self._events % len(self._pace_ms)]
         self._events += 1
         return self._ms
+
+
+def _identified(gpu: SimpleNamespace) -> SimpleNamespace:
+    """Which one it is depends on what Ray has assigned to this process."""
+    number = os.environ.get("CUDA_VISIBLE_DEVICES") or "1"
+    gpu.uuid = f"{number:0>8}-4e5f-0000-0000-0a1b2c3d4e5f"
+    return gpu
 
 
 class _Event:

@@ -23,7 +23,7 @@ from autoshard.benchmark.exchanging import measure_exchange
 from autoshard.benchmark.fleet import PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo, NodeReport, cpu_fingerprint
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order, ReferenceLevel
-from autoshard.workload import EmbeddingTable, Shard
+from autoshard.workload import EmbeddingTable, Shard, UserError
 
 PLACE = Place("cuda", "n0", 1, "n0", "gpu1@m0")
 FINGERPRINT = "cuda: NVIDIA H100 80GB HBM3 sm90, 79 GiB"
@@ -64,13 +64,36 @@ def test_bound_to_a_gpu_it_reports_what_the_gpu_reports() -> None:
     assert (gpu.memory_bytes, gpu.free_bytes(), gpu.peak_bytes()) == (85_028_765_696, 2**36, 7)
     gpu.flush(1)
     assert runtime.calls[1:] == ["empty_cache"]
-    assert gpu.name_of(PLACE) == "gpu-0a1b2c3d@m0"
+    assert gpu.name_of(PLACE) == "gpu-00000001@m0"
     with (
         gpu.claim("one cluster"),
         pytest.raises(DeviceBusy, match="is held by one cluster"),
         gpu.claim("another cluster of this machine", patience_s=0),
     ):
         pass
+
+
+def test_a_gpu_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    t4, runtime = backend(capability=(7, 5))
+    with pytest.raises(UserError, match=r"fbgemm-gpu has no code for NVIDIA .* \(sm_75\)"):
+        t4.bind(PLACE)
+    assert runtime.calls == []
+    for capability, fits in (((8, 0), True), ((8, 9), True), ((10, 0), True), ((12, 0), False)):
+        assert (backend(capability=capability)[0].problem() is None) == fits
+    gpu, runtime = backend()
+    monkeypatch.setattr(runtime.cuda, "is_available", lambda: False)
+    assert "its build for CUDA 13.0 needs driver 580 or newer" in str(gpu.problem())
+    monkeypatch.setattr(runtime, "build", None)
+    with pytest.raises(UserError, match="torch is a build for CPUs: install autoshard with EXTRA"):
+        gpu.bind(PLACE)
+
+
+def test_in_a_container_it_does_not_take_itself_for_another() -> None:
+    """NVML has the numbers of the host there."""
+    for others, load in ((frozenset(), 0.0), (frozenset({4}), 1.0)):
+        gpu, _ = backend(others=others, own=31_337)
+        gpu.bind(PLACE)
+        assert gpu.stopwatch().foreign_load() == load
 
 
 def test_a_model_of_gpus_is_compared_with_the_gpu_that_is_here(
@@ -112,10 +135,7 @@ def freezing() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("freezing")
-def test_a_shard_is_measured_or_refused_for_want_of_memory(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(CudaBackend, "reference_samples", 64)  # the reference runs on a core here
+def test_a_shard_is_measured_or_refused_for_want_of_memory() -> None:
     small = Shard.of_tables([EmbeddingTable("small", 100, 16, 4.0)])
     large = Shard.of_tables([EmbeddingTable("large", 100_000, 64, 4.0)])
     settings, quick = MeasureSettings(32), TimingOptions(precision=0.2, max_iterations=9)
@@ -123,7 +143,7 @@ def test_a_shard_is_measured_or_refused_for_want_of_memory(
     benchmark = DeviceBenchmark(gpu, PLACE)
     info, _ = benchmark.describe()
     assert info == DeviceInfo(
-        "gpu-0a1b2c3d@m0", "cuda", socket.gethostname(), FINGERPRINT, 85_028_765_696
+        "gpu-00000001@m0", "cuda", socket.gethostname(), FINGERPRINT, 85_028_765_696
     )
     wide = Shard.of_tables([EmbeddingTable("wide", 8, 2052, 1.0)])
     measured, refused, too_wide = benchmark.measure(
@@ -134,7 +154,7 @@ def test_a_shard_is_measured_or_refused_for_want_of_memory(
     assert measured.timing.reference_level == ReferenceLevel(2.0, 3.0)
     assert measured.hardware == FINGERPRINT
     assert (refused.status, refused.throttled) == ("refused", 0.0)
-    assert "gpu-0a1b2c3d@m0 has 1,048,576" in refused.reason
+    assert "gpu-00000001@m0 has 1,048,576" in refused.reason
     assert too_wide.reason == "fbgemm takes at most 2,048 columns of a table on this device"
     assert runtime.calls.count("empty_cache") == 3  # no two fit together
     assert benchmark.peak_bytes() == 7

@@ -191,7 +191,6 @@ def test_rows_of_a_pass_are_distinct_and_others_in_each_turn() -> None:
 def test_a_gpu_is_probed_by_the_same_names(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch)
     monkeypatch.setattr(CudaBackend, "probe_bytes", 2**21)
-    monkeypatch.setattr(CudaBackend, "reference_samples", 64)
     runtime = SimulatedRuntime(pace_ms=(1.0, 2.0, 3.0, 2.0, 5.0))
     found = run_probe(CudaBackend(runtime), seconds=600.0)  # type: ignore[arg-type]
     assert found.kind == "cuda"

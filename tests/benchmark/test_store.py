@@ -26,7 +26,7 @@ from autoshard.benchmark import (
     read_parquet,
 )
 from autoshard.benchmark.measurement import Directions, ExchangeKey
-from autoshard.benchmark.store import pack_ids, unpack_ids
+from autoshard.benchmark.store_rows import pack_ids, unpack_ids
 from autoshard.workload import (
     EmbeddingTable,
     OperatorOptions,

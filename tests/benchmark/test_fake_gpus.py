@@ -1,0 +1,136 @@
+"""Pool and rehearsal on GPUs of a Ray cluster that exist in numbers only: kernels run on cores.
+
+What is real: Ray's assignment, actors, the pool, the store, TorchRec over gloo.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import ray
+import simulated_gpu
+
+from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, devices
+from autoshard.benchmark.backends.base import DeviceBackend
+from autoshard.benchmark.backends.cuda import CudaBackend
+from autoshard.benchmark.fleet import PoolError
+from autoshard.benchmark.pool import end_pool
+from autoshard.benchmark.rehearsal import rehearsal
+from autoshard.benchmark.rehearsal.rehearsal import Effort, RankError, RankGroup
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    PlanError,
+    Shard,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+    random_shards,
+)
+
+GPUS = 2
+TABLES = tuple(EmbeddingTable(f"t{number}", 200 + number, 16, 3.0) for number in range(4))
+SHARDS = [Shard.of_tables([table]) for table in TABLES]
+SETTINGS = MeasureSettings(64)
+FREE_BYTES = 2**30
+
+
+def fake(kind: str) -> DeviceBackend:
+    runtime = simulated_gpu.SimulatedRuntime((9.0, 1.0, 2.0, 1.0, 3.0), FREE_BYTES)
+    return CudaBackend(runtime)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def gpus(cluster: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A node with GPUs, the only one that measures."""
+    ray.cloudpickle.register_pickle_by_value(simulated_gpu)
+    monkeypatch.setattr(devices, "requested_backend", fake)
+    monkeypatch.setattr(rehearsal, "requested_backend", fake)
+    end_pool()
+    node = cluster.add_node(num_cpus=0, num_gpus=GPUS, resources={"benchmark": 1})  # type: ignore[attr-defined]
+    yield
+    end_pool()
+    cluster.remove_node(node)  # type: ignore[attr-defined]
+    ray.cloudpickle.unregister_pickle_by_value(simulated_gpu)
+
+
+@pytest.fixture
+def pool(gpus: None, tmp_path: Path) -> BenchmarkPool:
+    return BenchmarkPool(tmp_path / "costs.db", "cuda")
+
+
+def task_of(ranks: int = GPUS) -> ShardingTask:
+    return ShardingTask(TABLES, Device.uniform(ranks, 2**40), 64)
+
+
+def test_a_pool_hands_its_gpus_over_to_a_rehearsal_and_gets_them_back(pool: BenchmarkPool) -> None:
+    pytest.importorskip("torchrec")
+    while len(pool.devices()) < GPUS:
+        time.sleep(0.2)
+    first = pool.measure(SHARDS[:2], SETTINGS)
+    assert {answer.timing.forward_ms for answer in first if answer.timing} == {2.0}
+    assert len({answer.device for answer in first}) == GPUS
+    assert {device.kind for device in pool.devices()} == {"cuda"}
+    task = task_of()
+    plans = {"": ShardingPlan.table_wise(task, [0, 1, 0, 1])}
+    with closing(RankGroup(GPUS, "cuda")) as ranks:
+        assert not ranks.in_turns
+        assert [device.memory_bytes for device in ranks.devices()] == [FREE_BYTES] * GPUS
+        found = ranks.train_interleaved(task, plans, Effort(2))[""]
+        assert len(found.rounds) == 2
+        giant = EmbeddingTable("giant", 10**7, 64, 1.0)
+        large = ShardingTask((giant,), task.devices, 64)
+        with pytest.raises(PlanError, match="more than its 1.000 GiB"):  # which the GPU has
+            ranks.prepare("large", large, ShardingPlan.table_wise(large, [0]))
+    again = pool.measure(SHARDS, SETTINGS)
+    assert [answer.reused for answer in again] == [True, True, False, False]
+    pool.close()
+    with MeasurementStore(pool.store) as store:
+        assert len(store) == len(SHARDS)
+
+
+def test_ranks_do_not_wait_for_ever_for_gpus_that_others_hold(
+    gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @ray.remote(num_cpus=0, num_gpus=1)
+    class Trainer:
+        def ready(self) -> bool:
+            return True
+
+    monkeypatch.setattr(rehearsal, "_START_S", 8.0)
+    other = Trainer.remote()
+    assert ray.get(other.ready.remote())
+    with pytest.raises(
+        RankError, match="1 of 2 ranks got no GPU within 8 s: 0 are free in the Ray"
+    ):
+        RankGroup(GPUS, "cuda")
+    ray.kill(other)
+    with pytest.raises(UserError, match="3 ranks need a GPU each, and the cluster has 2"):
+        RankGroup(GPUS + 1, "cuda")
+
+
+def test_a_pool_that_measures_keeps_its_gpus(
+    pool: BenchmarkPool, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    pool.devices()
+    many = random_shards(tables, 200, 4, seed=1)
+    answers = pool.stream(many, SETTINGS)
+    next(answers)
+    with pytest.raises(UserError, match=r"pool holds its GPUs \(it measures, and \d+ shards wait"):
+        RankGroup(GPUS, "cuda")
+    next(answers)  # it goes on
+    answers.close()
+
+
+def test_a_gpu_that_cannot_be_used_is_one_line(
+    gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def old(kind: str) -> DeviceBackend:
+        return CudaBackend(simulated_gpu.SimulatedRuntime(capability=(7, 5)))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(devices, "requested_backend", old)
+    with pytest.raises(PoolError, match=r"gpu0@.*: .*fbgemm-gpu has no code for NVIDIA") as raised:
+        BenchmarkPool(tmp_path / "costs.db", "cuda").devices()
+    assert "\n" not in str(raised.value)
