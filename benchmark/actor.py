@@ -35,6 +35,7 @@ class DeviceBenchmark:
         fbgemm.training_ops()
         self._backend = backend
         self._pool = this_pool()
+        self._ranks: exchange.ExchangeRanks | None = None
         backend.bind(place)
         self._references = reference_operators(backend)
         self._watch = backend.stopwatch(references=self._references)
@@ -89,9 +90,17 @@ class DeviceBenchmark:
         return self._rendezvous.host, self._rendezvous.port
 
     def exchange(self, part: ExchangePart) -> list[RankTimes]:
-        """Runs this device's ranks of an all-to-all."""
+        """Runs a round of this device's ranks of an all-to-all, which meet in the first one."""
         with self._backend.claim(self._pool):
-            return exchange.run_ranks(part, self._backend)
+            if self._ranks is None or self._ranks.part.name != part.name:
+                self._ranks = exchange.ExchangeRanks(part, self._backend)
+            return self._ranks.run()
+
+    def end_exchange(self) -> None:
+        """Ends the ranks of the last all-to-all, at the same time as on other devices."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.close()
 
     def _needed_bytes(self, order: Order) -> int:
         """Returns what building and running a shard takes on this device."""

@@ -361,8 +361,12 @@ class PoolCoordinator:
         hardware, versions = self._fleet.main_make
         store = self._open(Path(store_path))
         async with self._exchanging, contextlib.AsyncExitStack() as claims:
-            devices = self._fleet.measuring()[: len(dims)]
-            key = ExchangeKey(dims, batch_size, len(devices))
+            devices = sorted(self._fleet.measuring(), key=lambda device: device.place.unit)
+            devices = devices[: len(dims)]
+            nodes = list(dict.fromkeys(device.place.owner for device in devices))
+            homes = [nodes.index(devices[n % len(devices)].place.owner) for n in range(len(dims))]
+            several = tuple(homes) if len(nodes) > 1 else ()
+            key = ExchangeKey(dims, batch_size, len(devices), several)
             known = store.find_exchange(key, hardware, versions)
             if known is not None:
                 return known

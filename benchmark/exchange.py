@@ -7,9 +7,9 @@ so.
 """
 
 import datetime
-import threading
-import time
-from typing import Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from autoshard.benchmark.backends.base import DeviceBackend
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, RankTimes
 
+Result = TypeVar("Result")
 _WARM_UP = 3
 _TIMEOUT = datetime.timedelta(seconds=60)
 
@@ -43,57 +44,72 @@ def samples_of_ranks(key: ExchangeKey) -> list[int]:
     return [share + (rank < rest) for rank in range(key.ranks)]
 
 
-def run_ranks(part: ExchangePart, backend: DeviceBackend) -> list[RankTimes]:
-    """Runs the ranks of this device, each in its own thread."""
-    results: dict[int, RankTimes] = {}
-    errors: list[BaseException] = []
+class ExchangeRanks:
+    """The ranks of one device, each in its own thread, which meet once for all rounds.
 
-    def play(rank: int) -> None:
-        try:
-            results[rank] = _play(part, rank, backend)
-        except BaseException as error:  # handed to the caller below
-            errors.append(error)
+    Args:
+        part: The exchange, and which ranks run here.
+        backend: Backend that is bound to the device.
+    """
 
-    threads = [threading.Thread(target=play, args=(rank,)) for rank in part.ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return [results[rank] for rank in part.ranks]
+    def __init__(self, part: ExchangePart, backend: DeviceBackend) -> None:
+        self.part = part
+        self._backend = backend
+        self._watch = backend.stopwatch(flush=False)
+        self._groups = dict(zip(part.ranks, self._in_threads(self._meet), strict=True))
 
+    def run(self) -> list[RankTimes]:
+        """Runs the iterations of a round on all ranks."""
+        return self._in_threads(self._play)
 
-def _play(part: ExchangePart, rank: int, backend: DeviceBackend) -> RankTimes:
-    meeting = dist.TCPStore(part.host, part.port, is_master=False, timeout=_TIMEOUT)
-    store = dist.PrefixStore(part.name, meeting)
-    group, device = backend.process_group(store, rank, part.key.ranks, _TIMEOUT), backend.device
-    samples = samples_of_ranks(part.key)
-    own_dim, own_samples = part.key.dims[rank], samples[rank]
-    columns_out = [own_dim * count for count in samples]  # my columns of everyone's samples
-    columns_in = [dim * own_samples for dim in part.key.dims]  # everyone's columns of my samples
-    computed = torch.ones(max(1, sum(columns_out)), device=device)[: sum(columns_out)]
-    gathered = torch.ones(max(1, sum(columns_in)), device=device)[: sum(columns_in)]
-    received, returned = torch.empty_like(gathered), torch.empty_like(computed)
-    forward, backward = [], []
-    for _ in range(_WARM_UP + part.iterations):
-        forward.append(_timed(group, received, computed, columns_in, columns_out, backend))
-        backward.append(_timed(group, returned, gathered, columns_out, columns_in, backend))
-    return RankTimes(rank, tuple(forward[_WARM_UP:]), tuple(backward[_WARM_UP:]))
+    def close(self) -> None:
+        """Leaves the others, once all have got that far: none is still in an exchange."""
+        self._in_threads(self._leave)
 
+    def _in_threads(self, work: Callable[[int], Result]) -> list[Result]:
+        """Returns the result of each rank."""
+        with ThreadPoolExecutor(len(self.part.ranks)) as threads:
+            return list(threads.map(work, self.part.ranks))
 
-def _timed(
-    group: Any,
-    received: torch.Tensor,
-    sent: torch.Tensor,
-    received_splits: list[int],
-    sent_splits: list[int],
-    backend: DeviceBackend,
-) -> float:
-    """Returns ms from the moment all ranks are ready until this one has received everything."""
-    group.barrier().wait()
-    backend.synchronize()
-    start = time.perf_counter_ns()
-    group.alltoall_base(received, sent, received_splits, sent_splits).wait()
-    backend.synchronize()
-    return (time.perf_counter_ns() - start) / 1e6
+    def _meet(self, rank: int) -> Any:
+        part = self.part
+        meeting = dist.TCPStore(part.host, part.port, is_master=False, timeout=_TIMEOUT)
+        store = dist.PrefixStore(part.name, meeting)
+        return self._backend.process_group(store, rank, part.key.ranks, _TIMEOUT)
+
+    def _leave(self, rank: int) -> None:
+        self._groups[rank].barrier().wait()
+        self._groups[rank].shutdown()
+
+    def _play(self, rank: int) -> RankTimes:
+        key, device = self.part.key, self._backend.device
+        samples = samples_of_ranks(key)
+        own_dim, own_samples = key.dims[rank], samples[rank]
+        columns_out = [own_dim * count for count in samples]  # my columns of everyone's samples
+        columns_in = [dim * own_samples for dim in key.dims]  # everyone's columns of my samples
+        computed = torch.ones(max(1, sum(columns_out)), device=device)[: sum(columns_out)]
+        gathered = torch.ones(max(1, sum(columns_in)), device=device)[: sum(columns_in)]
+        received, returned = torch.empty_like(gathered), torch.empty_like(computed)
+        forward, backward = [], []
+        for _ in range(_WARM_UP + self.part.iterations):
+            forward.append(self._timed(rank, received, computed, columns_in, columns_out))
+            backward.append(self._timed(rank, returned, gathered, columns_out, columns_in))
+        return RankTimes(rank, tuple(forward[_WARM_UP:]), tuple(backward[_WARM_UP:]))
+
+    def _timed(
+        self,
+        rank: int,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_splits: list[int],
+        sent_splits: list[int],
+    ) -> float:
+        """Returns ms from the moment all ranks are ready until this one has received everything."""
+        group = self._groups[rank]
+        group.barrier().wait()
+        self._backend.synchronize()
+        self._watch.hold()
+        start = self._watch.mark()
+        group.alltoall_base(received, sent, received_splits, sent_splits).wait()
+        ((milliseconds, _),) = self._watch.between([start, self._watch.mark()])
+        return milliseconds

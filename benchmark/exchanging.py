@@ -4,7 +4,8 @@ import asyncio
 import statistics
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ray.exceptions import RayTaskError
 
@@ -16,12 +17,11 @@ from autoshard.benchmark.measurement import (
     ExchangeKey,
     ExchangePart,
     MeasurementError,
-    RankTimes,
 )
 from autoshard.benchmark.serving import BUSY_WAIT_SECONDS
 from autoshard.benchmark.statistics import median_spread
 
-_ITERATIONS = 40  # iterations of a round, at whose start ranks find each other: some 0.2 s
+_ITERATIONS = 40  # of a round
 _MAX_ROUNDS = 4
 _PRECISION = 0.05  # ranks wait for each other: their times vary more than an operator's
 
@@ -39,14 +39,28 @@ async def measure_exchange(
     forward: list[list[float]] = [[] for _ in range(key.ranks)]
     backward: list[list[float]] = [[] for _ in range(key.ranks)]
     spread = 1.0
+    host, port = await devices[0].call("open_rendezvous")
+    name = uuid.uuid4().hex
+    parts = [
+        ExchangePart(
+            key=key,
+            ranks=tuple(range(place, key.ranks, len(devices))),
+            host=host,
+            port=port,
+            name=name,
+            iterations=_ITERATIONS,
+        )
+        for place in range(len(devices))
+    ]
     for _ in range(_MAX_ROUNDS):
-        for times in await _round(key, devices):
+        for times in await _on_all(devices, "exchange", [(part,) for part in parts]):
             forward[times.rank] += times.forward_ms
             backward[times.rank] += times.backward_ms
         both = zip(zip(*forward, strict=True), zip(*backward, strict=True), strict=True)
         spread = median_spread([max(map(sum, zip(f, b, strict=True))) for f, b in both])
         if spread <= _PRECISION:
             break
+    await _on_all(devices, "end_exchange", [()] * len(devices))
     return Exchange(
         key=key,
         hardware=hardware,
@@ -91,23 +105,9 @@ async def _holder(devices: list[PoolDevice], time_limit_s: float) -> str | None:
     return None
 
 
-async def _round(key: ExchangeKey, devices: list[PoolDevice]) -> list[RankTimes]:
-    host, port = await devices[0].call("open_rendezvous")
-    name = uuid.uuid4().hex
-    answers = await asyncio.gather(
-        *(
-            device.call(
-                "exchange",
-                ExchangePart(
-                    key=key,
-                    ranks=tuple(range(place, key.ranks, len(devices))),
-                    host=host,
-                    port=port,
-                    name=name,
-                    iterations=_ITERATIONS,
-                ),
-            )
-            for place, device in enumerate(devices)
-        )
-    )
-    return [times for answer in answers for times in answer]
+async def _on_all(
+    devices: list[PoolDevice], method: str, arguments: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """Calls a method of all devices at once, and returns all that their answers hold."""
+    calls = [device.call(method, *each) for device, each in zip(devices, arguments, strict=True)]
+    return [found for answer in await asyncio.gather(*calls) for found in answer or ()]

@@ -245,11 +245,20 @@ class Measurement:
 
 @dataclass(frozen=True)
 class ExchangeKey:
-    """An all-to-all in which rank r computes `dims[r]` columns for the whole batch."""
+    """An all-to-all in which rank r computes `dims[r]` columns for the whole batch.
+
+    Args:
+        dims: Columns of each rank.
+        batch_size: Samples of the batch.
+        devices: Number of devices.
+        nodes: Number of the node of each rank, from 0 in order of ranks; empty if it is the same,
+            because what goes over a network must not pass for what stays inside a machine.
+    """
 
     dims: tuple[int, ...]
     batch_size: int
     devices: int
+    nodes: tuple[int, ...] = ()
 
     @property
     def ranks(self) -> int:

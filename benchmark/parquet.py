@@ -217,7 +217,10 @@ def _exchange_record(exchange: Exchange) -> dict[str, Any]:
 
 def _exchange(record: dict[str, Any]) -> Exchange:
     fields = dict(record)
-    key = ExchangeKey(tuple(fields.pop("dims")), fields.pop("batch_size"), fields.pop("devices"))
+    nodes = tuple(fields.pop("nodes", None) or ())
+    key = ExchangeKey(
+        tuple(fields.pop("dims")), fields.pop("batch_size"), fields.pop("devices"), nodes
+    )
     forward, backward = tuple(fields.pop("forward_ms")), tuple(fields.pop("backward_ms"))
     return Exchange(key=key, forward_ms=forward, backward_ms=backward, **fields)
 

@@ -252,7 +252,7 @@ class MeasurementStore:
     def put_exchange(self, exchange: Exchange) -> None:
         """Stores an all-to-all."""
         row = (
-            json.dumps(exchange.key.dims), exchange.key.batch_size, exchange.key.devices,
+            _ranks_text(exchange.key), exchange.key.batch_size, exchange.key.devices,
             exchange.hardware, exchange.versions, json.dumps(exchange.forward_ms),
             json.dumps(exchange.backward_ms), exchange.spread, exchange.iterations,
             exchange.measured_at,
@@ -268,7 +268,7 @@ class MeasurementStore:
         """Returns the measurement of an all-to-all, or None."""
         found = self._exchanges(
             f"WHERE {' AND '.join(f'{column} = ?' for column in _EXCHANGE_KEY)}",
-            (json.dumps(key.dims), key.batch_size, key.devices, hardware, versions),
+            (_ranks_text(key), key.batch_size, key.devices, hardware, versions),
         )
         return found[0] if found else None
 
@@ -282,7 +282,7 @@ class MeasurementStore:
             found = self._db.execute(query, values).fetchall()
         return [
             Exchange(
-                ExchangeKey(tuple(json.loads(dims)), batch_size, devices),
+                _ranks_in(dims, batch_size, devices),
                 hardware, versions, tuple(json.loads(forward)), tuple(json.loads(backward)), *rest,
             )
             for dims, batch_size, devices, hardware, versions, forward, backward, *rest in found
@@ -358,3 +358,17 @@ class MeasurementStore:
             self._levels.clear()
             raise
         self._db.execute("COMMIT")
+
+
+def _ranks_text(key: ExchangeKey) -> str:
+    """Returns the columns of each rank, with its node where there are several."""
+    return json.dumps(list(zip(key.dims, key.nodes, strict=True)) if key.nodes else key.dims)
+
+
+def _ranks_in(text: str, batch_size: int, devices: int) -> ExchangeKey:
+    """Returns the key that `_ranks_text` wrote."""
+    ranks = json.loads(text)
+    if not any(isinstance(rank, list) for rank in ranks):
+        return ExchangeKey(tuple(ranks), batch_size, devices)
+    dims, nodes = zip(*ranks, strict=True)
+    return ExchangeKey(dims, batch_size, devices, nodes)

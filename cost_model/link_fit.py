@@ -52,7 +52,11 @@ def link_error(exchanges: Sequence[Exchange]) -> float | None:
 
 
 def _with_a_device_each(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    return [e for e in exchanges if 1 < e.key.ranks <= e.key.devices]
+    """Returns usable all-to-alls: inside one node, or among several, of which there are more."""
+    usable = [e for e in exchanges if 1 < e.key.ranks <= e.key.devices]
+    among = [e for e in usable if e.key.nodes]
+    inside = [e for e in usable if not e.key.nodes]
+    return max(inside, among, key=len)
 
 
 def _slowest_ms(exchange: Exchange) -> float:

@@ -115,6 +115,9 @@ class Stopwatch(ABC):
         """Returns seconds of a monotonic clock."""
         return time.monotonic()
 
+    def hold(self) -> None:  # noqa: B027 - by default nothing is launched ahead
+        """Keeps the device waiting until what follows is launched."""
+
     @abstractmethod
     def mark(self) -> Any:
         """Returns a mark that the device reaches after all work submitted before."""

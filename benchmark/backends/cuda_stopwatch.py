@@ -85,7 +85,7 @@ class CudaStopwatch(Stopwatch):
 
     def _iteration(self, subject: TimedOperator) -> tuple[Iteration, bool]:
         """Times one iteration; returns also whether its launches were ahead of the GPU."""
-        self._runtime.wait(self._wait_cycles)
+        self.hold()
         marks = [self.mark()]
         self._clear()
         marks.append(self.mark())
@@ -109,6 +109,10 @@ class CudaStopwatch(Stopwatch):
     def foreign_load(self) -> float:
         """Returns 1.0 if another process is on the GPU (NVML does not say how much), else 0.0."""
         return 1.0 if self._runtime.processes() - self._own else 0.0
+
+    def hold(self) -> None:
+        """Launches a kernel that waits, while what follows is launched."""
+        self._runtime.wait(self._wait_cycles)
 
     def mark(self) -> Any:
         """Returns an event in the current stream."""

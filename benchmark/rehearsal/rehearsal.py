@@ -215,7 +215,7 @@ class RankGroup:
         calls = [actor.free_bytes.remote() for actor in self._actors]
         _, waiting = ray.wait(calls, num_returns=len(calls), timeout=_START_S)
         if waiting:
-            left = ray.available_resources().get("GPU", 0)
+            left = ray.available_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
             raise RankError(
                 f"{len(waiting)} of {len(calls)} ranks got no {self.backend.noun} within "
                 f"{_START_S:.0f} s: {left:g} are free in the Ray cluster (ray list actors --detail "

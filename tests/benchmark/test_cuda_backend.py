@@ -18,7 +18,7 @@ from autoshard.benchmark.backends import backend_of, best_backend, fingerprint_h
 from autoshard.benchmark.backends.base import Place, TimedOperator
 from autoshard.benchmark.backends.cuda import CudaBackend, CudaRuntime
 from autoshard.benchmark.device_lock import DeviceBusy
-from autoshard.benchmark.exchange import run_ranks
+from autoshard.benchmark.exchange import ExchangeRanks
 from autoshard.benchmark.exchanging import measure_exchange
 from autoshard.benchmark.fleet import PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo, NodeReport, cpu_fingerprint
@@ -166,10 +166,13 @@ def test_ranks_meet_through_what_the_runtime_has() -> None:
     assert gpu.collectives == "gloo"
     meeting = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     part = ExchangePart(ExchangeKey((8, 24), 64, 1), (0, 1), "127.0.0.1", meeting.port, "x", 2)
-    first, second = run_ranks(part, gpu)
+    ranks = ExchangeRanks(part, gpu)
+    first, second = ranks.run()
     assert [len(first.forward_ms), len(second.backward_ms)] == [2, 2]
     passes = 2 * 2 * (2 + 3)  # 2 ranks, forward and backward, 2 timed passes and 3 that warm up
-    assert runtime.calls.count("synchronize") == 2 * passes  # before and after each
+    assert [runtime.calls.count(each) for each in ("synchronize", "wait", "event")] == [passes] * 3
+    assert len(ranks.run()) == 2  # they have met already
+    ranks.close()
 
 
 def test_a_gpu_runs_one_rank() -> None:

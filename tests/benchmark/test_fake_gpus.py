@@ -82,7 +82,7 @@ def test_a_pool_hands_its_gpus_over_to_a_rehearsal_and_gets_them_back(pool: Benc
         assert len(found.rounds) == 2
         giant = EmbeddingTable("giant", 10**7, 64, 1.0)
         large = ShardingTask((giant,), task.devices, 64)
-        with pytest.raises(PlanError, match="more than its 1.000 GiB"):  # which the GPU has
+        with pytest.raises(PlanError, match=r"more than its 1\.000 GiB"):  # which the GPU has
             ranks.prepare("large", large, ShardingPlan.table_wise(large, [0]))
     again = pool.measure(SHARDS, SETTINGS)
     assert [answer.reused for answer in again] == [True, True, False, False]

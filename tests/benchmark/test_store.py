@@ -24,6 +24,7 @@ from autoshard.benchmark import (
     export_parquet,
     import_parquet,
     read_parquet,
+    read_parquet_exchanges,
 )
 from autoshard.benchmark.measurement import Directions, ExchangeKey
 from autoshard.benchmark.store_rows import pack_ids, unpack_ids
@@ -124,6 +125,17 @@ def test_exchanges_come_back(tmp_path: Path) -> None:
         ):
             assert store.find_exchange(key, "hw", "v") is None
         assert store.exchanges() == [EXCHANGE]
+
+
+def test_exchanges_among_nodes_are_not_those_inside_one(tmp_path: Path) -> None:
+    among = replace(EXCHANGE, key=replace(EXCHANGE.key, nodes=(0, 0, 1)), measured_at=10.0)
+    with MeasurementStore(tmp_path / "s.db") as store:
+        for each in (EXCHANGE, among):
+            store.put_exchange(each)
+        assert store.find_exchange(EXCHANGE.key, "hw", "v") == EXCHANGE
+        assert store.find_exchange(among.key, "hw", "v") == among
+        export_parquet(store, tmp_path / "s.parquet")
+    assert read_parquet_exchanges(tmp_path / "s.parquet") == [EXCHANGE, among]
 
 
 def test_parquet_carries_everything(tmp_path: Path, tables: tuple[EmbeddingTable, ...]) -> None:
