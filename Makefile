@@ -1,6 +1,7 @@
 # make demo   set up and run the tour          make lint   style, types, imports between packages
 # make test   set up and run the tests         make bench  measure the metrics of docs/figures.md
 # make e2e    those with browsers, ssh servers, PostgreSQL, several nodes, an autoscaler
+# make doctor say what this machine can measure, and what is missing
 # make mlflow browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
 
 # Whichever of the two the machine has, and starts: what a version manager puts there may not.
@@ -24,7 +25,7 @@ READY  := $(VENV)/.ready-$(EXTRA)$(if $(ALONE),-torchrec)
 STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
 PORT   ?= 5000
 
-.PHONY: setup demo test e2e lint bench gate mlflow clean
+.PHONY: setup doctor demo test e2e lint bench gate mlflow clean
 
 setup: $(READY)
 
@@ -35,6 +36,9 @@ $(READY): pyproject.toml
 	mkdir -p $(VENV)/names # where mypy finds this folder under the name that it is installed by
 	ln -sfn ../.. $(VENV)/names/autoshard
 	touch $@
+
+doctor: setup
+	$(BIN)/python experiments/doctor.py
 
 demo: setup
 	$(BIN)/python experiments/demo.py

@@ -337,12 +337,10 @@ def _evaluate(
 
     limits = Limits(config.precision, config.seconds)
     if config.action == "train":
-        from autoshard.benchmark.hardware import cpu_fingerprint
         from autoshard.experiments.evaluation.trained import evaluate_trained
 
         with ray_cluster():
-            found = evaluate_trained(task_set, planners, limits, config.store, config.save_tasks)
-        return found, cpu_fingerprint()
+            return evaluate_trained(task_set, planners, limits, config.store, config.save_tasks)
     from autoshard.experiments.evaluation.evaluator import evaluate_measured
 
     with measuring_pool(config.store) as pool:

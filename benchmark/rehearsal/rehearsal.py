@@ -85,6 +85,7 @@ class RankGroup:
             self._wait_until_started()
             host, port = self._ask_first("open_rendezvous")
             self._all("join", host, port, self.in_turns)
+            self.hardware, self._versions = self._ask_first("make")
         except BaseException:
             self.close()
             raise
@@ -140,11 +141,12 @@ class RankGroup:
                 hardware; for other hardware that of the store, or the median of all rounds.
         """
         store = None
-        hardware, versions = self._ask_first("make")
         if kept is not None:
-            store = KeptRehearsals(kept, hardware, versions, self.loop)
+            store = KeptRehearsals(kept, self.hardware, self._versions, self.loop)
         rounds = {n: list(store.rounds(task, p)) if store else [] for n, p in plans.items()}
-        level_ms = (levels_ms or {}).get(hardware) or (None if store is None else store.level_ms)
+        level_ms = (levels_ms or {}).get(self.hardware) or (
+            None if store is None else store.level_ms
+        )
         began = time.monotonic()
 
         def rehearsal(name: str) -> Rehearsal:

@@ -29,8 +29,8 @@ def evaluate_trained(
     limits: Limits,
     store_path: Path,
     save_tasks: Path | None = None,
-) -> Evaluation:
-    """Compares sharders by training steps on ranks of the Ray cluster.
+) -> tuple[Evaluation, str]:
+    """Compares sharders by training steps on ranks of the Ray cluster; returns their hardware, too.
 
     Equal plans of several sharders are trained once. Plans that the store knows are not trained
     again if their steps are known precisely enough.
@@ -75,7 +75,7 @@ def evaluate_trained(
         ended += "; ranks took turns, and steps are composed of what each computed"
     elif disturbed and (share := float(np.mean(disturbed))) > MUCH:
         ended += f"; other processes took {share:.0%} of the ranks' cores, so steps took longer"
-    return Evaluation(
+    evaluation = Evaluation(
         [entry.task for entry in made],
         {name: [entry.outcomes[name] for entry in made] for name in steps},
         {name: np.stack(tasks, axis=1) for name, tasks in steps.items()},
@@ -84,6 +84,7 @@ def evaluate_trained(
         rounds,
         ended,
     )
+    return evaluation, found.hardware
 
 
 def _drawn_ms(rehearsal: Rehearsal, rng: np.random.Generator) -> Floats:
