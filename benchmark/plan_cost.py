@@ -69,7 +69,7 @@ class PlanCost:
         devices: All devices.
         objective: Objective of the task.
         ranks_per_core: Ranks per device in measured all-to-alls.
-        common_ms: What a step takes with any plan.
+        common_ms: What a step takes on all devices alike.
     """
 
     devices: tuple[DeviceCost, ...]
@@ -109,7 +109,7 @@ class PlanCost:
             f"mean {self.mean_ms:.2f} ms, balance {self.balance:.3f}"
         )
         if self.common_ms:
-            caption += f"; {self.common_ms:.2f} ms of it are the same for all plans"
+            caption += f"; {self.common_ms:.2f} ms of it are the same on all devices"
         if self.ranks_per_core > 1:
             caption += (
                 f"; a2a with {self.ranks_per_core:g} ranks on each device that measured: it reads "
@@ -196,7 +196,7 @@ def price_plan(
         exchange_ms: Forward and backward all-to-all of each rank; by default those of the
             objective.
         ranks_per_core: Ranks per device in measured all-to-alls.
-        common_ms: What a step takes with any plan.
+        common_ms: What a step takes on all devices alike.
     """
     plan.check(task)
     shards = plan.shards(task)

@@ -13,7 +13,7 @@ from autoshard.cost_model.inputs import Memberships, PieceRows, unit_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Scenarios
-from autoshard.cost_model.step_overhead import SumOverhead
+from autoshard.cost_model.step_overhead import SumOverhead, splits_of
 from autoshard.cost_model.table_residuals import TableResiduals
 from autoshard.cost_model.threads import one_thread
 from autoshard.workload import (
@@ -91,10 +91,20 @@ class EstimatedCosts:
         """Returns the costs of devices with these sums of amounts; 0 for empty ones."""
         return self._in_training(self.model.compute.price(sums), sums)
 
-    def common_ms(self, task: ShardingTask) -> float:
-        """Returns what a step takes with any plan of a task; 0 unless steps of training count."""
+    def common_ms(self, task: ShardingTask, plan: ShardingPlan | None = None) -> float:
+        """Returns what a step takes on all devices alike; 0 unless steps of training count.
+
+        Without a plan, tables are whole.
+        """
         overhead = self.model.counted_overhead
-        return 0.0 if overhead is None else overhead.common_ms(task)
+        if overhead is None:
+            return 0.0
+        return overhead.common_ms(task, 0 if plan is None else splits_of(task, plan.placed(task)))
+
+    def split_ms(self, task: ShardingTask) -> float:
+        """Returns what each split of a plan adds to `common_ms`."""
+        overhead = self.model.counted_overhead
+        return 0.0 if overhead is None else overhead.split_ms(task)
 
     def _in_training(self, operators: Prices, sums: Tensor) -> Prices:
         return operators if self._overhead is None else self._overhead.prices(operators, sums)
@@ -130,7 +140,7 @@ class EstimatedCosts:
         self.check(task)
         exchange = self.exchange(plan.columns(task), task.objective)
         both = None if exchange is None else (exchange, exchange)
-        return price_plan(plan, task, self, both, common_ms=self.common_ms(task))
+        return price_plan(plan, task, self, both, common_ms=self.common_ms(task, plan))
 
     def step_ms(self, plan: ShardingPlan, task: ShardingTask) -> float:
         """Returns the step time of a plan by the mean of costs, with all-to-alls where they count.
@@ -143,7 +153,8 @@ class EstimatedCosts:
         forward, backward = np.zeros((2, len(shards)))
         forward[filled], backward[filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
         columns = np.array(plan.columns(task), dtype=float)
-        return float(StepPrice.of_task(task).step_ms(forward, backward, columns))
+        step_ms = float(StepPrice.of_task(task).step_ms(forward, backward, columns))
+        return step_ms + self.common_ms(task, plan)
 
     def check(self, task: ShardingTask) -> None:
         """Raises UserError if the task's batch size, operator or what counts differs."""

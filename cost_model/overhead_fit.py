@@ -9,7 +9,13 @@ from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.benchmark.rehearsal.kept import RehearsedPlan
 from autoshard.cost_model.link_fit import fit_terms
 from autoshard.cost_model.repeated_measurements import SEEDS, evaluation_seeds
-from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of
+from autoshard.cost_model.step_overhead import (
+    DirectionOverhead,
+    StepOverhead,
+    loads_of,
+    shared_loads_of,
+    splits_of,
+)
 from autoshard.workload import UserError
 from autoshard.workload.arrays import Floats
 
@@ -49,16 +55,16 @@ def fit_overhead(
     # The input depends on lookups and the rest on outputs: fitted together, one would pass for the
     # other where tables of all tasks look up as much for each column.
     inputs, rests = np.array([each.passes_ms[:, 2:].max(0) for each in rehearsed]).T
-    whole = np.stack([_shared_loads(each) for each in rehearsed])
-    lookup, input_piece, input_start = fit_terms(whole[:, [0, 2, 3]], inputs)
-    output, rest_piece, rest_start = fit_terms(whole[:, 1:], rests)
+    shared = np.stack([shared_loads_of(each.task, _splits(each)) for each in rehearsed])
+    lookup, input_slice, input_start = fit_terms(shared[:, [0, 2, 3]], inputs)
+    output, rest_slice, rest_start = fit_terms(shared[:, 1:], rests)
     forward, backward = directions
     return StepOverhead(
         forward,
         backward,
         output / _MS,
         lookup / _MS,
-        input_piece + rest_piece,
+        (input_slice + rest_slice) / _MS,
         input_start + rest_start,
     )
 
@@ -112,7 +118,7 @@ def report_on(
         terms *= overhead.rates.T  # [ranks, terms, directions]
         slowest = terms.sum(1).argmax(0)
         parts = sum(terms[slowest[number], :, number] for number in range(2))
-        common_ms = overhead.common_ms(each.task)
+        common_ms = overhead.common_ms(each.task, _splits(each))
         price_ms = float(np.sum(parts)) + common_ms
         ratios.append(each.step_ms / price_ms)
         shares.append([*(np.asarray(parts) / price_ms), common_ms / price_ms])
@@ -132,10 +138,5 @@ def _loads(rehearsed: RehearsedPlan) -> Floats:
     return np.stack([loads_of(held, task.batch_size) for held in pieces])
 
 
-def _shared_loads(rehearsed: RehearsedPlan) -> Floats:
-    """Returns lookups and outputs of a rank's own samples, the number of tables, and 1."""
-    task = rehearsed.task
-    whole = [table.whole() for table in task.tables]
-    lookups, outputs, tables, one = loads_of(whole, task.batch_size)
-    ranks = len(task.devices)
-    return np.array([lookups / ranks, outputs / ranks, tables, one])
+def _splits(rehearsed: RehearsedPlan) -> int:
+    return splits_of(rehearsed.task, rehearsed.plan.placed(rehearsed.task))

@@ -25,7 +25,7 @@ from autoshard.benchmark import (
 from autoshard.benchmark.measurement import Directions
 from autoshard.benchmark.statistics import pooled_variance
 from autoshard.cost_model.model import CostModel
-from autoshard.cost_model.step_overhead import StepOverhead, loads_of
+from autoshard.cost_model.step_overhead import StepOverhead, loads_of, splits_of
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
 
@@ -176,9 +176,11 @@ class RepeatedMeasurements:
             }
         return self._known
 
-    def common_ms(self, task: ShardingTask) -> float:
-        """Returns what a step takes with any plan of a task; 0 unless steps of training count."""
-        return 0.0 if self._overhead is None else self._overhead.common_ms(task)
+    def common_ms(self, task: ShardingTask, plan: ShardingPlan) -> float:
+        """Returns what a step takes on all devices alike; 0 unless steps of training count."""
+        if self._overhead is None:
+            return 0.0
+        return self._overhead.common_ms(task, splits_of(task, plan.placed(task)))
 
     def _in_training(self, digest: str, operators: KnownCost) -> KnownCost:
         if self._overhead is None:
@@ -216,7 +218,7 @@ class RepeatedMeasurements:
         """Returns the plan's measured cost; None if one of its shards could not be measured."""
         if any(shard and self._failed(shard.digest) for shard in plan.shards(task)):
             return None
-        return price_plan(plan, task, self, common_ms=self.common_ms(task))
+        return price_plan(plan, task, self, common_ms=self.common_ms(task, plan))
 
     def _request(self, shards: Sequence[Shard], place: int, repeats: int, deadline: float) -> bool:
         """Measures shards with one batch up to `repeats`; returns False at the deadline."""

@@ -16,7 +16,7 @@ from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.network import DIRECTIONS, fused_ms
 from autoshard.cost_model.step_overhead import SumOverhead
 from autoshard.cost_model.table_residuals import ResidualPosterior
-from autoshard.workload import EmbeddingTable, Piece
+from autoshard.workload import EmbeddingTable, Piece, ShardingTask
 
 _BLOCK = 512  # shards priced together: more do not fit a core's own cache
 
@@ -33,6 +33,10 @@ class Pricing(Protocol):
 
     def price(self, sums: Tensor) -> Tensor:
         """Returns forward and backward ms of shards with these sums, [..., scenarios, 2]."""
+        ...
+
+    def split_ms(self, task: ShardingTask) -> float:
+        """Returns what each split adds to a step on all devices."""
         ...
 
 
@@ -57,6 +61,10 @@ class Expectation:
         if self._overhead is not None:
             means = self._overhead.add(means, sums[..., 0, :])
         return means[..., None, :]
+
+    def split_ms(self, task: ShardingTask) -> float:
+        """Returns what each split adds to a step on all devices."""
+        return 0.0 if self._overhead is None else self._overhead.of_step.split_ms(task)
 
 
 class Scenarios:
@@ -115,6 +123,10 @@ class Scenarios:
     def price(self, sums: Tensor) -> Tensor:
         """Returns forward and backward ms in each scenario, [..., scenarios, 2]."""
         return self.in_training(self.operators_ms(sums), sums)
+
+    def split_ms(self, task: ShardingTask) -> float:
+        """Returns what each split adds to a step on all devices."""
+        return 0.0 if self.overhead is None else self.overhead.of_step.split_ms(task)
 
     def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
         """Returns ms of passes, of which operators take these [..., scenarios, 2]."""

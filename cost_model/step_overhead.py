@@ -10,7 +10,7 @@ The coefficients are fitted to rehearsals of random plans (`overhead_fit`), in t
 a kind of hardware as the cost model does.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -65,7 +65,8 @@ class StepOverhead:
         shared_output_ns: For each element of all pooled outputs of a rank's own samples: receiving
             and ordering them, and packing their gradients.
         shared_lookup_ns: For each lookup of a rank's own samples, which are sent to their tables.
-        shared_piece_ms: For each table.
+        shared_slice_ns: For each of a rank's own samples and each slice of an output, which are put
+            in order one by one: a feature of a whole table is one, a table in parts has more.
         shared_ms: For each step.
     """
 
@@ -73,7 +74,7 @@ class StepOverhead:
     backward: DirectionOverhead
     shared_output_ns: float
     shared_lookup_ns: float
-    shared_piece_ms: float
+    shared_slice_ns: float
     shared_ms: float
 
     @cached_property
@@ -91,15 +92,20 @@ class StepOverhead:
         rates = self.rates
         return np.asarray(rates[:, 0] * operators_ms + loads @ rates[:, 1:].T)
 
-    def common_ms(self, task: ShardingTask) -> float:
-        """Returns what a step of a task takes with any plan, its dense part included."""
-        lookups, outputs, tables, _ = loads_of(
-            [table.whole() for table in task.tables], task.batch_size
-        )
-        own = 1 / len(task.devices)
-        per_sample = self.shared_output_ns * outputs + self.shared_lookup_ns * lookups
-        shared = own * per_sample * _NS + self.shared_piece_ms * tables + self.shared_ms
-        return float(shared + task.objective.dense_ms)
+    def common_ms(self, task: ShardingTask, splits: int = 0) -> float:
+        """Returns what a step takes on all ranks alike, the model's dense part included.
+
+        Args:
+            task: The task.
+            splits: Those of its plan, as `splits_of` counts them.
+        """
+        shared_ns = self.shared_lookup_ns, self.shared_output_ns, self.shared_slice_ns
+        per_rank = np.dot(shared_ns, shared_loads_of(task, splits)[:-1])
+        return float(per_rank * _NS + self.shared_ms + task.objective.dense_ms)
+
+    def split_ms(self, task: ShardingTask) -> float:
+        """Returns what each split adds to `common_ms`."""
+        return self.shared_slice_ns * _NS * task.batch_size / len(task.devices)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the coefficients as a JSON object."""
@@ -121,6 +127,25 @@ def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:
     return np.array([lookups, outputs, len(pieces), 1.0])
 
 
+def splits_of(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> int:
+    """Returns by how many slices the outputs of a plan are more than one for each feature.
+
+    Args:
+        task: Task of the plan.
+        placed: Its pieces and their devices; those of a table on one device are one.
+    """
+    parts = {(piece.table.name, device): piece.table.features for piece, device in placed}
+    return sum(parts.values()) - sum(table.features for table in task.tables)
+
+
+def shared_loads_of(task: ShardingTask, splits: int = 0) -> Floats:
+    """Returns what each rank does for its own samples: lookups, outputs, sliced samples, and 1."""
+    lookups, outputs, _, _ = loads_of([table.whole() for table in task.tables], task.batch_size)
+    slices = splits + sum(table.features for table in task.tables)
+    own = 1 / len(task.devices)
+    return np.array([own * lookups, own * outputs, own * task.batch_size * slices, 1.0])
+
+
 class SumOverhead:
     """The overhead as a function of sums of amounts, which contain all loads.
 
@@ -130,6 +155,7 @@ class SumOverhead:
     """
 
     def __init__(self, overhead: StepOverhead, compute: ComputeCostModel) -> None:
+        self.of_step = overhead
         shape, scale = compute.shape, compute.scale
         columns = {load: torch.from_numpy(overhead.rates[:, n].copy()).float()
                    for n, load in enumerate(LOADS)}  # fmt: skip

@@ -12,6 +12,7 @@ import torch
 
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
+from autoshard.cost_model.step_overhead import splits_of
 from autoshard.cost_model.table_residuals import ShardResidual
 from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
@@ -67,13 +68,14 @@ class StepPredictor:
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, seed: int = 0) -> None:
         self._oracle, self._task, self._seed = oracle, task, seed
         self._price = StepPrice.of_task(task)
-        self._common_ms = oracle.common_ms(task)
+        self._whole_ms, self._split_ms = oracle.common_ms(task), oracle.split_ms(task)
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
 
     def expected_ms(self, placed: Placed) -> float:
         """Returns the expected step time, which sharders minimise."""
         costs, rests = self._costs(placed, self._shards(placed))
-        return self._expected(costs, rests, self._columns(placed))
+        expected_ms = self._expected(costs, rests, self._columns(placed))
+        return expected_ms + self._on_all_devices_ms(placed)
 
     def best_plan(self, found: Sequence[Placed]) -> ShardingPlan:
         """Returns the plan with the least expected step time.
@@ -98,8 +100,9 @@ class StepPredictor:
                 normals[device] = rng.standard_normal(normals.shape[1:])
         spread, columns = rests[:, None, None], self._columns(placed)
         drawn = (costs * np.exp(spread * normals - spread**2 / 2)).swapaxes(0, 2)
-        drawn_ms = self._price.step_ms(drawn[:, 0], drawn[:, 1], columns) + self._common_ms
-        return StepPrediction(self._expected(costs, rests, columns), drawn_ms)
+        common_ms = self._on_all_devices_ms(placed)
+        drawn_ms = self._price.step_ms(drawn[:, 0], drawn[:, 1], columns) + common_ms
+        return StepPrediction(self._expected(costs, rests, columns) + common_ms, drawn_ms)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:
         """Returns the shards of devices; None where no table was measured, as all are alike."""
@@ -134,11 +137,17 @@ class StepPredictor:
         return passes, rests * uncertain / np.maximum(passes.mean(2).sum(1), _MIN_MS)
 
     def _expected(self, costs_ms: Floats, rests: Floats, columns: Floats) -> float:
-        """Returns the expected step time; `rests` are relative deviations of residuals."""
+        """Returns the expected step time without what is the same on all devices.
+
+        `rests` are relative deviations of residuals.
+        """
         weights = np.square(costs_ms.mean((1, 2)))  # of small devices, little depends
         rest = float(np.sqrt(np.average(np.square(rests), weights=weights)))
         forward, backward = costs_ms.swapaxes(0, 1)
-        return float(self._price.expected_ms(forward, backward, columns, rest)) + self._common_ms
+        return float(self._price.expected_ms(forward, backward, columns, rest))
+
+    def _on_all_devices_ms(self, placed: Placed) -> float:
+        return self._whole_ms + self._split_ms * splits_of(self._task, placed)
 
     def _columns(self, placed: Placed) -> Floats:
         """Returns the output columns of each device, [devices]."""

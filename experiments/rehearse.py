@@ -137,8 +137,8 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
         )
     cli.say(
         f"  common    {overhead.shared_output_ns:.2f} ns an output of a rank, "
-        f"{overhead.shared_lookup_ns:.2f} ns a lookup, {overhead.shared_piece_ms:.4f} ms a table, "
-        f"{overhead.shared_ms:.3f} ms"
+        f"{overhead.shared_lookup_ns:.2f} ns a lookup, {overhead.shared_slice_ns:.0f} ns a sample "
+        f"and slice, {overhead.shared_ms:.3f} ms"
     )
     shares = ", ".join(f"{name} {share:.1%}" for name, share in report.shares.items())
     cli.say(f"  shares of a step: {shares}")

@@ -77,6 +77,8 @@ class PlanSearch:
         if self._budget is not None:
             self._budget.extend(self._units)
         self._weight = self._devices.beside()  # [items, stages]
+        self._split_ms = pricing.split_ms(task)  # of a slice more, on all devices
+        self._whole = sum(_slices(unit) for unit in self._masks.units)
         self._price_anew()
 
     def objective(self) -> float:
@@ -249,6 +251,7 @@ class PlanSearch:
         after = self._after(removed, kept[:, None], joined)
         after[np.arange(len(wide)), homes] = np.inf
         after[~self._admitted(going)] = np.inf
+        after += self._split_ms * np.array([_slices(stays) for stays, _ in pairs])[:, None]
 
         def change(number: int) -> Change:
             place, device = divmod(number, len(self._costs))
@@ -305,6 +308,9 @@ class PlanSearch:
         self._longest = np.argsort(-self._means.max(0), kind="stable")
         self._largest = np.maximum(self._costs.max(0), _MIN_MS)
         self._powers = (self._costs / self._largest) ** self._power
+        here = np.flatnonzero(self._homes != GONE).tolist()
+        slices = sum(_slices(self._units[item]) for item in here) if self._split_ms else self._whole
+        self._splits_ms = self._split_ms * (slices - self._whole)
 
     def _after(self, removed: Floats | float, *added: Floats) -> Floats:
         """Returns the objective if powers of devices are replaced by other costs, [...].
@@ -317,4 +323,9 @@ class PlanSearch:
         for costs in added:
             sums = sums + (costs / self._largest) ** self._power
         norms = self._largest * np.maximum(sums, _MIN_MS) ** (1 / self._power)
-        return np.asarray(norms.mean(-1).sum(-1))
+        return np.asarray(norms.mean(-1).sum(-1)) + self._splits_ms
+
+
+def _slices(unit: PlacementUnit) -> int:
+    """Returns into how many slices of outputs the samples of a unit are put."""
+    return sum(piece.table.features for piece in unit.pieces)

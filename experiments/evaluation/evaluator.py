@@ -130,8 +130,7 @@ class Evaluator:
             return False
         self._entries.append(entry)
         self._shards.append(list({shard.digest: shard for shard in shards}.values()))
-        common_ms = self._measurements.common_ms(entry.task)
-        self._pricing.append(Pricing.of(entry.task, plans, common_ms))
+        self._pricing.append(Pricing.of(entry.task, plans, self._measurements.common_ms))
         for name, outcome in entry.outcomes.items():
             plan = None if outcome.plan is None else digests_of(entry.task, outcome.plan)
             self._plans.setdefault(name, []).append(plan)

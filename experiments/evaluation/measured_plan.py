@@ -96,6 +96,6 @@ def measure_step(
     known, digests = measuring.known(), digests_of(task, plan)
     if not known.keys() >= set(digests):
         return None
-    pricing = Pricing.of(task, [plan], measuring.common_ms(task))
+    pricing = Pricing.of(task, [plan], measuring.common_ms)
     posterior = StepPosterior(known, {"": [digests]}, [pricing])
     return posterior.steps_ms[""]

@@ -162,7 +162,7 @@ def estimated(
 
 def _estimated(plan: ShardingPlan, task: ShardingTask, oracle: EstimatedCosts) -> PlanCost:
     """Returns the cost of a plan with the all-to-alls that its task counts."""
-    return price_plan(plan, task, oracle, common_ms=oracle.common_ms(task))
+    return price_plan(plan, task, oracle, common_ms=oracle.common_ms(task, plan))
 
 
 def steps_of(outcomes: Outcomes) -> dict[str, list[float | None]]:

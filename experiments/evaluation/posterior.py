@@ -13,7 +13,7 @@ do.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -51,12 +51,20 @@ class Pricing(NamedTuple):
     exchange_ms: Mapping[ShardDigests, float]
 
     @staticmethod
-    def of(task: ShardingTask, plans: Sequence[ShardingPlan], common_ms: float = 0.0) -> "Pricing":
-        """Returns the pricing of these plans of a task, each of which takes `common_ms` more."""
+    def of(
+        task: ShardingTask,
+        plans: Sequence[ShardingPlan],
+        common_ms: Callable[[ShardingTask, ShardingPlan], float] = lambda task, plan: 0.0,  # noqa: ARG005
+    ) -> "Pricing":
+        """Returns the pricing of these plans of a task.
+
+        `common_ms` returns what a step of a plan takes on all devices alike.
+        """
         price, found = StepPrice.of_task(task), {}
         for plan in plans:
             columns = np.array(plan.columns(task), dtype=float)
-            found[digests_of(task, plan)] = float(price.exchange_stage(columns).max()) + common_ms
+            exchange_ms = float(price.exchange_stage(columns).max())
+            found[digests_of(task, plan)] = exchange_ms + common_ms(task, plan)
         return Pricing(task.objective, found)
 
 

@@ -10,7 +10,8 @@ import pytest
 from autoshard.benchmark.rehearsal.kept import RehearsedPlan
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model, save_model
 from autoshard.cost_model.overhead_fit import fit_overhead, report_on
-from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of
+from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of, splits_of
+from autoshard.sharders import SharderContext, make_sharder
 from autoshard.sharders.random_plans import random_plans
 from autoshard.workload import Device, Objective, ShardingTask, UserError, load_tables
 
@@ -19,7 +20,7 @@ OVERHEAD = StepOverhead(
     backward=DirectionOverhead(1.2, 2.0, 0.3, 0.01, 0.4),
     shared_output_ns=3.0,
     shared_lookup_ns=4.0,
-    shared_piece_ms=0.01,
+    shared_slice_ns=120.0,
     shared_ms=0.7,
 )
 STEP = Objective("step", dense_ms=2.5)
@@ -54,10 +55,13 @@ def test_a_device_takes_its_operator_and_what_comes_with_its_load(model: CostMod
 
 def test_scenarios_and_reports_agree_with_the_mean(model: CostModel) -> None:
     task, oracle = task_of(), EstimatedCosts(model.for_objective(STEP), 1024)
-    common_ms = OVERHEAD.common_ms(task)
     for plan in islice(random_plans(task, seed=1), 3):
+        splits = splits_of(task, plan.placed(task))
+        of_splits = splits * OVERHEAD.split_ms(task)
+        assert oracle.common_ms(task, plan) - oracle.common_ms(task) == pytest.approx(of_splits)
         cost = oracle.plan_cost(plan, task)
-        assert cost.step_ms == pytest.approx(oracle.step_ms(plan, task) + common_ms, rel=1e-4)
+        assert cost.common_ms == oracle.common_ms(task, plan)
+        assert cost.step_ms == pytest.approx(oracle.step_ms(plan, task), rel=1e-4)
         found = StepPredictor(oracle, task).of(plan)
         assert found.expected_ms == pytest.approx(cost.step_ms, rel=0.1)
         assert found.drawn_ms.mean() == pytest.approx(found.expected_ms, rel=0.1)
@@ -104,9 +108,9 @@ def test_coefficients_are_found_again() -> None:
             passes = np.stack(
                 [OVERHEAD.in_training(*each) for each in zip(alone, loads, strict=True)]
             )
-            common_ms = OVERHEAD.common_ms(task)
-            only_outputs = replace(OVERHEAD, shared_lookup_ns=0.0, shared_piece_ms=0.0)
-            rest_ms = only_outputs.common_ms(task)
+            splits = splits_of(task, plan.placed(task))
+            common_ms = OVERHEAD.common_ms(task, splits)
+            rest_ms = replace(OVERHEAD, shared_lookup_ns=0.0).common_ms(task, splits)
             common = np.tile([common_ms - rest_ms, rest_ms], (ranks, 1))
             step_ms = passes.max(0).sum() + common_ms
             parts = np.hstack([passes, common]) * rng.normal(1, 1e-4, (ranks, 4))
@@ -119,3 +123,17 @@ def test_coefficients_are_found_again() -> None:
     assert sum(report.shares.values()) == pytest.approx(1)
     with pytest.raises(UserError, match=r"5 plans were rehearsed: .* needs at least 8"):
         fit_overhead(rehearsed[:5], operators[:5])
+
+
+def test_a_search_makes_no_split_that_costs_more_than_it_gains(model: CostModel) -> None:
+    """What a split adds on all devices is seen by the search, not only by reports."""
+    tables = load_tables("zipf:6:1")  # for 4 devices: whole, they cannot be balanced
+    task = replace(task_of(ranks=4), tables=tables)
+    dear = replace(OVERHEAD, shared_slice_ns=1e6)  # 256 ms for each split
+    splits = []
+    for overhead in (replace(OVERHEAD, shared_slice_ns=0.0), dear):
+        oracle = EstimatedCosts(replace(model, overhead=overhead).for_objective(STEP), 1024)
+        plan = make_sharder("cost_fused_search", SharderContext(oracle)).shard(task)
+        splits.append(splits_of(task, plan.placed(task)))
+    assert splits[0] > 0
+    assert splits[1] == 0
