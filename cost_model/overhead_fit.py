@@ -20,7 +20,7 @@ from autoshard.workload import UserError
 from autoshard.workload.arrays import Floats
 
 MIN_REHEARSALS = 8
-TERMS = ("operators", "lookups", "outputs", "pieces", "start")
+TERMS = ("operators", "lookups", "outputs", "bags", "start")
 _MS = 1e-6  # in a nanosecond
 
 
@@ -50,8 +50,9 @@ def fit_overhead(
     directions = []
     for number in range(2):
         terms = np.column_stack([operators[:, number], loads])[occupied]
-        operator, lookup, output, piece, start = fit_terms(terms, passes[occupied, number])
-        directions.append(DirectionOverhead(operator, lookup / _MS, output / _MS, piece, start))
+        operator, lookup, output, bag, start = fit_terms(terms, passes[occupied, number])
+        per_load = (load / _MS for load in (lookup, output, bag))
+        directions.append(DirectionOverhead(operator, *per_load, start))
     # The input depends on lookups and the rest on outputs: fitted together, one would pass for the
     # other where tables of all tasks look up as much for each column.
     inputs, rests = np.array([each.passes_ms[:, 2:].max(0) for each in rehearsed]).T

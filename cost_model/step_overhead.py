@@ -3,8 +3,8 @@
 In training, TorchRec checks, permutes and packs what goes into and comes out of an operator, and
 the dense part of the model evicts the operator's rows between forward and backward. Both depend on
 the plan, and both are linear in what a device holds: in the operator's own time, its lookups, the
-elements of its output and its number of pieces. The rest of a step is the same for all plans of a
-task.
+elements of its output and its bags, one for each sample and feature of a piece. The rest of a step
+is the same on all devices: it depends on the task, and on the number of splits.
 
 The coefficients are fitted to rehearsals of random plans (`overhead_fit`), in turns, and belong to
 a kind of hardware as the cost model does.
@@ -27,7 +27,7 @@ from autoshard.workload.lookups import lookups_in
 
 _NS = 1e-6  # milliseconds
 # Work of a device, in the order of rates.
-LOADS = ("operator_ms", "lookups", "outputs", "pieces", "occupied")
+LOADS = ("operator_ms", "lookups", "outputs", "bags", "occupied")
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,21 @@ class DirectionOverhead:
         operator: Factor of the operator's time in the pool.
         lookup_ns: Nanoseconds for each lookup.
         output_ns: Nanoseconds for each element of pooled outputs.
-        piece_ms: Milliseconds for each piece of a table.
+        bag_ns: Nanoseconds for each bag: a sample and feature of a piece.
         start_ms: Milliseconds of a device that holds any.
     """
 
     operator: float
     lookup_ns: float
     output_ns: float
-    piece_ms: float
+    bag_ns: float
     start_ms: float
 
     @property
     def rates(self) -> tuple[float, ...]:
         """Milliseconds for one of each of LOADS."""
-        per_lookup, per_output = self.lookup_ns * _NS, self.output_ns * _NS
-        return self.operator, per_lookup, per_output, self.piece_ms, self.start_ms
+        work = (_NS * ns for ns in (self.lookup_ns, self.output_ns, self.bag_ns))
+        return (self.operator, *work, self.start_ms)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class StepOverhead:
 
         Args:
             operators_ms: Forward and backward of operators in the pool, [..., 2].
-            loads: Lookups, outputs, pieces and 1 of each device, [..., 4]; 0 for empty ones.
+            loads: Lookups, outputs, bags and 1 of each device, [..., 4]; 0 for empty ones.
         """
         rates = self.rates
         return np.asarray(rates[:, 0] * operators_ms + loads @ rates[:, 1:].T)
@@ -119,12 +119,13 @@ class StepOverhead:
 
 
 def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:
-    """Returns lookups, elements of outputs, pieces and 1 of a device that holds these pieces."""
+    """Returns lookups, elements of outputs, bags and 1 of a device that holds these pieces."""
     if not pieces:
         return np.zeros(len(LOADS) - 1)
     lookups = lookups_in([piece.table for piece in pieces], batch_size).lookups.sum()
     outputs = batch_size * sum(piece.output_width for piece in pieces)
-    return np.array([lookups, outputs, len(pieces), 1.0])
+    bags = batch_size * sum(piece.table.features for piece in pieces)
+    return np.array([lookups, outputs, bags, 1.0])
 
 
 def splits_of(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> int:
@@ -162,13 +163,12 @@ class SumOverhead:
         self.factors, self._starts = columns["operator_ms"], columns["occupied"]
         rates = torch.zeros(DIRECTIONS, shape.amounts)
         # Terms of work are relative to a typical table's.
-        for load, term in (("lookups", "lookups"), ("outputs", "output")):
+        for load, term in (("lookups", "lookups"), ("outputs", "output"), ("bags", "samples")):
             powers = TERMS[term]
             typical = sum(scale.mean[INPUTS.index(name)] * power for name, power in powers.items())
             rates[:, DIRECTIONS + list(TERMS).index(term)] = (
                 columns[load] * torch.as_tensor(typical).exp()
             )
-        rates[:, shape.count] = columns["pieces"]
         self._rates, self._count = rates.mT.contiguous(), shape.count
 
     def add(self, operators_ms: Tensor, sums: Tensor) -> Tensor:

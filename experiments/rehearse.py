@@ -132,7 +132,7 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
     for name, terms in (("forward", overhead.forward), ("backward", overhead.backward)):
         cli.say(
             f"  {name:<9} {terms.operator:.3f} of the operator, {terms.lookup_ns:.2f} ns a lookup, "
-            f"{terms.output_ns:.2f} ns an output, {terms.piece_ms:.4f} ms a piece, "
+            f"{terms.output_ns:.2f} ns an output, {terms.bag_ns:.1f} ns a bag, "
             f"{terms.start_ms:.3f} ms"
         )
     cli.say(

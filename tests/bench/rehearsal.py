@@ -217,13 +217,13 @@ def all_metrics(rehearsed: Mapping[Setting, Found]) -> list[Metric]:
     steps = [found.steps for found in rehearsed.values()]
     large = [found for setting, found in rehearsed.items() if setting.ranks >= _MANY_RANKS]
     metrics = [
-        Metric(f"{len(rehearsed)} settings: Spearman correlation of price and rehearsed step",
+        Metric("all settings: Spearman correlation of price and rehearsed step",
                "at least 0.9", _spearman(prices, steps), "", _interval(prices, steps)),
     ]  # fmt: skip
     for number, (_, name, target) in enumerate(_rivals(large[0])):
         ratios = [found.ratio(_rivals(found)[number][0]) for found in large]
         metrics.append(
-            Metric(f"{len(large)} settings of 4 and 8 ranks: rehearsed step, autoshard over {name}",
+            Metric(f"settings with 4 and 8 ranks: rehearsed step, autoshard over {name}",
                    target, fmean(ratios), "", mean_interval(ratios))
         )  # fmt: skip
     return metrics

@@ -16,8 +16,8 @@ from autoshard.sharders.random_plans import random_plans
 from autoshard.workload import Device, Objective, ShardingTask, UserError, load_tables
 
 OVERHEAD = StepOverhead(
-    forward=DirectionOverhead(1.1, 5.0, 0.8, 0.02, 1.5),
-    backward=DirectionOverhead(1.2, 2.0, 0.3, 0.01, 0.4),
+    forward=DirectionOverhead(1.1, 5.0, 0.8, 60.0, 1.5),
+    backward=DirectionOverhead(1.2, 2.0, 0.3, 20.0, 0.4),
     shared_output_ns=3.0,
     shared_lookup_ns=4.0,
     shared_slice_ns=120.0,
