@@ -101,10 +101,10 @@ class EstimatedCosts:
             return 0.0
         return overhead.common_ms(task, 0 if plan is None else splits_of(task, plan.placed(task)))
 
-    def split_ms(self, task: ShardingTask) -> float:
-        """Returns what each split of a plan adds to `common_ms`."""
+    def split_ms(self, ranks: int) -> float:
+        """Returns what each split of a plan for so many devices adds to `common_ms`."""
         overhead = self.model.counted_overhead
-        return 0.0 if overhead is None else overhead.split_ms(task)
+        return 0.0 if overhead is None else overhead.split_ms(self.batch_size, ranks)
 
     def _in_training(self, operators: Prices, sums: Tensor) -> Prices:
         return operators if self._overhead is None else self._overhead.prices(operators, sums)

@@ -30,8 +30,7 @@ def fit_overhead(
     """Returns the coefficients, by least squares of relative errors; none is negative.
 
     Args:
-        rehearsed: Plans, of several tasks: what is the same for all plans of a task depends on
-            the task.
+        rehearsed: Plans, of several tasks: what all devices do alike depends on the task.
         operators_ms: Forward and backward of the operators of each plan in the pool, [ranks, 2].
 
     Raises:
@@ -51,8 +50,8 @@ def fit_overhead(
     for number in range(2):
         terms = np.column_stack([operators[:, number], loads])[occupied]
         operator, lookup, output, bag, start = fit_terms(terms, passes[occupied, number])
-        per_load = (load / _MS for load in (lookup, output, bag))
-        directions.append(DirectionOverhead(operator, *per_load, start))
+        lookup_ns, output_ns, bag_ns = lookup / _MS, output / _MS, bag / _MS
+        directions.append(DirectionOverhead(operator, lookup_ns, output_ns, bag_ns, start))
     # The input depends on lookups and the rest on outputs: fitted together, one would pass for the
     # other where tables of all tasks look up as much for each column.
     inputs, rests = np.array([each.passes_ms[:, 2:].max(0) for each in rehearsed]).T
@@ -127,7 +126,7 @@ def report_on(
     return OverheadReport(
         float(np.mean(ratios)),
         float(np.std(ratios)),
-        dict(zip((*TERMS, "the same for all plans"), means, strict=True)),
+        dict(zip((*TERMS, "alike on all devices"), means, strict=True)),
     )
 
 

@@ -64,7 +64,7 @@ class Expectation:
 
     def split_ms(self, task: ShardingTask) -> float:
         """Returns what each split adds to a step on all devices."""
-        return 0.0 if self._overhead is None else self._overhead.of_step.split_ms(task)
+        return _split_ms(self._overhead, task)
 
 
 class Scenarios:
@@ -126,7 +126,7 @@ class Scenarios:
 
     def split_ms(self, task: ShardingTask) -> float:
         """Returns what each split adds to a step on all devices."""
-        return 0.0 if self.overhead is None else self.overhead.of_step.split_ms(task)
+        return _split_ms(self.overhead, task)
 
     def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
         """Returns ms of passes, of which operators take these [..., scenarios, 2]."""
@@ -150,3 +150,9 @@ class Scenarios:
         stretched = (alone / mean).pow(self._stretch)
         factors = stretched / stretched.mean(0) * mean / alone * self._model.holds_any(sums)
         return (drawn * factors[self._members][:, None]).permute(2, 0, 1)
+
+
+def _split_ms(overhead: SumOverhead | None, task: ShardingTask) -> float:
+    if overhead is None:
+        return 0.0
+    return overhead.of_step.split_ms(task.batch_size, len(task.devices))

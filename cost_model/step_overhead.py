@@ -103,9 +103,9 @@ class StepOverhead:
         per_rank = np.dot(shared_ns, shared_loads_of(task, splits)[:-1])
         return float(per_rank * _NS + self.shared_ms + task.objective.dense_ms)
 
-    def split_ms(self, task: ShardingTask) -> float:
+    def split_ms(self, batch_size: int, ranks: int) -> float:
         """Returns what each split adds to `common_ms`."""
-        return self.shared_slice_ns * _NS * task.batch_size / len(task.devices)
+        return self.shared_slice_ns * _NS * batch_size / ranks
 
     def to_json(self) -> dict[str, Any]:
         """Returns the coefficients as a JSON object."""

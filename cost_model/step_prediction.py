@@ -68,7 +68,7 @@ class StepPredictor:
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, seed: int = 0) -> None:
         self._oracle, self._task, self._seed = oracle, task, seed
         self._price = StepPrice.of_task(task)
-        self._whole_ms, self._split_ms = oracle.common_ms(task), oracle.split_ms(task)
+        self._whole_ms, self._split_ms = oracle.common_ms(task), oracle.split_ms(len(task.devices))
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
 
     def expected_ms(self, placed: Placed) -> float:

@@ -91,6 +91,8 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.rest_ms = torch.zeros(num_envs)  # each unit alone, as are all_ms and added_ms
         self.all_ms = torch.ones(num_envs)
         self.added_ms = torch.zeros(num_envs)  # by splits
+        self.splits_ms = torch.zeros(num_envs)  # that they add to a step on all devices
+        self._split_ms = torch.zeros(num_envs)  # a slice of outputs
         self.rest_bytes = torch.zeros(num_envs, dtype=torch.int64)
         self.even_share = torch.ones(num_envs, described)  # named amounts per device
         self.even_split_ms = torch.ones(num_envs)
@@ -161,6 +163,8 @@ class BatchedPlacementEnv(EpisodeDevices):
             ranked = np.argsort(constrained[row, :tables] - alone[instance.units], kind="stable")
             order[row, :tables], origin[row, :tables] = instance.units[ranked], ranked
         self.count[new] = torch.tensor([len(instance.units) for instance in instances])
+        split_ms = [self.catalog.split_ms(_ranks(instance)) for instance in instances]
+        self._split_ms[new], self.splits_ms[new] = torch.tensor(split_ms), 0.0
         self._piece_limit[new] = self.count[new] + self.max_splits
         self.order[new], self.origin[new] = torch.from_numpy(order), torch.from_numpy(origin)
         self._constrained[new] = torch.from_numpy(constrained)
@@ -268,6 +272,11 @@ class BatchedPlacementEnv(EpisodeDevices):
             self._split(cut.nonzero()[:, 0])
         self._prepare_next()
 
+    @property
+    def plan_ms(self) -> Tensor:
+        """Step time of each episode's partial plan, by the task's objective: [envs]."""
+        return super().plan_ms + self.splits_ms
+
     def _split(self, env_ids: Tensor) -> None:
         """Replaces the current units by their halves, and sorts the remaining units again."""
         catalog, unit, place = self.catalog, self.current[env_ids], self.placed[env_ids]
@@ -277,6 +286,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.rest[env_ids] += described[first] + described[second] - described[unit]
         self.rest_ms[env_ids] += added
         self.added_ms[env_ids] += added
+        self.splits_ms[env_ids] += self._split_ms[env_ids] * catalog.slices[unit]
         self.rest_bytes[env_ids] += sizes[first] + sizes[second] - sizes[unit]
         origin = self.origin[env_ids, place]
         for half, where in ((first, place), (second, self.count[env_ids])):
@@ -355,3 +365,8 @@ class BatchedPlacementEnv(EpisodeDevices):
         for piece, device in merged_by_device(self.placed_pieces(env_id)):
             held[device].append(piece)
         return [Shard(tuple(pieces)) if pieces else None for pieces in held]
+
+
+def _ranks(instance: TaskInstance) -> int:
+    """Returns the number of devices of a task, or of the larger task that it is a part of."""
+    return len(instance.memory_bytes) if instance.larger is None else instance.larger.ranks

@@ -95,6 +95,8 @@ class TableCatalog:
         self.bytes = bytes_of_units(self.operator, self.batch_size, known)
         self.sizes = torch.from_numpy(self.bytes)
         self.columns = torch.tensor([unit.columns for unit in known], dtype=torch.float32)
+        slices = [sum(piece.table.features for piece in unit.pieces) for unit in known]
+        self.slices = torch.tensor(slices, dtype=torch.float32)  # of outputs, of each unit
         # Only units of one piece can be split; the widths of others are not used.
         self.widths = torch.tensor([unit.pieces[0].width for unit in known])
         self.min_half_width = torch.where(
@@ -179,6 +181,10 @@ class TableCatalog:
             amounts = unit_amounts(scenarios.amounts, self.units)
             self._in_scenarios[count] = scenarios, amounts
         return self._in_scenarios[count]
+
+    def split_ms(self, ranks: int) -> float:
+        """Returns what a slice of outputs more adds to a step of all of so many devices."""
+        return self._oracle.split_ms(ranks)
 
     def price(self, sums: Tensor) -> Prices:
         """Returns the costs of devices with these sums of amounts."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from autoshard import benchmark  # whose pool is loaded where something is measured
+from autoshard.cost_model.step_overhead import loads_of
 from autoshard.envs.batched_env import BatchedPlacementEnv
 from autoshard.workload.step_price import StepPrice, expected_slowest, norm_power
 
@@ -156,7 +157,7 @@ class EstimatedCostSource:
         for stage in price.compute_stages(*costs.unbind(-1)):
             slowest = expected_slowest(stage.double().numpy(), power)
             expected = expected + torch.from_numpy(slowest).float()
-        return expected
+        return expected + episodes.splits_ms[chosen]
 
 
 class MeasuredCostSource:
@@ -188,14 +189,19 @@ class MeasuredCostSource:
         self._pool = self._pool or benchmark.BenchmarkPool(self._store, kind=self._kind)
         settings = benchmark.MeasureSettings(catalog.batch_size, catalog.operator)
         answers = self._pool.measure(shards, settings)
-        for where, answer in zip(places, answers, strict=True):
+        overhead = catalog.model.counted_overhead
+        for where, shard, answer in zip(places, shards, answers, strict=True):
             if answer.ok:
                 cost = answer.normalized_to(catalog.model.provenance.reference_level).cost()
-                forward[where], backward[where] = cost.forward_ms, cost.backward_ms
+                both = np.array([cost.forward_ms, cost.backward_ms])
+                if overhead is not None:
+                    both = overhead.in_training(both, loads_of(shard.pieces, catalog.batch_size))
+                forward[where], backward[where] = both.tolist()
         self.num_requested += len(shards)
         stages = torch.stack(episodes.stages(forward, backward, episodes.held_columns), dim=-1)
         stages = stages[list(env_ids)]
-        return Costs(stages.amax(1).sum(1), stages.sum(2))
+        plan_ms = stages.amax(1).sum(1) + episodes.splits_ms[list(env_ids)]
+        return Costs(plan_ms, stages.sum(2))
 
 
 class MixedCostSource:

@@ -215,7 +215,8 @@ class RankGroup:
     def _wait_until_started(self) -> None:
         """Waits until all ranks have their devices, and learns their memory where those know it."""
         calls = [actor.free_bytes.remote() for actor in self._actors]
-        _, waiting = ray.wait(calls, num_returns=len(calls), timeout=_START_S)
+        limit_s = _START_S if self.backend.num_gpus else None  # nobody else can hold a core
+        _, waiting = ray.wait(calls, num_returns=len(calls), timeout=limit_s)
         if waiting:
             left = ray.available_resources().get("GPU", 0)  # type: ignore[no-untyped-call]
             raise RankError(

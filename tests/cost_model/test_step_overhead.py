@@ -57,7 +57,7 @@ def test_scenarios_and_reports_agree_with_the_mean(model: CostModel) -> None:
     task, oracle = task_of(), EstimatedCosts(model.for_objective(STEP), 1024)
     for plan in islice(random_plans(task, seed=1), 3):
         splits = splits_of(task, plan.placed(task))
-        of_splits = splits * OVERHEAD.split_ms(task)
+        of_splits = splits * OVERHEAD.split_ms(1024, 3)
         assert oracle.common_ms(task, plan) - oracle.common_ms(task) == pytest.approx(of_splits)
         cost = oracle.plan_cost(plan, task)
         assert cost.common_ms == oracle.common_ms(task, plan)

@@ -11,6 +11,7 @@ from episodes import AMPLE, assignment, episodes_of, greedily, instance
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor
+from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead
 from autoshard.envs import (
     BatchedPlacementEnv,
     Costs,
@@ -176,6 +177,22 @@ def test_what_is_measured_is_the_shards_of_the_episode_in_its_batch(
     level = small_catalog.model.provenance.reference_level
     expected = [answer.normalized_to(level).total_ms for answer in measured]
     assert found.devices_ms[0, :2].tolist() == pytest.approx(expected)
+
+
+def test_a_measured_step_of_training_includes_what_comes_with_operators(
+    small_catalog: TableCatalog, asked: Asked, tmp_path: Path
+) -> None:
+    passes = DirectionOverhead(2.0, 0.0, 0.0, 0.0, 5.0)
+    overhead = StepOverhead(passes, passes, 0.0, 0.0, 0.0, 0.0)
+    objective = Objective("step")
+    training = replace(small_catalog.model, overhead=overhead).for_objective(objective)
+    tables = [piece.table for unit in small_catalog.units for piece in unit.pieces]
+    found = []
+    for model in (small_catalog.model, training):
+        episodes = finished(TableCatalog.of_tables(model, tables, BATCH_SIZE))
+        found.append(MeasuredCostSource(tmp_path / "costs.db")(episodes, [0]).devices_ms[0, :2])
+    assert (2 * found[0] + 2 * 5.0).tolist() == pytest.approx(found[1].tolist(), rel=1e-3)
+    assert all(answer.reused for answer in asked[1])
 
 
 def test_measured_plans_include_their_all_to_alls(

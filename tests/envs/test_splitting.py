@@ -23,6 +23,7 @@ from episodes import (
 from hypothesis import given
 
 from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead
 from autoshard.envs import (
     BatchedPlacementEnv,
     Layout,
@@ -34,6 +35,7 @@ from autoshard.envs import (
 from autoshard.envs.catalog import NO_HALVES
 from autoshard.workload import (
     EmbeddingTable,
+    Objective,
     Rule,
     ShardingPlan,
 )
@@ -402,3 +404,31 @@ def test_a_table_larger_than_any_device_is_placed_in_halves(split_catalog: Table
     widths = [piece.width for piece, _ in split.placed_pieces(0)]
     assert sum(widths) == catalog.undivided[wide].width
     assert assignment(split, 0) == [-1]  # it is nowhere whole
+
+
+def test_a_step_of_training_counts_splits_on_all_devices(
+    model: CostModel, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    overhead = StepOverhead(
+        DirectionOverhead(1.0, 0.0, 0.0, 0.0, 0.0),
+        DirectionOverhead(1.0, 0.0, 0.0, 0.0, 0.0),
+        shared_output_ns=0.0,
+        shared_lookup_ns=0.0,
+        shared_slice_ns=1e5,
+        shared_ms=0.0,
+    )
+    objective = Objective("step")
+    training = replace(model, overhead=overhead).for_objective(objective)
+    catalog = TableCatalog.of_tables(training, tables[:3], 512, split=True)
+    mine = replace(instance([0, 1, 2], AMPLE, AMPLE), objective=objective)
+    episodes = episodes_of(catalog, mine, max_splits=2)
+    halve(episodes)
+    while not episodes.over.all():
+        episodes.place(torch.tensor([int(episodes.placed[0]) % 2]))
+    assert float(episodes.splits_ms[0]) == pytest.approx(1e5 * 1e-6 * 512 / 2)
+    task = catalog.task(mine)
+    plan = ShardingPlan.of_pieces(task, episodes.placed_pieces(0))
+    assert len(plan.placements) == 4
+    oracle = EstimatedCosts(training, 512)
+    step_ms = oracle.step_ms(plan, task) - oracle.common_ms(task)  # what all plans take
+    assert float(episodes.plan_ms[0]) == pytest.approx(step_ms, rel=1e-3)
