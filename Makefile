@@ -25,7 +25,7 @@ READY  := $(VENV)/.ready-$(EXTRA)$(if $(ALONE),-torchrec)
 STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
 PORT   ?= 5000
 
-.PHONY: setup doctor demo test e2e lint bench gate mlflow clean
+.PHONY: setup doctor demo test e2e lint bench gate gpu-check mlflow clean
 
 setup: $(READY)
 
@@ -61,6 +61,12 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# What doctor says of a machine with GPUs, and the tests that need them, in a file to send.
+gpu-check: setup
+	-$(BIN)/python experiments/doctor.py > gpu-report.txt 2>&1
+	-$(BIN)/python -m pytest -m gpu -rA --ignore=tests/e2e >> gpu-report.txt 2>&1
+	@tail -3 gpu-report.txt; echo 'the report is in gpu-report.txt'
 
 bench: setup
 	$(BIN)/python tests/run_bench.py
