@@ -92,7 +92,7 @@ class Found(NamedTuple):
 SETTINGS = tuple(
     Setting(f"{family}:{tables}:71", ranks, batch_size)
     for batch_size in (1024, 8192)
-    for tables, ranks in ((40, 4), (60, 8), (20, 2))
+    for tables, ranks in ((40, 4), (20, 2), (60, 8))
     for family in ("hot", "zipf")
 )
 _COUNT = int(os.environ.get("AUTOSHARD_SETTINGS", len(SETTINGS) if STORE else 1))
