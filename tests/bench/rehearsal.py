@@ -121,6 +121,9 @@ def draw(rehearsed: Mapping[Setting, Found], path: Path) -> None:
     ends = [every.min(), every.max()]
     axes.plot(ends, ends, color="black", linewidth=0.8)
     axes.set(xscale="log", yscale="log", xlabel="price in ms", ylabel="rehearsed step in ms")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter("{x:g}")
     axes.legend(fontsize="small")
     figure.savefig(path)
     say(f"the picture is in {path}")
