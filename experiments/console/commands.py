@@ -13,7 +13,6 @@ from typing import get_type_hints
 from autoshard.experiments.console import cli
 
 COMMANDS = {
-    "doctor": "doctor",
     "shard": "shard",
     "compare": "compare",
     "measure": "collect_costs",
@@ -23,6 +22,7 @@ COMMANDS = {
     "diff": "diff_plans",
     "train-torchrec": "train_torchrec",
     "rehearse": "rehearse",
+    "doctor": "doctor",
     "pool": "pool",
     "probe": "probe",
     "store": "store",

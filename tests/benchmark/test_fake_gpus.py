@@ -131,6 +131,6 @@ def test_a_gpu_that_cannot_be_used_is_one_line(
         return CudaBackend(simulated_gpu.SimulatedRuntime(capability=(7, 5)))  # type: ignore[arg-type]
 
     monkeypatch.setattr(devices, "requested_backend", old)
-    with pytest.raises(PoolError, match=r"gpu0@.*: .*fbgemm-gpu has no code for NVIDIA") as raised:
+    with pytest.raises(PoolError, match=r"gpu\d@.*: .*fbgemm-gpu has no code for NVIDIA") as raised:
         BenchmarkPool(tmp_path / "costs.db", "cuda").devices()
     assert "\n" not in str(raised.value)
