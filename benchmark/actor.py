@@ -105,9 +105,11 @@ class DeviceBenchmark:
     def _needed_bytes(self, order: Order) -> int:
         """Returns what building and running a shard takes on this device."""
         shard, settings, _ = order
+        needed, per_lookup = settings.needed_bytes(shard), self._backend.lookup_bytes
+        if not per_lookup:
+            return needed
         looked_up = lookups_in([piece.table for piece in shard.pieces], settings.batch_size)
-        working = self._backend.lookup_bytes * int(looked_up.lookups.sum())
-        return settings.needed_bytes(shard) + working
+        return needed + per_lookup * int(looked_up.lookups.sum())
 
     def _that_fit(self, orders: Sequence[Order], waiting: Sequence[int]) -> list[int]:
         """Returns the first of the waiting orders that fit into memory together; at least one."""

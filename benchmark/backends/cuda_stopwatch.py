@@ -25,7 +25,7 @@ _TRIES = 8  # of an iteration: launches differ, and waits double
 
 
 class Stream(Protocol):
-    """What a stopwatch uses of a GPU."""
+    """The parts of a GPU's runtime that a stopwatch needs."""
 
     @property
     def cuda(self) -> Any:

@@ -60,7 +60,7 @@ class Setting(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What was rehearsed of a setting.
+    """The rehearsed plans of a setting, and their prices.
 
     Args:
         steps: Rehearsed step of each priced plan, [plans].

@@ -1,4 +1,4 @@
-"""What only real GPUs can show: `make gpu-check` runs these, and whatever else is marked `gpu`."""
+"""Tests that need real GPUs; `make gpu-check` runs them and all others that are marked `gpu`."""
 
 from collections.abc import Callable
 from contextlib import closing
