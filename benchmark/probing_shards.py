@@ -24,6 +24,9 @@ def probe_shards(
 ) -> tuple[tuple[ProbedShard, ...], ReferenceLevel | None]:
     """Times `PROBE_SHARDS`; those for which there is no time or memory are left out.
 
+    Half of them are timed even where it takes longer: a model adjusts to no fewer, and a probe
+    without them would be run again for each plan.
+
     Args:
         backend: The device.
         references: The device's reference operators.
@@ -45,10 +48,11 @@ def probe_shards(
                         backend)
             for name in chosen
         ]  # fmt: skip
-        if not chosen or time.monotonic() > end:
+        if not chosen or (group and time.monotonic() > end):
             break
         subjects = [TimedOperator(each.forward, each.gradient) for each in operators]
-        found = time_interleaved(subjects, watch, [_OPTIONS] * len(chosen), end)
+        options = [_OPTIONS] * len(chosen)
+        found = time_interleaved(subjects, watch, options, end, _MIN_ITERATIONS)
         timings.update(zip(chosen, found, strict=True))
         del operators, subjects
         gc.collect()  # modules are cycles

@@ -148,6 +148,7 @@ def time_interleaved(
     watch: Stopwatch,
     options: Sequence[TimingOptions],
     deadline: float = math.inf,
+    min_iterations: int = 1,
 ) -> list[Timing]:
     """Warms up, then interleaves iterations until the median of each operator is known.
 
@@ -157,7 +158,8 @@ def time_interleaved(
         subjects: The operators.
         watch: The device's stopwatch.
         options: Options of each operator.
-        deadline: Time by `time.monotonic` after which no round begins but the first.
+        deadline: Time by `time.monotonic` after which no round begins.
+        min_iterations: What each operator gets even where that takes longer.
 
     Raises:
         ShardFault: An operator failed.
@@ -171,7 +173,7 @@ def time_interleaved(
                 run.iterate(watch)
         references.run()
         watch.foreign_load()
-        rounds = _Rounds(watch, references, len(runs), deadline)
+        rounds = _Rounds(watch, references, len(runs), deadline, min_iterations)
         rounds.go_on(runs)
         found = [run.by_clearing(references.level()) for run in runs]
         watch.clearing.learn(len(runs), found)
@@ -188,24 +190,36 @@ class _Rounds:
     """Rounds with one iteration of each operator, and the reference between them."""
 
     def __init__(
-        self, watch: Stopwatch, references: _References, num_interleaved: int, deadline: float
+        self,
+        watch: Stopwatch,
+        references: _References,
+        num_interleaved: int,
+        deadline: float,
+        min_iterations: int,
     ) -> None:
         self._watch, self._references = watch, references
-        self._num_interleaved, self._deadline = num_interleaved, deadline
+        self._num_interleaved = num_interleaved
+        self._deadline, self._min_iterations = deadline, min_iterations
         self._number = 0
         self._iteration_ms = 0.0
 
     def go_on(self, runs: Sequence[_Runs]) -> None:
         """Runs rounds until all medians are known."""
         waiting = self._unknown(runs)
-        while waiting and (self._number == 0 or time.monotonic() < self._deadline):
+        while waiting and (self._too_few(waiting) or time.monotonic() < self._deadline):
             self._next(waiting)
             waiting = self._unknown(waiting)
 
+    def _too_few(self, runs: Sequence[_Runs]) -> bool:
+        short_suffices = self._short_suffices()
+        return any(len(run.counted(short_suffices)) < self._min_iterations for run in runs)
+
     def _unknown(self, runs: Sequence[_Runs]) -> list[_Runs]:
-        level = self._references.level()
-        short_suffices = self._watch.clearing.short_suffices(self._num_interleaved)
+        level, short_suffices = self._references.level(), self._short_suffices()
         return [run for run in runs if not run.is_known(level, short_suffices)]
+
+    def _short_suffices(self) -> bool:
+        return self._watch.clearing.short_suffices(self._num_interleaved)
 
     def _next(self, runs: Sequence[_Runs]) -> None:
         # The order rotates: the first one finds the cache emptier than the rest.
