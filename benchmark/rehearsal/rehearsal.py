@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,8 @@ from autoshard.benchmark.rehearsal.kept import KeptRehearsals
 from autoshard.benchmark.rehearsal.rank import RehearsalRank
 from autoshard.benchmark.rehearsal.times import Loop, RankReport, Rehearsal, Round
 from autoshard.benchmark.store import MeasurementStore
-from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError
+from autoshard.workload import Device, PlanError, ShardingPlan, ShardingTask, UserError
+from autoshard.workload.sizes import format_bytes
 
 WARM_UP = 5  # steps
 ROUND_STEPS = 10  # steps of a plan in a round of several
@@ -108,9 +110,32 @@ class RankGroup:
             )
         here = replace(task, devices=self.devices())
         if plan is not None:
-            plan.check(here)
+            self._check(plan, here)
         self._all("prepare", name, here, plan or self._native_plan(here), self.loop)
         self._tasks[name] = (here, plan)
+
+    def _check(self, plan: ShardingPlan, task: ShardingTask) -> None:
+        """Raises PlanError unless a plan fits; ranks that share a machine share its memory."""
+        if not self.backend.is_shared:
+            return plan.check(task)
+        owners = [place.owner for place in self.places]
+        free = Counter[str]()
+        for place in self.places:
+            free[place.owner] += place.memory_bytes
+        shared = [
+            replace(d, memory_bytes=free[o]) for d, o in zip(task.devices, owners, strict=True)
+        ]
+        plan.check(replace(task, devices=tuple(shared)))
+        needed = Counter[str]()
+        for owner, size in zip(owners, plan.device_bytes(task), strict=True):
+            needed[owner] += size
+        for owner, size in needed.items():
+            if size > free[owner]:
+                raise PlanError(
+                    f"the plan needs {format_bytes(size)} on one machine, whose ranks have "
+                    f"{format_bytes(free[owner])} together"
+                )
+        return None
 
     def train(self, name: str, steps: int, warm_up: int = WARM_UP) -> Rehearsal:
         """Returns the results of so many steps of a prepared model, after the warm-up."""
