@@ -53,7 +53,14 @@ def calibrate(model: CostModel, data: CostDataset, extend_range: bool = True) ->
         known = (compute.uncertainty, model.machines.mean.uncertainty)
         compute = replace(compute, uncertainty=max(known, key=lambda each: each.noise))
     links = model.links if same else {}
-    return replace(model, compute=compute, provenance=Provenance.of(data), links=links, probe=None)
+    return replace(
+        model,
+        compute=compute,
+        provenance=Provenance.of(data),
+        links=links,
+        probe=None,
+        data_sheet=None,
+    )
 
 
 def adapted(model: CostModel, data: CostDataset, extend_range: bool = True) -> ComputeCostModel:

@@ -9,6 +9,7 @@ from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.machines import Machines
 from autoshard.cost_model.step_overhead import StepOverhead
 from autoshard.workload import Link, Objective, OperatorOptions, UserError
+from autoshard.workload.data_sheets import DataSheet
 
 if TYPE_CHECKING:
     from autoshard.cost_model.dataset import CostDataset
@@ -55,6 +56,7 @@ class CostModel:
         probe: Probe of the machine that `compute` is for, if that is all that is known of it.
         overhead: What training takes beside operators; None if unknown.
         in_training: Whether prices are those of training, not of operators alone.
+        data_sheet: Data sheet of the GPU that `compute` is for, if that is all that is known of it.
     """
 
     compute: ComputeCostModel
@@ -64,6 +66,7 @@ class CostModel:
     probe: MachineProbe | None = None
     overhead: StepOverhead | None = None
     in_training: bool = False
+    data_sheet: DataSheet | None = None
 
     @property
     def counted_overhead(self) -> StepOverhead | None:

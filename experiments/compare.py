@@ -15,7 +15,7 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import Choice
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.machine import MachineOptions
+from autoshard.experiments.console.machine import MachineOptions, check_measured_hardware
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file, check_folder
 from autoshard.experiments.evaluation.planners import Planners
@@ -175,7 +175,7 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
             up_to={"memory_fill": 1},
         )
         self.build_objective(self.num_devices)  # raises for wrong options
-        self.check_machine()
+        self.check_machine(self.cost_model)
         if self.judge == "training" and self.measure:
             raise UserError("--measure excludes --judge training: leave one of them out")
         if measuring and not self.measure:
@@ -344,6 +344,7 @@ def _evaluate(
     from autoshard.experiments.evaluation.evaluator import evaluate_measured
 
     with measuring_pool(config.store) as pool:
+        check_measured_hardware(planners.oracle.model, pool.devices()[0].hardware)
         found = evaluate_measured(task_set, planners, pool, limits, config.seeds, config.save_tasks)
         return found, pool.devices()[0].hardware
 

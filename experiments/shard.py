@@ -148,7 +148,7 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
                 "and --plan"
             )
         self.build_objective(self.num_devices)  # raises for wrong options
-        self.check_machine()
+        self.check_machine(self.cost_model)
         check_bounds(
             self,
             at_least={"num_devices": 1, "batch_size": 1, "seed": 0, "max_moved_gb": 0},
@@ -190,6 +190,7 @@ def main(config: ShardConfig) -> None:
     """Makes a plan, compares its predicted cost with the best heuristic's, and writes it."""
     config.check()
     devices = read_devices(config.memory_gb, config.num_devices, "--num-devices")
+    config.check_memory(devices)
     tables, stored = config.workload()
     given = config.plan or config.start_plan
     context = open_context(
@@ -197,7 +198,9 @@ def main(config: ShardConfig) -> None:
         tables,
         config.batch_size,
         config.priced(
-            config.model_for(config.cost_model or cost_model_beside(config.policy), config.store)
+            config.model_for(
+                config.cost_model or cost_model_beside(config.policy), config.store, stored
+            )
         ),
         config.policy,
         config.store,

@@ -61,6 +61,11 @@ def _policy(context: SharderContext, search: bool = False) -> Sharder:
     )
 
 
+def _torchrec(context: SharderContext, column_wise: bool) -> Sharder:
+    model = None if context.oracle is None else context.oracle.model
+    return sharders.TorchRecSharder(column_wise, model)
+
+
 SHARDERS: dict[str, SharderSpec] = {
     **{name: _heuristic(name) for name in HEURISTICS},
     "cost": SharderSpec(
@@ -105,12 +110,12 @@ SHARDERS: dict[str, SharderSpec] = {
     ),
     "torchrec": SharderSpec(
         "TorchRec's planner with whole tables",
-        lambda _context: sharders.TorchRecSharder(column_wise=False),
+        lambda context: _torchrec(context, column_wise=False),
         frozenset({"torchrec"}),
     ),
     "torchrec_columns": SharderSpec(
         "TorchRec's planner with whole and column-wise split tables",
-        lambda _context: sharders.TorchRecSharder(column_wise=True),
+        lambda context: _torchrec(context, column_wise=True),
         frozenset({"torchrec"}),
     ),
 }

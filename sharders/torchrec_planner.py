@@ -1,6 +1,8 @@
 """TorchRec's own planner as a sharder."""
 
+from autoshard.cost_model import CostModel
 from autoshard.workload import ShardingPlan, ShardingTask
+from autoshard.workload.data_sheets import data_sheet_of
 
 
 class TorchRecSharder:
@@ -8,17 +10,21 @@ class TorchRecSharder:
 
     Args:
         column_wise: Whether tables may also be split evenly by columns.
+        model: Cost model, which knows what the plans are for; by default this machine's devices.
 
     Raises:
         UserError: TorchRec is not installed.
     """
 
-    def __init__(self, column_wise: bool) -> None:
+    def __init__(self, column_wise: bool, model: CostModel | None = None) -> None:
         from autoshard.workload.torchrec import plan_of_torchrec  # an optional dependency
 
         self._plan = plan_of_torchrec
         self._column_wise = column_wise
+        hardware = None if model is None else model.provenance.hardware
+        self._device_type = None if hardware is None else hardware.partition(":")[0]
+        self._sheet = None if model is None else model.data_sheet or data_sheet_of(str(hardware))
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Returns a valid plan; raises PlanError if TorchRec finds none, or it does not fit."""
-        return self._plan(task, self._column_wise)
+        return self._plan(task, self._column_wise, self._device_type, self._sheet)

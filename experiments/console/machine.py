@@ -1,46 +1,100 @@
-"""The machine that plans are for: the one whose probe is named, else this one."""
+"""The hardware that plans are for: a GPU or a probed machine that is named, else this machine."""
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from autoshard.benchmark.backends import fingerprint_here
+from autoshard.benchmark.backends import RequestedKind, backend_of, fingerprint_here
 from autoshard.benchmark.probe import MachineProbe, ProbeError, load_probe
 from autoshard.cost_model import CostModel, OtherHardware, load_model
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.experiments.console import cli
-from autoshard.workload import UserError
+from autoshard.workload import Device, OperatorOptions, UserError
+from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
+
+_GB = 1e9  # of data sheets
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineOptions:
     """The machine that plans are for; options of commands inherit it."""
 
-    hardware: Path | None = None
-    """File of a probe, which probe.py writes on the machine that will train. Default: this machine,
-    which is probed if the cost model was not trained on it."""
+    hardware: str | None = None
+    """What will train: a GPU (a100-40gb, a100-80gb, h100-80gb, h200-141gb, b200-180gb, l4-24gb or
+    l40s-48gb), NAME=FILE with the data sheet of another one (docs/gpus.md), or the file of a probe,
+    which probe.py writes on the machine that will train. Default: this machine, which is probed if
+    the cost model was not trained on it."""
+    devices: RequestedKind = "auto"
+    """Kind of devices to plan for: auto takes GPUs if this machine has any."""
     probe: bool = True
     """Probe this machine if the cost model was not trained on it (5 s, kept in --store). Without,
     the cost model is used as it is: for the machine that it was trained on."""
 
-    def check_machine(self) -> None:
-        """Raises UserError for options that exclude each other."""
-        if self.hardware is not None and not self.probe:
-            raise UserError("--hardware names a probe, and --no-probe uses none: leave one out")
+    def check_machine(self, cost_model: Path | None) -> None:
+        """Raises UserError for options that exclude each other, --cost-model among them."""
+        if self.hardware is None:
+            return
+        if not self.probe:
+            raise UserError("--no-probe takes the cost model as it is: leave out --hardware")
+        if self.data_sheet is None:
+            return
+        if cost_model is not None:
+            raise UserError(
+                f"--hardware {self.hardware} makes a cost model of a data sheet, and --cost-model "
+                f"names {cost_model}: leave one out"
+            )
+        if self.devices == "cpu":
+            raise UserError(
+                f"--hardware {self.hardware} is a GPU, and --devices cpu asks for CPUs: leave one "
+                "out"
+            )
 
-    def model_for(self, source: Path | str, store: Path) -> CostModel:
-        """Returns a saved cost model for the machine; prints which machine that is.
+    def check_memory(self, devices: Sequence[Device]) -> None:
+        """Raises UserError if the GPU that is named has less memory than the devices."""
+        sheet = self.data_sheet
+        if sheet is None:
+            return
+        largest = max(device.memory_bytes for device in devices)
+        if largest > sheet.memory_gb * _GB:
+            raise UserError(
+                f"--memory-gb {largest / 2**30:g} is more than {sheet.name} has, which is "
+                f"{sheet.memory_gb * _GB / 2**30:.4g}"
+            )
+
+    @property
+    def data_sheet(self) -> DataSheet | None:
+        """Data sheet of the GPU that `hardware` names; None if it names none."""
+        name, _, file = (self.hardware or "").partition("=")
+        if file:
+            return read_data_sheet(name, Path(file))
+        if name and name not in DATA_SHEETS and not Path(name).exists():
+            raise UserError(
+                f"--hardware {name} is no file, and none of the GPUs {', '.join(DATA_SHEETS)}: "
+                "name one of these, or NAME=FILE of a data sheet"
+            )
+        return DATA_SHEETS.get(name)
+
+    def model_for(
+        self, source: Path | str, store: Path, operator: OperatorOptions | None = None
+    ) -> CostModel:
+        """Returns the cost model for the hardware; prints which one that is.
 
         Args:
             source: Folder of a cost model, or the name of a shipped one.
             store: File of measurements that keeps the probe of this machine.
+            operator: Operator of the tables, which a model by a data sheet prices.
         """
+        if (sheet := self.data_sheet) is not None:
+            return _by_data_sheet(sheet, operator)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", OtherHardware)
             model = load_model(source)
         origin = model.provenance.hardware
+        self._check_kind(origin.partition(":")[0])
         probe = None
         if self.hardware is not None:
-            probe = load_probe(self.hardware, origin.partition(":")[0])
+            probe = load_probe(Path(self.hardware), origin.partition(":")[0])
         here = fingerprint_here(origin) if probe is None else probe.hardware
         found = None
         if probe is not None or self.probe:
@@ -52,6 +106,37 @@ class MachineOptions:
         if found is not model or probe is not None:
             cli.say(_line(found))
         return found
+
+    def _check_kind(self, known: str) -> None:
+        """Raises UserError if plans are for GPUs, and the cost model knows only CPUs."""
+        gpus = self.devices == "cuda" or (
+            self.devices == "auto" and self.hardware is None and backend_of("cuda").is_here()
+        )
+        if known == "cpu" and gpus:
+            raise UserError(
+                "plans are for GPUs, and the cost model knows CPUs only: name the GPU with "
+                f"--hardware ({', '.join(DATA_SHEETS)}), or a --cost-model trained on measurements "
+                "of collect_costs.py --devices cuda; --devices cpu plans for CPUs"
+            )
+
+
+def check_measured_hardware(model: CostModel, hardware: str) -> None:
+    """Raises UserError if a model by a data sheet would be corrected by other hardware."""
+    sheet = model.data_sheet
+    if sheet is not None and not sheet.is_of(hardware):
+        raise UserError(
+            f"--measure would measure on {hardware}, and --hardware is {sheet.name}: measure on a "
+            "node with such GPUs, or leave one of the two out"
+        )
+
+
+def _by_data_sheet(sheet: DataSheet, operator: OperatorOptions | None) -> CostModel:
+    """Returns the cost model of a GPU by its data sheet, and says what that is worth."""
+    cli.say(
+        f"planned for {sheet.name} by its data sheet and by published measurements, none of this "
+        "package: --measure corrects the costs on a node with such GPUs"
+    )
+    return roofline_model(sheet, operator)
 
 
 def _on(

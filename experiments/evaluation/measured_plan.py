@@ -16,6 +16,7 @@ from autoshard.cost_model.repeated_measurements import (
     normalizer,
 )
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.machine import check_measured_hardware
 from autoshard.experiments.console.ray_cluster import measuring_pool
 from autoshard.experiments.evaluation.posterior import Pricing, StepPosterior, digests_of
 from autoshard.sharders import SharderContext, make_measuring
@@ -42,6 +43,7 @@ def measured_plan(
     model = context.costs.model
     MeasurementStore(store).close()  # fails before the work if it cannot be used
     with measuring_pool(store) as pool:
+        check_measured_hardware(model, pool.devices()[0].hardware)
         settings = MeasureSettings(task.batch_size, task.operator)
         seeds = [FIRST_SEED + seed for seed in evaluation_seeds(SEEDS)]
         knowledge = MeasuredKnowledge(

@@ -13,6 +13,7 @@ from commands import run
 from formula import measurement
 
 from autoshard.benchmark import MachineProbe, MeasurementStore, save_probe
+from autoshard.benchmark.backends.cuda import CudaBackend
 from autoshard.benchmark.hardware import cpu_fingerprint
 from autoshard.benchmark.probe import Passes, ProbedShard
 from autoshard.benchmark.probe_shards import PROBE_SHARDS
@@ -39,6 +40,7 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
     UserError,
+    documents,
     load_tables,
 )
 from autoshard.workload.moves import moved_bytes, moves_between
@@ -361,7 +363,7 @@ def test_a_plan_is_for_the_machine_of_a_probe(
     probe = MachineProbe("cpu: Some CPU 1.2, avx2, 8 MiB cache", "torch", shards=tuple(shards))
     file = config.out.with_name("probe.json")
     save_probe(probe, file)
-    for_it = replace(config, probe=True, hardware=file)
+    for_it = replace(config, probe=True, hardware=str(file))
     shard.main(for_it)
     said = " ".join(capsys.readouterr().out.split())
     line = f"planned for {probe.hardware} by 17 shards of its probe; the nearest of 5 machines"
@@ -378,7 +380,9 @@ def test_a_plan_is_for_the_machine_of_a_probe(
     save_probe(replace(probe, hardware="cuda: Some GPU"), file)
     with pytest.raises(UserError, match=r'probe.json: describes "cuda: Some GPU", but a device'):
         shard.main(for_it)
-    with pytest.raises(UserError, match="--hardware names a probe, and --no-probe uses none"):
+    with pytest.raises(
+        UserError, match="--no-probe takes the cost model as it is: leave out --hardware"
+    ):
         shard.main(replace(for_it, probe=False))
 
 
@@ -405,6 +409,61 @@ def test_this_machine_is_probed_once(
         assert probe.shards
         probed_at.add(probe.measured_at)
     assert len(probed_at) == 1
+
+
+def test_a_plan_for_gpus_is_made_without_any(
+    config: ShardConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {"memory_gb": 40, "memory_gb_s": 1000, "link_gb_s": 100, "network_gb_s": 10}
+    sheet = tmp_path / "gpu.json"
+    documents.write(sheet, {"schema": "autoshard.data_sheet", "version": 1, **figures})
+    for hardware, says in (
+        ("h100-80gb", "planned for NVIDIA H100 80GB HBM3 by its data sheet"),
+        (f"My GPU={sheet}", "has no field 'gpus_per_node'"),
+        ("h100", "--hardware h100 is no file, and none of the GPUs a100-40gb, "),
+    ):
+        if says.startswith("planned"):
+            shard.main(replace(config, hardware=hardware, probe=True, save_task=tmp_path / "task"))
+            said = " ".join(capsys.readouterr().out.split())
+            assert says in said
+            assert "over 450 GB/s, 20 us; 90% interval" in said
+            task = ShardingTask.load(tmp_path / "task")
+            assert task.objective == Objective("operators", Link(450e9, 20e-6))
+            ShardingPlan.load(config.out).check(task)
+        else:
+            with pytest.raises(UserError, match=re.escape(says)):
+                shard.main(replace(config, hardware=hardware, probe=True))
+    documents.write(
+        sheet, {"schema": "autoshard.data_sheet", "version": 1, **figures, "gpus_per_node": 2}
+    )
+    own = replace(config, hardware=f"My GPU={sheet}", probe=True)
+    shard.main(own)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "over 10 GB/s, 20 us" in said  # three devices are on two nodes
+    for changes, wrong in (
+        ({"memory_gb": "38"}, "--memory-gb 38 is more than My GPU has, which is 37.25"),
+        ({"cost_model": tmp_path}, "and --cost-model names"),
+        ({"devices": "cpu"}, "--devices cpu asks for CPUs: leave one out"),
+        ({"hardware": None, "devices": "cuda"}, "the cost model knows CPUs only: name the GPU"),
+    ):
+        with pytest.raises(UserError, match=re.escape(wrong)):
+            shard.main(replace(own, **changes))  # type: ignore[arg-type]
+
+
+def test_a_machine_with_gpus_is_not_planned_for_as_a_cpu(
+    config: ShardConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CudaBackend, "is_here", lambda _self: True)
+    with pytest.raises(UserError, match="plans are for GPUs, and the cost model knows CPUs only"):
+        shard.main(config)
+    shard.main(replace(config, devices="cpu"))
+    assert config.out.exists()
+
+
+@pytest.mark.skipif(CudaBackend().is_here(), reason="there is an NVIDIA GPU here")
+def test_a_gpu_that_is_not_here_cannot_be_measured(config: ShardConfig) -> None:
+    with pytest.raises(UserError, match=r"--measure would measure on cpu: .*, and --hardware is"):
+        shard.main(replace(config, hardware="h100-80gb", probe=True, measure=True))
 
 
 def test_a_store_of_other_hardware_is_left_alone_and_told_of(config: ShardConfig) -> None:

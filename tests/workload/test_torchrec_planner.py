@@ -2,6 +2,7 @@
 
 import logging
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.roofline import roofline_model
 from autoshard.sharders import SharderContext, make_sharder
 from autoshard.workload import (
     Device,
@@ -23,6 +26,7 @@ from autoshard.workload import (
     UserError,
     synthetic_tables,
 )
+from autoshard.workload.data_sheets import DATA_SHEETS
 
 pytest.importorskip("torchrec")
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -40,6 +44,7 @@ from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.optim import RowWiseAdagrad
 
 from autoshard.workload.torchrec import from_torchrec, plan_of_torchrec, planner, to_torchrec
+from autoshard.workload.torchrec.names import topology_of
 
 SHARDERS: Any = [EmbeddingBagCollectionSharder()]
 PLAN = ShardingPlan(
@@ -223,6 +228,27 @@ def test_torchrec_knows_how_fast_the_link_is(link: str, alone: bool) -> None:
     homes = {p.table: p.device for p in plan_of_torchrec(task, column_wise=False).placements}
     assert (homes["a"] == homes["b"]) == alone
     assert not alone or homes["a"] != homes["wide"]
+
+
+def test_torchrec_knows_the_gpus_of_a_data_sheet() -> None:
+    """Its own constants are those of another GPU: 897 GB/s of memory, 600 of NVLink."""
+    task, sheet = own_task(*[2**30] * 8), DATA_SHEETS["h100-80gb"]
+    found = topology_of(task, "cuda", sheet)
+    assert (found.compute_device, found.local_world_size) == ("cuda", 8)
+    assert (found.hbm_mem_bw, found.intra_host_bw) == (3350e6, 450e6)  # bytes per ms
+    assert found.inter_host_bw == 50e6
+    over = replace(task, objective=Objective("operators", Link.parse("25GB/s")))
+    assert topology_of(over, "cuda", sheet).intra_host_bw == 25e6
+    two_nodes = own_task(*[2**30] * 16)
+    assert topology_of(two_nodes, "cuda", sheet).local_world_size == 8
+
+
+def test_torchrec_gets_the_gpus_that_the_cost_model_is_for() -> None:
+    task = own_task(2**30, 2**30)
+    model = roofline_model(DATA_SHEETS["h100-80gb"])
+    context = SharderContext(EstimatedCosts(model, task.batch_size))
+    plan = make_sharder("torchrec", context).shard(task)
+    assert plan == plan_of_torchrec(task, False, "cuda", DATA_SHEETS["h100-80gb"])
 
 
 @pytest.mark.parametrize("weights", ["fp32", "fp16"])

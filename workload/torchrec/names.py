@@ -7,6 +7,7 @@ from fbgemm_gpu.split_embedding_configs import EmbOptimType
 from torchrec.distributed.planner.types import CustomTopologyData, ParameterConstraints, Topology
 from torchrec.modules.embedding_configs import DataType
 
+from autoshard.workload.data_sheets import DataSheet
 from autoshard.workload.operators import Optimizer, Weights
 from autoshard.workload.tables import EmbeddingTable
 from autoshard.workload.tasks import ShardingTask
@@ -19,23 +20,34 @@ FUSED_OPTIMIZERS: Mapping[Optimizer, EmbOptimType] = {
 }
 
 _BANDWIDTHS = ("intra_host_bw", "inter_host_bw")  # in bytes per millisecond
-_MS = 1e3
+_MS, _GB = 1e3, 1e9
 
 
-def topology_of(task: ShardingTask, device: str) -> Topology:
+def topology_of(task: ShardingTask, device: str, sheet: DataSheet | None = None) -> Topology:
     """Returns the topology of a task's devices, with their usable memory as storage.
 
-    Bandwidths are those of the objective's link, where it has one; TorchRec has no latency.
+    Bandwidths are those of the objective's link, where it has one, and of the data sheet; TorchRec
+    has no latency.
 
     Args:
         task: Task whose devices are the ranks.
         device: torch's type of the devices.
+        sheet: Data sheet of the devices, if they are GPUs of a known kind.
     """
     memory = {"ddr_cap" if device == "cpu" else "hbm_cap": task.usable_bytes.tolist()}
     ranks, link = len(task.devices), task.objective.link
     bandwidth = {} if link is None else dict.fromkeys(_BANDWIDTHS, link.bytes_s / _MS)
+    node = ranks
+    if sheet is not None:
+        bandwidth["hbm_mem_bw"] = sheet.memory_gb_s * _GB / _MS
+        if link in (None, sheet.link(ranks)):
+            inside, outside = sheet.link_gb_s * _GB / _MS, sheet.network_gb_s * _GB / _MS
+            bandwidth |= dict(zip(_BANDWIDTHS, (inside, outside), strict=True))
+            if ranks % sheet.gpus_per_node == 0:
+                node = sheet.gpus_per_node
     return Topology(
         world_size=ranks,
+        local_world_size=node,
         compute_device=device,
         custom_topology_data=CustomTopologyData(memory, ranks),
         created_by_factory=True,  # else TorchRec warns

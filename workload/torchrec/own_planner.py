@@ -20,6 +20,7 @@ from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 
+from autoshard.workload.data_sheets import DataSheet
 from autoshard.workload.plans import PlanError, ShardingPlan
 from autoshard.workload.tables import DIM_STEP, EmbeddingTable
 from autoshard.workload.tasks import ShardingTask
@@ -30,12 +31,23 @@ _OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad, "rowwise_adagrad": RowWiseAdagrad
 _MAX_WIDTH = 128  # columns of a piece, as TorchRec's default
 
 
-def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
+def plan_of_torchrec(
+    task: ShardingTask,
+    column_wise: bool,
+    device_type: str | None = None,
+    sheet: DataSheet | None = None,
+) -> ShardingPlan:
     """Returns TorchRec's own plan of whole tables and, with `column_wise`, of evenly split ones.
 
     The planner gets the pooling factors, the batch size, the memory of each device as storage, and
     the objective's link, if any; nothing else is reserved. A table may be split by one width: its
     largest even divisor below `dim`, up to 128.
+
+    Args:
+        task: Task to plan.
+        column_wise: Whether tables may be split.
+        device_type: torch's type of the task's devices. Default: `device_type_here`.
+        sheet: Data sheet of the devices, if they are GPUs of a known kind.
 
     Raises:
         PlanError: The planner finds no plan, or one that is not valid for the task.
@@ -43,7 +55,7 @@ def plan_of_torchrec(task: ShardingTask, column_wise: bool) -> ShardingPlan:
     named = {f"t{number}": table for number, table in enumerate(task.tables)}
     model = _model(task, named)
     constraints = {name: _constraints(table, column_wise) for name, table in named.items()}
-    plan = plan_by_torchrec(model, task, constraints, device_type_here())
+    plan = plan_by_torchrec(model, task, constraints, device_type or device_type_here(), sheet)
     placements = [
         placement
         for module in plan.plan.values()
@@ -63,6 +75,7 @@ def plan_by_torchrec(
     task: ShardingTask,
     constraints: Mapping[str, ParameterConstraints],
     device_type: str,
+    sheet: DataSheet | None = None,
 ) -> TorchRecPlan:
     """Returns the plan of TorchRec's planner for a model with the tables of a task.
 
@@ -70,7 +83,7 @@ def plan_by_torchrec(
         PlanError: The planner finds no plan.
     """
     planner = EmbeddingShardingPlanner(
-        topology=topology_of(task, device_type),
+        topology=topology_of(task, device_type, sheet),
         batch_size=math.ceil(task.batch_size / len(task.devices)),
         constraints=dict(constraints),
         storage_reservation=FixedPercentageStorageReservation(0.0),
