@@ -51,6 +51,9 @@ class MeasureSettings:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise UserError(f"batch size must be at least 1, got {self.batch_size}")
+        # Costs depend on weights and optimizer alone, not on what training takes beside.
+        alone = OperatorOptions(self.operator.weights, self.operator.optimizer)
+        object.__setattr__(self, "operator", alone)
 
     def needed_bytes(self, shard: Shard) -> int:
         """Returns the bytes that building and running the operator takes."""

@@ -69,6 +69,11 @@ class CostModel:
     data_sheet: DataSheet | None = None
 
     @property
+    def kind(self) -> str:
+        """Kind of the devices: cpu or cuda."""
+        return self.provenance.hardware.partition(":")[0]
+
+    @property
     def counted_overhead(self) -> StepOverhead | None:
         """What training takes beside operators; None if it does not count."""
         return self.overhead if self.in_training else None

@@ -18,7 +18,7 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.machine import MachineOptions, check_measured_hardware
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file, check_folder
-from autoshard.experiments.evaluation.planners import Planners
+from autoshard.experiments.evaluation.planners import TORCHREC_DEFAULT, Planners
 from autoshard.experiments.evaluation.report import (
     Evaluation,
     Score,
@@ -83,7 +83,8 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
     """Devices of a task."""
     sharders: str = "random,dim,size,lookup,size_lookup,cost,autoshard"
     """Names of sharders, separated by commas, or all that can run here. Those that measure require
-    --measure."""
+    --measure. With --judge training, torchrec_default is TorchRec's planner with all types that it
+    offers, rows and copies included."""
     policy: Path = Path("cpu")
     """Folder of a trained policy, or the name of a shipped one."""
     policies: str | None = None
@@ -130,7 +131,13 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
     @property
     def names(self) -> list[str]:
         """Names of the sharders."""
-        return list(dict.fromkeys(name.strip() for name in self.sharders.split(",")))
+        every = dict.fromkeys(name.strip() for name in self.sharders.split(","))
+        return [name for name in every if name != TORCHREC_DEFAULT]
+
+    @property
+    def torchrec_default(self) -> bool:
+        """Whether TorchRec's planner takes part with all types that it offers."""
+        return TORCHREC_DEFAULT in [name.strip() for name in self.sharders.split(",")]
 
     @property
     def choice(self) -> Choice | None:
@@ -178,6 +185,11 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
         self.check_machine(self.cost_model)
         if self.judge == "training" and self.measure:
             raise UserError("--measure excludes --judge training: leave one of them out")
+        if self.torchrec_default and self.judge != "training":
+            raise UserError(
+                f"{TORCHREC_DEFAULT} may shard by rows and copies, which no cost model prices: "
+                "compare it with --judge training"
+            )
         if measuring and not self.measure:
             raise UserError(
                 f"sharder {measuring[0]} measures while it plans: add --measure, or leave it out"
@@ -340,7 +352,14 @@ def _evaluate(
         from autoshard.experiments.evaluation.trained import evaluate_trained
 
         with ray_cluster():
-            return evaluate_trained(task_set, planners, limits, config.store, config.save_tasks)
+            return evaluate_trained(
+                task_set,
+                planners,
+                limits,
+                config.store,
+                config.save_tasks,
+                config.torchrec_default,
+            )
     from autoshard.experiments.evaluation.evaluator import evaluate_measured
 
     with measuring_pool(config.store) as pool:

@@ -41,6 +41,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
+from autoshard.workload.gpu_memory import on_gpus
 from autoshard.workload.moves import moved_bytes, moves_between
 from autoshard.workload.sizes import format_bytes
 
@@ -263,7 +264,9 @@ def _task(
         )
     objective = config.build_objective(len(devices), oracle.model)
     task = ShardingTask(tables, devices, config.batch_size, known, objective=objective)
-    return task if config.constraints is None else Constraints.of_file(config.constraints, task)
+    if config.constraints is not None:
+        task = Constraints.of_file(config.constraints, task)
+    return on_gpus(task) if oracle.model.kind == "cuda" else task
 
 
 def _improved(

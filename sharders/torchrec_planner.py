@@ -2,7 +2,7 @@
 
 from autoshard.cost_model import CostModel
 from autoshard.workload import ShardingPlan, ShardingTask
-from autoshard.workload.data_sheets import data_sheet_of
+from autoshard.workload.data_sheets import DataSheet, data_sheet_of
 
 
 class TorchRecSharder:
@@ -21,9 +21,11 @@ class TorchRecSharder:
 
         self._plan = plan_of_torchrec
         self._column_wise = column_wise
-        hardware = None if model is None else model.provenance.hardware
-        self._device_type = None if hardware is None else hardware.partition(":")[0]
-        self._sheet = None if model is None else model.data_sheet or data_sheet_of(str(hardware))
+        self._device_type: str | None = None
+        self._sheet: DataSheet | None = None
+        if model is not None:
+            self._device_type = model.kind
+            self._sheet = model.data_sheet or data_sheet_of(model.provenance.hardware)
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Returns a valid plan; raises PlanError if TorchRec finds none, or it does not fit."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 
@@ -50,10 +50,17 @@ class MemoryParts(NamedTuple):
 
 @dataclass(frozen=True)
 class OperatorOptions:
-    """Type of the weights and optimizer of the fused operator."""
+    """Type of the weights and optimizer of the fused operator.
+
+    Args:
+        weights: Type of the weights.
+        optimizer: Optimizer that is fused into the backward pass.
+        lookup_bytes: Device memory that a lookup takes during a step, beside its weight.
+    """
 
     weights: Weights = "fp32"
     optimizer: Optimizer = "rowwise_adagrad"
+    lookup_bytes: int = INDEX_BYTES
 
     def __post_init__(self) -> None:
         for field, value, known in (
@@ -66,9 +73,12 @@ class OperatorOptions:
     def __str__(self) -> str:
         return f"{self.weights} with {self.optimizer}"
 
-    def to_json(self) -> dict[str, str]:
-        """Returns the options by name."""
-        return asdict(self)
+    def to_json(self) -> dict[str, Any]:
+        """Returns the options by name; those that were added later only if they are not usual."""
+        found = asdict(self)
+        if self.lookup_bytes == INDEX_BYTES:
+            del found["lookup_bytes"]
+        return found
 
     def stored_bytes(self, rows: int, width: int) -> int:
         """Returns the bytes of weights and optimizer state of a [rows, width] matrix."""
@@ -83,7 +93,7 @@ class OperatorOptions:
             weights += held
             optimizer += state
             lookups, samples = round(table.pooling_factor * batch_size), batch_size * table.features
-            come, go = _for_a_batch(lookups, samples, piece.width, table.weighted)
+            come, go = self._for_a_batch(lookups, samples, piece.width, table.weighted)
             inputs += come
             outputs += go
         return MemoryParts(weights, optimizer, inputs, outputs)
@@ -100,7 +110,7 @@ class OperatorOptions:
         weighted = np.array([table.weighted for table in tables], np.int64)
         stored = self._stored(rows, widths)
         return np.asarray(
-            sum((*stored, *_for_a_batch(lookups, batch_size * features, widths, weighted)))
+            sum((*stored, *self._for_a_batch(lookups, batch_size * features, widths, weighted)))
         )
 
     def _stored(self, rows: Count, width: Count) -> tuple[Count, Count]:
@@ -111,10 +121,9 @@ class OperatorOptions:
             state_numbers[self.optimizer] * FLOAT_BYTES,
         )
 
-
-def _for_a_batch(
-    lookups: Count, samples: Count, width: Count, weighted: Count
-) -> tuple[Count, Count]:
-    """Returns the bytes of inputs, and of outputs. Samples count once per feature."""
-    inputs = (lookups + samples) * INDEX_BYTES + lookups * FLOAT_BYTES * weighted
-    return inputs, 2 * samples * width * FLOAT_BYTES
+    def _for_a_batch(
+        self, lookups: Count, samples: Count, width: Count, weighted: Count
+    ) -> tuple[Count, Count]:
+        """Returns the bytes of inputs, and of outputs. Samples count once per feature."""
+        inputs = lookups * self.lookup_bytes + samples * INDEX_BYTES
+        return inputs + lookups * FLOAT_BYTES * weighted, 2 * samples * width * FLOAT_BYTES

@@ -91,10 +91,10 @@ class MachineOptions:
             warnings.simplefilter("ignore", OtherHardware)
             model = load_model(source)
         origin = model.provenance.hardware
-        self._check_kind(origin.partition(":")[0])
+        self._check_kind(model.kind)
         probe = None
         if self.hardware is not None:
-            probe = load_probe(Path(self.hardware), origin.partition(":")[0])
+            probe = load_probe(Path(self.hardware), model.kind)
         here = fingerprint_here(origin) if probe is None else probe.hardware
         found = None
         if probe is not None or self.probe:

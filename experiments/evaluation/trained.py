@@ -13,11 +13,11 @@ from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
 from autoshard.benchmark.rehearsal.times import MUCH, Loop, Rehearsal
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.evaluation.evaluator import Limits
-from autoshard.experiments.evaluation.planners import Planners
+from autoshard.experiments.evaluation.planners import TORCHREC_DEFAULT, Outcome, Planners
 from autoshard.experiments.evaluation.posterior import SAMPLES
 from autoshard.experiments.evaluation.report import Evaluation
 from autoshard.experiments.evaluation.task_sets import TaskSet
-from autoshard.workload import UserError
+from autoshard.workload import ShardingPlan
 from autoshard.workload.arrays import Floats
 
 _LOOPS: Mapping[str, Loop] = {"pipelined": "pipelined"}  # by the name of the objective
@@ -29,62 +29,76 @@ def evaluate_trained(
     limits: Limits,
     store_path: Path,
     save_tasks: Path | None = None,
+    torchrec_default: bool = False,
 ) -> tuple[Evaluation, str]:
     """Compares sharders by training steps on ranks of the Ray cluster; returns their hardware, too.
 
     Equal plans of several sharders are trained once. Plans that the store knows are not trained
     again if their steps are known precisely enough.
+
+    Args:
+        task_set: Tasks, and plans of other planners for them.
+        planners: Sharders.
+        limits: When training ends.
+        store_path: File that keeps rehearsals.
+        save_tasks: Folder into which each task is written.
+        torchrec_default: Whether plans that TorchRec's planner makes by default take part, which
+            may hold rows and copies.
     """
     began = time.monotonic()
     made = list(islice(planners.entries(task_set, save_tasks), task_set.begin))
-    kinds = {(len(entry.task.devices), entry.task.objective.name) for entry in made}
-    if len(kinds) > 1:
-        counts = sorted({ranks for ranks, _ in kinds})
-        raise UserError(
-            "--judge training needs tasks with one objective and one number of devices, these have "
-            f"{counts[0]} to {counts[-1]} devices: compare them one number at a time"
-        )
-    ((ranks, objective),) = kinds
-    steps: dict[str, list[Floats]] = {name: [] for name in made[0].outcomes}
+    loop = _LOOPS.get(made[0].task.objective.name, "plain")
+    names = [*made[0].outcomes, *([TORCHREC_DEFAULT] if torchrec_default else [])]
+    steps = {name: np.full((SAMPLES, len(made)), np.nan) for name in names}
     rng, rounds, disturbed = np.random.default_rng(0), 0, list[float]()
-    training, loop = time.monotonic(), _LOOPS.get(objective, "plain")
-    with (
-        MeasurementStore(store_path) as store,
-        closing(RankGroup(ranks, loop=loop)) as found,
-        following(len(made), "tasks trained") as step,
-    ):
-        for number, entry in enumerate(made):
-            left = (limits.seconds - (time.monotonic() - began)) / (len(made) - number)
-            plans = {n: o.plan for n, o in entry.outcomes.items() if o.plan is not None}
-            trainer = {plan: name for name, plan in plans.items()}
-            trained = {name: plan for plan, name in trainer.items()}
-            effort = Effort(seconds=left, precision=limits.precision)
-            kept = store if found.in_turns else None
-            rehearsed = found.train_interleaved(
-                entry.task, trained, effort, kept, planners.oracle.model.levels_ms
-            )
-            disturbed += [each.disturbed for each in rehearsed.values()]
-            rounds += sum(len(each.rounds) for each in rehearsed.values())
-            drawn = {name: _drawn_ms(each, rng) for name, each in rehearsed.items()}
-            for name, tasks in steps.items():
-                plan = plans.get(name)
-                tasks.append(np.full(SAMPLES, np.nan) if plan is None else drawn[trainer[plan]])
-            step()
+    in_turns, hardware, training = False, "", time.monotonic()
+    numbers = dict[int, list[int]]()  # of tasks, by their number of devices
+    for number, entry in enumerate(made):
+        numbers.setdefault(len(entry.task.devices), []).append(number)
+    with MeasurementStore(store_path) as store, following(len(made), "tasks trained") as step:
+        left = len(made)
+        for ranks, chosen in numbers.items():
+            with closing(RankGroup(ranks, loop=loop)) as group:
+                in_turns, hardware = in_turns or group.in_turns, group.hardware
+                for number in chosen:
+                    task, outcomes = made[number].task, made[number].outcomes
+                    plans: dict[str, ShardingPlan | None]
+                    plans = {n: o.plan for n, o in outcomes.items() if o.plan is not None}
+                    if torchrec_default:
+                        plans[TORCHREC_DEFAULT] = None
+                    trainer = {plan: name for name, plan in plans.items()}
+                    rehearsed = group.train_interleaved(
+                        task,
+                        {name: plan for plan, name in trainer.items()},
+                        Effort(
+                            seconds=(limits.seconds - (time.monotonic() - began)) / left,
+                            precision=limits.precision,
+                        ),
+                        store if group.in_turns else None,
+                        planners.oracle.model.levels_ms,
+                    )
+                    disturbed += [each.disturbed for each in rehearsed.values()]
+                    rounds += sum(len(each.rounds) for each in rehearsed.values())
+                    drawn = {name: _drawn_ms(each, rng) for name, each in rehearsed.items()}
+                    for name, plan in plans.items():
+                        steps[name][:, number] = drawn[trainer[plan]]
+                    left -= 1
+                    step()
     ended = "all tasks were trained"
-    if found.in_turns:
+    if in_turns:
         ended += "; ranks took turns, and steps are composed of what each computed"
     elif disturbed and (share := float(np.mean(disturbed))) > MUCH:
         ended += f"; other processes took {share:.0%} of the ranks' cores, so steps took longer"
     evaluation = Evaluation(
         [entry.task for entry in made],
-        {name: [entry.outcomes[name] for entry in made] for name in steps},
-        {name: np.stack(tasks, axis=1) for name, tasks in steps.items()},
+        {name: [entry.outcomes.get(name, Outcome()) for entry in made] for name in names},
+        steps,
         time.monotonic() - began,
         time.monotonic() - training,
         rounds,
         ended,
     )
-    return evaluation, found.hardware
+    return evaluation, hardware
 
 
 def _drawn_ms(rehearsal: Rehearsal, rng: np.random.Generator) -> Floats:

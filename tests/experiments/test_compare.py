@@ -258,18 +258,23 @@ def test_training_judges_what_a_step_takes(measured_run: tuple[Path, str]) -> No
     """A plan that two have made is trained once, so they are told apart by nothing."""
     pytest.importorskip("torchrec")
     folder, _ = measured_run
+    shutil.copytree(folder / "out" / "tasks", folder / "more")
+    first = ShardingTask.load(folder / "more" / "0.json")
+    replace(first, devices=first.devices[:2]).save(folder / "more" / "2.json")
     done = run(
         "compare.py",
-        "--tasks out/tasks --plans same=out/plans/size --sharders size,cost --judge training "
-        f"--no-probe --seconds 1 --policy {folder.parent / 'policy'} --json trained.json",
+        "--tasks more --plans same=out/plans/size --sharders size,cost,torchrec_default "
+        f"--judge training --no-probe --seconds 1 --policy {folder.parent / 'policy'} "
+        "--json trained.json",
         folder,
     )
     figures = json.loads((folder / "trained.json").read_text())
-    assert (figures["trained"], figures["measured"], figures["tasks"]) == (True, False, 2)
+    assert (figures["trained"], figures["measured"], figures["tasks"]) == (True, False, 3)
     scores = figures["sharders"]
-    assert set(scores) == {"size", "cost", "same"}
-    assert scores["same"]["step_ms"] == scores["size"]["step_ms"]
-    assert scores["same"]["ratio"] == 1
+    assert set(scores) == {"size", "cost", "same", "torchrec_default"}
+    same = scores.pop("same")
+    assert same["step_ms"] == [*scores["size"]["step_ms"][:2], None]  # it has no plan for two
+    assert same["ratio"] == 1
     for score in scores.values():
         assert all(ms > 0 for ms in score["step_ms"])
         assert score["promise"] is None  # a cost model does not speak of steps
@@ -553,6 +558,7 @@ def test_bad_input_is_one_line_before_any_work(
         ({"sharders": ""}, "sharder '' is not one of"),
         ({"sharders": "size,all"}, "--sharders all names all sharders: leave out the others"),
         ({"sharders": "autoshard_verified"}, "measures while it plans: add --measure"),
+        ({"sharders": "size,torchrec_default"}, "compare it with --judge training"),
         ({"judge": "training", "measure": True}, "--measure excludes --judge training"),
         ({"tables": "none.csv"}, "none.csv: does not exist"),
         ({"family": "giants"}, "name tables to draw tasks from with --tables"),

@@ -414,6 +414,7 @@ def test_this_machine_is_probed_once(
 def test_a_plan_for_gpus_is_made_without_any(
     config: ShardConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    config = replace(config, memory_gb="8")
     figures = {"memory_gb": 40, "memory_gb_s": 1000, "link_gb_s": 100, "network_gb_s": 10}
     sheet = tmp_path / "gpu.json"
     documents.write(sheet, {"schema": "autoshard.data_sheet", "version": 1, **figures})
@@ -430,6 +431,8 @@ def test_a_plan_for_gpus_is_made_without_any(
             task = ShardingTask.load(tmp_path / "task")
             assert task.objective == Objective("operators", Link(450e9, 20e-6))
             ShardingPlan.load(config.out).check(task)
+            assert "reserve" in said
+            assert min(device.reserved_bytes for device in task.devices) > GB
         else:
             with pytest.raises(UserError, match=re.escape(says)):
                 shard.main(replace(config, hardware=hardware, probe=True))
@@ -441,6 +444,7 @@ def test_a_plan_for_gpus_is_made_without_any(
     said = " ".join(capsys.readouterr().out.split())
     assert "over 10 GB/s, 20 us" in said  # three devices are on two nodes
     for changes, wrong in (
+        ({"memory_gb": "1"}, "device0 has 1.000 GiB, and training takes"),
         ({"memory_gb": "38"}, "--memory-gb 38 is more than My GPU has, which is 37.25"),
         ({"cost_model": tmp_path}, "and --cost-model names"),
         ({"devices": "cpu"}, "--devices cpu asks for CPUs: leave one out"),
@@ -463,7 +467,7 @@ def test_a_machine_with_gpus_is_not_planned_for_as_a_cpu(
 @pytest.mark.skipif(CudaBackend().is_here(), reason="there is an NVIDIA GPU here")
 def test_a_gpu_that_is_not_here_cannot_be_measured(config: ShardConfig) -> None:
     with pytest.raises(UserError, match=r"--measure would measure on cpu: .*, and --hardware is"):
-        shard.main(replace(config, hardware="h100-80gb", probe=True, measure=True))
+        shard.main(replace(config, memory_gb="8", hardware="h100-80gb", probe=True, measure=True))
 
 
 def test_a_store_of_other_hardware_is_left_alone_and_told_of(config: ShardConfig) -> None:
