@@ -16,6 +16,7 @@ from autoshard.benchmark.rehearsal.trace import (
     Trace,
     TracedStep,
     compose,
+    mean_of,
     typical,
 )
 from autoshard.benchmark.statistics import mean_interval, median_interval
@@ -161,12 +162,26 @@ class Rehearsal:
         """A step of each round, put together from what ranks computed."""
         return [compose(traces, self.link, self.dense_ms) for traces in self.traces]
 
-    @property
+    @cached_property
     def round_ms(self) -> list[float]:
-        """Step time of each round: composed, or the median of steps as they ran."""
-        if self.in_turns:
-            return [step.step_ms for step in self.composed]
-        return [statistics.median(each.wall_ms) for each in self.rounds]
+        """Step time of each round: composed, or the median of steps as they ran.
+
+        The slowest of ranks that all seem a little slower or faster than they are is slower than
+        the slowest rank is: noise would be held against plans that are well balanced. So composed
+        steps are the jackknife's pseudo-values of the step that mean ranks of all rounds take.
+        """
+        if not self.in_turns:
+            return [statistics.median(each.wall_ms) for each in self.rounds]
+        every, count = self._composed_ms(self.traces), len(self.traces)
+        if count == 1:
+            return [every]
+        without = (self._composed_ms(self.traces[:n] + self.traces[n + 1 :]) for n in range(count))
+        return [count * every - (count - 1) * ms for ms in without]
+
+    def _composed_ms(self, traces: Sequence[Sequence[Trace]]) -> float:
+        """Returns the step of ranks that take the mean of these rounds, [rounds][ranks]."""
+        means = [mean_of(of_rank) for of_rank in zip(*traces, strict=True)]
+        return compose(means, self.link, self.dense_ms).step_ms
 
     @property
     def step_ms(self) -> float:

@@ -104,6 +104,11 @@ def typical(traces: Sequence[Trace]) -> Trace:
     return Trace(tuple(events), np.median([trace.compute_ms for trace in traces], axis=0))
 
 
+def mean_of(traces: Sequence[Trace]) -> Trace:
+    """Returns the mean of what a rank computes in several rounds; all have the same events."""
+    return Trace(traces[0].events, np.mean([trace.compute_ms for trace in traces], axis=0))
+
+
 @dataclass(frozen=True)
 class TracedStep:
     """A step of one rank as it ran.

@@ -269,6 +269,34 @@ def test_rounds_are_normalised_to_the_reference_beside_them() -> None:
     assert replace(found, rounds=tuple(again)).round_ms == pytest.approx(found.round_ms)
 
 
+@pytest.mark.parametrize(("slower", "largest_bias"), [(1.0, 0.025), (2.0, 0.01)])
+def test_noise_is_not_held_against_ranks_that_are_balanced(
+    slower: float, largest_bias: float
+) -> None:
+    """Of eight equal ranks that deviate by 0.5 of 10 ms, the slowest of a round takes 10.7."""
+    rng, rounds, steps_ms = np.random.default_rng(0), 5, list[float]()
+    ranks = tuple(RankReport(f"cpu{n}", None, None) for n in range(8))
+    for _ in range(100):
+        drawn = 10 + 0.5 * rng.standard_normal((rounds, len(ranks)))
+        drawn[:, 0] *= slower
+        made = tuple(
+            Round(
+                tuple(trace({FORWARD: ms}, {}, {}) for ms in every),
+                None,
+                (0.0,),
+                ((0.0,),),
+                (0.0,),
+                0.0,
+            )
+            for every in drawn
+        )
+        found = Rehearsal(ranks, made, in_turns=True)
+        steps_ms.append(found.step_ms)
+        if slower > 1:  # where one rank always waits for nobody, rounds are what it took
+            assert found.round_ms == pytest.approx(drawn.max(1).tolist())
+    assert abs(np.mean(steps_ms) / (10 * slower) - 1) < largest_bias
+
+
 def test_what_does_not_fit_is_reported_before_training(stages: dict[int, RankGroup]) -> None:
     plan = plan_of(*PLANS["even on 2"])
     with pytest.raises(UserError, match=r"batch of 33 samples cannot be split evenly .* take 32"):
