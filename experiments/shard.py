@@ -41,7 +41,6 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.gpu_memory import on_gpus
 from autoshard.workload.moves import moved_bytes, moves_between
 from autoshard.workload.sizes import format_bytes
 
@@ -266,7 +265,11 @@ def _task(
     task = ShardingTask(tables, devices, config.batch_size, known, objective=objective)
     if config.constraints is not None:
         task = Constraints.of_file(config.constraints, task)
-    return on_gpus(task) if oracle.model.kind == "cuda" else task
+    if oracle.model.kind != "cuda":
+        return task
+    from autoshard.workload.gpu_memory import on_gpus
+
+    return on_gpus(task)
 
 
 def _improved(

@@ -8,7 +8,6 @@ from pathlib import Path
 from autoshard.benchmark.backends import RequestedKind, backend_of, fingerprint_here
 from autoshard.benchmark.probe import MachineProbe, ProbeError, load_probe
 from autoshard.cost_model import CostModel, OtherHardware, load_model
-from autoshard.cost_model.roofline import roofline_model
 from autoshard.experiments.console import cli
 from autoshard.workload import Device, OperatorOptions, UserError
 from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
@@ -110,7 +109,7 @@ class MachineOptions:
     def _check_kind(self, known: str) -> None:
         """Raises UserError if plans are for GPUs, and the cost model knows only CPUs."""
         gpus = self.devices == "cuda" or (
-            self.devices == "auto" and self.hardware is None and backend_of("cuda").is_here()
+            self.devices == "auto" and self.hardware is None and gpu_is_here()
         )
         if known == "cpu" and gpus:
             raise UserError(
@@ -118,6 +117,12 @@ class MachineOptions:
                 f"--hardware ({', '.join(DATA_SHEETS)}), or a --cost-model trained on measurements "
                 "of collect_costs.py --devices cuda; --devices cpu plans for CPUs"
             )
+
+
+def gpu_is_here() -> bool:
+    """Returns whether this machine has an NVIDIA GPU that torch can use."""
+    # Without its device file nothing else need be loaded.
+    return any(Path("/dev").glob("nvidia[0-9]*")) and backend_of("cuda").is_here()
 
 
 def check_measured_hardware(model: CostModel, hardware: str) -> None:
@@ -132,6 +137,8 @@ def check_measured_hardware(model: CostModel, hardware: str) -> None:
 
 def _by_data_sheet(sheet: DataSheet, operator: OperatorOptions | None) -> CostModel:
     """Returns the cost model of a GPU by its data sheet, and says what that is worth."""
+    from autoshard.cost_model.roofline import roofline_model
+
     cli.say(
         f"planned for {sheet.name} by its data sheet and by published measurements, none of this "
         "package: --measure corrects the costs on a node with such GPUs"

@@ -27,6 +27,7 @@ from autoshard.cost_model import (
 from autoshard.cost_model.checkpoint import OtherHardware
 from autoshard.cost_model.probed_machine import on_machine
 from autoshard.experiments import shard
+from autoshard.experiments.console import machine
 from autoshard.experiments.evaluation.measured_plan import FIRST_SEED
 from autoshard.experiments.explaining.plan_report import memory_parts, show
 from autoshard.experiments.shard import ShardConfig
@@ -457,7 +458,7 @@ def test_a_plan_for_gpus_is_made_without_any(
 def test_a_machine_with_gpus_is_not_planned_for_as_a_cpu(
     config: ShardConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(CudaBackend, "is_here", lambda _self: True)
+    monkeypatch.setattr(machine, "gpu_is_here", lambda: True)
     with pytest.raises(UserError, match="plans are for GPUs, and the cost model knows CPUs only"):
         shard.main(config)
     shard.main(replace(config, devices="cpu"))
