@@ -204,7 +204,9 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
 def main(config: CompareConfig) -> None:
     """Plans the tasks with every sharder, evaluates the plans, and reports the best sharder."""
     if config.names == [_ALL]:
-        config = replace(config, sharders=",".join(usable_sharders(config.measure)))
+        extra = [TORCHREC_DEFAULT] if config.torchrec_default else []
+        names = [*usable_sharders(config.measure), *extra]
+        config = replace(config, sharders=",".join(names))
     config.check()
     plans = named_folders("--plans", config.plans, ())
     entries = [] if config.policies is None else config.policies.split(",")

@@ -38,6 +38,8 @@ class DataSheet:
             value = getattr(self, field)
             if not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise UserError(f"{field} must be a number more than 0, got {value!r}")
+        if not isinstance(self.gpus_per_node, int):
+            raise UserError(f"gpus_per_node must be a whole number, got {self.gpus_per_node}")
 
     @property
     def hardware(self) -> str:

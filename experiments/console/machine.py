@@ -12,7 +12,7 @@ from autoshard.experiments.console import cli
 from autoshard.workload import Device, OperatorOptions, UserError
 from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
 
-_GB = 1e9  # of data sheets
+_GIB = 2**30  # in which torch and nvidia-smi count what data sheets call GB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +55,10 @@ class MachineOptions:
         if sheet is None:
             return
         largest = max(device.memory_bytes for device in devices)
-        if largest > sheet.memory_gb * _GB:
+        if largest > sheet.memory_gb * _GIB:
             raise UserError(
                 f"--memory-gb {largest / 2**30:g} is more than {sheet.name} has, which is "
-                f"{sheet.memory_gb * _GB / 2**30:.4g}"
+                f"at most {sheet.memory_gb:g}"
             )
 
     @property

@@ -303,7 +303,7 @@ def test_what_does_not_fit_is_reported_before_training(stages: dict[int, RankGro
         stages[2].prepare("odd", task_of(2, batch_size=33), plan)
     with pytest.raises(PlanError, match="the plan is for 2 devices, the task has 4"):
         stages[4].prepare("few", task_of(4), plan)
-    memory = stages[2].devices()[0].memory_bytes
+    memory = sum(device.memory_bytes for device in stages[2].devices())  # they share it
     vast = EmbeddingTable("vast", memory // 16 // 4 + 1, 16, 1.0)
     task = ShardingTask((vast,), Device.uniform(2, 2**50), 32)
     with pytest.raises(PlanError, match=r"device 0 \(cpu.*\) would hold .* more than its"):

@@ -446,7 +446,7 @@ def test_a_plan_for_gpus_is_made_without_any(
     assert "over 10 GB/s, 20 us" in said  # three devices are on two nodes
     for changes, wrong in (
         ({"memory_gb": "1"}, "device0 has 1.000 GiB, and training takes"),
-        ({"memory_gb": "38"}, "--memory-gb 38 is more than My GPU has, which is 37.25"),
+        ({"memory_gb": "41"}, "--memory-gb 41 is more than My GPU has, which is at most 40"),
         ({"cost_model": tmp_path}, "and --cost-model names"),
         ({"devices": "cpu"}, "--devices cpu asks for CPUs: leave one out"),
         ({"hardware": None, "devices": "cuda"}, "the cost model knows CPUs only: name the GPU"),

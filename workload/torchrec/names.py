@@ -45,6 +45,8 @@ def topology_of(task: ShardingTask, device: str, sheet: DataSheet | None = None)
             bandwidth |= dict(zip(_BANDWIDTHS, (inside, outside), strict=True))
             if ranks % sheet.gpus_per_node == 0:
                 node = sheet.gpus_per_node
+            elif ranks > sheet.gpus_per_node:  # TorchRec knows no uneven nodes
+                bandwidth |= dict.fromkeys(_BANDWIDTHS, outside)
     return Topology(
         world_size=ranks,
         local_world_size=node,
