@@ -15,7 +15,7 @@ _FIGURES = ("memory_gb", "memory_gb_s", "link_gb_s", "network_gb_s", "gpus_per_n
 
 @dataclass(frozen=True)
 class DataSheet:
-    """What the maker of a GPU says about it; GB are 10^9 bytes.
+    """Figures of a GPU by its data sheet; GB are 10^9 bytes.
 
     Args:
         name: The GPU's name, as torch and nvidia-smi print it.
@@ -49,7 +49,7 @@ class DataSheet:
     def is_of(self, hardware: str) -> bool:
         """Returns whether hardware with this fingerprint is such a GPU."""
         kind, _, rest = hardware.partition(": ")
-        return kind == "cuda" and (rest.startswith((f"{self.name} sm", f"{self.name},")))
+        return kind == "cuda" and rest.startswith((f"{self.name} sm", f"{self.name},"))
 
     def link(self, ranks: int) -> Link:
         """Returns the link of all-to-alls of so many GPUs: its slowest part."""

@@ -1,4 +1,4 @@
-"""What training takes of a GPU's memory beside tables and the outputs of their operators."""
+"""GPU memory that training needs in addition to tables and the outputs of their operators."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ _CUDA_BYTES = 1_000_000_000  # context and kernels of torch, fbgemm and NCCL
 _NCCL_BYTES = 500_000_000  # buffers of its channels
 _FRAGMENTED_SHARE = 0.03  # of the memory, that torch's allocator cannot use
 _BATCHES = 3  # in flight: one is copied to the GPU, one distributed, one trained on
-_SORT_BYTES = 52  # keys, values and runs of a lookup while the backward pass sorts lookups by row
+SORT_BYTES = 52  # keys, values and runs of a lookup while the backward pass sorts lookups by row
 
 
 def on_gpus(task: ShardingTask) -> ShardingTask:
@@ -29,7 +29,7 @@ def on_gpus(task: ShardingTask) -> ShardingTask:
     columns = sum(table.dim * table.features for table in task.tables)
     of_samples = samples * (_BATCHES * lookups * INDEX_BYTES + 2 * columns * FLOAT_BYTES)
     fixed = _CUDA_BYTES + _NCCL_BYTES + round(of_samples)
-    per_lookup = _BATCHES * INDEX_BYTES + _SORT_BYTES
+    per_lookup = _BATCHES * INDEX_BYTES + SORT_BYTES
     return replace(
         task,
         devices=tuple(_reserved(device, fixed) for device in task.devices),

@@ -18,6 +18,7 @@ from autoshard.benchmark.device_lock import claimed
 from autoshard.benchmark.hardware import CacheReport, NodeReport, SystemReport
 from autoshard.benchmark.process import release_freed_memory
 from autoshard.workload import UserError
+from autoshard.workload.gpu_memory import SORT_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +99,7 @@ class CudaBackend(DeviceBackend):
     patience_s = 900.0  # a cloud takes minutes to start a machine with GPUs
     num_gpus = 1
     probe_bytes = 2**28
-    lookup_bytes = 52  # the backward pass sorts lookups by row
+    lookup_bytes = SORT_BYTES
     max_width = 2048  # columns of a table that fbgemm's operator accepts
 
     def __init__(self, runtime: CudaRuntime | None = None) -> None:

@@ -117,7 +117,8 @@ class RankGroup:
     def _check(self, plan: ShardingPlan, task: ShardingTask) -> None:
         """Raises PlanError unless a plan fits; ranks that share a machine share its memory."""
         if not self.backend.is_shared:
-            return plan.check(task)
+            plan.check(task)
+            return
         owners = [place.owner for place in self.places]
         free = Counter[str]()
         for place in self.places:
@@ -135,7 +136,6 @@ class RankGroup:
                     f"the plan needs {format_bytes(size)} on one machine, whose ranks have "
                     f"{format_bytes(free[owner])} together"
                 )
-        return None
 
     def train(self, name: str, steps: int, warm_up: int = WARM_UP) -> Rehearsal:
         """Returns the results of so many steps of a prepared model, after the warm-up."""

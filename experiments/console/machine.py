@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from autoshard.benchmark.backends import RequestedKind, backend_of, fingerprint_here
@@ -20,7 +21,7 @@ class MachineOptions:
     """The machine that plans are for; options of commands inherit it."""
 
     hardware: str | None = None
-    """What will train: a GPU (a100-40gb, a100-80gb, h100-80gb, h200-141gb, b200-180gb, l4-24gb or
+    """Target hardware: a GPU (a100-40gb, a100-80gb, h100-80gb, h200-141gb, b200-180gb, l4-24gb or
     l40s-48gb), NAME=FILE with the data sheet of another one (docs/gpus.md), or the file of a probe,
     which probe.py writes on the machine that will train. Default: this machine, which is probed if
     the cost model was not trained on it."""
@@ -61,7 +62,7 @@ class MachineOptions:
                 f"at most {sheet.memory_gb:g}"
             )
 
-    @property
+    @cached_property  # a file is read once
     def data_sheet(self) -> DataSheet | None:
         """Data sheet of the GPU that `hardware` names; None if it names none."""
         name, _, file = (self.hardware or "").partition("=")
