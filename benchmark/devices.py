@@ -21,6 +21,7 @@ from autoshard.benchmark.backends.base import DeviceBackend, Node, Place, on_nod
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import NodeReport, this_machine
 from autoshard.benchmark.process import at_usual_priority
+from autoshard.workload import UserError
 
 RESOURCE = "benchmark"
 # Limits for hangs alone: an actor starts within seconds, on a crowded machine within tens of them.
@@ -197,5 +198,6 @@ def first_line(error: BaseException) -> str:
     cause = getattr(error, "cause", None) or error
     lines = [line for line in str(cause).splitlines() if line.strip()]
     if lines and "creation task" in lines[0]:  # Ray puts the actor's own error last
-        return lines[-1][:300]
+        own = f"{UserError.__module__}.{UserError.__name__}: "  # which explains itself
+        return lines[-1].removeprefix(own)[:300]
     return f"{type(cause).__name__}: {lines[0][:300]}" if lines else type(cause).__name__

@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,6 @@ def test_gpus_are_asked_for_and_an_unusable_one_says_why(tmp_path: Path) -> None
     saw = json.loads(done.stdout.splitlines()[-1])
     assert (saw["before"], saw["came"]) == (0, 2)
     assert saw["asked"] == [{"GPU": 1.0}] * 2
-    assert saw["said"].startswith("the cluster has no device to measure on: gpu0@")
-    assert "cannot be used" in saw["said"]
-    assert "CUDA" in saw["said"] or "NVIDIA" in saw["said"]
+    why = "torch is a build for CPUs" if torch.version.cuda is None else "torch finds no NVIDIA GPU"
+    says = rf"the cluster has no device to measure on: gpu0@\S+ cannot be used: {why}"
+    assert re.match(says, saw["said"])
