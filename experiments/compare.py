@@ -18,17 +18,16 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.machine import MachineOptions, check_measured_hardware
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file, check_folder
-from autoshard.experiments.evaluation.planners import TORCHREC_DEFAULT, Planners
+from autoshard.experiments.evaluation.pictures import draw_pictures
+from autoshard.experiments.evaluation.planners import Planners
 from autoshard.experiments.evaluation.report import (
     Evaluation,
-    Score,
-    best_sharder,
     evaluate_estimated,
-    score_picture,
     score_table,
     verdict,
 )
 from autoshard.experiments.evaluation.task_sets import (
+    TORCHREC_DEFAULT,
     TaskSet,
     check_task_folder,
     named_folders,
@@ -130,14 +129,17 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
 
     @property
     def names(self) -> list[str]:
-        """Names of the sharders."""
-        every = dict.fromkeys(name.strip() for name in self.sharders.split(","))
-        return [name for name in every if name != TORCHREC_DEFAULT]
+        """Names of the sharders that make plans of ours."""
+        return [name for name in self._every_name if name != TORCHREC_DEFAULT]
 
     @property
     def torchrec_default(self) -> bool:
         """Whether TorchRec's planner takes part with all types that it offers."""
-        return TORCHREC_DEFAULT in [name.strip() for name in self.sharders.split(",")]
+        return TORCHREC_DEFAULT in self._every_name
+
+    @property
+    def _every_name(self) -> list[str]:
+        return list(dict.fromkeys(name.strip() for name in self.sharders.split(",")))
 
     @property
     def choice(self) -> Choice | None:
@@ -253,7 +255,7 @@ def main(config: CompareConfig) -> None:
             "ended": found.ended,
             "policy": str(config.policy),
             "policies": {name: str(folder) for name, folder in policies.items()},
-            "cost_model": str(cost_model),
+            "cost_model": str(cost_model if config.data_sheet is None else config.hardware),
             "hardware": hardware,
         }
         with ExitStack() as stack:
@@ -261,7 +263,7 @@ def main(config: CompareConfig) -> None:
             plans_of = {name: [o.plan for o in of] for name, of in found.outcomes.items()}
             for path in (
                 *write_results(folder, found.tasks, plans_of),
-                *_pictures(folder / "pictures", found, scores, what, subject),
+                *draw_pictures(folder / "pictures", found, scores, what, subject),
             ):
                 run.artifact(path, path.parent.relative_to(folder).as_posix())
             documents.write(folder / "compare.json", figures)
@@ -292,7 +294,7 @@ def _task_set(
     """
     if config.tasks is not None:
         task_set = TaskSet.read(config.tasks, plans)
-        model = config.model_for(cost_model, config.store)
+        model = config.model_for(cost_model, config.store, task_set.first.operator)
         with documents.naming(config.tasks):
             priced = model.for_objective(task_set.first.objective)
             oracle = open_oracle(priced, task_set.first.batch_size, task_set.tables)
@@ -360,11 +362,12 @@ def _evaluate(
                 limits,
                 config.store,
                 config.save_tasks,
+                config.devices,
                 config.torchrec_default,
             )
     from autoshard.experiments.evaluation.evaluator import evaluate_measured
 
-    with measuring_pool(config.store) as pool:
+    with measuring_pool(config.store, config.devices) as pool:
         check_measured_hardware(planners.oracle.model, pool.devices()[0].hardware)
         found = evaluate_measured(task_set, planners, pool, limits, config.seeds, config.save_tasks)
         return found, pool.devices()[0].hardware
@@ -378,21 +381,6 @@ def _subject(config: CompareConfig, found: Evaluation) -> tuple[str, str]:
     first, *others = {task.objective: 0 for task in found.tasks}
     objective = f"{first.name}, each task with its own link" if others else str(first)
     return f"objective {objective}; {source}", "step"
-
-
-def _pictures(
-    folder: Path, found: Evaluation, scores: Mapping[str, Score], what: str, subject: str
-) -> list[Path]:
-    """Draws the step times of all sharders and a plan of the best one; returns the files."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = [folder / "step_ms.png"]
-    score_picture(scores, what, files[0], subject)
-    best = best_sharder(scores)
-    cost = next((o.cost for o in found.outcomes.get(best or "", ()) if o.cost is not None), None)
-    if cost is not None:
-        files.append(folder / "best_plan.png")
-        cost.picture(files[-1], f"{best}, {what}")
-    return files
 
 
 if __name__ == "__main__":

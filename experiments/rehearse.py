@@ -103,7 +103,7 @@ def _rehearse(
 def _measure(config: RehearseConfig, task: ShardingTask, plans: Sequence[ShardingPlan]) -> None:
     """Measures the operators of plans."""
     shards = [shard for plan in plans for shard in plan.shards(task) if shard is not None]
-    with measuring_pool(config.store) as pool:
+    with measuring_pool(config.store, config.devices) as pool:
         settings = MeasureSettings(task.batch_size, task.operator)
         repeats = RepeatedMeasurements(pool, settings, evaluation_seeds(SEEDS), notify=cli.note)
         repeats.measure(shards, SEEDS)

@@ -223,7 +223,9 @@ def main(config: ShardConfig) -> None:
     elif config.measures:
         from autoshard.experiments.evaluation.measured_plan import measured_plan  # loads Ray
 
-        plan, oracle, lines = measured_plan(config.sharder, task, context, config.store)
+        plan, oracle, lines = measured_plan(
+            config.sharder, task, context, config.store, config.devices
+        )
     else:
         plan = make_sharder(config.sharder, context).shard(task)
     plan.check(task)

@@ -106,9 +106,12 @@ def _stored_residuals(
     from autoshard.benchmark import MeasurementStore  # loaded where there is a store
     from autoshard.cost_model.dataset import CostDataset, stored_costs
 
-    origin = model.provenance
+    origin, sheet = model.provenance, model.data_sheet
     with MeasurementStore(path) as store:
-        found = stored_costs(store, (origin.hardware, origin.versions), origin.operator, batch_size)
+        make = origin.hardware, origin.versions
+        if sheet is not None:  # the latest measurements of such a GPU
+            make = next((m for m in reversed(store.makes()) if sheet.is_of(m[0])), make)
+        found = stored_costs(store, make, origin.operator, batch_size)
         others = len(store) - len(found)
     if not found and others:
         warnings.warn(

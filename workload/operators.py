@@ -1,7 +1,7 @@
 """Options of the fused operator that runs a shard, and the memory it needs."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
@@ -55,20 +55,21 @@ class OperatorOptions:
     Args:
         weights: Type of the weights.
         optimizer: Optimizer that is fused into the backward pass.
-        lookup_bytes: Device memory that a lookup takes during a step, beside its weight.
+        lookup_bytes: Device memory that a lookup takes during a step, beside its weight. The
+            operator is the same whatever it is.
     """
 
     weights: Weights = "fp32"
     optimizer: Optimizer = "rowwise_adagrad"
-    lookup_bytes: int = INDEX_BYTES
+    lookup_bytes: int = field(default=INDEX_BYTES, compare=False)
 
     def __post_init__(self) -> None:
-        for field, value, known in (
+        for name, value, known in (
             ("weights", self.weights, get_args(Weights)),
             ("optimizer", self.optimizer, get_args(Optimizer)),
         ):
             if value not in known:
-                raise FieldError(field, f"must be one of {', '.join(known)}, got {value!r}")
+                raise FieldError(name, f"must be one of {', '.join(known)}, got {value!r}")
 
     def __str__(self) -> str:
         return f"{self.weights} with {self.optimizer}"

@@ -137,6 +137,14 @@ class RankGroup:
                     f"{format_bytes(free[owner])} together"
                 )
 
+    def is_planned_by_torchrec(self, task: ShardingTask) -> bool:
+        """Returns whether TorchRec's planner finds a plan of a task for these ranks."""
+        try:
+            self._native_plan(replace(task, devices=self.devices()))
+        except PlanError:
+            return False
+        return True
+
     def train(self, name: str, steps: int, warm_up: int = WARM_UP) -> Rehearsal:
         """Returns the results of so many steps of a prepared model, after the warm-up."""
         runs = self._all("train", name, steps + warm_up)

@@ -127,12 +127,12 @@ def gpu_is_here() -> bool:
 
 
 def check_measured_hardware(model: CostModel, hardware: str) -> None:
-    """Raises UserError if a model by a data sheet would be corrected by other hardware."""
+    """Raises UserError if plans by a data sheet would be measured or trained on other hardware."""
     sheet = model.data_sheet
     if sheet is not None and not sheet.is_of(hardware):
         raise UserError(
-            f"--measure would measure on {hardware}, and --hardware is {sheet.name}: measure on a "
-            "node with such GPUs, or leave one of the two out"
+            f"plans for --hardware {sheet.name} would be measured on {hardware}: measure on a node "
+            "with such GPUs, or leave out --hardware or what measures"
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import ray
 
 from autoshard import benchmark  # its pool is loaded only where something is measured
+from autoshard.benchmark.backends import RequestedKind
 from autoshard.experiments.console import cli
 from autoshard.workload import UserError
 
@@ -47,10 +48,12 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def measuring_pool(store: Path) -> "Iterator[benchmark.BenchmarkPool]":
-    """Connects to the cluster's pool; its measurements go into the store."""
+def measuring_pool(
+    store: Path, devices: RequestedKind = "auto"
+) -> "Iterator[benchmark.BenchmarkPool]":
+    """Connects to the cluster's pool of such devices; its measurements go into the store."""
     with ray_cluster():
-        pool = benchmark.BenchmarkPool(store)
+        pool = benchmark.BenchmarkPool(store, devices)
         try:
             yield pool
         except KeyboardInterrupt:

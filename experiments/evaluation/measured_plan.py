@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from autoshard.benchmark import MeasurementStore, MeasureSettings
+from autoshard.benchmark.backends import RequestedKind
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.acquisition import measurable_piece
 from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
@@ -27,7 +28,11 @@ FIRST_SEED = 1000  # first index batch by which a plan is compared with its pred
 
 
 def measured_plan(
-    sharder: str, task: ShardingTask, context: SharderContext, store: Path
+    sharder: str,
+    task: ShardingTask,
+    context: SharderContext,
+    store: Path,
+    devices: RequestedKind = "auto",
 ) -> tuple[ShardingPlan, EstimatedCosts, list[str]]:
     """Plans while measuring, then measures the plan with other index batches.
 
@@ -36,13 +41,14 @@ def measured_plan(
         task: Task to plan.
         context: What the sharder requires, with the oracle by earlier measurements.
         store: File that keeps measurements.
+        devices: Kind of devices that measure.
 
     Returns:
         The plan, the oracle by all measurements, and the lines of the report.
     """
     model = context.costs.model
     MeasurementStore(store).close()  # fails before the work if it cannot be used
-    with measuring_pool(store) as pool:
+    with measuring_pool(store, devices) as pool:
         check_measured_hardware(model, pool.devices()[0].hardware)
         settings = MeasureSettings(task.batch_size, task.operator)
         seeds = [FIRST_SEED + seed for seed in evaluation_seeds(SEEDS)]

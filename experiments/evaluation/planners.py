@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 Steps = Mapping[str, Sequence[float | None]]  # step times by sharder and task, ms; None: no plan
 
-TORCHREC_DEFAULT = "torchrec_default"  # TorchRec's planner with all types that it offers
 _WARM_UP_TABLES = 4
 
 

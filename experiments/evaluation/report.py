@@ -24,8 +24,7 @@ from autoshard.experiments.evaluation.planners import (
 )
 from autoshard.experiments.evaluation.posterior import Ratio, as_samples, means_of, relative
 from autoshard.experiments.evaluation.task_sets import TaskSet
-from autoshard.sharders import HEURISTICS
-from autoshard.workload import ShardingTask, UserError
+from autoshard.workload import ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.step_price import StepPrice
 
@@ -251,30 +250,6 @@ def score_table(
         style = "bold" if row["sharder"] == best else ""
         report.add_row(*(row[column] for column in shown), style=style)
     return report
-
-
-def score_picture(scores: Mapping[str, Score], what: str, path: Path, subject: str) -> None:
-    """Writes a PNG or SVG: a bar for each sharder's mean step, a dot for each task."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(1.6 + 0.9 * max(4, len(scores)), 4.2), layout="constrained")
-    axes = figure.subplots()
-    places = range(len(scores))
-    axes.bar(
-        places,
-        [score.step_ms_mean or 0.0 for score in scores.values()],
-        color=["lightgray" if name in HEURISTICS else "tab:blue" for name in scores],
-    )
-    for place, score in zip(places, scores.values(), strict=True):
-        dots = [ms for ms in score.step_ms if ms is not None]
-        axes.scatter([place] * len(dots), dots, s=10, color="black", zorder=2)
-    axes.set_xticks(list(places), list(scores), rotation=30, ha="right")
-    axes.set_ylabel(f"{subject} time in ms")
-    axes.set_title(f"{what} (dots: tasks, gray: heuristics)", fontsize="medium")
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: the picture cannot be written: {error}") from error
 
 
 def best_sharder(scores: Mapping[str, Score]) -> str | None:

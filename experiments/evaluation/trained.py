@@ -9,14 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from autoshard.benchmark import MeasurementStore
+from autoshard.benchmark.backends import RequestedKind
 from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
 from autoshard.benchmark.rehearsal.times import MUCH, Loop, Rehearsal
+from autoshard.experiments.console.machine import check_measured_hardware
 from autoshard.experiments.console.progress import following
 from autoshard.experiments.evaluation.evaluator import Limits
-from autoshard.experiments.evaluation.planners import TORCHREC_DEFAULT, Outcome, Planners
+from autoshard.experiments.evaluation.planners import Outcome, Planners
 from autoshard.experiments.evaluation.posterior import SAMPLES
 from autoshard.experiments.evaluation.report import Evaluation
-from autoshard.experiments.evaluation.task_sets import TaskSet
+from autoshard.experiments.evaluation.task_sets import TORCHREC_DEFAULT, TaskSet
 from autoshard.workload import ShardingPlan
 from autoshard.workload.arrays import Floats
 
@@ -29,6 +31,7 @@ def evaluate_trained(
     limits: Limits,
     store_path: Path,
     save_tasks: Path | None = None,
+    devices: RequestedKind = "auto",
     torchrec_default: bool = False,
 ) -> tuple[Evaluation, str]:
     """Compares sharders by training steps on ranks of the Ray cluster; returns their hardware, too.
@@ -42,6 +45,7 @@ def evaluate_trained(
         limits: When training ends.
         store_path: File that keeps rehearsals.
         save_tasks: Folder into which each task is written.
+        devices: Kind of devices of the ranks.
         torchrec_default: Whether plans that TorchRec's planner makes by default take part, which
             may hold rows and copies.
     """
@@ -58,13 +62,14 @@ def evaluate_trained(
     with MeasurementStore(store_path) as store, following(len(made), "tasks trained") as step:
         left = len(made)
         for ranks, chosen in numbers.items():
-            with closing(RankGroup(ranks, loop=loop)) as group:
+            with closing(RankGroup(ranks, devices, loop=loop)) as group:
+                check_measured_hardware(planners.oracle.model, group.hardware)
                 in_turns, hardware = in_turns or group.in_turns, group.hardware
                 for number in chosen:
                     task, outcomes = made[number].task, made[number].outcomes
                     plans: dict[str, ShardingPlan | None]
                     plans = {n: o.plan for n, o in outcomes.items() if o.plan is not None}
-                    if torchrec_default:
+                    if torchrec_default and group.is_planned_by_torchrec(task):
                         plans[TORCHREC_DEFAULT] = None
                     trainer = {plan: name for name, plan in plans.items()}
                     rehearsed = group.train_interleaved(

@@ -467,7 +467,7 @@ def test_a_machine_with_gpus_is_not_planned_for_as_a_cpu(
 
 @pytest.mark.skipif(CudaBackend().is_here(), reason="there is an NVIDIA GPU here")
 def test_a_gpu_that_is_not_here_cannot_be_measured(config: ShardConfig) -> None:
-    with pytest.raises(UserError, match=r"--measure would measure on cpu: .*, and --hardware is"):
+    with pytest.raises(UserError, match=r"plans for --hardware .* would be measured on cpu: "):
         shard.main(replace(config, memory_gb="8", hardware="h100-80gb", probe=True, measure=True))
 
 
@@ -477,6 +477,31 @@ def test_a_store_of_other_hardware_is_left_alone_and_told_of(config: ShardConfig
     with pytest.warns(UserWarning, match="costs.db is not used: what it has is of other hardware"):
         shard.main(config)
     ShardingPlan.load(config.out).check(task_of(config, 1, 1, 1))
+
+
+def test_measurements_of_such_a_gpu_correct_its_data_sheet(
+    config: ShardConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = replace(config, memory_gb="8", hardware="h100-80gb", probe=True)
+
+    def step_ms() -> float:
+        shard.main(config)
+        said = " ".join(capsys.readouterr().out.split())
+        found = re.search(r"with uncertain costs: ([\d.]+) ms", said)
+        assert found, said
+        return float(found[1])
+
+    before = step_ms()
+    kept = [
+        replace(
+            measurement(Shard.of_tables([table])),
+            hardware="cuda: NVIDIA H100 80GB HBM3 sm90, 79 GiB",
+        )
+        for table in load_tables(config.tables)
+    ]
+    with MeasurementStore(config.store) as store:
+        store.put(kept)
+    assert step_ms() > 5 * before  # they cost what a CPU's core takes
 
 
 def test_tables_that_do_not_fit(config: ShardConfig) -> None:
