@@ -119,7 +119,9 @@ class KeptRehearsals:
 
     def _subject(self, task: ShardingTask, plan: ShardingPlan | None) -> dict[str, Any]:
         """Returns all that a rehearsal depends on."""
-        return {
+        # By the link TorchRec's own planner decides; it does not change how long passes take.
+        link = None if plan is not None else task.objective.link
+        return ({} if link is None else {"link": str(link)}) | {
             "hardware": self._hardware,
             "versions": self._versions,
             "loop": self._loop,

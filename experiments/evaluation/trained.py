@@ -55,7 +55,7 @@ def evaluate_trained(
     names = [*made[0].outcomes, *([TORCHREC_DEFAULT] if torchrec_default else [])]
     steps = {name: np.full((SAMPLES, len(made)), np.nan) for name in names}
     rng, rounds, disturbed = np.random.default_rng(0), 0, list[float]()
-    in_turns, hardware, training = False, "", time.monotonic()
+    in_turns, hardware, training = list[bool](), "", time.monotonic()
     numbers = dict[int, list[int]]()  # of tasks, by their number of devices
     for number, entry in enumerate(made):
         numbers.setdefault(len(entry.task.devices), []).append(number)
@@ -64,7 +64,8 @@ def evaluate_trained(
         for ranks, chosen in numbers.items():
             with closing(RankGroup(ranks, devices, loop=loop)) as group:
                 check_measured_hardware(planners.oracle.model, group.hardware)
-                in_turns, hardware = in_turns or group.in_turns, group.hardware
+                hardware = group.hardware
+                in_turns += [group.in_turns] * len(chosen)
                 for number in chosen:
                     task, outcomes = made[number].task, made[number].outcomes
                     plans: dict[str, ShardingPlan | None]
@@ -90,8 +91,9 @@ def evaluate_trained(
                     left -= 1
                     step()
     ended = "all tasks were trained"
-    if in_turns:
-        ended += "; ranks took turns, and steps are composed of what each computed"
+    if any(in_turns):
+        which = "" if all(in_turns) else f" of {sum(in_turns)} tasks"
+        ended += f"; ranks{which} took turns, and steps are composed of what each computed"
     elif disturbed and (share := float(np.mean(disturbed))) > MUCH:
         ended += f"; other processes took {share:.0%} of the ranks' cores, so steps took longer"
     evaluation = Evaluation(
