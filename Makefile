@@ -25,7 +25,7 @@ READY  := $(VENV)/.ready-$(EXTRA)$(if $(ALONE),-torchrec)
 STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
 PORT   ?= 5000
 
-.PHONY: setup doctor demo test e2e lint bench gate gpu-check mlflow clean
+.PHONY: setup doctor demo test e2e lint bench gate gpu-check gpu-wheels mlflow clean
 
 setup: $(READY)
 
@@ -67,6 +67,10 @@ gpu-check: setup
 	-$(BIN)/python experiments/doctor.py > gpu-report.txt 2>&1
 	-$(BIN)/python -m pytest -m gpu -rA --ignore=tests/e2e >> gpu-report.txt 2>&1
 	@tail -3 gpu-report.txt; echo 'the report is in gpu-report.txt'
+
+# That the CUDA wheels install and load, on any machine: 3 GB are downloaded.
+gpu-wheels:
+	$(PYTHON) tests/gpu_wheels.py
 
 bench: setup
 	$(BIN)/python tests/run_bench.py

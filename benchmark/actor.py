@@ -72,7 +72,10 @@ class DeviceBenchmark:
                 answers.update(self._interleaved(orders, together))
             throttled_s = self._backend.throttled_seconds() - throttled_s
             share = min(1.0, throttled_s / (time.monotonic() - started))
-            return [replace(answers[n], throttled=share) for n in range(len(orders))]
+            state = self._backend.state()
+            return [
+                replace(answers[n], throttled=share, device_state=state) for n in range(len(orders))
+            ]
 
     def probe(self, seconds: float) -> MachineProbe:
         """Probes the device; DeviceBusy if another pool holds it."""

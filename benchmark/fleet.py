@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 
+from autoshard.benchmark.backends import backend_of
 from autoshard.benchmark.backends.base import Place
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.benchmark.measurement import Measurement
@@ -139,9 +140,8 @@ class Fleet(ABC):
         for device in self.devices:
             if device.throttled > _HIGH_THROTTLING:
                 lines.append(
-                    f"{device.info.name} is throttled: the container's CPU quota stops it for "
-                    f"{device.throttled:.0%} of the time, so measuring takes longer: raise the "
-                    "quota or leave more of it to the pool"
+                    f"{device.info.name} is throttled for {device.throttled:.0%} of the time, so "
+                    f"measuring takes longer, by {backend_of(device.info.kind).throttle}"
                 )
             elif device.foreign_load > _HIGH_LOAD:
                 lines.append(

@@ -217,7 +217,8 @@ class Measurement:
     timing: Timing | None = None
     reason: str = ""
     reused: bool = False
-    throttled: float = 0.0  # share of the time that a CPU quota stopped it; not stored
+    throttled: float = 0.0  # share of the time that a limit stopped or slowed it; not stored
+    device_state: str = ""  # clock, power and limits of a GPU at its end, as far as known
 
     @property
     def ok(self) -> bool:

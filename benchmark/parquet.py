@@ -176,6 +176,7 @@ def _measurement(record: dict[str, Any]) -> Measurement:
         timing=timing,
         reason=record["reason"],
         reused=True,
+        device_state=record.get("device_state") or "",
     )
 
 

@@ -60,13 +60,15 @@ CREATE TABLE measurements (
     quiet_backward_ms REAL,
     forward_spread REAL,
     backward_spread REAL,
+    device_state TEXT,
     UNIQUE (shard, batch_size, weights, optimizer, seed, hardware, versions, device, measured_at)
 );
 CREATE INDEX levels ON measurements (hardware, versions) WHERE quiet_forward_ms IS NOT NULL;
 """
 
 
-_LATER = {"forward_spread", "backward_spread"}  # columns that older stores of this version lack
+# Columns that older stores of this version lack, with their types.
+_LATER = {"forward_spread": "REAL", "backward_spread": "REAL", "device_state": "TEXT"}
 
 
 class StoreError(UserError):
@@ -105,11 +107,11 @@ def make(path: Path) -> None:
 def add_later_columns(db: sqlite3.Connection) -> None:
     """Adds the columns of measurements that a store from before lacks; they are empty."""
     find = "SELECT name FROM pragma_table_info('measurements')"
-    if {name for (name,) in db.execute(find)} >= _LATER:
+    if {name for (name,) in db.execute(find)} >= _LATER.keys():
         return
     db.execute("BEGIN IMMEDIATE")  # another process may be adding them
-    for name in sorted(_LATER - {name for (name,) in db.execute(find)}):
-        db.execute(f"ALTER TABLE measurements ADD COLUMN {name} REAL")
+    for name in sorted(_LATER.keys() - {name for (name,) in db.execute(find)}):
+        db.execute(f"ALTER TABLE measurements ADD COLUMN {name} {_LATER[name]}")
     db.execute("COMMIT")
 
 

@@ -22,7 +22,7 @@ COLUMNS = (
     "batch_size", "weights", "optimizer", "seed", "hardware", "versions", "slices", "status",
     "reason", "forward_ms", "backward_ms", "spread", "iterations", "disturbed", "foreign_load",
     "operator_seconds", "device", "node", "measured_at", "quiet_forward_ms", "quiet_backward_ms",
-    "forward_spread", "backward_spread",
+    "forward_spread", "backward_spread", "device_state",
 )  # fmt: skip
 KEY = ("shard", "batch_size", "weights", "optimizer", "seed", "hardware", "versions")
 
@@ -42,7 +42,7 @@ def row_of(measurement: Measurement, piece_ids: Sequence[int]) -> tuple[Any, ...
         settings.batch_size, settings.operator.weights, settings.operator.optimizer,
         settings.seed, measurement.hardware, measurement.versions, pack_ids(piece_ids),
         measurement.status, measurement.reason, *timed, measurement.device, measurement.node,
-        measurement.measured_at, *reference_level, *spreads,
+        measurement.measured_at, *reference_level, *spreads, measurement.device_state,
     )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def measurement_of(
     """
     (batch_size, weights, optimizer, seed, hardware, versions, ids, status, reason,
      forward_ms, backward_ms, both_spread, *timed, device, node, measured_at, quiet_forward_ms,
-     quiet_backward_ms, forward_spread, backward_spread) = row  # fmt: skip
+     quiet_backward_ms, forward_spread, backward_spread, state) = row  # fmt: skip
     if shard is None:
         shard = Shard.in_order(tuple([known[number] for number in unpack_ids(ids)]))
     timing = None
@@ -76,7 +76,7 @@ def measurement_of(
         timing = replace(own.normalized_to(common), error=own_error(own, common))
     return Measurement(
         shard, _settings(batch_size, weights, optimizer, seed), hardware, versions, status,
-        device, node, measured_at, timing, reason, True,
+        device, node, measured_at, timing, reason, True, device_state=state or "",
     )  # fmt: skip
 
 

@@ -143,6 +143,7 @@ class DeviceBackend(ABC):
     lookup_bytes: ClassVar[int] = 0  # that an operator takes for each lookup while it runs
     probe_bytes: ClassVar[int]  # of rows in one pass of a probe: enough to keep the device busy
     max_width: ClassVar[int | None] = None  # columns of a table that the operator accepts
+    throttle: ClassVar[str]  # what may stop or slow the device, and how to mend it, for notices
     operator: OperatorPlacement
     collectives: str  # torch.distributed's name of the library that connects ranks
 
@@ -218,8 +219,12 @@ class DeviceBackend(ABC):
         """Returns memory to the system, of which `freed_bytes` have just been freed."""
 
     def throttled_seconds(self) -> float:
-        """Returns for how long a CPU quota has stopped this process so far."""
+        """Returns for how long `throttle` has stopped or slowed this process so far."""
         return 0.0
+
+    def state(self) -> str:
+        """Returns what the device says of itself now, such as its clock; empty if it cannot."""
+        return ""
 
     @abstractmethod
     def stopwatch(self, flush: bool = True, references: Sequence[TimedOperator] = ()) -> Stopwatch:

@@ -53,6 +53,7 @@ class CpuBackend(DeviceBackend):
 
     kind, noun = "cpu", "CPU core"
     max_ranks, patience_s, is_shared = math.inf, 120.0, True
+    throttle = "the container's CPU quota: raise the quota or leave more of it to the pool"
     operator = OperatorPlacement("HOST", "CPU", "NONE")
     collectives = "gloo"
     probe_bytes = 2**21

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from autoshard.benchmark.backends import nvml
 from autoshard.benchmark.backends.base import (
     CLAIM_PATIENCE_S,
     DeviceBackend,
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 # Architectures for which fbgemm-gpu has code: there is none that drivers could translate.
-_ANY_MINOR, _CODE = 8, ((9, 0), (10, 0))
+ANY_MINOR, EXACT = 8, ((9, 0), (10, 0))  # sm_80 code runs on all of 8.x
 _DRIVERS = {"12": "525", "13": "580"}  # by the major version of CUDA
 
 
@@ -80,15 +81,21 @@ class CudaRuntime:
 
     def processes(self) -> set[int]:
         """Returns the processes on the GPU; none if NVML is missing or not permitted."""
-        try:
-            import pynvml
+        return nvml.processes(self._uuid)
 
-            pynvml.nvmlInit()
-            uuid = self.cuda.get_device_properties(self.device).uuid
-            handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
-            return {each.pid for each in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-        except Exception:  # whatever NVML raises, processes are unknown
-            return set()
+    def state(self) -> str:
+        """Returns clock, power and limits of the GPU; empty if NVML is missing."""
+        return nvml.state(self._uuid)
+
+    def limited_seconds(self) -> float:
+        """Returns for how long power or heat have lowered its clock; 0 if NVML is missing."""
+        return nvml.limited_seconds(self._uuid)
+
+    @property
+    def _uuid(self) -> str:
+        if not self.cuda.is_available():
+            return ""
+        return str(self.cuda.get_device_properties(self.device).uuid)
 
 
 class CudaBackend(DeviceBackend):
@@ -100,6 +107,7 @@ class CudaBackend(DeviceBackend):
     num_gpus = 1
     probe_bytes = 2**28
     lookup_bytes = SORT_BYTES
+    throttle = "its limit of power or heat: cool it, or lock its clocks with nvidia-smi -lgc"
     max_width = 2048  # columns of a table that fbgemm's operator accepts
 
     def __init__(self, runtime: CudaRuntime | None = None) -> None:
@@ -167,7 +175,7 @@ class CudaBackend(DeviceBackend):
                 "(nvidia-smi prints the driver that is here)"
             )
         found = self._properties()
-        if found.major != _ANY_MINOR and (found.major, found.minor) not in _CODE:
+        if found.major != ANY_MINOR and (found.major, found.minor) not in EXACT:
             return (
                 f"fbgemm-gpu has no code for {found.name} (sm_{found.major}{found.minor}): its "
                 "builds are for sm_80 to sm_89, sm_90 and sm_100 (A100, L4, H100, B200 and alike)"
@@ -201,6 +209,14 @@ class CudaBackend(DeviceBackend):
         """Releases torch's cached GPU memory, and freed main memory."""
         release_freed_memory()
         self._runtime.cuda.empty_cache()
+
+    def throttled_seconds(self) -> float:
+        """Returns for how long power or heat have lowered the GPU's clock so far."""
+        return self._runtime.limited_seconds()
+
+    def state(self) -> str:
+        """Returns clock, power and limits of the GPU now."""
+        return self._runtime.state()
 
     def stopwatch(
         self, flush: bool = True, references: Sequence[TimedOperator] = ()

@@ -24,6 +24,7 @@ class SimulatedRuntime:
         others: processes on it besides this one.
         capability: compute capability.
         own: number of this process for NVML; by default the one that it has.
+        limited_s: by which the time that its power limit lowers the clock goes on, when asked.
     """
 
     operator = OperatorPlacement("HOST", "CPU", "NONE")
@@ -39,11 +40,13 @@ class SimulatedRuntime:
         others: frozenset[int] = frozenset(),
         capability: tuple[int, int] = (9, 0),
         own: int | None = None,
+        limited_s: float = 0.0,
     ) -> None:
         self.calls: list[str] = []
         self._pace_ms, self._others = pace_ms, others
         self._own, self._has_context = own or os.getpid(), False
         self._ms, self._events = 0.0, 0
+        self._limited_s, self._asked = limited_s, 0
         h100 = SimpleNamespace(
             name="NVIDIA H100 80GB HBM3",
             major=capability[0],
@@ -71,6 +74,13 @@ class SimulatedRuntime:
 
     def processes(self) -> set[int]:
         return {*self._others, *([self._own] if self._has_context else [])}
+
+    def state(self) -> str:
+        return "1755 MHz, 412 W, power cap" if self._limited_s else "1980 MHz, 300 W"
+
+    def limited_seconds(self) -> float:
+        self._asked += 1
+        return self._asked * self._limited_s
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         return dist.ProcessGroupGloo(store, rank, ranks, timeout)

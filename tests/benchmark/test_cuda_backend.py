@@ -3,8 +3,10 @@
 import asyncio
 import gc
 import socket
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,17 +16,25 @@ from simulated_gpu import SimulatedRuntime
 
 from autoshard.benchmark import MeasurementError, MeasureSettings, TimingOptions
 from autoshard.benchmark.actor import DeviceBenchmark
-from autoshard.benchmark.backends import backend_of, best_backend, fingerprint_here
+from autoshard.benchmark.backends import backend_of, best_backend, fingerprint_here, nvml
 from autoshard.benchmark.backends.base import Place, TimedOperator
 from autoshard.benchmark.backends.cuda import CudaBackend, CudaRuntime
 from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.exchange import ExchangeRanks
 from autoshard.benchmark.exchanging import measure_exchange
-from autoshard.benchmark.fleet import PoolDevice
+from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo, NodeReport, cpu_fingerprint
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order, ReferenceLevel
 from autoshard.workload import EmbeddingTable, Shard, UserError
 
+# Bits of NVML's header, by pynvml's names.
+REASONS = {
+    "SwPowerCap": 0x4,
+    "HwSlowdown": 0x8,
+    "SwThermalSlowdown": 0x20,
+    "HwThermalSlowdown": 0x40,
+    "HwPowerBrakeSlowdown": 0x80,
+}
 PLACE = Place("cuda", "n0", 1, "n0", "gpu1@m0")
 FINGERPRINT = "cuda: NVIDIA H100 80GB HBM3 sm90, 79 GiB"
 
@@ -139,7 +149,7 @@ def test_a_shard_is_measured_or_refused_for_want_of_memory() -> None:
     small = Shard.of_tables([EmbeddingTable("small", 100, 16, 4.0)])
     large = Shard.of_tables([EmbeddingTable("large", 100_000, 64, 4.0)])
     settings, quick = MeasureSettings(32), TimingOptions(precision=0.2, max_iterations=9)
-    gpu, runtime = backend(pace_ms=(9.0, 1.0, 2.0, 1.0, 3.0), free_bytes=2**20)
+    gpu, runtime = backend(pace_ms=(9.0, 1.0, 2.0, 1.0, 3.0), free_bytes=2**20, limited_s=3600.0)
     benchmark = DeviceBenchmark(gpu, PLACE)
     info, _ = benchmark.describe()
     assert info == DeviceInfo(
@@ -153,11 +163,46 @@ def test_a_shard_is_measured_or_refused_for_want_of_memory() -> None:
     assert (measured.timing.forward_ms, measured.timing.backward_ms) == (2.0, 3.0)
     assert measured.timing.reference_level == ReferenceLevel(2.0, 3.0)
     assert measured.hardware == FINGERPRINT
-    assert (refused.status, refused.throttled) == ("refused", 0.0)
+    assert refused.status == "refused"
     assert "gpu-00000001@m0 has 1,048,576" in refused.reason
     assert too_wide.reason == "fbgemm takes at most 2,048 columns of a table on this device"
     assert runtime.calls.count("empty_cache") == 3  # no two fit together
     assert benchmark.peak_bytes() == 7
+
+
+class Quiet(Fleet):
+    async def grow(self) -> None:
+        """Has all of its devices."""
+
+
+def test_nvml_is_asked_for_what_limits_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def init() -> None:
+        asked.append("init")
+
+    def time_of(gpu: str, policy: int) -> SimpleNamespace:
+        return SimpleNamespace(referenceTime=0, violationTime=(policy + 1) * 10**9)
+
+    fake = SimpleNamespace(
+        nvmlInit=init,
+        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-1a2b": "the GPU"}[uuid],
+        NVML_CLOCK_SM=1,
+        nvmlDeviceGetClockInfo=lambda gpu, kind: 1755,
+        nvmlDeviceGetPowerUsage=lambda gpu: 411_600,
+        nvmlDeviceGetCurrentClocksEventReasons=lambda gpu: 0x24,
+        **{f"nvmlClocksEventReason{name}": bit for name, bit in REASONS.items()},
+        NVML_PERF_POLICY_POWER=0,
+        NVML_PERF_POLICY_THERMAL=1,
+        nvmlDeviceGetViolationStatus=time_of,
+        nvmlDeviceGetComputeRunningProcesses=lambda gpu: [SimpleNamespace(pid=7)],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    assert nvml.state("1a2b") == "1755 MHz, 412 W, power cap, heat"
+    assert nvml.limited_seconds("1a2b") == pytest.approx(3.0)
+    assert nvml.processes("1a2b") == {7}
+    assert (nvml.state("other"), nvml.limited_seconds("other")) == ("", 0.0)  # KeyError
+    assert asked
 
 
 def test_ranks_meet_through_what_the_runtime_has() -> None:

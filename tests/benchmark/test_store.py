@@ -45,7 +45,7 @@ EXCHANGE = Exchange(ExchangeKey((64, 0, 32), 512, 2), "hw", "v", (1, 2, 3), (4, 
 
 def measurement(shard: Shard, **changes: object) -> Measurement:
     plain = Measurement(shard, SETTINGS, "hw", "v", "ok", "cpu0@here", "here", 7.0, TIMING)
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **({"device_state": "1755 MHz, 412 W"} | changes))  # type: ignore[arg-type]
 
 
 def some(tables: Sequence[EmbeddingTable], count: int = 20) -> list[Measurement]:
@@ -225,19 +225,21 @@ def test_all_repeats_of_a_shard_are_kept_and_their_mean_is_its_cost(
     ] * 3
 
 
-def test_a_store_without_spreads_by_direction_is_read_and_written(
+def test_a_store_without_later_columns_is_read_and_written(
     tmp_path: Path, tables: tuple[EmbeddingTable, ...]
 ) -> None:
     old, new = some(tables, 2)
     with MeasurementStore(tmp_path / "a.db") as store:
         store.put([old])
     with sqlite3.connect(tmp_path / "a.db") as db:
-        for name in ("forward_spread", "backward_spread"):
+        for name in ("forward_spread", "backward_spread", "device_state"):
             db.execute(f"ALTER TABLE measurements DROP COLUMN {name}")
     with MeasurementStore(tmp_path / "a.db", must_exist=True) as store:
         store.put([new])
-        spreads = [m.timing.spread for m in store.measurements() if m.timing]
+        kept = store.measurements()
+    spreads = [m.timing.spread for m in kept if m.timing]
     assert spreads == [Directions.of(TIMING.spread.both), TIMING.spread]
+    assert [m.device_state for m in kept] == ["", "1755 MHz, 412 W"]
 
 
 def test_repeats_that_differ_increase_all_errors(

@@ -1,0 +1,67 @@
+"""What NVIDIA's driver says of a GPU, by NVML; nothing where that is missing or not permitted."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Value = TypeVar("Value")
+
+_NS = 1e-9
+# Reasons for a lower clock that are no setting and no idling, by pynvml's names.
+_LIMITS = {
+    "SwPowerCap": "power cap",
+    "HwSlowdown": "hardware slowdown",
+    "SwThermalSlowdown": "heat",
+    "HwThermalSlowdown": "heat (hardware)",
+    "HwPowerBrakeSlowdown": "power brake",
+}
+
+
+def processes(uuid: str) -> set[int]:
+    """Returns the processes on a GPU, by their numbers outside of containers."""
+
+    def ask(nvml: Any, gpu: Any) -> set[int]:
+        return {each.pid for each in nvml.nvmlDeviceGetComputeRunningProcesses(gpu)}
+
+    return _ask(uuid, ask, set())
+
+
+def state(uuid: str) -> str:
+    """Returns clock, power and what limits them now: `1755 MHz, 412 W, power cap`."""
+
+    def ask(nvml: Any, gpu: Any) -> str:
+        clock_mhz = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
+        watts = nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3
+        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+        limits = [
+            limit
+            for name, limit in _LIMITS.items()
+            if reasons & getattr(nvml, f"nvmlClocksEventReason{name}")
+        ]
+        return ", ".join([f"{clock_mhz} MHz", f"{watts:.0f} W", *limits])
+
+    return _ask(uuid, ask, "")
+
+
+def limited_seconds(uuid: str) -> float:
+    """Returns for how long limits of power and heat have lowered the clock since the driver came.
+
+    Drivers of some GPUs do not count that.
+    """
+
+    def ask(nvml: Any, gpu: Any) -> float:
+        policies = nvml.NVML_PERF_POLICY_POWER, nvml.NVML_PERF_POLICY_THERMAL
+        found = [nvml.nvmlDeviceGetViolationStatus(gpu, policy) for policy in policies]
+        return float(_NS * sum(each.violationTime for each in found))
+
+    return _ask(uuid, ask, 0.0)
+
+
+def _ask(uuid: str, question: Callable[[Any, Any], Value], unknown: Value) -> Value:
+    """Returns the answer of NVML on the GPU with this UUID, or what stands for none."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return question(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+    except Exception:  # whatever NVML raises
+        return unknown
