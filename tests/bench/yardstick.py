@@ -28,7 +28,9 @@ class Agreement:
     backward: float
 
 
-def compare_with_fbgemm(backend: DeviceBackend, watch: Stopwatch, rounds: int = 15) -> Agreement:
+def compare_with_fbgemm(
+    backend: DeviceBackend, watch: Stopwatch, rounds: int = 15, batch_size: int = _BATCH
+) -> Agreement:
     """Returns medians of ratios, with both timing one operator alternately on FBGEMM's requests.
 
     FBGEMM's forward pass is timed together with the backward pass. By itself it would find its rows
@@ -38,6 +40,7 @@ def compare_with_fbgemm(backend: DeviceBackend, watch: Stopwatch, rounds: int = 
         backend: Backend of the device.
         watch: Stopwatch of the device. It clears no cache, as FBGEMM clears none on a CPU.
         rounds: Number of rounds.
+        batch_size: Samples of the batch: enough that FBGEMM does not time the host's launches.
     """
     from fbgemm_gpu.tbe.utils import generate_requests
 
@@ -45,10 +48,10 @@ def compare_with_fbgemm(backend: DeviceBackend, watch: Stopwatch, rounds: int = 
     tables = [EmbeddingTable(f"t{n}", _ROWS, _DIM, _POOLING) for n in range(_TABLES)]
     module = build_module(Shard.of_tables(tables), OperatorOptions(), backend)
     (request,) = generate_requests(
-        1, _BATCH, _TABLES, _POOLING, _ROWS, use_cpu=backend.device.type == "cpu"
+        1, batch_size, _TABLES, _POOLING, _ROWS, use_cpu=backend.device.type == "cpu"
     )
     indices, offsets = request.indices.long(), request.offsets.long()
-    gradient = torch.ones(_BATCH, _TABLES * _DIM, device=backend.device)
+    gradient = torch.ones(batch_size, _TABLES * _DIM, device=backend.device)
     request.indices, request.offsets = indices, offsets
     ratios = []
     for _ in range(rounds):
