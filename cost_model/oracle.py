@@ -13,7 +13,7 @@ from autoshard.cost_model.inputs import Memberships, PieceRows, unit_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Scenarios
-from autoshard.cost_model.step_overhead import SumOverhead, splits_of
+from autoshard.cost_model.step_overhead import SplitCost, SumOverhead, splits_of
 from autoshard.cost_model.table_residuals import TableResiduals
 from autoshard.cost_model.threads import one_thread
 from autoshard.workload import (
@@ -101,10 +101,12 @@ class EstimatedCosts:
             return 0.0
         return overhead.common_ms(task, 0 if plan is None else splits_of(task, plan.placed(task)))
 
-    def split_ms(self, ranks: int) -> float:
-        """Returns what each split of a plan for so many devices adds to `common_ms`."""
+    def split_cost(self, columns: float, ranks: int) -> SplitCost:
+        """Returns what splits add to `common_ms`, of tables with so many columns together."""
         overhead = self.model.counted_overhead
-        return 0.0 if overhead is None else overhead.split_ms(self.batch_size, ranks)
+        if overhead is None:
+            return SplitCost()
+        return overhead.split_cost(columns, self.batch_size, ranks)
 
     def _in_training(self, operators: Prices, sums: Tensor) -> Prices:
         return operators if self._overhead is None else self._overhead.prices(operators, sums)

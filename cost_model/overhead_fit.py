@@ -10,6 +10,7 @@ from autoshard.benchmark.rehearsal.kept import RehearsedPlan
 from autoshard.cost_model.link_fit import fit_terms
 from autoshard.cost_model.repeated_measurements import SEEDS, evaluation_seeds
 from autoshard.cost_model.step_overhead import (
+    SHARED_LOADS,
     DirectionOverhead,
     StepOverhead,
     loads_of,
@@ -56,16 +57,23 @@ def fit_overhead(
     # other where tables of all tasks look up as much for each column.
     inputs, rests = np.array([each.passes_ms[:, 2:].max(0) for each in rehearsed]).T
     shared = np.stack([shared_loads_of(each.task, _splits(each)) for each in rehearsed])
-    lookup, input_slice, input_start = fit_terms(shared[:, [0, 2, 3]], inputs)
-    output, rest_slice, rest_start = fit_terms(shared[:, 1:], rests)
+    every = len(SHARED_LOADS)
+    of_input = [SHARED_LOADS.index(load) for load in ("lookups", "split_samples", "one")]
+    of_rest = [number for number in range(every) if SHARED_LOADS[number] != "lookups"]
+    rates = np.zeros(every)
+    rates[of_input] += fit_terms(shared[:, of_input], inputs)
+    rates[of_rest] += fit_terms(shared[:, of_rest], rests)
+    lookup, output, feature_ms, regrouped, split_sample, start_ms = rates.tolist()
     forward, backward = directions
     return StepOverhead(
         forward,
         backward,
-        output / _MS,
-        lookup / _MS,
-        (input_slice + rest_slice) / _MS,
-        input_start + rest_start,
+        shared_lookup_ns=lookup / _MS,
+        shared_output_ns=output / _MS,
+        shared_feature_ms=feature_ms,
+        regrouped_ns=regrouped / _MS,
+        split_sample_ns=split_sample / _MS,
+        shared_ms=start_ms,
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.network import DIRECTIONS, fused_ms
-from autoshard.cost_model.step_overhead import SumOverhead
+from autoshard.cost_model.step_overhead import SplitCost, SumOverhead
 from autoshard.cost_model.table_residuals import ResidualPosterior
 from autoshard.workload import EmbeddingTable, Piece, ShardingTask
 
@@ -35,8 +35,8 @@ class Pricing(Protocol):
         """Returns forward and backward ms of shards with these sums, [..., scenarios, 2]."""
         ...
 
-    def split_ms(self, task: ShardingTask) -> float:
-        """Returns what each split adds to a step on all devices."""
+    def split_cost(self, task: ShardingTask) -> SplitCost:
+        """Returns what splits add to a step on all devices."""
         ...
 
 
@@ -62,9 +62,9 @@ class Expectation:
             means = self._overhead.add(means, sums[..., 0, :])
         return means[..., None, :]
 
-    def split_ms(self, task: ShardingTask) -> float:
-        """Returns what each split adds to a step on all devices."""
-        return _split_ms(self._overhead, task)
+    def split_cost(self, task: ShardingTask) -> SplitCost:
+        """Returns what splits add to a step on all devices."""
+        return _split_cost(self._overhead, task)
 
 
 class Scenarios:
@@ -124,9 +124,9 @@ class Scenarios:
         """Returns forward and backward ms in each scenario, [..., scenarios, 2]."""
         return self.in_training(self.operators_ms(sums), sums)
 
-    def split_ms(self, task: ShardingTask) -> float:
-        """Returns what each split adds to a step on all devices."""
-        return _split_ms(self.overhead, task)
+    def split_cost(self, task: ShardingTask) -> SplitCost:
+        """Returns what splits add to a step on all devices."""
+        return _split_cost(self.overhead, task)
 
     def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
         """Returns ms of passes, of which operators take these [..., scenarios, 2]."""
@@ -152,7 +152,7 @@ class Scenarios:
         return (drawn * factors[self._members][:, None]).permute(2, 0, 1)
 
 
-def _split_ms(overhead: SumOverhead | None, task: ShardingTask) -> float:
+def _split_cost(overhead: SumOverhead | None, task: ShardingTask) -> SplitCost:
     if overhead is None:
-        return 0.0
-    return overhead.of_step.split_ms(task.batch_size, len(task.devices))
+        return SplitCost()
+    return overhead.of_step.split_cost(task.columns, task.batch_size, len(task.devices))

@@ -4,7 +4,8 @@ In training, TorchRec checks, permutes and packs what goes into and comes out of
 the dense part of the model evicts the operator's rows between forward and backward. Both depend on
 the plan, and both are linear in what a device holds: in the operator's own time, its lookups, the
 elements of its output and its bags, one for each sample and feature of a piece. The rest of a step
-is the same on all devices: it depends on the task, and on the number of splits.
+is the same on all devices. It depends on the task and on splits: once a table is in parts, TorchRec
+puts all outputs in order anew, and each further slice of them adds a little.
 
 The coefficients are fitted to rehearsals of random plans (`overhead_fit`), in turns, and belong to
 a kind of hardware as the cost model does.
@@ -13,7 +14,7 @@ a kind of hardware as the cost model does.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +29,24 @@ from autoshard.workload.lookups import lookups_in
 _NS = 1e-6  # milliseconds
 # Work of a device, in the order of rates.
 LOADS = ("operator_ms", "lookups", "outputs", "bags", "occupied")
+# What each rank does for its own samples, in the order of `StepOverhead.shared_rates`.
+SHARED_LOADS = ("lookups", "outputs", "features", "regrouped", "split_samples", "one")
+
+
+class SplitCost(NamedTuple):
+    """What splits add to a step on all devices.
+
+    Args:
+        first_ms: Once there is any.
+        each_ms: For each slice of outputs that is more than one for a feature.
+    """
+
+    first_ms: float = 0.0
+    each_ms: float = 0.0
+
+    def ms(self, splits: int) -> float:
+        """Returns what so many slices more add."""
+        return self.first_ms + splits * self.each_ms if splits else 0.0
 
 
 @dataclass(frozen=True)
@@ -62,20 +81,33 @@ class StepOverhead:
     Args:
         forward: From the lookups' arrival to the pooled outputs that are ready to be sent.
         backward: From the gradients' arrival until weights are updated.
-        shared_output_ns: For each element of all pooled outputs of a rank's own samples: receiving
-            and ordering them, and packing their gradients.
         shared_lookup_ns: For each lookup of a rank's own samples, which are sent to their tables.
-        shared_slice_ns: For each of a rank's own samples and each slice of an output, which are put
-            in order one by one: a feature of a whole table is one, a table in parts has more.
+        shared_output_ns: For each element of all pooled outputs of a rank's own samples: receiving
+            them, and packing their gradients.
+        shared_feature_ms: For each feature of the task, however small the batch.
+        regrouped_ns: For each element of all pooled outputs of a rank's own samples if any table is
+            in parts: they are put in order anew.
+        split_sample_ns: For each of a rank's own samples and each slice of outputs that is more
+            than one for a feature.
         shared_ms: For each step.
     """
 
     forward: DirectionOverhead
     backward: DirectionOverhead
-    shared_output_ns: float
     shared_lookup_ns: float
-    shared_slice_ns: float
+    shared_output_ns: float
+    shared_feature_ms: float
+    regrouped_ns: float
+    split_sample_ns: float
     shared_ms: float
+
+    @cached_property
+    def shared_rates(self) -> Floats:
+        """Milliseconds for one of each of SHARED_LOADS."""
+        lookup, output = _NS * self.shared_lookup_ns, _NS * self.shared_output_ns
+        regrouped, sliced = _NS * self.regrouped_ns, _NS * self.split_sample_ns
+        rates = lookup, output, self.shared_feature_ms, regrouped, sliced, self.shared_ms
+        return np.array(rates)
 
     @cached_property
     def rates(self) -> Floats:
@@ -99,13 +131,19 @@ class StepOverhead:
             task: The task.
             splits: Those of its plan, as `splits_of` counts them.
         """
-        shared_ns = self.shared_lookup_ns, self.shared_output_ns, self.shared_slice_ns
-        per_rank = np.dot(shared_ns, shared_loads_of(task, splits)[:-1])
-        return float(per_rank * _NS + self.shared_ms + task.objective.dense_ms)
+        shared_ms = float(self.shared_rates @ shared_loads_of(task, splits))
+        return shared_ms + task.objective.dense_ms
 
-    def split_ms(self, batch_size: int, ranks: int) -> float:
-        """Returns what each split adds to `common_ms`."""
-        return self.shared_slice_ns * _NS * batch_size / ranks
+    def split_cost(self, columns: float, batch_size: int, ranks: int) -> SplitCost:
+        """Returns what splits add to `common_ms`.
+
+        Args:
+            columns: Those of all pooled outputs, one table after the other.
+            batch_size: Samples of the batch.
+            ranks: Number of ranks that share it.
+        """
+        own = _NS * batch_size / ranks
+        return SplitCost(own * columns * self.regrouped_ns, own * self.split_sample_ns)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the coefficients as a JSON object."""
@@ -140,11 +178,14 @@ def splits_of(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> int:
 
 
 def shared_loads_of(task: ShardingTask, splits: int = 0) -> Floats:
-    """Returns what each rank does for its own samples: lookups, outputs, sliced samples, and 1."""
-    lookups, outputs, _, _ = loads_of([table.whole() for table in task.tables], task.batch_size)
-    slices = splits + sum(table.features for table in task.tables)
-    own = 1 / len(task.devices)
-    return np.array([own * lookups, own * outputs, own * task.batch_size * slices, 1.0])
+    """Returns what each rank does for its own samples, in the order of SHARED_LOADS."""
+    ranks = len(task.devices)
+    loads = loads_of([table.whole() for table in task.tables], task.batch_size) / ranks
+    lookups, outputs, _, _ = loads
+    features = sum(table.features for table in task.tables)
+    regrouped = outputs if splits else 0.0
+    split_samples = splits * task.batch_size / ranks
+    return np.array([lookups, outputs, features, regrouped, split_samples, 1.0])
 
 
 class SumOverhead:

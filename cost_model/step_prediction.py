@@ -68,7 +68,8 @@ class StepPredictor:
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, seed: int = 0) -> None:
         self._oracle, self._task, self._seed = oracle, task, seed
         self._price = StepPrice.of_task(task)
-        self._whole_ms, self._split_ms = oracle.common_ms(task), oracle.split_ms(len(task.devices))
+        self._whole_ms = oracle.common_ms(task)
+        self._split_cost = oracle.split_cost(task.columns, len(task.devices))
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
 
     def expected_ms(self, placed: Placed) -> float:
@@ -147,7 +148,7 @@ class StepPredictor:
         return float(self._price.expected_ms(forward, backward, columns, rest))
 
     def _on_all_devices_ms(self, placed: Placed) -> float:
-        return self._whole_ms + self._split_ms * splits_of(self._task, placed)
+        return self._whole_ms + self._split_cost.ms(splits_of(self._task, placed))
 
     def _columns(self, placed: Placed) -> Floats:
         """Returns the output columns of each device, [devices]."""

@@ -20,6 +20,7 @@ from autoshard.envs.lookahead import largest_units_fit
 from autoshard.workload import Piece, Shard, UserError
 from autoshard.workload.admission import ANY_PARTS, Occupancy
 from autoshard.workload.plans import merged_by_device
+from autoshard.workload.step_price import StepPrice
 
 # As a share of even_split_ms: splitting cheaper units improves balance too little.
 _MIN_SPLIT_COST = 0.02
@@ -92,7 +93,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.all_ms = torch.ones(num_envs)
         self.added_ms = torch.zeros(num_envs)  # by splits
         self.splits_ms = torch.zeros(num_envs)  # that they add to a step on all devices
-        self._split_ms = torch.zeros(num_envs)  # a slice of outputs
+        self._split_costs = torch.zeros(num_envs, 2)  # of the first, and of each slice of outputs
         self.rest_bytes = torch.zeros(num_envs, dtype=torch.int64)
         self.even_share = torch.ones(num_envs, described)  # named amounts per device
         self.even_split_ms = torch.ones(num_envs)
@@ -163,8 +164,10 @@ class BatchedPlacementEnv(EpisodeDevices):
             ranked = np.argsort(constrained[row, :tables] - alone[instance.units], kind="stable")
             order[row, :tables], origin[row, :tables] = instance.units[ranked], ranked
         self.count[new] = torch.tensor([len(instance.units) for instance in instances])
-        split_ms = [self.catalog.split_ms(_ranks(instance)) for instance in instances]
-        self._split_ms[new], self.splits_ms[new] = torch.tensor(split_ms), 0.0
+        whole = StepPrice.rows(self.prices[new])
+        sizes = zip(whole.columns[:, 0].tolist(), whole.ranks[:, 0].tolist(), strict=True)
+        split_costs = [self.catalog.split_cost(columns, int(ranks)) for columns, ranks in sizes]
+        self._split_costs[new], self.splits_ms[new] = torch.tensor(split_costs), 0.0
         self._piece_limit[new] = self.count[new] + self.max_splits
         self.order[new], self.origin[new] = torch.from_numpy(order), torch.from_numpy(origin)
         self._constrained[new] = torch.from_numpy(constrained)
@@ -286,7 +289,10 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.rest[env_ids] += described[first] + described[second] - described[unit]
         self.rest_ms[env_ids] += added
         self.added_ms[env_ids] += added
-        self.splits_ms[env_ids] += self._split_ms[env_ids] * catalog.slices[unit]
+        first_ms, each_ms = self._split_costs[env_ids].unbind(1)
+        before = self.splits_ms[env_ids]
+        after = before + each_ms * catalog.slices[unit] + first_ms * (before == 0)
+        self.splits_ms[env_ids] = after
         self.rest_bytes[env_ids] += sizes[first] + sizes[second] - sizes[unit]
         origin = self.origin[env_ids, place]
         for half, where in ((first, place), (second, self.count[env_ids])):
@@ -365,8 +371,3 @@ class BatchedPlacementEnv(EpisodeDevices):
         for piece, device in merged_by_device(self.placed_pieces(env_id)):
             held[device].append(piece)
         return [Shard(tuple(pieces)) if pieces else None for pieces in held]
-
-
-def _ranks(instance: TaskInstance) -> int:
-    """Returns the number of devices of a task, or of the larger task that it is a part of."""
-    return len(instance.memory_bytes) if instance.larger is None else instance.larger.ranks

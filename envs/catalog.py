@@ -11,6 +11,7 @@ from torch import Tensor
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
 from autoshard.cost_model.inputs import unit_amounts
 from autoshard.cost_model.scenarios import Scenarios
+from autoshard.cost_model.step_overhead import SplitCost
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -182,9 +183,9 @@ class TableCatalog:
             self._in_scenarios[count] = scenarios, amounts
         return self._in_scenarios[count]
 
-    def split_ms(self, ranks: int) -> float:
-        """Returns what a slice of outputs more adds to a step of all of so many devices."""
-        return self._oracle.split_ms(ranks)
+    def split_cost(self, columns: float, ranks: int) -> SplitCost:
+        """Returns what splits add to a step of a task with so many columns and devices."""
+        return self._oracle.split_cost(columns, ranks)
 
     def price(self, sums: Tensor) -> Prices:
         """Returns the costs of devices with these sums of amounts."""

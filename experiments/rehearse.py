@@ -136,9 +136,10 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
             f"{terms.start_ms:.3f} ms"
         )
     cli.say(
-        f"  common    {overhead.shared_output_ns:.2f} ns an output of a rank, "
-        f"{overhead.shared_lookup_ns:.2f} ns a lookup, {overhead.shared_slice_ns:.0f} ns a sample "
-        f"and slice, {overhead.shared_ms:.3f} ms"
+        f"  common    {overhead.shared_lookup_ns:.2f} ns a lookup of a rank, "
+        f"{overhead.shared_output_ns:.2f} ns an output, {overhead.shared_feature_ms:.3f} ms a "
+        f"feature, {overhead.shared_ms:.3f} ms; with splits {overhead.regrouped_ns:.2f} ns an "
+        f"output more, {overhead.split_sample_ns:.0f} ns a sample and slice more"
     )
     shares = ", ".join(f"{name} {share:.1%}" for name, share in report.shares.items())
     cli.say(f"  shares of a step: {shares}")

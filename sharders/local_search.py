@@ -75,7 +75,11 @@ class LocalSearch:
         mean = self._oracle.expectation()
         searches = [PlanSearch(mean, task, _SOFT, start, self._near) for start in starts]
         best = min(searches, key=PlanSearch.objective)
-        best.descend(self._split, time_is_up)
+        best.descend(False, time_is_up)
+        if self._split:
+            whole, best = best, PlanSearch(mean, task, _SOFT, best.placed(), self._near)
+            best.descend(True, time_is_up)
+            best = min(best, whole, key=PlanSearch.objective)
         rng = np.random.default_rng(self._seed)
         for number in count() if seconds is not None else range(self._kicks):
             if time_is_up():

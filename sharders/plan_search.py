@@ -77,7 +77,7 @@ class PlanSearch:
         if self._budget is not None:
             self._budget.extend(self._units)
         self._weight = self._devices.beside()  # [items, stages]
-        self._split_ms = pricing.split_ms(task)  # of a slice more, on all devices
+        self._split_cost = pricing.split_cost(task)  # on all devices
         self._whole = sum(_slices(unit) for unit in self._masks.units)
         self._price_anew()
 
@@ -251,7 +251,10 @@ class PlanSearch:
         after = self._after(removed, kept[:, None], joined)
         after[np.arange(len(wide)), homes] = np.inf
         after[~self._admitted(going)] = np.inf
-        after += self._split_ms * np.array([_slices(stays) for stays, _ in pairs])[:, None]
+        # Without what the first split costs: it is shared by those that follow, and `LocalSearch`
+        # compares what comes of them with the best plan of whole tables.
+        more = np.array([_slices(stays) for stays, _ in pairs])
+        after += self._split_cost.each_ms * more[:, None]
 
         def change(number: int) -> Change:
             place, device = divmod(number, len(self._costs))
@@ -309,8 +312,10 @@ class PlanSearch:
         self._largest = np.maximum(self._costs.max(0), _MIN_MS)
         self._powers = (self._costs / self._largest) ** self._power
         here = np.flatnonzero(self._homes != GONE).tolist()
-        slices = sum(_slices(self._units[item]) for item in here) if self._split_ms else self._whole
-        self._splits_ms = self._split_ms * (slices - self._whole)
+        self._splits_ms = 0.0
+        if any(self._split_cost):
+            slices = sum(_slices(self._units[item]) for item in here)
+            self._splits_ms = self._split_cost.ms(slices - self._whole)
 
     def _after(self, removed: Floats | float, *added: Floats) -> Floats:
         """Returns the objective if powers of devices are replaced by other costs, [...].

@@ -26,8 +26,7 @@ def on_gpus(task: ShardingTask) -> ShardingTask:
     """
     samples = -(-task.batch_size // len(task.devices))
     lookups = sum(table.pooling_factor for table in task.tables)
-    columns = sum(table.dim * table.features for table in task.tables)
-    of_samples = samples * (_BATCHES * lookups * INDEX_BYTES + 2 * columns * FLOAT_BYTES)
+    of_samples = samples * (_BATCHES * lookups * INDEX_BYTES + 2 * task.columns * FLOAT_BYTES)
     fixed = _CUDA_BYTES + _NCCL_BYTES + round(of_samples)
     per_lookup = _BATCHES * INDEX_BYTES + SORT_BYTES
     return replace(

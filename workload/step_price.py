@@ -65,8 +65,8 @@ class StepPrice:
     @staticmethod
     def of_task(task: ShardingTask) -> "StepPrice":
         """Returns the price of a task."""
-        columns = sum(table.dim * table.features for table in task.tables)
-        return StepPrice.of(task.objective, task.batch_size, len(task.devices), float(columns))
+        ranks = len(task.devices)
+        return StepPrice.of(task.objective, task.batch_size, ranks, float(task.columns))
 
     @staticmethod
     def rows(table: "Tensor") -> "StepPrice":

@@ -91,6 +91,11 @@ class ShardingTask:
         """Returns the usable bytes of each device."""
         return np.array([device.usable_bytes for device in self.devices], np.int64)
 
+    @property
+    def columns(self) -> int:
+        """Returns the columns of all pooled outputs together."""
+        return sum(table.dim * table.features for table in self.tables)
+
     def rules_of_device(self, number: int) -> tuple[Rule, ...]:
         """Returns the rules that name this device."""
         return tuple(rule for rule in self.rules if rule.of_devices and number in rule.numbers)

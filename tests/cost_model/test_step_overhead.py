@@ -18,9 +18,11 @@ from autoshard.workload import Device, Objective, ShardingTask, UserError, load_
 OVERHEAD = StepOverhead(
     forward=DirectionOverhead(1.1, 5.0, 0.8, 60.0, 1.5),
     backward=DirectionOverhead(1.2, 2.0, 0.3, 20.0, 0.4),
-    shared_output_ns=3.0,
     shared_lookup_ns=4.0,
-    shared_slice_ns=120.0,
+    shared_output_ns=3.0,
+    shared_feature_ms=0.02,
+    regrouped_ns=1.5,
+    split_sample_ns=60.0,
     shared_ms=0.7,
 )
 STEP = Objective("step", dense_ms=2.5)
@@ -57,7 +59,7 @@ def test_scenarios_and_reports_agree_with_the_mean(model: CostModel) -> None:
     task, oracle = task_of(), EstimatedCosts(model.for_objective(STEP), 1024)
     for plan in islice(random_plans(task, seed=1), 3):
         splits = splits_of(task, plan.placed(task))
-        of_splits = splits * OVERHEAD.split_ms(1024, 3)
+        of_splits = OVERHEAD.split_cost(task.columns, 1024, 3).ms(splits)
         assert oracle.common_ms(task, plan) - oracle.common_ms(task) == pytest.approx(of_splits)
         cost = oracle.plan_cost(plan, task)
         assert cost.common_ms == oracle.common_ms(task, plan)
@@ -129,11 +131,13 @@ def test_a_search_makes_no_split_that_costs_more_than_it_gains(model: CostModel)
     """What a split adds on all devices is seen by the search, not only by reports."""
     tables = load_tables("zipf:6:1")  # for 4 devices: whole, they cannot be balanced
     task = replace(task_of(ranks=4), tables=tables)
-    dear = replace(OVERHEAD, shared_slice_ns=1e6)  # 256 ms for each split
+    free = replace(OVERHEAD, split_sample_ns=0.0, regrouped_ns=0.0)
+    each = replace(free, split_sample_ns=1e6)  # 256 ms for each split
+    first = replace(free, regrouped_ns=1e5)  # some 15 s for the first one
     splits = []
-    for overhead in (replace(OVERHEAD, shared_slice_ns=0.0), dear):
+    for overhead in (free, each, first):
         oracle = EstimatedCosts(replace(model, overhead=overhead).for_objective(STEP), 1024)
         plan = make_sharder("cost_fused_search", SharderContext(oracle)).shard(task)
         splits.append(splits_of(task, plan.placed(task)))
     assert splits[0] > 0
-    assert splits[1] == 0
+    assert splits[1:] == [0, 0]

@@ -11,7 +11,7 @@ from episodes import AMPLE, assignment, episodes_of, greedily, instance
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor
-from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead
+from autoshard.cost_model.step_overhead import SHARED_LOADS, DirectionOverhead, StepOverhead
 from autoshard.envs import (
     BatchedPlacementEnv,
     Costs,
@@ -183,7 +183,7 @@ def test_a_measured_step_of_training_includes_what_comes_with_operators(
     small_catalog: TableCatalog, asked: Asked, tmp_path: Path
 ) -> None:
     passes = DirectionOverhead(2.0, 0.0, 0.0, 0.0, 5.0)
-    overhead = StepOverhead(passes, passes, 0.0, 0.0, 0.0, 0.0)
+    overhead = StepOverhead(passes, passes, *[0.0] * len(SHARED_LOADS))
     objective = Objective("step")
     training = replace(small_catalog.model, overhead=overhead).for_objective(objective)
     tables = [piece.table for unit in small_catalog.units for piece in unit.pieces]

@@ -412,9 +412,11 @@ def test_a_step_of_training_counts_splits_on_all_devices(
     overhead = StepOverhead(
         DirectionOverhead(1.0, 0.0, 0.0, 0.0, 0.0),
         DirectionOverhead(1.0, 0.0, 0.0, 0.0, 0.0),
-        shared_output_ns=0.0,
         shared_lookup_ns=0.0,
-        shared_slice_ns=1e5,
+        shared_output_ns=0.0,
+        shared_feature_ms=0.0,
+        regrouped_ns=1e3,
+        split_sample_ns=1e5,
         shared_ms=0.0,
     )
     objective = Objective("step")
@@ -422,13 +424,15 @@ def test_a_step_of_training_counts_splits_on_all_devices(
     catalog = TableCatalog.of_tables(training, tables[:3], 512, split=True)
     mine = replace(instance([0, 1, 2], AMPLE, AMPLE), objective=objective)
     episodes = episodes_of(catalog, mine, max_splits=2)
-    halve(episodes)
+    for _ in range(2):
+        halve(episodes)
     while not episodes.over.all():
         episodes.place(torch.tensor([int(episodes.placed[0]) % 2]))
-    assert float(episodes.splits_ms[0]) == pytest.approx(1e5 * 1e-6 * 512 / 2)
     task = catalog.task(mine)
+    first_ms, each_ms = 1e3 * task.columns * 1e-6 * 256, 1e5 * 1e-6 * 256
+    assert float(episodes.splits_ms[0]) == pytest.approx(first_ms + 2 * each_ms)
     plan = ShardingPlan.of_pieces(task, episodes.placed_pieces(0))
-    assert len(plan.placements) == 4
+    assert len(plan.placements) == 5
     oracle = EstimatedCosts(training, 512)
     step_ms = oracle.step_ms(plan, task) - oracle.common_ms(task)  # what all plans take
     assert float(episodes.plan_ms[0]) == pytest.approx(step_ms, rel=1e-3)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.step_overhead import SplitCost
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders import LocalSearchSharder
 from autoshard.sharders.plan_search import PlanSearch
@@ -43,9 +44,9 @@ class Listed:
         """Their sums, with a start where there are any: [..., 1, 2]."""
         return sums + START_MS * (sums > 1e-6)
 
-    def split_ms(self, task: ShardingTask) -> float:
+    def split_cost(self, task: ShardingTask) -> SplitCost:
         """Nothing: a split takes what its pieces do."""
-        return 0.0
+        return SplitCost()
 
 
 def by_hand(objective: Objective, seed: int) -> tuple[ShardingTask, Listed]:
