@@ -12,6 +12,7 @@ from autoshard.benchmark.device_lock import this_pool
 from autoshard.benchmark.embedding_op import EmbeddingOp
 from autoshard.benchmark.hardware import DeviceInfo
 from autoshard.benchmark.measurement import (
+    DeviceLost,
     ExchangePart,
     Measurement,
     Order,
@@ -60,6 +61,7 @@ class DeviceBenchmark:
 
         Raises:
             DeviceBusy: Another pool holds the device.
+            DeviceLost: The device is gone, which no shard is to blame for.
             ShardFault: An operator failed; this process must not measure any more.
         """
         with self._backend.claim(self._pool):
@@ -69,7 +71,12 @@ class DeviceBenchmark:
             while waiting:
                 together = self._that_fit(orders, waiting)
                 waiting = waiting[len(together) :]
-                answers.update(self._interleaved(orders, together))
+                try:
+                    answers.update(self._interleaved(orders, together))
+                except Exception as error:  # the shard's, or the reference's beside it
+                    if self._backend.is_lost():
+                        raise DeviceLost(ShardFault.of(0, error).reason) from error
+                    raise
             throttled_s = self._backend.throttled_seconds() - throttled_s
             share = min(1.0, throttled_s / (time.monotonic() - started))
             state = self._backend.state()

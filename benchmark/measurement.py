@@ -86,6 +86,10 @@ class Order(NamedTuple):
     timing: TimingOptions
 
 
+class DeviceLost(Exception):  # noqa: N818 - a state of affairs; what ran on it is at no fault
+    """The device is gone while it measured."""
+
+
 class ShardFault(Exception):  # noqa: N818 - the shard's, not the caller's
     """An operator failed and left its process in an unreliable state.
 
@@ -98,6 +102,14 @@ class ShardFault(Exception):  # noqa: N818 - the shard's, not the caller's
         super().__init__(number, reason)
         self.number = number
         self.reason = reason
+
+    @staticmethod
+    def of(number: int, error: Exception) -> "ShardFault":
+        """Returns the fault of an operator that raised an error, whatever that is."""
+        if isinstance(error, ShardFault):
+            return error
+        lines = str(error).splitlines() or [""]
+        return ShardFault(number, f"{type(error).__name__}: {lines[0][:300]}")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.jobs import Job
-from autoshard.benchmark.measurement import Measurement, ShardFault
+from autoshard.benchmark.measurement import DeviceLost, Measurement, ShardFault
 from autoshard.benchmark.probe import MachineProbe
 
 _MAX_CRASHES = 3  # crashes of actors on a shard after which the shard counts as failed
@@ -47,6 +47,9 @@ class Server:
         except RayTaskError as error:
             if isinstance(error.cause, ShardFault):
                 return self._record_failure(device, jobs, error.cause.number, error.cause.reason)
+            if isinstance(error.cause, DeviceLost):
+                self.replace(device, f"the driver has lost it ({error.cause})")
+                return [None] * len(jobs)
             if not isinstance(error.cause, DeviceBusy):
                 return self._failed(device, jobs, first_line(error.cause))
             self._fleet.report(f"{device.info.name} had to be waited for: {error.cause}")

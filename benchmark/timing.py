@@ -60,9 +60,7 @@ class _Runs:
         try:
             found = watch.iteration(self.subject)
         except Exception as error:  # whatever a kernel raises
-            lines = str(error).splitlines() or [""]
-            reason = f"{type(error).__name__}: {lines[0][:300]}"
-            raise ShardFault(self.number, reason) from error
+            raise ShardFault.of(self.number, error) from error
         self.seconds += found.wall_ms / 1e3
         return found
 

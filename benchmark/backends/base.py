@@ -214,6 +214,13 @@ class DeviceBackend(ABC):
         """Returns the peak memory of this process on the device."""
         return peak_bytes()
 
+    def reset_peak(self) -> None:  # noqa: B027 - peaks of processes stay
+        """Lets `peak_bytes` begin anew, where the device can."""
+
+    def is_lost(self) -> bool:
+        """Returns whether the device is gone, so that no fault is that of what ran on it."""
+        return False
+
     @abstractmethod
     def flush(self, freed_bytes: int) -> None:
         """Returns memory to the system, of which `freed_bytes` have just been freed."""

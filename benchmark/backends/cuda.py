@@ -91,6 +91,10 @@ class CudaRuntime:
         """Returns for how long power or heat have lowered its clock; 0 if NVML is missing."""
         return nvml.limited_seconds(self._uuid)
 
+    def is_lost(self) -> bool:
+        """Returns whether the driver has lost the GPU; no if NVML is missing."""
+        return nvml.is_lost(self._uuid)
+
     @property
     def _uuid(self) -> str:
         if not self.cuda.is_available():
@@ -204,6 +208,14 @@ class CudaBackend(DeviceBackend):
     def peak_bytes(self) -> int:
         """Returns the peak memory of tensors on the GPU."""
         return int(self._runtime.cuda.max_memory_allocated(self.device))
+
+    def reset_peak(self) -> None:
+        """Lets `peak_bytes` begin anew."""
+        self._runtime.cuda.reset_peak_memory_stats(self.device)
+
+    def is_lost(self) -> bool:
+        """Returns whether the driver has lost the GPU."""
+        return self._runtime.is_lost()
 
     def flush(self, freed_bytes: int) -> None:  # noqa: ARG002
         """Releases torch's cached GPU memory, and freed main memory."""

@@ -56,6 +56,19 @@ def limited_seconds(uuid: str) -> float:
     return _ask(uuid, ask, 0.0)
 
 
+def is_lost(uuid: str) -> bool:
+    """Returns whether the driver had a GPU and has it no longer: it fell off the bus, or failed."""
+
+    def ask(nvml: Any, gpu: Any) -> bool:
+        try:
+            nvml.nvmlDeviceGetMemoryInfo(gpu)
+        except nvml.NVMLError as error:
+            return bool(error.value == nvml.NVML_ERROR_GPU_IS_LOST)
+        return False
+
+    return _ask(uuid, ask, False)
+
+
 def _ask(uuid: str, question: Callable[[Any, Any], Value], unknown: Value) -> Value:
     """Returns the answer of NVML on the GPU with this UUID, or what stands for none."""
     try:

@@ -3,7 +3,8 @@
 Each phase lasts until the next begins. Tracing adds only reads of the clock.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,26 +61,11 @@ class Phases:
         self._running = True
         self.begin(trace.DENSE)
 
-    def stop(self) -> TracedStep:
-        """Ends a step."""
+    def stop(self) -> Callable[[], TracedStep]:
+        """Ends a step; what is returned reads it, for which it waits until the device is done."""
         self.begin(trace.DENSE)
         self._running = False
-        compute = np.zeros((len(self._events) + 1, len(PHASES)))
-        exchange, ran, had = [0.0] * len(PHASES), 0.0, 0.0
-        passed = self._watch.between(self._marks)
-        for (part, gap, phase), (wall_ms, own_ms) in zip(self._begun, passed, strict=False):
-            if part == _OUTSIDE:
-                exchange[phase] += wall_ms
-                continue
-            compute[gap, part] += own_ms
-            if part in (trace.FORWARD, trace.BACKWARD):
-                ran, had = ran + wall_ms, had + own_ms
-        return TracedStep(
-            Trace(tuple(self._events), compute),
-            sum(wall_ms for wall_ms, _ in passed),
-            tuple(exchange),
-            max(0.0, 1 - had / ran) if ran else 0.0,
-        )
+        return partial(_read, self._watch, self._marks, self._begun, self._events)
 
     def begin(self, phase: int) -> None:
         """Notes that a phase begins."""
@@ -127,3 +113,28 @@ class Phases:
     def _watch_bottom(self, _: nn.Module, __: Any, output: Any) -> None:
         """Hooks into the gradient of the first layer, with which the backward pass ends."""
         output.register_hook(self._beginning(trace.REDUCE))
+
+
+def _read(
+    watch: Stopwatch,
+    marks: Sequence[Any],
+    begun: Sequence[tuple[int, int, int]],
+    events: Sequence[Event],
+) -> TracedStep:
+    """Returns a step from its marks, and what began at each: part, events so far, phase."""
+    compute = np.zeros((len(events) + 1, len(PHASES)))
+    exchange, ran, had = [0.0] * len(PHASES), 0.0, 0.0
+    passed = watch.between(marks)
+    for (part, gap, phase), (wall_ms, own_ms) in zip(begun, passed, strict=False):
+        if part == _OUTSIDE:
+            exchange[phase] += wall_ms
+            continue
+        compute[gap, part] += own_ms
+        if part in (trace.FORWARD, trace.BACKWARD):
+            ran, had = ran + wall_ms, had + own_ms
+    return TracedStep(
+        Trace(tuple(events), compute),
+        sum(wall_ms for wall_ms, _ in passed),
+        tuple(exchange),
+        max(0.0, 1 - had / ran) if ran else 0.0,
+    )

@@ -5,6 +5,7 @@ import math
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
+from statistics import fmean
 from typing import Any
 
 from autoshard.benchmark.backends.base import DeviceBackend, Place
@@ -84,6 +85,7 @@ class RehearsalRank:
         """Builds the model of a task by a plan, at the same time as the other ranks."""
         from autoshard.benchmark.rehearsal.training import Training, draw_batches
 
+        self._backend.reset_peak()
         drawn_for = (task.tables, task.batch_size)
         if self._drawn_for != drawn_for:  # batches are the same for all plans of a task
             self._batches = draw_batches(task, self._backend.device)
@@ -99,6 +101,8 @@ class RehearsalRank:
         claim = self._backend.claim(f"a rehearsal in {this_pool()}", _PATIENCE_S)
         training, turns = self._trainings[name], self._turns
         with claim if self._claims else nullcontext():
+            if turns is None and not self._backend.is_shared:
+                return self._launched(training, steps)
             if turns is None:
                 return [self._step(training) for _ in range(steps)]
             turns.begin()
@@ -112,9 +116,26 @@ class RehearsalRank:
 
         if self._turns is None:
             dist.barrier()  # all at the same time, as the step
+        reference_ms = self._reference_ms()
+        return replace(training.step(at_once=True)(), reference_ms=reference_ms)
+
+    def _launched(self, training: Any, steps: int) -> Any:
+        """Returns steps that are launched one after another, as in training, and read at the end.
+
+        Nothing waits for the device in between. The reference runs before the first and after the
+        last.
+        """
+        beside = [self._reference_ms()]
+        launched = [training.step(at_once=False) for _ in range(steps)]
+        found = [read() for read in launched]
+        beside.append(self._reference_ms())
+        known = [reference_ms for reference_ms in beside if reference_ms is not None]
+        return [replace(step, reference_ms=fmean(known) if known else None) for step in found]
+
+    def _reference_ms(self) -> float | None:
+        """Returns the time of the reference operator now, forward and backward; None without."""
         beside = self._watch.reference()
-        step = training.step()
-        return replace(step, reference_ms=beside and beside.forward_ms + beside.backward_ms)
+        return None if beside is None else beside.forward_ms + beside.backward_ms
 
     def parts(self, name: str) -> Any:
         """Returns the parts of tables on this rank."""

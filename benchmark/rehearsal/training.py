@@ -1,7 +1,7 @@
 """Training on one rank: a model sharded by a plan, a few batches, timed steps."""
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,12 +110,17 @@ class Training:
                 else:
                     yield Part(table, 0, 0, held)
 
-    def step(self) -> Step:
-        """Runs a step, which all ranks begin at the same time."""
+    def step(self, at_once: bool) -> Callable[[], Step]:
+        """Runs a step; what is returned reads it, for which it waits until the device is done.
+
+        Args:
+            at_once: Whether all ranks begin at the same time.
+        """
         if self._pipeline is None:
             inputs = next(self._inputs)
             self._optimizer.zero_grad()
-        dist.barrier()
+        if at_once:
+            dist.barrier()
         self._phases.start()
         if self._pipeline is not None:
             reported = self._pipeline.progress(self._inputs)
@@ -124,7 +129,8 @@ class Training:
             loss.backward()
             self._phases.begin(DENSE)
             self._optimizer.step()
-        return Step(self._phases.stop(), reported.item())
+        traced = self._phases.stop()
+        return lambda: Step(traced(), reported.item())
 
 
 class _Pipeline(TrainPipelineSparseDist):  # type: ignore[misc]  # TorchRec has no types

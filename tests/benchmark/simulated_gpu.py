@@ -25,6 +25,7 @@ class SimulatedRuntime:
         capability: compute capability.
         own: number of this process for NVML; by default the one that it has.
         limited_s: by which the time that its power limit lowers the clock goes on, when asked.
+        lost_after: events after which the driver loses it, by what CUDA_VISIBLE_DEVICES says.
     """
 
     operator = OperatorPlacement("HOST", "CPU", "NONE")
@@ -41,12 +42,14 @@ class SimulatedRuntime:
         capability: tuple[int, int] = (9, 0),
         own: int | None = None,
         limited_s: float = 0.0,
+        lost_after: dict[str, int] | None = None,
     ) -> None:
         self.calls: list[str] = []
         self._pace_ms, self._others = pace_ms, others
         self._own, self._has_context = own or os.getpid(), False
         self._ms, self._events = 0.0, 0
         self._limited_s, self._asked = limited_s, 0
+        self._lost_after, self._is_lost = lost_after, False
         h100 = SimpleNamespace(
             name="NVIDIA H100 80GB HBM3",
             major=capability[0],
@@ -60,6 +63,7 @@ class SimulatedRuntime:
             mem_get_info=lambda device: (free_bytes, h100.total_memory),
             max_memory_allocated=lambda device: 7,
             set_device=lambda device: self.calls.append("set_device"),
+            reset_peak_memory_stats=lambda device: self.calls.append("reset_peak"),
             empty_cache=lambda: self.calls.append("empty_cache"),
             synchronize=lambda device: self.calls.append("synchronize"),
             Event=lambda enable_timing: _Event(self),
@@ -75,6 +79,9 @@ class SimulatedRuntime:
     def processes(self) -> set[int]:
         return {*self._others, *([self._own] if self._has_context else [])}
 
+    def is_lost(self) -> bool:
+        return self._is_lost
+
     def state(self) -> str:
         return "1755 MHz, 412 W, power cap" if self._limited_s else "1980 MHz, 300 W"
 
@@ -87,6 +94,10 @@ class SimulatedRuntime:
 
     def tick(self) -> float:
         """The time of the next event."""
+        events = (self._lost_after or {}).get(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+        if events is not None and self._events >= events:
+            self._is_lost = True
+            raise RuntimeError("CUDA error: unspecified launch failure")
         self._ms += self._pace_ms[self._events % len(self._pace_ms)]
         self._events += 1
         return self._ms

@@ -25,6 +25,7 @@ from autoshard.benchmark.exchanging import measure_exchange
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo, NodeReport, cpu_fingerprint
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order, ReferenceLevel
+from autoshard.benchmark.rehearsal.trace import FORWARD
 from autoshard.workload import EmbeddingTable, Shard, UserError
 
 # Bits of NVML's header, by pynvml's names.
@@ -137,6 +138,23 @@ def test_marks_of_phases_are_distinguished() -> None:
     assert watch.between(marks) == [(2.0, 2.0), (4.0, 4.0)]
 
 
+def test_steps_of_training_are_launched_without_waiting() -> None:
+    pytest.importorskip("torchrec")
+    from autoshard.benchmark.rehearsal.phases import Phases
+
+    gpu, runtime = backend()
+    phases = Phases(gpu.stopwatch(flush=False))
+    steps = []
+    for _ in range(3):
+        phases.start()
+        phases.begin(FORWARD)
+        steps.append(phases.stop())
+    assert runtime.calls == []
+    for read in steps:
+        assert read().wall_ms == 2.0  # from the first of its three marks to the last
+    assert runtime.calls == ["event"] * 3
+
+
 @pytest.fixture
 def freezing() -> Iterator[None]:
     """A benchmark freezes what is there for good: here only for a test."""
@@ -184,6 +202,11 @@ def test_nvml_is_asked_for_what_limits_the_clock(monkeypatch: pytest.MonkeyPatch
     def time_of(gpu: str, policy: int) -> SimpleNamespace:
         return SimpleNamespace(referenceTime=0, violationTime=(policy + 1) * 10**9)
 
+    def memory(gpu: str) -> None:
+        if faults:
+            raise faults[0]
+
+    faults: list[NvmlError] = []
     fake = SimpleNamespace(
         nvmlInit=init,
         nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-1a2b": "the GPU"}[uuid],
@@ -196,6 +219,9 @@ def test_nvml_is_asked_for_what_limits_the_clock(monkeypatch: pytest.MonkeyPatch
         NVML_PERF_POLICY_THERMAL=1,
         nvmlDeviceGetViolationStatus=time_of,
         nvmlDeviceGetComputeRunningProcesses=lambda gpu: [SimpleNamespace(pid=7)],
+        NVMLError=NvmlError,
+        NVML_ERROR_GPU_IS_LOST=15,
+        nvmlDeviceGetMemoryInfo=memory,
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     assert nvml.state("1a2b") == "1755 MHz, 412 W, power cap, heat"
@@ -203,6 +229,16 @@ def test_nvml_is_asked_for_what_limits_the_clock(monkeypatch: pytest.MonkeyPatch
     assert nvml.processes("1a2b") == {7}
     assert (nvml.state("other"), nvml.limited_seconds("other")) == ("", 0.0)  # KeyError
     assert asked
+    assert [nvml.is_lost("1a2b"), nvml.is_lost("other")] == [False, False]
+    faults.append(NvmlError(999))  # unknown to the driver
+    assert not nvml.is_lost("1a2b")
+    faults[0] = NvmlError(15)
+    assert nvml.is_lost("1a2b")
+
+
+class NvmlError(Exception):
+    def __init__(self, value: int) -> None:
+        self.value = value
 
 
 def test_ranks_meet_through_what_the_runtime_has() -> None:

@@ -124,6 +124,30 @@ def test_a_pool_that_measures_keeps_its_gpus(
     answers.close()
 
 
+def test_a_gpu_that_disappears_costs_no_shard(
+    gpus: None,
+    tmp_path: Path,
+    tables: tuple[EmbeddingTable, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def one_goes(kind: str) -> DeviceBackend:
+        runtime = simulated_gpu.SimulatedRuntime(
+            (9.0, 1.0, 2.0, 1.0, 3.0), FREE_BYTES, lost_after={"0": 40}
+        )
+        return CudaBackend(runtime)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(devices, "requested_backend", one_goes)
+    pool = BenchmarkPool(tmp_path / "costs.db", "cuda")
+    while len(pool.devices()) < GPUS:
+        time.sleep(0.2)
+    answers = pool.measure(random_shards(tables, 24, 4, seed=2), SETTINGS)
+    assert [answer.status for answer in answers] == ["ok"] * 24
+    lost = [line for line in pool.notices() if "the driver has lost it" in line]
+    assert lost
+    assert all("RuntimeError: CUDA error: unspecified launch failure" in line for line in lost)
+    assert all("\n" not in line for line in lost)
+
+
 def test_a_gpu_that_cannot_be_used_is_one_line(
     gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

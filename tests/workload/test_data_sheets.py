@@ -30,7 +30,8 @@ def test_hardware_is_known_by_the_name_that_torch_gives_it() -> None:
     assert data_sheet_of("cuda: NVIDIA H100 80GB HBM3 sm90, 79 GiB") is h100
     assert data_sheet_of("cuda: NVIDIA H200 sm90, 140 GiB") is h200
     assert data_sheet_of(h200.hardware) is h200
-    for other in ("cuda: NVIDIA H200 NVL sm90, 140 GiB", "cpu: NVIDIA H200 sm90", "cuda"):
+    a_slice = "cuda: NVIDIA H100 80GB HBM3 MIG 1g.10gb sm90, 10 GiB"  # of one that is shared
+    for other in ("cuda: NVIDIA H200 NVL sm90, 140 GiB", a_slice, "cpu: NVIDIA H200 sm90", "cuda"):
         assert data_sheet_of(other) is None
 
 
