@@ -7,7 +7,7 @@ import torch
 from autoshard.benchmark import fbgemm
 from autoshard.benchmark.backends.base import DeviceBackend
 from autoshard.benchmark.measurement import MeasureSettings
-from autoshard.workload import IndexBatch, OperatorOptions, Shard, shard_batch
+from autoshard.workload import OperatorOptions, Shard
 
 
 class EmbeddingOp:
@@ -40,17 +40,15 @@ class FusedPart:
 
     def __init__(self, shard: Shard, settings: MeasureSettings, backend: DeviceBackend) -> None:
         device = backend.device
-        self.batch: IndexBatch = shard_batch(shard, settings.batch_size, settings.seed)
-        self._indices = torch.from_numpy(self.batch.indices).to(device)
-        self._offsets = torch.from_numpy(self.batch.offsets).to(device)
+        self.indices, self.offsets = backend.batch(shard, settings.batch_size, settings.seed)
         self._weights = None
         if shard.pieces[0].table.weighted:
-            self._weights = torch.ones(len(self._indices), device=device)
+            self._weights = torch.ones(len(self.indices), device=device)
         self.module = build_module(shard, settings.operator, backend)
 
     def forward(self) -> torch.Tensor:
         """Returns pooled embeddings of the batch, shape [batch, sum of output widths]."""
-        output: torch.Tensor = self.module(self._indices, self._offsets, self._weights)
+        output: torch.Tensor = self.module(self.indices, self.offsets, self._weights)
         return output
 
 

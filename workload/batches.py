@@ -7,12 +7,13 @@ proportional to the number of lookups and independent of the number of rows.
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from autoshard.workload import traces
 from autoshard.workload.arrays import Ints
-from autoshard.workload.reuse import spectrum_of
+from autoshard.workload.reuse import Spectrum, spectrum_of
 from autoshard.workload.tables import EmbeddingTable, Shard, digest
 
 # Lookups are cached, because the shards of one pool of tables share most of them.
@@ -20,6 +21,18 @@ _RECENT_BYTES = 64 * 2**20
 _recent: OrderedDict[tuple[str, int, int], tuple[Ints, Ints]] = OrderedDict()
 
 _GOLDEN = 0.6180339887498949
+
+
+class DrawnRows(NamedTuple):
+    """The rows that a batch looks up, and how often, but not in which order.
+
+    The rows are `first`, `first + stride`, `first + 2 * stride` and so on, modulo the table's rows;
+    they are used as the spectrum says, its first class first.
+    """
+
+    spectrum: Spectrum
+    first: int
+    stride: int
 
 
 @dataclass(frozen=True)
@@ -55,12 +68,27 @@ def table_lookups(table: EmbeddingTable, batch_size: int, seed: int = 0) -> tupl
 
 
 def _draw(table: EmbeddingTable, batch_size: int, seed: int) -> tuple[Ints, Ints]:
-    rng = np.random.Generator(np.random.PCG64(int(digest([table.access_digest, seed]), 16)))
-    spectrum = spectrum_of(table, batch_size)
-    ids = _scattered(spectrum.distinct_rows, table.rows, rng)
-    indices = np.repeat(ids, np.repeat(spectrum.uses, spectrum.rows))
+    rng = generator_of(table, seed)
+    drawn = draw_rows(table, batch_size, rng)
+    numbers = np.arange(drawn.spectrum.distinct_rows, dtype=np.int64)
+    ids = (numbers * drawn.stride + drawn.first) % table.rows
+    indices = np.repeat(ids, np.repeat(drawn.spectrum.uses, drawn.spectrum.rows))
     rng.shuffle(indices)
-    return indices, _even_lengths(len(indices), batch_size * table.features, rng)
+    return indices, even_lengths(len(indices), batch_size * table.features, rng)
+
+
+def generator_of(table: EmbeddingTable, seed: int) -> np.random.Generator:
+    """Returns the source of all that is random in a table's batch."""
+    return np.random.Generator(np.random.PCG64(int(digest([table.access_digest, seed]), 16)))
+
+
+def draw_rows(table: EmbeddingTable, batch_size: int, rng: np.random.Generator) -> DrawnRows:
+    """Returns which rows a batch looks up, spread over the whole table."""
+    stride = max(1, int(table.rows * _GOLDEN))
+    while np.gcd(stride, table.rows) != 1:
+        stride += 1
+    first = int(rng.integers(table.rows))
+    return DrawnRows(spectrum_of(table, batch_size), first, stride % table.rows)
 
 
 def shard_batch(shard: Shard, batch_size: int, seed: int = 0) -> IndexBatch:
@@ -71,16 +99,7 @@ def shard_batch(shard: Shard, batch_size: int, seed: int = 0) -> IndexBatch:
     return IndexBatch(np.concatenate([indices for indices, _ in parts]), offsets)
 
 
-def _scattered(count: int, rows: int, rng: np.random.Generator) -> Ints:
-    """Returns `count` different row numbers, spread over the whole table."""
-    stride = max(1, int(rows * _GOLDEN))
-    while np.gcd(stride, rows) != 1:
-        stride += 1
-    start = int(rng.integers(rows))
-    return (np.arange(count, dtype=np.int64) * (stride % rows) + start) % rows
-
-
-def _even_lengths(lookups: int, samples: int, rng: np.random.Generator) -> Ints:
+def even_lengths(lookups: int, samples: int, rng: np.random.Generator) -> Ints:
     """Returns lookups of each sample: the mean, rounded down, plus one for some random samples."""
     lengths = np.full(samples, lookups // samples, dtype=np.int64)
     lengths[rng.permutation(samples)[: lookups % samples]] += 1

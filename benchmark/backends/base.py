@@ -19,6 +19,8 @@ from autoshard.benchmark.process import peak_bytes
 if TYPE_CHECKING:
     import torch
 
+    from autoshard.workload import Shard
+
 # Longer than most measurements, so that two pools take turns on a device; short beside the minutes
 # after which a device counts as hanging.
 CLAIM_PATIENCE_S = 2.0
@@ -224,6 +226,17 @@ class DeviceBackend(ABC):
     @abstractmethod
     def flush(self, freed_bytes: int) -> None:
         """Returns memory to the system, of which `freed_bytes` have just been freed."""
+
+    def batch(
+        self, shard: "Shard", batch_size: int, seed: int
+    ) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Returns indices and offsets of a shard's batch on the device, as FBGEMM takes them."""
+        import torch
+
+        from autoshard.workload import shard_batch
+
+        drawn = shard_batch(shard, batch_size, seed)
+        return torch.from_numpy(drawn.indices), torch.from_numpy(drawn.offsets)
 
     def throttled_seconds(self) -> float:
         """Returns for how long `throttle` has stopped or slowed this process so far."""

@@ -18,7 +18,7 @@ from autoshard.benchmark.backends.cuda_stopwatch import CudaStopwatch
 from autoshard.benchmark.device_lock import claimed
 from autoshard.benchmark.hardware import CacheReport, NodeReport, SystemReport
 from autoshard.benchmark.process import release_freed_memory
-from autoshard.workload import UserError
+from autoshard.workload import Shard, UserError
 from autoshard.workload.gpu_memory import SORT_BYTES
 
 if TYPE_CHECKING:
@@ -221,6 +221,14 @@ class CudaBackend(DeviceBackend):
         """Releases torch's cached GPU memory, and freed main memory."""
         release_freed_memory()
         self._runtime.cuda.empty_cache()
+
+    def batch(
+        self, shard: Shard, batch_size: int, seed: int
+    ) -> "tuple[torch.Tensor, torch.Tensor]":
+        """Returns indices and offsets of a shard's batch, drawn on the GPU."""
+        from autoshard.benchmark.device_batches import draw_on
+
+        return draw_on(self.device, shard, batch_size, seed)
 
     def throttled_seconds(self) -> float:
         """Returns for how long power or heat have lowered the GPU's clock so far."""

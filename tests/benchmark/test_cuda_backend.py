@@ -26,7 +26,7 @@ from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import DeviceInfo, NodeReport, cpu_fingerprint
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, Order, ReferenceLevel
 from autoshard.benchmark.rehearsal.trace import FORWARD
-from autoshard.workload import EmbeddingTable, Shard, UserError
+from autoshard.workload import EmbeddingTable, Shard, UserError, table_lookups
 
 # Bits of NVML's header, by pynvml's names.
 REASONS = {
@@ -261,3 +261,24 @@ def test_a_gpu_runs_one_rank() -> None:
     device = PoolDevice(PLACE, None, info, "versions")
     with pytest.raises(MeasurementError, match="among 3 GPUs needs as many, the pool has 1: nccl"):
         asyncio.run(measure_exchange(ExchangeKey((8,) * 3, 64, 1), [device], FINGERPRINT, "v"))
+
+
+def test_a_batch_drawn_on_the_device_has_the_rows_of_any_other(
+    tables: tuple[EmbeddingTable, ...],
+) -> None:
+    """In another order, which the seed gives."""
+    gpu, _ = backend()
+    some = replace(tables[0], features=3), *tables[1:6], EmbeddingTable("none", 9, 8, 0.0)
+    for table in some:
+        indices, offsets = gpu.batch(Shard.of_tables([table]), 64, seed=1)
+        known, lengths = table_lookups(table, 64, seed=1)
+        assert indices.sort().values.tolist() == sorted(known.tolist())
+        assert len(offsets) == len(lengths) + 1
+        assert offsets.diff().sort().values.tolist() == sorted(lengths.tolist())
+    together = Shard.of_tables(some)
+    indices, offsets = gpu.batch(together, 64, seed=1)
+    again, other = (gpu.batch(together, 64, seed)[0] for seed in (1, 2))
+    assert torch.equal(indices, again)
+    assert not torch.equal(indices, other)
+    assert int(offsets[-1]) == len(indices)
+    assert (indices.dtype, offsets.dtype) == (torch.int64, torch.int64)

@@ -86,7 +86,7 @@ def time_operator(operator: TimedOperator, watch: Stopwatch, options: TimingOpti
 
 
 def test_the_operator_pools_the_rows_of_its_batch(
-    tables: tuple[EmbeddingTable, ...], backend: DeviceBackend, device: torch.device
+    tables: tuple[EmbeddingTable, ...], backend: DeviceBackend
 ) -> None:
     """Against plain torch: forward sums the looked-up rows, backward updates exactly those."""
     pieces = (tables[0].whole(), Piece(tables[1], 0, 8), Piece(tables[1], 8, 8))
@@ -100,10 +100,10 @@ def test_the_operator_pools_the_rows_of_its_batch(
     output = op.forward()
     columns = 0
     for number, table in enumerate(before):
-        first, last = (int(part.batch.offsets[32 * place]) for place in (number, number + 1))
-        own = torch.from_numpy(part.batch.indices[first:last]).to(device)
-        starts = torch.from_numpy(part.batch.offsets[32 * number : 32 * number + 32] - first)
-        expected = torch.nn.functional.embedding_bag(own, table, starts.to(device), mode="sum")
+        first, last = (int(part.offsets[32 * place]) for place in (number, number + 1))
+        own = part.indices[first:last]
+        starts = part.offsets[32 * number : 32 * number + 32] - first
+        expected = torch.nn.functional.embedding_bag(own, table, starts, mode="sum")
         found = output[:, columns : columns + table.shape[1]]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         columns += table.shape[1]
@@ -111,15 +111,13 @@ def test_the_operator_pools_the_rows_of_its_batch(
     for number, (old, new) in enumerate(
         zip(before, part.module.split_embedding_weights(), strict=True)
     ):
-        first, last = (int(part.batch.offsets[32 * place]) for place in (number, number + 1))
-        uses = torch.bincount(
-            torch.from_numpy(part.batch.indices[first:last]), minlength=len(old)
-        ).to(device)
+        first, last = (int(part.offsets[32 * place]) for place in (number, number + 1))
+        uses = torch.bincount(part.indices[first:last], minlength=len(old))
         torch.testing.assert_close(new, old - 0.01 * uses[:, None].float(), rtol=1e-4, atol=1e-4)
 
 
 def test_each_feature_of_a_table_has_its_own_output(
-    tables: tuple[EmbeddingTable, ...], backend: DeviceBackend, device: torch.device
+    tables: tuple[EmbeddingTable, ...], backend: DeviceBackend
 ) -> None:
     """Against plain torch: three features look rows up in one table, with weights."""
     table = dataclasses.replace(tables[0], features=3, weighted=True)
@@ -127,9 +125,7 @@ def test_each_feature_of_a_table_has_its_own_output(
     (part,) = op.parts
     (weights,) = part.module.split_embedding_weights()
     weights.data.normal_()
-    indices, offsets = (
-        torch.from_numpy(a).to(device) for a in (part.batch.indices, part.batch.offsets)
-    )
+    indices, offsets = part.indices, part.offsets
     expected = torch.nn.functional.embedding_bag(indices, weights, offsets[:-1], mode="sum")
     assert len(offsets) == 3 * 32 + 1
     output = op.forward()
@@ -150,8 +146,8 @@ def test_tables_with_weights_run_in_an_operator_of_their_own(
     alone = [EmbeddingOp(Shard.of_tables(some), SETTINGS, backend) for some in (plain, [weighted])]
     for part, other in zip(op.parts, alone, strict=True):
         (whole,) = other.parts
-        assert part.batch.indices.tolist() == whole.batch.indices.tolist()
-        assert part.batch.offsets.tolist() == whole.batch.offsets.tolist()
+        assert part.indices.tolist() == whole.indices.tolist()
+        assert part.offsets.tolist() == whole.offsets.tolist()
     before = [[w.clone() for w in part.module.split_embedding_weights()] for part in op.parts]
     op.forward().backward(op.gradient)
     for part, old in zip(op.parts, before, strict=True):
