@@ -1,6 +1,7 @@
 """Imports fbgemm, if torch is the version that it was built against."""
 
 import importlib
+import logging
 from functools import lru_cache
 from importlib import metadata
 from types import ModuleType
@@ -59,10 +60,12 @@ def check_pair() -> tuple[str, str]:
 def training_ops() -> ModuleType:
     """Returns fbgemm's module with SplitTableBatchedEmbeddingBagsCodegen."""
     torch, fbgemm = check_pair()
+    logged = logging.root.manager.disable
+    logging.disable()  # fbgemm logs the errors that it raises
     try:
         return importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
     except (ImportError, OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0][:160]
+        reason = _first_cause(error)
         if any(library in reason for library in _OF_DRIVER):
             raise InstallationError(
                 f"{installed_fbgemm()[0]} {fbgemm} needs NVIDIA's driver, which is not installed "
@@ -72,6 +75,15 @@ def training_ops() -> ModuleType:
             f"fbgemm {fbgemm} cannot be loaded with torch {torch} ({reason}): install both again "
             "from the same index, both for the CPU or both for CUDA"
         ) from error
+    finally:
+        logging.disable(logged)
+
+
+def _first_cause(error: BaseException) -> str:
+    """Returns in one line what the loader said: torch says only which library it was about."""
+    while (cause := error.__cause__ or error.__context__) is not None:
+        error = cause
+    return (str(error).splitlines() or [type(error).__name__])[0][:160]
 
 
 def library_versions() -> str:

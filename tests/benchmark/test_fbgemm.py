@@ -47,6 +47,21 @@ def test_a_loader_that_fails_is_one_clear_sentence(monkeypatch: pytest.MonkeyPat
     assert "\n" not in str(caught.value)
 
 
+def test_a_missing_driver_is_told_of_behind_what_torch_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_name: str) -> None:
+        cause = OSError("libnvidia-ml.so.1: cannot open shared object file: No such file")
+        raise OSError("Could not load this library: fbgemm_gpu_py.so") from cause
+
+    monkeypatch.setattr(fbgemm.importlib, "import_module", fail)
+    with pytest.raises(
+        fbgemm.InstallationError, match=r"driver, .* \(libnvidia-ml\.so\.1: "
+    ) as said:
+        fbgemm.training_ops.__wrapped__()
+    assert "\n" not in str(said.value)
+
+
 def test_what_is_installed_belongs_together() -> None:
     torch, version = fbgemm.check_pair()
     assert torch in fbgemm.library_versions()
