@@ -68,15 +68,15 @@ class DeviceBenchmark:
             started, throttled_s = time.monotonic(), self._backend.throttled_seconds()
             answers: dict[int, Measurement] = {}
             waiting = list(range(len(orders)))
-            while waiting:
-                together = self._that_fit(orders, waiting)
-                waiting = waiting[len(together) :]
-                try:
+            try:
+                while waiting:
+                    together = self._that_fit(orders, waiting)
+                    waiting = waiting[len(together) :]
                     answers.update(self._interleaved(orders, together))
-                except Exception as error:  # the shard's, or the reference's beside it
-                    if self._backend.is_lost():
-                        raise DeviceLost(ShardFault.of(0, error).reason) from error
-                    raise
+            except Exception as error:  # whatever a device that is gone leads to
+                if self._backend.is_lost():
+                    raise DeviceLost(ShardFault.of(0, error).reason) from error
+                raise
             throttled_s = self._backend.throttled_seconds() - throttled_s
             share = min(1.0, throttled_s / (time.monotonic() - started))
             state = self._backend.state()

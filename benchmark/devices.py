@@ -120,6 +120,11 @@ class DeviceFleet(Fleet):
         missing = f"no node with a {wanted.noun} joined it within {waited_s / 60:.0f} minutes"
         return "; ".join(self.faults) or missing
 
+    def lose(self, device: PoolDevice, reason: str) -> None:
+        """Takes a device that is gone out of service; its place is tried again after a while."""
+        self._failures[device.place] = (time.monotonic(), f"{device.info.name}: {reason}")
+        super().lose(device, reason)
+
     def release(self) -> None:
         """Ends all actors; `grow` starts them again."""
         self._settled = self._requested

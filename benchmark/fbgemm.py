@@ -81,7 +81,7 @@ def training_ops() -> ModuleType:
 
 def _first_cause(error: BaseException) -> str:
     """Returns in one line what the loader said: torch says only which library it was about."""
-    while (cause := error.__cause__ or error.__context__) is not None:
+    while cause := error.__cause__ or (None if error.__suppress_context__ else error.__context__):
         error = cause
     return (str(error).splitlines() or [type(error).__name__])[0][:160]
 

@@ -109,6 +109,10 @@ class Fleet(ABC):
             device.end()
             self._changed()
 
+    def lose(self, device: PoolDevice, reason: str) -> None:
+        """Takes a device that is gone out of service; subclasses may let its place rest."""
+        self.drop(device, reason)
+
     def release(self) -> None:
         """Ends all devices; `grow` starts them again."""
         for device in self.devices:
@@ -140,8 +144,8 @@ class Fleet(ABC):
         for device in self.devices:
             if device.throttled > _HIGH_THROTTLING:
                 lines.append(
-                    f"{device.info.name} is throttled for {device.throttled:.0%} of the time, so "
-                    f"measuring takes longer, by {backend_of(device.info.kind).throttle}"
+                    f"{device.info.name} is slowed down for {device.throttled:.0%} of the time by "
+                    f"{backend_of(device.info.kind).throttle}"
                 )
             elif device.foreign_load > _HIGH_LOAD:
                 lines.append(

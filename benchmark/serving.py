@@ -48,7 +48,8 @@ class Server:
             if isinstance(error.cause, ShardFault):
                 return self._record_failure(device, jobs, error.cause.number, error.cause.reason)
             if isinstance(error.cause, DeviceLost):
-                self.replace(device, f"the driver has lost it ({error.cause})")
+                self._fleet.lose(device, f"the driver has lost it ({error.cause})")
+                self._start_missing()
                 return [None] * len(jobs)
             if not isinstance(error.cause, DeviceBusy):
                 return self._failed(device, jobs, first_line(error.cause))

@@ -56,9 +56,10 @@ def unit_amounts(
     """Returns the amounts of pieces or placement units, shape [units, ...]."""
     units = [PlacementUnit.of(piece) for piece in pieces]
     found = amounts([piece for unit in units for piece in unit.pieces])
-    if len(found) == len(units):
+    lengths = [len(unit.pieces) for unit in units]
+    if all(length == 1 for length in lengths):
         return found
-    ends = np.cumsum([len(unit.pieces) for unit in units])
+    ends = np.cumsum(lengths)
     return Memberships.of(np.split(np.arange(len(found)), ends[:-1])).sums(found)
 
 

@@ -75,6 +75,8 @@ class ColumnPlan:
         self.max_slices = masks.max_parts[:-1]
         self._min_width = -(-masks.min_width[:-1] // DIM_STEP)
         self._full = np.array([_steps(unit) for unit in self.units], np.int64)
+        self._features = np.array([unit.pieces[0].table.features for unit in self.units])
+        self._split_cost = oracle.split_cost(task.columns, len(task.devices))
         self.devices = len(task.devices)
         self.widths = np.zeros((len(self.units), self.devices), np.int64)
         numbers = {unit.name: number for number, unit in enumerate(self.units)}
@@ -144,7 +146,8 @@ class ColumnPlan:
 
     def plan_ms(self) -> float:
         """Returns the step time by the task's objective."""
-        return float(step_ms(self.stages))
+        splits = int(((self.parts - 1) * self._features).sum())
+        return float(step_ms(self.stages)) + self._split_cost.ms(splits)
 
     def price(self, changes: Changes) -> After:
         """Prices the devices of these changes."""

@@ -73,31 +73,57 @@ class LocalSearch:
             return self._clock() > until
 
         mean = self._oracle.expectation()
-        searches = [PlanSearch(mean, task, _SOFT, start, self._near) for start in starts]
-        best = min(searches, key=PlanSearch.objective)
-        best.descend(False, time_is_up)
-        if self._split:
-            whole, best = best, PlanSearch(mean, task, _SOFT, best.placed(), self._near)
-            best.descend(True, time_is_up)
-            best = min(best, whole, key=PlanSearch.objective)
+
+        def search_from(placed: Placed) -> PlanSearch:
+            return PlanSearch(mean, task, _SOFT, placed, self._near)
+
+        best = min(map(search_from, starts), key=PlanSearch.objective)
+        best = self._descended(best, search_from, time_is_up)
         rng = np.random.default_rng(self._seed)
         for number in count() if seconds is not None else range(self._kicks):
             if time_is_up():
                 break
-            other = PlanSearch(mean, task, _SOFT, best.placed(), self._near)
+            other = search_from(best.placed())
             # Every other kick splits a piece of the slowest device, which may help later moves.
             if not (self._split and number % 2 and other.split_costliest(number // 2)):
                 other.kick(rng)
-            other.descend(self._split, time_is_up)
+            other = self._descended(other, search_from, time_is_up)
             if other.objective() < best.objective():
                 best = other
         power = norm_power(self._oracle.residuals.prior.rest)
         scenarios = self._oracle.scenarios(task.tables, _SCENARIOS, self._seed)
-        last = PlanSearch(scenarios, task, power, best.placed(), self._near)
+
+        def last_from(placed: Placed) -> PlanSearch:
+            return PlanSearch(scenarios, task, power, placed, self._near)
+
         if seconds is not None:
             until += _LAST_SHARE * seconds
-        last.descend(self._split, time_is_up)
+        last = self._descended(last_from(best.placed()), last_from, time_is_up)
         return [best.placed(), last.placed()]
+
+    def _descended(
+        self,
+        search: PlanSearch,
+        again: Callable[[Placed], PlanSearch],
+        time_is_up: Callable[[], bool],
+    ) -> PlanSearch:
+        """Returns the best plan that steps downwards lead to.
+
+        Where the first split of a plan costs more than others, tables stay whole at first, and
+        what comes of splits must be better than that.
+
+        Args:
+            search: The plan to begin with.
+            again: Returns the search from a plan.
+            time_is_up: Returns whether to stop.
+        """
+        if not self._split or search.first_split_ms == 0:
+            search.descend(self._split, time_is_up)
+            return search
+        search.descend(False, time_is_up)
+        splitting = again(search.placed())
+        splitting.descend(True, time_is_up)
+        return min(search, splitting, key=PlanSearch.objective)
 
 
 class LocalSearchSharder:

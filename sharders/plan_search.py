@@ -78,7 +78,8 @@ class PlanSearch:
             self._budget.extend(self._units)
         self._weight = self._devices.beside()  # [items, stages]
         self._split_cost = pricing.split_cost(task)  # on all devices
-        self._whole = sum(_slices(unit) for unit in self._masks.units)
+        self._slices = np.array([_slices(unit) for unit in self._masks.units])
+        self._splits = 0
         self._price_anew()
 
     def objective(self) -> float:
@@ -110,7 +111,7 @@ class PlanSearch:
             if time_is_up() or not (
                 self._apply_best(self.moves(), _MIN_GAIN)
                 or self._apply_best(self.swaps(), _MIN_GAIN)
-                or (split and self._apply_best(self.splits(), _MIN_SPLIT_GAIN))
+                or (split and self._apply_best(self.splits(first_is_paid=True), _MIN_SPLIT_GAIN))
             ):
                 return
 
@@ -234,8 +235,17 @@ class PlanSearch:
         found[~self._may_swap(device, mine, others)] = np.inf
         return found
 
-    def splits(self) -> Choices:
-        """Returns splits of a piece of a device that is the slowest of a stage; one half moves."""
+    @property
+    def first_split_ms(self) -> float:
+        """What a first split would add beside its own cost; 0 if there is one already."""
+        return 0.0 if self._splits else self._split_cost.first_ms
+
+    def splits(self, first_is_paid: bool = False) -> Choices:
+        """Returns splits of a piece of a device that is the slowest of a stage; one half moves.
+
+        Args:
+            first_is_paid: Whether what a first split adds is left out, because others share it.
+        """
         wide = self._splittable(np.flatnonzero(np.isin(self._homes, self.slowest)))
         if not wide or len(self._costs) == 1:
             return _NONE
@@ -251,10 +261,10 @@ class PlanSearch:
         after = self._after(removed, kept[:, None], joined)
         after[np.arange(len(wide)), homes] = np.inf
         after[~self._admitted(going)] = np.inf
-        # Without what the first split costs: it is shared by those that follow, and `LocalSearch`
-        # compares what comes of them with the best plan of whole tables.
         more = np.array([_slices(stays) for stays, _ in pairs])
         after += self._split_cost.each_ms * more[:, None]
+        if not first_is_paid:
+            after += self.first_split_ms
 
         def change(number: int) -> Change:
             place, device = divmod(number, len(self._costs))
@@ -311,11 +321,13 @@ class PlanSearch:
         self._longest = np.argsort(-self._means.max(0), kind="stable")
         self._largest = np.maximum(self._costs.max(0), _MIN_MS)
         self._powers = (self._costs / self._largest) ** self._power
-        here = np.flatnonzero(self._homes != GONE).tolist()
-        self._splits_ms = 0.0
         if any(self._split_cost):
-            slices = sum(_slices(self._units[item]) for item in here)
-            self._splits_ms = self._split_cost.ms(slices - self._whole)
+            here, devices = self._homes != GONE, len(self._costs)
+            # Pieces of a table that meet on a device are one.
+            held = np.unique(self._catalog.origins[here] * devices + self._homes[here])
+            slices = self._slices[held // devices].sum()
+            self._splits = int(slices - self._slices.sum())
+        self._splits_ms = self._split_cost.ms(self._splits)
 
     def _after(self, removed: Floats | float, *added: Floats) -> Floats:
         """Returns the objective if powers of devices are replaced by other costs, [...].

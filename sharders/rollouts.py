@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.step_overhead import SplitCost, splits_of
 from autoshard.envs import BatchedPlacementEnv, Layout, TableCatalog, TaskInstance
 from autoshard.sharders.groups import DEVICES, Group, in_groups
 from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, PolicyVariant
@@ -92,12 +94,19 @@ class Rollout:
     config: int
 
     @staticmethod
-    def combined(rollouts: Sequence[_GroupRollout], config: int = 0) -> "Rollout":
+    def combined(
+        task: ShardingTask,
+        split_cost: SplitCost,
+        rollouts: Sequence[_GroupRollout],
+        config: int = 0,
+    ) -> "Rollout":
         """Combines rollouts of all groups of a task."""
-        stages = np.max([rollout.stages_ms for rollout in rollouts], axis=0)
         placed = tuple(piece for rollout in rollouts for piece in rollout.placed)
-        feasible = max(map(_PLAN_MS, rollouts)) < math.inf
-        return Rollout(placed, float(stages.sum()) if feasible else math.inf, config)
+        if max(map(_PLAN_MS, rollouts)) == math.inf:
+            return Rollout(placed, math.inf, config)
+        stages = np.max([rollout.stages_ms for rollout in rollouts], axis=0)
+        splits_ms = split_cost.ms(splits_of(task, placed))
+        return Rollout(placed, float(stages.sum()) + splits_ms, config)
 
 
 class PolicyRollouts:
@@ -176,14 +185,16 @@ class PolicyRollouts:
         whole = Group(np.arange(len(task.devices)), instance)
         groups = in_groups(catalog, whole)
         ended = self._run_groups(catalog, groups, configs, split, rng)
-        found = [Rollout.combined(rollouts, number) for number, rollouts in enumerate(ended)]
+        split_cost = self._oracle.split_cost(task.columns, len(task.devices))
+        combined = partial(Rollout.combined, task, split_cost)
+        found = [combined(rollouts, number) for number, rollouts in enumerate(ended)]
         if len(groups) > 1:
             greedy = [number for number, config in enumerate(configs) if not config.sampled]
             by_group = zip(*(ended[number] for number in greedy), strict=True)
             best = [min(rollouts, key=_PLAN_MS) for rollouts in by_group]
             evened = self._rebalanced(catalog, best, [configs[number] for number in greedy], split)
             # The best rollouts of groups need not be the best together: their stages add up.
-            mixed = [Rollout.combined(rollouts) for rollouts in (best, evened)]
+            mixed = [combined(rollouts) for rollouts in (best, evened)]
             sampled = [found[number] for number, config in enumerate(configs) if config.sampled]
             found = [min((*(found[n] for n in greedy), *mixed), key=_PLAN_MS), *sampled]
         return [rollout for rollout in found if rollout.plan_ms < math.inf]

@@ -1,4 +1,4 @@
-"""Checks the CUDA wheels of the pinned versions on any machine: make gpu-wheels.
+"""Checks the CUDA wheels of the pinned versions on a machine without GPUs: make gpu-wheels.
 
 Some 3 GB are downloaded, and `make setup EXTRA=gpu` installs them into an environment of its own,
 as on a machine with GPUs. What needs no driver is then checked there, with a stub in the place of
@@ -9,6 +9,7 @@ expects, and all of it says in one line that no GPU is here.
 import mmap
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -27,6 +28,10 @@ _PTX = 1  # kind of code that a driver translates for newer GPUs
 
 def main() -> None:
     """Installs the wheels and checks them in their environment."""
+    if Path("/proc/driver/nvidia").exists() or shutil.which("nvidia-smi"):
+        sys.exit("a driver of NVIDIA is here, and this stands in for one: run make gpu-check")
+    if shutil.which("cc") is None:
+        sys.exit("the stub of the driver's library needs a C compiler, cc: install gcc")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         venv = folder / "venv"
@@ -89,10 +94,12 @@ def kernels(library: Path) -> Iterator[tuple[int, int]]:
             image, end = group + header, min(group + header + size, len(data))
             while image < end:
                 kind, _, header, size = struct.unpack_from("<HHIQ", data, image)
+                if not header:  # no group, but bytes that look like one
+                    break
                 (architecture,) = struct.unpack_from("<I", data, image + 28)
                 yield kind, architecture
                 image += header + size
-            group = data.find(_FATBIN, end)
+            group = data.find(_FATBIN, max(end, group + 1))
 
 
 def _environment() -> dict[str, str]:

@@ -52,9 +52,9 @@ def bytes_of_units(
     """Returns the bytes of each unit, with those that a batch needs: [units]."""
     pieces = [piece for unit in units for piece in unit.pieces]
     sizes = operator.bytes_of_each(pieces, batch_size)
-    if len(pieces) == len(units):
+    lengths = [len(unit.pieces) for unit in units]
+    if all(length == 1 for length in lengths):
         return sizes
     found = np.zeros(len(units), np.int64)
-    lengths = [len(unit.pieces) for unit in units]
     np.add.at(found, np.repeat(np.arange(len(units)), lengths), sizes)
     return found

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from autoshard.benchmark.backends import nvml
@@ -95,7 +96,7 @@ class CudaRuntime:
         """Returns whether the driver has lost the GPU; no if NVML is missing."""
         return nvml.is_lost(self._uuid)
 
-    @property
+    @cached_property  # torch may not be able to say it again once the GPU is lost
     def _uuid(self) -> str:
         if not self.cuda.is_available():
             return ""

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of a GPU, by NVML; nothing where that is missing or not permitted."""
+"""What NVML reports on a GPU; nothing where it is missing or not permitted."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -31,7 +31,11 @@ def state(uuid: str) -> str:
     def ask(nvml: Any, gpu: Any) -> str:
         clock_mhz = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM)
         watts = nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3
-        reasons = nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
+        ask_reasons = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        try:
+            reasons = ask_reasons(gpu) if ask_reasons is not None else 0
+        except nvml.NVMLError:  # drivers before 535 do not know the call
+            reasons = 0
         limits = [
             limit
             for name, limit in _LIMITS.items()
@@ -58,15 +62,17 @@ def limited_seconds(uuid: str) -> float:
 
 def is_lost(uuid: str) -> bool:
     """Returns whether the driver had a GPU and has it no longer: it fell off the bus, or failed."""
+    try:
+        import pynvml
 
-    def ask(nvml: Any, gpu: Any) -> bool:
-        try:
-            nvml.nvmlDeviceGetMemoryInfo(gpu)
-        except nvml.NVMLError as error:
-            return bool(error.value == nvml.NVML_ERROR_GPU_IS_LOST)
+        pynvml.nvmlInit()
+    except Exception:  # whatever NVML raises: it cannot say
         return False
-
-    return _ask(uuid, ask, False)
+    try:  # either call may find it out
+        pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+    except pynvml.NVMLError as error:
+        return bool(error.value == pynvml.NVML_ERROR_GPU_IS_LOST)
+    return False
 
 
 def _ask(uuid: str, question: Callable[[Any, Any], Value], unknown: Value) -> Value:

@@ -36,8 +36,8 @@ class Step:
     Args:
         traced: What it computed, and its times.
         loss: Mean loss of the rank's samples, before the step.
-        reference_ms: Time of the reference operator just before, forward and backward; None without
-            one.
+        reference_ms: Time of the reference operator, forward and backward, just before, or beside
+            all steps that are launched together; None without one.
     """
 
     traced: TracedStep

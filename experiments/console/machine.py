@@ -26,7 +26,7 @@ class MachineOptions:
     which probe.py writes on the machine that will train. Default: this machine, which is probed if
     the cost model was not trained on it."""
     devices: RequestedKind = "auto"
-    """Kind of devices to plan for: auto takes GPUs if this machine has any."""
+    """Kind of devices to plan for, to measure and to train on: auto takes GPUs if there are any."""
     probe: bool = True
     """Probe this machine if the cost model was not trained on it (5 s, kept in --store). Without,
     the cost model is used as it is: for the machine that it was trained on."""

@@ -186,6 +186,16 @@ def test_a_shard_is_measured_or_refused_for_want_of_memory() -> None:
     assert too_wide.reason == "fbgemm takes at most 2,048 columns of a table on this device"
     assert runtime.calls.count("empty_cache") == 3  # no two fit together
     assert benchmark.peak_bytes() == 7
+    # Whenever it is asked, power or heat have slowed it for an hour more.
+    assert (measured.throttled, measured.device_state) == (1.0, "1755 MHz, 412 W, power cap")
+    fleet = Quiet()
+    fleet.add(PoolDevice(PLACE, None, *benchmark.describe()))
+    fleet.observe(fleet.devices[0], measured)
+    (line,) = fleet.notices()
+    assert line == (
+        "gpu-00000001@m0 is slowed down for 20% of the time by its limit of power or heat: cool "
+        "it, or lock its clocks with nvidia-smi -lgc"
+    )
 
 
 class Quiet(Fleet):
@@ -202,14 +212,22 @@ def test_nvml_is_asked_for_what_limits_the_clock(monkeypatch: pytest.MonkeyPatch
     def time_of(gpu: str, policy: int) -> SimpleNamespace:
         return SimpleNamespace(referenceTime=0, violationTime=(policy + 1) * 10**9)
 
+    def handle(uuid: str) -> str:
+        if uuid != "GPU-1a2b":
+            raise NvmlError(6)  # not found
+        if lost:
+            raise lost[0]
+        return "the GPU"
+
     def memory(gpu: str) -> None:
         if faults:
             raise faults[0]
 
     faults: list[NvmlError] = []
+    lost: list[NvmlError] = []
     fake = SimpleNamespace(
         nvmlInit=init,
-        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-1a2b": "the GPU"}[uuid],
+        nvmlDeviceGetHandleByUUID=handle,
         NVML_CLOCK_SM=1,
         nvmlDeviceGetClockInfo=lambda gpu, kind: 1755,
         nvmlDeviceGetPowerUsage=lambda gpu: 411_600,
@@ -227,12 +245,15 @@ def test_nvml_is_asked_for_what_limits_the_clock(monkeypatch: pytest.MonkeyPatch
     assert nvml.state("1a2b") == "1755 MHz, 412 W, power cap, heat"
     assert nvml.limited_seconds("1a2b") == pytest.approx(3.0)
     assert nvml.processes("1a2b") == {7}
-    assert (nvml.state("other"), nvml.limited_seconds("other")) == ("", 0.0)  # KeyError
+    assert (nvml.state("other"), nvml.limited_seconds("other")) == ("", 0.0)
     assert asked
     assert [nvml.is_lost("1a2b"), nvml.is_lost("other")] == [False, False]
     faults.append(NvmlError(999))  # unknown to the driver
     assert not nvml.is_lost("1a2b")
     faults[0] = NvmlError(15)
+    assert nvml.is_lost("1a2b")
+    faults.clear()
+    lost.append(NvmlError(15))  # the driver says so as soon as it is asked for the GPU
     assert nvml.is_lost("1a2b")
 
 

@@ -11,7 +11,7 @@ from autoshard.benchmark.rehearsal.kept import RehearsedPlan
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model, save_model
 from autoshard.cost_model.overhead_fit import fit_overhead, report_on
 from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of, splits_of
-from autoshard.sharders import SharderContext, make_sharder
+from autoshard.sharders import LocalSearchSharder, SharderContext, make_sharder
 from autoshard.sharders.random_plans import random_plans
 from autoshard.workload import Device, Objective, ShardingTask, UserError, load_tables
 
@@ -139,5 +139,7 @@ def test_a_search_makes_no_split_that_costs_more_than_it_gains(model: CostModel)
         oracle = EstimatedCosts(replace(model, overhead=overhead).for_objective(STEP), 1024)
         plan = make_sharder("cost_fused_search", SharderContext(oracle)).shard(task)
         splits.append(splits_of(task, plan.placed(task)))
+        whole = LocalSearchSharder(oracle, split=False).shard(task)
+        assert oracle.step_ms(plan, task) <= oracle.step_ms(whole, task) * (1 + 1e-3)
     assert splits[0] > 0
     assert splits[1:] == [0, 0]
