@@ -1,7 +1,8 @@
-"""GPU memory that training needs in addition to tables and the outputs of their operators."""
+"""Limits of GPUs: memory that training needs in addition to tables and outputs, and columns."""
 
 from dataclasses import replace
 
+from autoshard.workload.errors import UserError
 from autoshard.workload.operators import FLOAT_BYTES, INDEX_BYTES
 from autoshard.workload.plans import PlanError
 from autoshard.workload.sizes import format_bytes
@@ -11,6 +12,7 @@ _CUDA_BYTES = 1_000_000_000  # context and kernels of torch, fbgemm and NCCL
 _NCCL_BYTES = 500_000_000  # buffers of its channels
 _FRAGMENTED_SHARE = 0.03  # of the memory, that torch's allocator cannot use
 _BATCHES = 3  # in flight: one is copied to the GPU, one distributed, one trained on
+MAX_COLUMNS = 2048  # of a table that FBGEMM's operator accepts
 SORT_BYTES = 52  # keys, values and runs of a lookup while the backward pass sorts lookups by row
 
 
@@ -22,8 +24,15 @@ def on_gpus(task: ShardingTask) -> ShardingTask:
     samples by any plan: their indices, and the pooled embeddings that it receives, with gradients.
 
     Raises:
+        UserError: A table has more columns than FBGEMM accepts.
         PlanError: A GPU has no memory left for tables.
     """
+    for table in task.tables:
+        if table.dim > MAX_COLUMNS:
+            raise UserError(
+                f"table {table.name} has {table.dim:,} columns, and FBGEMM's operator takes at "
+                f"most {MAX_COLUMNS:,} on GPUs: make two tables of it in the model"
+            )
     samples = -(-task.batch_size // len(task.devices))
     lookups = sum(table.pooling_factor for table in task.tables)
     of_samples = samples * (_BATCHES * lookups * INDEX_BYTES + 2 * task.columns * FLOAT_BYTES)

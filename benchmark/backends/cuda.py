@@ -20,7 +20,7 @@ from autoshard.benchmark.device_lock import claimed
 from autoshard.benchmark.hardware import CacheReport, NodeReport, SystemReport
 from autoshard.benchmark.process import release_freed_memory
 from autoshard.workload import Shard, UserError
-from autoshard.workload.gpu_memory import SORT_BYTES
+from autoshard.workload.gpu_memory import MAX_COLUMNS, SORT_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -113,7 +113,7 @@ class CudaBackend(DeviceBackend):
     probe_bytes = 2**28
     lookup_bytes = SORT_BYTES
     throttle = "its limit of power or heat: cool it, or lock its clocks with nvidia-smi -lgc"
-    max_width = 2048  # columns of a table that fbgemm's operator accepts
+    max_width = MAX_COLUMNS
 
     def __init__(self, runtime: CudaRuntime | None = None) -> None:
         self._runtime = runtime or CudaRuntime()

@@ -124,6 +124,35 @@ def test_a_pool_that_measures_keeps_its_gpus(
     answers.close()
 
 
+def test_a_gpu_that_another_cluster_measures_on_is_left_alone(
+    pool: BenchmarkPool, tables: tuple[EmbeddingTable, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both clusters of a machine count its GPUs as theirs."""
+    while len(pool.devices()) < GPUS:
+        time.sleep(0.2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # as Ray tells the other cluster's actor
+    shards = random_shards(tables, 24, 4, seed=3)
+    with fake("cuda").claim("a pool of another cluster"):
+        answers = pool.measure(shards, SETTINGS)
+    assert {answer.status for answer in answers} == {"ok"}
+    assert len({answer.device for answer in answers}) == GPUS - 1
+    assert any("is held by a pool of another cluster" in line for line in pool.notices())
+
+
+def test_an_all_to_all_says_which_gpus_are_on_one_node(
+    cluster: object, pool: BenchmarkPool
+) -> None:
+    second = cluster.add_node(num_cpus=0, num_gpus=1, resources={"benchmark": 1})  # type: ignore[attr-defined]
+    try:
+        while len(pool.devices()) < GPUS + 1:
+            time.sleep(0.2)
+        found = pool.exchange([8, 16, 8], 64)
+        assert sorted(found.key.nodes.count(node) for node in (0, 1)) == [1, GPUS]
+        assert found.key.devices == GPUS + 1
+    finally:
+        cluster.remove_node(second)  # type: ignore[attr-defined]
+
+
 def test_a_gpu_that_disappears_costs_no_shard(
     gpus: None,
     tmp_path: Path,

@@ -2,7 +2,14 @@
 
 import pytest
 
-from autoshard.workload import Device, EmbeddingTable, OperatorOptions, PlanError, ShardingTask
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    OperatorOptions,
+    PlanError,
+    ShardingTask,
+    UserError,
+)
 from autoshard.workload.gpu_memory import on_gpus
 
 GB = 10**9
@@ -34,3 +41,10 @@ def test_what_a_user_reserves_is_left_alone() -> None:
 def test_a_gpu_without_memory_for_tables_ends_in_one_line() -> None:
     with pytest.raises(PlanError, match=r"device0 has .*, and training takes .* for CUDA, NCCL"):
         on_gpus(task(2 * GB))
+
+
+def test_a_table_that_is_too_wide_for_the_operator_ends_in_one_line() -> None:
+    wide = EmbeddingTable("wide", 1000, 2052, 1.0)
+    given = ShardingTask((wide,), Device.uniform(2, 80 * GB), 64)
+    with pytest.raises(UserError, match=r"table wide has 2,052 columns, .* at most 2,048 on GPUs"):
+        on_gpus(given)
