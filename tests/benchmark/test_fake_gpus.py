@@ -139,20 +139,6 @@ def test_a_gpu_that_another_cluster_measures_on_is_left_alone(
     assert any("is held by a pool of another cluster" in line for line in pool.notices())
 
 
-def test_an_all_to_all_says_which_gpus_are_on_one_node(
-    cluster: object, pool: BenchmarkPool
-) -> None:
-    second = cluster.add_node(num_cpus=0, num_gpus=1, resources={"benchmark": 1})  # type: ignore[attr-defined]
-    try:
-        while len(pool.devices()) < GPUS + 1:
-            time.sleep(0.2)
-        found = pool.exchange([8, 16, 8], 64)
-        assert sorted(found.key.nodes.count(node) for node in (0, 1)) == [1, GPUS]
-        assert found.key.devices == GPUS + 1
-    finally:
-        cluster.remove_node(second)  # type: ignore[attr-defined]
-
-
 def test_a_gpu_that_disappears_costs_no_shard(
     gpus: None,
     tmp_path: Path,
