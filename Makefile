@@ -68,7 +68,7 @@ gpu-check: setup
 	-$(BIN)/python -m pytest -m gpu -rA --ignore=tests/e2e >> gpu-report.txt 2>&1
 	@tail -3 gpu-report.txt; echo 'the report is in gpu-report.txt'
 
-# That the CUDA wheels install and load, on any machine: 3 GB are downloaded.
+# Check that the CUDA wheels install and load, without a GPU: 3 GB are downloaded.
 gpu-wheels:
 	$(PYTHON) tests/gpu_wheels.py
 

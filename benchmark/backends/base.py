@@ -217,7 +217,7 @@ class DeviceBackend(ABC):
         return peak_bytes()
 
     def reset_peak(self) -> None:  # noqa: B027 - peaks of processes stay
-        """Lets `peak_bytes` begin anew, where the device can."""
+        """Resets what `peak_bytes` returns, where the device can."""
 
     def is_lost(self) -> bool:
         """Returns whether the device is gone, so that no fault is that of what ran on it."""
@@ -243,7 +243,7 @@ class DeviceBackend(ABC):
         return 0.0
 
     def state(self) -> str:
-        """Returns what the device says of itself now, such as its clock; empty if it cannot."""
+        """Returns what the device reports of its state, such as its clock; empty if nothing."""
         return ""
 
     @abstractmethod

@@ -211,7 +211,7 @@ class CudaBackend(DeviceBackend):
         return int(self._runtime.cuda.max_memory_allocated(self.device))
 
     def reset_peak(self) -> None:
-        """Lets `peak_bytes` begin anew."""
+        """Resets what `peak_bytes` returns."""
         self._runtime.cuda.reset_peak_memory_stats(self.device)
 
     def is_lost(self) -> bool:

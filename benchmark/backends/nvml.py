@@ -62,25 +62,38 @@ def limited_seconds(uuid: str) -> float:
 
 def is_lost(uuid: str) -> bool:
     """Returns whether the driver had a GPU and has it no longer: it fell off the bus, or failed."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-    except Exception:  # whatever NVML raises: it cannot say
+    nvml = _ready()
+    if nvml is None:
         return False
     try:  # either call may find it out
-        pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
-    except pynvml.NVMLError as error:
-        return bool(error.value == pynvml.NVML_ERROR_GPU_IS_LOST)
+        nvml.nvmlDeviceGetMemoryInfo(_gpu(nvml, uuid))
+    except nvml.NVMLError as error:
+        return bool(error.value == nvml.NVML_ERROR_GPU_IS_LOST)
     return False
 
 
 def _ask(uuid: str, question: Callable[[Any, Any], Value], unknown: Value) -> Value:
     """Returns the answer of NVML on the GPU with this UUID, or what stands for none."""
+    nvml = _ready()
+    if nvml is None:
+        return unknown
+    try:
+        return question(nvml, _gpu(nvml, uuid))
+    except Exception:  # whatever NVML raises
+        return unknown
+
+
+def _ready() -> Any:
+    """Returns the module pynvml, initialised; None where NVML is missing or not permitted."""
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        return question(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
     except Exception:  # whatever NVML raises
-        return unknown
+        return None
+    return pynvml
+
+
+def _gpu(nvml: Any, uuid: str) -> Any:
+    """Returns NVML's handle of the GPU with this UUID."""
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
