@@ -196,7 +196,7 @@ def _level(record: dict[str, Any]) -> ReferenceLevel | None:
 
 
 def _piece_record(piece: Piece) -> dict[str, Any]:
-    return {**piece.table.to_json(), "start": piece.start, "width": piece.width}
+    return {**piece.table.without_access().to_json(), "start": piece.start, "width": piece.width}
 
 
 def _piece(record: dict[str, Any]) -> Piece:

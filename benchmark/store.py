@@ -237,7 +237,9 @@ class MeasurementStore:
     def _piece_id(self, piece: Piece) -> int:
         key = (piece.digest, piece.table.name, piece.table.dim, piece.start)
         if key not in self._piece_ids:
-            text = json.dumps(piece.table.to_json(), separators=(",", ":"), sort_keys=True)
+            text = json.dumps(
+                piece.table.without_access().to_json(), separators=(",", ":"), sort_keys=True
+            )
             row = (text, piece.start, piece.width)
             self._db.execute(
                 "INSERT OR IGNORE INTO slices (table_json, start, width) VALUES (?, ?, ?)", row

@@ -91,7 +91,7 @@ def measurable_piece(table: EmbeddingTable, fits: Callable[[Shard], bool]) -> Pi
         if can_be_split(piece):
             piece, _ = halves(piece)
         elif piece.table.rows > 1:
-            lower = replace(piece.table, rows=piece.table.rows // 2, trace=None)
+            lower = replace(piece.table, rows=piece.table.rows // 2, trace=None, access=None)
             piece = replace(piece, table=lower)
         else:
             break

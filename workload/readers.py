@@ -10,6 +10,7 @@ from typing import Any
 from autoshard.workload import documents, traces
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.families import family_tables
+from autoshard.workload.row_access import RowAccess
 from autoshard.workload.synthetic import synthetic_tables
 from autoshard.workload.tables import NUM_REUSE_BINS, EmbeddingTable, Trace
 from autoshard.workload.tasks import TASK_SCHEMA
@@ -173,10 +174,18 @@ def _table(record: Mapping[str, Any]) -> EmbeddingTable:
             if _is_empty(record.get(column)):
                 raise FieldError(column, "is missing: give all of reuse_0 to reuse_16 or none")
         fields["reuse"] = tuple(_number(column, record[column]) for column in _REUSE)
+    return EmbeddingTable(**fields, **_nested(record))
+
+
+def _nested(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that are objects, for which CSV files have no place."""
+    found: dict[str, Any] = {}
     if record.get("trace") is not None:
         with documents.fields_of("trace"):
-            fields["trace"] = Trace(**record["trace"])
-    return EmbeddingTable(**fields)
+            found["trace"] = Trace(**record["trace"])
+    if isinstance(record.get("access"), Mapping):
+        found["access"] = RowAccess.from_json(record["access"])
+    return found
 
 
 def _is_empty(value: Any) -> bool:

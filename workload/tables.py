@@ -4,11 +4,12 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.row_access import RowAccess
 
 NUM_REUSE_BINS = 17
 DIM_STEP = 4  # FBGEMM's kernels read rows in vectors of four numbers
@@ -50,6 +51,8 @@ class EmbeddingTable:
         trace: Recorded lookups, used in place of drawn ones.
         features: Number of features that look up rows, each with an output of its own.
         weighted: Whether each lookup has a weight.
+        access: Statistics of rows over all data. They say more than a batch needs, so tables that
+            differ in them alone are equal.
     """
 
     name: str
@@ -62,6 +65,7 @@ class EmbeddingTable:
     trace: Trace | None = None
     features: int = 1
     weighted: bool = False
+    access: RowAccess | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -83,6 +87,8 @@ class EmbeddingTable:
             raise FieldError("weighted", f"must be true or false, got {self.weighted!r}")
         if self.features > 1 and self.trace is not None:
             raise FieldError("features", "a table with recorded lookups has one feature")
+        if self.access is not None:
+            self.access.check(self.rows)
 
     def _check_reuse(self, reuse: tuple[float, ...]) -> None:
         if self.zipf_alpha is not None:
@@ -114,27 +120,39 @@ class EmbeddingTable:
         """Returns the piece of all columns."""
         return Piece(self, 0, self.dim)
 
+    def without_access(self) -> "EmbeddingTable":
+        """Returns the table without `access`, of which no measurement depends."""
+        return self if self.access is None else replace(self, access=None)
+
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON object without the fields that are not set."""
         usual = {} if self._is_unusual else {"features": 1, "weighted": False}
-        fields = {key: value for key, value in asdict(self).items() if value is not None}
-        return {key: value for key, value in fields.items() if key not in usual}
+        fields = {key: value for key, value in vars(self).items() if key in _FIELDS}
+        if self.trace is not None:
+            fields["trace"] = dict(vars(self.trace))
+        if self.access is not None:
+            fields["access"] = self.access.to_json()
+        return {k: v for k, v in fields.items() if v is not None and k not in usual}
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> "EmbeddingTable":
         """Returns the table that `to_json` wrote; FieldError names an invalid field."""
         fields = dict(record)
-        unknown = set(fields) - set(EmbeddingTable.__dataclass_fields__)
-        if unknown:
+        if unknown := set(fields) - _FIELDS:
             raise FieldError(sorted(unknown)[0], "is not a field of a table")
-        for field in ("name", "rows", "dim", "pooling_factor"):
-            if field not in fields:
-                raise FieldError(field, "is missing")
+        for needed in ("name", "rows", "dim", "pooling_factor"):
+            if needed not in fields:
+                raise FieldError(needed, "is missing")
         if fields.get("reuse") is not None:
             fields["reuse"] = tuple(float(share) for share in fields["reuse"])
         if fields.get("trace") is not None:
             fields["trace"] = Trace(**fields["trace"])
+        if fields.get("access") is not None:
+            fields["access"] = RowAccess.from_json(fields["access"])
         return EmbeddingTable(**fields)
+
+
+_FIELDS = frozenset(EmbeddingTable.__dataclass_fields__)
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,30 @@ class _Recording:
 
 def read_tables(path: Path, dim: int = DEFAULT_DIM) -> tuple[EmbeddingTable, ...]:
     """Returns the tables of a dlrm_datasets file; `rows` is the highest row looked up, plus one."""
-    full_path = str(path.resolve())
+    recording, full_path = _recording_of(path), str(path.resolve())
     content = _content_digest(full_path)
-    recording = _open(full_path, content)
     return tuple(
         _describe(recording, Trace(full_path, position, recording.batch_size, content), dim)
         for position in range(recording.num_tables)
     )
+
+
+def recorded_tables(path: Path) -> list[str]:
+    """Returns the names of a file's tables."""
+    return [f"t{position}" for position in range(_recording_of(path).num_tables)]
+
+
+def recorded_samples(path: Path) -> int:
+    """Returns the number of samples of a file."""
+    return _recording_of(path).batch_size
+
+
+def recorded(
+    path: Path, position: int, start: int, stop: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Returns rows, and lookups per sample, of the samples `start` to `stop` of a table."""
+    recording = _recording_of(path)
+    return _samples_of(recording, position, start, min(stop, recording.batch_size))
 
 
 def lookups(trace: Trace, batch_size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -56,10 +73,20 @@ def lookups(trace: Trace, batch_size: int) -> tuple[npt.NDArray[np.int64], npt.N
     found = _content_digest(trace.path)
     if found != trace.digest:
         raise UserError(f"{trace.path} is not the file that the tables were read from: read again")
-    recording = _open(trace.path, found)
-    first = trace.position * recording.batch_size
-    offsets = recording.offsets[first : first + batch_size + 1]
+    return _samples_of(_open(trace.path, found), trace.position, 0, batch_size)
+
+
+def _samples_of(
+    recording: _Recording, position: int, start: int, stop: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    first = position * recording.batch_size
+    offsets = recording.offsets[first + start : first + stop + 1]
     return np.array(recording.indices[offsets[0] : offsets[-1]], dtype=np.int64), np.diff(offsets)
+
+
+def _recording_of(path: Path) -> _Recording:
+    full_path = str(path.resolve())
+    return _open(full_path, _content_digest(full_path))
 
 
 def _describe(recording: _Recording, trace: Trace, dim: int) -> EmbeddingTable:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.arrays import Floats
 
+COMPARABLE_S = 3600.0
 _ANY_BYTES = 2**50
 _SCHEMA = documents.Schema("autoshard.rehearsed", 1)
 
@@ -71,6 +73,35 @@ def rehearsed_plans(
             passes = np.mean([[t.passes_ms for t in each] for each in rehearsal.traces], axis=0)
             found.append(RehearsedPlan(task, plan, passes, rehearsal.step_ms))
     return found
+
+
+def comparable(kept: Mapping[str, Sequence[Round]], count: int) -> dict[str, list[Round]] | None:
+    """Returns the latest rounds within an hour of which there are at least `count` for each plan.
+
+    On a shared host the same steps can take 20 % longer on another day, although the reference
+    operator does not: what others leave of caches and memory bandwidth differs.
+
+    Args:
+        kept: Rounds of each plan.
+        count: Rounds that are needed of each.
+
+    Returns:
+        Rounds of each plan; None if there are too few in any hour.
+    """
+    ends = {each.made_at for some in kept.values() for each in some if each.made_at}
+    for end in sorted(ends, reverse=True):
+        found = made_before(kept, end)
+        if all(len(some) >= count for some in found.values()):
+            return found
+    return None
+
+
+def made_before(kept: Mapping[str, Sequence[Round]], end: float) -> dict[str, list[Round]]:
+    """Returns the rounds of the hour before a time, in seconds since the epoch."""
+    return {
+        name: [each for each in some if end - COMPARABLE_S <= each.made_at <= end]
+        for name, some in kept.items()
+    }
 
 
 def level_of(store: MeasurementStore, hardware: str, versions: str) -> float | None:
@@ -128,6 +159,6 @@ class KeptRehearsals:
             "ranks": len(task.devices),
             "batch_size": task.batch_size,
             "operator": task.operator.to_json(),
-            "tables": [table.to_json() for table in task.tables],
+            "tables": [table.without_access().to_json() for table in task.tables],
             "plan": None if plan is None else plan.to_json(),
         }

@@ -15,7 +15,7 @@ from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
 from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line, nodes_that_measure, reports_of
 from autoshard.benchmark.pool import find_pool
-from autoshard.benchmark.rehearsal.kept import KeptRehearsals
+from autoshard.benchmark.rehearsal.kept import KeptRehearsals, comparable, made_before
 from autoshard.benchmark.rehearsal.rank import RehearsalRank
 from autoshard.benchmark.rehearsal.times import Loop, RankReport, Rehearsal, Round
 from autoshard.benchmark.store import MeasurementStore
@@ -168,15 +168,16 @@ class RankGroup:
             task: Task of all plans.
             plans: Plans by name; None where TorchRec's planner decides.
             effort: How many rounds.
-            kept: Store of rounds that were made before, to which new ones are added. Ranks must
-                compute in turns.
+            kept: Store of rounds, to which new ones are added. Only those of one hour are
+                compared. Ranks must compute in turns.
             levels_ms: Time of the reference operator to which composed steps are normalised, by
                 hardware; for other hardware that of the store, or the median of all rounds.
         """
         store = None
         if kept is not None:
             store = KeptRehearsals(kept, self.hardware, self._versions, self.loop)
-        rounds = {n: list(store.rounds(task, p)) if store else [] for n, p in plans.items()}
+        known = {n: store.rounds(task, p) if store else () for n, p in plans.items()}
+        rounds = comparable(known, effort.min_rounds) or made_before(known, time.time())
         level_ms = (levels_ms or {}).get(self.hardware) or (
             None if store is None else store.level_ms
         )
@@ -194,6 +195,8 @@ class RankGroup:
             return not late and rehearsal(name).half_width > effort.precision
 
         names = list(plans)
+        if any(map(wants_more, names)):  # new rounds are compared with those of now
+            rounds = made_before(known, time.time())
         while waiting := [name for name in names if wants_more(name)]:
             for name in waiting:
                 self.prepare(name, task, plans[name])

@@ -1,6 +1,7 @@
 """Times of training steps on ranks, and the report of a rehearsal."""
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -59,6 +60,7 @@ class Round:
         exchange_ms: Median exchanging and waiting as it ran, [ranks][PHASES].
         losses: Mean loss of all samples in each step.
         disturbed: Mean share of the operators' time in which other processes had the core.
+        made_at: When it ended, in seconds since the epoch; 0 where that is not known.
     """
 
     traces: tuple[Trace, ...]
@@ -67,6 +69,7 @@ class Round:
     exchange_ms: tuple[tuple[float, ...], ...]
     losses: tuple[float, ...]
     disturbed: float
+    made_at: float = 0.0
 
     @staticmethod
     def of(ranks: Sequence[Sequence[Step]]) -> "Round":
@@ -82,6 +85,7 @@ class Round:
             tuple(tuple(exchange.tolist()) for exchange in exchanges),
             tuple(fmean(step.loss for step in at_once) for at_once in every),
             fmean(step.traced.disturbed for step in steps),
+            time.time(),
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import get_type_hints
 from autoshard.experiments.console import cli
 
 COMMANDS = {
+    "profile": "profile_tables",
     "shard": "shard",
     "compare": "compare",
     "measure": "collect_costs",

@@ -29,10 +29,21 @@ def model_tables(model: str, batches: str | None, world_size: int) -> "ModelTabl
     """
     from autoshard.workload.torchrec import tables_of  # raises UserError without TorchRec
 
+    return tables_of(model_of(model), None if batches is None else _read(batches), world_size)
+
+
+def model_of(name: str) -> nn.Module:
+    """Returns the model that `--model` names; UserError if it cannot be imported."""
     # TorchRec asks torch whether it is traced, and torch answers with a warning about the question.
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
-    module = _named("--model", model, nn.Module, ", and no torch.nn.Module")
-    return tables_of(module, None if batches is None else _read(batches), world_size)
+    module: nn.Module = _named("--model", name, nn.Module, ", and no torch.nn.Module")
+    return module
+
+
+def batches_of(name: str) -> Iterable[Any]:
+    """Returns the list or loader of that name; UserError if it cannot be imported."""
+    found: Iterable[Any] = _named("DATA", name, Iterable, ": name a list or loader")
+    return found
 
 
 def _read(name: str) -> Iterator[Any]:

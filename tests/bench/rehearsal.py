@@ -105,7 +105,7 @@ def rehearsal_metrics(folder: Path) -> list[Metric]:
     rehearsed = {each: rehearse(each, store) for each in SETTINGS[:_COUNT]}
     for setting, found in rehearsed.items():
         metrics += setting_metrics(setting, found)
-    draw(rehearsed, folder / "price-of-training.png")
+    draw(rehearsed, store.with_name("price-of-training.png"))
     return metrics + all_metrics(rehearsed)
 
 

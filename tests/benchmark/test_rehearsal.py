@@ -13,6 +13,8 @@ import torch
 pytest.importorskip("torchrec")
 
 from autoshard.benchmark import MeasurementStore
+from autoshard.benchmark.rehearsal import kept
+from autoshard.benchmark.rehearsal.kept import comparable, made_before
 from autoshard.benchmark.rehearsal.model import RehearsedModel, draw_batch, fill, in_model
 from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
 from autoshard.benchmark.rehearsal.times import RankReport, Rehearsal, Round, Step
@@ -181,6 +183,43 @@ def test_rounds_are_kept_and_not_made_twice(pipelined: RankGroup, tmp_path: Path
         for name in plans:
             kept = [each.wall_ms for each in first[name].rounds]
             assert [each.wall_ms for each in more[name].rounds][:2] == kept
+
+
+def test_only_rounds_of_one_hour_are_compared() -> None:
+    def at(*hours: float) -> list[Round]:
+        return [Round((), None, (), (), (), 0.0, 3600 * hour) for hour in hours]
+
+    def hours(found: dict[str, list[Round]]) -> dict[str, list[float]]:
+        return {name: [each.made_at / 3600 for each in some] for name, some in found.items()}
+
+    rounds = {"a": at(10, 10.1, 20, 20.1), "b": at(10.2, 10.3, 20.2), "c": at(10.1, 10.4)}
+    found = comparable(rounds, 2)
+    assert found is not None
+    assert hours(found) == {"a": [10, 10.1], "b": [10.2, 10.3], "c": [10.1, 10.4]}
+    assert comparable(rounds, 3) is None
+    assert hours(made_before(rounds, 3600 * 20.5)) == {"a": [20, 20.1], "b": [20.2], "c": []}
+    assert comparable({"a": at(0, 0)}, 2) is None  # when they were made is not known
+
+
+def test_rounds_of_another_day_are_not_mixed_with_new_ones(
+    pipelined: RankGroup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made_at(rehearsal: Rehearsal) -> list[float]:
+        return [each.made_at for each in rehearsal.rounds]
+
+    plans = {name: plan_of(*PLANS[name]) for name in ("even on 2", "uneven on 2")}
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(kept, "COMPARABLE_S", 0.0)  # each round is of another day
+            first = pipelined.train_interleaved(task_of(2), plans, Effort(min_rounds=2), store)
+            assert [len(each.rounds) for each in first.values()] == [2, 2]
+        # All were made just now; so the same rounds serve, unless they are not precise enough.
+        again = pipelined.train_interleaved(task_of(2), plans, Effort(min_rounds=2), store)
+        assert list(map(made_at, again.values())) == list(map(made_at, first.values()))
+        monkeypatch.setattr(kept, "COMPARABLE_S", 1e-3)
+        anew = pipelined.train_interleaved(task_of(2), plans, Effort(min_rounds=2), store)
+        for name in plans:
+            assert not set(made_at(anew[name])) & set(made_at(first[name]))
 
 
 def test_more_ranks_than_memory_holds_end_in_one_line(cluster: object) -> None:

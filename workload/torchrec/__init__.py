@@ -3,7 +3,8 @@
 Exports `tables_of` (tables of a model, with lookups counted from batches), `to_torchrec` (a plan
 for `DistributedModelParallel(plan=)`), `from_torchrec` (the plan of a sharded model), `load_state`
 (weights into a sharded model), `with_even_columns` (for loading by TorchRec), `planner` (plans
-inside TorchRec's planner) and `plan_of_torchrec` (TorchRec's own plan).
+inside TorchRec's planner), `plan_of_torchrec` (TorchRec's own plan) and `AccessStatistics` (of a
+profiled table, for TorchRec's caches).
 
 TorchRec is imported only here, when one of these is used.
 """
@@ -14,6 +15,7 @@ from autoshard.workload.errors import UserError
 from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from autoshard.workload.torchrec.cache_statistics import AccessStatistics
     from autoshard.workload.torchrec.models import ModelTables, tables_of
     from autoshard.workload.torchrec.own_planner import plan_of_torchrec
     from autoshard.workload.torchrec.planning import planner
@@ -37,6 +39,7 @@ else:
 
 
 __all__ = [
+    "AccessStatistics",
     "ModelTables",
     "from_torchrec",
     "load_state",

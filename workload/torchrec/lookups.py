@@ -43,6 +43,43 @@ def counted(
     return {table.name: _use_of(table, steps) for table in tables}
 
 
+def joined_features(
+    batches: Iterable[Any], batch_size: int
+) -> Iterator[tuple[dict[str, tuple[Ints, Ints]], int]]:
+    """Yields rows and lookups per sample of each feature in at least `batch_size` samples.
+
+    With them comes the number of batches that were joined. The last may have fewer samples.
+    """
+    parts: list[KeyedJaggedTensor] = []
+    for batch in batches:
+        parts.append(_features(batch))
+        if sum(part.stride() for part in parts) >= batch_size:
+            yield _concatenated(parts), len(parts)
+            parts = []
+    if parts:
+        yield _concatenated(parts), len(parts)
+
+
+def _concatenated(parts: Sequence[KeyedJaggedTensor]) -> dict[str, tuple[Ints, Ints]]:
+    rows = [_rows(part) for part in parts]
+    lengths = [_lengths(part) for part in parts]
+    common = set.intersection(*map(set, rows))
+    return {
+        key: (
+            np.concatenate([found[key] for found in rows]),
+            np.concatenate([found[key] for found in lengths]).astype(np.int64),
+        )
+        for key in rows[0]
+        if key in common
+    }
+
+
+def _lengths(features: KeyedJaggedTensor) -> dict[str, Ints]:
+    keys = features.keys()
+    found = features.lengths().cpu().numpy().reshape(len(keys), features.stride())
+    return dict(zip(keys, found, strict=True))
+
+
 def _joined(batches: Iterable[Any], world_size: int) -> Iterator[_Joined]:
     remaining = iter(batches)
     while True:

@@ -1,0 +1,218 @@
+#!/usr/bin/env python
+"""Count how the rows of tables are used in your data, and write a file of tables."""
+
+import re
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+
+import tyro
+from rich.table import Table
+from rich.text import Text
+
+from autoshard.experiments.console import cli
+from autoshard.experiments.console.imports import batches_of, model_of
+from autoshard.experiments.console.outputs import check_file
+from autoshard.experiments.console.progress import following
+from autoshard.workload import EmbeddingTable, UserError, load_tables
+from autoshard.workload.bounds import check_bounds
+from autoshard.workload.profiling.profiler import DEFAULT_GB, TableProfiler
+from autoshard.workload.profiling.sources import (
+    LoaderData,
+    ParquetData,
+    RecordedData,
+    Source,
+)
+from autoshard.workload.table_files import SUFFIXES, save_tables
+
+_SAVE_S = 60.0
+_SHOWN = 20
+_NODES = 8  # even blocks of rows that the report speaks of
+_HOT = 0.01
+
+
+@dataclass(frozen=True)
+class ProfileConfig:
+    """Count lookups in data: pooling, reuse of rows, which rows are hot and where they lie.
+
+    The result is a file of tables for --tables of all other commands. Memory does not grow with the
+    data. A profile of files that is interrupted goes on when the same command is run again.
+    """
+
+    data: tyro.conf.Positional[str]
+    """Parquet files (a file, a folder, or a pattern) with a column for each table, of row numbers
+    or of lists of them; a dlrm_datasets file; or MODULE:NAME of a loader of KeyedJaggedTensors, or
+    of a function that returns one."""
+    out: Path = Path("tables.parquet")
+    """File for the tables, .parquet or .json."""
+    tables: str | None = None
+    """A file with name, rows and dim of the tables, for example a CSV file. Default: all tables of
+    the data, with as many rows as it looks up."""
+    model: str | None = None
+    """MODULE:NAME of a TorchRec model whose tables the loader's batches are for, in place of
+    --tables."""
+    dim: int = 64
+    """Columns of each table, if there are neither --tables nor --model."""
+    batch_size: int = 65536
+    """Samples of a batch, of all ranks together: reuse of rows is counted in such batches."""
+    num_batches: int | None = None
+    """Batches to read from a loader at most. Needed if it has no length."""
+    max_gb: float = DEFAULT_GB
+    """Memory for counts in GB. If it does not suffice, the most used rows are counted exactly, and
+    all others on a sample of them."""
+
+    def check(self) -> None:
+        """Raises UserError unless the options are valid."""
+        check_file(self.out, "--out", SUFFIXES)
+        check_bounds(
+            self,
+            at_least={"dim": 4, "batch_size": 1, "num_batches": 1, "max_gb": 0.01},
+        )
+        if self.dim % 4:
+            raise UserError(f"--dim must be a multiple of 4, got {self.dim}")
+        if self.tables is not None and self.model is not None:
+            raise UserError("--tables and --model: give one of them")
+        if not self._is_loader:
+            for option, value in (("--model", self.model), ("--num-batches", self.num_batches)):
+                if value is not None:
+                    raise UserError(f"{option} is for loaders, not for files: leave it out")
+            out, data = self.out.resolve(), Path(self.data).expanduser().resolve()
+            if data in (out, out.parent):
+                raise UserError(f"{self.out}: is among the data: name another file for --out")
+
+    @property
+    def _is_loader(self) -> bool:
+        return re.fullmatch(r"\w[\w.]*:\w+", self.data) is not None
+
+    def source(self) -> tuple[Source, Sequence[EmbeddingTable] | None]:
+        """Returns the data, and the tables that are known."""
+        known = None if self.tables is None else load_tables(self.tables)
+        if not self._is_loader:
+            if self.data.endswith((".pt", ".pt.gz")):
+                return RecordedData(Path(self.data).expanduser(), self.batch_size), known
+            return ParquetData(self.data, self.batch_size), known
+        features = None
+        if self.model is not None:
+            from autoshard.workload.torchrec.bags import bag_tables
+
+            bags = bag_tables(model_of(self.model))
+            known = tuple(bag.described() for bag in bags.values())
+            features = {name: bag.config.feature_names for name, bag in bags.items()}
+        batches = batches_of(self.data)
+        return LoaderData(batches, features, self.batch_size, self.num_batches), known
+
+
+def main(config: ProfileConfig) -> None:
+    """Counts, reports, and writes the tables."""
+    config.check()
+    source, known = config.source()
+    profiler = TableProfiler(config.batch_size, known, config.max_gb, config.dim)
+    lookups = _count(config, source, profiler)
+    tables = profiler.tables()
+    save_tables(tables, config.out)
+    _progress_file(config.out).unlink(missing_ok=True)
+    _report(tables)
+    if sampled := profiler.sampled():
+        cli.note(
+            f"{len(sampled)} tables have more rows than --max-gb {config.max_gb:g} holds: beside "
+            f"those that were used most at first, at least {min(sampled.values()):.1%} of all "
+            "others were counted"
+        )
+    batches = [t.reuse_batch_size for t in tables if t.reuse_batch_size is not None]
+    if batches and min(batches) < config.batch_size:
+        cli.note(
+            f"the data has no batches of --batch-size {config.batch_size}: reuse is that of "
+            f"{min(batches)} samples"
+        )
+    cli.say(lookups)
+    cli.say(f"{len(tables)} tables are in {config.out}")
+
+
+def _count(config: ProfileConfig, source: Source, profiler: TableProfiler) -> str:
+    """Counts all portions; returns a line on the speed."""
+    progress, data = _progress_file(config.out), source.identity
+    done = profiler.load(progress, data) if data else 0
+    if done:
+        cli.say(f"going on after {done} of {len(source)} portions, which {progress} holds")
+    started = saved = time.monotonic()
+    before = profiler.num_lookups
+    with following(len(source), "portions") as advance, _stop_requests() as stop:
+        for _ in range(done):
+            advance()
+        for portion in source.portions(done):
+            profiler.add(portion)
+            done += portion.steps
+            for _ in range(portion.steps):
+                advance()
+            if data and (stop.is_set() or time.monotonic() - saved > _SAVE_S):
+                profiler.save(progress, data, done)
+                saved = time.monotonic()
+            if stop.is_set():
+                raise KeyboardInterrupt("run the same command to go on" if data else "")
+    seconds = time.monotonic() - started
+    counted = profiler.num_lookups - before
+    rate = counted / seconds / 1e6
+    return f"counted {counted:,} lookups in {seconds:.1f} s: {rate:.1f} million a second"
+
+
+@contextmanager
+def _stop_requests() -> Iterator[Event]:
+    """Provides an event that Ctrl-C sets, so that no portion is counted in part.
+
+    A second Ctrl-C interrupts at once, and nothing is saved.
+    """
+    stop = Event()
+
+    def request(*_: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    usual = signal.signal(signal.SIGINT, request)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, usual)
+
+
+def _progress_file(out: Path) -> Path:
+    return out.with_name(f".{out.name}.progress.npz")
+
+
+def _report(tables: Sequence[EmbeddingTable]) -> None:
+    """Prints the tables with most lookups."""
+    columns = ("rows", "lookups/sample", "rows used", f"hot {_HOT:.0%}", "busiest block", "drift")
+    shown = Table("table", *columns)
+    for table in sorted(tables, key=lambda each: -each.pooling_factor)[:_SHOWN]:
+        access = table.access
+        if access is None:
+            shown.add_row(Text(table.name), f"{table.rows:,}", "0")
+            continue
+        hot = access.hottest(table.rows, max(1.0, _HOT * table.rows))
+        busiest = _NODES * access.even_blocks(table.rows, _NODES).max()
+        drift = "" if access.drift is None else f"{access.drift:.0%}"
+        shown.add_row(
+            Text(table.name),
+            f"{table.rows:,}",
+            f"{table.pooling_factor:.2f}",
+            f"{access.coverage:.1%}",
+            f"{hot:.1%}",
+            f"{busiest:.2f}",
+            drift,
+        )
+    cli.console.print(shown)
+    if len(tables) > _SHOWN:
+        cli.say(f"and {len(tables) - _SHOWN} more with fewer lookups")
+    cli.say(
+        f"hot {_HOT:.0%}: share of lookups that the most used {_HOT:.0%} of the rows get; busiest "
+        f"block: lookups of the busiest of {_NODES} even blocks of rows over their mean; drift: "
+        "share that hot rows lose from the first half of the data to the second"
+    )
+
+
+if __name__ == "__main__":
+    cli.run_command(main, ProfileConfig)
