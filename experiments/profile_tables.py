@@ -185,7 +185,7 @@ def _progress_file(out: Path) -> Path:
 
 def _report(tables: Sequence[EmbeddingTable]) -> None:
     """Prints the tables with most lookups."""
-    columns = ("rows", "lookups/sample", "rows used", f"hot {_HOT:.0%}", "busiest block", "drift")
+    columns = ("rows", "pooling", "used", f"hot {_HOT:.0%}", "busiest block", "drift")
     shown = Table("table", *columns)
     for table in sorted(tables, key=lambda each: -each.pooling_factor)[:_SHOWN]:
         access = table.access
@@ -208,6 +208,7 @@ def _report(tables: Sequence[EmbeddingTable]) -> None:
     if len(tables) > _SHOWN:
         cli.say(f"and {len(tables) - _SHOWN} more with fewer lookups")
     cli.say(
+        "pooling: lookups of a sample; used: share of rows that are looked up at all; "
         f"hot {_HOT:.0%}: share of lookups that the most used {_HOT:.0%} of the rows get; busiest "
         f"block: lookups of the busiest of {_NODES} even blocks of rows over their mean; drift: "
         "share that hot rows lose from the first half of the data to the second"
