@@ -66,7 +66,9 @@ class RowCounts:
     def add(self, rows: Ints, uses: Ints, half: int) -> None:
         """Adds uses of distinct rows, in ascending order."""
         if self._threshold < _FULL:
-            kept = self._is_kept(rows)
+            kept = self._is_sampled(rows)
+            others = np.flatnonzero(~kept)
+            kept[others] = _is_in(rows[others], self._held)
             rows, uses = rows[kept], uses[kept]
         places = np.searchsorted(self._rows, rows)
         known = _at(self._rows, places) == rows
@@ -82,14 +84,16 @@ class RowCounts:
         """Drops about half of the kept rows."""
         self.merge()
         if self._threshold == _FULL:
-            candidates, share = np.ones(len(self._rows), bool), _HELD_SHARE
+            candidates, share = np.arange(len(self._rows)), _HELD_SHARE
         else:
-            candidates, share = _is_in(self._rows, self._held), 0.5
-        rows, uses = self._rows[candidates], self._uses[candidates].sum(1)
-        least = len(rows) - int(share * len(rows))
-        self._held = np.sort(rows[np.argsort(uses, kind="stable")[least:]])
+            candidates, share = np.searchsorted(self._rows, self._held), 0.5
+        count = int(share * len(candidates))
+        least_used = np.argsort(self._uses[candidates].sum(1), kind="stable")
+        held = np.sort(candidates[least_used[len(candidates) - count :]])
+        self._held = self._rows[held]
         self._threshold //= 2
-        kept = self._is_kept(self._rows)
+        kept = self._is_sampled(self._rows)
+        kept[held] = True
         self._rows, self._uses = self._rows[kept], self._uses[kept]
 
     def counted(self) -> CountedRows:
@@ -113,9 +117,8 @@ class RowCounts:
         counts._held, counts._threshold = state["held"], int(state["sampling"][0]) + 1
         return counts
 
-    def _is_kept(self, rows: Ints) -> Bools:
-        below = _hash(rows) <= np.uint64(self._threshold - 1)
-        return below | _is_in(rows, self._held)
+    def _is_sampled(self, rows: Ints) -> Bools:
+        return np.asarray(_hash(rows) <= np.uint64(self._threshold - 1))
 
     def merge(self) -> None:
         """Joins rows that were gathered since the last time; one may have been gathered often."""
@@ -129,9 +132,13 @@ class RowCounts:
         for part, added, half in self._later:  # rows of a part are distinct
             uses[places[first : first + len(part)], half] += added
             first += len(part)
-        where = np.searchsorted(self._rows, distinct)
-        self._rows = np.insert(self._rows, where, distinct)
-        self._uses = np.insert(self._uses, where, uses, axis=0)
+        new = np.searchsorted(self._rows, distinct) + np.arange(len(distinct))
+        old = np.ones(len(self._rows) + len(new), bool)
+        old[new] = False
+        all_rows, all_uses = np.empty(len(old), np.int64), np.empty((len(old), halves), np.int64)
+        all_rows[new], all_rows[old] = distinct, self._rows
+        all_uses[new], all_uses[old] = uses, self._uses
+        self._rows, self._uses = all_rows, all_uses
         self._later, self._num_later = [], 0
 
 
