@@ -43,7 +43,13 @@ from torchrec.distributed.planner.types import PlannerError
 from torchrec.distributed.sharding_plan import get_default_sharders
 from torchrec.optim import RowWiseAdagrad
 
-from autoshard.workload.torchrec import from_torchrec, plan_of_torchrec, planner, to_torchrec
+from autoshard.workload.torchrec import (
+    from_torchrec,
+    own_planner,
+    plan_of_torchrec,
+    planner,
+    to_torchrec,
+)
 from autoshard.workload.torchrec.names import topology_of
 
 SHARDERS: Any = [EmbeddingBagCollectionSharder()]
@@ -243,12 +249,21 @@ def test_torchrec_knows_the_gpus_of_a_data_sheet() -> None:
     assert topology_of(two_nodes, "cuda", sheet).local_world_size == 8
 
 
-def test_torchrec_gets_the_gpus_that_the_cost_model_is_for() -> None:
+def test_torchrec_gets_the_gpus_that_the_cost_model_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For two tables its plan may be the same on CPUs, so what it is told is looked at."""
+    told: list[tuple[Any, ...]] = []
+
+    def noted(task: ShardingTask, *devices: Any) -> Any:
+        told.append(devices)
+        return topology_of(task, *devices)
+
+    monkeypatch.setattr(own_planner, "topology_of", noted)
     task = own_task(2**30, 2**30)
-    model = roofline_model(DATA_SHEETS["h100-80gb"])
-    context = SharderContext(EstimatedCosts(model, task.batch_size))
-    plan = make_sharder("torchrec", context).shard(task)
-    assert plan == plan_of_torchrec(task, False, "cuda", DATA_SHEETS["h100-80gb"])
+    for sheet in (DATA_SHEETS["h100-80gb"], DATA_SHEETS["a100-40gb"]):
+        context = SharderContext(EstimatedCosts(roofline_model(sheet), task.batch_size))
+        make_sharder("torchrec", context).shard(task)
+        assert told.pop() == ("cuda", sheet)
+    assert not told
 
 
 @pytest.mark.parametrize("weights", ["fp32", "fp16"])
