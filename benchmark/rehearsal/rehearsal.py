@@ -169,7 +169,8 @@ class RankGroup:
             plans: Plans by name; None where TorchRec's planner decides.
             effort: How many rounds.
             kept: Store of rounds, to which new ones are added. Only those of one hour are
-                compared. Ranks must compute in turns.
+                compared: if an earlier hour has enough of each plan, none is made. Ranks must
+                compute in turns.
             levels_ms: Time of the reference operator to which composed steps are normalised, by
                 hardware; for other hardware that of the store, or the median of all rounds.
         """
@@ -177,7 +178,9 @@ class RankGroup:
         if kept is not None:
             store = KeptRehearsals(kept, self.hardware, self._versions, self.loop)
         known = {n: store.rounds(task, p) if store else () for n, p in plans.items()}
-        rounds = comparable(known, effort.min_rounds) or made_before(known, time.time())
+        recent = made_before(known, time.time())
+        rounds = comparable(known, effort.min_rounds) or recent
+        are_recent = rounds == recent
         level_ms = (levels_ms or {}).get(self.hardware) or (
             None if store is None else store.level_ms
         )
@@ -189,14 +192,14 @@ class RankGroup:
             return replace(self._rehearsal(task, plans[name], rounds[name]), level_ms=level)
 
         def wants_more(name: str) -> bool:
+            if not are_recent:  # an earlier hour has enough of each plan
+                return False
             if len(rounds[name]) < effort.min_rounds:
                 return True
             late = time.monotonic() >= began + effort.seconds
             return not late and rehearsal(name).half_width > effort.precision
 
         names = list(plans)
-        if any(map(wants_more, names)):  # new rounds are compared with those of now
-            rounds = made_before(known, time.time())
         while waiting := [name for name in names if wants_more(name)]:
             for name in waiting:
                 self.prepare(name, task, plans[name])

@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("torchrec")
 
 from autoshard.benchmark import MeasurementStore
-from autoshard.benchmark.rehearsal import kept
+from autoshard.benchmark.rehearsal import kept, rehearsal
 from autoshard.benchmark.rehearsal.kept import comparable, made_before
 from autoshard.benchmark.rehearsal.model import RehearsedModel, draw_batch, fill, in_model
 from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
@@ -213,9 +213,13 @@ def test_rounds_of_another_day_are_not_mixed_with_new_ones(
             patch.setattr(kept, "COMPARABLE_S", 0.0)  # each round is of another day
             first = pipelined.train_interleaved(task_of(2), plans, Effort(min_rounds=2), store)
             assert [len(each.rounds) for each in first.values()] == [2, 2]
-        # All were made just now; so the same rounds serve, unless they are not precise enough.
         again = pipelined.train_interleaved(task_of(2), plans, Effort(min_rounds=2), store)
         assert list(map(made_at, again.values())) == list(map(made_at, first.values()))
+        with monkeypatch.context() as patch:  # enough of them, if not as precise as asked for
+            patch.setattr(rehearsal, "made_before", lambda known, _: {name: [] for name in known})
+            effort = Effort(min_rounds=2, seconds=60.0)
+            old = pipelined.train_interleaved(task_of(2), plans, effort, store)
+            assert list(map(made_at, old.values())) == list(map(made_at, first.values()))
         monkeypatch.setattr(kept, "COMPARABLE_S", 1e-3)
         anew = pipelined.train_interleaved(task_of(2), plans, Effort(min_rounds=2), store)
         for name in plans:
