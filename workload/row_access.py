@@ -38,7 +38,8 @@ class RowAccess:
     """How lookups are spread over the rows of a table.
 
     Args:
-        curve: Share of lookups that the `curve_ranks(rows)` most used rows get, [points].
+        curve: Share of lookups that the `curve_ranks(rows)` most used rows get, [points]. Which
+            rows these are is taken from one half of the data, their share from the other.
         blocks: Share of lookups in each block of `block_rows(rows)` consecutive rows, [blocks].
         coverage: Share of rows that were looked up at all.
         lookups: Number of lookups that were counted.

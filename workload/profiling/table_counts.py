@@ -141,7 +141,7 @@ class TableCounts:
             blocks, width = _paired(blocks), 2 * width
         mean = lookups / sums.samples
         return RowAccess(
-            curve=tuple(_curve(counted, lookups, rows).tolist()),
+            curve=tuple(_curve(counted, sums.lookups, rows).tolist()),
             blocks=tuple((blocks[: -(-rows // width)] / lookups).tolist()),
             coverage=min(1.0, float(counted.weights.sum()) / rows),
             lookups=lookups,
@@ -184,18 +184,31 @@ def _paired(blocks: Ints) -> Ints:
     return np.concatenate([pairs, np.zeros(len(blocks) - len(pairs), np.int64)])
 
 
-def _curve(counted: CountedRows, lookups: int, rows: int) -> Floats:
-    """Returns the share of lookups that the most used rows get, at `curve_ranks(rows)`."""
-    uses = counted.uses.sum(1).astype(np.float64) * counted.weights
-    sampled = counted.weights > 1
-    if sampled.any():  # the sample stands for all lookups that are not in held rows
-        uses[sampled] *= (lookups - uses[~sampled].sum()) / uses[sampled].sum()
-    order = np.argsort(-uses / counted.weights, kind="stable")
-    ranks = np.concatenate([[0.0], np.cumsum(counted.weights[order])])
-    shares = np.concatenate([[0.0], np.cumsum(uses[order])]) / lookups
-    found = np.interp(curve_ranks(rows), ranks, shares)
+def _curve(counted: CountedRows, lookups: Ints, rows: int) -> Floats:
+    """Returns the share of lookups that the most used rows get, at `curve_ranks(rows)`.
+
+    Rows are ranked by one half of the data and their lookups counted in the other, both ways: what
+    is used often by chance is not in the other half.
+    """
+    ways = [(0, 1), (1, 0)] if lookups.all() else [(int(lookups.argmax()),) * 2]
+    found = np.mean([_shares(counted, lookups, rows, *way) for way in ways], axis=0)
     found[-1] = 1.0  # all rows
-    return np.minimum(found, 1.0)
+    return np.asarray(np.minimum(found, 1.0))
+
+
+def _shares(counted: CountedRows, lookups: Ints, rows: int, ranked: int, judged: int) -> Floats:
+    """Returns shares of lookups in the half `judged` of rows that are ranked by half `ranked`."""
+    uses = counted.uses[:, judged] * counted.weights
+    sampled = counted.weights > 1
+    if uses[sampled].any():  # the sample stands for all lookups that are not in held rows
+        uses[sampled] *= (lookups[judged] - uses[~sampled].sum()) / uses[sampled].sum()
+    # Rows that are used alike in one half are of one rank; those that are not are the last.
+    classes, place = np.unique(-counted.uses[:, ranked], return_inverse=True)
+    members = np.bincount(place, weights=counted.weights)[classes < 0]
+    gained = np.bincount(place, weights=uses)[classes < 0]
+    ranks = np.concatenate([[0.0], np.cumsum(members), [max(rows, members.sum())]])
+    shares = np.concatenate([[0.0], np.cumsum(gained) / lookups[judged], [1.0]])
+    return np.asarray(np.interp(curve_ranks(rows), ranks, shares))
 
 
 def _drift(counted: CountedRows, lookups: Ints) -> float | None:
