@@ -13,10 +13,10 @@ from typing import get_type_hints
 from autoshard.experiments.console import cli
 
 COMMANDS = {
-    "profile": "profile_tables",
     "shard": "shard",
     "compare": "compare",
     "measure": "collect_costs",
+    "profile": "profile_tables",
     "train-cost-model": "train_cost_model",
     "train": "ppo_shard",
     "sweep": "tune_shard",
