@@ -250,11 +250,11 @@ def test_torchrec_knows_the_gpus_of_a_data_sheet() -> None:
 
 
 def test_torchrec_gets_the_gpus_that_the_cost_model_is_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For two tables its plan may be the same on CPUs, so what it is told is looked at."""
-    told: list[tuple[Any, ...]] = []
+    """For two tables its plan may be the same on CPUs, so its arguments are checked."""
+    received: list[tuple[Any, ...]] = []
 
     def noted(task: ShardingTask, *devices: Any) -> Any:
-        told.append(devices)
+        received.append(devices)
         return topology_of(task, *devices)
 
     monkeypatch.setattr(own_planner, "topology_of", noted)
@@ -262,8 +262,8 @@ def test_torchrec_gets_the_gpus_that_the_cost_model_is_for(monkeypatch: pytest.M
     for sheet in (DATA_SHEETS["h100-80gb"], DATA_SHEETS["a100-40gb"]):
         context = SharderContext(EstimatedCosts(roofline_model(sheet), task.batch_size))
         make_sharder("torchrec", context).shard(task)
-        assert told.pop() == ("cuda", sheet)
-    assert not told
+        assert received.pop() == ("cuda", sheet)
+    assert not received
 
 
 @pytest.mark.parametrize("weights", ["fp32", "fp16"])
