@@ -61,17 +61,15 @@ def joined_features(
 
 
 def _concatenated(parts: Sequence[KeyedJaggedTensor]) -> dict[str, tuple[Ints, Ints]]:
-    rows = [_rows(part) for part in parts]
-    lengths = [_lengths(part) for part in parts]
-    common = set.intersection(*map(set, rows))
-    return {
-        key: (
-            np.concatenate([found[key] for found in rows]),
-            np.concatenate([found[key] for found in lengths]).astype(np.int64),
-        )
-        for key in rows[0]
-        if key in common
-    }
+    rows = _by_feature([_rows(part) for part in parts])
+    lengths = _by_feature([_lengths(part) for part in parts])
+    return {key: (found, lengths[key].astype(np.int64)) for key, found in rows.items()}
+
+
+def _by_feature(parts: Sequence[Mapping[str, Ints]]) -> dict[str, Ints]:
+    """Returns the arrays of all parts, concatenated, for each feature that all of them have."""
+    common = set.intersection(*map(set, parts))
+    return {key: np.concatenate([p[key] for p in parts]) for key in parts[0] if key in common}
 
 
 def _lengths(features: KeyedJaggedTensor) -> dict[str, Ints]:
@@ -87,10 +85,7 @@ def _joined(batches: Iterable[Any], world_size: int) -> Iterator[_Joined]:
         samples = sum(part.stride() for part in parts)
         if len(parts) < world_size or not samples:
             return
-        looked_up = [_rows(part) for part in parts]
-        common = set.intersection(*map(set, looked_up))
-        joined = {key: np.concatenate([rows[key] for rows in looked_up]) for key in common}
-        yield _Joined(joined, samples)
+        yield _Joined(_by_feature([_rows(part) for part in parts]), samples)
 
 
 def _features(batch: Any) -> KeyedJaggedTensor:
