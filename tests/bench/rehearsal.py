@@ -2,7 +2,8 @@
 
 Tables are of families that the overhead was not fitted on. AUTOSHARD_REHEARSALS names a store that
 keeps rehearsals between runs, so that all settings can be rehearsed one day after another;
-AUTOSHARD_SETTINGS says how many of them, by default one without and all with a store.
+AUTOSHARD_SETTINGS says which of them as a slice (":6" those with small batches, "6:" those with
+large ones), by default the first without and all with a store.
 """
 
 import math
@@ -95,14 +96,15 @@ SETTINGS = tuple(
     for tables, ranks in ((40, 4), (20, 2), (60, 8))
     for family in ("hot", "zipf")
 )
-_COUNT = int(os.environ.get("AUTOSHARD_SETTINGS", len(SETTINGS) if STORE else 1))
+_WHICH = os.environ.get("AUTOSHARD_SETTINGS", ":" if STORE else ":1")
+_CHOSEN = SETTINGS[slice(*(int(end) if end else None for end in _WHICH.split(":")))]
 
 
 def rehearsal_metrics(folder: Path) -> list[Metric]:
     """Agreement of turns with ranks at once, and of prices with rehearsed plans."""
     store = Path(STORE) if STORE else folder / "rehearsal.db"
     metrics = turns_metrics()
-    rehearsed = {each: rehearse(each, store) for each in SETTINGS[:_COUNT]}
+    rehearsed = {each: rehearse(each, store) for each in _CHOSEN}
     for setting, found in rehearsed.items():
         metrics += setting_metrics(setting, found)
     draw(rehearsed, store.with_name("price-of-training.png"))
