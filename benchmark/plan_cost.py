@@ -199,18 +199,20 @@ def price_plan(
         common_ms: What a step takes on all devices alike.
     """
     plan.check(task)
-    shards = plan.shards(task)
+    sharded, rest = plan.without_copies(task)
+    shards = sharded.shards(rest)
     answers = iter(oracle.costs([shard for shard in shards if shard is not None]))
     if exchange_ms is None:
-        columns = np.array(plan.columns(task), dtype=float)
-        linked = StepPrice.of_task(task).exchange_ms(columns).tolist()
+        columns = np.array(sharded.columns(rest), dtype=float)
+        linked = StepPrice.of_task(rest).exchange_ms(columns).tolist()
         exchange_ms = linked, linked
     forward, backward = exchange_ms
     costs = [ShardCost(0.0, 0.0) if shard is None else next(answers) for shard in shards]
+    pieces = [() if shard is None else shard.pieces for shard in shards]
     devices = tuple(
         DeviceCost(
             name=task.devices[number].name,
-            tables=0 if shard is None else len({piece.table.name for piece in shard.pieces}),
+            tables=len(plan.copied) + len({piece.table.name for piece in held}),
             memory_bytes=memory,
             forward_ms=cost.forward_ms,
             backward_ms=cost.backward_ms,
@@ -218,8 +220,8 @@ def price_plan(
             backward_exchange_ms=backward[number],
             spread=cost.spread,
         )
-        for number, (shard, cost, memory) in enumerate(
-            zip(shards, costs, plan.device_bytes(task), strict=True)
+        for number, (held, cost, memory) in enumerate(
+            zip(pieces, costs, plan.device_bytes(task), strict=True)
         )
     )
     return PlanCost(devices, task.objective, ranks_per_core, common_ms)

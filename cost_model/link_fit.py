@@ -72,9 +72,16 @@ def flow_ms(columns: Sequence[int] | Floats, batch_size: int, link: Link | None 
     return float(price.exchange_ms(dims).max())
 
 
-def fit_terms(terms: Floats, measured_ms: Floats) -> Floats:
-    """Returns non-negative weights of terms by least squares of relative errors."""
-    weights, _ = scipy.optimize.nnls(terms / measured_ms[:, None], np.ones(len(terms)))
+def fit_terms(terms: Floats, measured_ms: Floats, whole_ms: Floats | None = None) -> Floats:
+    """Returns non-negative weights of terms by least squares of relative errors.
+
+    Args:
+        terms: Amounts, [measurements, terms].
+        measured_ms: What they took, [measurements].
+        whole_ms: What errors are relative to. Default: what was measured.
+    """
+    whole_ms = measured_ms if whole_ms is None else whole_ms
+    weights, _ = scipy.optimize.nnls(terms / whole_ms[:, None], measured_ms / whole_ms)
     return np.asarray(weights)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from autoshard.benchmark import PlanCost, price_plan
 from autoshard.cost_model.compute import OUT_OF_DISTRIBUTION, Prices
+from autoshard.cost_model.copy_overhead import CopyOverhead
 from autoshard.cost_model.inputs import Memberships, PieceRows, unit_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
@@ -97,9 +98,35 @@ class EstimatedCosts:
         Without a plan, tables are whole.
         """
         overhead = self.model.counted_overhead
+        if plan is not None and plan.copied:
+            sharded, rest = plan.without_copies(task)
+            return self.common_ms(rest, sharded) + self.copies_ms(task, plan.copied)
         if overhead is None:
             return 0.0
         return overhead.common_ms(task, 0 if plan is None else splits_of(task, plan.placed(task)))
+
+    @property
+    def copies(self) -> CopyOverhead | None:
+        """What copies of tables take; None if it is unknown, or operators alone count."""
+        overhead = self.model.counted_overhead
+        return None if overhead is None else overhead.copies
+
+    def copies_ms(self, task: ShardingTask, copied: Sequence[str]) -> float:
+        """Returns what copies of these tables on all devices add to a step.
+
+        Raises:
+            UserError: That is unknown, or operators alone count.
+        """
+        if not copied:
+            return 0.0
+        if self.copies is None:
+            cause = (
+                "the cost model does not know what copies take"
+                if self.model.in_training
+                else f"objective {task.objective.name} counts fused operators, which copies are not"
+            )
+            raise UserError(f"{copied[0]} is copied to all devices, and {cause}")
+        return self.copies.ms(task, copied)
 
     def split_cost(self, columns: float, ranks: int) -> SplitCost:
         """Returns what splits add to `common_ms`, of tables with so many columns together."""
@@ -140,7 +167,8 @@ class EstimatedCosts:
     def plan_cost(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Returns the cost of a plan, with its all-to-alls where they are known."""
         self.check(task)
-        exchange = self.exchange(plan.columns(task), task.objective)
+        sharded, rest = plan.without_copies(task)
+        exchange = self.exchange(sharded.columns(rest), task.objective)
         both = None if exchange is None else (exchange, exchange)
         return price_plan(plan, task, self, both, common_ms=self.common_ms(task, plan))
 
@@ -149,13 +177,16 @@ class EstimatedCosts:
 
         Corrections of single measured shards do not take part: sharders compare plans by this.
         """
-        shards = plan.shards(task)
+        sharded, rest = plan.without_copies(task)
+        if not sharded.placements:
+            return self.common_ms(task, plan)
+        shards = sharded.shards(rest)
         filled = [number for number, shard in enumerate(shards) if shard is not None]
         prices = self.prices([shard for shard in shards if shard is not None])
         forward, backward = np.zeros((2, len(shards)))
         forward[filled], backward[filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
-        columns = np.array(plan.columns(task), dtype=float)
-        step_ms = float(StepPrice.of_task(task).step_ms(forward, backward, columns))
+        columns = np.array(sharded.columns(rest), dtype=float)
+        step_ms = float(StepPrice.of_task(rest).step_ms(forward, backward, columns))
         return step_ms + self.common_ms(task, plan)
 
     def check(self, task: ShardingTask) -> None:

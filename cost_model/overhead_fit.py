@@ -1,12 +1,13 @@
 """Fits what training takes beside operators to rehearsals of plans."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.benchmark.rehearsal.kept import RehearsedPlan
+from autoshard.cost_model.copy_overhead import CopyOverhead, copy_loads
 from autoshard.cost_model.link_fit import fit_terms
 from autoshard.cost_model.repeated_measurements import SEEDS, evaluation_seeds
 from autoshard.cost_model.step_overhead import (
@@ -77,6 +78,39 @@ def fit_overhead(
     )
 
 
+def fit_copies(
+    overhead: StepOverhead, rehearsed: Sequence[RehearsedPlan], operators_ms: Sequence[Floats]
+) -> StepOverhead:
+    """Returns the overhead with what copies take: what is left of steps of plans with copies.
+
+    Args:
+        overhead: Overhead of the tables that are not copied.
+        rehearsed: Plans with copies.
+        operators_ms: Forward and backward of their fused operators in the pool, [ranks, 2].
+
+    Raises:
+        UserError: There are too few plans.
+    """
+    if len(rehearsed) < MIN_REHEARSALS:
+        raise UserError(
+            f"{len(rehearsed)} plans with copies were rehearsed: what copies take needs at least "
+            f"{MIN_REHEARSALS}"
+        )
+    terms, left, steps = [], [], []
+    for each, operators in zip(rehearsed, operators_ms, strict=True):
+        rest = each.without_copies()
+        parts, common_ms = _price(overhead, rest, operators)
+        copied = [table for table in each.task.tables if table.name in each.plan.copied]
+        loads = copy_loads(copied, each.task.batch_size, len(each.task.devices))
+        terms.append([1.0, *loads.sum(0)])
+        left.append(each.step_ms - parts.sum() - common_ms)
+        steps.append(each.step_ms)
+    start_ms, table_ms, *rates = fit_terms(np.array(terms), np.array(left), np.array(steps))
+    lookup_ns, gathered_ns, output_ns, weight_ns = (rate / _MS for rate in rates)
+    copies = CopyOverhead(start_ms, table_ms, lookup_ns, gathered_ns, output_ns, weight_ns)
+    return replace(overhead, copies=copies)
+
+
 def measured_operators(
     store: MeasurementStore, rehearsed: RehearsedPlan, hardware: str, versions: str
 ) -> Floats | None:
@@ -107,7 +141,7 @@ class OverheadReport:
     Args:
         ratio: Mean of rehearsed step over price.
         deviation: Its standard deviation over plans.
-        shares: Share of each term in a step, mean of plans.
+        shares: Share of each term in a step, mean of plans; that of copies is in the last one.
     """
 
     ratio: float
@@ -121,21 +155,30 @@ def report_on(
     """Prices rehearsed plans by their measured operators, and compares."""
     ratios, shares = [], []
     for each, operators in zip(rehearsed, operators_ms, strict=True):
-        terms = np.concatenate([operators[:, None, :], np.zeros((len(operators), 4, 2))], axis=1)
-        terms[:, 1:] = _loads(each)[:, :, None]
-        terms *= overhead.rates.T  # [ranks, terms, directions]
-        slowest = terms.sum(1).argmax(0)
-        parts = sum(terms[slowest[number], :, number] for number in range(2))
-        common_ms = overhead.common_ms(each.task, _splits(each))
-        price_ms = float(np.sum(parts)) + common_ms
+        parts, common_ms = _price(overhead, each.without_copies(), operators)
+        if each.plan.copied and overhead.copies is not None:
+            common_ms += overhead.copies.ms(each.task, each.plan.copied)
+        price_ms = float(parts.sum()) + common_ms
         ratios.append(each.step_ms / price_ms)
-        shares.append([*(np.asarray(parts) / price_ms), common_ms / price_ms])
+        shares.append([*(parts / price_ms), common_ms / price_ms])
     means = np.mean(shares, axis=0).tolist()
     return OverheadReport(
         float(np.mean(ratios)),
         float(np.std(ratios)),
         dict(zip((*TERMS, "alike on all devices"), means, strict=True)),
     )
+
+
+def _price(
+    overhead: StepOverhead, rehearsed: RehearsedPlan, operators_ms: Floats
+) -> tuple[Floats, float]:
+    """Returns each term's part of the slowest passes, and what all ranks do alike."""
+    terms = np.concatenate([operators_ms[:, None, :], np.zeros((len(operators_ms), 4, 2))], axis=1)
+    terms[:, 1:] = _loads(rehearsed)[:, :, None]
+    terms *= overhead.rates.T  # [ranks, terms, directions]
+    slowest = terms.sum(1).argmax(0)
+    parts = sum(terms[slowest[number], :, number] for number in range(2))
+    return np.asarray(parts), overhead.common_ms(rehearsed.task, _splits(rehearsed))
 
 
 def _loads(rehearsed: RehearsedPlan) -> Floats:

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model.compute import HALF_A_TABLE, ComputeCostModel, Prices
+from autoshard.cost_model.copy_overhead import CopyOverhead
 from autoshard.cost_model.network import DIRECTIONS, INPUTS, TERMS
-from autoshard.workload import Piece, ShardingTask
+from autoshard.workload import EmbeddingTable, Piece, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.lookups import lookups_in
 
@@ -90,6 +91,7 @@ class StepOverhead:
         split_sample_ns: For each of a rank's own samples and each slice of outputs that is more
             than one for a feature.
         shared_ms: For each step.
+        copies: What copies of tables add; None if unknown.
     """
 
     forward: DirectionOverhead
@@ -100,6 +102,7 @@ class StepOverhead:
     regrouped_ns: float
     split_sample_ns: float
     shared_ms: float
+    copies: CopyOverhead | None = None
 
     @cached_property
     def shared_rates(self) -> Floats:
@@ -134,6 +137,15 @@ class StepOverhead:
         shared_ms = float(self.shared_rates @ shared_loads_of(task, splits))
         return shared_ms + task.objective.dense_ms
 
+    def common_ms_of(self, tables: Sequence[EmbeddingTable], task: ShardingTask) -> Floats:
+        """Returns what each of these tables of a task adds to `common_ms` if it is whole."""
+        own = task.batch_size / len(task.devices)
+        lookups = lookups_in(tables, task.batch_size).lookups / len(task.devices)
+        features = np.array([table.features for table in tables], float)
+        outputs = own * features * np.array([table.dim for table in tables])
+        loads = np.stack([lookups, outputs, features], axis=1)
+        return np.asarray(loads @ self.shared_rates[: loads.shape[1]])
+
     def split_cost(self, columns: float, batch_size: int, ranks: int) -> SplitCost:
         """Returns what splits add to `common_ms`.
 
@@ -153,7 +165,9 @@ class StepOverhead:
     def from_json(document: Mapping[str, Any]) -> "StepOverhead":
         """Returns the coefficients that `to_json` wrote."""
         passes = {n: DirectionOverhead(**document[n]) for n in ("forward", "backward")}
-        return StepOverhead(**{**document, **passes})
+        copies = document.get("copies")  # which models from before do not know
+        known = None if copies is None else CopyOverhead(**copies)
+        return StepOverhead(**{**document, **passes, "copies": known})
 
 
 def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:

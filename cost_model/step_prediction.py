@@ -5,7 +5,8 @@ The residual of each shard, which remains if all is known of its tables, is inte
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -72,11 +73,27 @@ class StepPredictor:
         self._split_cost = oracle.split_cost(task.columns, len(task.devices))
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
 
+    def _without(self, copied: Sequence[str]) -> "StepPredictor":
+        """Returns the predictor of the tables that are not copied, in the same scenarios."""
+        rest = copy(self)
+        rest._task = self._task.without(copied)
+        rest._price = StepPrice.of_task(rest._task)
+        rest._whole_ms = self._oracle.common_ms(rest._task)
+        rest._whole_ms += self._oracle.copies_ms(self._task, copied)
+        rest._split_cost = self._oracle.split_cost(rest._task.columns, len(rest._task.devices))
+        return rest
+
     def expected_ms(self, placed: Placed) -> float:
         """Returns the expected step time, which sharders minimise."""
         costs, rests = self._costs(placed, self._shards(placed))
         expected_ms = self._expected(costs, rests, self._columns(placed))
         return expected_ms + self._on_all_devices_ms(placed)
+
+    def expected_of(self, plan: ShardingPlan) -> float:
+        """Returns the expected step time of a plan, which may have copies."""
+        if plan.copied:
+            return self._without(plan.copied).expected_of(replace(plan, copied=()))
+        return self.expected_ms(plan.placed(self._task)) if plan.placements else self._whole_ms
 
     def best_plan(self, found: Sequence[Placed]) -> ShardingPlan:
         """Returns the plan with the least expected step time.
@@ -92,6 +109,10 @@ class StepPredictor:
 
         Residuals are seeded by shard, so plans that share a shard share its residual.
         """
+        if plan.copied:
+            return self._without(plan.copied).of(replace(plan, copied=()))
+        if not plan.placements:
+            return StepPrediction(self._whole_ms, np.full(SCENARIOS, self._whole_ms))
         shards, placed = plan.shards(self._task), plan.placed(self._task)
         costs, rests = self._costs(placed, shards)
         normals = np.zeros((len(costs), 1, costs.shape[-1]))
@@ -113,9 +134,9 @@ class StepPredictor:
 
     def _costs(self, placed: Placed, shards: Sequence[Shard | None]) -> tuple[Floats, Floats]:
         """Returns costs [devices, 2, scenarios] and relative deviations of residuals [devices]."""
-        pieces, homes = zip(*placed, strict=True)
-        amounts = self._scenarios.amounts(pieces)
-        sums = sums_of_devices(amounts, np.array(homes), len(self._task.devices))
+        amounts = self._scenarios.amounts([piece for piece, _ in placed])
+        homes = np.array([home for _, home in placed], np.int64)
+        sums = sums_of_devices(amounts, homes, len(self._task.devices))
         operators = self._scenarios.operators_ms(sums.float()).double()
         costs = np.moveaxis(operators.numpy(), -1, -2)
         residuals = self._oracle.residuals

@@ -7,13 +7,20 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+
 from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends import RequestedKind
-from autoshard.benchmark.rehearsal.kept import rehearsed_plans
+from autoshard.benchmark.rehearsal.kept import RehearsedPlan, rehearsed_plans
 from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
 from autoshard.cost_model import CostModel, load_model, save_model
 from autoshard.cost_model.checkpoint import check_free
-from autoshard.cost_model.overhead_fit import fit_overhead, measured_operators, report_on
+from autoshard.cost_model.overhead_fit import (
+    fit_copies,
+    fit_overhead,
+    measured_operators,
+    report_on,
+)
 from autoshard.cost_model.repeated_measurements import (
     SEEDS,
     RepeatedMeasurements,
@@ -21,8 +28,9 @@ from autoshard.cost_model.repeated_measurements import (
 )
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
-from autoshard.sharders.random_plans import random_plans
+from autoshard.sharders.random_plans import random_plans, with_random_copies
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, load_tables
+from autoshard.workload.arrays import Floats
 from autoshard.workload.bounds import check_bounds
 
 _ANY_BYTES = 2**50  # not checked before training
@@ -46,6 +54,8 @@ class RehearseConfig:
     """Samples of a batch, of all ranks together."""
     num_plans: int = 8
     """Number of random plans."""
+    num_copying: int = 0
+    """Number of random plans that also copy tables to all ranks."""
     rounds: int = 2
     """Rounds of ten steps by each plan, each with models built anew."""
     seed: int = 0
@@ -64,7 +74,7 @@ class RehearseConfig:
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
         counts = ("num_devices", "batch_size", "num_plans", "rounds")
-        check_bounds(self, at_least={**dict.fromkeys(counts, 1), "seed": 0})
+        check_bounds(self, at_least={**dict.fromkeys(counts, 1), "num_copying": 0, "seed": 0})
         if self.out is not None:
             check_free(self.out, self.force)
 
@@ -91,7 +101,11 @@ def _rehearse(
     """Trains by random plans; returns them."""
     with closing(RankGroup(config.num_devices, config.devices)) as ranks:
         here = replace(task, devices=ranks.devices())
-        plans = list(islice(random_plans(here, config.seed), config.num_plans))
+        drawn = random_plans(here, config.seed)
+        rng = np.random.default_rng(config.seed)
+        plans = list(islice(drawn, config.num_plans))
+        copying = islice(drawn, config.num_copying)
+        plans += [with_random_copies(plan, here, rng) for plan in copying]
         cli.say(f"training by {len(plans)} random plans of {len(task.tables)} tables")
         named = {f"plan {number}": plan for number, plan in enumerate(plans)}
         found = ranks.train_interleaved(task, named, Effort(config.rounds), store)
@@ -117,18 +131,26 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
         raise UserError(f"{config.store}: holds no measurements: name --tables to rehearse")
     hardware, versions = makes[-1]
     factor = _to_level_of_model(model, store, hardware, versions)
-    rehearsed, operators = [], []
+    known: dict[bool, tuple[list[RehearsedPlan], list[Floats]]] = {False: ([], []), True: ([], [])}
     for plan in rehearsed_plans(store, hardware):
         found = measured_operators(store, plan, hardware, versions)
         if found is not None:
+            rehearsed, operators = known[bool(plan.plan.copied)]
             rehearsed.append(plan.scaled(factor))
             operators.append(factor * found)
-    overhead = fit_overhead(rehearsed, operators)
-    report = report_on(overhead, rehearsed, operators)
-    cli.say(
-        f"{len(rehearsed)} plans on {hardware}: step over price {report.ratio:.3f}, deviation "
-        f"{report.deviation:.1%}"
-    )
+    overhead = fit_overhead(*known[False])
+    if known[True][0]:
+        overhead = fit_copies(overhead, *known[True])
+    for has_copies, (rehearsed, operators) in known.items():
+        if rehearsed:
+            report = report_on(overhead, rehearsed, operators)
+            what = " with copies" if has_copies else ""
+            cli.say(
+                f"{len(rehearsed)} plans{what} on {hardware}: step over price {report.ratio:.3f}, "
+                f"deviation {report.deviation:.1%}"
+            )
+            shares = ", ".join(f"{name} {share:.1%}" for name, share in report.shares.items())
+            cli.say(f"  shares of a step: {shares}")
     for name, terms in (("forward", overhead.forward), ("backward", overhead.backward)):
         cli.say(
             f"  {name:<9} {terms.operator:.3f} of the operator, {terms.lookup_ns:.2f} ns a lookup, "
@@ -141,8 +163,12 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
         f"feature, {overhead.shared_ms:.3f} ms; with splits {overhead.regrouped_ns:.2f} ns an "
         f"output more, {overhead.split_sample_ns:.0f} ns a sample and slice more"
     )
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in report.shares.items())
-    cli.say(f"  shares of a step: {shares}")
+    if (copies := overhead.copies) is not None:
+        cli.say(
+            f"  copies    {copies.start_ms:.3f} ms, {copies.table_ms:.3f} ms a table, "
+            f"{copies.lookup_ns:.2f} ns a lookup of a rank, {copies.gathered_ns:.3f} ns an element "
+            f"of its row, {copies.output_ns:.2f} ns an output, {copies.weight_ns:.2f} ns a weight"
+        )
     if config.out is not None:
         save_model(replace(model, overhead=overhead), config.out, config.force)
         cli.say(f"the model is in {config.out}")

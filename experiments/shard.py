@@ -19,6 +19,7 @@ from autoshard.experiments.explaining.plan_report import (
     expected_line,
     memory_parts,
     show,
+    training_notes,
 )
 from autoshard.sharders import (
     SHARDERS,
@@ -237,6 +238,8 @@ def main(config: ShardConfig) -> None:
     show(memory_parts(plan, task))
     for line in (expected_line(name, predictor.of(plan), best, task.objective), *lines):
         cli.say(line)
+    for note in training_notes(plan, task):
+        cli.say(note)
     if config.explain:
         from autoshard.experiments.explaining.explain import explanation  # loads the search
 

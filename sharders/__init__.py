@@ -4,6 +4,7 @@ May import `envs`, `cost_model`, `benchmark` and `workload`. `make_sharder` crea
 name in `SHARDERS` from a `SharderContext`. There are published heuristics, greedy placement by
 predicted costs, `NeuroShardSharder`, `PolicySharder` (a trained policy, optionally with local
 search), `MeasuringSharder`, `AnnealingSharder`, `IncrementalSharder` and `TorchRecSharder`.
+`CopyingSharder` adds copies of tables on all devices to what another sharder plans.
 `next_steps` suggests single changes of a plan. `load_policy` and `save_policy` handle folders.
 """
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
         open_context,
         open_oracle,
     )
+    from autoshard.sharders.copying import CopyingSharder
     from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
     from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
     from autoshard.sharders.incremental import IncrementalSharder
@@ -56,6 +58,7 @@ __all__ = [
     "USUAL_HEURISTICS",
     "AloneGreedySharder",
     "AnnealingSharder",
+    "CopyingSharder",
     "FusedGreedySharder",
     "GreedySharder",
     "IncrementalSharder",

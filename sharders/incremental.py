@@ -1,5 +1,7 @@
 """`IncrementalSharder`: improves a plan in use, with a limit on the bytes that move."""
 
+from dataclasses import replace
+
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.sharders.local_search import LocalSearch
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
@@ -7,7 +9,7 @@ from autoshard.workload.moves import moved_bytes, moves_between
 
 
 class IncrementalSharder:
-    """Improves a plan in use by local search, within a limit of moved bytes.
+    """Improves a plan in use by local search, within a limit of moved bytes. Copies stay.
 
     Args:
         oracle: Predicts costs of plans.
@@ -35,15 +37,19 @@ class IncrementalSharder:
             self._plan.check(task)
         except PlanError as fault:
             raise PlanError(f"the plan to stay near to is no plan for this task: {fault}") from None
-        predictor = StepPredictor(self._oracle, task)
-        search = LocalSearch(self._oracle, seed=self._seed, near=(self._plan, self._max_bytes))
+        old, rest = self._plan.without_copies(task)
+        if not old.placements:
+            return self._plan
+        predictor = StepPredictor(self._oracle, rest)
+        search = LocalSearch(self._oracle, seed=self._seed, near=(old, self._max_bytes))
         found = [
-            ShardingPlan.in_place(task, placed)
-            for placed in search.improve(task, [self._plan.placed(task)])
+            ShardingPlan.in_place(rest, placed)
+            for placed in search.improve(rest, [old.placed(rest)])
         ]
         near = [
             plan
-            for plan in (self._plan, *found)
-            if moved_bytes(moves_between(self._plan, plan, task)) <= self._max_bytes
+            for plan in (old, *found)
+            if moved_bytes(moves_between(old, plan, rest)) <= self._max_bytes
         ]
-        return min(near, key=lambda plan: predictor.expected_ms(plan.placed(task)))
+        best = min(near, key=lambda plan: predictor.expected_ms(plan.placed(rest)))
+        return replace(best, copied=self._plan.copied)

@@ -95,7 +95,7 @@ class MeasuringSharder:
                 break
             number += 1
         predictor = StepPredictor(oracle, task)
-        return min(dict.fromkeys(plans), key=lambda one: predictor.expected_ms(one.placed(task)))
+        return min(dict.fromkeys(plans), key=predictor.expected_of)
 
     def _planned(self, task: ShardingTask) -> tuple[EstimatedCosts, ShardingPlan, float]:
         """Returns the oracle by all measurements, the plan by it, and the seconds this took."""

@@ -9,6 +9,8 @@ from autoshard.workload.tables import DIM_STEP
 
 _SPLIT_SHARES = (0.0, 0.2, 0.6)  # shares of tables that a plan splits
 _EVENNESS = (3.0, 30.0)  # parameters of Dirichlet's distribution of tables over devices
+_COPIED_SHARES = (0.3, 0.6, 1.0)
+_MAX_COPIED = 2**22  # weights of a table that is copied: 16 MiB
 _TRIALS = 100  # plans in a row that do not fit into memory
 
 
@@ -30,6 +32,17 @@ def random_plans(task: ShardingTask, seed: int = 0) -> Iterator[ShardingPlan]:
             continue
         failed = 0
         yield plan
+
+
+def with_random_copies(
+    plan: ShardingPlan, task: ShardingTask, rng: np.random.Generator
+) -> ShardingPlan:
+    """Returns the plan with copies of a random share of the tables that are small enough."""
+    small = [table.name for table in task.tables if table.rows * table.dim <= _MAX_COPIED]
+    count = round(rng.choice(_COPIED_SHARES) * len(small))
+    copied = set(rng.permutation(small)[:count].tolist())
+    kept = tuple(placement for placement in plan.placements if placement.table not in copied)
+    return ShardingPlan(kept, plan.num_devices, tuple(copied))
 
 
 def _drawn(task: ShardingTask, rng: np.random.Generator) -> ShardingPlan:

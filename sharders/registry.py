@@ -27,6 +27,8 @@ class SharderSpec:
         time: `own`: has no time limit. `at_most`: stops when it finds no better plan, or at the
             time limit. `all`: uses all of the time limit.
         floor: Name of a sharder whose plans are never better, by the cost model.
+        copies: Whether it copies tables where that is faster; the others only where constraints
+            say so.
     """
 
     text: str
@@ -34,6 +36,7 @@ class SharderSpec:
     needs: frozenset[Need] = _MODEL
     time: Literal["own", "at_most", "all"] = "own"
     floor: str | None = None
+    copies: bool = False
 
 
 _BALANCED = {  # what each published heuristic balances over devices
@@ -82,6 +85,7 @@ SHARDERS: dict[str, SharderSpec] = {
         lambda context: _policy(replace(context, policy=Policy.untrained()), search=True),
         time="at_most",
         floor="cost_fused",
+        copies=True,
     ),
     "neuroshard": SharderSpec(
         "NeuroShard's beam search over column splits",
@@ -93,14 +97,16 @@ SHARDERS: dict[str, SharderSpec] = {
             context.costs, context.seconds or sharders.ANNEAL_SECONDS, seed=context.seed
         ),
         time="all",
+        copies=True,
     ),
-    "policy": SharderSpec("one pass of the trained policy", _policy, _POLICY),
+    "policy": SharderSpec("one pass of the trained policy", _policy, _POLICY, copies=True),
     "autoshard": SharderSpec(
         "local search from the plans of policy and cost_fused",
         lambda context: _policy(context, search=True),
         _POLICY,
         time="at_most",
         floor="cost_fused",
+        copies=True,
     ),
     "autoshard_verified": SharderSpec(
         "autoshard in rounds of planning and measuring",
@@ -172,7 +178,10 @@ def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
     for need, lack in _LACKS.items():
         if need in spec.needs and given[need] is None:
             raise UserError(f"sharder {name} {lack}")
-    return spec.make(context)
+    made = spec.make(context)
+    if not spec.copies and spec.needs & {"pool", "torchrec"}:  # made of others, or not ours
+        return made
+    return sharders.CopyingSharder(made, context.oracle if spec.copies else None)
 
 
 def make_measuring(name: str, context: SharderContext) -> Sharder:

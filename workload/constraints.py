@@ -8,6 +8,7 @@
       "item_*": {not_on: [device3], min_width: 32, apart: true}
       country: {whole: true}
       city: {pinned: 2}
+      "c*": {ways: [table_wise, data_parallel]}
     devices:                                # a name, a number, or all
       all: {reserve: 10%}                   # share of its memory, or a size: 2 GB
 
@@ -32,7 +33,8 @@ _SECTIONS = ("groups", "tables", "devices")
 _FLAGS: dict[str, Kind] = {"together": "together", "apart": "apart", "whole": "whole"}
 _COUNTS: dict[str, Kind] = {"max_slices": "max_slices", "min_width": "min_width", **OLD_KINDS}
 _PLACES: dict[str, Kind] = {"on": "on", "not_on": "not_on", "pinned": "on"}
-_DEMANDS = {**_FLAGS, **_PLACES, **_COUNTS}
+WAYS = ("table_wise", "column_wise", "data_parallel")  # in which a table may be sharded
+_DEMANDS = (*_FLAGS, *_PLACES, *_COUNTS, "ways")
 _ALL = "all"
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|GB)", re.IGNORECASE)
 _GB = 2**30
@@ -147,13 +149,16 @@ class Constraints:
                     raise FieldError(demand, f"must be true or false, got {value!r}")
                 if demand in _COUNTS and (not isinstance(value, int) or isinstance(value, bool)):
                     raise FieldError(demand, f"must be a whole number, got {value!r}")
-                if demand in _PLACES:
+                if demand == "ways":
+                    for kind in _kinds_of_ways(value):
+                        yield Rule(kind, tables, (), name)
+                elif demand in _PLACES:
                     devices = _devices_of(demand, value, task.devices)
-                    yield Rule(_DEMANDS[demand], tables, devices, name)
+                    yield Rule(_PLACES[demand], tables, devices, name)
                 elif demand in _COUNTS:
-                    yield Rule(_DEMANDS[demand], tables, (value,), name)
+                    yield Rule(_COUNTS[demand], tables, (value,), name)
                 elif value:
-                    yield Rule(_DEMANDS[demand], tables, (), name)
+                    yield Rule(_FLAGS[demand], tables, (), name)
 
     def _selected(self, selector: str, task: ShardingTask) -> tuple[str, ...]:
         """Returns the tables that a name, pattern or group selects, in the task's order."""
@@ -188,6 +193,25 @@ def _names(where: str, members: Any) -> tuple[str, ...]:
     if not isinstance(members, list | tuple) or not members:
         raise UserError(f"{where}: needs a list of tables, as in [user_id, 'ads_*']")
     return tuple(map(str, members))
+
+
+def _kinds_of_ways(value: Any) -> Iterator[Kind]:
+    """Yields the rules by which only these ways are left; FieldError if they leave none."""
+    ways = value if isinstance(value, list | tuple) else [value]
+    for way in ways:
+        if way not in WAYS:
+            raise FieldError("ways", f"must be some of {', '.join(WAYS)}, got {_shown(value)}")
+    if not ways:
+        raise FieldError("ways", f"leaves no way: name some of {', '.join(WAYS)}")
+    if "table_wise" not in ways and "column_wise" not in ways:
+        yield "copied"
+        return
+    if "table_wise" not in ways:
+        raise FieldError("ways", "column_wise needs table_wise: whether to split is for a sharder")
+    if "column_wise" not in ways:
+        yield "whole"
+    if "data_parallel" not in ways:
+        yield "not_copied"
 
 
 def _devices_of(demand: str, value: Any, devices: Sequence[Device]) -> tuple[int, ...]:

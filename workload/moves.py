@@ -43,8 +43,9 @@ class Traffic(NamedTuple):
 def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> tuple[Move, ...]:
     """Returns the moves from the old plan to the new one, in the order of the task's tables.
 
-    Columns that stay on their device do not move, even if they are in another piece. Memory is not
-    checked.
+    Columns that stay on their device do not move, even if they are in another piece. The copies of
+    a table come from where its columns were; of copies, columns that a device keeps do not move.
+    Memory is not checked.
 
     Raises:
         PlanError: A plan does not place the task's tables on its devices.
@@ -55,10 +56,15 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
         except PlanError as fault:
             raise PlanError(f"the {name} plan is not of this task: {fault}") from fault
     before, after = old.by_table(), new.by_table()
-    return tuple(
-        move for table in task.tables
-        for move in _of_table(table, before[table.name], after[table.name], task)
-    )  # fmt: skip
+    found: list[Move] = []
+    for table in task.tables:
+        was, now = before.get(table.name), after.get(table.name)
+        if was is None:  # each device has all columns
+            continue
+        targets = [[p] for p in _copies(table, task)] if now is None else [now]
+        for target in targets:
+            found += _of_table(table, was, target, task)
+    return tuple(found)
 
 
 def moved_bytes(moves: Iterable[Move]) -> int:
@@ -98,6 +104,8 @@ def renumbered(
     kept = np.array([[0.0 if one == other else -np.inf for other in kinds] for one in kinds])
     before, after = near.by_table(), plan.by_table()
     for table in task.tables:
+        if table.name not in before or table.name not in after:  # copies, which are everywhere
+            continue
         for start, end, there, here in _pieces(before[table.name], after[table.name]):
             width = end - start
             kept[here, there] += (
@@ -107,7 +115,7 @@ def renumbered(
     kept += np.eye(len(kept)) * 1e-9 * max(1.0, kept.max())
     _, numbers = scipy.optimize.linear_sum_assignment(kept, maximize=True)
     placements = tuple(replace(p, device=int(numbers[p.device])) for p in plan.placements)
-    return ShardingPlan(placements, plan.num_devices)
+    return replace(plan, placements=placements)
 
 
 def _of_table(
@@ -126,6 +134,10 @@ def _of_table(
         size = task.operator.stored_bytes(table.rows, end - start)
         moves.append(Move(table.name, start, end - start, source, target, size))
     return moves
+
+
+def _copies(table: EmbeddingTable, task: ShardingTask) -> list[Placement]:
+    return [Placement(table.name, 0, table.dim, device) for device in range(len(task.devices))]
 
 
 def _pieces(old: Sequence[Placement], new: Sequence[Placement]) -> list[tuple[int, int, int, int]]:

@@ -9,7 +9,7 @@ import numpy as np
 from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import FieldError
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import Piece
+from autoshard.workload.tables import EmbeddingTable, Piece
 
 Weights = Literal["fp32", "fp16"]
 Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd"]
@@ -29,17 +29,23 @@ class MemoryParts(NamedTuple):
         optimizer: Optimizer state.
         inputs: Indices, offsets and weights of a batch's lookups.
         outputs: Pooled embeddings of a batch, and their gradients.
+        gradients: Dense gradients of copied tables.
     """
 
     weights: int = 0
     optimizer: int = 0
     inputs: int = 0
     outputs: int = 0
+    gradients: int = 0
 
     @property
     def total(self) -> int:
         """Returns the sum of all parts."""
         return sum(self)
+
+    def plus(self, other: "MemoryParts") -> "MemoryParts":
+        """Returns the sum of each part."""
+        return MemoryParts(*(one + two for one, two in zip(self, other, strict=True)))
 
     @property
     def breakdown(self) -> str:
@@ -98,6 +104,26 @@ class OperatorOptions:
             inputs += come
             outputs += go
         return MemoryParts(weights, optimizer, inputs, outputs)
+
+    def copies_memory(
+        self, tables: Iterable[EmbeddingTable], batch_size: int, ranks: int
+    ) -> MemoryParts:
+        """Returns the memory that copies of tables need on each device.
+
+        A copy serves the device's own samples. Its gradient is dense, and so is the state of its
+        optimizer, which is one of the model's dense part.
+
+        Args:
+            tables: The copied tables.
+            batch_size: Samples of the batch of all ranks.
+            ranks: Number of devices, each of which has a copy.
+        """
+        own = -(-batch_size // ranks)
+        pieces = [table.whole() for table in tables]
+        elements = sum(piece.table.rows * piece.width for piece in pieces)
+        state = 0 if self.optimizer == "sgd" else FLOAT_BYTES * elements
+        dense = MemoryParts(optimizer=state, gradients=WEIGHT_BYTES[self.weights] * elements)
+        return self.memory(pieces, own)._replace(optimizer=0).plus(dense)
 
     def bytes_of_each(self, pieces: Sequence[Piece], batch_size: int) -> Ints:
         """Returns the total memory of each piece alone, vectorized: [pieces]."""

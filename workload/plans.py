@@ -1,4 +1,4 @@
-"""Sharding plans: the device of each column of each table, and their validation."""
+"""Sharding plans: the device of each column of each table, or copies on all, and validation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from autoshard.workload import documents
-from autoshard.workload.errors import UserError
+from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import EmbeddingTable, Piece, Shard
 from autoshard.workload.tasks import ShardingTask
 
-PLAN_SCHEMA = documents.Schema("autoshard.plan", 1)
+PLAN_SCHEMA = documents.Schema("autoshard.plan", 2, oldest=1)  # copies came with version 2
 _NAMED = 3  # devices that an error names, besides the worst
 
 
@@ -50,10 +50,20 @@ def merged_by_device(placed: Iterable[tuple[Piece, int]]) -> list[tuple[Piece, i
 
 @dataclass(frozen=True)
 class ShardingPlan:
-    """Pieces of tables and their devices. A table-wise plan has one piece per table."""
+    """Pieces of tables and their devices. A table-wise plan has one piece per table.
+
+    Args:
+        placements: Pieces, each on one device.
+        num_devices: Number of devices.
+        copied: Names of tables of which each device has a copy (data-parallel).
+    """
 
     placements: tuple[Placement, ...]
     num_devices: int
+    copied: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "copied", tuple(sorted(self.copied)))
 
     @staticmethod
     def table_wise(task: ShardingTask, devices: Sequence[int]) -> "ShardingPlan":
@@ -109,6 +119,23 @@ class ShardingPlan:
             found.setdefault(placement.table, []).append(placement)
         return found
 
+    def without_copies(self, task: ShardingTask) -> tuple["ShardingPlan", ShardingTask]:
+        """Returns the plan of the tables that are not copied, and their task.
+
+        Raises:
+            PlanError: A device has no memory for the copies.
+        """
+        if not self.copied:
+            return self, task
+        try:
+            return replace(self, copied=()), task.without(self.copied)
+        except FieldError as error:
+            size = format_bytes(task.copies_memory(self.copied).total)
+            raise PlanError(
+                f"copies of {len(self.copied)} tables take {size} on each device, which one of "
+                "them has not free"
+            ) from error
+
     def placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
         """Returns pieces with their devices."""
         tables = {table.name: table for table in task.tables}
@@ -140,14 +167,23 @@ class ShardingPlan:
     def check_columns(self, tables: Sequence[EmbeddingTable]) -> None:
         """Raises PlanError unless exactly the columns of these tables are placed, each once."""
         pieces: dict[str, list[Placement]] = {table.name: [] for table in tables}
-        for placement in self.placements:
-            if placement.table not in pieces:
+        for name in (*(placement.table for placement in self.placements), *self.copied):
+            if name not in pieces:
                 raise PlanError(
-                    f"table {placement.table} of the plan is not among the {len(tables)} tables "
-                    f"that are sharded, of which {tables[0].name} is the first"
+                    f"table {name} of the plan is not among the {len(tables)} tables that are "
+                    f"sharded, of which {tables[0].name if tables else None} is the first"
                 )
+        for placement in self.placements:
             pieces[placement.table].append(placement)
+        for name in self.copied:
+            if pieces[name]:
+                raise PlanError(
+                    f"table {name} is copied to all devices, and columns of it are on one: "
+                    "take either out of the plan"
+                )
         for table in tables:
+            if table.name in self.copied:
+                continue
             covered = 0
             for placement in sorted(pieces[table.name]):
                 if placement.start != covered:
@@ -169,7 +205,7 @@ class ShardingPlan:
             held = widths[placement.table]
             held[placement.device] = held.get(placement.device, 0) + placement.width
         for rule in task.rules:
-            fault = rule.broken_by(widths)
+            fault = rule.broken_by(widths, self.copied)
             if fault is not None:
                 raise PlanError(f"the plan breaks the constraint {rule.name!r}: {fault}")
 
@@ -208,7 +244,9 @@ class ShardingPlan:
 
     def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
         """Returns the bytes that each device needs, by use."""
-        return tuple(task.operator.memory(pieces, task.batch_size) for pieces in self._held(task))
+        copies = task.copies_memory(self.copied)
+        held = self._held(task)
+        return tuple(task.operator.memory(some, task.batch_size).plus(copies) for some in held)
 
     def _held(self, task: ShardingTask) -> list[list[Piece]]:
         held: list[list[Piece]] = [[] for _ in range(self.num_devices)]
@@ -217,12 +255,14 @@ class ShardingPlan:
         return held
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON document with its schema version."""
+        """Returns a JSON document; without copies one that autoshard 0.2 reads, too."""
         body = {
             "num_devices": self.num_devices,
             "placements": [asdict(placement) for placement in self.placements],
         }
-        return PLAN_SCHEMA.stamp(body)
+        if not self.copied:
+            return PLAN_SCHEMA.stamp(body, version=1)
+        return PLAN_SCHEMA.stamp(body | {"copied": list(self.copied)})
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "ShardingPlan":
@@ -236,6 +276,7 @@ class ShardingPlan:
                     for p in placements
                 ),
                 int(document["num_devices"]),
+                tuple(map(str, document.get("copied", ()))),
             )
 
     def save(self, path: Path | str) -> None:

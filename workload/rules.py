@@ -1,24 +1,25 @@
 """Placement rules over tables, and whether a plan keeps them."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from autoshard.workload.errors import FieldError
 from autoshard.workload.tables import DIM_STEP
 
-Kind = Literal["together", "apart", "on", "not_on", "whole", "max_slices", "min_width"]
+Kind = Literal[
+    "together", "apart", "on", "not_on", "whole", "max_slices", "min_width", "copied", "not_copied"
+]
 
 OLD_KINDS: dict[str, Kind] = {  # names in files of 0.1.0
     "most_slices": "max_slices",
     "least_width": "min_width",
 }
-_OF_SEVERAL = (
-    "together",
-    "apart",
-)  # these relate the tables of a rule; the others apply to each table
+# These relate the tables of a rule; the others apply to each table.
+_OF_SEVERAL = ("together", "apart")
 _OF_DEVICES = ("on", "not_on")
-_WITHOUT_NUMBERS = ("together", "apart", "whole")
+_OF_SLICES = ("whole", "max_slices", "min_width")  # which copies do not have
+_WITHOUT_NUMBERS = ("together", "apart", "whole", "copied", "not_copied")
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Rule:
         kind: `together`: whole and on one device. `apart`: no two on one device. `on`, `not_on`:
             allowed or excluded devices. `whole`: not split. `max_slices`: maximum number of
             devices. `min_width`: minimum number of columns on each device of a split table.
+            `copied`: each device has a copy. `not_copied`: not so.
         tables: Names of tables.
         numbers: Numbers of devices, or the number that the kind requires.
         name: Name in messages.
@@ -76,17 +78,39 @@ class Rule:
         fields["kind"] = OLD_KINDS.get(record["kind"], record["kind"])
         return Rule(**fields)
 
-    def broken_by(self, widths: Mapping[str, Mapping[int, int]]) -> str | None:
+    @property
+    def allows_copies(self) -> bool:
+        """Returns whether each device may have a copy of its tables."""
+        return self.kind == "copied" or self.kind in _OF_SLICES
+
+    def without(self, copied: Collection[str]) -> "Rule | None":
+        """Returns the rule for the tables that are not copied; None if it says nothing of them."""
+        kept = tuple(table for table in self.tables if table not in copied)
+        least = 2 if self.kind in _OF_SEVERAL else 1
+        return replace(self, tables=kept) if len(set(kept)) >= least else None
+
+    def broken_by(
+        self, widths: Mapping[str, Mapping[int, int]], copied: Collection[str] = ()
+    ) -> str | None:
         """Returns how a plan breaks the rule; None if it keeps it.
 
         Args:
             widths: Number of columns of each table, by device.
+            copied: Names of tables of which each device has a copy.
         """
+        tables = [table for table in self.tables if table not in copied]
+        if self.kind == "copied":
+            return f"{tables[0]} is not copied to all devices" if tables else None
+        if len(tables) < len(self.tables) and not self.allows_copies:
+            table = next(table for table in self.tables if table in copied)
+            return f"{table} is copied to all devices"
+        if self.kind == "not_copied":
+            return None
         if self.kind == "together":
-            return _not_together(self.tables, widths)
+            return _not_together(tables, widths)
         if self.kind == "apart":
-            return _not_apart(self.tables, widths)
-        for table in self.tables:
+            return _not_apart(tables, widths)
+        for table in tables:
             fault = self._broken_by_one(widths[table])
             if fault is not None:
                 return f"{table} {fault}"

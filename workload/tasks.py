@@ -1,7 +1,7 @@
 """Sharding tasks: tables, devices, batch size, operator, rules and objective."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.objective import Objective
-from autoshard.workload.operators import OperatorOptions
+from autoshard.workload.operators import MemoryParts, OperatorOptions
 from autoshard.workload.rules import Rule
 from autoshard.workload.tables import EmbeddingTable, Piece
 
@@ -61,6 +61,7 @@ class ShardingTask:
         operator: Options of the fused operator.
         rules: Rules that plans must keep.
         objective: Cost that plans minimise.
+        copied: Names of further tables of which each device has a copy already (`without`).
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -69,9 +70,10 @@ class ShardingTask:
     operator: OperatorOptions = field(default_factory=OperatorOptions)
     rules: tuple[Rule, ...] = ()
     objective: Objective = field(default_factory=Objective)
+    copied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.tables:
+        if not self.tables and not self.copied:
             raise FieldError("tables", "a task needs at least one table")
         if not self.devices:
             raise FieldError("devices", "a task needs at least one device")
@@ -95,6 +97,29 @@ class ShardingTask:
     def columns(self) -> int:
         """Returns the columns of all pooled outputs together."""
         return sum(table.dim * table.features for table in self.tables)
+
+    def without(self, copied: Collection[str]) -> "ShardingTask":
+        """Returns the task of the other tables if each device has a copy of these.
+
+        Memory of copies is reserved, and rules keep to the other tables. None may be left.
+
+        Raises:
+            FieldError: A device has no memory for the copies.
+        """
+        if not copied:
+            return self
+        size = self.copies_memory(copied).total
+        devices = tuple(replace(d, reserved_bytes=d.reserved_bytes + size) for d in self.devices)
+        tables = tuple(table for table in self.tables if table.name not in copied)
+        kept = [rule.without(copied) for rule in self.rules]
+        rules = tuple(rule for rule in kept if rule is not None)
+        beside = (*self.copied, *sorted(copied))
+        return replace(self, tables=tables, devices=devices, rules=rules, copied=beside)
+
+    def copies_memory(self, copied: Collection[str]) -> MemoryParts:
+        """Returns the memory of copies of these tables on each device."""
+        tables = [table for table in self.tables if table.name in copied]
+        return self.operator.copies_memory(tables, self.batch_size, len(self.devices))
 
     def rules_of_device(self, number: int) -> tuple[Rule, ...]:
         """Returns the rules that name this device."""

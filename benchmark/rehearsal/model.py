@@ -115,7 +115,8 @@ def plan_in_model(plan: ShardingPlan, tables: Sequence[EmbeddingTable]) -> Shard
     """Returns the plan with the names that the tables have in the model."""
     names = in_model(tables)
     placements = (Placement(names[p.table], p.start, p.width, p.device) for p in plan.placements)
-    return ShardingPlan(tuple(placements), plan.num_devices)
+    copied = tuple(names[table] for table in plan.copied)
+    return ShardingPlan(tuple(placements), plan.num_devices, copied)
 
 
 def fill(part: torch.Tensor, number: int, rows: int, first_row: int, start: int) -> None:

@@ -224,7 +224,7 @@ class RankGroup:
         if plan is not None:
             planned = plan.device_bytes(task)
             held = [{p.table for p in plan.placements if p.device == rank} for rank in range(count)]
-            tables = list(map(len, held))
+            tables = [len(some) + len(plan.copied) for some in held]
         names = [place.name for place in self.places]
         ranks = tuple(map(RankReport, names, tables, planned, peaks or [None] * count))
         objective = task.objective

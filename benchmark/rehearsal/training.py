@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.remote_device import _remote_device
 from torchrec.distributed.embeddingbag import (
@@ -29,12 +30,14 @@ from autoshard.benchmark.rehearsal.model import (
 )
 from autoshard.benchmark.rehearsal.phases import Phases
 from autoshard.benchmark.rehearsal.times import Loop, Step
-from autoshard.benchmark.rehearsal.trace import DENSE, INPUT
+from autoshard.benchmark.rehearsal.trace import BACKWARD, DENSE, INPUT
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.torchrec import to_torchrec
 from autoshard.workload.torchrec.names import FUSED_OPTIMIZERS
 
 LEARNING_RATE = 0.1
+_FUSED_EPS = 1e-8  # FBGEMM's default
+_OF_TABLES = ".embedding_bags."  # in names of weights
 BATCHES = 8  # batches that steps cycle through, so that the cache holds little of the next one
 
 
@@ -86,8 +89,7 @@ class Training:
         for part in self.parts():
             number = numbers[part.table]
             fill(part.weights, number, task.tables[number].rows, part.row, part.column)
-        dense = dict(in_backward_optimizer_filter(self.model.named_parameters()))
-        self._optimizer = torch.optim.SGD(dense.values(), lr=LEARNING_RATE)
+        self._optimizer = _Optimizer(self.model, task, phases)
         self._inputs = (batch.inputs() for batch in itertools.cycle(batches))
         self._phases = phases
         phases.observe(self.model.module)
@@ -127,7 +129,6 @@ class Training:
         else:
             loss, reported = self.model(inputs)
             loss.backward()
-            self._phases.begin(DENSE)
             self._optimizer.step()
         traced = self._phases.stop()
         return lambda: Step(traced(), reported.item())
@@ -152,9 +153,37 @@ class _Pipeline(TrainPipelineSparseDist):  # type: ignore[misc]  # TorchRec has 
         super().wait_sparse_data_dist(*arguments)
         self._phases.begin(DENSE)
 
-    def _optimizer_step(self) -> None:
+
+class _Optimizer:
+    """Optimizers of what is not trained in the backward pass: dense layers, and copied tables.
+
+    The update of copies is counted as a part of the backward pass, where that of others is.
+    """
+
+    def __init__(self, model: nn.Module, task: ShardingTask, phases: Phases) -> None:
+        kept = dict(in_backward_optimizer_filter(model.named_parameters()))
+        copies = {name: kept.pop(name) for name in list(kept) if _OF_TABLES in name}
+        self._phases = phases
+        self._dense = torch.optim.SGD(kept.values(), lr=LEARNING_RATE)
+        self._copies: torch.optim.Optimizer | None = None
+        if copies and task.operator.optimizer == "sgd":
+            self._copies = torch.optim.SGD(copies.values(), lr=LEARNING_RATE)
+        elif copies:  # row-wise Adagrad has no dense form
+            self._copies = torch.optim.Adagrad(copies.values(), lr=LEARNING_RATE, eps=_FUSED_EPS)
+
+    def zero_grad(self) -> None:
+        """Clears all gradients."""
+        self._dense.zero_grad()
+        if self._copies is not None:
+            self._copies.zero_grad()
+
+    def step(self) -> None:
+        """Updates dense layers and copies."""
         self._phases.begin(DENSE)
-        super()._optimizer_step()
+        self._dense.step()
+        if self._copies is not None:
+            self._phases.begin(BACKWARD)
+            self._copies.step()
 
 
 def draw_batches(task: ShardingTask, device: torch.device) -> list[Batch]:

@@ -23,9 +23,11 @@ _ELSEWHERE = 5  # tables shown that are on other devices
 def explanation(
     oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, best: Baseline | None
 ) -> Iterator[ReportPart]:
-    """Yields all parts of the explanation."""
-    yield from phases(oracle, task, plan)
-    yield from steps(oracle, task, plan)
+    """Yields all parts of the explanation; copies are alike on all devices."""
+    sharded, rest = plan.without_copies(task)
+    if sharded.placements:
+        yield from phases(oracle, rest, sharded)
+        yield from steps(oracle, rest, sharded)
     if best is not None:
         yield from differences(oracle, task, plan, best)
 
@@ -100,7 +102,9 @@ def differences(
     tables = {table.name: table for table in task.tables}
     elsewhere: dict[str, int] = defaultdict(int)
     for move in moves_between(other, plan, task):
-        elsewhere[move.table] += move.width
+        if move.table not in plan.copied:
+            elsewhere[move.table] += move.width
+    elsewhere |= {name: tables[name].dim for name in plan.copied}
     costs = {n: ms[n] * width / tables[n].dim for n, width in elsewhere.items()}
     share = sum(costs.values()) / sum(alone)
     yield f"  {len(costs)} of {len(ms)} tables, {share:.0%} of the cost, are on other devices"
@@ -117,6 +121,8 @@ def differences(
 
 def _devices(table: EmbeddingTable, plan: ShardingPlan, task: ShardingTask) -> str:
     """Returns `device3`, or `device0 (32), device1 (32)` where the table is split."""
+    if table.name in plan.copied:
+        return "all devices"
     placements = [p for p in plan.placements if p.table == table.name]
     if len(placements) == 1:
         return task.devices[placements[0].device].name

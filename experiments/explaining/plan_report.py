@@ -14,11 +14,13 @@ from autoshard.experiments.console import cli
 from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.operators import MemoryParts
+from autoshard.workload.sizes import format_bytes
 
 ReportPart = str | Table  # a line of text, or a table
 
 _MB = 1e6
 _MEMORY = "memory (MB; inputs and outputs are a batch's, with gradients of the outputs)"
+_SHOWN = 3  # names of copied tables
 _EQUAL = 5e-4  # a relative difference that would read 0.0 %
 
 
@@ -48,15 +50,36 @@ def format_columns(table: EmbeddingTable, start: int, width: int) -> str:
 def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[ReportPart]:
     """Yields a table of each device's memory by part, reserved if any, and free, in MB."""
     reserved = any(device.reserved_bytes for device in task.devices)
-    columns = (*MemoryParts._fields, *(["reserve"] if reserved else []), "free", "of")
-    shown = new_table(("device", *columns, "full"))
+    uses = [name for name in MemoryParts._fields if name != "gradients" or plan.copied]
+    shown = new_table(("device", *uses, *(["reserve"] if reserved else []), "free", "of", "full"))
     for device, parts in zip(task.devices, plan.device_memory(task), strict=True):
         kept = [device.reserved_bytes] if reserved else []
-        sizes = (*parts, *kept, device.usable_bytes - parts.total, device.memory_bytes)
+        held = (getattr(parts, name) for name in uses)
+        sizes = (*held, *kept, device.usable_bytes - parts.total, device.memory_bytes)
         full = (parts.total + device.reserved_bytes) / device.memory_bytes
         shown.add_row(device.name, *(f"{size / _MB:,.1f}" for size in sizes), f"{full:.1%}")
     yield _MEMORY
     yield shown
+
+
+def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
+    """Yields what a plan changes in training, beside where tables are."""
+    if plan.copied:
+        size = format_bytes(task.copies_memory(plan.copied).total)
+        shown = ", ".join(plan.copied[:_SHOWN])
+        more = f" and {len(plan.copied) - _SHOWN} more" if len(plan.copied) > _SHOWN else ""
+        yield (
+            f"copied to all devices (data-parallel): {len(plan.copied)} of {len(task.tables)} "
+            f"tables, {size} on each, {shown}{more}: the optimizer of the dense layers must train "
+            "them (constraint ways: [table_wise, column_wise] forbids copies)"
+        )
+    dims = {table.name: table.dim for table in task.tables}
+    split = len({p.table for p in plan.placements if p.width < dims[p.table]})
+    if split and task.operator.optimizer == "rowwise_adagrad":
+        yield (
+            f"split by columns: {split} tables, of which row-wise Adagrad keeps a state for each "
+            "slice, so that they train slightly differently"
+        )
 
 
 @dataclass(frozen=True)

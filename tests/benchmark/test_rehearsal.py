@@ -48,6 +48,7 @@ TABLES = (
     EmbeddingTable("hot", 50, 24, 6.0, zipf_alpha=1.1),
     EmbeddingTable("weighted", 80, 16, 2.0, weighted=True),
 )
+_COPIED: dict[int, int] = {}  # on no rank in particular
 # Columns of each table by rank. Of the first even plan all slices are as wide; in the uneven ones
 # ranks come in any order; in the last rank 0 holds all tables together, and the others nothing.
 PLANS = {
@@ -57,6 +58,9 @@ PLANS = {
     "even on 4": (4, [{0: 8, 1: 8, 2: 8, 3: 8}, {3: 16}, {0: 12, 2: 12}, {1: 16}]),
     "uneven on 4": (4, [{3: 20, 0: 8, 2: 4}, {1: 4, 2: 12}, {2: 20, 1: 4}, {0: 4, 3: 12}]),
     "co-located on 4": (4, [{1: 32}, {1: 16}, {3: 24}, {3: 16}]),
+    "copies on 2": (2, [{0: 16, 1: 16}, _COPIED, {1: 24}, _COPIED]),
+    "copies on 4": (4, [{3: 20, 0: 12}, {2: 16}, _COPIED, {1: 16}]),
+    "copies alone on 4": (4, [_COPIED] * 4),
 }
 
 
@@ -72,7 +76,8 @@ def plan_of(ranks: int, columns: list[dict[int, int]]) -> ShardingPlan:
         for rank, width in widths.items():
             placements.append(Placement(table.name, start, width, rank))
             start += width
-    return ShardingPlan(tuple(placements), ranks)
+    copied = (t.name for t, widths in zip(TABLES, columns, strict=True) if widths == _COPIED)
+    return ShardingPlan(tuple(placements), ranks, tuple(copied))
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,20 @@ import pytest
 
 from autoshard.benchmark.rehearsal.kept import RehearsedPlan
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model, save_model
-from autoshard.cost_model.overhead_fit import fit_overhead, report_on
+from autoshard.cost_model.copy_overhead import CopyOverhead, copy_loads
+from autoshard.cost_model.overhead_fit import fit_copies, fit_overhead, report_on
 from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of, splits_of
 from autoshard.sharders import LocalSearchSharder, SharderContext, make_sharder
-from autoshard.sharders.random_plans import random_plans
-from autoshard.workload import Device, Objective, ShardingTask, UserError, load_tables
+from autoshard.sharders.random_plans import random_plans, with_random_copies
+from autoshard.workload import (
+    Device,
+    Link,
+    Objective,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+    load_tables,
+)
 
 OVERHEAD = StepOverhead(
     forward=DirectionOverhead(1.1, 5.0, 0.8, 60.0, 1.5),
@@ -25,6 +34,7 @@ OVERHEAD = StepOverhead(
     split_sample_ns=60.0,
     shared_ms=0.7,
 )
+COPIES = CopyOverhead(1.5, 0.1, 6.0, 0.2, 1.0, 1.8)
 STEP = Objective("step", dense_ms=2.5)
 
 
@@ -143,3 +153,102 @@ def test_a_search_makes_no_split_that_costs_more_than_it_gains(model: CostModel)
         assert oracle.step_ms(plan, task) <= oracle.step_ms(whole, task) * (1 + 1e-3)
     assert splits[0] > 0
     assert splits[1:] == [0, 0]
+
+
+@pytest.fixture(scope="module")
+def copying(model: CostModel) -> CostModel:
+    return replace(model, overhead=replace(OVERHEAD, copies=COPIES)).for_objective(STEP)
+
+
+def copying_plan(task: ShardingTask, count: int, seed: int = 0) -> ShardingPlan:
+    """A random plan with copies of the first tables."""
+    copied = [table.name for table in task.tables[:count]]
+    plan = next(random_plans(task, seed))
+    kept = tuple(each for each in plan.placements if each.table not in copied)
+    return ShardingPlan(kept, plan.num_devices, tuple(copied))
+
+
+def test_copies_cost_the_same_on_all_devices_by_hand() -> None:
+    task = replace(task_of(ranks=4), objective=replace(STEP, link=Link(1e9)))
+    first, second = task.tables[:2]
+    by_hand = COPIES.start_ms
+    for table in (first, second):
+        lookups, weights = 256 * table.pooling_factor, table.rows * table.dim
+        by_hand += COPIES.table_ms + 1e-6 * (
+            6.0 * lookups + 0.2 * lookups * table.dim + 1.0 * 256 * table.dim + 1.8 * weights
+        )
+        by_hand += 1e3 * 2 * 3 / 4 * 4 * weights / 1e9  # each rank sends three quarters twice
+    assert COPIES.ms(task, [first.name, second.name]) == pytest.approx(by_hand)
+    assert COPIES.ms(task, []) == 0
+
+
+@pytest.mark.parametrize("count", [1, 5, 12])
+def test_a_plan_with_copies_costs_the_others_plan_and_the_copies(
+    copying: CostModel, count: int
+) -> None:
+    task, oracle = task_of(), EstimatedCosts(copying, 1024)
+    plan = copying_plan(task, count)
+    sharded, rest = plan.without_copies(task)
+    copies_ms = COPIES.ms(task, plan.copied)
+    step_ms = oracle.step_ms(plan, task)
+    assert step_ms == pytest.approx(oracle.step_ms(sharded, rest) + copies_ms)
+    cost = oracle.plan_cost(plan, task)
+    assert cost.step_ms == pytest.approx(step_ms, rel=1e-4)
+    assert [device.memory_bytes for device in cost.devices] == list(plan.device_bytes(task))
+    assert all(device.tables >= count for device in cost.devices)
+    predictor = StepPredictor(oracle, task)
+    found = predictor.of(plan)
+    assert found.expected_ms == pytest.approx(predictor.expected_of(plan))
+    assert found.expected_ms == pytest.approx(step_ms, rel=0.1)
+    low, high = found.over(predictor.of(copying_plan(task, count, 1))).low, found.interval_ms[1]
+    assert low > 0
+    assert high >= found.expected_ms
+
+
+def test_copies_are_priced_only_where_their_cost_is_known(model: CostModel) -> None:
+    task = task_of()
+    plan = copying_plan(task, 3)
+    with pytest.raises(UserError, match="t00 is copied to all devices, and the cost model"):
+        EstimatedCosts(model.for_objective(STEP), 1024).plan_cost(plan, task)
+    alone = replace(task, objective=Objective())
+    with pytest.raises(UserError, match="copied to all devices, and objective operators counts"):
+        EstimatedCosts(model, 1024).plan_cost(plan, alone)
+
+
+def test_coefficients_of_copies_are_found_again(tmp_path: Path, copying: CostModel) -> None:
+    rng, rehearsed, operators = np.random.default_rng(0), [], []
+    known = replace(OVERHEAD, copies=COPIES)
+    for seed, ranks, batch_size in ((1, 2, 1024), (2, 3, 4096), (3, 4, 8192), (4, 2, 8192)):
+        task = replace(task_of(seed, ranks, batch_size), objective=Objective())
+        for plain in islice(random_plans(task, seed), 6):
+            plan = with_random_copies(plain, task, rng)
+            sharded, rest = plan.without_copies(task)
+            loads = np.stack([
+                loads_of(() if shard is None else shard.pieces, batch_size)
+                for shard in sharded.shards(rest)
+            ])  # fmt: skip
+            alone = loads[:, -1:] * rng.uniform(1, 30, (ranks, 2))
+            each = zip(alone, loads, strict=True)
+            passes = np.stack([OVERHEAD.in_training(*one) for one in each])
+            common_ms = OVERHEAD.common_ms(rest, splits_of(rest, sharded.placed(rest)))
+            step_ms = passes.max(0).sum() + common_ms + COPIES.ms(task, plan.copied)
+            rehearsed.append(RehearsedPlan(task, plan, np.hstack([passes, passes]), step_ms))
+            operators.append(alone)
+    found = fit_copies(OVERHEAD, rehearsed, operators).copies
+    assert found is not None
+    for name, value in vars(COPIES).items():
+        assert getattr(found, name) == pytest.approx(value, rel=0.02), name
+    report = report_on(known, rehearsed, operators)
+    assert (report.ratio, report.deviation) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
+    with pytest.raises(UserError, match="3 plans with copies were rehearsed"):
+        fit_copies(OVERHEAD, rehearsed[:3], operators[:3])
+    save_model(copying, tmp_path / "model")
+    assert load_model(tmp_path / "model").overhead == known
+
+
+def test_loads_of_copies_are_of_a_rank_s_own_samples() -> None:
+    (table,) = load_tables("synthetic:1:1:small")
+    loads = copy_loads([table], 1000, 4)
+    lookups = 250 * table.pooling_factor
+    expected = [1, lookups, lookups * table.dim, 250 * table.dim, table.rows * table.dim]
+    np.testing.assert_allclose(loads, [expected])

@@ -1,6 +1,7 @@
 """Files of constraints: what they say, and what is said of those that are off."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from autoshard.workload import (
     Device,
     EmbeddingTable,
     FieldError,
+    Placement,
     PlanError,
     Rule,
     ShardingPlan,
@@ -84,6 +86,9 @@ def test_constraints_and_tasks_of_0_1_0_are_read_under_their_old_names(tmp_path:
         ("tables: {user: {max_slices: 0}}", "max_slices: must be a whole number from 1 up"),
         ("tables: {user: {max_slices: two}}", "max_slices: must be a whole number, got 'two'"),
         ("tables: {user: {min_width: 6}}", "min_width: must be a multiple of 4, got 6"),
+        ("tables: {user: {ways: [row_wise]}}", "ways: must be some of table_wise, .*row_wise"),
+        ("tables: {user: {ways: []}}", "ways: leaves no way"),
+        ("tables: {user: {ways: column_wise}}", "ways: column_wise needs table_wise"),
         ("tables: {user: whole}", "tables, user: needs demands"),
         ("tables: [user]", "tables: needs a name and a colon"),
         ("table: {user: {whole: true}}", "table: is not one of the sections groups, tables"),
@@ -159,3 +164,42 @@ def test_rules_are_of_the_tasks_tables_and_devices() -> None:
         ShardingTask(TABLES, TASK.devices, 64, rules=(Rule("whole", ("other",)),))
     with pytest.raises(FieldError, match="there are 3 devices"):
         ShardingTask(TABLES, TASK.devices, 64, rules=(Rule("on", ("user",), (3,)),))
+
+
+@pytest.mark.parametrize(
+    ("ways", "kinds"),
+    [
+        ("table_wise", ["whole", "not_copied"]),
+        ("[table_wise, column_wise]", ["not_copied"]),
+        ("[table_wise, data_parallel]", ["whole"]),
+        ("[table_wise, column_wise, data_parallel]", []),
+        ("data_parallel", ["copied"]),
+    ],
+)
+def test_ways_become_rules(tmp_path: Path, ways: str, kinds: list[str]) -> None:
+    text = f"tables: {{user: {{ways: {ways}}}}}"
+    task = Constraints.read(write(tmp_path / "ways.yaml", text)).applied(TASK)
+    assert [rule.kind for rule in task.rules] == kinds
+
+
+def test_copies_are_held_to_their_rules() -> None:
+    first, *others = (table.name for table in TASK.tables)
+    placed = tuple(Placement(t.name, 0, t.dim, 0) for t in TASK.tables[1:])
+    copying = ShardingPlan(placed, 3, (first,))
+    whole = ShardingPlan.table_wise(TASK, [0] * len(TASK.tables))
+    for rule, plan, says in (
+        (Rule("not_copied", (first,)), copying, f"{first} is copied to all devices"),
+        (Rule("on", (first,), (0,)), copying, f"{first} is copied to all devices"),
+        (Rule("apart", (first, others[0])), copying, f"{first} is copied to all devices"),
+        (Rule("copied", (first,)), whole, f"{first} is not copied to all devices"),
+        (Rule("whole", (first,)), copying, None),
+        (Rule("max_slices", (first,), (1,)), copying, None),
+        (Rule("not_copied", (first,)), whole, None),
+        (Rule("copied", (first,)), copying, None),
+    ):
+        task = replace(TASK, rules=(rule,))
+        if says is None:
+            plan.check(task)
+        else:
+            with pytest.raises(PlanError, match=says):
+                plan.check(task)

@@ -132,3 +132,16 @@ def test_plans_of_other_tasks_are_reported_in_one_line() -> None:
     ):
         with pytest.raises(PlanError, match=says):
             moves_between(old, new, TASK)
+
+
+def test_copies_come_from_where_the_table_was_and_leave_without_a_move() -> None:
+    sharded = plan_of(("a", 0, 16, 0), ("b", 0, 8, 1))
+    copied = replace(plan_of(("b", 0, 8, 1)), copied=("a",))
+    row = (16 + 1) * 4
+    assert moves_between(sharded, copied, TASK) == (
+        Move("a", 0, 16, 0, 1, 100 * row),
+        Move("a", 0, 16, 0, 2, 100 * row),
+    )
+    assert moves_between(copied, sharded, TASK) == ()
+    assert moves_between(copied, copied, TASK) == ()
+    assert renumbered(copied, sharded, TASK) == copied

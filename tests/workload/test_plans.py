@@ -196,3 +196,60 @@ def test_a_task_needs_tables_devices_and_a_batch(change: dict[str, object]) -> N
         Device("d", 0)
     with pytest.raises(UserError):
         Device.uniform(0, 1)
+
+
+def copying_task() -> ShardingTask:
+    tables = (EmbeddingTable("a", 100, 16, 2.0), EmbeddingTable("b", 50, 8, 1.0, features=2))
+    operator = OperatorOptions(optimizer="adagrad")
+    return ShardingTask(tables, Device.uniform(2, 2**30), 64, operator)
+
+
+def test_copies_take_memory_on_each_device() -> None:
+    task = copying_task()
+    plan = ShardingPlan((Placement("a", 0, 16, 0),), 2, ("b",))
+    plan.check(task)
+    numbers = 50 * 8
+    copy = MemoryParts(
+        weights=4 * numbers,
+        optimizer=4 * numbers,
+        inputs=32 * 8 + 2 * 32 * 8,  # lookups and offsets of the device's own samples
+        outputs=2 * 2 * 32 * 8 * 4,
+        gradients=4 * numbers,
+    )
+    alone = task.operator.memory([task.tables[0].whole()], 64)
+    assert plan.device_memory(task) == (alone.plus(copy), copy)
+    sharded, rest = plan.without_copies(task)
+    assert sharded == replace(plan, copied=())
+    assert [table.name for table in rest.tables] == ["a"]
+    assert (rest.usable_bytes == 2**30 - copy.total).all()
+    tight = replace(task, devices=Device.uniform(2, copy.total))
+    with pytest.raises(PlanError, match=r"copies of 1 tables take .* on each device"):
+        plan.without_copies(tight)
+    with pytest.raises(PlanError, match=r"device 0 .* would hold .*gradients"):
+        plan.check(tight)
+
+
+def test_a_table_is_copied_or_placed_but_not_both() -> None:
+    task = copying_task()
+    a, b = Placement("a", 0, 16, 0), Placement("b", 0, 8, 1)
+    ShardingPlan((), 2, ("b", "a")).check(task)
+    with pytest.raises(PlanError, match="table b is copied to all devices, and columns of it"):
+        ShardingPlan((a, b), 2, ("b",)).check(task)
+    with pytest.raises(PlanError, match="table c of the plan is not among the 2 tables"):
+        ShardingPlan((a, b), 2, ("c",)).check(task)
+    with pytest.raises(PlanError, match="columns 0 to 16 of table a are nowhere"):
+        ShardingPlan((), 2, ("b",)).check(task)
+
+
+def test_files_of_plans_say_by_their_version_whether_there_are_copies(tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    whole = ShardingPlan((Placement("a", 0, 16, 0),), 2)
+    for plan, version in ((whole, 1), (replace(whole, copied=("c", "b")), 2)):
+        plan.save(path)
+        assert json.loads(path.read_text())["version"] == version
+        assert ShardingPlan.load(path) == plan
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 3}))
+    with pytest.raises(
+        UserError, match=r"has version 3 of autoshard.plan, .*reads versions 1 to 2"
+    ):
+        ShardingPlan.load(path)

@@ -7,6 +7,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -387,7 +388,22 @@ def test_a_plan_that_does_not_fit_the_model_or_the_ranks_is_refused(
         to_torchrec(plan, MODEL, world_size=2)
 
 
-@pytest.mark.parametrize("kind", ["row_wise", "data_parallel", "table_row_wise", "grid_shard"])
+def test_copies_are_data_parallel_and_come_back() -> None:
+    plan = ShardingPlan((WHOLE[0], WHOLE[2]), 4, ("user.bags.likes",))
+    out = to_torchrec(plan, MODEL)
+    copied = out.plan["user.bags"]["likes"]
+    assert (copied.sharding_type, copied.compute_kernel) == ("data_parallel", "dense")
+    assert (copied.ranks, copied.sharding_spec) == ([0, 1, 2, 3], None)
+    assert from_torchrec(out, TASK) == replace(plan, placements=tuple(sorted(plan.placements)))
+    assert with_even_columns(plan).copied == plan.copied
+    with pytest.raises(PlanError, match="copies for 4 devices, and 2 ranks train"):
+        to_torchrec(plan, MODEL, world_size=2)
+    copied.compute_kernel = "fused"
+    with pytest.raises(PlanError, match=r"table user.bags.likes is sharded data_parallel"):
+        from_torchrec(out, TASK)
+
+
+@pytest.mark.parametrize("kind", ["row_wise", "table_row_wise", "grid_shard"])
 def test_what_is_not_sharded_by_columns_does_not_come_back(kind: str) -> None:
     out = to_torchrec(ShardingPlan(WHOLE, 4), MODEL)
     out.plan["user.bags"]["likes"].sharding_type = kind

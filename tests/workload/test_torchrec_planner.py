@@ -98,6 +98,17 @@ def test_torchrec_s_planner_gives_our_plan(device: str) -> None:
     assert made.plan == to_torchrec(PLAN, model(), device_type=device).plan
 
 
+def test_torchrec_s_planner_gives_our_copies() -> None:
+    plan = ShardingPlan(tuple(p for p in PLAN.placements if p.table != "bags.a"), 2, ("bags.a",))
+    made = planner(plan, topology(), 64).plan(model(), get_default_sharders())
+    assert from_torchrec(made, task_of()) == replace(
+        plan, placements=tuple(sorted(plan.placements))
+    )
+    small = planner(plan, topology(14), 64, storage_reservation=unreserved())
+    with pytest.raises(PlannerError, match=r"rank [01] has .* left"):
+        small.plan(model(), SHARDERS)
+
+
 def test_its_report_is_of_our_plan(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="torchrec.distributed.planner.stats"):
         planner(PLAN, topology(), 64).plan(model(), SHARDERS)

@@ -27,7 +27,7 @@ from autoshard.workload.protocols import Sharder
 from autoshard.workload.tasks import Device, ShardingTask
 from autoshard.workload.torchrec.bags import BagTable, check_module, name_of
 from autoshard.workload.torchrec.models import described
-from autoshard.workload.torchrec.plans import FUSED, pieces_of, sharding_types
+from autoshard.workload.torchrec.plans import COPIED, DENSE, FUSED, pieces_of, sharding_types
 
 
 def planner(
@@ -133,7 +133,10 @@ class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
         made = []
         for option in proposal:
             name = name_of(option.path, option.name)
-            made.append(_placed(option, types[name], pieces[name]))
+            if name in plan.copied:
+                made.append(_copied(option, self._topology.world_size))
+            else:
+                made.append(_placed(option, types[name], FUSED, pieces[name]))
         self._enumerator.populate_estimates(made)
         _take_storage(made, copy.deepcopy(storage_constraint))
         return made
@@ -155,12 +158,21 @@ class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
         return self._decider.shard(task if self._rules is None else self._rules.applied(task))
 
 
-def _placed(option: ShardingOption, kind: str, pieces: Sequence[Placement]) -> ShardingOption:
+def _copied(option: ShardingOption, ranks: int) -> ShardingOption:
+    """Returns a copy of the option with a copy of the table on each rank."""
+    dim = option.tensor.shape[1]
+    everywhere = [Placement(option.name, 0, dim, rank) for rank in range(ranks)]
+    return _placed(option, COPIED, DENSE, everywhere)
+
+
+def _placed(
+    option: ShardingOption, kind: str, kernel: str, pieces: Sequence[Placement]
+) -> ShardingOption:
     """Returns a copy of the option, sharded and placed like the pieces."""
     made = copy.deepcopy(option)
     made.sharding_type = kind
     made.partition_by = get_partition_by_type(kind)
-    made.compute_kernel = FUSED
+    made.compute_kernel = kernel
     rows = option.tensor.shape[0]
     made.shards = [
         Shard(size=[rows, piece.width], offset=[0, piece.start], rank=piece.device)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import distributed, nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
@@ -16,6 +17,8 @@ from autoshard.workload.torchrec.bags import BagTable, bag_tables, name_of
 from autoshard.workload.torchrec.names import device_type_here
 
 FUSED = EmbeddingComputeKernel.FUSED.value
+DENSE = EmbeddingComputeKernel.DENSE.value  # that of copies
+COPIED = torchrec.ShardingType.DATA_PARALLEL.value
 _WHOLE = torchrec.ShardingType.TABLE_WISE.value
 _SPLIT = torchrec.ShardingType.COLUMN_WISE.value
 # All of them place columns on ranks; they differ in how a planner may select the ranks.
@@ -32,6 +35,9 @@ def to_torchrec(
 
     A rank can hold one piece of a table. Several are merged, and columns are assigned anew. Memory
     is not checked; `plan.check(task)` does.
+
+    Copied tables are data-parallel: the optimizer of the model's dense part has to train them, not
+    the one that is fused into the backward pass of the others.
 
     Row-wise Adagrad keeps one number per row of a piece. A split table therefore trains slightly
     differently from a whole one. SGD and Adagrad do not.
@@ -53,7 +59,11 @@ def to_torchrec(
     types = sharding_types(pieces, tables)
     for name, table in tables.items():
         module = modules.setdefault(table.path, torchrec.EmbeddingModuleShardingPlan())
-        module[table.config.name] = _sharding(table, types[name], pieces[name], device, ranks)
+        module[table.config.name] = (
+            torchrec.ParameterSharding(COPIED, DENSE, list(range(ranks)))
+            if name in plan.copied
+            else _sharding(table, types[name], pieces[name], device, ranks)
+        )
     return torchrec.ShardingPlan(dict(modules))
 
 
@@ -66,13 +76,18 @@ def _world_size(world_size: int | None, plan: ShardingPlan) -> int:
 def pieces_of(
     plan: ShardingPlan, tables: Mapping[str, BagTable], ranks: int
 ) -> dict[str, list[Placement]]:
-    """Returns the pieces of each table in the order of columns, one per rank.
+    """Returns the pieces of each table that is not copied, in the order of columns, one per rank.
 
     Raises:
         PlanError: The plan is for other tables, or for more ranks.
     """
     plan.check_columns([table.described() for table in tables.values()])
-    pieces: dict[str, list[Placement]] = {name: [] for name in tables}
+    if plan.copied and plan.num_devices != ranks:
+        raise PlanError(
+            f"the plan has copies for {plan.num_devices} devices, and {ranks} ranks train: make a "
+            f"plan for {ranks} devices"
+        )
+    pieces: dict[str, list[Placement]] = {name: [] for name in tables if name not in plan.copied}
     for piece in sorted(plan.placements):
         if not 0 <= piece.device < ranks:
             raise PlanError(
@@ -98,14 +113,14 @@ def _merged(pieces: list[Placement]) -> list[Placement]:
 def sharding_types(
     pieces: Mapping[str, list[Placement]], tables: Mapping[str, BagTable]
 ) -> dict[str, str]:
-    """Returns TorchRec's sharding type of each table.
+    """Returns TorchRec's sharding type of each table that has pieces.
 
     Tables of different types run in separate operators and all-to-alls, one after the other. So if
     a collection has a split table, its whole tables are declared column-wise too: steps of 20
     tables on 2 cores, one or four of them split, took 0.85 to 0.91 of the time in five runs.
     """
     split = {tables[name].path for name, parts in pieces.items() if len(parts) > 1}
-    return {name: _SPLIT if table.path in split else _WHOLE for name, table in tables.items()}
+    return {name: _SPLIT if tables[name].path in split else _WHOLE for name in pieces}
 
 
 def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
@@ -123,7 +138,7 @@ def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
         kept = sorted(merged[:count], key=lambda piece: piece.start)
         width = steps // count * DIM_STEP
         even += [Placement(name, n * width, width, p.device) for n, p in enumerate(kept)]
-    return ShardingPlan(tuple(sorted(even)), plan.num_devices)
+    return replace(plan, placements=tuple(sorted(even)))
 
 
 def _sharding(
@@ -152,16 +167,21 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
     """Returns a plan of TorchRec, such as `dmp.plan`, as a plan for the task; rank i is device i.
 
     Raises:
-        PlanError: A table is not sharded by columns, not in the fused kernel, or not in the task.
+        PlanError: A table is neither sharded by columns in the fused kernel nor copied to all
+            ranks, or not in the task.
     """
-    placements = []
+    placements, copied = [], []
     ranks = len(task.devices)
     for path, module in plan.plan.items():
         if not isinstance(module, torchrec.EmbeddingModuleShardingPlan):
             raise PlanError(f"module {path} has no tables: leave it out of the plan")
         for parameter, sharding in module.items():
-            placements.extend(placements_of(name_of(path, parameter), sharding))
-    ours = ShardingPlan(tuple(sorted(placements)), ranks)
+            name = name_of(path, parameter)
+            if sharding.sharding_type == COPIED and sharding.compute_kernel == DENSE:
+                copied.append(name)
+            else:
+                placements.extend(placements_of(name, sharding))
+    ours = ShardingPlan(tuple(sorted(placements)), ranks, tuple(copied))
     for piece in ours.placements:
         if piece.device >= ranks:
             raise PlanError(
@@ -176,7 +196,7 @@ def placements_of(table: str, sharding: torchrec.ParameterSharding) -> list[Plac
     if sharding.sharding_type not in _BY_COLUMNS:
         raise PlanError(
             f"table {table} is sharded {sharding.sharding_type}: plans here are of whole tables "
-            f"(table_wise) and of their columns (column_wise)"
+            f"(table_wise), of their columns (column_wise) and of copies ({COPIED})"
         )
     if sharding.compute_kernel != FUSED:
         raise PlanError(

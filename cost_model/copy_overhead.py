@@ -1,0 +1,90 @@
+"""What copies of tables take in a step of training.
+
+A copied table is data-parallel: each rank looks up its own samples in its own copy, and no outputs
+are exchanged. Its gradient is dense, so each step clears it, reduces it over all ranks and updates
+all rows. All ranks take as long, and it is linear in a rank's own lookups and outputs and in the
+size of the table.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from autoshard.workload import EmbeddingTable, Link, ShardingTask
+from autoshard.workload.arrays import Floats
+
+# What a table with a copy on each rank is to a rank.
+COPY_LOADS = ("tables", "lookups", "gathered", "outputs", "weights")
+_WEIGHTS = COPY_LOADS.index("weights")
+_NS = 1e-6  # milliseconds
+_MS = 1e3
+_ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True)
+class CopyOverhead:
+    """What copies add to a step, on all ranks alike.
+
+    Args:
+        start_ms: Once there is any.
+        table_ms: For each table.
+        lookup_ns: For each lookup of a rank's own samples.
+        gathered_ns: For each element of the rows that these look up.
+        output_ns: For each element of pooled outputs of a rank's own samples.
+        weight_ns: For each weight: of its gradient, and of its update.
+    """
+
+    start_ms: float
+    table_ms: float
+    lookup_ns: float
+    gathered_ns: float
+    output_ns: float
+    weight_ns: float
+
+    @property
+    def rates(self) -> Floats:
+        """Milliseconds for one of each of COPY_LOADS."""
+        work = (self.lookup_ns, self.gathered_ns, self.output_ns, self.weight_ns)
+        return np.array([self.table_ms, *(_NS * ns for ns in work)])
+
+    def ms(self, task: ShardingTask, copied: Iterable[str]) -> float:
+        """Returns what copies of these tables add to a step, with their all-reduce."""
+        tables = [table for table in task.tables if table.name in set(copied)]
+        if not tables:
+            return 0.0
+        return self.start_ms + float(self.each_ms(task, tables).sum())
+
+    def each_ms(self, task: ShardingTask, tables: Iterable[EmbeddingTable]) -> Floats:
+        """Returns what a copy of each table adds to a step that has others: [tables]."""
+        loads = copy_loads(tables, task.batch_size, len(task.devices))
+        link = task.objective.link if task.objective.counts_exchanges else None
+        reduced_ms = (
+            0.0 if link is None else reduced_ms_each(link, len(task.devices)) * loads[:, _WEIGHTS]
+        )
+        return np.asarray(loads @ self.rates + reduced_ms)
+
+
+def reduced_ms_each(link: Link, ranks: int) -> float:
+    """Returns the milliseconds of each element of an all-reduce over a ring, without latency."""
+    return _MS * 2 * (ranks - 1) / ranks * _ELEMENT_BYTES / link.bytes_s
+
+
+def copy_loads(tables: Iterable[EmbeddingTable], batch_size: int, ranks: int) -> Floats:
+    """Returns COPY_LOADS of each table, with lookups and outputs of a rank's own samples.
+
+    Args:
+        tables: Copied tables.
+        batch_size: Samples of the batch of all ranks.
+        ranks: Number of ranks, each of which has a copy.
+
+    Returns:
+        Numbers of each table, [tables, loads].
+    """
+    tables = list(tables)
+    own = batch_size / ranks
+    lookups = own * np.array([table.pooling_factor for table in tables])
+    dims = np.array([table.dim for table in tables], float)
+    outputs = own * dims * np.array([table.features for table in tables])
+    weights = dims * np.array([table.rows for table in tables], float)
+    return np.stack([np.ones(len(tables)), lookups, lookups * dims, outputs, weights], axis=1)

@@ -1,0 +1,125 @@
+"""Copies of small, often used tables on all devices; another sharder places the others.
+
+With even devices, a table's lookups cost each of them a share of the operators and of the
+all-to-alls. A copy costs each its own lookups, and the update and all-reduce of all rows instead.
+Both are nearly additive, so the tables that gain from a copy follow from their own numbers. How
+many of them are worth their memory, and the start of copies, is decided by greedy plans. Where one
+table outweighs all others, greedy plans of whole tables gain nothing from copies, and plans with
+splits may: then the sharder plans with copies and without, and the faster plan counts.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.threads import one_thread
+from autoshard.sharders.cost_greedy import FusedGreedySharder
+from autoshard.workload import EmbeddingTable, PlanError, Sharder, ShardingPlan, ShardingTask
+from autoshard.workload.arrays import Floats
+from autoshard.workload.step_price import StepPrice
+
+_SHARES = (1.0, 0.75, 0.5)  # of the tables that gain, those that gain most: tried as copies
+
+
+class CopyingSharder:
+    """Copies tables to all devices where that is faster, or a constraint says so.
+
+    Args:
+        sharder: Places the other tables.
+        oracle: Prices plans. Without one, or where it does not know what copies take, only those
+            tables are copied that have to be.
+    """
+
+    def __init__(self, sharder: Sharder, oracle: EstimatedCosts | None = None) -> None:
+        self._sharder = sharder
+        self._oracle = oracle
+
+    @one_thread()
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        """Returns a valid plan; raises PlanError if none is found."""
+        required = frozenset(
+            name for rule in task.rules if rule.kind == "copied" for name in rule.tables
+        )
+        if self._oracle is None or self._oracle.copies is None:
+            return self._with(required, task)
+        self._oracle.check(task)
+        ranked, is_clear = _ranked(self._oracle, task, required)
+        for copied in ranked:
+            with suppress(PlanError):
+                plan = self._with(copied, task)
+                if is_clear:
+                    return plan
+                other = self._with(required, task)
+                return min(plan, other, key=lambda one: self._oracle.step_ms(one, task))
+        return self._with(required, task)
+
+    def _with(self, copied: frozenset[str], task: ShardingTask) -> ShardingPlan:
+        return plan_with_copies(self._sharder.shard, copied, task)
+
+
+def plan_with_copies(
+    shard: Callable[[ShardingTask], ShardingPlan], copied: frozenset[str], task: ShardingTask
+) -> ShardingPlan:
+    """Returns the plan with copies of these tables, in which a function places the others.
+
+    Raises:
+        PlanError: There is no memory for the copies, or no plan for the others.
+    """
+    if not copied:
+        return shard(task)
+    copies = ShardingPlan((), len(task.devices), tuple(copied))
+    _, rest = copies.without_copies(task)
+    placements = shard(rest).placements if rest.tables else ()
+    return ShardingPlan(placements, copies.num_devices, copies.copied)
+
+
+def _ranked(
+    oracle: EstimatedCosts, task: ShardingTask, required: frozenset[str]
+) -> tuple[list[frozenset[str]], bool]:
+    """Returns sets of tables that may be worth their copies, that with the fastest greedy plan
+    first, and whether that plan is faster than the one without them.
+    """
+    forbidden = {name for rule in task.rules if not rule.allows_copies for name in rule.tables}
+    free = [t for t in task.tables if t.name not in forbidden and t.name not in required]
+    if len(task.devices) == 1 or not free:
+        return [], True
+    assert oracle.copies is not None
+    gains_ms = _gains_ms(oracle, task, free)
+    order, gaining = np.argsort(-gains_ms), int((gains_ms > 0).sum())
+    counts = {round(share * gaining) for share in _SHARES} - {0}
+    if len(free) + len(required) == len(task.tables):
+        counts.add(len(free))  # then no operator starts at all
+    candidates = [required | {free[number].name for number in order[:count]} for count in counts]
+    greedy, step_ms = FusedGreedySharder(oracle), dict[frozenset[str], float]()
+    for copied in (*candidates, required):
+        with suppress(PlanError):
+            plan = plan_with_copies(greedy.shard, copied, task)
+            step_ms[copied] = oracle.step_ms(plan, task)
+    ranked = sorted(candidates, key=lambda copied: step_ms.get(copied, math.inf))
+    if ranked and step_ms.get(ranked[0], math.inf) < step_ms.get(required, math.inf):
+        return ranked, True
+    gain_ms = gains_ms[gains_ms > 0].sum() - (0.0 if required else oracle.copies.start_ms)
+    return (ranked, False) if gain_ms > 0 else ([], True)
+
+
+def _gains_ms(
+    oracle: EstimatedCosts, task: ShardingTask, tables: Sequence[EmbeddingTable]
+) -> Floats:
+    """Returns by how much a copy of each table shortens the step of even devices: [tables]."""
+    overhead = oracle.model.counted_overhead
+    assert overhead is not None
+    assert overhead.copies is not None
+    ranks, price = len(task.devices), StepPrice.of_task(task)
+    amounts = oracle.amounts([table.whole() for table in task.tables])
+    mine = oracle.amounts([table.whole() for table in tables])
+    whole = amounts.sum(0)
+    without_ms = oracle.price(whole - mine).total_ms.double().numpy()
+    compute_ms = (float(oracle.price(whole[None]).total_ms) - without_ms) / ranks
+    columns = np.array([table.dim * table.features for table in tables])
+    exchange_ms = price.column_ms() * columns / ranks
+    common_ms = overhead.common_ms_of(tables, task)
+    copies_ms = overhead.copies.each_ms(task, tables)
+    return np.asarray(compute_ms + exchange_ms + common_ms - copies_ms)
