@@ -14,7 +14,7 @@ from autoshard.cost_model.inputs import Memberships, PieceRows, unit_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Scenarios
-from autoshard.cost_model.step_overhead import SplitCost, SumOverhead, splits_of
+from autoshard.cost_model.step_overhead import SplitCost, SumOverhead
 from autoshard.cost_model.table_residuals import TableResiduals
 from autoshard.cost_model.threads import one_thread
 from autoshard.workload import (
@@ -98,35 +98,20 @@ class EstimatedCosts:
         Without a plan, tables are whole.
         """
         overhead = self.model.counted_overhead
+        if overhead is not None:
+            return overhead.common_ms(task) if plan is None else overhead.plan_ms(task, plan)
         if plan is not None and plan.copied:
-            sharded, rest = plan.without_copies(task)
-            return self.common_ms(rest, sharded) + self.copies_ms(task, plan.copied)
-        if overhead is None:
-            return 0.0
-        return overhead.common_ms(task, 0 if plan is None else splits_of(task, plan.placed(task)))
+            raise UserError(
+                f"{plan.copied[0]} is copied to all devices, and objective {task.objective.name} "
+                "counts fused operators, which copies are not"
+            )
+        return 0.0
 
     @property
     def copies(self) -> CopyOverhead | None:
         """What copies of tables take; None if it is unknown, or operators alone count."""
         overhead = self.model.counted_overhead
         return None if overhead is None else overhead.copies
-
-    def copies_ms(self, task: ShardingTask, copied: Sequence[str]) -> float:
-        """Returns what copies of these tables on all devices add to a step.
-
-        Raises:
-            UserError: That is unknown, or operators alone count.
-        """
-        if not copied:
-            return 0.0
-        if self.copies is None:
-            cause = (
-                "the cost model does not know what copies take"
-                if self.model.in_training
-                else f"objective {task.objective.name} counts fused operators, which copies are not"
-            )
-            raise UserError(f"{copied[0]} is copied to all devices, and {cause}")
-        return self.copies.ms(task, copied)
 
     def split_cost(self, columns: float, ranks: int) -> SplitCost:
         """Returns what splits add to `common_ms`, of tables with so many columns together."""

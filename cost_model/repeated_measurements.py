@@ -25,7 +25,7 @@ from autoshard.benchmark import (
 from autoshard.benchmark.measurement import Directions
 from autoshard.benchmark.statistics import pooled_variance
 from autoshard.cost_model.model import CostModel
-from autoshard.cost_model.step_overhead import StepOverhead, loads_of, splits_of
+from autoshard.cost_model.step_overhead import StepOverhead, loads_of
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
 
@@ -180,7 +180,7 @@ class RepeatedMeasurements:
         """Returns what a step takes on all devices alike; 0 unless steps of training count."""
         if self._overhead is None:
             return 0.0
-        return self._overhead.common_ms(task, splits_of(task, plan.placed(task)))
+        return self._overhead.plan_ms(task, plan)
 
     def _in_training(self, digest: str, operators: KnownCost) -> KnownCost:
         if self._overhead is None:

@@ -23,7 +23,7 @@ from torch import Tensor
 from autoshard.cost_model.compute import HALF_A_TABLE, ComputeCostModel, Prices
 from autoshard.cost_model.copy_overhead import CopyOverhead
 from autoshard.cost_model.network import DIRECTIONS, INPUTS, TERMS
-from autoshard.workload import EmbeddingTable, Piece, ShardingTask
+from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats
 from autoshard.workload.lookups import lookups_in
 
@@ -136,6 +136,23 @@ class StepOverhead:
         """
         shared_ms = float(self.shared_rates @ shared_loads_of(task, splits))
         return shared_ms + task.objective.dense_ms
+
+    def plan_ms(self, task: ShardingTask, plan: ShardingPlan) -> float:
+        """Returns what a step by a plan takes on all ranks alike, with its splits and copies.
+
+        Raises:
+            UserError: The plan copies tables, and what copies take is unknown.
+        """
+        sharded, rest = plan.without_copies(task)
+        common_ms = self.common_ms(rest, splits_of(rest, sharded.placed(rest)))
+        if not plan.copied:
+            return common_ms
+        if self.copies is None:
+            raise UserError(
+                f"{plan.copied[0]} is copied to all devices, and the cost model does not know what "
+                "copies take"
+            )
+        return common_ms + self.copies.ms(task, plan.copied)
 
     def common_ms_of(self, tables: Sequence[EmbeddingTable], task: ShardingTask) -> Floats:
         """Returns what each of these tables of a task adds to `common_ms` if it is whole."""

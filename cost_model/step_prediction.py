@@ -75,12 +75,12 @@ class StepPredictor:
 
     def _without(self, copied: Sequence[str]) -> "StepPredictor":
         """Returns the predictor of the tables that are not copied, in the same scenarios."""
-        rest = copy(self)
+        rest, ranks = copy(self), len(self._task.devices)
         rest._task = self._task.without(copied)
         rest._price = StepPrice.of_task(rest._task)
-        rest._whole_ms = self._oracle.common_ms(rest._task)
-        rest._whole_ms += self._oracle.copies_ms(self._task, copied)
-        rest._split_cost = self._oracle.split_cost(rest._task.columns, len(rest._task.devices))
+        unsplit = ShardingPlan.table_wise(rest._task, [0] * len(rest._task.tables))
+        rest._whole_ms = self._oracle.common_ms(self._task, replace(unsplit, copied=tuple(copied)))
+        rest._split_cost = self._oracle.split_cost(rest._task.columns, ranks)
         return rest
 
     def expected_ms(self, placed: Placed) -> float:

@@ -60,10 +60,11 @@ class Pricing(NamedTuple):
 
         `common_ms` returns what a step of a plan takes on all devices alike.
         """
-        price, found = StepPrice.of_task(task), {}
+        found = {}
         for plan in plans:
-            columns = np.array(plan.columns(task), dtype=float)
-            exchange_ms = float(price.exchange_stage(columns).max())
+            sharded, rest = plan.without_copies(task)
+            columns = np.array(sharded.columns(rest), dtype=float)
+            exchange_ms = float(StepPrice.of_task(rest).exchange_stage(columns).max())
             found[digests_of(task, plan)] = exchange_ms + common_ms(task, plan)
         return Pricing(task.objective, found)
 
@@ -111,7 +112,10 @@ class StepPosterior:
             counts = [(direction < 2) == each.objective.computes_apart for each in pricing]
             spreads: list[dict[ShardDigests, float]] = [{} for _ in pricing]
             for of_tasks in self.plans.values():
-                counted = [p if yes else None for p, yes in zip(of_tasks, counts, strict=True)]
+                # Where all tables are copied, there is no shard.
+                counted = [
+                    p if yes and p else None for p, yes in zip(of_tasks, counts, strict=True)
+                ]
                 for task, spread in _spreads(costs, counted).items():
                     spreads[task].setdefault(counted[task] or (), spread)
             for task, of_plans in enumerate(spreads):
@@ -126,6 +130,8 @@ class StepPosterior:
         if plan is None:
             return np.full(self._count, np.nan)
         steps = np.full(self._count, self._pricing[task].exchange_ms.get(plan, 0.0))
+        if not plan:
+            return steps
         for places, draws in self._stages[task]:
             steps += draws[:, [places[digest] for digest in plan]].max(axis=1)
         return steps

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,7 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
 )
+from autoshard.workload.operators import Optimizer
 
 STEPS = 20
 TABLES = (
@@ -100,6 +102,11 @@ def pipelined(cluster: object) -> Iterator[RankGroup]:
 @pytest.fixture(scope="module")
 def in_one_piece() -> tuple[list[float], dict[str, torch.Tensor]]:
     """Losses and weights of tables after so many steps, in this process, nothing sharded."""
+    return learned("sgd")
+
+
+def learned(optimizer_name: Optimizer) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """The same by any optimizer of tables; that of dense layers is always SGD."""
     task = task_of(1)
     torch.manual_seed(0)
     model = RehearsedModel(TABLES, task.operator, "cpu")
@@ -110,14 +117,20 @@ def in_one_piece() -> tuple[list[float], dict[str, torch.Tensor]]:
         tables[table] = bags[name].weight
         with torch.no_grad():
             fill(tables[table], number, TABLES[number].rows, 0, 0)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    of_tables = {
+        "sgd": partial(torch.optim.SGD, lr=LEARNING_RATE),
+        "adagrad": partial(torch.optim.Adagrad, lr=LEARNING_RATE, eps=1e-8),
+    }[optimizer_name]
+    dense = (p for n, p in model.named_parameters() if "embedding_bags" not in n)
+    optimizers = [torch.optim.SGD(dense, lr=LEARNING_RATE), of_tables(tables.values())]
     losses = []
     for step in range(STEPS):
         batch = draw_batch(TABLES, task.batch_size, step % BATCHES, slice(0, task.batch_size))
-        optimizer.zero_grad()
+        model.zero_grad()
         loss, _ = model(batch.inputs())
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         losses.append(loss.item())
     return losses, {name: weights.detach() for name, weights in tables.items()}
 
@@ -153,6 +166,22 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(
         torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)
     moved = [fresh_weights(n) - tables[table.name] for n, table in enumerate(TABLES)]
     assert all(float(change.abs().max()) > 1e-4 for change in moved)  # they did learn
+
+
+@pytest.mark.parametrize("name", ["uneven on 4", "copies on 2", "copies on 4"])
+def test_adagrad_learns_the_same_in_slices_and_copies(
+    name: str, stages: dict[int, RankGroup]
+) -> None:
+    ranks, columns = PLANS[name]
+    task = replace(task_of(ranks), operator=OperatorOptions(optimizer="adagrad"))
+    stages[ranks].prepare(name, task, plan_of(ranks, columns))
+    rehearsal = stages[ranks].train(name, STEPS, warm_up=0)
+    weights = put_together(stages[ranks].parts(name))
+    stages[ranks].forget(name)
+    losses, tables = learned("adagrad")
+    assert rehearsal.losses == pytest.approx(losses, abs=1e-5)
+    for table, expected in tables.items():
+        torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)
 
 
 def test_a_pipeline_learns_the_same_and_exchanges_lookups_a_step_ahead(
