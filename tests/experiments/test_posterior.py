@@ -194,3 +194,11 @@ def test_the_mean_over_batches_has_the_error_of_all() -> None:
     )
     spread = shard.known(np.full(3, 0.05)).error_ms.both
     assert spread == pytest.approx(5 * np.sqrt(2 * 0.05**2 + 0.02**2 + 0.01**2) / 2)
+
+
+def test_a_plan_of_copies_alone_has_no_shards_and_takes_what_all_devices_do() -> None:
+    pricing = [Pricing(Objective("operators"), {(): 2.5})]
+    known = {"a": cost(1.0, 0.1)}
+    steps = StepPosterior(known, {"copies": [()], "shard": [("a",)]}, pricing).steps_ms
+    assert (steps["copies"] == 2.5).all()
+    assert steps["shard"].mean() == pytest.approx(1.0, rel=0.1)
