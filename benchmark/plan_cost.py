@@ -19,6 +19,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.arrays import Floats
 from autoshard.workload.objective import PHASES
+from autoshard.workload.plans import copies_uncounted
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 
 if TYPE_CHECKING:
@@ -238,6 +239,8 @@ def measure_plan(
     from autoshard.benchmark.pool import MeasuredCosts  # loads Ray, which planning does without
 
     plan.check(task)
+    if plan.copied:
+        raise copies_uncounted(plan, task)
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))
     if not with_exchange or plan.num_devices == 1:
         return price_plan(plan, task, oracle)

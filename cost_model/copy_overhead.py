@@ -13,13 +13,13 @@ import numpy as np
 
 from autoshard.workload import EmbeddingTable, Link, ShardingTask
 from autoshard.workload.arrays import Floats
+from autoshard.workload.operators import WEIGHT_BYTES
 
 # What a table with a copy on each rank is to a rank.
-COPY_LOADS = ("tables", "lookups", "gathered", "outputs", "weights")
+COPY_LOADS = ("lookups", "gathered", "outputs", "weights")
 _WEIGHTS = COPY_LOADS.index("weights")
 _NS = 1e-6  # milliseconds
-_MS = 1e3
-_ELEMENT_BYTES = 4
+_MS_OF_A_SECOND = 1e3
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class CopyOverhead:
 
     Args:
         start_ms: Once there is any.
-        table_ms: For each table.
         lookup_ns: For each lookup of a rank's own samples.
         gathered_ns: For each element of the rows that these look up.
         output_ns: For each element of pooled outputs of a rank's own samples.
@@ -36,7 +35,6 @@ class CopyOverhead:
     """
 
     start_ms: float
-    table_ms: float
     lookup_ns: float
     gathered_ns: float
     output_ns: float
@@ -46,11 +44,12 @@ class CopyOverhead:
     def rates(self) -> Floats:
         """Milliseconds for one of each of COPY_LOADS."""
         work = (self.lookup_ns, self.gathered_ns, self.output_ns, self.weight_ns)
-        return np.array([self.table_ms, *(_NS * ns for ns in work)])
+        return np.array([_NS * ns for ns in work])
 
     def ms(self, task: ShardingTask, copied: Iterable[str]) -> float:
         """Returns what copies of these tables add to a step, with their all-reduce."""
-        tables = [table for table in task.tables if table.name in set(copied)]
+        names = frozenset(copied)
+        tables = [table for table in task.tables if table.name in names]
         if not tables:
             return 0.0
         return self.start_ms + float(self.each_ms(task, tables).sum())
@@ -60,14 +59,20 @@ class CopyOverhead:
         loads = copy_loads(tables, task.batch_size, len(task.devices))
         link = task.objective.link if task.objective.counts_exchanges else None
         reduced_ms = (
-            0.0 if link is None else reduced_ms_each(link, len(task.devices)) * loads[:, _WEIGHTS]
+            0.0
+            if link is None
+            else (
+                loads[:, _WEIGHTS]
+                * WEIGHT_BYTES[task.operator.weights]
+                * reduced_ms_each_byte(link, len(task.devices))
+            )
         )
         return np.asarray(loads @ self.rates + reduced_ms)
 
 
-def reduced_ms_each(link: Link, ranks: int) -> float:
-    """Returns the milliseconds of each element of an all-reduce over a ring, without latency."""
-    return _MS * 2 * (ranks - 1) / ranks * _ELEMENT_BYTES / link.bytes_s
+def reduced_ms_each_byte(link: Link, ranks: int) -> float:
+    """Returns the milliseconds of each byte of an all-reduce over a ring, without latency."""
+    return _MS_OF_A_SECOND * 2 * (ranks - 1) / ranks / link.bytes_s
 
 
 def copy_loads(tables: Iterable[EmbeddingTable], batch_size: int, ranks: int) -> Floats:
@@ -87,4 +92,4 @@ def copy_loads(tables: Iterable[EmbeddingTable], batch_size: int, ranks: int) ->
     dims = np.array([table.dim for table in tables], float)
     outputs = own * dims * np.array([table.features for table in tables])
     weights = dims * np.array([table.rows for table in tables], float)
-    return np.stack([np.ones(len(tables)), lookups, lookups * dims, outputs, weights], axis=1)
+    return np.stack([lookups, lookups * dims, outputs, weights], axis=1)

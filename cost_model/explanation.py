@@ -53,11 +53,15 @@ def slowest_by_phase(
 ) -> tuple[PhaseCost, ...]:
     """Returns the slowest device of all phases together, then of each phase that takes time.
 
-    Costs are those of the oracle's tables. Residuals of whole measured shards are left out: they
-    say nothing about the shard without one of its pieces.
+    Costs are those of the oracle's tables without copies, which are alike on all devices.
+    Residuals of whole measured shards are left out: they say nothing about the shard without one of
+    its pieces.
     """
     oracle.check(task)
     plan.check_places(task)
+    plan, task = plan.without_copies(task)
+    if not plan.placements:
+        return ()
     devices = _Devices(oracle, plan.placed(task), plan.num_devices, task.objective)
     columns = {ALL_PHASES: slice(None)}
     columns |= {name: slice(number, number + 1) for number, name in enumerate(PHASES)}

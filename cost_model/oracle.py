@@ -29,6 +29,7 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.arrays import Floats
+from autoshard.workload.plans import copies_uncounted
 from autoshard.workload.step_price import StepPrice
 from autoshard.workload.units import Placeable
 
@@ -101,10 +102,7 @@ class EstimatedCosts:
         if overhead is not None:
             return overhead.common_ms(task) if plan is None else overhead.plan_ms(task, plan)
         if plan is not None and plan.copied:
-            raise UserError(
-                f"{plan.copied[0]} is copied to all devices, and objective {task.objective.name} "
-                "counts fused operators, which copies are not"
-            )
+            raise copies_uncounted(plan, task)
         return 0.0
 
     @property

@@ -105,9 +105,9 @@ def fit_copies(
         terms.append([1.0, *loads.sum(0)])
         left.append(each.step_ms - parts.sum() - common_ms)
         steps.append(each.step_ms)
-    start_ms, table_ms, *rates = fit_terms(np.array(terms), np.array(left), np.array(steps))
+    start_ms, *rates = fit_terms(np.array(terms), np.array(left), np.array(steps))
     lookup_ns, gathered_ns, output_ns, weight_ns = (rate / _MS for rate in rates)
-    copies = CopyOverhead(start_ms, table_ms, lookup_ns, gathered_ns, output_ns, weight_ns)
+    copies = CopyOverhead(start_ms, lookup_ns, gathered_ns, output_ns, weight_ns)
     return replace(overhead, copies=copies)
 
 

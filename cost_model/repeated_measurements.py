@@ -28,6 +28,7 @@ from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.step_overhead import StepOverhead, loads_of
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
+from autoshard.workload.plans import copies_uncounted
 
 if TYPE_CHECKING:
     from autoshard.benchmark import BenchmarkPool
@@ -179,6 +180,8 @@ class RepeatedMeasurements:
     def common_ms(self, task: ShardingTask, plan: ShardingPlan) -> float:
         """Returns what a step takes on all devices alike; 0 unless steps of training count."""
         if self._overhead is None:
+            if plan.copied:
+                raise copies_uncounted(plan, task)
             return 0.0
         return self._overhead.plan_ms(task, plan)
 

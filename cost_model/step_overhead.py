@@ -149,8 +149,8 @@ class StepOverhead:
             return common_ms
         if self.copies is None:
             raise UserError(
-                f"{plan.copied[0]} is copied to all devices, and the cost model does not know what "
-                "copies take"
+                f"table {plan.copied[0]} is copied to all devices, and the cost model does not "
+                "know what copies take: rehearse.py --num-copying measures it"
             )
         return common_ms + self.copies.ms(task, plan.copied)
 
@@ -175,8 +175,8 @@ class StepOverhead:
         return SplitCost(own * columns * self.regrouped_ns, own * self.split_sample_ns)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the coefficients as a JSON object."""
-        return asdict(self)
+        """Returns the coefficients as a JSON object; those of copies only if they are known."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "StepOverhead":

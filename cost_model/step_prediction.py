@@ -76,7 +76,7 @@ class StepPredictor:
     def _without(self, copied: Sequence[str]) -> "StepPredictor":
         """Returns the predictor of the tables that are not copied, in the same scenarios."""
         rest, ranks = copy(self), len(self._task.devices)
-        rest._task = self._task.without(copied)
+        rest._task = self._task.without(copied, reserve=False)
         rest._price = StepPrice.of_task(rest._task)
         unsplit = ShardingPlan.table_wise(rest._task, [0] * len(rest._task.tables))
         rest._whole_ms = self._oracle.common_ms(self._task, replace(unsplit, copied=tuple(copied)))

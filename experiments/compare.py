@@ -189,7 +189,7 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
             raise UserError("--measure excludes --judge training: leave one of them out")
         if self.torchrec_default and self.judge != "training":
             raise UserError(
-                f"{TORCHREC_DEFAULT} may shard by rows and copies, which no cost model prices: "
+                f"{TORCHREC_DEFAULT} may shard by rows, which no cost model prices: "
                 "compare it with --judge training"
             )
         if measuring and not self.measure:
@@ -299,6 +299,12 @@ def _task_set(
             priced = model.for_objective(task_set.first.objective)
             oracle = open_oracle(priced, task_set.first.batch_size, task_set.tables)
             oracle.check(task_set.first)
+        for name, found in task_set.plans.items():
+            if oracle.copies is None and any(plan and plan.copied for plan in found):
+                raise UserError(
+                    f"{plans[name]}: a plan copies tables to all devices, and what copies take is "
+                    f"not known with objective {task_set.first.objective.name} and this cost model"
+                )
         return task_set, oracle
     tables, fill = _tables(config), (config.memory_fill, config.memory_fill)
     model = config.priced(config.model_for(cost_model, config.store))

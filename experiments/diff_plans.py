@@ -105,7 +105,15 @@ def main(config: DiffConfig) -> None:
     nearest = renumbered(new, old, task)
     compared = new if config.renumber is None else nearest
     moves, predictor = moves_between(old, compared, task), StepPredictor(oracle, task)
-    diff = PlanDiff(task, moves, predictor.of(old), predictor.of(compared), config.link_gb_s)
+    was, now = frozenset(old.copied), frozenset(compared.copied)
+    diff = PlanDiff(
+        task,
+        moves,
+        predictor.of(old),
+        predictor.of(compared),
+        config.link_gb_s,
+        (len(now - was), len(was - now)),
+    )
     show(diff.parts())
     if config.renumber is not None:
         nearest.save(config.renumber)

@@ -16,6 +16,7 @@ from autoshard.benchmark.rehearsal.rehearsal import Effort, RankGroup
 from autoshard.cost_model import CostModel, load_model, save_model
 from autoshard.cost_model.checkpoint import check_free
 from autoshard.cost_model.overhead_fit import (
+    MIN_REHEARSALS,
     fit_copies,
     fit_overhead,
     measured_operators,
@@ -28,7 +29,7 @@ from autoshard.cost_model.repeated_measurements import (
 )
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
-from autoshard.sharders.random_plans import random_plans, with_random_copies
+from autoshard.sharders.random_plans import copying_plans, random_plans
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, load_tables
 from autoshard.workload.arrays import Floats
 from autoshard.workload.bounds import check_bounds
@@ -55,7 +56,7 @@ class RehearseConfig:
     num_plans: int = 8
     """Number of random plans."""
     num_copying: int = 0
-    """Number of random plans that also copy tables to all ranks."""
+    """Number of further random plans that also copy tables to all ranks (data-parallel)."""
     rounds: int = 2
     """Rounds of ten steps by each plan, each with models built anew."""
     seed: int = 0
@@ -104,8 +105,7 @@ def _rehearse(
         drawn = random_plans(here, config.seed)
         rng = np.random.default_rng(config.seed)
         plans = list(islice(drawn, config.num_plans))
-        copying = islice(drawn, config.num_copying)
-        plans += [with_random_copies(plan, here, rng) for plan in copying]
+        plans += islice(copying_plans(drawn, here, rng), config.num_copying)
         cli.say(f"training by {len(plans)} random plans of {len(task.tables)} tables")
         named = {f"plan {number}": plan for number, plan in enumerate(plans)}
         found = ranks.train_interleaved(task, named, Effort(config.rounds), store)
@@ -139,8 +139,14 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
             rehearsed.append(plan.scaled(factor))
             operators.append(factor * found)
     overhead = fit_overhead(*known[False])
-    if known[True][0]:
+    if len(known[True][0]) >= MIN_REHEARSALS:
         overhead = fit_copies(overhead, *known[True])
+    elif model.overhead is not None:
+        cli.note(
+            f"{len(known[True][0])} plans with copies were rehearsed, and at least "
+            f"{MIN_REHEARSALS} are needed to say what copies take: the model's figures are kept"
+        )
+        overhead = replace(overhead, copies=model.overhead.copies)
     for has_copies, (rehearsed, operators) in known.items():
         if rehearsed:
             report = report_on(overhead, rehearsed, operators)
@@ -165,7 +171,7 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
     )
     if (copies := overhead.copies) is not None:
         cli.say(
-            f"  copies    {copies.start_ms:.3f} ms, {copies.table_ms:.3f} ms a table, "
+            f"  copies    {copies.start_ms:.3f} ms, "
             f"{copies.lookup_ns:.2f} ns a lookup of a rank, {copies.gathered_ns:.3f} ns an element "
             f"of its row, {copies.output_ns:.2f} ns an output, {copies.weight_ns:.2f} ns a weight"
         )

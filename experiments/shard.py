@@ -61,7 +61,7 @@ _DROPPED = {
 
 @dataclass(frozen=True)
 class ShardConfig(MachineOptions, ObjectiveOptions):
-    """Assign embedding tables, or column slices of them, to devices.
+    """Assign embedding tables, column slices or copies of them, to devices.
 
     A cost model predicts costs, so no cluster is needed. With --measure, selected shards of these
     tables are measured and correct the predictions.

@@ -19,6 +19,8 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import EmbeddingTable, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
+from autoshard.workload.errors import FieldError
+from autoshard.workload.sizes import format_bytes
 from autoshard.workload.step_price import StepPrice
 
 _SHARES = (1.0, 0.75, 0.5)  # of the tables that gain, those that gain most: tried as copies
@@ -40,24 +42,42 @@ class CopyingSharder:
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Returns a valid plan; raises PlanError if none is found."""
-        required = frozenset(
-            name for rule in task.rules if rule.kind == "copied" for name in rule.tables
-        )
+        required = _required(task)
         if self._oracle is None or self._oracle.copies is None:
             return self._with(required, task)
         self._oracle.check(task)
         ranked, is_clear = _ranked(self._oracle, task, required)
+        found = list[ShardingPlan]()
         for copied in ranked:
             with suppress(PlanError):
-                plan = self._with(copied, task)
-                if is_clear:
-                    return plan
-                other = self._with(required, task)
-                return min(plan, other, key=lambda one: self._oracle.step_ms(one, task))
-        return self._with(required, task)
+                found.append(self._with(copied, task))
+                break
+        if found and is_clear:
+            return found[0]
+        try:
+            found.append(self._with(required, task))
+        except PlanError:
+            if not found:
+                raise
+        oracle = self._oracle
+        return min(found, key=lambda plan: oracle.step_ms(plan, task))
 
     def _with(self, copied: frozenset[str], task: ShardingTask) -> ShardingPlan:
         return plan_with_copies(self._sharder.shard, copied, task)
+
+
+def _required(task: ShardingTask) -> frozenset[str]:
+    """Returns the tables that have to be copied; PlanError if another rule forbids that."""
+    rules = [rule for rule in task.rules if rule.kind == "copied"]
+    required = {name: rule for rule in rules for name in rule.tables}
+    for other in task.rules:
+        for name in () if other.allows_copies else other.tables:
+            if name in required:
+                raise PlanError(
+                    f"the constraints {required[name].name!r} and {other.name!r} cannot be kept "
+                    f"together for table {name}: drop one"
+                )
+    return frozenset(required)
 
 
 def plan_with_copies(
@@ -68,12 +88,17 @@ def plan_with_copies(
     Raises:
         PlanError: There is no memory for the copies, or no plan for the others.
     """
-    if not copied:
-        return shard(task)
-    copies = ShardingPlan((), len(task.devices), tuple(copied))
-    _, rest = copies.without_copies(task)
+    try:
+        rest = task.without(copied)
+    except FieldError:
+        size = task.copies_memory(copied).total
+        number = int(task.usable_bytes.argmin())
+        raise PlanError(
+            f"copies of {len(copied)} tables take {format_bytes(size)} on each device, and device "
+            f"{number} has {format_bytes(int(task.usable_bytes[number]))}: allow copies of fewer"
+        ) from None
     placements = shard(rest).placements if rest.tables else ()
-    return ShardingPlan(placements, copies.num_devices, copies.copied)
+    return ShardingPlan(placements, len(task.devices), tuple(copied))
 
 
 def _ranked(
@@ -99,8 +124,10 @@ def _ranked(
             plan = plan_with_copies(greedy.shard, copied, task)
             step_ms[copied] = oracle.step_ms(plan, task)
     ranked = sorted(candidates, key=lambda copied: step_ms.get(copied, math.inf))
-    if ranked and step_ms.get(ranked[0], math.inf) < step_ms.get(required, math.inf):
-        return ranked, True
+    without_ms = step_ms.get(required, math.inf)
+    faster = [copied for copied in ranked if step_ms.get(copied, math.inf) < without_ms]
+    if faster:
+        return faster, True
     gain_ms = gains_ms[gains_ms > 0].sum() - (0.0 if required else oracle.copies.start_ms)
     return (ranked, False) if gain_ms > 0 else ([], True)
 

@@ -9,6 +9,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.acquisition import select_measurements
 from autoshard.cost_model.step_prediction import StepPredictor
 from autoshard.sharders.context import MEASURE_SECONDS
+from autoshard.sharders.copying import CopyingSharder
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import PlanError, Shard, Sharder, ShardingPlan, ShardingTask
 
@@ -107,7 +108,8 @@ class MeasuringSharder:
     def _competing(self, oracle: EstimatedCosts, task: ShardingTask) -> list[ShardingPlan]:
         """Returns the plan of `cost_fused`, if there is one and it may compete."""
         with suppress(PlanError):
-            return [FusedGreedySharder(oracle).shard(task)] if self._greedy else []
+            greedy = CopyingSharder(FusedGreedySharder(oracle))
+            return [greedy.shard(task)] if self._greedy else []
         return []
 
 

@@ -1,6 +1,7 @@
 """Random plans with splits, to learn from: each other plan balances otherwise and splits more."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 import numpy as np
 
@@ -34,15 +35,22 @@ def random_plans(task: ShardingTask, seed: int = 0) -> Iterator[ShardingPlan]:
         yield plan
 
 
-def with_random_copies(
-    plan: ShardingPlan, task: ShardingTask, rng: np.random.Generator
-) -> ShardingPlan:
-    """Returns the plan with copies of a random share of the tables that are small enough."""
+def copying_plans(
+    plans: Iterable[ShardingPlan], task: ShardingTask, rng: np.random.Generator
+) -> Iterator[ShardingPlan]:
+    """Yields plans with copies of a random share of the tables that are small enough.
+
+    Plans whose copies do not fit into memory are left out, and those of which no table is small.
+    """
     small = [table.name for table in task.tables if table.rows * table.dim <= _MAX_COPIED]
-    count = round(rng.choice(_COPIED_SHARES) * len(small))
-    copied = set(rng.permutation(small)[:count].tolist())
-    kept = tuple(placement for placement in plan.placements if placement.table not in copied)
-    return ShardingPlan(kept, plan.num_devices, tuple(copied))
+    for plan in plans if small else ():
+        count = max(1, round(rng.choice(_COPIED_SHARES) * len(small)))
+        copied = frozenset(rng.permutation(small)[:count].tolist())
+        kept = tuple(placement for placement in plan.placements if placement.table not in copied)
+        drawn = ShardingPlan(kept, plan.num_devices, tuple(copied))
+        with suppress(PlanError):
+            drawn.check(task)
+            yield drawn
 
 
 def _drawn(task: ShardingTask, rng: np.random.Generator) -> ShardingPlan:

@@ -27,8 +27,8 @@ class SharderSpec:
         time: `own`: has no time limit. `at_most`: stops when it finds no better plan, or at the
             time limit. `all`: uses all of the time limit.
         floor: Name of a sharder whose plans are never better, by the cost model.
-        copies: Whether it copies tables where that is faster; the others only where constraints
-            say so.
+        copies: `chosen`: tables are copied where that is faster. `required`: only where a
+            constraint says so. `own`: as the sharders do that it uses; TorchRec's do not.
     """
 
     text: str
@@ -36,7 +36,7 @@ class SharderSpec:
     needs: frozenset[Need] = _MODEL
     time: Literal["own", "at_most", "all"] = "own"
     floor: str | None = None
-    copies: bool = False
+    copies: Literal["chosen", "required", "own"] = "required"
 
 
 _BALANCED = {  # what each published heuristic balances over devices
@@ -85,7 +85,7 @@ SHARDERS: dict[str, SharderSpec] = {
         lambda context: _policy(replace(context, policy=Policy.untrained()), search=True),
         time="at_most",
         floor="cost_fused",
-        copies=True,
+        copies="chosen",
     ),
     "neuroshard": SharderSpec(
         "NeuroShard's beam search over column splits",
@@ -97,32 +97,35 @@ SHARDERS: dict[str, SharderSpec] = {
             context.costs, context.seconds or sharders.ANNEAL_SECONDS, seed=context.seed
         ),
         time="all",
-        copies=True,
+        copies="chosen",
     ),
-    "policy": SharderSpec("one pass of the trained policy", _policy, _POLICY, copies=True),
+    "policy": SharderSpec("one pass of the trained policy", _policy, _POLICY, copies="chosen"),
     "autoshard": SharderSpec(
         "local search from the plans of policy and cost_fused",
         lambda context: _policy(context, search=True),
         _POLICY,
         time="at_most",
         floor="cost_fused",
-        copies=True,
+        copies="chosen",
     ),
     "autoshard_verified": SharderSpec(
         "autoshard in rounds of planning and measuring",
         lambda context: make_measuring("autoshard", context),
         frozenset({"model", "policy", "pool"}),
         time="at_most",
+        copies="own",
     ),
     "torchrec": SharderSpec(
         "TorchRec's planner with whole tables",
         lambda context: _torchrec(context, column_wise=False),
         frozenset({"torchrec"}),
+        copies="own",
     ),
     "torchrec_columns": SharderSpec(
         "TorchRec's planner with whole and column-wise split tables",
         lambda context: _torchrec(context, column_wise=True),
         frozenset({"torchrec"}),
+        copies="own",
     ),
 }
 _DROPPED = {"policy_best": "use policy, or autoshard, which searches from the same plans"}
@@ -179,9 +182,9 @@ def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
         if need in spec.needs and given[need] is None:
             raise UserError(f"sharder {name} {lack}")
     made = spec.make(context)
-    if not spec.copies and spec.needs & {"pool", "torchrec"}:  # made of others, or not ours
+    if spec.copies == "own":
         return made
-    return sharders.CopyingSharder(made, context.oracle if spec.copies else None)
+    return sharders.CopyingSharder(made, context.oracle if spec.copies == "chosen" else None)
 
 
 def make_measuring(name: str, context: SharderContext) -> Sharder:

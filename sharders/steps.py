@@ -1,7 +1,7 @@
 """Single steps that improve a plan: moves, swaps and splits on the slowest devices."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
@@ -46,14 +46,26 @@ def next_steps(
     """Returns at most `count` steps to better valid plans, the best first.
 
     A unit of a device that is the slowest of a stage moves, is swapped, or is split so that one
-    half moves. There is at most one step of each kind for each unit.
+    half moves. There is at most one step of each kind for each unit. Copies stay.
 
     Raises:
         PlanError: The plan is not valid.
     """
     plan.check(task)
-    if len(task.devices) == 1:
+    if len(task.devices) == 1 or not plan.placements:
         return []
+    if plan.copied:
+        sharded, rest = plan.without_copies(task)
+        others_ms = StepPredictor(oracle, task).expected_of(plan)
+        others_ms -= StepPredictor(oracle, rest).expected_of(sharded)
+        return [
+            replace(
+                step,
+                plan=replace(step.plan, copied=plan.copied),
+                expected_ms=step.expected_ms + others_ms,
+            )
+            for step in next_steps(oracle, task.without(plan.copied), sharded, count)
+        ]
     predictor = StepPredictor(oracle, task)
     power = norm_power(oracle.residuals.prior.rest)
     search = PlanSearch(oracle.expectation(), task, power, plan.placed(task))

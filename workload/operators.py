@@ -110,8 +110,9 @@ class OperatorOptions:
     ) -> MemoryParts:
         """Returns the memory that copies of tables need on each device.
 
-        A copy serves the device's own samples. Its gradient is dense, and so is the state of its
-        optimizer, which is one of the model's dense part.
+        A copy serves the device's own samples. Its gradient is dense and is held twice while it is
+        copied into the buffer of the all-reduce. The state of its optimizer, which is one of the
+        model's dense part, has the shape and type of the weights.
 
         Args:
             tables: The copied tables.
@@ -121,8 +122,8 @@ class OperatorOptions:
         own = -(-batch_size // ranks)
         pieces = [table.whole() for table in tables]
         elements = sum(piece.table.rows * piece.width for piece in pieces)
-        state = 0 if self.optimizer == "sgd" else FLOAT_BYTES * elements
-        dense = MemoryParts(optimizer=state, gradients=WEIGHT_BYTES[self.weights] * elements)
+        size = WEIGHT_BYTES[self.weights] * elements
+        dense = MemoryParts(optimizer=0 if self.optimizer == "sgd" else size, gradients=2 * size)
         return self.memory(pieces, own)._replace(optimizer=0).plus(dense)
 
     def bytes_of_each(self, pieces: Sequence[Piece], batch_size: int) -> Ints:

@@ -20,6 +20,14 @@ class PlanError(UserError):
     """A plan is not valid for its task, or none was found."""
 
 
+def copies_uncounted(plan: "ShardingPlan", task: ShardingTask) -> UserError:
+    """Returns the error that the price of fused operators does not contain a plan's copies."""
+    return UserError(
+        f"table {plan.copied[0]} is copied to all devices, and objective {task.objective.name} "
+        "counts fused operators, which copies are not: take objective step"
+    )
+
+
 @dataclass(frozen=True, order=True)
 class Placement:
     """Columns `start` to `start + width` of a table on a device, by number in the task."""
@@ -120,21 +128,10 @@ class ShardingPlan:
         return found
 
     def without_copies(self, task: ShardingTask) -> tuple["ShardingPlan", ShardingTask]:
-        """Returns the plan of the tables that are not copied, and their task.
-
-        Raises:
-            PlanError: A device has no memory for the copies.
-        """
+        """Returns the plan of the tables that are not copied, and their task, to price them."""
         if not self.copied:
             return self, task
-        try:
-            return replace(self, copied=()), task.without(self.copied)
-        except FieldError as error:
-            size = format_bytes(task.copies_memory(self.copied).total)
-            raise PlanError(
-                f"copies of {len(self.copied)} tables take {size} on each device, which one of "
-                "them has not free"
-            ) from error
+        return replace(self, copied=()), task.without(self.copied, reserve=False)
 
     def placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
         """Returns pieces with their devices."""
@@ -181,8 +178,9 @@ class ShardingPlan:
                     f"table {name} is copied to all devices, and columns of it are on one: "
                     "take either out of the plan"
                 )
+        copied = frozenset(self.copied)
         for table in tables:
-            if table.name in self.copied:
+            if table.name in copied:
                 continue
             covered = 0
             for placement in sorted(pieces[table.name]):
@@ -270,13 +268,16 @@ class ShardingPlan:
         PLAN_SCHEMA.check(document)
         with documents.fields_of("plan"):
             placements: Iterable[Mapping[str, Any]] = document["placements"]
+            copied = document.get("copied", [])
+            if not isinstance(copied, list) or len(set(map(str, copied))) < len(copied):
+                raise FieldError("copied", "must be a list of different tables")
             return ShardingPlan(
                 tuple(
                     Placement(str(p["table"]), int(p["start"]), int(p["width"]), int(p["device"]))
                     for p in placements
                 ),
                 int(document["num_devices"]),
-                tuple(map(str, document.get("copied", ()))),
+                tuple(map(str, copied)),
             )
 
     def save(self, path: Path | str) -> None:

@@ -98,6 +98,7 @@ class Rule:
             widths: Number of columns of each table, by device.
             copied: Names of tables of which each device has a copy.
         """
+        copied = frozenset(copied)
         tables = [table for table in self.tables if table not in copied]
         if self.kind == "copied":
             return f"{tables[0]} is not copied to all devices" if tables else None

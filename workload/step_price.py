@@ -53,9 +53,12 @@ class StepPrice:
 
     @staticmethod
     def of(objective: Objective, batch_size: int, ranks: int, columns: float) -> "StepPrice":
-        """Returns the price of a task with so many devices and output columns."""
+        """Returns the price of a task with so many devices and output columns.
+
+        Without columns, as where all tables are copied, there are no all-to-alls.
+        """
         separate, exchanges = float(objective.computes_apart), objective.exchanges(ranks)
-        if objective.link is None or not exchanges:
+        if objective.link is None or not exchanges or not columns:
             return StepPrice(separate, 0.0, float(ranks), columns, 0.0, 0.0)
         sample_bytes = _ELEMENT_BYTES * batch_size / ranks  # one column for one other rank
         slope_ms = _MS * sample_bytes / objective.link.bytes_s

@@ -98,27 +98,32 @@ class ShardingTask:
         """Returns the columns of all pooled outputs together."""
         return sum(table.dim * table.features for table in self.tables)
 
-    def without(self, copied: Collection[str]) -> "ShardingTask":
+    def without(self, copied: Collection[str], reserve: bool = True) -> "ShardingTask":
         """Returns the task of the other tables if each device has a copy of these.
 
-        Memory of copies is reserved, and rules keep to the other tables. None may be left.
+        Rules keep to the other tables, of which there may be none.
+
+        Args:
+            copied: Names of tables.
+            reserve: Whether the memory of copies is reserved; plans are priced without.
 
         Raises:
-            FieldError: A device has no memory for the copies.
+            FieldError: A device has no memory for the copies and more.
         """
         if not copied:
             return self
-        size = self.copies_memory(copied).total
+        names, size = frozenset(copied), self.copies_memory(copied).total if reserve else 0
         devices = tuple(replace(d, reserved_bytes=d.reserved_bytes + size) for d in self.devices)
-        tables = tuple(table for table in self.tables if table.name not in copied)
-        kept = [rule.without(copied) for rule in self.rules]
+        tables = tuple(table for table in self.tables if table.name not in names)
+        kept = [rule.without(names) for rule in self.rules]
         rules = tuple(rule for rule in kept if rule is not None)
-        beside = (*self.copied, *sorted(copied))
+        beside = (*self.copied, *sorted(names))
         return replace(self, tables=tables, devices=devices, rules=rules, copied=beside)
 
     def copies_memory(self, copied: Collection[str]) -> MemoryParts:
         """Returns the memory of copies of these tables on each device."""
-        tables = [table for table in self.tables if table.name in copied]
+        names = frozenset(copied)
+        tables = [table for table in self.tables if table.name in names]
         return self.operator.copies_memory(tables, self.batch_size, len(self.devices))
 
     def rules_of_device(self, number: int) -> tuple[Rule, ...]:

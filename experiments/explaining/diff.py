@@ -26,6 +26,7 @@ class PlanDiff:
     new: StepPrediction  # prediction for the new plan
     # GB (of 10^9 bytes) per second that a device sends and receives at the same time
     link_gb_s: float
+    copied: tuple[int, int] = (0, 0)  # tables whose copies come, and go
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
@@ -74,7 +75,9 @@ class PlanDiff:
 
     def parts(self) -> Iterator[ReportPart]:
         """Yields the parts of the printed report."""
-        if not self.moves:
+        if any(self.copied):
+            yield f"copies: {self.copied[0]} tables get them, {self.copied[1]} no longer have them"
+        if not self.moves and not any(self.copied):
             yield "nothing moves: each column stays on its device"
             return
         names = [device.name for device in self.task.devices]

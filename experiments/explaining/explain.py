@@ -24,10 +24,9 @@ def explanation(
     oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, best: Baseline | None
 ) -> Iterator[ReportPart]:
     """Yields all parts of the explanation; copies are alike on all devices."""
-    sharded, rest = plan.without_copies(task)
-    if sharded.placements:
-        yield from phases(oracle, rest, sharded)
-        yield from steps(oracle, rest, sharded)
+    if plan.placements:
+        yield from phases(oracle, task, plan)
+    yield from steps(oracle, task, plan)
     if best is not None:
         yield from differences(oracle, task, plan, best)
 
@@ -39,7 +38,7 @@ def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> It
         f"without each (shares need not add up to 100%); objective {task.objective}"
     )
     shown = new_table(("phase, device", "columns", "ms", "share", "mean device"), texts=2)
-    dims = plan.columns(task)
+    dims = plan.columns(task)  # copies send none
     for phase in slowest_by_phase(oracle, plan, task):
         sent = f"{dims[phase.device]:,} of {sum(dims):,} sent" if phase.is_exchange else ""
         name = f"{phase.phase}: {task.devices[phase.device].name}"
@@ -60,7 +59,7 @@ def steps(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> Ite
     if not found:
         yield "\nnext steps: no single move, swap or split is predicted to shorten a step"
         return
-    now_ms = StepPredictor(oracle, task).expected_ms(plan.placed(task))
+    now_ms = StepPredictor(oracle, task).expected_of(plan)
     yield f"\nnext steps, each alone: step time in place of {now_ms:.2f} ms,"
     for step in found:
         gain = step.expected_ms / now_ms - 1
@@ -104,7 +103,7 @@ def differences(
     for move in moves_between(other, plan, task):
         if move.table not in plan.copied:
             elsewhere[move.table] += move.width
-    elsewhere |= {name: tables[name].dim for name in plan.copied}
+    elsewhere |= {name: tables[name].dim for name in {*plan.copied} - {*other.copied}}
     costs = {n: ms[n] * width / tables[n].dim for n, width in elsewhere.items()}
     share = sum(costs.values()) / sum(alone)
     yield f"  {len(costs)} of {len(ms)} tables, {share:.0%} of the cost, are on other devices"

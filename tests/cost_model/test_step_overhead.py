@@ -8,12 +8,19 @@ import numpy as np
 import pytest
 
 from autoshard.benchmark.rehearsal.kept import RehearsedPlan
-from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model, save_model
+from autoshard.cost_model import (
+    CostModel,
+    EstimatedCosts,
+    StepPredictor,
+    load_model,
+    save_model,
+    slowest_by_phase,
+)
 from autoshard.cost_model.copy_overhead import CopyOverhead, copy_loads
 from autoshard.cost_model.overhead_fit import fit_copies, fit_overhead, report_on
 from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of, splits_of
-from autoshard.sharders import LocalSearchSharder, SharderContext, make_sharder
-from autoshard.sharders.random_plans import random_plans, with_random_copies
+from autoshard.sharders import LocalSearchSharder, SharderContext, make_sharder, next_steps
+from autoshard.sharders.random_plans import copying_plans, random_plans
 from autoshard.workload import (
     Device,
     Link,
@@ -34,7 +41,7 @@ OVERHEAD = StepOverhead(
     split_sample_ns=60.0,
     shared_ms=0.7,
 )
-COPIES = CopyOverhead(1.5, 0.1, 6.0, 0.2, 1.0, 1.8)
+COPIES = CopyOverhead(1.5, 6.0, 0.2, 1.0, 1.8)
 STEP = Objective("step", dense_ms=2.5)
 
 
@@ -174,7 +181,7 @@ def test_copies_cost_the_same_on_all_devices_by_hand() -> None:
     by_hand = COPIES.start_ms
     for table in (first, second):
         lookups, weights = 256 * table.pooling_factor, table.rows * table.dim
-        by_hand += COPIES.table_ms + 1e-6 * (
+        by_hand += 1e-6 * (
             6.0 * lookups + 0.2 * lookups * table.dim + 1.0 * 256 * table.dim + 1.8 * weights
         )
         by_hand += 1e3 * 2 * 3 / 4 * 4 * weights / 1e9  # each rank sends three quarters twice
@@ -220,8 +227,7 @@ def test_coefficients_of_copies_are_found_again(tmp_path: Path, copying: CostMod
     known = replace(OVERHEAD, copies=COPIES)
     for seed, ranks, batch_size in ((1, 2, 1024), (2, 3, 4096), (3, 4, 8192), (4, 2, 8192)):
         task = replace(task_of(seed, ranks, batch_size), objective=Objective())
-        for plain in islice(random_plans(task, seed), 6):
-            plan = with_random_copies(plain, task, rng)
+        for plan in islice(copying_plans(random_plans(task, seed), task, rng), 6):
             sharded, rest = plan.without_copies(task)
             loads = np.stack([
                 loads_of(() if shard is None else shard.pieces, batch_size)
@@ -250,5 +256,33 @@ def test_loads_of_copies_are_of_a_rank_s_own_samples() -> None:
     (table,) = load_tables("synthetic:1:1:small")
     loads = copy_loads([table], 1000, 4)
     lookups = 250 * table.pooling_factor
-    expected = [1, lookups, lookups * table.dim, 250 * table.dim, table.rows * table.dim]
+    expected = [lookups, lookups * table.dim, 250 * table.dim, table.rows * table.dim]
     np.testing.assert_allclose(loads, [expected])
+
+
+def test_without_columns_there_are_no_all_to_alls(copying: CostModel) -> None:
+    linked = replace(task_of(), objective=replace(STEP, link=Link(1e9, 1e-3)))
+    oracle = EstimatedCosts(copying, 1024)
+    plan = copying_plan(linked, len(linked.tables))
+    step_ms = OVERHEAD.shared_ms + STEP.dense_ms + COPIES.ms(linked, plan.copied)
+    assert oracle.step_ms(plan, linked) == pytest.approx(step_ms)
+    assert oracle.plan_cost(plan, linked).step_ms == pytest.approx(step_ms)
+    assert StepPredictor(oracle, linked).of(plan).interval_ms == pytest.approx([step_ms] * 2)
+
+
+def test_plans_with_copies_are_explained_and_improved(copying: CostModel) -> None:
+    task, oracle = task_of(), EstimatedCosts(copying, 1024)
+    plan = copying_plan(task, 4)
+    predictor = StepPredictor(oracle, task)
+    steps = next_steps(oracle, task, plan)
+    assert steps
+    for step in steps:
+        assert step.plan.copied == plan.copied
+        step.plan.check(task)
+        assert step.expected_ms == pytest.approx(predictor.expected_of(step.plan), rel=0.02)
+        assert step.expected_ms < predictor.expected_of(plan)
+    phases = slowest_by_phase(oracle, plan, task)
+    assert not {part.piece.table.name for phase in phases for part in phase.pieces} & {*plan.copied}
+    alone = copying_plan(task, 12)
+    assert slowest_by_phase(oracle, alone, task) == ()
+    assert next_steps(oracle, task, alone) == []

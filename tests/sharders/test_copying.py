@@ -25,7 +25,7 @@ from autoshard.workload import (
 from autoshard.workload.rules import Rule
 
 STEP = Objective("step")
-COPIES = CopyOverhead(0.5, 0.02, 2.0, 0.05, 0.3, 2.0)
+COPIES = CopyOverhead(0.5, 2.0, 0.05, 0.3, 2.0)
 COPYING = ("policy", "autoshard", "cost_fused_search")
 LARGE = EmbeddingTable("large", 2_000_000, 64, 20.0, zipf_alpha=1.0)
 SMALL = tuple(EmbeddingTable(f"small{n}", 200 + n, 64, 120.0) for n in range(10))
@@ -72,8 +72,8 @@ def test_all_tables_may_be_copied(policy: Policy) -> None:
 @pytest.mark.parametrize(
     "dear",
     [
-        CopyOverhead(1e4, 0.05, 5.0, 0.2, 1.0, 2.0),
-        CopyOverhead(1.0, 0.05, 5.0, 0.2, 1.0, 1e6),
+        CopyOverhead(1e4, 5.0, 0.2, 1.0, 2.0),
+        CopyOverhead(1.0, 5.0, 0.2, 1.0, 1e6),
     ],
 )
 def test_nothing_is_copied_where_that_is_slower(policy: Policy, dear: CopyOverhead) -> None:
@@ -114,7 +114,7 @@ def test_every_sharder_copies_what_it_has_to_and_nothing_that_it_must_not(policy
 def test_memory_limits_copies(policy: Policy) -> None:
     """Copies of all tables would take four times the memory that there is."""
     tables = tuple(EmbeddingTable(f"t{n}", 60_000 + n, 32, 40.0) for n in range(8))
-    cheap = CopyOverhead(0.1, 0.01, 0.5, 0.02, 0.1, 0.0)
+    cheap = CopyOverhead(0.1, 0.5, 0.02, 0.1, 0.0)
     loose, tight = step_task(tables, fill=0.02), step_task(tables, fill=0.6)
     context = context_of(cheap, policy)
     sharder = make_sharder("autoshard", context)

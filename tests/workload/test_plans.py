@@ -214,7 +214,7 @@ def test_copies_take_memory_on_each_device() -> None:
         optimizer=4 * numbers,
         inputs=32 * 8 + 2 * 32 * 8,  # lookups and offsets of the device's own samples
         outputs=2 * 2 * 32 * 8 * 4,
-        gradients=4 * numbers,
+        gradients=2 * 4 * numbers,  # with the buffer of the all-reduce
     )
     alone = task.operator.memory([task.tables[0].whole()], 64)
     assert plan.device_memory(task) == (alone.plus(copy), copy)

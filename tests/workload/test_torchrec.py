@@ -399,7 +399,7 @@ def test_copies_are_data_parallel_and_come_back() -> None:
     with pytest.raises(PlanError, match="copies for 4 devices, and 2 ranks train"):
         to_torchrec(plan, MODEL, world_size=2)
     copied.compute_kernel = "fused"
-    with pytest.raises(PlanError, match=r"table user.bags.likes is sharded data_parallel"):
+    with pytest.raises(PlanError, match=r"table user.bags.likes has copies in kernel fused"):
         from_torchrec(out, TASK)
 
 

@@ -193,6 +193,11 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
 
 def placements_of(table: str, sharding: torchrec.ParameterSharding) -> list[Placement]:
     """Returns the pieces of a table; PlanError if they are not columns in the fused kernel."""
+    if sharding.sharding_type == COPIED:
+        raise PlanError(
+            f"table {table} has copies in kernel {sharding.compute_kernel}: copies here run in "
+            f"{DENSE}"
+        )
     if sharding.sharding_type not in _BY_COLUMNS:
         raise PlanError(
             f"table {table} is sharded {sharding.sharding_type}: plans here are of whole tables "
