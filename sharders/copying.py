@@ -23,7 +23,7 @@ from autoshard.workload.errors import FieldError
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.step_price import StepPrice
 
-_SHARES = (1.0, 0.75, 0.5)  # of the tables that gain, those that gain most: tried as copies
+_SHARES = (1.0, 0.5, 0.25, 0.1)  # of the tables that gain: fewer where they do not fit into memory
 
 
 class CopyingSharder:
@@ -33,11 +33,16 @@ class CopyingSharder:
         sharder: Places the other tables.
         oracle: Prices plans. Without one, or where it does not know what copies take, only those
             tables are copied that have to be.
+        plans_twice: Whether the sharder may plan with copies and without, where greedy plans do not
+            tell which is faster.
     """
 
-    def __init__(self, sharder: Sharder, oracle: EstimatedCosts | None = None) -> None:
+    def __init__(
+        self, sharder: Sharder, oracle: EstimatedCosts | None = None, plans_twice: bool = True
+    ) -> None:
         self._sharder = sharder
         self._oracle = oracle
+        self._plans_twice = plans_twice
 
     @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
@@ -47,6 +52,8 @@ class CopyingSharder:
             return self._with(required, task)
         self._oracle.check(task)
         ranked, is_clear = _ranked(self._oracle, task, required)
+        if not (is_clear or self._plans_twice):
+            return self._with(required, task)
         found = list[ShardingPlan]()
         for copied in ranked:
             with suppress(PlanError):
@@ -114,18 +121,25 @@ def _ranked(
     assert oracle.copies is not None
     gains_ms = _gains_ms(oracle, task, free)
     order, gaining = np.argsort(-gains_ms), int((gains_ms > 0).sum())
-    counts = {round(share * gaining) for share in _SHARES} - {0}
-    if len(free) + len(required) == len(task.tables):
-        counts.add(len(free))  # then no operator starts at all
-    candidates = [required | {free[number].name for number in order[:count]} for count in counts]
     greedy, step_ms = FusedGreedySharder(oracle), dict[frozenset[str], float]()
-    for copied in (*candidates, required):
+
+    def fits(count: int) -> bool:
+        """Prices the greedy plan with copies of those that gain most; False if it does not fit."""
+        copied = required | {free[number].name for number in order[:count]}
         with suppress(PlanError):
             plan = plan_with_copies(greedy.shard, copied, task)
             step_ms[copied] = oracle.step_ms(plan, task)
-    ranked = sorted(candidates, key=lambda copied: step_ms.get(copied, math.inf))
-    without_ms = step_ms.get(required, math.inf)
-    faster = [copied for copied in ranked if step_ms.get(copied, math.inf) < without_ms]
+        return copied in step_ms
+
+    fits(0)
+    for share in _SHARES if gaining else ():
+        if fits(max(1, round(share * gaining))):
+            break
+    if gaining < len(free) and len(free) + len(required) == len(task.tables):
+        fits(len(free))  # then no operator starts at all
+    without_ms = step_ms.pop(required, math.inf)
+    ranked = sorted(step_ms, key=lambda copied: step_ms[copied])
+    faster = [copied for copied in ranked if step_ms[copied] < without_ms]
     if faster:
         return faster, True
     gain_ms = gains_ms[gains_ms > 0].sum() - (0.0 if required else oracle.copies.start_ms)

@@ -184,7 +184,9 @@ def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
     made = spec.make(context)
     if spec.copies == "own":
         return made
-    return sharders.CopyingSharder(made, context.oracle if spec.copies == "chosen" else None)
+    oracle = context.oracle if spec.copies == "chosen" else None
+    # A sharder that uses all of its time would take it twice.
+    return sharders.CopyingSharder(made, oracle, context.seconds is None and spec.time != "all")
 
 
 def make_measuring(name: str, context: SharderContext) -> Sharder:
