@@ -158,6 +158,7 @@ def _description(model: CostModel) -> dict[str, Any]:
         "links": {ranks: asdict(link) for ranks, link in model.links.items()},
         "trained_on": trained_on,
         "overhead": None if model.overhead is None else model.overhead.to_json(),
+        "overheads": {on: overhead.to_json() for on, overhead in model.overheads.items()},
         **machines,
     }
 
@@ -181,17 +182,18 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
     fields["operator"] = OperatorOptions(**fields["operator"])
     fields["batch_sizes"] = tuple(fields["batch_sizes"])
     fields["reference_level"] = _level(fields.pop("quiet"))
+    overhead = document.get("overhead")  # which models from before do not have
     return CostModel(
         _compute(document, tensors),
         Provenance(**fields),
         {int(ranks): Link(**link) for ranks, link in document["links"].items()},
         _machines(document["machines"], _under(_MACHINES, tensors)),
-        overhead=_overhead(document.get("overhead")),  # models from before have none
+        overhead=None if overhead is None else StepOverhead.from_json(overhead),
+        overheads={
+            hardware: StepOverhead.from_json(each)
+            for hardware, each in document.get("overheads", {}).items()
+        },
     )
-
-
-def _overhead(document: Mapping[str, Any] | None) -> StepOverhead | None:
-    return None if document is None else StepOverhead.from_json(document)
 
 
 def _compute(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ComputeCostModel:

@@ -55,6 +55,7 @@ class CostModel:
         machines: Networks of several machines, from which those of another one are made.
         probe: Probe of the machine that `compute` is for, if that is all that is known of it.
         overhead: What training takes beside operators; None if unknown.
+        overheads: The same on single machines, by hardware, where it was measured.
         in_training: Whether prices are those of training, not of operators alone.
         data_sheet: Data sheet of the GPU that `compute` is for, if that is all that is known of it.
     """
@@ -67,6 +68,7 @@ class CostModel:
     overhead: StepOverhead | None = None
     in_training: bool = False
     data_sheet: DataSheet | None = None
+    overheads: Mapping[str, StepOverhead] = field(default_factory=dict)
 
     @property
     def kind(self) -> str:
@@ -75,8 +77,9 @@ class CostModel:
 
     @property
     def counted_overhead(self) -> StepOverhead | None:
-        """What training takes beside operators; None if it does not count."""
-        return self.overhead if self.in_training else None
+        """What training takes beside operators on this machine; None if it does not count."""
+        known = self.overheads.get(self.provenance.hardware, self.overhead)
+        return known if self.in_training else None
 
     def for_objective(self, objective: Objective) -> "CostModel":
         """Returns the model whose costs are those that an objective counts.

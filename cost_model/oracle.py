@@ -138,6 +138,8 @@ class EstimatedCosts:
         link = objective.link if objective.counts_exchanges else self.link(len(dims))
         if link is None:
             return None
+        if not any(dims):  # all tables are copied
+            return (0.0,) * len(dims)
         columns = np.array(dims, dtype=float)
         over = Objective("operators", link)
         price = StepPrice.of(over, self.batch_size, len(dims), float(columns.sum()))

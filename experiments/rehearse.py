@@ -146,7 +146,8 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
             f"{len(known[True][0])} plans with copies were rehearsed, and at least "
             f"{MIN_REHEARSALS} are needed to say what copies take: the model's figures are kept"
         )
-        overhead = replace(overhead, copies=model.overhead.copies)
+        known_here = model.overheads.get(hardware, model.overhead)
+        overhead = replace(overhead, copies=known_here.copies)
     for has_copies, (rehearsed, operators) in known.items():
         if rehearsed:
             report = report_on(overhead, rehearsed, operators)
@@ -176,7 +177,9 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
             f"of its row, {copies.output_ns:.2f} ns an output, {copies.weight_ns:.2f} ns a weight"
         )
     if config.out is not None:
-        save_model(replace(model, overhead=overhead), config.out, config.force)
+        overheads = {**model.overheads, hardware: overhead}
+        learned = replace(model, overhead=model.overhead or overhead, overheads=overheads)
+        save_model(learned, config.out, config.force)
         cli.say(f"the model is in {config.out}")
 
 

@@ -7,7 +7,7 @@ reward or a report does it here.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
@@ -53,12 +53,9 @@ class StepPrice:
 
     @staticmethod
     def of(objective: Objective, batch_size: int, ranks: int, columns: float) -> "StepPrice":
-        """Returns the price of a task with so many devices and output columns.
-
-        Without columns, as where all tables are copied, there are no all-to-alls.
-        """
+        """Returns the price of a task with so many devices and output columns."""
         separate, exchanges = float(objective.computes_apart), objective.exchanges(ranks)
-        if objective.link is None or not exchanges or not columns:
+        if objective.link is None or not exchanges:
             return StepPrice(separate, 0.0, float(ranks), columns, 0.0, 0.0)
         sample_bytes = _ELEMENT_BYTES * batch_size / ranks  # one column for one other rank
         slope_ms = _MS * sample_bytes / objective.link.bytes_s
@@ -67,9 +64,9 @@ class StepPrice:
 
     @staticmethod
     def of_task(task: ShardingTask) -> "StepPrice":
-        """Returns the price of a task."""
-        ranks = len(task.devices)
-        return StepPrice.of(task.objective, task.batch_size, ranks, float(task.columns))
+        """Returns the price of a task; without tables, as all are copied, nothing is exchanged."""
+        objective = task.objective if task.tables else replace(task.objective, link=None)
+        return StepPrice.of(objective, task.batch_size, len(task.devices), float(task.columns))
 
     @staticmethod
     def rows(table: "Tensor") -> "StepPrice":

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    FieldError,
     OperatorOptions,
     Placement,
     PlanError,
@@ -221,10 +222,11 @@ def test_copies_take_memory_on_each_device() -> None:
     sharded, rest = plan.without_copies(task)
     assert sharded == replace(plan, copied=())
     assert [table.name for table in rest.tables] == ["a"]
-    assert (rest.usable_bytes == 2**30 - copy.total).all()
+    assert rest == task.without(["b"], reserve=False)
+    assert (task.without(["b"]).usable_bytes == 2**30 - copy.total).all()
     tight = replace(task, devices=Device.uniform(2, copy.total))
-    with pytest.raises(PlanError, match=r"copies of 1 tables take .* on each device"):
-        plan.without_copies(tight)
+    with pytest.raises(FieldError, match="reserved_bytes"):
+        tight.without(["b"])
     with pytest.raises(PlanError, match=r"device 0 .* would hold .*gradients"):
         plan.check(tight)
 
@@ -252,4 +254,13 @@ def test_files_of_plans_say_by_their_version_whether_there_are_copies(tmp_path: 
     with pytest.raises(
         UserError, match=r"has version 3 of autoshard.plan, .*reads versions 1 to 2"
     ):
+        ShardingPlan.load(path)
+
+
+@pytest.mark.parametrize("copied", ["a", ["a", "a"], 3])
+def test_copied_must_be_a_list_of_different_tables(tmp_path: Path, copied: object) -> None:
+    path = tmp_path / "plan.json"
+    ShardingPlan((), 2, ("a",)).save(path)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"copied": copied}))
+    with pytest.raises(UserError, match=r"plan.json: .*copied.* list of different tables"):
         ShardingPlan.load(path)
