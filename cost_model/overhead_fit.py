@@ -98,8 +98,7 @@ def fit_copies(
         )
     terms, left, steps = [], [], []
     for each, operators in zip(rehearsed, operators_ms, strict=True):
-        rest = each.without_copies()
-        parts, common_ms = _price(overhead, rest, operators)
+        parts, common_ms = _price(overhead, each, operators)
         copied = [table for table in each.task.tables if table.name in each.plan.copied]
         loads = copy_loads(copied, each.task.batch_size, len(each.task.devices))
         terms.append([1.0, *loads.sum(0)])
@@ -155,7 +154,7 @@ def report_on(
     """Prices rehearsed plans by their measured operators, and compares."""
     ratios, shares = [], []
     for each, operators in zip(rehearsed, operators_ms, strict=True):
-        parts, common_ms = _price(overhead, each.without_copies(), operators)
+        parts, common_ms = _price(overhead, each, operators)
         if each.plan.copied and overhead.copies is not None:
             common_ms += overhead.copies.ms(each.task, each.plan.copied)
         price_ms = float(parts.sum()) + common_ms
@@ -172,13 +171,13 @@ def report_on(
 def _price(
     overhead: StepOverhead, rehearsed: RehearsedPlan, operators_ms: Floats
 ) -> tuple[Floats, float]:
-    """Returns each term's part of the slowest passes, and what all ranks do alike."""
+    """Returns each term's part of the slowest passes, and what all ranks do alike but copies."""
     terms = np.concatenate([operators_ms[:, None, :], np.zeros((len(operators_ms), 4, 2))], axis=1)
-    terms[:, 1:] = _loads(rehearsed)[:, :, None]
+    terms[:, 1:] = _loads(rehearsed)[:, :, None]  # without those of copies
     terms *= overhead.rates.T  # [ranks, terms, directions]
     slowest = terms.sum(1).argmax(0)
     parts = sum(terms[slowest[number], :, number] for number in range(2))
-    return np.asarray(parts), overhead.common_ms(rehearsed.task, _splits(rehearsed))
+    return np.asarray(parts), overhead.ordering_ms(rehearsed.task, rehearsed.plan)
 
 
 def _loads(rehearsed: RehearsedPlan) -> Floats:

@@ -87,7 +87,7 @@ class StepOverhead:
             them, and packing their gradients.
         shared_feature_ms: For each feature of the task, however small the batch.
         regrouped_ns: For each element of all pooled outputs of a rank's own samples if any table is
-            in parts: they are put in order anew.
+            in parts, or some are copied: they are put in order anew.
         split_sample_ns: For each of a rank's own samples and each slice of outputs that is more
             than one for a feature.
         shared_ms: For each step.
@@ -143,8 +143,7 @@ class StepOverhead:
         Raises:
             UserError: The plan copies tables, and what copies take is unknown.
         """
-        sharded, rest = plan.without_copies(task)
-        common_ms = self.common_ms(rest, splits_of(rest, sharded.placed(rest)))
+        common_ms = self.ordering_ms(task, plan)
         if not plan.copied:
             return common_ms
         if self.copies is None:
@@ -153,6 +152,20 @@ class StepOverhead:
                 "know what copies take: rehearse.py --num-copying measures it"
             )
         return common_ms + self.copies.ms(task, plan.copied)
+
+    def ordering_ms(self, task: ShardingTask, plan: ShardingPlan) -> float:
+        """Returns `plan_ms` without what copies themselves take.
+
+        Where some tables are copied, all outputs are put in order anew, as if there were splits.
+        """
+        sharded, rest = plan.without_copies(task)
+        splits = splits_of(rest, sharded.placed(rest))
+        common_ms = self.common_ms(rest, splits)
+        if plan.copied and rest.tables:
+            ordered = rest.columns if splits else 0
+            own = task.batch_size / len(task.devices)
+            common_ms += _NS * self.regrouped_ns * own * (task.columns - ordered)
+        return common_ms
 
     def common_ms_of(self, tables: Sequence[EmbeddingTable], task: ShardingTask) -> Floats:
         """Returns what each of these tables of a task adds to `common_ms` if it is whole."""
