@@ -23,6 +23,7 @@ from autoshard.workload.errors import FieldError
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.step_price import StepPrice
 
+_MIN_GAIN = 0.01  # of the step: less is not worth another optimizer for copied tables
 _SHARES = (1.0, 0.5, 0.25, 0.1)  # of the tables that gain: fewer where they do not fit into memory
 
 
@@ -118,9 +119,14 @@ def _ranked(
     free = [t for t in task.tables if t.name not in forbidden and t.name not in required]
     if len(task.devices) == 1 or not free:
         return [], True
-    assert oracle.copies is not None
-    gains_ms = _gains_ms(oracle, task, free)
+    gains_ms, even_ms, starts_ms = _gains_ms(oracle, task, free)
     order, gaining = np.argsort(-gains_ms), int((gains_ms > 0).sum())
+    may_copy_all = len(free) + len(required) == len(task.tables)
+    # Without tables, operators do not start. Beside some, outputs are put in order anew.
+    gain_of_all_ms = float(gains_ms.sum()) + starts_ms if may_copy_all else 0.0
+    gain_ms = float(gains_ms[gains_ms > 0].sum())
+    if max(gain_ms, gain_of_all_ms) < _MIN_GAIN * even_ms:
+        return [], True
     greedy, step_ms = FusedGreedySharder(oracle), dict[frozenset[str], float]()
 
     def fits(count: int) -> bool:
@@ -135,21 +141,22 @@ def _ranked(
     for share in _SHARES if gaining else ():
         if fits(max(1, round(share * gaining))):
             break
-    if gaining < len(free) and len(free) + len(required) == len(task.tables):
-        fits(len(free))  # then no operator starts at all
+    if gaining < len(free) and gain_of_all_ms >= _MIN_GAIN * even_ms:
+        fits(len(free))
     without_ms = step_ms.pop(required, math.inf)
     ranked = sorted(step_ms, key=lambda copied: step_ms[copied])
     faster = [copied for copied in ranked if step_ms[copied] < without_ms]
     if faster:
         return faster, True
-    gain_ms = gains_ms[gains_ms > 0].sum() - (0.0 if required else oracle.copies.start_ms)
-    return (ranked, False) if gain_ms > 0 else ([], True)
+    return ranked, False
 
 
 def _gains_ms(
     oracle: EstimatedCosts, task: ShardingTask, tables: Sequence[EmbeddingTable]
-) -> Floats:
-    """Returns by how much a copy of each table shortens the step of even devices: [tables]."""
+) -> tuple[Floats, float, float]:
+    """Returns by how much a copy of each table shortens the step of even devices, [tables]; that
+    step; and what operators take to start less what copies do.
+    """
     overhead = oracle.model.counted_overhead
     assert overhead is not None
     assert overhead.copies is not None
@@ -158,9 +165,13 @@ def _gains_ms(
     mine = oracle.amounts([table.whole() for table in tables])
     whole = amounts.sum(0)
     without_ms = oracle.price(whole - mine).total_ms.double().numpy()
-    compute_ms = (float(oracle.price(whole[None]).total_ms) - without_ms) / ranks
+    whole_ms = float(oracle.price(whole[None]).total_ms)
+    compute_ms = (whole_ms - without_ms) / ranks
     columns = np.array([table.dim * table.features for table in tables])
     exchange_ms = price.column_ms() * columns / ranks
     common_ms = overhead.common_ms_of(tables, task)
     copies_ms = overhead.copies.each_ms(task, tables)
-    return np.asarray(compute_ms + exchange_ms + common_ms - copies_ms)
+    gains_ms = np.asarray(compute_ms + exchange_ms + common_ms - copies_ms)
+    even_ms = whole_ms / ranks + price.column_ms() * task.columns / ranks + oracle.common_ms(task)
+    starts_ms = overhead.forward.start_ms + overhead.backward.start_ms - overhead.copies.start_ms
+    return gains_ms, even_ms, starts_ms
