@@ -32,6 +32,7 @@ class CopyOverhead:
         gathered_ns: For each element of the rows that these look up.
         output_ns: For each element of pooled outputs of a rank's own samples.
         weight_ns: For each weight: of its gradient, and of its update.
+        deviation: Relative standard deviation of rehearsed steps from their price.
     """
 
     start_ms: float
@@ -39,6 +40,7 @@ class CopyOverhead:
     gathered_ns: float
     output_ns: float
     weight_ns: float
+    deviation: float = 0.0
 
     @property
     def rates(self) -> Floats:

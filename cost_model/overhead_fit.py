@@ -104,9 +104,12 @@ def fit_copies(
         terms.append([1.0, *loads.sum(0)])
         left.append(each.step_ms - parts.sum() - common_ms)
         steps.append(each.step_ms)
-    start_ms, *rates = fit_terms(np.array(terms), np.array(left), np.array(steps))
+    amounts, left_ms, steps_ms = np.array(terms), np.array(left), np.array(steps)
+    found = fit_terms(amounts, left_ms, steps_ms)
+    deviation = float(np.sqrt(np.mean(np.square((left_ms - amounts @ found) / steps_ms))))
+    start_ms, *rates = found.tolist()
     lookup_ns, gathered_ns, output_ns, weight_ns = (rate / _MS for rate in rates)
-    copies = CopyOverhead(start_ms, lookup_ns, gathered_ns, output_ns, weight_ns)
+    copies = CopyOverhead(start_ms, lookup_ns, gathered_ns, output_ns, weight_ns, deviation)
     return replace(overhead, copies=copies)
 
 

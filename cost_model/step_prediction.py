@@ -22,6 +22,7 @@ from autoshard.workload.step_price import StepPrice
 Placed = Sequence[tuple[Piece, int]]  # pieces and their devices
 
 SCENARIOS = 128
+_OF_COPIES = 1  # seeds what is not known of them
 _LOW, _HIGH = 0.05, 0.95  # quantiles: the ends of a 90 % interval
 _MIN_MS = 1e-12
 
@@ -110,7 +111,8 @@ class StepPredictor:
         Residuals are seeded by shard, so plans that share a shard share its residual.
         """
         if plan.copied:
-            return self._without(plan.copied).of(replace(plan, copied=()))
+            found = self._without(plan.copied).of(replace(plan, copied=()))
+            return replace(found, drawn_ms=found.drawn_ms + self._copies_error_ms(plan.copied))
         if not plan.placements:
             return StepPrediction(self._whole_ms, np.full(SCENARIOS, self._whole_ms))
         shards, placed = plan.shards(self._task), plan.placed(self._task)
@@ -125,6 +127,17 @@ class StepPredictor:
         common_ms = self._on_all_devices_ms(placed)
         drawn_ms = self._price.step_ms(drawn[:, 0], drawn[:, 1], columns) + common_ms
         return StepPrediction(self._expected(costs, rests, columns) + common_ms, drawn_ms)
+
+    def _copies_error_ms(self, copied: Sequence[str]) -> Floats:
+        """Returns what copies take more than their price in each scenario, [scenarios].
+
+        Their error is the same for all plans.
+        """
+        copies = self._oracle.copies
+        assert copies is not None
+        normal = np.random.default_rng([self._seed, _OF_COPIES]).standard_normal(SCENARIOS)
+        relative = np.exp(copies.deviation * normal - copies.deviation**2 / 2) - 1
+        return np.asarray(copies.ms(self._task, copied) * relative)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:
         """Returns the shards of devices; None where no table was measured, as all are alike."""

@@ -247,7 +247,7 @@ def test_coefficients_of_copies_are_found_again(tmp_path: Path, copying: CostMod
     found = fit_copies(OVERHEAD, rehearsed, operators).copies
     assert found is not None
     for name, value in vars(COPIES).items():
-        assert getattr(found, name) == pytest.approx(value, rel=0.02), name
+        assert getattr(found, name) == pytest.approx(value, rel=0.02, abs=1e-6), name
     report = report_on(known, rehearsed, operators)
     assert (report.ratio, report.deviation) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
     with pytest.raises(UserError, match="3 plans with copies were rehearsed"):
@@ -272,6 +272,23 @@ def test_without_columns_there_are_no_all_to_alls(copying: CostModel) -> None:
     assert oracle.step_ms(plan, linked) == pytest.approx(step_ms)
     assert oracle.plan_cost(plan, linked).step_ms == pytest.approx(step_ms)
     assert StepPredictor(oracle, linked).of(plan).interval_ms == pytest.approx([step_ms] * 2)
+
+
+def test_what_is_not_known_of_copies_is_in_the_interval_and_cancels_between_plans(
+    copying: CostModel,
+) -> None:
+    assert copying.overhead is not None
+    unsure = replace(COPIES, deviation=0.1)
+    model = replace(copying, overhead=replace(copying.overhead, copies=unsure))
+    task = task_of()
+    plan = copying_plan(task, len(task.tables))
+    predictor = StepPredictor(EstimatedCosts(model, 1024), task)
+    found, copies_ms = predictor.of(plan), COPIES.ms(task, plan.copied)
+    low, high = found.interval_ms
+    assert high - low == pytest.approx(2 * 1.645 * 0.1 * copies_ms, rel=0.2)
+    assert found.drawn_ms.mean() == pytest.approx(found.expected_ms, rel=0.03)
+    than = found.over(predictor.of(plan))
+    assert (than.low, than.high) == (1.0, 1.0)
 
 
 def test_plans_with_copies_are_explained_and_improved(copying: CostModel) -> None:
