@@ -32,7 +32,7 @@ class CopyOverhead:
         gathered_ns: For each element of the rows that these look up.
         output_ns: For each element of pooled outputs of a rank's own samples.
         weight_ns: For each weight: of its gradient, and of its update.
-        deviation: Relative standard deviation of rehearsed steps from their price.
+        deviation: Relative standard deviation of what copies take from all of this.
     """
 
     start_ms: float

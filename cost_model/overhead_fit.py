@@ -106,7 +106,8 @@ def fit_copies(
         steps.append(each.step_ms)
     amounts, left_ms, steps_ms = np.array(terms), np.array(left), np.array(steps)
     found = fit_terms(amounts, left_ms, steps_ms)
-    deviation = float(np.sqrt(np.mean(np.square((left_ms - amounts @ found) / steps_ms))))
+    copies_ms = amounts @ found
+    deviation = float(np.linalg.norm(left_ms - copies_ms) / np.linalg.norm(copies_ms))
     start_ms, *rates = found.tolist()
     lookup_ns, gathered_ns, output_ns, weight_ns = (rate / _MS for rate in rates)
     copies = CopyOverhead(start_ms, lookup_ns, gathered_ns, output_ns, weight_ns, deviation)
