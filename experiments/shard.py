@@ -23,7 +23,6 @@ from autoshard.experiments.explaining.plan_report import (
 )
 from autoshard.sharders import (
     SHARDERS,
-    IncrementalSharder,
     SharderSpec,
     cost_model_beside,
     make_sharder,
@@ -281,6 +280,8 @@ def _improved(
     config: ShardConfig, task: ShardingTask, oracle: EstimatedCosts
 ) -> tuple[ShardingPlan, list[str]]:
     """Returns a plan that improves the one in use, and a line about what moves."""
+    from autoshard.sharders import IncrementalSharder  # other plans do without it
+
     assert config.start_plan is not None
     assert config.max_moved_gb is not None
     old = read_plan(config.start_plan, task, fitting=True)
