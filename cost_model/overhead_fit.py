@@ -38,11 +38,7 @@ def fit_overhead(
     Raises:
         UserError: There are too few plans.
     """
-    if len(rehearsed) < MIN_REHEARSALS:
-        raise UserError(
-            f"{len(rehearsed)} plans were rehearsed: what training takes beside operators needs "
-            f"at least {MIN_REHEARSALS}"
-        )
+    _check_enough(rehearsed, "plans", "what training takes beside operators")
     held = [_loads(each) for each in rehearsed]
     loads = np.concatenate(held)
     passes = np.concatenate([each.passes_ms for each in rehearsed])
@@ -91,11 +87,7 @@ def fit_copies(
     Raises:
         UserError: There are too few plans.
     """
-    if len(rehearsed) < MIN_REHEARSALS:
-        raise UserError(
-            f"{len(rehearsed)} plans with copies were rehearsed: what copies take needs at least "
-            f"{MIN_REHEARSALS}"
-        )
+    _check_enough(rehearsed, "plans with copies", "what copies take")
     terms, left, steps = [], [], []
     for each, operators in zip(rehearsed, operators_ms, strict=True):
         parts, common_ms = _price(overhead, each, operators)
@@ -112,6 +104,13 @@ def fit_copies(
     lookup_ns, gathered_ns, output_ns, weight_ns = (rate / _MS for rate in rates)
     copies = CopyOverhead(start_ms, lookup_ns, gathered_ns, output_ns, weight_ns, deviation)
     return replace(overhead, copies=copies)
+
+
+def _check_enough(rehearsed: Sequence[RehearsedPlan], which: str, what: str) -> None:
+    if len(rehearsed) < MIN_REHEARSALS:
+        raise UserError(
+            f"{len(rehearsed)} {which} were rehearsed: {what} needs at least {MIN_REHEARSALS}"
+        )
 
 
 def measured_operators(

@@ -169,11 +169,7 @@ class StepOverhead:
 
     def common_ms_of(self, tables: Sequence[EmbeddingTable], task: ShardingTask) -> Floats:
         """Returns what each of these tables of a task adds to `common_ms` if it is whole."""
-        own = task.batch_size / len(task.devices)
-        lookups = lookups_in(tables, task.batch_size).lookups / len(task.devices)
-        features = np.array([table.features for table in tables], float)
-        outputs = own * features * np.array([table.dim for table in tables])
-        loads = np.stack([lookups, outputs, features], axis=1)
+        loads = _own_loads(tables, task)
         return np.asarray(loads @ self.shared_rates[: loads.shape[1]])
 
     def split_cost(self, columns: float, batch_size: int, ranks: int) -> SplitCost:
@@ -223,13 +219,19 @@ def splits_of(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> int:
 
 def shared_loads_of(task: ShardingTask, splits: int = 0) -> Floats:
     """Returns what each rank does for its own samples, in the order of SHARED_LOADS."""
-    ranks = len(task.devices)
-    loads = loads_of([table.whole() for table in task.tables], task.batch_size) / ranks
-    lookups, outputs, _, _ = loads
-    features = sum(table.features for table in task.tables)
+    lookups, outputs, features = _own_loads(task.tables, task).sum(0)
     regrouped = outputs if splits else 0.0
-    split_samples = splits * task.batch_size / ranks
+    split_samples = splits * task.batch_size / len(task.devices)
     return np.array([lookups, outputs, features, regrouped, split_samples, 1.0])
+
+
+def _own_loads(tables: Sequence[EmbeddingTable], task: ShardingTask) -> Floats:
+    """Returns lookups, elements of outputs and features of a rank's own samples, [tables, 3]."""
+    own = task.batch_size / len(task.devices)
+    lookups = lookups_in(tables, task.batch_size).lookups / len(task.devices)
+    features = np.array([table.features for table in tables], float)
+    outputs = own * features * np.array([table.dim for table in tables])
+    return np.stack([lookups, outputs, features], axis=1)
 
 
 class SumOverhead:

@@ -167,7 +167,7 @@ def _gains_ms(
     without_ms = oracle.price(whole - mine).total_ms.double().numpy()
     whole_ms = float(oracle.price(whole[None]).total_ms)
     compute_ms = (whole_ms - without_ms) / ranks
-    columns = np.array([table.dim * table.features for table in tables])
+    columns = np.array([table.whole().output_width for table in tables])
     exchange_ms = price.column_ms() * columns / ranks
     common_ms = overhead.common_ms_of(tables, task)
     copies_ms = overhead.copies.each_ms(task, tables)

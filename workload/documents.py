@@ -36,11 +36,8 @@ class Schema:
         version = document.get("version")
         oldest = self.oldest or self.version
         if not isinstance(version, int) or not oldest <= version <= self.version:
-            read = (
-                f"version {self.version}"
-                if oldest == self.version
-                else (f"versions {oldest} to {self.version}")
-            )
+            several = oldest < self.version
+            read = f"versions {oldest} to {self.version}" if several else f"version {oldest}"
             raise UserError(
                 f"has version {version} of {self.name}, this autoshard reads {read}: write it "
                 "again with this one, or read it with the other"

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,11 +46,6 @@ class RehearsedPlan:
         """Returns the same with all times longer or shorter by a factor."""
         passes_ms, step_ms = self.passes_ms * factor, self.step_ms * factor
         return RehearsedPlan(self.task, self.plan, passes_ms, step_ms)
-
-    def without_copies(self) -> "RehearsedPlan":
-        """Returns the same times with the task and plan of the tables that are not copied."""
-        plan, task = self.plan.without_copies(self.task)
-        return replace(self, task=task, plan=plan)
 
 
 def rehearsed_plans(
