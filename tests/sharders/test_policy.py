@@ -290,9 +290,8 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
 ) -> None:
     """It is played side by side with what it began as, in some styles."""
     network = PolicyNetwork(PolicyShape())
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        network.score.weight.copy_(3000 * torch.randn_like(network.score.weight))
+    with torch.no_grad():
+        network.itself.fill_(-100)  # alone, it prefers the devices that cost most
     policy, start = (
         Policy(network, max_devices=16),
         PolicyRollouts(Policy.untrained().network, oracle),
@@ -313,7 +312,7 @@ def test_a_policy_that_has_learned_wrong_loses_nothing(
         # Equal devices may be chosen in another order, which may lead to another plan.
         assert oracle.step_ms(plan, task) <= 1.01 * min(told)
         better += min(told) < 0.95 * told[0]
-    assert better >= 3
+    assert better == 5
 
 
 @pytest.mark.parametrize("fill", [0.3, 0.95])
