@@ -200,7 +200,7 @@ def price_plan(
         common_ms: What a step takes on all devices alike.
     """
     plan.check(task)
-    sharded, rest = plan.without_copies(task)
+    sharded, rest = plan.on_single_devices(task)
     shards = sharded.shards(rest)
     answers = iter(oracle.costs([shard for shard in shards if shard is not None]))
     if exchange_ms is None:

@@ -59,7 +59,7 @@ def slowest_by_phase(
     """
     oracle.check(task)
     plan.check_places(task)
-    plan, task = plan.without_copies(task)
+    plan, task = plan.on_single_devices(task)
     if not plan.placements:
         return ()
     devices = _Devices(oracle, plan.placed(task), plan.num_devices, task.objective)

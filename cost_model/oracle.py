@@ -152,7 +152,7 @@ class EstimatedCosts:
     def plan_cost(self, plan: ShardingPlan, task: ShardingTask) -> PlanCost:
         """Returns the cost of a plan, with its all-to-alls where they are known."""
         self.check(task)
-        sharded, rest = plan.without_copies(task)
+        sharded, rest = plan.on_single_devices(task)
         exchange = self.exchange(sharded.columns(rest), task.objective)
         both = None if exchange is None else (exchange, exchange)
         return price_plan(plan, task, self, both, common_ms=self.common_ms(task, plan))
@@ -162,7 +162,7 @@ class EstimatedCosts:
 
         Corrections of single measured shards do not take part: sharders compare plans by this.
         """
-        sharded, rest = plan.without_copies(task)
+        sharded, rest = plan.on_single_devices(task)
         if not sharded.placements:
             return self.common_ms(task, plan)
         shards = sharded.shards(rest)

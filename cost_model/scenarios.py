@@ -5,7 +5,8 @@ wherever they are. So in a comparison of two plans the uncertainty of a table ca
 additive in each scenario: scenarios are one more dimension of sums.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
@@ -113,6 +114,16 @@ class Scenarios:
         self._fusion = {name: weight[self._both] for name, weight in fusion.items()}
         self._stretch = model.uncertainty.scale
 
+    def with_blocks(self, tables: Mapping[str, str]) -> "Scenarios":
+        """Returns the same scenarios for blocks of rows, each with the corrections of its table.
+
+        Args:
+            tables: Access digest of the table of each block, by the block's.
+        """
+        found = copy(self)
+        found._numbers = self._numbers | {b: self._numbers[t] for b, t in tables.items()}
+        return found
+
     def amounts(self, pieces: Sequence[Piece]) -> Tensor:
         """Returns the amounts of pieces, shape [pieces, members + scenarios, amounts]."""
         amounts = self._embed(pieces)[:, self._both]
@@ -155,4 +166,4 @@ class Scenarios:
 def _split_cost(overhead: SumOverhead | None, task: ShardingTask) -> SplitCost:
     if overhead is None:
         return SplitCost()
-    return overhead.of_step.split_cost(task.columns, task.batch_size, len(task.devices))
+    return overhead.of_step.split_cost(task.columns_in_order, task.batch_size, len(task.devices))

@@ -23,6 +23,7 @@ from torch import Tensor
 from autoshard.cost_model.compute import HALF_A_TABLE, ComputeCostModel, Prices
 from autoshard.cost_model.copy_overhead import CopyOverhead
 from autoshard.cost_model.network import DIRECTIONS, INPUTS, TERMS
+from autoshard.cost_model.row_overhead import RowOverhead
 from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats
 from autoshard.workload.lookups import lookups_in
@@ -92,6 +93,7 @@ class StepOverhead:
             than one for a feature.
         shared_ms: For each step.
         copies: What copies of tables add; None if unknown.
+        rows: What tables in blocks of rows add.
     """
 
     forward: DirectionOverhead
@@ -103,6 +105,7 @@ class StepOverhead:
     split_sample_ns: float
     shared_ms: float
     copies: CopyOverhead | None = None
+    rows: RowOverhead = RowOverhead()
 
     @cached_property
     def shared_rates(self) -> Floats:
@@ -144,6 +147,8 @@ class StepOverhead:
             UserError: The plan copies tables, and what copies take is unknown.
         """
         common_ms = self.ordering_ms(task, plan)
+        if plan.by_rows:
+            common_ms += self.rows.ms(task, plan.by_rows)
         if not plan.copied:
             return common_ms
         if self.copies is None:
@@ -154,14 +159,18 @@ class StepOverhead:
         return common_ms + self.copies.ms(task, plan.copied)
 
     def ordering_ms(self, task: ShardingTask, plan: ShardingPlan) -> float:
-        """Returns `plan_ms` without what copies themselves take.
+        """Returns `plan_ms` without what copies and blocks of rows themselves take.
 
-        Where some tables are copied, all outputs are put in order anew, as if there were splits.
+        Where some tables are copied, or some are in blocks of rows, all outputs are put in order
+        anew, as if there were splits.
         """
-        sharded, rest = plan.without_copies(task)
-        splits = splits_of(rest, sharded.placed(rest))
+        sharded, flat = plan.on_single_devices(task)
+        splits = splits_of(flat, sharded.placed(flat))
+        rest = task.without(plan.copied, reserve=False)
         common_ms = self.common_ms(rest, splits)
-        if plan.copied and rest.tables:
+        by_rows = len(plan.by_rows)
+        ways = bool(plan.copied) + bool(by_rows) + (len(rest.tables) > by_rows)
+        if ways > 1:
             ordered = rest.columns if splits else 0
             own = task.batch_size / len(task.devices)
             common_ms += _NS * self.regrouped_ns * own * (task.columns - ordered)
@@ -193,7 +202,8 @@ class StepOverhead:
         passes = {n: DirectionOverhead(**document[n]) for n in ("forward", "backward")}
         copies = document.get("copies")  # which models from before do not know
         known = None if copies is None else CopyOverhead(**copies)
-        return StepOverhead(**{**document, **passes, "copies": known})
+        rows = RowOverhead(**document.get("rows", {}))
+        return StepOverhead(**{**document, **passes, "copies": known, "rows": rows})
 
 
 def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:

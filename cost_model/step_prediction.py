@@ -13,10 +13,11 @@ import torch
 
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.cost_model.step_overhead import splits_of
+from autoshard.cost_model.step_overhead import SplitCost, splits_of
 from autoshard.cost_model.table_residuals import ShardResidual
 from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
+from autoshard.workload.row_blocks import row_blocks
 from autoshard.workload.step_price import StepPrice
 
 Placed = Sequence[tuple[Piece, int]]  # pieces and their devices
@@ -71,18 +72,28 @@ class StepPredictor:
         self._oracle, self._task, self._seed = oracle, task, seed
         self._price = StepPrice.of_task(task)
         self._whole_ms = oracle.common_ms(task)
-        self._split_cost = oracle.split_cost(task.columns, len(task.devices))
+        self._split_cost = oracle.split_cost(task.columns_in_order, len(task.devices))
         self._scenarios = oracle.scenarios(task.tables, SCENARIOS, seed)
 
-    def _without(self, copied: Sequence[str]) -> "StepPredictor":
-        """Returns the predictor of the tables that are not copied, in the same scenarios."""
-        rest, ranks = copy(self), len(self._task.devices)
-        rest._task = self._task.without(copied, reserve=False)
-        rest._price = StepPrice.of_task(rest._task)
-        unsplit = ShardingPlan.table_wise(rest._task, [0] * len(rest._task.tables))
-        rest._whole_ms = self._oracle.common_ms(self._task, replace(unsplit, copied=tuple(copied)))
-        rest._split_cost = self._oracle.split_cost(rest._task.columns, ranks)
-        return rest
+    def _on_single_devices(self, plan: ShardingPlan) -> tuple["StepPredictor", ShardingPlan]:
+        """Returns the predictor of what each device holds alone, in the same scenarios, and the
+        plan of that.
+        """
+        alone = copy(self)
+        sharded, alone._task = plan.on_single_devices(self._task)
+        alone._scenarios = self._scenarios.with_blocks(
+            {
+                block.access_digest: table.access_digest
+                for table in self._task.tables
+                if table.name in plan.by_rows
+                for block in row_blocks(table, plan.by_rows[table.name])
+            }
+        )
+        alone._price = StepPrice.of_task(alone._task)
+        # With all splits of this plan.
+        alone._whole_ms = self._oracle.common_ms(self._task, plan)
+        alone._split_cost = SplitCost()
+        return alone, sharded
 
     def expected_ms(self, placed: Placed) -> float:
         """Returns the expected step time, which sharders minimise."""
@@ -91,9 +102,10 @@ class StepPredictor:
         return expected_ms + self._on_all_devices_ms(placed)
 
     def expected_of(self, plan: ShardingPlan) -> float:
-        """Returns the expected step time of a plan, which may have copies."""
-        if plan.copied:
-            return self._without(plan.copied).expected_of(replace(plan, copied=()))
+        """Returns the expected step time of a plan, which may have copies and blocks of rows."""
+        if plan.copied or plan.by_rows:
+            alone, sharded = self._on_single_devices(plan)
+            return alone.expected_of(sharded)
         return self.expected_ms(plan.placed(self._task)) if plan.placements else self._whole_ms
 
     def best_plan(self, found: Sequence[Placed]) -> ShardingPlan:
@@ -110,8 +122,11 @@ class StepPredictor:
 
         Residuals are seeded by shard, so plans that share a shard share its residual.
         """
-        if plan.copied:
-            found = self._without(plan.copied).of(replace(plan, copied=()))
+        if plan.copied or plan.by_rows:
+            alone, sharded = self._on_single_devices(plan)
+            found = alone.of(sharded)
+            if not plan.copied:
+                return found
             return replace(found, drawn_ms=found.drawn_ms + self._copies_error_ms(plan.copied))
         if not plan.placements:
             return StepPrediction(self._whole_ms, np.full(SCENARIOS, self._whole_ms))

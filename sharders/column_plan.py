@@ -76,7 +76,7 @@ class ColumnPlan:
         self._min_width = -(-masks.min_width[:-1] // DIM_STEP)
         self._full = np.array([_steps(unit) for unit in self.units], np.int64)
         self._features = np.array([unit.pieces[0].table.features for unit in self.units])
-        self._split_cost = oracle.split_cost(task.columns, len(task.devices))
+        self._split_cost = oracle.split_cost(task.columns_in_order, len(task.devices))
         self.devices = len(task.devices)
         self.widths = np.zeros((len(self.units), self.devices), np.int64)
         numbers = {unit.name: number for number, unit in enumerate(self.units)}

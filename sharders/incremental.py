@@ -1,7 +1,5 @@
 """`IncrementalSharder`: improves a plan in use, with a limit on the bytes that move."""
 
-from dataclasses import replace
-
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.sharders.local_search import LocalSearch
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
@@ -9,7 +7,7 @@ from autoshard.workload.moves import moved_bytes, moves_between
 
 
 class IncrementalSharder:
-    """Improves a plan in use by local search, within a limit of moved bytes. Copies stay.
+    """Improves a plan in use by local search, within a limit of moved bytes. Copies and rows stay.
 
     Args:
         oracle: Predicts costs of plans.
@@ -37,7 +35,7 @@ class IncrementalSharder:
             self._plan.check(task)
         except PlanError as fault:
             raise PlanError(f"the plan to stay near to is no plan for this task: {fault}") from None
-        old, rest = self._plan.without_copies(task)
+        old, rest = self._plan.on_single_devices(task, reserve=True)
         if not old.placements:
             return self._plan
         predictor = StepPredictor(self._oracle, rest)
@@ -52,4 +50,4 @@ class IncrementalSharder:
             if moved_bytes(moves_between(old, plan, rest)) <= self._max_bytes
         ]
         best = min(near, key=lambda plan: predictor.expected_ms(plan.placed(rest)))
-        return replace(best, copied=self._plan.copied)
+        return best.with_ways_of(self._plan, task)

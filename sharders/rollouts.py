@@ -185,7 +185,7 @@ class PolicyRollouts:
         whole = Group(np.arange(len(task.devices)), instance)
         groups = in_groups(catalog, whole)
         ended = self._run_groups(catalog, groups, configs, split, rng)
-        split_cost = self._oracle.split_cost(task.columns, len(task.devices))
+        split_cost = self._oracle.split_cost(task.columns_in_order, len(task.devices))
         combined = partial(Rollout.combined, task, split_cost)
         found = [combined(rollouts, number) for number, rollouts in enumerate(ended)]
         if len(groups) > 1:

@@ -46,7 +46,7 @@ def next_steps(
     """Returns at most `count` steps to better valid plans, the best first.
 
     A unit of a device that is the slowest of a stage moves, is swapped, or is split so that one
-    half moves. There is at most one step of each kind for each unit. Copies stay.
+    half moves. There is at most one step of each kind for each unit. Copies and rows stay.
 
     Raises:
         PlanError: The plan is not valid.
@@ -54,17 +54,17 @@ def next_steps(
     plan.check(task)
     if len(task.devices) == 1 or not plan.placements:
         return []
-    if plan.copied:
-        sharded, rest = plan.without_copies(task)
+    if plan.copied or plan.by_rows:
+        sharded, rest = plan.on_single_devices(task, reserve=True)
         others_ms = StepPredictor(oracle, task).expected_of(plan)
         others_ms -= StepPredictor(oracle, rest).expected_of(sharded)
         return [
             replace(
                 step,
-                plan=replace(step.plan, copied=plan.copied),
+                plan=step.plan.with_ways_of(plan, task),
                 expected_ms=step.expected_ms + others_ms,
             )
-            for step in next_steps(oracle, task.without(plan.copied), sharded, count)
+            for step in next_steps(oracle, rest, sharded, count)
         ]
     predictor = StepPredictor(oracle, task)
     power = norm_power(oracle.residuals.prior.rest)

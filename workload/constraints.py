@@ -8,7 +8,7 @@
       "item_*": {not_on: [device3], min_width: 32, apart: true}
       country: {whole: true}
       city: {pinned: 2}
-      "c*": {ways: [table_wise, data_parallel]}
+      "c*": {ways: [table_wise, row_wise, data_parallel]}
     devices:                                # a name, a number, or all
       all: {reserve: 10%}                   # share of its memory, or a size: 2 GB
 
@@ -27,13 +27,14 @@ import yaml
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.rules import OLD_KINDS, Kind, Rule
+from autoshard.workload.tables import MAX_DIM
 from autoshard.workload.tasks import Device, ShardingTask
 
 _SECTIONS = ("groups", "tables", "devices")
 _FLAGS: dict[str, Kind] = {"together": "together", "apart": "apart", "whole": "whole"}
 _COUNTS: dict[str, Kind] = {"max_slices": "max_slices", "min_width": "min_width", **OLD_KINDS}
 _PLACES: dict[str, Kind] = {"on": "on", "not_on": "not_on", "pinned": "on"}
-WAYS = ("table_wise", "column_wise", "data_parallel")  # in which a table may be sharded
+WAYS = ("table_wise", "column_wise", "row_wise", "data_parallel")  # in which a table may be sharded
 _DEMANDS = (*_FLAGS, *_PLACES, *_COUNTS, "ways")
 _ALL = "all"
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(%|GB)", re.IGNORECASE)
@@ -150,8 +151,8 @@ class Constraints:
                 if demand in _COUNTS and (not isinstance(value, int) or isinstance(value, bool)):
                     raise FieldError(demand, f"must be a whole number, got {value!r}")
                 if demand == "ways":
-                    for kind in _kinds_of_ways(value):
-                        yield Rule(kind, tables, (), name)
+                    for kind, *numbers in _rules_of_ways(value):
+                        yield Rule(kind, tables, tuple(numbers), name)
                 elif demand in _PLACES:
                     devices = _devices_of(demand, value, task.devices)
                     yield Rule(_PLACES[demand], tables, devices, name)
@@ -195,23 +196,25 @@ def _names(where: str, members: Any) -> tuple[str, ...]:
     return tuple(map(str, members))
 
 
-def _kinds_of_ways(value: Any) -> Iterator[Kind]:
-    """Yields the rules by which only these ways are left; FieldError if they leave none."""
+def _rules_of_ways(value: Any) -> Iterator[tuple[Any, ...]]:
+    """Yields kinds and numbers of rules by which only these ways are left; FieldError if none."""
     ways = value if isinstance(value, list | tuple) else [value]
     for way in ways:
         if way not in WAYS:
             raise FieldError("ways", f"must be some of {', '.join(WAYS)}, got {_shown(value)}")
     if not ways:
         raise FieldError("ways", f"leaves no way: name some of {', '.join(WAYS)}")
-    if "table_wise" not in ways and "column_wise" not in ways:
-        yield "copied"
+    if set(ways) in ({"data_parallel"}, {"row_wise"}):
+        yield ("copied" if ways[0] == "data_parallel" else "by_rows",)
         return
     if "table_wise" not in ways:
-        raise FieldError("ways", "column_wise needs table_wise: whether to split is for a sharder")
+        raise FieldError("ways", "needs table_wise beside others: which is best is for a sharder")
     if "column_wise" not in ways:
-        yield "whole"
+        yield ("min_width", MAX_DIM) if "row_wise" in ways else ("whole",)
+    if "row_wise" not in ways:
+        yield ("not_by_rows",)
     if "data_parallel" not in ways:
-        yield "not_copied"
+        yield ("not_copied",)
 
 
 def _devices_of(demand: str, value: Any, devices: Sequence[Device]) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
-"""Moves of columns between devices when one plan replaces another."""
+"""Moves of columns and rows between devices when one plan replaces another."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -9,6 +9,7 @@ import numpy as np
 import scipy  # which loads its parts when they are used
 
 from autoshard.workload.plans import Placement, PlanError, ShardingPlan
+from autoshard.workload.row_blocks import rows_of_block
 from autoshard.workload.tables import EmbeddingTable
 from autoshard.workload.tasks import ShardingTask
 
@@ -17,7 +18,8 @@ from autoshard.workload.tasks import ShardingTask
 class Move:
     """Columns `start` to `start + width` of a table that move from one device to another.
 
-    `bytes` counts their weights and optimizer state.
+    `bytes` counts their weights and optimizer state. `rows` are the first row and the one after the
+    last; None for all rows.
     """
 
     table: str
@@ -26,6 +28,7 @@ class Move:
     source: int
     target: int
     bytes: int
+    rows: tuple[int, int] | None = None
 
 
 class Traffic(NamedTuple):
@@ -89,7 +92,8 @@ def renumbered(
 ) -> ShardingPlan:
     """Returns the plan with equal devices exchanged so that least moves from plan `near`.
 
-    Devices are equal if memory and rules agree, so costs and validity do not change.
+    Devices are equal if memory and rules agree, so costs and validity do not change. Blocks of rows
+    have their devices by their number, so a plan with any is returned as it is.
 
     Args:
         plan: Plan to renumber.
@@ -97,6 +101,8 @@ def renumbered(
         task: Task of both plans.
         weigh: Weight of so many columns of a table. Default: the bytes that would move.
     """
+    if plan.by_rows:
+        return plan
     kinds = [
         (replace(device, name="any"), task.rules_of_device(number))
         for number, device in enumerate(task.devices)
@@ -106,10 +112,12 @@ def renumbered(
     for table in task.tables:
         if table.name not in before or table.name not in after:  # copies, which are everywhere
             continue
-        for start, end, there, here in _pieces(before[table.name], after[table.name]):
-            width = end - start
-            kept[here, there] += (
-                weigh(table, width) if weigh else task.operator.stored_bytes(table.rows, width)
+        for move in _overlaps(table, before[table.name], after[table.name]):
+            width, rows = move.width, _rows_of(move, table)
+            kept[move.target, move.source] += (
+                weigh(table, width) * rows / table.rows
+                if weigh
+                else task.operator.stored_bytes(rows, width)
             )
     # Ties keep the plan's own numbers.
     kept += np.eye(len(kept)) * 1e-9 * max(1.0, kept.max())
@@ -125,31 +133,47 @@ def _of_table(
     task: ShardingTask,
 ) -> list[Move]:
     moves: list[Move] = []
-    for start, end, source, target in _pieces(old, new):
-        if source == target:
+    for move in _overlaps(table, old, new):
+        if move.source == move.target:
             continue
         last = moves[-1] if moves else None
-        if last and (last.start + last.width, last.source, last.target) == (start, source, target):
-            start = moves.pop().start  # adjacent columns move as one
-        size = task.operator.stored_bytes(table.rows, end - start)
-        moves.append(Move(table.name, start, end - start, source, target, size))
-    return moves
+        if last and replace(last, start=last.start + last.width, width=move.width) == move:
+            move = replace(last, width=last.width + move.width)  # noqa: PLW2901 - as one
+            moves.pop()
+        moves.append(move)
+    stored = task.operator.stored_bytes
+    return [replace(move, bytes=stored(_rows_of(move, table), move.width)) for move in moves]
+
+
+def _rows_of(move: Move, table: EmbeddingTable) -> int:
+    return table.rows if move.rows is None else move.rows[1] - move.rows[0]
 
 
 def _copies(table: EmbeddingTable, task: ShardingTask) -> list[Placement]:
     return [Placement(table.name, 0, table.dim, device) for device in range(len(task.devices))]
 
 
-def _pieces(old: Sequence[Placement], new: Sequence[Placement]) -> list[tuple[int, int, int, int]]:
-    """Returns ranges of columns, start and end, with their device in each plan."""
-    cuts = {p.start for p in (*old, *new)} | {old[-1].start + old[-1].width}
-    homes = [[_device_at(plan, start) for start in sorted(cuts)[:-1]] for plan in (old, new)]
-    return [
-        (start, end, *devices)
-        for (start, end), *devices in zip(pairwise(sorted(cuts)), *homes, strict=True)
-    ]
+def _overlaps(
+    table: EmbeddingTable, old: Sequence[Placement], new: Sequence[Placement]
+) -> Iterator[Move]:
+    """Yields what has one device in each plan, also where it is the same; without bytes."""
+    for rows in _ranges(table.rows, old, new):
+        covered = None if rows == (0, table.rows) else rows
+        cuts = sorted({p.start for p in (*old, *new)} | {old[-1].start + old[-1].width})
+        for start, end in pairwise(cuts):
+            homes = (_device_at(plan, start, rows[0], table.rows) for plan in (old, new))
+            yield Move(table.name, start, end - start, *homes, 0, covered)
 
 
-def _device_at(placements: Sequence[Placement], column: int) -> int:
-    """Returns the device of the placement that covers the column."""
-    return next(p.device for p in reversed(placements) if p.start <= column)
+def _ranges(rows: int, *plans: Sequence[Placement]) -> list[tuple[int, int]]:
+    """Returns ranges of rows that are in one block in all plans."""
+    cuts = {0, rows}
+    for plan in plans:
+        cuts |= set(range(0, rows, rows_of_block(rows, plan[0].row_blocks)))
+    return list(pairwise(sorted(cuts)))
+
+
+def _device_at(placements: Sequence[Placement], column: int, row: int, rows: int) -> int:
+    """Returns the device that has a column of a row."""
+    found = next(p for p in reversed(placements) if p.start <= column)
+    return found.device + row // rows_of_block(rows, found.row_blocks)

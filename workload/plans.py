@@ -1,4 +1,4 @@
-"""Sharding plans: the device of each column of each table, or copies on all, and validation."""
+"""Sharding plans: where columns, blocks of rows and copies of tables are, and validation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -8,11 +8,12 @@ from typing import Any
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.operators import MemoryParts
+from autoshard.workload.row_blocks import can_be_blocks, row_blocks
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import EmbeddingTable, Piece, Shard
 from autoshard.workload.tasks import ShardingTask
 
-PLAN_SCHEMA = documents.Schema("autoshard.plan", 2, oldest=1)  # copies came with version 2
+PLAN_SCHEMA = documents.Schema("autoshard.plan", 2, oldest=1)  # copies and blocks of rows came with version 2
 _NAMED = 3  # devices that an error names, besides the worst
 
 
@@ -30,12 +31,31 @@ def copies_uncounted(plan: "ShardingPlan", task: ShardingTask) -> UserError:
 
 @dataclass(frozen=True, order=True)
 class Placement:
-    """Columns `start` to `start + width` of a table on a device, by number in the task."""
+    """Columns `start` to `start + width` of a table on a device, by number in the task.
+
+    Args:
+        table: Name of the table.
+        start: First column.
+        width: Number of columns.
+        device: Device, or the first of several.
+        row_blocks: Devices, from `device` on, each of which holds a block of the rows: all of them
+            (row-wise), or those of a node (table-row-wise; with several slices of columns a grid).
+    """
 
     table: str
     start: int
     width: int
     device: int
+    row_blocks: int = 1
+
+    @property
+    def devices(self) -> range:
+        """Returns all devices that hold rows of it."""
+        return range(self.device, self.device + self.row_blocks)
+
+
+_NUMBERS = ("start", "width", "device", "row_blocks")
+_FIELDS = {"table", *_NUMBERS}
 
 
 def merged_by_device(placed: Iterable[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
@@ -61,7 +81,7 @@ class ShardingPlan:
     """Pieces of tables and their devices. A table-wise plan has one piece per table.
 
     Args:
-        placements: Pieces, each on one device.
+        placements: Pieces, each on one device, or in blocks of rows on several.
         num_devices: Number of devices.
         copied: Names of tables of which each device has a copy (data-parallel).
     """
@@ -127,16 +147,56 @@ class ShardingPlan:
             found.setdefault(placement.table, []).append(placement)
         return found
 
-    def without_copies(self, task: ShardingTask) -> tuple["ShardingPlan", ShardingTask]:
-        """Returns the plan of the tables that are not copied, and their task, to price them."""
-        if not self.copied:
+    @property
+    def by_rows(self) -> dict[str, int]:
+        """Returns the number of row blocks of each table that is sharded by rows."""
+        return {p.table: p.row_blocks for p in self.placements if p.row_blocks > 1}
+
+    def on_single_devices(
+        self, task: ShardingTask, reserve: bool = False
+    ) -> tuple["ShardingPlan", ShardingTask]:
+        """Returns the plan of what each device holds alone, and its task.
+
+        There are no copies, and each block of rows is a table of its own.
+
+        Args:
+            task: Task of this plan.
+            reserve: Whether the memory of copies is reserved, to plan anew; plans are priced
+                without.
+        """
+        if not (self.copied or self.by_rows):
             return self, task
-        return replace(self, copied=()), task.without(self.copied, reserve=False)
+        rest = task.without(self.copied, reserve).with_row_blocks(self.by_rows)
+        placements = (
+            Placement(piece.table.name, piece.start, piece.width, device)
+            for piece, device in self.placed(task)
+        )
+        return ShardingPlan(tuple(placements), self.num_devices), rest
+
+    def with_ways_of(self, other: "ShardingPlan", task: ShardingTask) -> "ShardingPlan":
+        """Returns this plan of a task `on_single_devices` with another plan's copies and blocks."""
+        blocks = {
+            block.name
+            for table in task.tables
+            if table.name in other.by_rows
+            for block in row_blocks(table, other.by_rows[table.name])
+        }
+        own = (placement for placement in self.placements if placement.table not in blocks)
+        shared = (placement for placement in other.placements if placement.row_blocks > 1)
+        return ShardingPlan((*own, *shared), self.num_devices, other.copied)
 
     def placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
-        """Returns pieces with their devices."""
+        """Returns pieces with their devices; of a table by rows, pieces of its blocks."""
         tables = {table.name: table for table in task.tables}
-        return [(Piece(tables[p.table], p.start, p.width), p.device) for p in self.placements]
+        found = []
+        for p in self.placements:
+            table = tables[p.table]
+            held = (table,) if p.row_blocks == 1 else row_blocks(table, p.row_blocks)
+            found += [
+                (Piece(part, p.start, p.width), device)
+                for part, device in zip(held, p.devices, strict=True)
+            ]
+        return found
 
     def check(self, task: ShardingTask) -> None:
         """Raises PlanError unless every column is placed once, within memory and by all rules."""
@@ -155,14 +215,16 @@ class ShardingPlan:
                 f"the plan is for {self.num_devices} devices, the task has {len(task.devices)}"
             )
         for placement in self.placements:
-            if not 0 <= placement.device < self.num_devices:
+            if not 0 <= placement.device <= placement.devices[-1] < self.num_devices:
                 raise PlanError(
-                    f"table {placement.table} is on device {placement.device}, "
+                    f"table {placement.table} is on device {placement.devices[-1]}, "
                     f"devices are numbered 0 to {self.num_devices - 1}"
                 )
 
     def check_columns(self, tables: Sequence[EmbeddingTable]) -> None:
-        """Raises PlanError unless exactly the columns of these tables are placed, each once."""
+        """Raises PlanError unless exactly the columns of these tables are placed, each once, with
+        blocks of rows as TorchRec makes them.
+        """
         pieces: dict[str, list[Placement]] = {table.name: [] for table in tables}
         for name in (*(placement.table for placement in self.placements), *self.copied):
             if name not in pieces:
@@ -194,6 +256,28 @@ class ShardingPlan:
                 raise PlanError(
                     f"columns {covered} to {table.dim} of table {table.name} are nowhere"
                 )
+            self._check_blocks(table, pieces[table.name])
+
+    def _check_blocks(self, table: EmbeddingTable, pieces: Sequence[Placement]) -> None:
+        """Raises PlanError unless rows are in even blocks over all devices, or those of a node."""
+        count = pieces[0].row_blocks
+        if any(piece.row_blocks != count for piece in pieces):
+            raise PlanError(
+                f"table {table.name} has pieces of different row_blocks: all need the same number"
+            )
+        if count == 1:
+            return
+        if count < 1 or self.num_devices % count or any(piece.device % count for piece in pieces):
+            raise PlanError(
+                f"table {table.name} is in {count} blocks of rows from device {pieces[0].device} "
+                f"on: take all {self.num_devices} devices, or those of a node (row_blocks divides "
+                "the number of devices, and the first device is a multiple of it)"
+            )
+        if not can_be_blocks(table.rows, count):
+            raise PlanError(
+                f"table {table.name} has {table.rows} rows, too few for {count} blocks: "
+                "leave it whole"
+            )
 
     def _check_rules(self, task: ShardingTask) -> None:
         if not task.rules:
@@ -201,9 +285,10 @@ class ShardingPlan:
         widths: dict[str, dict[int, int]] = {table.name: {} for table in task.tables}
         for placement in self.placements:
             held = widths[placement.table]
-            held[placement.device] = held.get(placement.device, 0) + placement.width
+            for device in placement.devices:
+                held[device] = held.get(device, 0) + placement.width
         for rule in task.rules:
-            fault = rule.broken_by(widths, self.copied)
+            fault = rule.broken_by(widths, self.copied, self.by_rows)
             if fault is not None:
                 raise PlanError(f"the plan breaks the constraint {rule.name!r}: {fault}")
 
@@ -253,27 +338,32 @@ class ShardingPlan:
         return held
 
     def to_json(self) -> dict[str, Any]:
-        """Returns a JSON document; without copies one that autoshard 0.2 reads, too."""
-        body = {
-            "num_devices": self.num_devices,
-            "placements": [asdict(placement) for placement in self.placements],
-        }
-        if not self.copied:
-            return PLAN_SCHEMA.stamp(body, version=1)
-        return PLAN_SCHEMA.stamp(body | {"copied": list(self.copied)})
+        """Returns a JSON document; of columns alone one that autoshard 0.2 reads, too."""
+        placements = [asdict(placement) for placement in self.placements]
+        for placement in placements:
+            if placement["row_blocks"] == 1:
+                del placement["row_blocks"]
+        body = {"num_devices": self.num_devices, "placements": placements}
+        if self.copied:
+            body["copied"] = list(self.copied)
+        return PLAN_SCHEMA.stamp(body, version=2 if self.copied or self.by_rows else 1)
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "ShardingPlan":
         """Returns the plan that `to_json` wrote."""
         PLAN_SCHEMA.check(document)
         with documents.fields_of("plan"):
-            placements: Iterable[Mapping[str, Any]] = document["placements"]
+            placements: list[Mapping[str, Any]] = document["placements"]
+            for placement in placements:
+                if unknown := sorted(set(placement) - _FIELDS):
+                    raise FieldError(unknown[0], "is not a field of a placement: blocks of rows are even, "
+                                     "and row_blocks says how many")  # fmt: skip
             copied = document.get("copied", [])
             if not isinstance(copied, list) or len(set(map(str, copied))) < len(copied):
                 raise FieldError("copied", "must be a list of different tables")
             return ShardingPlan(
                 tuple(
-                    Placement(str(p["table"]), int(p["start"]), int(p["width"]), int(p["device"]))
+                    Placement(str(p["table"]), *(int(p.get(name, 1)) if name == "row_blocks" else int(p[name]) for name in _NUMBERS))
                     for p in placements
                 ),
                 int(document["num_devices"]),

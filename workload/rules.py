@@ -8,7 +8,17 @@ from autoshard.workload.errors import FieldError
 from autoshard.workload.tables import DIM_STEP
 
 Kind = Literal[
-    "together", "apart", "on", "not_on", "whole", "max_slices", "min_width", "copied", "not_copied"
+    "together",
+    "apart",
+    "on",
+    "not_on",
+    "whole",
+    "max_slices",
+    "min_width",
+    "copied",
+    "not_copied",
+    "by_rows",
+    "not_by_rows",
 ]
 
 OLD_KINDS: dict[str, Kind] = {  # names in files of 0.1.0
@@ -18,8 +28,9 @@ OLD_KINDS: dict[str, Kind] = {  # names in files of 0.1.0
 # These relate the tables of a rule; the others apply to each table.
 _OF_SEVERAL = ("together", "apart")
 _OF_DEVICES = ("on", "not_on")
-_OF_SLICES = ("whole", "max_slices", "min_width")  # which copies do not have
-_WITHOUT_NUMBERS = ("together", "apart", "whole", "copied", "not_copied")
+_OF_SLICES = ("whole", "max_slices", "min_width")  # of columns, which copies do not have
+_OF_WAYS = ("copied", "not_copied", "by_rows", "not_by_rows")
+_WITHOUT_NUMBERS = ("together", "apart", "whole", *_OF_WAYS)
 
 
 @dataclass(frozen=True)
@@ -30,7 +41,8 @@ class Rule:
         kind: `together`: whole and on one device. `apart`: no two on one device. `on`, `not_on`:
             allowed or excluded devices. `whole`: not split. `max_slices`: maximum number of
             devices. `min_width`: minimum number of columns on each device of a split table.
-            `copied`: each device has a copy. `not_copied`: not so.
+            `copied`: each device has a copy. `by_rows`: in blocks of rows on all devices.
+            `not_copied`, `not_by_rows`: not so.
         tables: Names of tables.
         numbers: Numbers of devices, or the number that the kind requires.
         name: Name in messages.
@@ -81,37 +93,54 @@ class Rule:
     @property
     def allows_copies(self) -> bool:
         """Returns whether each device may have a copy of its tables."""
-        return self.kind == "copied" or self.kind in _OF_SLICES
+        return self.kind in ("copied", "not_by_rows", *_OF_SLICES)
 
-    def without(self, copied: Collection[str]) -> "Rule | None":
-        """Returns the rule for the tables that are not copied; None if it says nothing of them."""
-        kept = tuple(table for table in self.tables if table not in copied)
+    @property
+    def allows_rows(self) -> bool:
+        """Returns whether its tables may be in blocks of rows, with one slice of columns each."""
+        return self.kind in ("by_rows", "not_copied", "min_width")
+
+    def without(self, tables: Collection[str]) -> "Rule | None":
+        """Returns the rule for other tables than these; None if it says nothing of them."""
+        kept = tuple(table for table in self.tables if table not in tables)
         least = 2 if self.kind in _OF_SEVERAL else 1
         return replace(self, tables=kept) if len(set(kept)) >= least else None
 
     def broken_by(
-        self, widths: Mapping[str, Mapping[int, int]], copied: Collection[str] = ()
+        self,
+        widths: Mapping[str, Mapping[int, int]],
+        copied: Collection[str] = (),
+        by_rows: Collection[str] = (),
     ) -> str | None:
         """Returns how a plan breaks the rule; None if it keeps it.
 
         Args:
             widths: Number of columns of each table, by device.
             copied: Names of tables of which each device has a copy.
+            by_rows: Names of tables that are in blocks of rows.
         """
         copied = frozenset(copied)
         tables = [table for table in self.tables if table not in copied]
         if self.kind == "copied":
             return f"{tables[0]} is not copied to all devices" if tables else None
+        in_blocks = [table for table in self.tables if table in by_rows]
+        if self.kind == "by_rows":
+            others = [table for table in self.tables if table not in by_rows]
+            return f"{others[0]} is not in blocks of rows" if others else None
+        if in_blocks and not self.allows_rows:
+            return f"{in_blocks[0]} is in blocks of rows"
         if len(tables) < len(self.tables) and not self.allows_copies:
             table = next(table for table in self.tables if table in copied)
             return f"{table} is copied to all devices"
-        if self.kind == "not_copied":
+        if self.kind in _OF_WAYS:
             return None
         if self.kind == "together":
             return _not_together(tables, widths)
         if self.kind == "apart":
             return _not_apart(tables, widths)
         for table in tables:
+            if table in by_rows:  # of full width
+                continue
             fault = self._broken_by_one(widths[table])
             if fault is not None:
                 return f"{table} {fault}"

@@ -12,6 +12,7 @@ from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.objective import Objective
 from autoshard.workload.operators import MemoryParts, OperatorOptions
+from autoshard.workload.row_blocks import row_blocks
 from autoshard.workload.rules import Rule
 from autoshard.workload.tables import EmbeddingTable, Piece
 
@@ -61,7 +62,8 @@ class ShardingTask:
         operator: Options of the fused operator.
         rules: Rules that plans must keep.
         objective: Cost that plans minimise.
-        copied: Names of further tables of which each device has a copy already (`without`).
+        beside: Names of tables that each device has a part of already: copies (`without`), or blocks
+            of rows (`with_row_blocks`).
     """
 
     tables: tuple[EmbeddingTable, ...]
@@ -70,10 +72,10 @@ class ShardingTask:
     operator: OperatorOptions = field(default_factory=OperatorOptions)
     rules: tuple[Rule, ...] = ()
     objective: Objective = field(default_factory=Objective)
-    copied: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.tables and not self.copied:
+        if not self.tables and not self.beside:
             raise FieldError("tables", "a task needs at least one table")
         if not self.devices:
             raise FieldError("devices", "a task needs at least one device")
@@ -98,6 +100,13 @@ class ShardingTask:
         """Returns the columns of all pooled outputs together."""
         return sum(table.dim * table.features for table in self.tables)
 
+    @property
+    def columns_in_order(self) -> int:
+        """Returns the columns that the first split of a table puts in order anew: all, unless they
+        are put in order anew in any case.
+        """
+        return 0 if self.beside else self.columns
+
     def without(self, copied: Collection[str], reserve: bool = True) -> "ShardingTask":
         """Returns the task of the other tables if each device has a copy of these.
 
@@ -117,8 +126,32 @@ class ShardingTask:
         tables = tuple(table for table in self.tables if table.name not in names)
         kept = [rule.without(names) for rule in self.rules]
         rules = tuple(rule for rule in kept if rule is not None)
-        beside = (*self.copied, *sorted(names))
-        return replace(self, tables=tables, devices=devices, rules=rules, copied=beside)
+        beside = (*self.beside, *sorted(names))
+        return replace(self, tables=tables, devices=devices, rules=rules, beside=beside)
+
+    def with_row_blocks(self, counts: Mapping[str, int]) -> "ShardingTask":
+        """Returns the task in which blocks of rows take the place of these tables.
+
+        Each block is a table of its own, which is whole and on one device. Other rules keep to the
+        other tables.
+
+        Args:
+            counts: Number of blocks of each table that is sharded by rows.
+        """
+        if not counts:
+            return self
+        blocks = {t: row_blocks(t, counts[t.name]) for t in self.tables if t.name in counts}
+        tables = (part for table in self.tables for part in blocks.get(table, (table,)))
+        kept = [rule.without(counts) for rule in self.rules]
+        pinned = [
+            Rule("on", (block.name,), tuple(range(number, len(self.devices), len(held))))
+            for held in blocks.values()
+            for number, block in enumerate(held)
+        ]
+        whole = Rule("whole", tuple(b.name for held in blocks.values() for b in held))
+        rules = (*(rule for rule in kept if rule is not None), *pinned, whole)
+        beside = (*self.beside, *sorted(counts))
+        return replace(self, tables=tuple(tables), rules=rules, beside=beside)
 
     def copies_memory(self, copied: Collection[str]) -> MemoryParts:
         """Returns the memory of copies of these tables on each device."""

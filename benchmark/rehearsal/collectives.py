@@ -124,6 +124,25 @@ class RecordedGroup(dist.ProcessGroup):
         run = self._inner.allgather
         return self._run(lambda: run(outputs, tensors, *([opts] if opts else [])), going, outputs)
 
+    def all_gather_single(  # type: ignore[override]  # one of its forms
+        self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
+    ) -> RecordedWork:
+        """Receives the tensor of each rank, one after the other in one tensor."""
+        opts = opts or dist.AllgatherOptions()
+        run = self._inner._allgather_base
+        return self._run(lambda: run(output, sent, opts), sent.nbytes * self._others, [output])
+
+    def reduce_scatter_single(  # type: ignore[override]  # one of its forms
+        self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
+    ) -> RecordedWork:
+        """Receives the sum over ranks of its own part of their tensors."""
+        opts = opts or dist.ReduceScatterOptions()
+        run = self._inner._reduce_scatter_base
+        return self._run(lambda: run(output, sent, opts), output.nbytes * self._others, [output])
+
+    _allgather_base = all_gather_single  # names in torch 2.11
+    _reduce_scatter_base = reduce_scatter_single
+
     def barrier(self, opts: Any = None) -> RecordedWork:
         """Waits for all ranks."""
         opts = opts or dist.BarrierOptions()
@@ -166,16 +185,22 @@ class TurnsBackend:
         combine = {"max": torch.maximum, "min": torch.minimum}.get(name, torch.add)
         (tensor,) = tensors
         number = self._turns.issue(tensor.contiguous())
+        return _Later(self._turns, number, lambda: self._combine(number, tensor, combine))
 
-        def finish() -> None:
-            total, part = torch.empty_like(tensor), torch.empty_like(tensor)
-            self._turns.read(number, 0, total)
-            for rank in range(1, self._turns.ranks):
-                self._turns.read(number, rank, part)
-                combine(total, part, out=total)
-            tensor.copy_(total)
+    def _reduce_scatter_base(self, output: torch.Tensor, sent: torch.Tensor, opts: Any) -> "_Later":
+        """As `RecordedGroup.reduce_scatter_single`; only sums are used."""
+        del opts
+        number = self._turns.issue(sent.contiguous(), [output.numel()] * self._turns.ranks)
+        return _Later(self._turns, number, lambda: self._combine(number, output, torch.add))
 
-        return _Later(self._turns, number, finish)
+    def _combine(self, number: int, output: torch.Tensor, combine: Callable[..., Any]) -> None:
+        """Reads what all ranks sent to this one, and combines it."""
+        total, part = torch.empty_like(output), torch.empty_like(output)
+        self._turns.read(number, 0, total)
+        for rank in range(1, self._turns.ranks):
+            self._turns.read(number, rank, part)
+            combine(total, part, out=total)
+        output.copy_(total)
 
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> "_Later":
         """As `RecordedGroup.broadcast`."""
@@ -192,10 +217,18 @@ class TurnsBackend:
         """As `RecordedGroup.allgather`."""
         del opts
         (tensor,), (found,) = tensors, outputs
-        number = self._turns.issue(tensor.contiguous())
+        return self._gather(tensor, found)
+
+    def _allgather_base(self, output: torch.Tensor, sent: torch.Tensor, opts: Any) -> "_Later":
+        """As `RecordedGroup.all_gather_single`."""
+        del opts
+        return self._gather(sent, output.chunk(self._turns.ranks))
+
+    def _gather(self, sent: torch.Tensor, outputs: Sequence[torch.Tensor]) -> "_Later":
+        number = self._turns.issue(sent.contiguous())
 
         def finish() -> None:
-            for rank, output in enumerate(found):
+            for rank, output in enumerate(outputs):
                 self._turns.read(number, rank, output)
 
         return _Later(self._turns, number, finish)

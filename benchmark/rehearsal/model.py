@@ -5,7 +5,7 @@ differ by plans.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torchrec.streamable import Pipelineable
 from autoshard.workload import (
     EmbeddingTable,
     OperatorOptions,
-    Placement,
     ShardingPlan,
     table_lookups,
 )
@@ -114,7 +113,7 @@ def in_model(tables: Sequence[EmbeddingTable]) -> dict[str, str]:
 def plan_in_model(plan: ShardingPlan, tables: Sequence[EmbeddingTable]) -> ShardingPlan:
     """Returns the plan with the names that the tables have in the model."""
     names = in_model(tables)
-    placements = (Placement(names[p.table], p.start, p.width, p.device) for p in plan.placements)
+    placements = (replace(placement, table=names[placement.table]) for placement in plan.placements)
     copied = tuple(names[table] for table in plan.copied)
     return ShardingPlan(tuple(placements), plan.num_devices, copied)
 

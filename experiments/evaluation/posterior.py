@@ -62,7 +62,7 @@ class Pricing(NamedTuple):
         """
         found = {}
         for plan in plans:
-            sharded, rest = plan.without_copies(task)
+            sharded, rest = plan.on_single_devices(task)
             columns = np.array(sharded.columns(rest), dtype=float)
             exchange_ms = float(StepPrice.of_task(rest).exchange_stage(columns).max())
             found[digests_of(task, plan)] = exchange_ms + common_ms(task, plan)

@@ -51,6 +51,7 @@ TABLES = (
     EmbeddingTable("weighted", 80, 16, 2.0, weighted=True),
 )
 _COPIED: dict[int, int] = {}  # on no rank in particular
+_BY_ROWS = {-1: 0}  # in blocks of rows on all ranks
 # Columns of each table by rank. Of the first even plan all slices are as wide; in the uneven ones
 # ranks come in any order; in the last rank 0 holds all tables together, and the others nothing.
 PLANS = {
@@ -63,6 +64,11 @@ PLANS = {
     "copies on 2": (2, [{0: 16, 1: 16}, _COPIED, {1: 24}, _COPIED]),
     "copies on 4": (4, [{3: 20, 0: 12}, {2: 16}, _COPIED, {1: 16}]),
     "copies alone on 4": (4, [_COPIED] * 4),
+    "rows on 2": (2, [_BY_ROWS, {0: 4, 1: 12}, _BY_ROWS, {0: 16}]),
+    "rows on 4": (4, [{3: 20, 0: 12}, _BY_ROWS, {2: 24}, _BY_ROWS]),
+    "rows alone on 4": (4, [_BY_ROWS] * 4),
+    "all ways on 2": (2, [{0: 20, 1: 12}, _BY_ROWS, {1: 24}, _COPIED]),
+    "all ways on 4": (4, [_BY_ROWS, _COPIED, {2: 12, 3: 12}, {0: 16}]),
 }
 
 
@@ -74,6 +80,9 @@ def task_of(ranks: int, batch_size: int = 32) -> ShardingTask:
 def plan_of(ranks: int, columns: list[dict[int, int]]) -> ShardingPlan:
     placements = []
     for table, widths in zip(TABLES, columns, strict=True):
+        if widths == _BY_ROWS:
+            placements.append(Placement(table.name, 0, table.dim, 0, ranks))
+            continue
         start = 0
         for rank, width in widths.items():
             placements.append(Placement(table.name, start, width, rank))
@@ -168,8 +177,8 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(
     assert all(float(change.abs().max()) > 1e-4 for change in moved)  # they did learn
 
 
-@pytest.mark.parametrize("name", ["uneven on 4", "copies on 2", "copies on 4"])
-def test_adagrad_learns_the_same_in_slices_and_copies(
+@pytest.mark.parametrize("name", ["uneven on 4", "copies on 2", "copies on 4", "all ways on 4"])
+def test_adagrad_learns_the_same_in_all_ways(
     name: str, stages: dict[int, RankGroup]
 ) -> None:
     ranks, columns = PLANS[name]

@@ -195,7 +195,7 @@ def test_a_plan_with_copies_costs_the_others_plan_and_the_copies(
 ) -> None:
     task, oracle = task_of(), EstimatedCosts(copying, 1024)
     plan = copying_plan(task, count)
-    sharded, rest = plan.without_copies(task)
+    sharded, rest = plan.on_single_devices(task)
     copies_ms = COPIES.ms(task, plan.copied)
     step_ms = oracle.step_ms(plan, task)
     # Beside copies all outputs are put in order, where splits do so with those of the rest only.
@@ -232,7 +232,7 @@ def test_coefficients_of_copies_are_found_again(tmp_path: Path, copying: CostMod
     for seed, ranks, batch_size in ((1, 2, 1024), (2, 3, 4096), (3, 4, 8192), (4, 2, 8192)):
         task = replace(task_of(seed, ranks, batch_size), objective=Objective())
         for plan in islice(copying_plans(random_plans(task, seed), task, rng), 6):
-            sharded, rest = plan.without_copies(task)
+            sharded, rest = plan.on_single_devices(task)
             loads = np.stack([
                 loads_of(() if shard is None else shard.pieces, batch_size)
                 for shard in sharded.shards(rest)

@@ -143,7 +143,7 @@ def test_copies_are_chosen_by_the_steps_of_plans(policy: Policy) -> None:
         assert step_ms <= oracle.step_ms(greedy.shard(task), task)
         if plan.copied:  # half of the copies are not better
             half = ShardingPlan((), 4, plan.copied[::2])
-            _, rest = half.without_copies(task)
+            _, rest = half.on_single_devices(task)
             fewer = ShardingPlan(greedy.shard(rest).placements, 4, half.copied)
             assert step_ms <= oracle.step_ms(fewer, task) * 1.02
 

@@ -219,7 +219,7 @@ def test_copies_take_memory_on_each_device() -> None:
     )
     alone = task.operator.memory([task.tables[0].whole()], 64)
     assert plan.device_memory(task) == (alone.plus(copy), copy)
-    sharded, rest = plan.without_copies(task)
+    sharded, rest = plan.on_single_devices(task)
     assert sharded == replace(plan, copied=())
     assert [table.name for table in rest.tables] == ["a"]
     assert rest == task.without(["b"], reserve=False)

@@ -27,7 +27,7 @@ from autoshard.workload.protocols import Sharder
 from autoshard.workload.tasks import Device, ShardingTask
 from autoshard.workload.torchrec.bags import BagTable, check_module, name_of
 from autoshard.workload.torchrec.models import described
-from autoshard.workload.torchrec.plans import COPIED, DENSE, FUSED, pieces_of, sharding_types
+from autoshard.workload.torchrec.plans import COPIED, DENSE, FUSED, parts_of, pieces_of, sharding_types
 
 
 def planner(
@@ -129,7 +129,7 @@ class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
         """Returns our plan as options; PlannerError if a rank has too little storage."""
         plan = self._plan(storage_constraint)
         pieces = pieces_of(plan, self._tables, self._topology.world_size)
-        types = sharding_types(pieces, self._tables)
+        types = sharding_types(pieces, self._tables, self._topology.world_size)
         made = []
         for option in proposal:
             name = name_of(option.path, option.name)
@@ -175,8 +175,8 @@ def _placed(
     made.compute_kernel = kernel
     rows = option.tensor.shape[0]
     made.shards = [
-        Shard(size=[rows, piece.width], offset=[0, piece.start], rank=piece.device)
-        for piece in pieces
+        Shard(size=list(sizes), offset=list(offsets), rank=rank)
+        for offsets, sizes, rank in parts_of(pieces, rows)
     ]
     return made
 

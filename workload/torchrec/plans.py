@@ -1,7 +1,7 @@
 """Converts plans to and from those of DistributedModelParallel."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import distributed, nn
@@ -11,6 +11,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 
 from autoshard.workload.plans import Placement, PlanError, ShardingPlan
+from autoshard.workload.row_blocks import rows_of_block
 from autoshard.workload.tables import DIM_STEP
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.torchrec.bags import BagTable, bag_tables, name_of
@@ -23,6 +24,10 @@ _WHOLE = torchrec.ShardingType.TABLE_WISE.value
 _SPLIT = torchrec.ShardingType.COLUMN_WISE.value
 # All of them place columns on ranks; they differ in how a planner may select the ranks.
 _BY_COLUMNS = (_WHOLE, _SPLIT, torchrec.ShardingType.TABLE_COLUMN_WISE.value)
+_ROWS = torchrec.ShardingType.ROW_WISE.value
+_ROWS_OF_NODE = torchrec.ShardingType.TABLE_ROW_WISE.value
+_GRID = torchrec.ShardingType.GRID_SHARD.value
+_BY_ROWS = (_ROWS, _ROWS_OF_NODE, _GRID)
 
 
 def to_torchrec(
@@ -40,7 +45,7 @@ def to_torchrec(
     the one that is fused into the backward pass of the others.
 
     Row-wise Adagrad keeps one number per row of a piece. A split table therefore trains slightly
-    differently from a whole one. SGD and Adagrad do not.
+    differently from a whole one. SGD and Adagrad do not. Blocks of rows train as whole tables do.
 
     Args:
         plan: Plan for the tables of `model`, with the names of `tables_of`.
@@ -56,7 +61,7 @@ def to_torchrec(
     device = device_type or device_type_here()
     modules: dict[str, torchrec.EmbeddingModuleShardingPlan] = {}
     pieces = pieces_of(plan, tables, ranks)
-    types = sharding_types(pieces, tables)
+    types = sharding_types(pieces, tables, ranks)
     for name, table in tables.items():
         module = modules.setdefault(table.path, torchrec.EmbeddingModuleShardingPlan())
         module[table.config.name] = (
@@ -76,17 +81,25 @@ def _world_size(world_size: int | None, plan: ShardingPlan) -> int:
 def pieces_of(
     plan: ShardingPlan, tables: Mapping[str, BagTable], ranks: int
 ) -> dict[str, list[Placement]]:
-    """Returns the pieces of each table that is not copied, in the order of columns, one per rank.
+    """Returns the pieces of each table that is not copied, in the order of columns, one per rank,
+    or in blocks of rows.
 
     Raises:
         PlanError: The plan is for other tables, or for more ranks.
     """
     plan.check_columns([table.described() for table in tables.values()])
-    if plan.copied and plan.num_devices != ranks:
+    if (plan.copied or plan.by_rows) and plan.num_devices != ranks:
+        what = "copies" if plan.copied else "blocks of rows"
         raise PlanError(
-            f"the plan has copies for {plan.num_devices} devices, and {ranks} ranks train: make a "
+            f"the plan has {what} for {plan.num_devices} devices, and {ranks} ranks train: make a "
             f"plan for {ranks} devices"
         )
+    for name, count in plan.by_rows.items():
+        if count not in (ranks, _ranks_of_node(ranks)):
+            raise PlanError(
+                f"table {name} is in {count} blocks of rows: TorchRec shards rows over all {ranks} "
+                f"ranks, or over the {_ranks_of_node(ranks)} ranks of a node (LOCAL_WORLD_SIZE)"
+            )
     pieces: dict[str, list[Placement]] = {name: [] for name in tables if name not in plan.copied}
     for piece in sorted(plan.placements):
         if not 0 <= piece.device < ranks:
@@ -98,8 +111,14 @@ def pieces_of(
     return {name: _merged(placements) for name, placements in pieces.items()}
 
 
+def _ranks_of_node(ranks: int) -> int:
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+
+
 def _merged(pieces: list[Placement]) -> list[Placement]:
     """Returns one piece per rank; columns change only where pieces are merged."""
+    if pieces and pieces[0].row_blocks > 1:
+        return pieces
     widths: dict[int, int] = {}
     for piece in pieces:
         widths[piece.device] = widths.get(piece.device, 0) + piece.width
@@ -111,16 +130,37 @@ def _merged(pieces: list[Placement]) -> list[Placement]:
 
 
 def sharding_types(
-    pieces: Mapping[str, list[Placement]], tables: Mapping[str, BagTable]
+    pieces: Mapping[str, list[Placement]], tables: Mapping[str, BagTable], ranks: int
 ) -> dict[str, str]:
     """Returns TorchRec's sharding type of each table that has pieces.
 
-    Tables of different types run in separate operators and all-to-alls, one after the other. So if
+    Rows are in blocks over all ranks, or over those of a node. Tables of different types run in separate operators and all-to-alls, one after the other. So if
     a collection has a split table, its whole tables are declared column-wise too: steps of 20
     tables on 2 cores, one or four of them split, took 0.85 to 0.91 of the time in five runs.
     """
-    split = {tables[name].path for name, parts in pieces.items() if len(parts) > 1}
-    return {name: _SPLIT if tables[name].path in split else _WHOLE for name in pieces}
+    by_rows = {
+        name: _ROWS if parts[0].row_blocks == ranks else _ROWS_OF_NODE if len(parts) == 1 else _GRID
+        for name, parts in pieces.items()
+        if parts[0].row_blocks > 1
+    }
+    others = {name: parts for name, parts in pieces.items() if name not in by_rows}
+    split = {tables[name].path for name, parts in others.items() if len(parts) > 1}
+    return by_rows | {name: _SPLIT if tables[name].path in split else _WHOLE for name in others}
+
+
+def parts_of(
+    pieces: Sequence[Placement], rows: int
+) -> list[tuple[tuple[int, int], tuple[int, int], int]]:
+    """Returns first row and column, rows and columns, and rank of each part, as TorchRec's shards."""
+    found = []
+    for piece in pieces:
+        size = rows_of_block(rows, piece.row_blocks)
+        for number, rank in enumerate(piece.devices):
+            first = number * size
+            found.append(
+                ((first, piece.start), (min(size, rows - first), piece.width), rank)
+            )
+    return found
 
 
 def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
@@ -144,20 +184,20 @@ def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
 def _sharding(
     table: BagTable, sharding_type: str, pieces: list[Placement], device: str, ranks: int
 ) -> torchrec.ParameterSharding:
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-    rows = table.config.num_embeddings
+    local_size = _ranks_of_node(ranks)
+    parts = parts_of(pieces, table.config.num_embeddings)
     return torchrec.ParameterSharding(
         sharding_type=sharding_type,
         compute_kernel=FUSED,
-        ranks=[piece.device for piece in pieces],
+        ranks=[rank for _, _, rank in parts],
         sharding_spec=EnumerableShardingSpec(
             [
                 ShardMetadata(
-                    shard_offsets=[0, piece.start],
-                    shard_sizes=[rows, piece.width],
-                    placement=placement(device, piece.device, local_size),
+                    shard_offsets=list(offsets),
+                    shard_sizes=list(sizes),
+                    placement=placement(device, rank, local_size),
                 )
-                for piece in pieces
+                for offsets, sizes, rank in parts
             ]
         ),
     )
@@ -167,8 +207,8 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
     """Returns a plan of TorchRec, such as `dmp.plan`, as a plan for the task; rank i is device i.
 
     Raises:
-        PlanError: A table is neither sharded by columns in the fused kernel nor copied to all
-            ranks, or not in the task.
+        PlanError: A table is neither sharded by columns or even blocks of rows in the fused kernel
+            nor copied to all ranks, or not in the task.
     """
     placements, copied = [], []
     ranks = len(task.devices)
@@ -192,16 +232,18 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
 
 
 def placements_of(table: str, sharding: torchrec.ParameterSharding) -> list[Placement]:
-    """Returns the pieces of a table; PlanError if they are not columns in the fused kernel."""
+    """Returns the pieces of a table; PlanError if they are not columns, or even blocks of rows, in
+    the fused kernel.
+    """
     if sharding.sharding_type == COPIED:
         raise PlanError(
             f"table {table} has copies in kernel {sharding.compute_kernel}: copies here run in "
             f"{DENSE}"
         )
-    if sharding.sharding_type not in _BY_COLUMNS:
+    if sharding.sharding_type not in (*_BY_COLUMNS, *_BY_ROWS):
         raise PlanError(
-            f"table {table} is sharded {sharding.sharding_type}: plans here are of whole tables "
-            f"(table_wise), of their columns (column_wise) and of copies ({COPIED})"
+            f"table {table} is sharded {sharding.sharding_type}: plans here know "
+            f"{', '.join((*_BY_COLUMNS, *_BY_ROWS, COPIED))}"
         )
     if sharding.compute_kernel != FUSED:
         raise PlanError(
@@ -209,7 +251,23 @@ def placements_of(table: str, sharding: torchrec.ParameterSharding) -> list[Plac
         )
     if not isinstance(sharding.sharding_spec, EnumerableShardingSpec) or not sharding.ranks:
         raise PlanError(f"table {table} has no ranks and columns: take a plan that a planner made")
-    return [
-        Placement(table, shard.shard_offsets[1], shard.shard_sizes[1], rank)
-        for shard, rank in zip(sharding.sharding_spec.shards, sharding.ranks, strict=True)
+    shards = sharding.sharding_spec.shards
+    found: dict[int, list[int]] = {}  # ranks by first column, in the order of rows
+    widths = {shard.shard_offsets[1]: shard.shard_sizes[1] for shard in shards}
+    for shard, rank in sorted(
+        zip(shards, sharding.ranks, strict=True), key=lambda each: each[0].shard_offsets
+    ):
+        found.setdefault(shard.shard_offsets[1], []).append(rank)
+    pieces = [
+        Placement(table, start, widths[start], ranks[0], len(ranks))
+        for start, ranks in found.items()
     ]
+    rows = max(sum(shard.shard_offsets[:1] + shard.shard_sizes[:1]) for shard in shards)
+    given = {((*shard.shard_offsets,), (*shard.shard_sizes,), rank)
+             for shard, rank in zip(shards, sharding.ranks, strict=True)}  # fmt: skip
+    if given != set(parts_of(pieces, rows)):
+        raise PlanError(
+            f"table {table} has blocks of rows that are uneven or not on successive ranks: TorchRec "
+            f"looks rows up in blocks of ceil(rows / ranks), {rows_of_block(rows, pieces[0].row_blocks)} here"
+        )
+    return pieces
