@@ -1,6 +1,6 @@
 """Fits what training takes beside operators to rehearsals of plans."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,6 +10,7 @@ from autoshard.benchmark.rehearsal.kept import RehearsedPlan
 from autoshard.cost_model.copy_overhead import CopyOverhead, copy_loads
 from autoshard.cost_model.link_fit import fit_terms
 from autoshard.cost_model.repeated_measurements import SEEDS, evaluation_seeds
+from autoshard.cost_model.row_overhead import RowOverhead, row_loads
 from autoshard.cost_model.step_overhead import (
     SHARED_LOADS,
     DirectionOverhead,
@@ -18,7 +19,7 @@ from autoshard.cost_model.step_overhead import (
     shared_loads_of,
     splits_of,
 )
-from autoshard.workload import UserError
+from autoshard.workload import EmbeddingTable, UserError
 from autoshard.workload.arrays import Floats
 
 MIN_REHEARSALS = 8
@@ -88,22 +89,53 @@ def fit_copies(
         UserError: There are too few plans.
     """
     _check_enough(rehearsed, "plans with copies", "what copies take")
-    terms, left, steps = [], [], []
+    loads = [
+        copy_loads(_tables(each, each.plan.copied), each.task.batch_size, len(each.task.devices))
+        for each in rehearsed
+    ]
+    start_ms, rates_ns, deviation = _fit_rest(overhead, rehearsed, operators_ms, loads)
+    return replace(overhead, copies=CopyOverhead(start_ms, *rates_ns, deviation))
+
+
+def fit_rows(
+    overhead: StepOverhead, rehearsed: Sequence[RehearsedPlan], operators_ms: Sequence[Floats]
+) -> StepOverhead:
+    """Returns the overhead with what blocks of rows take, as `fit_copies` does for copies."""
+    _check_enough(rehearsed, "plans with blocks of rows", "what rows take")
+    loads = [
+        row_loads(_tables(each, each.plan.by_rows), each.task.batch_size, len(each.task.devices))
+        for each in rehearsed
+    ]
+    start_ms, rates_ns, _ = _fit_rest(overhead, rehearsed, operators_ms, loads)
+    return replace(overhead, rows=RowOverhead(start_ms, *rates_ns))
+
+
+def _tables(rehearsed: RehearsedPlan, names: Collection[str]) -> list[EmbeddingTable]:
+    return [table for table in rehearsed.task.tables if table.name in names]
+
+
+def _fit_rest(
+    overhead: StepOverhead,
+    rehearsed: Sequence[RehearsedPlan],
+    operators_ms: Sequence[Floats],
+    loads: Sequence[Floats],
+) -> tuple[float, list[float], float]:
+    """Fits what an overhead does not contain of steps to loads of some tables of each plan.
+
+    Returns:
+        Milliseconds once, nanoseconds of each load, and the relative deviation that is left.
+    """
+    left, steps = [], []
     for each, operators in zip(rehearsed, operators_ms, strict=True):
         parts, common_ms = _price(overhead, each, operators)
-        copied = [table for table in each.task.tables if table.name in each.plan.copied]
-        loads = copy_loads(copied, each.task.batch_size, len(each.task.devices))
-        terms.append([1.0, *loads.sum(0)])
         left.append(each.step_ms - parts.sum() - common_ms)
         steps.append(each.step_ms)
-    amounts, left_ms, steps_ms = np.array(terms), np.array(left), np.array(steps)
-    found = fit_terms(amounts, left_ms, steps_ms)
-    copies_ms = amounts @ found
-    deviation = float(np.linalg.norm(left_ms - copies_ms) / np.linalg.norm(copies_ms))
-    start_ms, *rates = found.tolist()
-    lookup_ns, gathered_ns, output_ns, weight_ns = (rate / _MS for rate in rates)
-    copies = CopyOverhead(start_ms, lookup_ns, gathered_ns, output_ns, weight_ns, deviation)
-    return replace(overhead, copies=copies)
+    amounts = np.array([[1.0, *some.sum(0)] for some in loads])
+    left_ms = np.array(left)
+    found = fit_terms(amounts, left_ms, np.array(steps))
+    fitted_ms = amounts @ found
+    deviation = float(np.linalg.norm(left_ms - fitted_ms) / np.linalg.norm(fitted_ms))
+    return float(found[0]), [rate / _MS for rate in found[1:].tolist()], deviation
 
 
 def _check_enough(rehearsed: Sequence[RehearsedPlan], which: str, what: str) -> None:
@@ -160,6 +192,7 @@ def report_on(
         parts, common_ms = _price(overhead, each, operators)
         if each.plan.copied and overhead.copies is not None:
             common_ms += overhead.copies.ms(each.task, each.plan.copied)
+        common_ms += overhead.rows.ms(each.task, each.plan.by_rows)
         price_ms = float(parts.sum()) + common_ms
         ratios.append(each.step_ms / price_ms)
         shares.append([*(parts / price_ms), common_ms / price_ms])
@@ -174,7 +207,7 @@ def report_on(
 def _price(
     overhead: StepOverhead, rehearsed: RehearsedPlan, operators_ms: Floats
 ) -> tuple[Floats, float]:
-    """Returns each term's part of the slowest passes, and what all ranks do alike but copies."""
+    """Returns each term's part of the slowest passes, and what all ranks do alike but copies and blocks."""
     terms = np.concatenate([operators_ms[:, None, :], np.zeros((len(operators_ms), 4, 2))], axis=1)
     terms[:, 1:] = _loads(rehearsed)[:, :, None]  # without those of copies
     terms *= overhead.rates.T  # [ranks, terms, directions]

@@ -19,6 +19,7 @@ from autoshard.cost_model.overhead_fit import (
     MIN_REHEARSALS,
     fit_copies,
     fit_overhead,
+    fit_rows,
     measured_operators,
     report_on,
 )
@@ -29,11 +30,12 @@ from autoshard.cost_model.repeated_measurements import (
 )
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
-from autoshard.sharders.random_plans import copying_plans, random_plans
+from autoshard.sharders.random_plans import copying_plans, plans_by_rows, random_plans
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, load_tables
 from autoshard.workload.arrays import Floats
 from autoshard.workload.bounds import check_bounds
 
+_COPIES, _ROWS = " with copies", " with blocks of rows"
 _ANY_BYTES = 2**50  # not checked before training
 
 
@@ -57,6 +59,8 @@ class RehearseConfig:
     """Number of random plans."""
     num_copying: int = 0
     """Number of further random plans that also copy tables to all ranks (data-parallel)."""
+    num_by_rows: int = 0
+    """Number of further random plans with tables in blocks of rows on all ranks (row-wise)."""
     rounds: int = 2
     """Rounds of ten steps by each plan, each with models built anew."""
     seed: int = 0
@@ -75,7 +79,8 @@ class RehearseConfig:
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
         counts = ("num_devices", "batch_size", "num_plans", "rounds")
-        check_bounds(self, at_least={**dict.fromkeys(counts, 1), "num_copying": 0, "seed": 0})
+        optional = ("num_copying", "num_by_rows", "seed")
+        check_bounds(self, at_least={**dict.fromkeys(counts, 1), **dict.fromkeys(optional, 0)})
         if self.out is not None:
             check_free(self.out, self.force)
 
@@ -106,6 +111,7 @@ def _rehearse(
         rng = np.random.default_rng(config.seed)
         plans = list(islice(drawn, config.num_plans))
         plans += islice(copying_plans(drawn, here, rng), config.num_copying)
+        plans += islice(plans_by_rows(drawn, here, rng), config.num_by_rows)
         cli.say(f"training by {len(plans)} random plans of {len(task.tables)} tables")
         named = {f"plan {number}": plan for number, plan in enumerate(plans)}
         found = ranks.train_interleaved(task, named, Effort(config.rounds), store)
@@ -131,29 +137,33 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
         raise UserError(f"{config.store}: holds no measurements: name --tables to rehearse")
     hardware, versions = makes[-1]
     factor = _to_level_of_model(model, store, hardware, versions)
-    known: dict[bool, tuple[list[RehearsedPlan], list[Floats]]] = {False: ([], []), True: ([], [])}
+    known: dict[str, tuple[list[RehearsedPlan], list[Floats]]] = {
+        way: ([], []) for way in ("", _COPIES, _ROWS)
+    }
     for plan in rehearsed_plans(store, hardware):
         found = measured_operators(store, plan, hardware, versions)
         if found is not None:
-            rehearsed, operators = known[bool(plan.plan.copied)]
+            way = _ROWS if plan.plan.by_rows else _COPIES if plan.plan.copied else ""
+            rehearsed, operators = known[way]
             rehearsed.append(plan.scaled(factor))
             operators.append(factor * found)
-    overhead = fit_overhead(*known[False])
-    if len(known[True][0]) >= MIN_REHEARSALS:
-        overhead = fit_copies(overhead, *known[True])
-    elif model.overhead is not None:
-        cli.note(
-            f"{len(known[True][0])} plans with copies were rehearsed, and at least "
-            f"{MIN_REHEARSALS} are needed to say what copies take: the model's figures are kept"
-        )
-        known_here = model.overheads.get(hardware, model.overhead)
-        overhead = replace(overhead, copies=known_here.copies)
-    for has_copies, (rehearsed, operators) in known.items():
+    overhead = fit_overhead(*known[""])
+    known_here = model.overheads.get(hardware, model.overhead)
+    if known_here is not None:
+        overhead = replace(overhead, copies=known_here.copies, rows=known_here.rows)
+    for way, fit in ((_COPIES, fit_copies), (_ROWS, fit_rows)):
+        if len(known[way][0]) >= MIN_REHEARSALS:
+            overhead = fit(overhead, *known[way])
+        elif known_here is not None:
+            cli.note(
+                f"{len(known[way][0])} plans{way} were rehearsed, and at least {MIN_REHEARSALS} "
+                "are needed to say what these take: the model's figures are kept"
+            )
+    for way, (rehearsed, operators) in known.items():
         if rehearsed:
             report = report_on(overhead, rehearsed, operators)
-            what = " with copies" if has_copies else ""
             cli.say(
-                f"{len(rehearsed)} plans{what} on {hardware}: step over price {report.ratio:.3f}, "
+                f"{len(rehearsed)} plans{way} on {hardware}: step over price {report.ratio:.3f}, "
                 f"deviation {report.deviation:.1%}"
             )
             shares = ", ".join(f"{name} {share:.1%}" for name, share in report.shares.items())
@@ -176,6 +186,11 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
             f"{copies.lookup_ns:.2f} ns a lookup of a rank, {copies.gathered_ns:.3f} ns an element "
             f"of its row, {copies.output_ns:.2f} ns an output, {copies.weight_ns:.2f} ns a weight"
         )
+    rows = overhead.rows
+    cli.say(
+        f"  rows      {rows.start_ms:.3f} ms, {rows.lookup_ns:.2f} ns a lookup of a rank, "
+        f"{rows.bag_ns:.1f} ns a sample and block, {rows.output_ns:.2f} ns an output of each block"
+    )
     if config.out is not None:
         overheads = {**model.overheads, hardware: overhead}
         learned = replace(model, overhead=model.overhead or overhead, overheads=overheads)

@@ -6,12 +6,14 @@ from contextlib import suppress
 import numpy as np
 
 from autoshard.workload import Placement, PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.row_blocks import can_be_blocks
 from autoshard.workload.tables import DIM_STEP
 
 _SPLIT_SHARES = (0.0, 0.2, 0.6)  # shares of tables that a plan splits
 _EVENNESS = (3.0, 30.0)  # parameters of Dirichlet's distribution of tables over devices
 _COPIED_SHARES = (0.3, 0.6, 1.0)
 _MAX_COPIED = 2**22  # weights of a table that is copied: 16 MiB
+_ROW_SHARES = (0.1, 0.3, 1.0)
 _TRIALS = 100  # plans in a row that do not fit into memory
 
 
@@ -48,6 +50,26 @@ def copying_plans(
         copied = frozenset(rng.permutation(small)[:count].tolist())
         kept = tuple(placement for placement in plan.placements if placement.table not in copied)
         drawn = ShardingPlan(kept, plan.num_devices, tuple(copied))
+        with suppress(PlanError):
+            drawn.check(task)
+            yield drawn
+
+
+def plans_by_rows(
+    plans: Iterable[ShardingPlan], task: ShardingTask, rng: np.random.Generator
+) -> Iterator[ShardingPlan]:
+    """Yields plans in which a random share of the tables is in blocks of rows on all devices.
+
+    Plans that do not fit into memory are left out.
+    """
+    ranks = len(task.devices)
+    tables = [table for table in task.tables if can_be_blocks(table.rows, ranks)]
+    for plan in plans if tables and ranks > 1 else ():
+        count = max(1, round(rng.choice(_ROW_SHARES) * len(tables)))
+        chosen = {tables[n].name: tables[n].dim for n in rng.permutation(len(tables))[:count]}
+        kept = (placement for placement in plan.placements if placement.table not in chosen)
+        by_rows = (Placement(name, 0, dim, 0, ranks) for name, dim in chosen.items())
+        drawn = ShardingPlan((*kept, *by_rows), ranks)
         with suppress(PlanError):
             drawn.check(task)
             yield drawn
