@@ -9,7 +9,6 @@ from torch import Tensor
 
 from autoshard.benchmark import PlanCost, price_plan
 from autoshard.cost_model.compute import OUT_OF_DISTRIBUTION, Prices
-from autoshard.cost_model.copy_overhead import CopyOverhead
 from autoshard.cost_model.inputs import Memberships, PieceRows, unit_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
@@ -17,6 +16,7 @@ from autoshard.cost_model.scenarios import Expectation, Scenarios
 from autoshard.cost_model.step_overhead import SplitCost, SumOverhead
 from autoshard.cost_model.table_residuals import TableResiduals
 from autoshard.cost_model.threads import one_thread
+from autoshard.cost_model.way_overheads import CopyOverhead
 from autoshard.workload import (
     EmbeddingTable,
     Link,

@@ -7,10 +7,8 @@ import numpy as np
 
 from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.benchmark.rehearsal.kept import RehearsedPlan
-from autoshard.cost_model.copy_overhead import CopyOverhead, copy_loads
 from autoshard.cost_model.link_fit import fit_terms
 from autoshard.cost_model.repeated_measurements import SEEDS, evaluation_seeds
-from autoshard.cost_model.row_overhead import RowOverhead, row_loads
 from autoshard.cost_model.step_overhead import (
     SHARED_LOADS,
     DirectionOverhead,
@@ -19,6 +17,7 @@ from autoshard.cost_model.step_overhead import (
     shared_loads_of,
     splits_of,
 )
+from autoshard.cost_model.way_overheads import CopyOverhead, RowOverhead, copy_loads, row_loads
 from autoshard.workload import EmbeddingTable, UserError
 from autoshard.workload.arrays import Floats
 
@@ -207,7 +206,9 @@ def report_on(
 def _price(
     overhead: StepOverhead, rehearsed: RehearsedPlan, operators_ms: Floats
 ) -> tuple[Floats, float]:
-    """Returns each term's part of the slowest passes, and what all ranks do alike but copies and blocks."""
+    """Returns each term's part of the slowest passes, and what all ranks do alike, without what
+    copies and blocks of rows take.
+    """
     terms = np.concatenate([operators_ms[:, None, :], np.zeros((len(operators_ms), 4, 2))], axis=1)
     terms[:, 1:] = _loads(rehearsed)[:, :, None]  # without those of copies
     terms *= overhead.rates.T  # [ranks, terms, directions]

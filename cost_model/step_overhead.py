@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model.compute import HALF_A_TABLE, ComputeCostModel, Prices
-from autoshard.cost_model.copy_overhead import CopyOverhead
 from autoshard.cost_model.network import DIRECTIONS, INPUTS, TERMS
-from autoshard.cost_model.row_overhead import RowOverhead
+from autoshard.cost_model.way_overheads import NO_ROWS, CopyOverhead, RowOverhead
 from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats
 from autoshard.workload.lookups import lookups_in
@@ -105,7 +104,7 @@ class StepOverhead:
     split_sample_ns: float
     shared_ms: float
     copies: CopyOverhead | None = None
-    rows: RowOverhead = RowOverhead()
+    rows: RowOverhead = NO_ROWS
 
     @cached_property
     def shared_rates(self) -> Floats:

@@ -17,8 +17,8 @@ from autoshard.cost_model.step_overhead import SplitCost, splits_of
 from autoshard.cost_model.table_residuals import ShardResidual
 from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.row_blocks import row_blocks
 from autoshard.workload.step_price import StepPrice
+from autoshard.workload.tables import row_blocks
 
 Placed = Sequence[tuple[Piece, int]]  # pieces and their devices
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Measure what training takes beside the operators, and add it to a cost model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -28,6 +28,7 @@ from autoshard.cost_model.repeated_measurements import (
     RepeatedMeasurements,
     evaluation_seeds,
 )
+from autoshard.cost_model.step_overhead import StepOverhead
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
 from autoshard.sharders.random_plans import copying_plans, plans_by_rows, random_plans
@@ -147,18 +148,7 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
             rehearsed, operators = known[way]
             rehearsed.append(plan.scaled(factor))
             operators.append(factor * found)
-    overhead = fit_overhead(*known[""])
-    known_here = model.overheads.get(hardware, model.overhead)
-    if known_here is not None:
-        overhead = replace(overhead, copies=known_here.copies, rows=known_here.rows)
-    for way, fit in ((_COPIES, fit_copies), (_ROWS, fit_rows)):
-        if len(known[way][0]) >= MIN_REHEARSALS:
-            overhead = fit(overhead, *known[way])
-        elif known_here is not None:
-            cli.note(
-                f"{len(known[way][0])} plans{way} were rehearsed, and at least {MIN_REHEARSALS} "
-                "are needed to say what these take: the model's figures are kept"
-            )
+    overhead = _fitted(known, model, hardware)
     for way, (rehearsed, operators) in known.items():
         if rehearsed:
             report = report_on(overhead, rehearsed, operators)
@@ -196,6 +186,27 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
         learned = replace(model, overhead=model.overhead or overhead, overheads=overheads)
         save_model(learned, config.out, config.force)
         cli.say(f"the model is in {config.out}")
+
+
+def _fitted(
+    known: Mapping[str, tuple[Sequence[RehearsedPlan], Sequence[Floats]]],
+    model: CostModel,
+    hardware: str,
+) -> StepOverhead:
+    """Returns the overhead fitted to plans and measured operators of each way, where enough."""
+    overhead = fit_overhead(*known[""])
+    known_here = model.overheads.get(hardware, model.overhead)
+    if known_here is not None:
+        overhead = replace(overhead, copies=known_here.copies, rows=known_here.rows)
+    for way, fit in ((_COPIES, fit_copies), (_ROWS, fit_rows)):
+        if len(known[way][0]) >= MIN_REHEARSALS:
+            overhead = fit(overhead, *known[way])
+        elif known_here is not None:
+            cli.note(
+                f"{len(known[way][0])} plans{way} were rehearsed, and at least {MIN_REHEARSALS} "
+                "are needed to say what these take: the model's figures are kept"
+            )
+    return overhead
 
 
 def _to_level_of_model(

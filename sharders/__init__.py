@@ -4,7 +4,7 @@ May import `envs`, `cost_model`, `benchmark` and `workload`. `make_sharder` crea
 name in `SHARDERS` from a `SharderContext`. There are published heuristics, greedy placement by
 predicted costs, `NeuroShardSharder`, `PolicySharder` (a trained policy, optionally with local
 search), `MeasuringSharder`, `AnnealingSharder`, `IncrementalSharder` and `TorchRecSharder`.
-`CopyingSharder` adds copies of tables on all devices to what another sharder plans.
+`CopyingSharder` and `RowWiseSharder` add copies and blocks of rows to what another sharder plans.
 `next_steps` suggests single changes of a plan. `load_policy` and `save_policy` handle folders.
 """
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         spec_of,
         usable_sharders,
     )
+    from autoshard.sharders.row_wise import RowWiseSharder
     from autoshard.sharders.steps import Step, next_steps
     from autoshard.sharders.torchrec_planner import TorchRecSharder
 else:
@@ -70,6 +71,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "PolicySharder",
+    "RowWiseSharder",
     "SharderContext",
     "SharderSpec",
     "Step",

@@ -6,8 +6,7 @@ from contextlib import suppress
 import numpy as np
 
 from autoshard.workload import Placement, PlanError, ShardingPlan, ShardingTask
-from autoshard.workload.row_blocks import can_be_blocks
-from autoshard.workload.tables import DIM_STEP
+from autoshard.workload.tables import DIM_STEP, can_be_blocks
 
 _SPLIT_SHARES = (0.0, 0.2, 0.6)  # shares of tables that a plan splits
 _EVENNESS = (3.0, 30.0)  # parameters of Dirichlet's distribution of tables over devices

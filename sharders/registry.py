@@ -27,8 +27,9 @@ class SharderSpec:
         time: `own`: has no time limit. `at_most`: stops when it finds no better plan, or at the
             time limit. `all`: uses all of the time limit.
         floor: Name of a sharder whose plans are never better, by the cost model.
-        copies: `chosen`: tables are copied where that is faster. `required`: only where a
-            constraint says so. `own`: as the sharders do that it uses; TorchRec's do not.
+        ways: `chosen`: tables are copied, or sharded by rows, where that is faster, or no other
+            plan fits. `required`: only where a constraint says so. `own`: as the sharders do that
+            it uses; TorchRec's do not.
     """
 
     text: str
@@ -36,7 +37,7 @@ class SharderSpec:
     needs: frozenset[Need] = _MODEL
     time: Literal["own", "at_most", "all"] = "own"
     floor: str | None = None
-    copies: Literal["chosen", "required", "own"] = "required"
+    ways: Literal["chosen", "required", "own"] = "required"
 
 
 _BALANCED = {  # what each published heuristic balances over devices
@@ -85,7 +86,7 @@ SHARDERS: dict[str, SharderSpec] = {
         lambda context: _policy(replace(context, policy=Policy.untrained()), search=True),
         time="at_most",
         floor="cost_fused",
-        copies="chosen",
+        ways="chosen",
     ),
     "neuroshard": SharderSpec(
         "NeuroShard's beam search over column splits",
@@ -97,35 +98,35 @@ SHARDERS: dict[str, SharderSpec] = {
             context.costs, context.seconds or sharders.ANNEAL_SECONDS, seed=context.seed
         ),
         time="all",
-        copies="chosen",
+        ways="chosen",
     ),
-    "policy": SharderSpec("one pass of the trained policy", _policy, _POLICY, copies="chosen"),
+    "policy": SharderSpec("one pass of the trained policy", _policy, _POLICY, ways="chosen"),
     "autoshard": SharderSpec(
         "local search from the plans of policy and cost_fused",
         lambda context: _policy(context, search=True),
         _POLICY,
         time="at_most",
         floor="cost_fused",
-        copies="chosen",
+        ways="chosen",
     ),
     "autoshard_verified": SharderSpec(
         "autoshard in rounds of planning and measuring",
         lambda context: make_measuring("autoshard", context),
         frozenset({"model", "policy", "pool"}),
         time="at_most",
-        copies="own",
+        ways="own",
     ),
     "torchrec": SharderSpec(
         "TorchRec's planner with whole tables",
         lambda context: _torchrec(context, column_wise=False),
         frozenset({"torchrec"}),
-        copies="own",
+        ways="own",
     ),
     "torchrec_columns": SharderSpec(
         "TorchRec's planner with whole and column-wise split tables",
         lambda context: _torchrec(context, column_wise=True),
         frozenset({"torchrec"}),
-        copies="own",
+        ways="own",
     ),
 }
 _DROPPED = {"policy_best": "use policy, or autoshard, which searches from the same plans"}
@@ -182,11 +183,13 @@ def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
         if need in spec.needs and given[need] is None:
             raise UserError(f"sharder {name} {lack}")
     made = spec.make(context)
-    if spec.copies == "own":
+    if spec.ways == "own":
         return made
-    oracle = context.oracle if spec.copies == "chosen" else None
+    oracle = context.oracle if spec.ways == "chosen" else None
     # A sharder that uses all of its time would take it twice.
-    return sharders.CopyingSharder(made, oracle, context.seconds is None and spec.time != "all")
+    plans_twice = context.seconds is None and spec.time != "all"
+    copying = sharders.CopyingSharder(made, oracle, plans_twice)
+    return sharders.RowWiseSharder(copying, oracle, plans_twice)
 
 
 def make_measuring(name: str, context: SharderContext) -> Sharder:

@@ -9,8 +9,7 @@ import numpy as np
 import scipy  # which loads its parts when they are used
 
 from autoshard.workload.plans import Placement, PlanError, ShardingPlan
-from autoshard.workload.row_blocks import rows_of_block
-from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tables import EmbeddingTable, rows_of_block
 from autoshard.workload.tasks import ShardingTask
 
 
@@ -138,7 +137,7 @@ def _of_table(
             continue
         last = moves[-1] if moves else None
         if last and replace(last, start=last.start + last.width, width=move.width) == move:
-            move = replace(last, width=last.width + move.width)  # noqa: PLW2901 - as one
+            move = replace(last, width=last.width + move.width)
             moves.pop()
         moves.append(move)
     stored = task.operator.stored_bytes

@@ -1,19 +1,19 @@
 """Sharding plans: where columns, blocks of rows and copies of tables are, and validation."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.operators import MemoryParts
-from autoshard.workload.row_blocks import can_be_blocks, row_blocks
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import EmbeddingTable, Piece, Shard
+from autoshard.workload.tables import EmbeddingTable, Piece, Shard, can_be_blocks, row_blocks
 from autoshard.workload.tasks import ShardingTask
 
-PLAN_SCHEMA = documents.Schema("autoshard.plan", 2, oldest=1)  # copies and blocks of rows came with version 2
+# Copies and blocks of rows came with version 2.
+PLAN_SCHEMA = documents.Schema("autoshard.plan", 2, oldest=1)
 _NAMED = 3  # devices that an error names, besides the worst
 
 
@@ -48,14 +48,26 @@ class Placement:
     device: int
     row_blocks: int = 1
 
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> "Placement":
+        """Returns the placement that `to_json` wrote; FieldError names an unknown field."""
+        if unknown := sorted(set(record) - set(Placement.__dataclass_fields__)):
+            raise FieldError(
+                unknown[0],
+                "is not a field of a placement: rows are in even blocks, row_blocks says how many",
+            )
+        numbers = {name: int(value) for name, value in record.items() if name != "table"}
+        return Placement(str(record["table"]), **numbers)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON object."""
+        usual = {"row_blocks"} if self.row_blocks == 1 else set()
+        return {name: value for name, value in vars(self).items() if name not in usual}
+
     @property
     def devices(self) -> range:
         """Returns all devices that hold rows of it."""
         return range(self.device, self.device + self.row_blocks)
-
-
-_NUMBERS = ("start", "width", "device", "row_blocks")
-_FIELDS = {"table", *_NUMBERS}
 
 
 def merged_by_device(placed: Iterable[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
@@ -339,11 +351,8 @@ class ShardingPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON document; of columns alone one that autoshard 0.2 reads, too."""
-        placements = [asdict(placement) for placement in self.placements]
-        for placement in placements:
-            if placement["row_blocks"] == 1:
-                del placement["row_blocks"]
-        body = {"num_devices": self.num_devices, "placements": placements}
+        placements = [placement.to_json() for placement in self.placements]
+        body: dict[str, Any] = {"num_devices": self.num_devices, "placements": placements}
         if self.copied:
             body["copied"] = list(self.copied)
         return PLAN_SCHEMA.stamp(body, version=2 if self.copied or self.by_rows else 1)
@@ -354,18 +363,11 @@ class ShardingPlan:
         PLAN_SCHEMA.check(document)
         with documents.fields_of("plan"):
             placements: list[Mapping[str, Any]] = document["placements"]
-            for placement in placements:
-                if unknown := sorted(set(placement) - _FIELDS):
-                    raise FieldError(unknown[0], "is not a field of a placement: blocks of rows are even, "
-                                     "and row_blocks says how many")  # fmt: skip
             copied = document.get("copied", [])
             if not isinstance(copied, list) or len(set(map(str, copied))) < len(copied):
                 raise FieldError("copied", "must be a list of different tables")
             return ShardingPlan(
-                tuple(
-                    Placement(str(p["table"]), *(int(p.get(name, 1)) if name == "row_blocks" else int(p[name]) for name in _NUMBERS))
-                    for p in placements
-                ),
+                tuple(map(Placement.from_json, placements)),
                 int(document["num_devices"]),
                 tuple(map(str, copied)),
             )

@@ -1,11 +1,19 @@
-"""Embedding tables, pieces of them, and shards: sets of pieces in one fused operator."""
+"""Embedding tables, pieces of them, and shards: sets of pieces in one fused operator.
+
+A table that is sharded by rows is in even blocks of rows, because TorchRec assigns ids to ranks by
+`id // ceil(rows / ranks)`; only the last ones may be smaller. Each block serves the lookups that
+fall into it, for the samples of all ranks, and gives partial sums of full width. So it costs what a
+table of its own would cost, with as many rows and lookups, on a fixed device; and the
+reduce-scatter of partial sums moves as many bytes as an all-to-all in which every device has all
+columns of the table.
+"""
 
 import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from autoshard.workload.errors import FieldError, UserError
@@ -17,6 +25,7 @@ _FLOAT_BYTES = 4
 MAX_ROWS = 2**40
 MAX_DIM = 2**15
 MAX_FEATURES = 2**12
+_MAX_BLOCKS = 2**14  # tables whose blocks of rows are kept
 
 _encoded = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
 
@@ -249,6 +258,52 @@ def halves(piece: Piece) -> tuple[Piece, Piece]:
     width = piece.width // (2 * DIM_STEP) * DIM_STEP
     first = Piece(piece.table, piece.start, width)
     return first, Piece(piece.table, piece.start + width, piece.width - width)
+
+
+def rows_of_block(rows: int, count: int) -> int:
+    """Returns the rows of each of `count` even blocks; the last ones may have fewer, or none."""
+    return -(-rows // count)
+
+
+def can_be_blocks(rows: int, count: int) -> bool:
+    """Returns whether each of `count` even blocks of so many rows has any."""
+    return rows_of_block(rows, count) * (count - 1) < rows
+
+
+def row_blocks(table: EmbeddingTable, count: int) -> tuple[EmbeddingTable, ...]:
+    """Returns `count` even blocks of a table's rows, each as a table of its own.
+
+    They are named like slices: `item[0:500]`. Their lookups follow from the histogram of the
+    table's rows (`RowAccess.blocks`). Where none is known, ids are taken to be unrelated to how
+    often they are used, as hashed ids are: then blocks are used alike. Each block has the table's
+    reuse bins; lookups that were recorded are not kept.
+    """
+    return _blocks(table, count, table.access)
+
+
+@lru_cache(_MAX_BLOCKS)
+def _blocks(
+    table: EmbeddingTable, count: int, access: RowAccess | None
+) -> tuple[EmbeddingTable, ...]:
+    """Returns `row_blocks`; tables that differ in `access` alone are equal."""
+    size = rows_of_block(table.rows, count)
+    shares = [1 / count] * count
+    if access is not None:
+        shares = access.even_blocks(table.rows, count).tolist()
+    found = []
+    for number, share in enumerate(shares):
+        first, last = number * size, min((number + 1) * size, table.rows)
+        found.append(
+            replace(
+                table,
+                name=f"{table.name}[{first}:{last}]",
+                rows=last - first,
+                pooling_factor=table.pooling_factor * share,
+                trace=None,
+                access=None,
+            )
+        )
+    return tuple(found)
 
 
 def digest(value: Any) -> str:

@@ -12,9 +12,8 @@ from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.objective import Objective
 from autoshard.workload.operators import MemoryParts, OperatorOptions
-from autoshard.workload.row_blocks import row_blocks
 from autoshard.workload.rules import Rule
-from autoshard.workload.tables import EmbeddingTable, Piece
+from autoshard.workload.tables import EmbeddingTable, Piece, row_blocks
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
 _DEFAULT_OBJECTIVE = Objective().to_json()  # for files from before tasks had an objective
@@ -62,8 +61,8 @@ class ShardingTask:
         operator: Options of the fused operator.
         rules: Rules that plans must keep.
         objective: Cost that plans minimise.
-        beside: Names of tables that each device has a part of already: copies (`without`), or blocks
-            of rows (`with_row_blocks`).
+        beside: Names of tables that are no tables of this task, since each device has a copy
+            (`without`), or a block of rows (`with_row_blocks`).
     """
 
     tables: tuple[EmbeddingTable, ...]

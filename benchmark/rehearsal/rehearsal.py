@@ -223,7 +223,9 @@ class RankGroup:
         planned: Sequence[int | None] = [None] * count
         if plan is not None:
             planned = plan.device_bytes(task)
-            held = [{p.table for p in plan.placements if rank in p.devices} for rank in range(count)]
+            held = [
+                {p.table for p in plan.placements if rank in p.devices} for rank in range(count)
+            ]
             tables = [len(some) + len(plan.copied) for some in held]
         names = [place.name for place in self.places]
         ranks = tuple(map(RankReport, names, tables, planned, peaks or [None] * count))

@@ -178,9 +178,7 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(
 
 
 @pytest.mark.parametrize("name", ["uneven on 4", "copies on 2", "copies on 4", "all ways on 4"])
-def test_adagrad_learns_the_same_in_all_ways(
-    name: str, stages: dict[int, RankGroup]
-) -> None:
+def test_adagrad_learns_the_same_in_all_ways(name: str, stages: dict[int, RankGroup]) -> None:
     ranks, columns = PLANS[name]
     task = replace(task_of(ranks), operator=OperatorOptions(optimizer="adagrad"))
     stages[ranks].prepare(name, task, plan_of(ranks, columns))

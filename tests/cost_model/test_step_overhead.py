@@ -16,9 +16,9 @@ from autoshard.cost_model import (
     save_model,
     slowest_by_phase,
 )
-from autoshard.cost_model.copy_overhead import CopyOverhead, copy_loads
 from autoshard.cost_model.overhead_fit import fit_copies, fit_overhead, report_on
 from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of, splits_of
+from autoshard.cost_model.way_overheads import CopyOverhead, copy_loads
 from autoshard.sharders import LocalSearchSharder, SharderContext, make_sharder, next_steps
 from autoshard.sharders.random_plans import copying_plans, random_plans
 from autoshard.workload import (

@@ -6,7 +6,7 @@ import pytest
 from tasks import task_of
 
 from autoshard.cost_model import CostModel, EstimatedCosts, StepPredictor, load_model
-from autoshard.cost_model.copy_overhead import CopyOverhead
+from autoshard.cost_model.way_overheads import CopyOverhead
 from autoshard.sharders import (
     CopyingSharder,
     FusedGreedySharder,

@@ -27,7 +27,14 @@ from autoshard.workload.protocols import Sharder
 from autoshard.workload.tasks import Device, ShardingTask
 from autoshard.workload.torchrec.bags import BagTable, check_module, name_of
 from autoshard.workload.torchrec.models import described
-from autoshard.workload.torchrec.plans import COPIED, DENSE, FUSED, parts_of, pieces_of, sharding_types
+from autoshard.workload.torchrec.plans import (
+    COPIED,
+    DENSE,
+    FUSED,
+    parts_of,
+    pieces_of,
+    sharding_types,
+)
 
 
 def planner(

@@ -11,8 +11,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 
 from autoshard.workload.plans import Placement, PlanError, ShardingPlan
-from autoshard.workload.row_blocks import rows_of_block
-from autoshard.workload.tables import DIM_STEP
+from autoshard.workload.tables import DIM_STEP, rows_of_block
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.torchrec.bags import BagTable, bag_tables, name_of
 from autoshard.workload.torchrec.names import device_type_here
@@ -134,7 +133,7 @@ def sharding_types(
 ) -> dict[str, str]:
     """Returns TorchRec's sharding type of each table that has pieces.
 
-    Rows are in blocks over all ranks, or over those of a node. Tables of different types run in separate operators and all-to-alls, one after the other. So if
+    Tables of different types run in separate operators and all-to-alls, one after the other. So if
     a collection has a split table, its whole tables are declared column-wise too: steps of 20
     tables on 2 cores, one or four of them split, took 0.85 to 0.91 of the time in five runs.
     """
@@ -151,15 +150,15 @@ def sharding_types(
 def parts_of(
     pieces: Sequence[Placement], rows: int
 ) -> list[tuple[tuple[int, int], tuple[int, int], int]]:
-    """Returns first row and column, rows and columns, and rank of each part, as TorchRec's shards."""
+    """Returns the parts of a table as TorchRec's shards: first row and column, numbers of rows and
+    columns, and rank.
+    """
     found = []
     for piece in pieces:
         size = rows_of_block(rows, piece.row_blocks)
         for number, rank in enumerate(piece.devices):
             first = number * size
-            found.append(
-                ((first, piece.start), (min(size, rows - first), piece.width), rank)
-            )
+            found.append(((first, piece.start), (min(size, rows - first), piece.width), rank))
     return found
 
 
@@ -266,8 +265,9 @@ def placements_of(table: str, sharding: torchrec.ParameterSharding) -> list[Plac
     given = {((*shard.shard_offsets,), (*shard.shard_sizes,), rank)
              for shard, rank in zip(shards, sharding.ranks, strict=True)}  # fmt: skip
     if given != set(parts_of(pieces, rows)):
+        size = rows_of_block(rows, pieces[0].row_blocks)
         raise PlanError(
-            f"table {table} has blocks of rows that are uneven or not on successive ranks: TorchRec "
-            f"looks rows up in blocks of ceil(rows / ranks), {rows_of_block(rows, pieces[0].row_blocks)} here"
+            f"table {table} has blocks of rows that are uneven, or not on successive ranks: "
+            f"TorchRec looks rows up in blocks of ceil(rows / ranks), here {size}"
         )
     return pieces

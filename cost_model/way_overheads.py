@@ -1,12 +1,16 @@
-"""What copies of tables take in a step of training.
+"""What copies of tables, and tables in blocks of rows, take in a step of training.
 
 A copied table is data-parallel: each rank looks up its own samples in its own copy, and no outputs
 are exchanged. Its gradient is dense, so each step clears it, reduces it over all ranks and updates
 all rows. All ranks take as long, and it is linear in a rank's own lookups and outputs and in the
 size of the table.
+
+A block of rows is priced like a table on its device (`workload.tables.row_blocks`). Beside that, on
+all ranks alike, each rank sorts the lookups of its own samples by blocks, and a second operator
+starts beside that of columns, with exchanges of its own.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +22,8 @@ from autoshard.workload.operators import WEIGHT_BYTES
 # What a table with a copy on each rank is to a rank.
 COPY_LOADS = ("lookups", "gathered", "outputs", "weights")
 _WEIGHTS = COPY_LOADS.index("weights")
+# What a rank does for its own samples of a table in blocks of rows.
+ROW_LOADS = ("lookups", "bags", "outputs")
 _NS = 1e-6  # milliseconds
 _MS_OF_A_SECOND = 1e3
 
@@ -95,3 +101,47 @@ def copy_loads(tables: Iterable[EmbeddingTable], batch_size: int, ranks: int) ->
     outputs = own * dims * np.array([table.features for table in tables])
     weights = dims * np.array([table.rows for table in tables], float)
     return np.stack([lookups, lookups * dims, outputs, weights], axis=1)
+
+
+@dataclass(frozen=True)
+class RowOverhead:
+    """What blocks of rows add to a step, on all ranks alike.
+
+    Args:
+        start_ms: Once there are any.
+        lookup_ns: For each lookup of a rank's own samples.
+        bag_ns: For each of a rank's own samples and each feature, in each block.
+        output_ns: For each element of a rank's own outputs, in each block.
+    """
+
+    start_ms: float = 0.0
+    lookup_ns: float = 0.0
+    bag_ns: float = 0.0
+    output_ns: float = 0.0
+
+    def ms(self, task: ShardingTask, by_rows: Collection[str]) -> float:
+        """Returns what these tables of a task add to a step if they are in blocks of rows."""
+        tables = [table for table in task.tables if table.name in by_rows]
+        if not tables:
+            return 0.0
+        loads = row_loads(tables, task.batch_size, len(task.devices)).sum(0)
+        rates = _NS * np.array([self.lookup_ns, self.bag_ns, self.output_ns])
+        return self.start_ms + float(loads @ rates)
+
+
+def row_loads(tables: Collection[EmbeddingTable], batch_size: int, ranks: int) -> Floats:
+    """Returns ROW_LOADS of each table, [tables, loads].
+
+    Args:
+        tables: Tables in blocks of rows on all ranks.
+        batch_size: Samples of the batch of all ranks.
+        ranks: Number of ranks, each of which has a block.
+    """
+    own = batch_size / ranks
+    lookups = own * np.array([table.pooling_factor for table in tables])
+    bags = own * ranks * np.array([table.features for table in tables], float)
+    outputs = bags * np.array([table.dim for table in tables])
+    return np.stack([lookups, bags, outputs], axis=1)
+
+
+NO_ROWS = RowOverhead()  # where it is not known

@@ -1,0 +1,158 @@
+"""Tables in blocks of rows on all devices (row-wise); another sharder places the others.
+
+Blocks divide the lookups of a table, where slices of columns repeat them, but each block has
+outputs of full width for the samples of all devices. So rows pay for a table that is too much for
+one device and has many lookups for each column, and they are what is left for a table that fits on
+no device even in the narrowest slices. Which tables gain follows from their own prices; whether the
+plan gains is decided by planning with blocks and without.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+import numpy as np
+
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.threads import one_thread
+from autoshard.workload import EmbeddingTable, Piece, PlanError, Sharder, ShardingPlan, ShardingTask
+from autoshard.workload.arrays import Floats
+from autoshard.workload.plans import Placement
+from autoshard.workload.step_price import StepPrice
+from autoshard.workload.tables import DIM_STEP, can_be_blocks, row_blocks
+
+
+class RowWiseSharder:
+    """Shards tables by rows where that is faster, a constraint says so, or no other plan fits.
+
+    Args:
+        sharder: Places the other tables.
+        oracle: Prices plans. Without one, only those tables are sharded by rows that have to be.
+        plans_twice: Whether the sharder may plan with rows and without; otherwise it plans with
+            rows only where there is no plan without.
+    """
+
+    def __init__(
+        self, sharder: Sharder, oracle: EstimatedCosts | None = None, plans_twice: bool = True
+    ) -> None:
+        self._sharder = sharder
+        self._oracle = oracle
+        self._plans_twice = plans_twice
+
+    @one_thread()
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        """Returns a valid plan; raises PlanError if none is found."""
+        required, allowed = _required(task), _allowed(task)
+        oracle = self._oracle
+        if oracle is None:
+            return self._with(required, task)
+        oracle.check(task)
+        try:
+            plan = self._with(required, task)
+        except PlanError as fault:
+            return self._within_memory(required, allowed, task, fault)
+        if not self._plans_twice or not task.objective.in_training:
+            return plan
+        gaining = _gaining(oracle, task, [t for t in allowed if t.name not in plan.copied])
+        if not gaining:
+            return plan
+        plans = [plan]
+        with suppress(PlanError):
+            plans.append(self._with(required | gaining, task))
+        return min(plans, key=lambda some: oracle.step_ms(some, task))
+
+    def _with(self, by_rows: frozenset[str], task: ShardingTask) -> ShardingPlan:
+        """Returns a plan with these tables in blocks of rows on all devices."""
+        ranks = len(task.devices)
+        tables = [table for table in task.tables if table.name in by_rows]
+        placed = self._sharder.shard(task.with_row_blocks(dict.fromkeys(by_rows, ranks)))
+        blocks = {block.name for table in tables for block in row_blocks(table, ranks)}
+        others = (p for p in placed.placements if p.table not in blocks)
+        shared = (Placement(table.name, 0, table.dim, 0, ranks) for table in tables)
+        return ShardingPlan((*others, *shared), ranks, placed.copied)
+
+    def _within_memory(
+        self,
+        required: frozenset[str],
+        allowed: Sequence[EmbeddingTable],
+        task: ShardingTask,
+        fault: PlanError,
+    ) -> ShardingPlan:
+        """Returns a plan with as few of the largest tables by rows as need be."""
+        largest = [t.name for t in sorted(allowed, key=lambda t: -task.table_bytes(t))]
+        count = 1
+        while largest and count < 2 * len(largest):
+            with suppress(PlanError):
+                return self._with(required | frozenset(largest[:count]), task)
+            count *= 2
+        raise fault
+
+
+def _required(task: ShardingTask) -> frozenset[str]:
+    """Returns the tables that have to be by rows; PlanError if that is not possible."""
+    rules = [rule for rule in task.rules if rule.kind == "by_rows"]
+    required = {name: rule for rule in rules for name in rule.tables}
+    ranks = len(task.devices)
+    for table in task.tables:
+        if table.name in required and not (ranks > 1 and can_be_blocks(table.rows, ranks)):
+            raise PlanError(
+                f"the constraint {required[table.name].name!r} cannot be kept: table {table.name} "
+                f"has {table.rows} rows for {ranks} devices"
+            )
+    for other in task.rules:
+        for name in () if other.allows_rows else other.tables:
+            if name in required:
+                raise PlanError(
+                    f"the constraints {required[name].name!r} and {other.name!r} cannot be kept "
+                    f"together for table {name}: drop one"
+                )
+    return frozenset(required)
+
+
+def _allowed(task: ShardingTask) -> list[EmbeddingTable]:
+    """Returns the tables that may be by rows, and need not be."""
+    fixed = {
+        name
+        for rule in task.rules
+        if rule.kind == "by_rows" or not rule.allows_rows
+        for name in rule.tables
+    }
+    ranks = len(task.devices)
+    return [
+        table
+        for table in task.tables
+        if ranks > 1 and table.name not in fixed and can_be_blocks(table.rows, ranks)
+    ]
+
+
+def _gaining(
+    oracle: EstimatedCosts, task: ShardingTask, tables: Sequence[EmbeddingTable]
+) -> frozenset[str]:
+    """Returns the tables that are too much for one device, and cost less by rows than by columns.
+
+    By columns, a table is in as many slices as there are devices, or as it has.
+    """
+    if not tables:
+        return frozenset()
+    ranks = len(task.devices)
+    price = StepPrice.of_task(task)
+    exchange_ms = price.column_ms()
+    amounts = oracle.amounts([table.whole() for table in task.tables])
+    whole = amounts.sum(0)
+    whole_ms = float(oracle.price(whole[None]).total_ms) + exchange_ms * task.columns
+    even_ms = whole_ms / ranks
+    alone_ms = _alone_ms(oracle, [table.whole() for table in tables], exchange_ms)
+    heavy = [table for table, ms in zip(tables, alone_ms.tolist(), strict=True) if ms > even_ms]
+    gaining = set()
+    for table in heavy:
+        width = max(DIM_STEP, -(-table.dim // ranks // DIM_STEP) * DIM_STEP)
+        blocks = [block.whole() for block in row_blocks(table, ranks)]
+        by_columns_ms = float(_alone_ms(oracle, [Piece(table, 0, width)], exchange_ms)[0])
+        if float(_alone_ms(oracle, blocks, exchange_ms).max()) < by_columns_ms:
+            gaining.add(table.name)
+    return frozenset(gaining)
+
+
+def _alone_ms(oracle: EstimatedCosts, pieces: Sequence[Piece], exchange_ms: float) -> Floats:
+    """Returns what each piece takes on a device of its own, with what it sends: [pieces]."""
+    columns = np.array([piece.output_width for piece in pieces])
+    return np.asarray(oracle.alone_ms(pieces) + exchange_ms * columns)
