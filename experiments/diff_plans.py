@@ -105,14 +105,17 @@ def main(config: DiffConfig) -> None:
     nearest = renumbered(new, old, task)
     compared = new if config.renumber is None else nearest
     moves, predictor = moves_between(old, compared, task), StepPredictor(oracle, task)
-    was, now = frozenset(old.copied), frozenset(compared.copied)
+    changes = [
+        (len({*now} - {*was}), len({*was} - {*now}))
+        for was, now in ((old.copied, compared.copied), (old.by_rows, compared.by_rows))
+    ]
     diff = PlanDiff(
         task,
         moves,
         predictor.of(old),
         predictor.of(compared),
         config.link_gb_s,
-        (len(now - was), len(was - now)),
+        *changes,
     )
     show(diff.parts())
     if config.renumber is not None:

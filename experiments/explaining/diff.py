@@ -27,6 +27,7 @@ class PlanDiff:
     # GB (of 10^9 bytes) per second that a device sends and receives at the same time
     link_gb_s: float
     copied: tuple[int, int] = (0, 0)  # tables whose copies come, and go
+    by_rows: tuple[int, int] = (0, 0)  # tables whose blocks of rows come, and go
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
@@ -77,6 +78,8 @@ class PlanDiff:
         """Yields the parts of the printed report."""
         if any(self.copied):
             yield f"copies: {self.copied[0]} tables get them, {self.copied[1]} no longer have them"
+        if any(self.by_rows):
+            yield f"rows: {self.by_rows[0]} tables are now in blocks of them, {self.by_rows[1]} no more"
         if not self.moves and not any(self.copied):
             yield "nothing moves: each column stays on its device"
             return
@@ -86,6 +89,8 @@ class PlanDiff:
         largest = sorted(self.moves, key=lambda move: -move.bytes)
         for move in largest[:_SHOWN]:
             columns = format_columns(tables[move.table], move.start, move.width)
+            if move.rows is not None:
+                columns += f", rows {move.rows[0]:,}-{move.rows[1]:,}"
             ends = names[move.source], names[move.target]
             shown.add_row(move.table, columns, *ends, f"{move.bytes / _MB:,.1f}")
         if others := largest[_SHOWN:]:

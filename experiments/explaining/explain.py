@@ -23,7 +23,7 @@ _ELSEWHERE = 5  # tables shown that are on other devices
 def explanation(
     oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan, best: Baseline | None
 ) -> Iterator[ReportPart]:
-    """Yields all parts of the explanation; copies are alike on all devices."""
+    """Yields all parts of the explanation; copies are alike on all devices, and rows are there."""
     if plan.placements:
         yield from phases(oracle, task, plan)
     yield from steps(oracle, task, plan)
@@ -99,11 +99,12 @@ def differences(
         f"{theirs.mean_ms:.2f} ms, balance {theirs.balance:.3f}"
     )
     tables = {table.name: table for table in task.tables}
+    everywhere = {*plan.copied, *plan.by_rows}
     elsewhere: dict[str, int] = defaultdict(int)
     for move in moves_between(other, plan, task):
-        if move.table not in plan.copied:
+        if move.table not in everywhere:
             elsewhere[move.table] += move.width
-    elsewhere |= {name: tables[name].dim for name in {*plan.copied} - {*other.copied}}
+    elsewhere |= {name: tables[name].dim for name in everywhere - {*other.copied, *other.by_rows}}
     costs = {n: ms[n] * width / tables[n].dim for n, width in elsewhere.items()}
     share = sum(costs.values()) / sum(alone)
     yield f"  {len(costs)} of {len(ms)} tables, {share:.0%} of the cost, are on other devices"
@@ -122,6 +123,8 @@ def _devices(table: EmbeddingTable, plan: ShardingPlan, task: ShardingTask) -> s
     """Returns `device3`, or `device0 (32), device1 (32)` where the table is split."""
     if table.name in plan.copied:
         return "all devices"
+    if table.name in plan.by_rows:
+        return "all devices, by rows"
     placements = [p for p in plan.placements if p.table == table.name]
     if len(placements) == 1:
         return task.devices[placements[0].device].name

@@ -15,12 +15,14 @@ from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.sizes import format_bytes
+from autoshard.workload.tables import row_blocks
 
 ReportPart = str | Table  # a line of text, or a table
 
 _MB = 1e6
 _MEMORY = "memory (MB; inputs and outputs are a batch's, with gradients of the outputs)"
-_SHOWN = 3  # names of copied tables
+_SHOWN = 3  # names of tables
+_UNEVEN = 1.1  # lookups of a block over its even share that are worth a line
 _EQUAL = 5e-4  # a relative difference that would read 0.0 %
 
 
@@ -66,19 +68,46 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     """Yields what a plan changes in training, beside where tables are."""
     if plan.copied:
         size = format_bytes(task.copies_memory(plan.copied).total)
-        shown = ", ".join(plan.copied[:_SHOWN])
-        more = f" and {len(plan.copied) - _SHOWN} more" if len(plan.copied) > _SHOWN else ""
         yield (
             f"copied to all devices (data-parallel): {len(plan.copied)} of {len(task.tables)} "
-            f"tables, {size} on each, {shown}{more}: the optimizer of the dense layers must train "
-            "them (constraint ways: [table_wise, column_wise] forbids copies)"
+            f"tables, {size} on each, {_named(plan.copied)}: the optimizer of the dense layers must "
+            "train them (constraint ways: [table_wise, column_wise, row_wise] forbids copies)"
         )
+    if plan.by_rows:
+        yield (
+            f"in blocks of rows (row-wise): {len(plan.by_rows)} of {len(task.tables)} tables, "
+            f"{_named([*plan.by_rows])}: they train as whole tables do (constraint ways: "
+            "[table_wise, column_wise, data_parallel] forbids rows)"
+        )
+        yield from _uneven_blocks(plan, task)
     dims = {table.name: table.dim for table in task.tables}
     split = len({p.table for p in plan.placements if p.width < dims[p.table]})
     if split and task.operator.optimizer == "rowwise_adagrad":
         yield (
             f"split by columns: {split} tables, of which row-wise Adagrad keeps a state for each "
             "slice, so that they train slightly differently"
+        )
+
+
+def _named(tables: Sequence[str]) -> str:
+    """Returns the first few names."""
+    more = f" and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
+    return ", ".join(tables[:_SHOWN]) + more
+
+
+def _uneven_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
+    """Yields which table by rows has the block that is used most, if that is known and much."""
+    uneven = {}
+    for table in task.tables:
+        if table.name in plan.by_rows and table.access is not None and table.pooling_factor:
+            count = plan.by_rows[table.name]
+            lookups = [block.pooling_factor for block in row_blocks(table, count)]
+            uneven[table.name] = max(lookups) * count / table.pooling_factor
+    if uneven and max(uneven.values()) > _UNEVEN:
+        name = max(uneven, key=lambda name: uneven[name])
+        yield (
+            f"blocks are used unevenly: the busiest one of {name} gets {uneven[name]:.2f} times its "
+            "even share of lookups; hashed ids would be looked up evenly"
         )
 
 

@@ -38,6 +38,7 @@ from torchrec import (
 )
 from torchrec.distributed import types
 from torchrec.distributed.planner import ParameterConstraints
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
@@ -403,11 +404,58 @@ def test_copies_are_data_parallel_and_come_back() -> None:
         from_torchrec(out, TASK)
 
 
-@pytest.mark.parametrize("kind", ["row_wise", "table_row_wise", "grid_shard"])
-def test_what_is_not_sharded_by_columns_does_not_come_back(kind: str) -> None:
+def test_rows_are_row_wise_and_come_back() -> None:
+    """As TorchRec's own generator places them."""
+    plan = ShardingPlan((WHOLE[0], WHOLE[2], Placement("user.bags.likes", 0, 24, 0, 4)), 4)
+    out = to_torchrec(plan, MODEL)
+    rows = out.plan["user.bags"]["likes"]
+    assert (rows.sharding_type, rows.compute_kernel) == ("row_wise", "fused")
+    collection = MODEL["user"]["bags"]
+    by_torchrec = construct_module_sharding_plan(
+        collection, {"likes": row_wise()}, local_size=4, world_size=4, device_type="cpu"
+    )["likes"]
+    assert rows.sharding_spec == by_torchrec.sharding_spec
+    back = from_torchrec(out, TASK)
+    assert back == replace(plan, placements=tuple(sorted(plan.placements)))
+    assert with_even_columns(plan) == back
+    with pytest.raises(PlanError, match="blocks of rows for 4 devices, and 2 ranks train"):
+        to_torchrec(plan, MODEL, world_size=2)
+    first, second = rows.sharding_spec.shards[:2]
+    first.shard_sizes[0] += 3
+    second.shard_offsets[0] += 3
+    second.shard_sizes[0] -= 3
+    with pytest.raises(
+        PlanError, match=r"table user.bags.likes has blocks of rows that are uneven"
+    ):
+        from_torchrec(out, TASK)
+
+
+def test_rows_of_a_node_are_table_row_wise_or_a_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    node = ShardingPlan((WHOLE[0], WHOLE[2], Placement("user.bags.likes", 0, 24, 2, 2)), 4)
+    grid = ShardingPlan(
+        (
+            WHOLE[0],
+            WHOLE[2],
+            Placement("user.bags.likes", 0, 8, 2, 2),
+            Placement("user.bags.likes", 8, 16, 0, 2),
+        ),
+        4,
+    )
+    for plan, kind, ranks in ((node, "table_row_wise", [2, 3]), (grid, "grid_shard", [2, 3, 0, 1])):
+        out = to_torchrec(plan, MODEL)
+        rows = out.plan["user.bags"]["likes"]
+        assert (rows.sharding_type, rows.ranks) == (kind, ranks)
+        assert from_torchrec(out, TASK) == replace(plan, placements=tuple(sorted(plan.placements)))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(PlanError, match=r"in 2 blocks of rows: TorchRec shards rows over all 4"):
+        to_torchrec(node, MODEL)
+
+
+def test_what_is_sharded_in_an_unknown_way_does_not_come_back() -> None:
     out = to_torchrec(ShardingPlan(WHOLE, 4), MODEL)
-    out.plan["user.bags"]["likes"].sharding_type = kind
-    with pytest.raises(PlanError, match=rf"table user.bags.likes is sharded {kind}: .*table_wise"):
+    out.plan["user.bags"]["likes"].sharding_type = "by_magic"
+    with pytest.raises(PlanError, match=r"table user.bags.likes is sharded by_magic: .*table_wise"):
         from_torchrec(out, TASK)
 
 

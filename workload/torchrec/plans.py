@@ -171,6 +171,9 @@ def with_even_columns(plan: ShardingPlan) -> ShardingPlan:
     """
     even = []
     for name, placements in plan.by_table().items():
+        if placements[0].row_blocks > 1:
+            even += placements
+            continue
         merged = sorted(_merged(placements), key=lambda piece: (-piece.width, piece.start))
         steps = sum(piece.width for piece in merged) // DIM_STEP
         count = max(n for n in range(1, len(merged) + 1) if steps % n == 0)
