@@ -79,7 +79,7 @@ class PlanDiff:
         if any(self.copied):
             yield f"copies: {self.copied[0]} tables get them, {self.copied[1]} no longer have them"
         if any(self.by_rows):
-            yield f"rows: {self.by_rows[0]} tables are now in blocks of them, {self.by_rows[1]} no more"
+            yield f"blocks of rows: {self.by_rows[0]} tables are now in them, {self.by_rows[1]} not"
         if not self.moves and not any(self.copied):
             yield "nothing moves: each column stays on its device"
             return

@@ -70,8 +70,8 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
         size = format_bytes(task.copies_memory(plan.copied).total)
         yield (
             f"copied to all devices (data-parallel): {len(plan.copied)} of {len(task.tables)} "
-            f"tables, {size} on each, {_named(plan.copied)}: the optimizer of the dense layers must "
-            "train them (constraint ways: [table_wise, column_wise, row_wise] forbids copies)"
+            f"tables, {size} on each, {_named(plan.copied)}: the optimizer of the dense layers "
+            "must train them (constraint ways: [table_wise, column_wise, row_wise] forbids copies)"
         )
     if plan.by_rows:
         yield (
@@ -106,8 +106,8 @@ def _uneven_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     if uneven and max(uneven.values()) > _UNEVEN:
         name = max(uneven, key=lambda name: uneven[name])
         yield (
-            f"blocks are used unevenly: the busiest one of {name} gets {uneven[name]:.2f} times its "
-            "even share of lookups; hashed ids would be looked up evenly"
+            f"blocks are used unevenly: the busiest of {name} gets {uneven[name]:.2f} times its "
+            "even share of lookups; ids in random order (hashed) would spread them"
         )
 
 

@@ -1,0 +1,162 @@
+"""Tables in blocks of rows: where they are faster, where nothing else fits, and by constraints."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tasks import task_of
+
+from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
+from autoshard.cost_model.way_overheads import RowOverhead
+from autoshard.sharders import Policy, SharderContext, make_sharder
+from autoshard.sharders.steps import next_steps
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Link,
+    Objective,
+    PlanError,
+    ShardingTask,
+    load_tables,
+)
+from autoshard.workload.row_access import CURVE_POINTS, RowAccess, block_rows
+from autoshard.workload.rules import Rule
+
+STEP = Objective("step")
+CHOOSING = ("policy", "autoshard", "cost_fused_search")
+HEAVY = EmbeddingTable("heavy", 2_000_000, 16, 200.0, zipf_alpha=0.6)
+OTHERS = tuple(EmbeddingTable(f"other{n}", 50_000 + n, 32, 4.0) for n in range(12))
+
+
+def context_of(policy: Policy, rows: RowOverhead | None = None) -> SharderContext:
+    model = load_model("cpu")
+    assert model.overhead is not None
+    overhead = replace(model.overhead, copies=None, rows=rows or RowOverhead())
+    return SharderContext(
+        EstimatedCosts(replace(model, overhead=overhead, overheads={}).for_objective(STEP), 1024),
+        policy,
+    )
+
+
+def step_task(
+    tables: tuple[EmbeddingTable, ...], devices: int = 4, fill: float = 0.1
+) -> ShardingTask:
+    return replace(task_of(tables, devices, fill), objective=STEP)
+
+
+@pytest.mark.parametrize("name", CHOOSING)
+def test_a_table_that_is_too_much_for_one_device_and_has_few_columns_is_by_rows(
+    name: str, policy: Policy
+) -> None:
+    task, context = step_task((HEAVY, *OTHERS)), context_of(policy)
+    plan = make_sharder(name, context).shard(task)
+    plan.check(task)
+    assert plan.by_rows == {"heavy": 4}
+    forbidden = replace(task, rules=(Rule("not_by_rows", ("heavy",)),))
+    by_columns = make_sharder(name, context).shard(forbidden)
+    assert by_columns.by_rows == {}
+    predictor = StepPredictor(context.costs, task)
+    assert predictor.expected_of(plan) < 0.9 * predictor.expected_of(by_columns)
+
+
+def test_rows_that_take_long_are_not_chosen(policy: Policy) -> None:
+    task = step_task((HEAVY, *OTHERS))
+    plan = make_sharder("autoshard", context_of(policy, RowOverhead(start_ms=1e3))).shard(task)
+    assert plan.by_rows == {}
+    without = context_of(policy)
+    plan = make_sharder("autoshard", replace(without, seconds=0.5)).shard(task)
+    assert plan.by_rows == {}  # it plans once
+
+
+def test_no_table_is_by_rows_where_all_are_alike_or_outputs_take_long(policy: Policy) -> None:
+    context = context_of(policy)
+    alike = step_task(load_tables("synthetic:40:3:small"))
+    assert make_sharder("autoshard", context).shard(alike).by_rows == {}
+    wide = EmbeddingTable("wide", 100_000, 256, 4.0)
+    slow = replace(step_task((wide, *OTHERS)), objective=Objective("step", Link(1e9)))
+    plan = make_sharder("autoshard", context).shard(slow)
+    assert plan.by_rows == {}
+
+
+@pytest.mark.parametrize("objective", ["step", "operators"])
+def test_a_giant_that_fits_on_no_device_in_slices_is_by_rows(
+    objective: str, policy: Policy
+) -> None:
+    """In slices of four columns, a state for each row is as large as the slice."""
+    giant = EmbeddingTable("giant", 3_000_000, 8, 3.0)
+    base = task_of((giant, *OTHERS), 4)
+    least = base.operator.stored_bytes(giant.rows, 4)
+    task = replace(
+        base,
+        devices=Device.uniform(4, int(0.9 * least)),
+        objective=Objective(objective),  # type: ignore[arg-type]
+    )
+    context = context_of(policy)
+    if objective == "operators":
+        context = SharderContext(EstimatedCosts(load_model("cpu"), 1024), policy)
+    plan = make_sharder("autoshard", context).shard(task)
+    plan.check(task)
+    assert plan.by_rows == {"giant": 4}
+    with pytest.raises(PlanError, match="giant"):
+        make_sharder("size_lookup").shard(task)
+    tiny = replace(task, devices=Device.uniform(4, least // 8))
+    with pytest.raises(PlanError, match="memory are missing"):
+        make_sharder("autoshard", context).shard(tiny)
+
+
+def test_every_sharder_keeps_to_rules_about_rows(policy: Policy) -> None:
+    tables = load_tables("synthetic:16:1:small")
+    names = [table.name for table in tables]
+    rules = (
+        Rule("by_rows", tuple(names[:2])),
+        Rule("not_by_rows", (names[2],)),
+        Rule("together", (names[3], names[4])),
+        Rule("on", (names[5],), (1,)),
+        Rule("not_on", (names[6],), (0, 2)),
+    )
+    task = replace(step_task(tables, 3, 0.5), rules=rules)
+    for name in ("random", "size_lookup", "cost", "cost_fused", "neuroshard", *CHOOSING):
+        plan = make_sharder(name, context_of(policy)).shard(task)
+        plan.check(task)
+        assert set(plan.by_rows) == {names[0], names[1]}
+    small = EmbeddingTable("small", 2, 16, 1.0)
+    few = replace(step_task((small, *OTHERS), 3), rules=(Rule("by_rows", ("small",)),))
+    with pytest.raises(PlanError, match=r"small.*has 2 rows for 3 devices"):
+        make_sharder("size_lookup").shard(few)
+    both = (*rules, Rule("copied", (names[0],)))
+    with pytest.raises(PlanError, match=r"cannot be kept together for table"):
+        make_sharder("size_lookup").shard(replace(task, rules=both))
+
+
+def test_a_block_that_is_used_more_costs_more_and_others_make_room(policy: Policy) -> None:
+    blocks = np.zeros(-(-HEAVY.rows // block_rows(HEAVY.rows)))
+    first = len(blocks) // 4
+    blocks[:first], blocks[first:] = 0.55 / first, 0.45 / (len(blocks) - first)
+    curve = tuple(np.linspace(0, 1, CURVE_POINTS))
+    skewed = replace(HEAVY, access=RowAccess(curve, tuple(blocks), 1.0, 10**6, 1000.0))
+    context = context_of(policy)
+    even, uneven = (step_task((table, *OTHERS)) for table in (HEAVY, skewed))
+    plan = make_sharder("autoshard", context).shard(
+        replace(even, rules=(Rule("by_rows", ("heavy",)),))
+    )
+    assert context.costs.step_ms(plan, uneven) > 1.2 * context.costs.step_ms(plan, even)
+    aware = make_sharder("autoshard", context).shard(
+        replace(uneven, rules=(Rule("by_rows", ("heavy",)),))
+    )
+    assert context.costs.step_ms(aware, uneven) < 0.97 * context.costs.step_ms(plan, uneven)
+    on_first = [p for p in aware.placements if p.device == 0 and p.table != "heavy"]
+    assert len(on_first) < len(OTHERS) / 4
+
+
+def test_improvements_leave_rows_where_they_are(policy: Policy) -> None:
+    context = context_of(policy)
+    rules = (Rule("by_rows", ("heavy",)),)
+    task = replace(step_task((HEAVY, *OTHERS)), rules=rules)
+    worse = make_sharder("random", SharderContext(seed=3)).shard(task)
+    steps = next_steps(context.costs, task, worse)
+    assert steps
+    for step in steps:
+        step.plan.check(task)
+        assert step.plan.by_rows == {"heavy": 4}
+        predictor = StepPredictor(context.costs, task)
+        assert step.expected_ms == pytest.approx(predictor.expected_of(step.plan), rel=1e-3)
