@@ -65,9 +65,14 @@ def _policy(context: SharderContext, search: bool = False) -> Sharder:
     )
 
 
-def _torchrec(context: SharderContext, column_wise: bool) -> Sharder:
-    model = None if context.oracle is None else context.oracle.model
-    return sharders.TorchRecSharder(column_wise, model)
+def _torchrec(
+    context: SharderContext, ways: Literal["tables", "columns", "rows", "all"]
+) -> Sharder:
+    if context.oracle is None:
+        return sharders.TorchRecSharder(ways)
+    if ways == "all" and context.oracle.copies is None:
+        ways = "rows"  # plans with copies would have no price
+    return sharders.TorchRecSharder(ways, context.oracle.model)
 
 
 SHARDERS: dict[str, SharderSpec] = {
@@ -118,13 +123,19 @@ SHARDERS: dict[str, SharderSpec] = {
     ),
     "torchrec": SharderSpec(
         "TorchRec's planner with whole tables",
-        lambda context: _torchrec(context, column_wise=False),
+        lambda context: _torchrec(context, "tables"),
         frozenset({"torchrec"}),
         ways="own",
     ),
     "torchrec_columns": SharderSpec(
         "TorchRec's planner with whole and column-wise split tables",
-        lambda context: _torchrec(context, column_wise=True),
+        lambda context: _torchrec(context, "columns"),
+        frozenset({"torchrec"}),
+        ways="own",
+    ),
+    "torchrec_all": SharderSpec(
+        "TorchRec's planner with whole tables, columns, rows and copies, as if for GPUs",
+        lambda context: _torchrec(context, "all"),
         frozenset({"torchrec"}),
         ways="own",
     ),

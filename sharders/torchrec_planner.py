@@ -1,26 +1,31 @@
 """TorchRec's own planner as a sharder."""
 
+from typing import Literal
+
 from autoshard.cost_model import CostModel
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.data_sheets import DataSheet, data_sheet_of
+
+Ways = Literal["tables", "columns", "rows", "all"]  # each with those before it
 
 
 class TorchRecSharder:
     """Plans by TorchRec's planner.
 
     Args:
-        column_wise: Whether tables may also be split evenly by columns.
+        ways: Ways that it chooses from: whole tables, also even slices of columns, also blocks of
+            rows, or also copies.
         model: Cost model, which knows what the plans are for; by default this machine's devices.
 
     Raises:
         UserError: TorchRec is not installed.
     """
 
-    def __init__(self, column_wise: bool, model: CostModel | None = None) -> None:
+    def __init__(self, ways: Ways, model: CostModel | None = None) -> None:
         from autoshard.workload.torchrec import plan_of_torchrec  # an optional dependency
 
         self._plan = plan_of_torchrec
-        self._column_wise = column_wise
+        self._ways: Ways = ways
         self._device_type: str | None = None
         self._sheet: DataSheet | None = None
         if model is not None:
@@ -29,4 +34,4 @@ class TorchRecSharder:
 
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Returns a valid plan; raises PlanError if TorchRec finds none, or it does not fit."""
-        return self._plan(task, self._column_wise, self._device_type, self._sheet)
+        return self._plan(task, self._ways, self._device_type, self._sheet)

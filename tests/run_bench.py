@@ -34,6 +34,7 @@ from bench.pool import scale_metrics
 from bench.published import published_metrics
 from bench.rehearsal import rehearsal_metrics
 from bench.simulated import simulated_metrics
+from bench.ways import ways_metrics
 from rich.table import Table
 
 from autoshard.benchmark.hardware import cpu_fingerprint, machine_memory_bytes, physical_cores
@@ -54,6 +55,9 @@ GROUPS: Mapping[str, Group] = {
     "families": Group("Held-out families of tables", lambda _: family_metrics(), on_ray=False),
     "sharders": Group(
         "Speed, and tight memory", lambda _: [*speed_metrics(), *memory_metrics()], on_ray=False
+    ),
+    "ways": Group(
+        "Rows and copies beside columns, predicted", lambda _: ways_metrics(), on_ray=False
     ),
     "headroom": Group("Headroom in families of tasks, predicted", lambda _: headroom_metrics()),
     "sizes": Group("Task sizes not used in training, predicted", lambda _: size_metrics()),

@@ -274,12 +274,13 @@ class RankGroup:
     def _native_plan(self, task: ShardingTask) -> Any:
         """Returns TorchRec's own plan: by tables, columns, rows, or a copy on each rank."""
         from autoshard.benchmark.rehearsal.model import RehearsedModel
-        from autoshard.workload.torchrec.names import lookups_of
+        from autoshard.workload.torchrec.names import lookups_of, topology_of
         from autoshard.workload.torchrec.own_planner import plan_by_torchrec
 
         lookups = {f"t{number}": lookups_of(table) for number, table in enumerate(task.tables)}
         model = RehearsedModel(task.tables, task.operator)
-        return plan_by_torchrec(model, task, lookups, self.backend.device.type)
+        topology = topology_of(task, self.backend.device.type)
+        return plan_by_torchrec(model, task, lookups, topology)
 
     def _ask_first(self, method: str) -> Any:
         """Calls a method of the first rank."""

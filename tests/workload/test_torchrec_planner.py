@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 
-from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.roofline import roofline_model
 from autoshard.sharders import SharderContext, make_sharder
 from autoshard.workload import (
@@ -196,7 +196,7 @@ def own_task(*memory: int, optimizer: Any = "rowwise_adagrad") -> ShardingTask:
 @pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd"])
 def test_torchrec_plans_whole_tables(optimizer: str) -> None:
     task = own_task(2**30, 2**30, optimizer=optimizer)
-    plan = plan_of_torchrec(task, column_wise=False)
+    plan = plan_of_torchrec(task, "tables")
     plan.check(task)
     assert {(p.start, p.width) for p in plan.placements} == {(0, t.dim) for t in task.tables}
 
@@ -205,8 +205,8 @@ def test_torchrec_splits_a_table_that_is_too_large_for_a_device() -> None:
     large = EmbeddingTable("large", 100_000, 128, 30.0)
     task = ShardingTask((large,), Device.uniform(2, 30 * 2**20), 256)
     with pytest.raises(PlanError, match="TorchRec's planner finds no plan that fits"):
-        plan_of_torchrec(task, column_wise=False)
-    plan = plan_of_torchrec(task, column_wise=True)
+        plan_of_torchrec(task, "tables")
+    plan = plan_of_torchrec(task, "columns")
     plan.check(task)
     assert [(p.start, p.width, p.device) for p in plan.placements] in (
         [(0, 64, 0), (64, 64, 1)],
@@ -216,7 +216,7 @@ def test_torchrec_splits_a_table_that_is_too_large_for_a_device() -> None:
 
 def test_torchrec_knows_devices_of_different_memory() -> None:
     task = own_task(2**30, 2**22)
-    plan = plan_of_torchrec(task, column_wise=False)
+    plan = plan_of_torchrec(task, "tables")
     plan.check(task)
     assert plan.device_bytes(task)[1] <= 2**22
 
@@ -228,7 +228,7 @@ def test_torchrec_knows_how_often_tables_are_looked_up() -> None:
         for name, lookups in (("a", 50.0), ("b", 50.0), ("c", 1.0), ("d", 1.0))
     )
     task = ShardingTask(tables, Device.uniform(2, 2**30), 512)
-    a, b = (p.device for p in plan_of_torchrec(task, column_wise=False).placements[:2])
+    a, b = (p.device for p in plan_of_torchrec(task, "tables").placements[:2])
     assert a != b
 
 
@@ -242,7 +242,7 @@ def test_torchrec_knows_how_fast_the_link_is(link: str, alone: bool) -> None:
     )
     over = Objective("operators", Link.parse(link))
     task = ShardingTask(tables, Device.uniform(2, 2**30), 1024, objective=over)
-    homes = {p.table: p.device for p in plan_of_torchrec(task, column_wise=False).placements}
+    homes = {p.table: p.device for p in plan_of_torchrec(task, "tables").placements}
     assert (homes["a"] == homes["b"]) == alone
     assert not alone or homes["a"] != homes["wide"]
 
@@ -284,12 +284,27 @@ def test_torchrec_knows_that_outputs_are_wide_whatever_weights_are(weights: Any)
     tables = (heavy, *(EmbeddingTable(name, 10, 128, 1.0) for name in "abc"))
     operator = OperatorOptions(weights, "rowwise_adagrad")
     task = ShardingTask(tables, Device.uniform(2, 2**30), 4096, operator)
-    plan = plan_of_torchrec(task, column_wise=False)
+    plan = plan_of_torchrec(task, "tables")
     assert len({p.device for p in plan.placements if p.table != "heavy"}) == 2
 
 
-@pytest.mark.parametrize("name", ["torchrec", "torchrec_columns"])
-def test_it_is_a_sharder_by_name(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "ways"),
+    [("torchrec", "tables"), ("torchrec_columns", "columns"), ("torchrec_all", "all")],
+)
+def test_it_is_a_sharder_by_name(name: str, ways: Any) -> None:
     task = own_task(2**30, 2**30)
     plan = make_sharder(name).shard(task)
-    assert plan == plan_of_torchrec(task, column_wise=name == "torchrec_columns")
+    assert plan == plan_of_torchrec(task, ways)
+
+
+def test_it_shards_by_rows_and_copies_where_it_may() -> None:
+    small = tuple(EmbeddingTable(f"small{n}", 50 + n, 16, 40.0) for n in range(3))
+    large = EmbeddingTable("large", 4_000_000, 64, 60.0)
+    task = ShardingTask((large, *small), Device.uniform(4, 2**30), 4096)
+    every, rows = plan_of_torchrec(task, "all"), plan_of_torchrec(task, "rows")
+    assert every.by_rows == rows.by_rows == {"large": 4}
+    assert set(every.copied) == {table.name for table in small}
+    assert rows.copied == ()
+    known = SharderContext(EstimatedCosts(load_model("cpu"), 4096))  # operators alone
+    assert make_sharder("torchrec_all", known).shard(task) == rows

@@ -23,7 +23,12 @@ _BANDWIDTHS = ("intra_host_bw", "inter_host_bw")  # in bytes per millisecond
 _MS, _GB = 1e3, 1e9
 
 
-def topology_of(task: ShardingTask, device: str, sheet: DataSheet | None = None) -> Topology:
+def topology_of(
+    task: ShardingTask,
+    device: str,
+    sheet: DataSheet | None = None,
+    bandwidths: Mapping[str, float] | None = None,
+) -> Topology:
     """Returns the topology of a task's devices, with their usable memory as storage.
 
     Bandwidths are those of the objective's link, where it has one, and of the data sheet; TorchRec
@@ -33,10 +38,12 @@ def topology_of(task: ShardingTask, device: str, sheet: DataSheet | None = None)
         task: Task whose devices are the ranks.
         device: torch's type of the devices.
         sheet: Data sheet of the devices, if they are GPUs of a known kind.
+        bandwidths: Further ones by TorchRec's names, in bytes per millisecond.
     """
     memory = {"ddr_cap" if device == "cpu" else "hbm_cap": task.usable_bytes.tolist()}
     ranks, link = len(task.devices), task.objective.link
     bandwidth = {} if link is None else dict.fromkeys(_BANDWIDTHS, link.bytes_s / _MS)
+    bandwidth |= bandwidths or {}
     node = ranks
     if sheet is not None:
         bandwidth["hbm_mem_bw"] = sheet.memory_gb_s * _GB / _MS

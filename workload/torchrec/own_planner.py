@@ -4,17 +4,16 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner.constants import DDR_MEM_BW
 from torchrec.distributed.planner.planners import EmbeddingShardingPlanner
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import (
-    ParameterConstraints,
-    PlannerError,
-)
+from torchrec.distributed.planner.types import ParameterConstraints, PlannerError, Topology
 from torchrec.distributed.types import ShardingPlan as TorchRecPlan
 from torchrec.distributed.types import ShardingType
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig
@@ -22,31 +21,33 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 
 from autoshard.workload.data_sheets import DataSheet
-from autoshard.workload.plans import PlanError, ShardingPlan
+from autoshard.workload.plans import Placement, PlanError, ShardingPlan
 from autoshard.workload.tables import DIM_STEP, EmbeddingTable
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.torchrec.names import DATA_TYPES, device_type_here, lookups_of, topology_of
-from autoshard.workload.torchrec.plans import FUSED, placements_of
+from autoshard.workload.torchrec.plans import COPIED, DENSE, FUSED, placements_of
 
+Ways = Literal["tables", "columns", "rows", "all"]  # each with those before it
 _OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad, "rowwise_adagrad": RowWiseAdagrad}
 _MAX_WIDTH = 128  # columns of a piece, as TorchRec's default
 
 
 def plan_of_torchrec(
     task: ShardingTask,
-    column_wise: bool,
+    ways: Ways,
     device_type: str | None = None,
     sheet: DataSheet | None = None,
 ) -> ShardingPlan:
-    """Returns TorchRec's own plan of whole tables and, with `column_wise`, of evenly split ones.
+    """Returns TorchRec's own plan.
 
     The planner gets the pooling factors, the batch size, the memory of each device as storage, and
     the objective's link, if any; nothing else is reserved. A table may be split by one width: its
-    largest even divisor below `dim`, up to 128.
+    largest even divisor below `dim`, up to 128. Rows are offered for GPUs alone, so with rows other
+    devices are taken for GPUs with the bandwidth of a CPU's memory.
 
     Args:
         task: Task to plan.
-        column_wise: Whether tables may be split.
+        ways: Ways that the planner chooses from.
         device_type: torch's type of the task's devices. Default: `device_type_here`.
         sheet: Data sheet of the devices, if they are GPUs of a known kind.
 
@@ -55,15 +56,22 @@ def plan_of_torchrec(
     """
     named = {f"t{number}": table for number, table in enumerate(task.tables)}
     model = _model(task, named)
-    constraints = {name: _constraints(table, column_wise) for name, table in named.items()}
-    plan = plan_by_torchrec(model, task, constraints, device_type or device_type_here(), sheet)
-    placements = [
-        placement
-        for module in plan.plan.values()
-        for name, sharding in module.items()
-        for placement in placements_of(named[name].name, sharding)
-    ]
-    ours = ShardingPlan(tuple(sorted(placements)), len(task.devices))
+    constraints = {name: _constraints(table, ways) for name, table in named.items()}
+    device = device_type or device_type_here()
+    if ways in ("rows", "all") and device == "cpu":
+        bandwidths = {"hbm_mem_bw": DDR_MEM_BW}
+        topology = topology_of(task, "cuda", sheet, bandwidths)
+    else:
+        topology = topology_of(task, device, sheet)
+    plan = plan_by_torchrec(model, task, constraints, topology)
+    placements, copied = list[Placement](), list[str]()
+    for module in plan.plan.values():
+        for name, sharding in module.items():
+            if sharding.sharding_type == COPIED:
+                copied.append(named[name].name)
+            else:
+                placements += placements_of(named[name].name, sharding)
+    ours = ShardingPlan(tuple(sorted(placements)), len(task.devices), tuple(copied))
     try:
         ours.check(task)
     except PlanError as fault:
@@ -75,8 +83,7 @@ def plan_by_torchrec(
     model: nn.Module,
     task: ShardingTask,
     constraints: Mapping[str, ParameterConstraints],
-    device_type: str,
-    sheet: DataSheet | None = None,
+    topology: Topology,
 ) -> TorchRecPlan:
     """Returns the plan of TorchRec's planner for a model with the tables of a task.
 
@@ -84,7 +91,7 @@ def plan_by_torchrec(
         PlanError: The planner finds no plan.
     """
     planner = EmbeddingShardingPlanner(
-        topology=topology_of(task, device_type, sheet),
+        topology=topology,
         batch_size=math.ceil(task.batch_size / len(task.devices)),
         constraints=dict(constraints),
         storage_reservation=FixedPercentageStorageReservation(0.0),
@@ -131,15 +138,21 @@ def _model(task: ShardingTask, tables: dict[str, EmbeddingTable]) -> nn.Module:
     return model
 
 
-def _constraints(table: EmbeddingTable, column_wise: bool) -> ParameterConstraints:
+def _constraints(table: EmbeddingTable, ways: Ways) -> ParameterConstraints:
     even = range(DIM_STEP, min(table.dim // 2, _MAX_WIDTH) + 1, DIM_STEP)
-    widths = [width for width in even if table.dim % width == 0] if column_wise else []
+    widths = [width for width in even if table.dim % width == 0] if ways != "tables" else []
     width = max(widths, default=None)
     types = [ShardingType.TABLE_WISE.value]
+    if width is not None:
+        types.append(ShardingType.COLUMN_WISE.value)
+    if ways in ("rows", "all"):
+        types.append(ShardingType.ROW_WISE.value)
+    if ways == "all":
+        types.append(COPIED)
     return replace(
         lookups_of(table),
-        sharding_types=types if width is None else [*types, ShardingType.COLUMN_WISE.value],
-        compute_kernels=[FUSED],
+        sharding_types=types,
+        compute_kernels=[FUSED, DENSE] if ways == "all" else [FUSED],
         min_partition=width,
         output_dtype=DataType.FP32,  # type of outputs; by default TorchRec assumes that of weights
     )

@@ -1,0 +1,146 @@
+"""Rows and copies beside columns alone, by the price of training."""
+
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from statistics import fmean
+
+import numpy as np
+
+from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
+from autoshard.sharders import SharderContext, load_policy, make_sharder
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Link,
+    Objective,
+    PlanError,
+    ShardingTask,
+    UserError,
+    load_tables,
+)
+from autoshard.workload.rules import Rule
+from bench.metric import Metric
+from bench.workbench import say
+
+_BATCH_SIZE = 8192
+_SLOW, _USUAL = Link(1e9, 20e-6), Link(1e10, 10e-6)
+_AMPLE = 2**40  # bytes of a device
+_TIGHT = 16  # tasks with giants
+_SIZES = {(100, 8): 0.3, (1_000, 32): 0.9, (5_000, 128): 4.6}  # tables, devices: target in s
+_COLUMNS_ALONE = ("not_copied", "not_by_rows")
+
+
+def ways_metrics() -> list[Metric]:
+    """Steps and plans with all ways of sharding over those with columns alone."""
+    targets = {"giants on a slow link": "at most 0.80", "thousand tiny tables": "at most 0.95"}
+    metrics: list[Metric] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OtherHardware)
+        warnings.simplefilter("ignore", OutsideTraining)
+        found: dict[str, list[Mapping[str, float]]] = {}
+        for family, task in _tasks():
+            say(f"{family}, {len(task.devices)} devices")
+            found.setdefault(family, []).append(_steps_ms(task))
+        for family, steps in found.items():
+            for other in ("columns alone", "torchrec_all"):
+                ratios = [each["all ways"] / each[other] for each in steps if other in each]
+                if ratios:
+                    target = targets.get(family, "") if other == "columns alone" else ""
+                    name = f"{family}: step by price, all ways over {other}"
+                    metrics.append(Metric(name, target, fmean(ratios)))
+        return [*metrics, *_giants_metrics(), *_time_metrics()]
+
+
+def _tasks() -> Iterator[tuple[str, ShardingTask]]:
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        giants = tuple(_giant(rng, number) for number in range(4))
+        tables = (*giants, *load_tables(f"synthetic:40:{seed}:full"))
+        yield "giants on a slow link", _task(tables, 4, _SLOW)
+    for family, source in (("mlperf:dlrm-v2", "mlperf:dlrm-v2"), ("criteo", "criteo")):
+        for devices in (8, 16):
+            yield f"{family} on {devices}", _task(load_tables(source), devices, _USUAL)
+    tiny = _with_rows(load_tables("synthetic:1000:4:small"), 2_000)
+    yield "thousand tiny tables", _task(tiny, 8, _USUAL)
+
+
+def _giant(rng: np.random.Generator, number: int) -> EmbeddingTable:
+    rows, lookups = int(rng.uniform(1e7, 1e8)), float(rng.uniform(50, 200))
+    dim = int(rng.choice((32, 64, 128)))
+    return EmbeddingTable(f"giant{number}", rows, dim, lookups, zipf_alpha=1.05)
+
+
+def _with_rows(tables: tuple[EmbeddingTable, ...], rows: int) -> tuple[EmbeddingTable, ...]:
+    """Returns the tables with at most so many rows."""
+    return tuple(replace(table, rows=min(table.rows, rows)) for table in tables)
+
+
+def _task(tables: tuple[EmbeddingTable, ...], devices: int, link: Link) -> ShardingTask:
+    return ShardingTask(
+        tables,
+        Device.uniform(devices, _AMPLE),
+        _BATCH_SIZE,
+        load_model("cpu").provenance.operator,
+        objective=Objective("step", link),
+    )
+
+
+def _context(task: ShardingTask) -> SharderContext:
+    model = load_model("cpu").for_objective(task.objective)
+    return SharderContext(EstimatedCosts(model, task.batch_size), load_policy("cpu"))
+
+
+def _steps_ms(task: ShardingTask) -> dict[str, float]:
+    """Returns the price of a step by `autoshard` with all ways and with columns, and TorchRec's."""
+    context = _context(task)
+    names = tuple(table.name for table in task.tables)
+    columns = replace(task, rules=tuple(Rule(kind, names) for kind in _COLUMNS_ALONE))
+    found = {}
+    for label, name, some in (
+        ("all ways", "autoshard", task),
+        ("columns alone", "autoshard", columns),
+        ("torchrec_all", "torchrec_all", task),
+    ):
+        with suppress(PlanError, UserError):
+            plan = make_sharder(name, context).shard(some)
+            found[label] = context.costs.step_ms(plan, task)
+    return found
+
+
+def _giants_metrics() -> list[Metric]:
+    """Tasks with a table larger than any device, whose memory in sum is enough by a quarter."""
+    planned = 0
+    for seed in range(_TIGHT):
+        rng = np.random.default_rng(seed)
+        giant = replace(_giant(rng, 0), dim=int(rng.choice((4, 8, 16))))
+        tables = (giant, *load_tables(f"synthetic:20:{seed}:small"))
+        task = _task(tables, 8, _USUAL)
+        total = sum(task.table_bytes(table) for table in tables)
+        # Blocks of rows have outputs of full width on each device.
+        outputs = 7 * 2 * 4 * giant.dim * _BATCH_SIZE + 7 * 8 * _BATCH_SIZE
+        memory = int(1.25 * (total + outputs) / 8)
+        task = replace(task, devices=Device.uniform(8, memory))
+        with suppress(PlanError):
+            make_sharder("autoshard", _context(task)).shard(task).check(task)
+            planned += 1
+    label = f"plans found for {_TIGHT} tasks with a table larger than any device"
+    return [Metric(label, f"{_TIGHT}", planned)]
+
+
+def _time_metrics() -> list[Metric]:
+    """Planning time with all ways, where nobody is held to columns."""
+    metrics = []
+    for (tables, devices), target in _SIZES.items():
+        task = _task(load_tables(f"synthetic:{tables}:1:small"), devices, _USUAL)
+        sharder = make_sharder("autoshard", _context(task))
+        times = []
+        for _ in range(2):
+            began = time.process_time()
+            sharder.shard(task)
+            times.append(time.process_time() - began)
+        label = f"planning time, all ways, {tables:,} tables on {devices} devices"
+        metrics.append(Metric(label, f"about {target:g} s", min(times), "s"))
+    return metrics
