@@ -9,8 +9,12 @@ from pathlib import Path
 PATIENCE = 480.0  # seconds
 
 
-def run_ranks(script: Path, world_size: int) -> list[str]:
-    """What each rank prints; an AssertionError with all that was said if one fails."""
+def run_ranks(script: Path, world_size: int, of_node: int | None = None) -> list[str]:
+    """What each rank prints; an AssertionError with all that was said if one fails.
+
+    `of_node`: Ranks of a node, by default all; TorchRec takes the nodes from the environment.
+    """
+    of_node = of_node or world_size
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -21,9 +25,9 @@ def run_ranks(script: Path, world_size: int) -> list[str]:
             env={
                 **os.environ,
                 "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
+                "LOCAL_RANK": str(rank % of_node),
                 "WORLD_SIZE": str(world_size),
-                "LOCAL_WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(of_node),
                 "MASTER_ADDR": "127.0.0.1",
                 "MASTER_PORT": str(port),
                 "OMP_NUM_THREADS": "1",
