@@ -1,6 +1,6 @@
 """Fits what training takes beside operators to rehearsals of plans."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from autoshard.cost_model.step_overhead import (
     splits_of,
 )
 from autoshard.cost_model.way_overheads import CopyOverhead, RowOverhead, copy_loads, row_loads
-from autoshard.workload import EmbeddingTable, UserError
+from autoshard.workload import UserError
 from autoshard.workload.arrays import Floats
 
 MIN_REHEARSALS = 8
@@ -88,12 +88,14 @@ def fit_copies(
         UserError: There are too few plans.
     """
     _check_enough(rehearsed, "plans with copies", "what copies take")
-    loads = [
-        copy_loads(_tables(each, each.plan.copied), each.task.batch_size, len(each.task.devices))
-        for each in rehearsed
-    ]
-    start_ms, rates_ns, deviation = _fit_rest(overhead, rehearsed, operators_ms, loads)
-    return replace(overhead, copies=CopyOverhead(start_ms, *rates_ns, deviation))
+    loads = []
+    for each in rehearsed:
+        copied = [table for table in each.task.tables if table.name in each.plan.copied]
+        sums = copy_loads(copied, each.task.batch_size, len(each.task.devices)).sum(0)
+        loads.append(np.array([1.0, *sums]))
+    (start_ms, *rates), deviation = _fit_rest(overhead, rehearsed, operators_ms, loads)
+    copies = CopyOverhead(start_ms, *(rate / _MS for rate in rates), deviation)
+    return replace(overhead, copies=copies)
 
 
 def fit_rows(
@@ -101,16 +103,9 @@ def fit_rows(
 ) -> StepOverhead:
     """Returns the overhead with what blocks of rows take, as `fit_copies` does for copies."""
     _check_enough(rehearsed, "plans with blocks of rows", "what rows take")
-    loads = [
-        row_loads(_tables(each, each.plan.by_rows), each.task.batch_size, len(each.task.devices))
-        for each in rehearsed
-    ]
-    start_ms, rates_ns, _ = _fit_rest(overhead, rehearsed, operators_ms, loads)
-    return replace(overhead, rows=RowOverhead(start_ms, *rates_ns))
-
-
-def _tables(rehearsed: RehearsedPlan, names: Collection[str]) -> list[EmbeddingTable]:
-    return [table for table in rehearsed.task.tables if table.name in names]
+    loads = [row_loads(each.task, each.plan.by_rows, each.plan.copied) for each in rehearsed]
+    (start_ms, *saved), _ = _fit_rest(overhead, rehearsed, operators_ms, loads)
+    return replace(overhead, rows=RowOverhead(start_ms, *(rate / _MS for rate in saved)))
 
 
 def _fit_rest(
@@ -118,23 +113,22 @@ def _fit_rest(
     rehearsed: Sequence[RehearsedPlan],
     operators_ms: Sequence[Floats],
     loads: Sequence[Floats],
-) -> tuple[float, list[float], float]:
-    """Fits what an overhead does not contain of steps to loads of some tables of each plan.
+) -> tuple[list[float], float]:
+    """Fits what an overhead does not contain of steps to loads of each plan.
 
     Returns:
-        Milliseconds once, nanoseconds of each load, and the relative deviation that is left.
+        Milliseconds for one of each load, and the relative deviation that is left.
     """
     left, steps = [], []
     for each, operators in zip(rehearsed, operators_ms, strict=True):
         parts, common_ms = _price(overhead, each, operators)
         left.append(each.step_ms - parts.sum() - common_ms)
         steps.append(each.step_ms)
-    amounts = np.array([[1.0, *some.sum(0)] for some in loads])
-    left_ms = np.array(left)
+    amounts, left_ms = np.stack(loads), np.array(left)
     found = fit_terms(amounts, left_ms, np.array(steps))
     fitted_ms = amounts @ found
     deviation = float(np.linalg.norm(left_ms - fitted_ms) / np.linalg.norm(fitted_ms))
-    return float(found[0]), [rate / _MS for rate in found[1:].tolist()], deviation
+    return found.tolist(), deviation
 
 
 def _check_enough(rehearsed: Sequence[RehearsedPlan], which: str, what: str) -> None:
@@ -191,7 +185,7 @@ def report_on(
         parts, common_ms = _price(overhead, each, operators)
         if each.plan.copied and overhead.copies is not None:
             common_ms += overhead.copies.ms(each.task, each.plan.copied)
-        common_ms += overhead.rows.ms(each.task, each.plan.by_rows)
+        common_ms += overhead.rows.ms(each.task, each.plan.by_rows, each.plan.copied)
         price_ms = float(parts.sum()) + common_ms
         ratios.append(each.step_ms / price_ms)
         shares.append([*(parts / price_ms), common_ms / price_ms])

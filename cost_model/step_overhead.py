@@ -147,7 +147,7 @@ class StepOverhead:
         """
         common_ms = self.ordering_ms(task, plan)
         if plan.by_rows:
-            common_ms += self.rows.ms(task, plan.by_rows)
+            common_ms += self.rows.ms(task, plan.by_rows, plan.copied)
         if not plan.copied:
             return common_ms
         if self.copies is None:

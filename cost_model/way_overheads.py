@@ -5,9 +5,9 @@ are exchanged. Its gradient is dense, so each step clears it, reduces it over al
 all rows. All ranks take as long, and it is linear in a rank's own lookups and outputs and in the
 size of the table.
 
-A block of rows is priced like a table on its device (`workload.tables.row_blocks`). Beside that, on
-all ranks alike, each rank sorts the lookups of its own samples by blocks, and a second operator
-starts beside that of columns, with exchanges of its own.
+A block of rows is priced like a table on its device (`workload.tables.row_blocks`). Beside that, a
+second operator starts where other tables are in columns; and partial sums are reduced as they are,
+so that they are neither packed nor put together again, as outputs of columns are.
 """
 
 from collections.abc import Collection, Iterable
@@ -22,8 +22,6 @@ from autoshard.workload.operators import WEIGHT_BYTES
 # What a table with a copy on each rank is to a rank.
 COPY_LOADS = ("lookups", "gathered", "outputs", "weights")
 _WEIGHTS = COPY_LOADS.index("weights")
-# What a rank does for its own samples of a table in blocks of rows.
-ROW_LOADS = ("lookups", "bags", "outputs")
 _NS = 1e-6  # milliseconds
 _MS_OF_A_SECOND = 1e3
 
@@ -105,43 +103,31 @@ def copy_loads(tables: Iterable[EmbeddingTable], batch_size: int, ranks: int) ->
 
 @dataclass(frozen=True)
 class RowOverhead:
-    """What blocks of rows add to a step, on all ranks alike.
+    """What blocks of rows add to a step, on all ranks alike, and what they save.
 
     Args:
-        start_ms: Once there are any.
-        lookup_ns: For each lookup of a rank's own samples.
-        bag_ns: For each of a rank's own samples and each feature, in each block.
-        output_ns: For each element of a rank's own outputs, in each block.
+        start_ms: Where some tables are in blocks of rows, and others in columns.
+        saved_sum_ns: For each element of partial sums that a rank computes, for all samples.
+        saved_output_ns: For each element of pooled outputs of a rank's own samples.
     """
 
     start_ms: float = 0.0
-    lookup_ns: float = 0.0
-    bag_ns: float = 0.0
-    output_ns: float = 0.0
+    saved_sum_ns: float = 0.0
+    saved_output_ns: float = 0.0
 
-    def ms(self, task: ShardingTask, by_rows: Collection[str]) -> float:
-        """Returns what these tables of a task add to a step if they are in blocks of rows."""
-        tables = [table for table in task.tables if table.name in by_rows]
-        if not tables:
-            return 0.0
-        loads = row_loads(tables, task.batch_size, len(task.devices)).sum(0)
-        rates = _NS * np.array([self.lookup_ns, self.bag_ns, self.output_ns])
-        return self.start_ms + float(loads @ rates)
-
-
-def row_loads(tables: Collection[EmbeddingTable], batch_size: int, ranks: int) -> Floats:
-    """Returns ROW_LOADS of each table, [tables, loads].
-
-    Args:
-        tables: Tables in blocks of rows on all ranks.
-        batch_size: Samples of the batch of all ranks.
-        ranks: Number of ranks, each of which has a block.
-    """
-    own = batch_size / ranks
-    lookups = own * np.array([table.pooling_factor for table in tables])
-    bags = own * ranks * np.array([table.features for table in tables], float)
-    outputs = bags * np.array([table.dim for table in tables])
-    return np.stack([lookups, bags, outputs], axis=1)
+    def ms(self, task: ShardingTask, by_rows: Collection[str], copied: Collection[str]) -> float:
+        """Returns what a plan with these tables of a task by rows, or copied, adds to a step."""
+        loads = row_loads(task, by_rows, copied)
+        rates = np.array([self.start_ms, _NS * self.saved_sum_ns, _NS * self.saved_output_ns])
+        return float(loads @ rates)
 
 
 NO_ROWS = RowOverhead()  # where it is not known
+
+
+def row_loads(task: ShardingTask, by_rows: Collection[str], copied: Collection[str]) -> Floats:
+    """Returns what `RowOverhead` has rates for, with savings below 0: [3]."""
+    columns = sum(table.dim * table.features for table in task.tables if table.name in by_rows)
+    starts = bool(by_rows) and len(by_rows) + len(copied) < len(task.tables)
+    sums = -float(task.batch_size * columns)
+    return np.array([float(starts), sums, sums / len(task.devices)])

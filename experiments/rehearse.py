@@ -178,8 +178,8 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
         )
     rows = overhead.rows
     cli.say(
-        f"  rows      {rows.start_ms:.3f} ms, {rows.lookup_ns:.2f} ns a lookup of a rank, "
-        f"{rows.bag_ns:.1f} ns a sample and block, {rows.output_ns:.2f} ns an output of each block"
+        f"  rows      {rows.start_ms:.3f} ms beside columns, less {rows.saved_sum_ns:.2f} ns an "
+        f"element of partial sums and {rows.saved_output_ns:.2f} ns an output"
     )
     if config.out is not None:
         overheads = {**model.overheads, hardware: overhead}

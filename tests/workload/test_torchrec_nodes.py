@@ -59,7 +59,8 @@ def learned(optimizer, kwargs, sharded):
     if sharded:
         _apply_optimizer_in_backward(optimizer, model.parameters(), kwargs)
         plan = ShardingPlan(PLACED, RANKS)
-        model = DistributedModelParallel(model, device=torch.device("cpu"), plan=to_torchrec(plan, model))
+        made = to_torchrec(plan, model)
+        model = DistributedModelParallel(model, device=torch.device("cpu"), plan=made)
         load_state(model, state)
         found = tables_of(collection(), [batch(0, [0])], RANKS).tables
         task = ShardingTask(found, Device.uniform(RANKS, 2**30), SAMPLES * RANKS)
