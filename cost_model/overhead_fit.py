@@ -185,7 +185,7 @@ def report_on(
         parts, common_ms = _price(overhead, each, operators)
         if each.plan.copied and overhead.copies is not None:
             common_ms += overhead.copies.ms(each.task, each.plan.copied)
-        common_ms += overhead.rows.ms(each.task, each.plan.by_rows, each.plan.copied)
+        common_ms += overhead.of_rows.ms(each.task, each.plan.by_rows, each.plan.copied)
         price_ms = float(parts.sum()) + common_ms
         ratios.append(each.step_ms / price_ms)
         shares.append([*(parts / price_ms), common_ms / price_ms])

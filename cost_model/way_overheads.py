@@ -111,8 +111,8 @@ class RowOverhead:
         saved_output_ns: For each element of pooled outputs of a rank's own samples.
     """
 
-    start_ms: float = 0.0
-    saved_sum_ns: float = 0.0
+    start_ms: float
+    saved_sum_ns: float
     saved_output_ns: float = 0.0
 
     def ms(self, task: ShardingTask, by_rows: Collection[str], copied: Collection[str]) -> float:
@@ -120,9 +120,6 @@ class RowOverhead:
         loads = row_loads(task, by_rows, copied)
         rates = np.array([self.start_ms, _NS * self.saved_sum_ns, _NS * self.saved_output_ns])
         return float(loads @ rates)
-
-
-NO_ROWS = RowOverhead()  # where it is not known
 
 
 def row_loads(task: ShardingTask, by_rows: Collection[str], copied: Collection[str]) -> Floats:

@@ -176,7 +176,7 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
             f"{copies.lookup_ns:.2f} ns a lookup of a rank, {copies.gathered_ns:.3f} ns an element "
             f"of its row, {copies.output_ns:.2f} ns an output, {copies.weight_ns:.2f} ns a weight"
         )
-    rows = overhead.rows
+    rows = overhead.of_rows
     cli.say(
         f"  rows      {rows.start_ms:.3f} ms beside columns, less {rows.saved_sum_ns:.2f} ns an "
         f"element of partial sums and {rows.saved_output_ns:.2f} ns an output"

@@ -31,7 +31,7 @@ OTHERS = tuple(EmbeddingTable(f"other{n}", 50_000 + n, 32, 4.0) for n in range(1
 def context_of(policy: Policy, rows: RowOverhead | None = None) -> SharderContext:
     model = load_model("cpu")
     assert model.overhead is not None
-    overhead = replace(model.overhead, copies=None, rows=rows or RowOverhead())
+    overhead = replace(model.overhead, copies=None, rows=rows or RowOverhead(0.5, 0.0))
     return SharderContext(
         EstimatedCosts(replace(model, overhead=overhead, overheads={}).for_objective(STEP), 1024),
         policy,
@@ -61,7 +61,7 @@ def test_a_table_that_is_too_much_for_one_device_and_has_few_columns_is_by_rows(
 
 def test_rows_that_take_long_are_not_chosen(policy: Policy) -> None:
     task = step_task((HEAVY, *OTHERS))
-    plan = make_sharder("autoshard", context_of(policy, RowOverhead(start_ms=1e3))).shard(task)
+    plan = make_sharder("autoshard", context_of(policy, RowOverhead(1e3, 0.0))).shard(task)
     assert plan.by_rows == {}
     without = context_of(policy)
     plan = make_sharder("autoshard", replace(without, seconds=0.5)).shard(task)
