@@ -173,7 +173,7 @@ def usable_sharders(measure: bool) -> list[str]:
         for name in missing_here:
             make_sharder(name)
     except UserError as missing:
-        warnings.warn(f"{' and '.join(missing_here)} are left out: {missing}", stacklevel=2)
+        warnings.warn(f"{', '.join(missing_here)} are left out: {missing}", stacklevel=2)
         return [name for name in found if name not in missing_here]
     return list(found)
 

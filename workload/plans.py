@@ -227,9 +227,10 @@ class ShardingPlan:
                 f"the plan is for {self.num_devices} devices, the task has {len(task.devices)}"
             )
         for placement in self.placements:
-            if not 0 <= placement.device <= placement.devices[-1] < self.num_devices:
+            last = placement.device + max(0, placement.row_blocks - 1)
+            if not 0 <= placement.device <= last < self.num_devices:
                 raise PlanError(
-                    f"table {placement.table} is on device {placement.devices[-1]}, "
+                    f"table {placement.table} is on device {last}, "
                     f"devices are numbered 0 to {self.num_devices - 1}"
                 )
 
@@ -284,6 +285,11 @@ class ShardingPlan:
                 f"table {table.name} is in {count} blocks of rows from device {pieces[0].device} "
                 f"on: take all {self.num_devices} devices, or those of a node (row_blocks divides "
                 "the number of devices, and the first device is a multiple of it)"
+            )
+        if count == self.num_devices and len(pieces) > 1:
+            raise PlanError(
+                f"table {table.name} is in blocks of rows on all devices, and in slices of columns: "
+                "take either"
             )
         if not can_be_blocks(table.rows, count):
             raise PlanError(

@@ -147,8 +147,10 @@ class ShardingTask:
             for held in blocks.values()
             for number, block in enumerate(held)
         ]
-        whole = Rule("whole", tuple(b.name for held in blocks.values() for b in held))
-        rules = (*(rule for rule in kept if rule is not None), *pinned, whole)
+        # Over fewer devices, blocks may be in slices of columns (a grid).
+        wide = [held for held in blocks.values() if len(held) == len(self.devices)]
+        whole = [Rule("whole", tuple(block.name for block in held)) for held in wide]
+        rules = (*(rule for rule in kept if rule is not None), *pinned, *whole)
         beside = (*self.beside, *sorted(counts))
         return replace(self, tables=tuple(tables), rules=rules, beside=beside)
 

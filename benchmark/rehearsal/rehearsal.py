@@ -279,7 +279,7 @@ class RankGroup:
 
         lookups = {f"t{number}": lookups_of(table) for number, table in enumerate(task.tables)}
         model = RehearsedModel(task.tables, task.operator)
-        topology = topology_of(task, self.backend.device.type)
+        topology = topology_of(task, self.backend.device.type, for_rows=True)
         return plan_by_torchrec(model, task, lookups, topology)
 
     def _ask_first(self, method: str) -> Any:

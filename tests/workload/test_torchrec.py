@@ -38,7 +38,7 @@ from torchrec import (
 )
 from torchrec.distributed import types
 from torchrec.distributed.planner import ParameterConstraints
-from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise
+from torchrec.distributed.sharding_plan import construct_module_sharding_plan, row_wise, table_wise
 from torchrec.modules.embedding_configs import DataType, PoolingType
 from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, Adam, RowWiseAdagrad
@@ -412,7 +412,11 @@ def test_rows_are_row_wise_and_come_back() -> None:
     assert (rows.sharding_type, rows.compute_kernel) == ("row_wise", "fused")
     collection = MODEL["user"]["bags"]
     by_torchrec = construct_module_sharding_plan(
-        collection, {"likes": row_wise()}, local_size=4, world_size=4, device_type="cpu"
+        collection,
+        {"clicks": table_wise(0), "likes": row_wise()},
+        local_size=4,
+        world_size=4,
+        device_type="cpu",
     )["likes"]
     assert rows.sharding_spec == by_torchrec.sharding_spec
     back = from_torchrec(out, TASK)

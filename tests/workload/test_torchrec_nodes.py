@@ -16,8 +16,8 @@ from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
 from autoshard.workload import Placement, ShardingPlan
-from autoshard.workload.torchrec import from_torchrec, load_state, tables_of, to_torchrec
-from autoshard.workload import Device, ShardingTask
+from autoshard.workload.torchrec import from_torchrec, load_state, to_torchrec
+from autoshard.workload import Device, EmbeddingTable, ShardingTask
 
 SIZES = {"whole": (30, 8), "slices": (40, 16), "rows": (23, 12), "node": (31, 8), "grid": (50, 24)}
 PLACED = (
@@ -62,7 +62,7 @@ def learned(optimizer, kwargs, sharded):
         made = to_torchrec(plan, model)
         model = DistributedModelParallel(model, device=torch.device("cpu"), plan=made)
         load_state(model, state)
-        found = tables_of(collection(), [batch(0, [0])], RANKS).tables
+        found = tuple(EmbeddingTable(name, *size, 3.0) for name, size in SIZES.items())
         task = ShardingTask(found, Device.uniform(RANKS, 2**30), SAMPLES * RANKS)
         assert sorted(from_torchrec(model.plan, task).placements) == sorted(PLACED)
     else:

@@ -1,6 +1,7 @@
 """Operator options, devices and lookups in TorchRec's and FBGEMM's types."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType
@@ -28,6 +29,7 @@ def topology_of(
     device: str,
     sheet: DataSheet | None = None,
     bandwidths: Mapping[str, float] | None = None,
+    for_rows: bool = False,
 ) -> Topology:
     """Returns the topology of a task's devices, with their usable memory as storage.
 
@@ -39,8 +41,13 @@ def topology_of(
         device: torch's type of the devices.
         sheet: Data sheet of the devices, if they are GPUs of a known kind.
         bandwidths: Further ones by TorchRec's names, in bytes per millisecond.
+        for_rows: Whether rows may be in blocks on all devices. From the memory of each device the
+            planner would make uneven blocks, which TorchRec looks up wrongly: all get the least.
     """
-    memory = {"ddr_cap" if device == "cpu" else "hbm_cap": task.usable_bytes.tolist()}
+    kind, usable = "ddr_cap" if device == "cpu" else "hbm_cap", task.usable_bytes.tolist()
+    memory: dict[str, Any] = {kind: min(usable)}
+    if not for_rows:
+        memory = {"custom_topology_data": CustomTopologyData({kind: usable}, len(usable))}
     ranks, link = len(task.devices), task.objective.link
     bandwidth = {} if link is None else dict.fromkeys(_BANDWIDTHS, link.bytes_s / _MS)
     bandwidth |= bandwidths or {}
@@ -58,8 +65,8 @@ def topology_of(
         world_size=ranks,
         local_world_size=node,
         compute_device=device,
-        custom_topology_data=CustomTopologyData(memory, ranks),
         created_by_factory=True,  # else TorchRec warns
+        **memory,
         **bandwidth,
     )
 

@@ -58,9 +58,10 @@ def plan_of_torchrec(
     model = _model(task, named)
     constraints = {name: _constraints(table, ways) for name, table in named.items()}
     device = device_type or device_type_here()
-    if ways in ("rows", "all") and device == "cpu":
-        bandwidths = {"hbm_mem_bw": DDR_MEM_BW}
-        topology = topology_of(task, "cuda", sheet, bandwidths)
+    if ways in ("rows", "all"):
+        bandwidths = {"hbm_mem_bw": DDR_MEM_BW} if device == "cpu" else None
+        kind = "cuda" if device == "cpu" else device
+        topology = topology_of(task, kind, sheet, bandwidths, for_rows=True)
     else:
         topology = topology_of(task, device, sheet)
     plan = plan_by_torchrec(model, task, constraints, topology)
