@@ -18,7 +18,7 @@ from autoshard.cost_model.scenarios import Pricing
 from autoshard.cost_model.threads import one_thread
 from autoshard.workload import Piece, Shard
 from autoshard.workload.arrays import Floats
-from autoshard.workload.cost_proxies import COST_PROXIES
+from autoshard.workload.features import COST_PROXIES
 
 _STARTS_TRIED, _MIN_MS = 200, 1e-3
 _TIMED_SECONDS, _TIMED_DEVICES = 0.5, 8

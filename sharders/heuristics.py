@@ -8,7 +8,7 @@ import numpy as np
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.admission import Occupancy, RuleMasks
 from autoshard.workload.arrays import Floats
-from autoshard.workload.cost_proxies import COST_PROXIES
+from autoshard.workload.features import COST_PROXIES
 from autoshard.workload.packing import does_not_fit
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.units import bytes_of_units

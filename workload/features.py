@@ -1,6 +1,10 @@
-"""Input features of cost models: the 21 published ones, and our own."""
+"""Numbers that describe a piece: input features of cost models, and published cost proxies.
 
-from collections.abc import Sequence
+Features are the 21 published ones, and our own.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -8,6 +12,15 @@ from autoshard.workload.arrays import Floats
 from autoshard.workload.lookups import lookups_in
 from autoshard.workload.tables import NUM_REUSE_BINS, Piece
 
+# What the published heuristics balance, in any unit.
+COST_PROXIES: dict[str, Callable[[Piece], float]] = {
+    "dim": lambda piece: piece.width,
+    "size": lambda piece: piece.width * piece.table.rows,
+    "lookup": lambda piece: piece.width * piece.table.pooling_factor,
+    "size_lookup": lambda piece: (
+        piece.width * piece.table.pooling_factor * math.log(piece.table.rows + 1)
+    ),
+}
 # Those of AutoShard and DreamShard; the size is in GB of fp32 weights.
 PUBLISHED_FEATURES = (
     "dim",

@@ -288,8 +288,8 @@ class ShardingPlan:
             )
         if count == self.num_devices and len(pieces) > 1:
             raise PlanError(
-                f"table {table.name} is in blocks of rows on all devices, and in slices of columns: "
-                "take either"
+                f"table {table.name} is in blocks of rows on all devices and in slices of "
+                "columns: take either"
             )
         if not can_be_blocks(table.rows, count):
             raise PlanError(
