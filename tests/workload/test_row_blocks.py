@@ -133,7 +133,7 @@ def test_few_rows_and_mixed_blocks_are_refused() -> None:
         ShardingPlan((Placement("a", 0, 16, 0, 4),), RANKS).check(task)
     sliced = (Placement("a", 0, 8, 0, 4), Placement("a", 8, 8, 0, 4))
     wide = replace(task, tables=(replace(few, rows=50),))
-    with pytest.raises(PlanError, match="in blocks of rows on all devices, and in slices"):
+    with pytest.raises(PlanError, match="in blocks of rows on all devices and in slices"):
         ShardingPlan(sliced, RANKS).check(wide)
     mixed = (Placement("a", 0, 8, 0, 2), Placement("a", 8, 8, 2))
     with pytest.raises(PlanError, match="pieces of different row_blocks"):

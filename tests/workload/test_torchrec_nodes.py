@@ -15,6 +15,7 @@ from torch import distributed
 from torch.distributed.optim import _apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
 from torchrec.distributed import DistributedModelParallel
+from torchrec.optim import SGD, Adagrad
 from autoshard.workload import Placement, ShardingPlan
 from autoshard.workload.torchrec import from_torchrec, load_state, to_torchrec
 from autoshard.workload import Device, EmbeddingTable, ShardingTask
@@ -57,7 +58,8 @@ def learned(optimizer, kwargs, sharded):
     state = {f"embedding_bags.{name}.weight": weight for name, weight in weights.items()}
     model.load_state_dict(state)
     if sharded:
-        _apply_optimizer_in_backward(optimizer, model.parameters(), kwargs)
+        fused = {torch.optim.SGD: SGD, torch.optim.Adagrad: Adagrad}[optimizer]
+        _apply_optimizer_in_backward(fused, model.parameters(), dict(kwargs))
         plan = ShardingPlan(PLACED, RANKS)
         made = to_torchrec(plan, model)
         model = DistributedModelParallel(model, device=torch.device("cpu"), plan=made)
