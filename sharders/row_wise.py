@@ -14,11 +14,15 @@ import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.threads import one_thread
+from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import EmbeddingTable, Piece, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.plans import Placement
 from autoshard.workload.step_price import StepPrice
 from autoshard.workload.tables import DIM_STEP, can_be_blocks, row_blocks
+
+_MIN_GAIN = 0.01  # of the step: less is not worth planning twice
+_NEAR = 1.15  # times the step without rows: greedy plans are improved by less
 
 
 class RowWiseSharder:
@@ -53,18 +57,25 @@ class RowWiseSharder:
         if not self._plans_twice or not task.objective.in_training:
             return plan
         gaining = _gaining(oracle, task, [t for t in allowed if t.name not in plan.copied])
-        if not gaining:
+        step_ms = oracle.step_ms(plan, task)
+        if not gaining or step_ms - _even_step_ms(oracle, task) < _MIN_GAIN * step_ms:
             return plan
         plans = [plan]
         with suppress(PlanError):
-            plans.append(self._with(required | gaining, task))
+            # A greedy plan takes little time, and tells where no plan with rows comes near.
+            greedy = self._with(required | gaining, task, FusedGreedySharder(oracle))
+            if oracle.step_ms(greedy, task) < _NEAR * step_ms:
+                plans.append(self._with(required | gaining, task))
         return min(plans, key=lambda some: oracle.step_ms(some, task))
 
-    def _with(self, by_rows: frozenset[str], task: ShardingTask) -> ShardingPlan:
+    def _with(
+        self, by_rows: frozenset[str], task: ShardingTask, sharder: Sharder | None = None
+    ) -> ShardingPlan:
         """Returns a plan with these tables in blocks of rows on all devices."""
         ranks = len(task.devices)
         tables = [table for table in task.tables if table.name in by_rows]
-        placed = self._sharder.shard(task.with_row_blocks(dict.fromkeys(by_rows, ranks)))
+        sharder = sharder or self._sharder
+        placed = sharder.shard(task.with_row_blocks(dict.fromkeys(by_rows, ranks)))
         blocks = {block.name for table in tables for block in row_blocks(table, ranks)}
         others = (p for p in placed.placements if p.table not in blocks)
         shared = (Placement(table.name, 0, table.dim, 0, ranks) for table in tables)
@@ -134,12 +145,8 @@ def _gaining(
     if not tables:
         return frozenset()
     ranks = len(task.devices)
-    price = StepPrice.of_task(task)
-    exchange_ms = price.column_ms()
-    amounts = oracle.amounts([table.whole() for table in task.tables])
-    whole = amounts.sum(0)
-    whole_ms = float(oracle.price(whole[None]).total_ms) + exchange_ms * task.columns
-    even_ms = whole_ms / ranks
+    exchange_ms = StepPrice.of_task(task).column_ms()
+    even_ms = _even_ms(oracle, task)
     alone_ms = _alone_ms(oracle, [table.whole() for table in tables], exchange_ms)
     heavy = [table for table, ms in zip(tables, alone_ms.tolist(), strict=True) if ms > even_ms]
     gaining = set()
@@ -150,6 +157,18 @@ def _gaining(
         if float(_alone_ms(oracle, blocks, exchange_ms).max()) < by_columns_ms:
             gaining.add(table.name)
     return frozenset(gaining)
+
+
+def _even_ms(oracle: EstimatedCosts, task: ShardingTask) -> float:
+    """Returns what each device takes if all tables are spread evenly, without repeating any work."""
+    whole = oracle.amounts([table.whole() for table in task.tables]).sum(0)
+    exchange_ms = StepPrice.of_task(task).column_ms() * task.columns
+    return (float(oracle.price(whole[None]).total_ms) + exchange_ms) / len(task.devices)
+
+
+def _even_step_ms(oracle: EstimatedCosts, task: ShardingTask) -> float:
+    """Returns the step of `_even_ms`, which no plan with blocks of rows is faster than."""
+    return _even_ms(oracle, task) + oracle.common_ms(task)
 
 
 def _alone_ms(oracle: EstimatedCosts, pieces: Sequence[Piece], exchange_ms: float) -> Floats:

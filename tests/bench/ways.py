@@ -28,6 +28,7 @@ from bench.workbench import say
 _BATCH_SIZE = 8192
 _SLOW, _USUAL = Link(1e9, 20e-6), Link(1e10, 10e-6)
 _AMPLE = 2**40  # bytes of a device
+_MANY = 200  # tables
 _TIGHT = 16  # tasks with giants
 _SIZES = {(100, 8): 0.3, (1_000, 32): 0.9, (5_000, 128): 4.6}  # tables, devices: target in s
 _COLUMNS_ALONE = ("not_copied", "not_by_rows")
@@ -104,6 +105,8 @@ def _steps_ms(task: ShardingTask) -> dict[str, float]:
         ("columns alone", "autoshard", columns),
         ("torchrec_all", "torchrec_all", task),
     ):
+        if name == "torchrec_all" and len(task.tables) > _MANY:
+            continue  # TorchRec's planner would take many minutes
         with suppress(PlanError, UserError):
             plan = make_sharder(name, context).shard(some)
             found[label] = context.costs.step_ms(plan, task)
