@@ -160,7 +160,7 @@ def _gaining(
 
 
 def _even_ms(oracle: EstimatedCosts, task: ShardingTask) -> float:
-    """Returns what each device takes if all tables are spread evenly, without repeating any work."""
+    """Returns what each device takes if all tables are spread evenly and nothing is repeated."""
     whole = oracle.amounts([table.whole() for table in task.tables]).sum(0)
     exchange_ms = StepPrice.of_task(task).column_ms() * task.columns
     return (float(oracle.price(whole[None]).total_ms) + exchange_ms) / len(task.devices)
