@@ -74,6 +74,26 @@ def plans_by_rows(
             yield drawn
 
 
+def plans_of_all_ways(task: ShardingTask, seed: int = 0) -> Iterator[ShardingPlan]:
+    """Yields random plans in turn: of columns alone, with copies, with blocks of rows, with both.
+
+    Without small tables none has copies.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = random_plans(task, seed)
+    kinds = [
+        drawn,
+        copying_plans(drawn, task, rng),
+        plans_by_rows(drawn, task, rng),
+        copying_plans(plans_by_rows(drawn, task, rng), task, rng),
+    ]
+    while True:
+        for kind in kinds:
+            plan = next(kind, None)
+            if plan is not None:
+                yield plan
+
+
 def _drawn(task: ShardingTask, rng: np.random.Generator) -> ShardingPlan:
     ranks = len(task.devices)
     share = rng.choice(_SPLIT_SHARES)
