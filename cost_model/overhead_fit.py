@@ -103,7 +103,7 @@ def fit_rows(
 ) -> StepOverhead:
     """Returns the overhead with what blocks of rows take, as `fit_copies` does for copies."""
     _check_enough(rehearsed, "plans with blocks of rows", "what rows take")
-    loads = [row_loads(each.task, each.plan.by_rows, each.plan.copied) for each in rehearsed]
+    loads = [row_loads(each.task, each.plan.row_wise, each.plan.copied) for each in rehearsed]
     (start_ms, *saved), _ = _fit_rest(overhead, rehearsed, operators_ms, loads)
     return replace(overhead, rows=RowOverhead(start_ms, *(rate / _MS for rate in saved)))
 
@@ -185,7 +185,7 @@ def report_on(
         parts, common_ms = _price(overhead, each, operators)
         if each.plan.copied and overhead.copies is not None:
             common_ms += overhead.copies.ms(each.task, each.plan.copied)
-        common_ms += overhead.of_rows.ms(each.task, each.plan.by_rows, each.plan.copied)
+        common_ms += overhead.of_rows.ms(each.task, each.plan.row_wise, each.plan.copied)
         price_ms = float(parts.sum()) + common_ms
         ratios.append(each.step_ms / price_ms)
         shares.append([*(parts / price_ms), common_ms / price_ms])

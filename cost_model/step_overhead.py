@@ -88,7 +88,7 @@ class StepOverhead:
             them, and packing their gradients.
         shared_feature_ms: For each feature of the task, however small the batch.
         regrouped_ns: For each element of all pooled outputs of a rank's own samples if any table is
-            in parts, or some are copied: they are put in order anew.
+            in parts, or a plan mixes ways: they are put in order anew.
         split_sample_ns: For each of a rank's own samples and each slice of outputs that is more
             than one for a feature.
         shared_ms: For each step.
@@ -157,8 +157,8 @@ class StepOverhead:
             UserError: The plan copies tables, and what copies take is unknown.
         """
         common_ms = self.ordering_ms(task, plan)
-        if plan.by_rows:
-            common_ms += self.of_rows.ms(task, plan.by_rows, plan.copied)
+        if plan.row_wise:
+            common_ms += self.of_rows.ms(task, plan.row_wise, plan.copied)
         if not plan.copied:
             return common_ms
         if self.copies is None:
@@ -178,8 +178,8 @@ class StepOverhead:
         splits = splits_of(flat, sharded.placed(flat))
         rest = task.without(plan.copied, reserve=False)
         common_ms = self.common_ms(rest, splits)
-        by_rows = len(plan.by_rows)
-        ways = bool(plan.copied) + bool(by_rows) + (len(rest.tables) > by_rows)
+        row_wise = len(plan.row_wise)
+        ways = bool(plan.copied) + bool(row_wise) + (len(rest.tables) > row_wise)
         if ways > 1:
             ordered = rest.columns if splits else 0
             own = task.batch_size / len(task.devices)
@@ -213,8 +213,8 @@ class StepOverhead:
         copies = document.get("copies")  # which models from before do not know
         known = None if copies is None else CopyOverhead(**copies)
         rows = document.get("rows")
-        by_rows = None if rows is None else RowOverhead(**rows)
-        return StepOverhead(**{**document, **passes, "copies": known, "rows": by_rows})
+        row_wise = None if rows is None else RowOverhead(**rows)
+        return StepOverhead(**{**document, **passes, "copies": known, "rows": row_wise})
 
 
 def loads_of(pieces: Sequence[Piece], batch_size: int) -> Floats:

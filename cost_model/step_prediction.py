@@ -85,8 +85,8 @@ class StepPredictor:
             {
                 block.access_digest: table.access_digest
                 for table in self._task.tables
-                if table.name in plan.by_rows
-                for block in row_blocks(table, plan.by_rows[table.name])
+                if table.name in plan.row_wise
+                for block in row_blocks(table, plan.row_wise[table.name])
             }
         )
         alone._price = StepPrice.of_task(alone._task)
@@ -103,7 +103,7 @@ class StepPredictor:
 
     def expected_of(self, plan: ShardingPlan) -> float:
         """Returns the expected step time of a plan, which may have copies and blocks of rows."""
-        if plan.copied or plan.by_rows:
+        if plan.copied or plan.row_wise:
             alone, sharded = self._on_single_devices(plan)
             return alone.expected_of(sharded)
         return self.expected_ms(plan.placed(self._task)) if plan.placements else self._whole_ms
@@ -122,7 +122,7 @@ class StepPredictor:
 
         Residuals are seeded by shard, so plans that share a shard share its residual.
         """
-        if plan.copied or plan.by_rows:
+        if plan.copied or plan.row_wise:
             alone, sharded = self._on_single_devices(plan)
             found = alone.of(sharded)
             if not plan.copied:

@@ -115,16 +115,16 @@ class RowOverhead:
     saved_sum_ns: float
     saved_output_ns: float = 0.0
 
-    def ms(self, task: ShardingTask, by_rows: Collection[str], copied: Collection[str]) -> float:
+    def ms(self, task: ShardingTask, row_wise: Collection[str], copied: Collection[str]) -> float:
         """Returns what a plan with these tables of a task by rows, or copied, adds to a step."""
-        loads = row_loads(task, by_rows, copied)
+        loads = row_loads(task, row_wise, copied)
         rates = np.array([self.start_ms, _NS * self.saved_sum_ns, _NS * self.saved_output_ns])
         return float(loads @ rates)
 
 
-def row_loads(task: ShardingTask, by_rows: Collection[str], copied: Collection[str]) -> Floats:
+def row_loads(task: ShardingTask, row_wise: Collection[str], copied: Collection[str]) -> Floats:
     """Returns what `RowOverhead` has rates for, with savings below 0: [3]."""
-    columns = sum(table.dim * table.features for table in task.tables if table.name in by_rows)
-    starts = bool(by_rows) and len(by_rows) + len(copied) < len(task.tables)
+    columns = sum(table.dim * table.features for table in task.tables if table.name in row_wise)
+    starts = bool(row_wise) and len(row_wise) + len(copied) < len(task.tables)
     sums = -float(task.batch_size * columns)
     return np.array([float(starts), sums, sums / len(task.devices)])

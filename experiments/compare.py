@@ -83,7 +83,7 @@ class CompareConfig(MachineOptions, ObjectiveOptions):
     sharders: str = "random,dim,size,lookup,size_lookup,cost,autoshard"
     """Names of sharders, separated by commas, or all that can run here. Those that measure require
     --measure. With --judge training, torchrec_default is TorchRec's planner with all types that it
-    offers, rows and copies included."""
+    offers for the devices."""
     policy: Path = Path("cpu")
     """Folder of a trained policy, or the name of a shipped one."""
     policies: str | None = None

@@ -107,7 +107,7 @@ def main(config: DiffConfig) -> None:
     moves, predictor = moves_between(old, compared, task), StepPredictor(oracle, task)
     changes = [
         (len({*now} - {*was}), len({*was} - {*now}))
-        for was, now in ((old.copied, compared.copied), (old.by_rows, compared.by_rows))
+        for was, now in ((old.copied, compared.copied), (old.row_wise, compared.row_wise))
     ]
     diff = PlanDiff(
         task,
@@ -120,7 +120,9 @@ def main(config: DiffConfig) -> None:
     show(diff.parts())
     if config.renumber is not None:
         nearest.save(config.renumber)
-        cli.say(f"the new plan, renumbered to move less, is in {config.renumber}")
+        how = "with its devices as they were, as it has row-wise tables"
+        how = how if new.row_wise else "renumbered to move less"
+        cli.say(f"the new plan, {how}, is in {config.renumber}")
     elif config.memory_gb is not None:
         moved, least = (moved_bytes(moves_between(old, plan, task)) for plan in (new, nearest))
         if least < moved * _LESS:

@@ -31,7 +31,7 @@ from autoshard.cost_model.repeated_measurements import (
 from autoshard.cost_model.step_overhead import StepOverhead
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import measuring_pool, ray_cluster
-from autoshard.sharders.random_plans import copying_plans, plans_by_rows, random_plans
+from autoshard.sharders.random_plans import copying_plans, random_plans, row_wise_plans
 from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, load_tables
 from autoshard.workload.arrays import Floats
 from autoshard.workload.bounds import check_bounds
@@ -60,7 +60,7 @@ class RehearseConfig:
     """Number of random plans."""
     num_copying: int = 0
     """Number of further random plans that also copy tables to all ranks (data-parallel)."""
-    num_by_rows: int = 0
+    num_row_wise: int = 0
     """Number of further random plans with tables in blocks of rows on all ranks (row-wise)."""
     rounds: int = 2
     """Rounds of ten steps by each plan, each with models built anew."""
@@ -80,7 +80,7 @@ class RehearseConfig:
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
         counts = ("num_devices", "batch_size", "num_plans", "rounds")
-        optional = ("num_copying", "num_by_rows", "seed")
+        optional = ("num_copying", "num_row_wise", "seed")
         check_bounds(self, at_least={**dict.fromkeys(counts, 1), **dict.fromkeys(optional, 0)})
         if self.out is not None:
             check_free(self.out, self.force)
@@ -112,7 +112,7 @@ def _rehearse(
         rng = np.random.default_rng(config.seed)
         plans = list(islice(drawn, config.num_plans))
         plans += islice(copying_plans(drawn, here, rng), config.num_copying)
-        plans += islice(plans_by_rows(drawn, here, rng), config.num_by_rows)
+        plans += islice(row_wise_plans(drawn, here, rng), config.num_row_wise)
         cli.say(f"training by {len(plans)} random plans of {len(task.tables)} tables")
         named = {f"plan {number}": plan for number, plan in enumerate(plans)}
         found = ranks.train_interleaved(task, named, Effort(config.rounds), store)
@@ -144,7 +144,7 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
     for plan in rehearsed_plans(store, hardware):
         found = measured_operators(store, plan, hardware, versions)
         if found is not None:
-            way = _ROWS if plan.plan.by_rows else _COPIES if plan.plan.copied else ""
+            way = _ROWS if plan.plan.row_wise else _COPIES if plan.plan.copied else ""
             rehearsed, operators = known[way]
             rehearsed.append(plan.scaled(factor))
             operators.append(factor * found)
@@ -176,10 +176,11 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
             f"{copies.lookup_ns:.2f} ns a lookup of a rank, {copies.gathered_ns:.3f} ns an element "
             f"of its row, {copies.output_ns:.2f} ns an output, {copies.weight_ns:.2f} ns a weight"
         )
-    rows = overhead.of_rows
+    rows, how = overhead.of_rows, "" if overhead.rows else " (estimated, not measured)"
     cli.say(
-        f"  rows      {rows.start_ms:.3f} ms beside columns, less {rows.saved_sum_ns:.2f} ns an "
-        f"element of partial sums and {rows.saved_output_ns:.2f} ns an output"
+        f"  rows{how}      {rows.start_ms:.3f} ms to start a second operator beside columns, less "
+        f"{rows.saved_sum_ns:.2f} ns an element of partial sums and {rows.saved_output_ns:.2f} ns "
+        "an output of a rank"
     )
     if config.out is not None:
         overheads = {**model.overheads, hardware: overhead}
@@ -204,7 +205,7 @@ def _fitted(
         elif known_here is not None:
             cli.note(
                 f"{len(known[way][0])} plans{way} were rehearsed, and at least {MIN_REHEARSALS} "
-                "are needed to say what these take: the model's figures are kept"
+                "are needed to say what these take: the model's figures are kept, if it has any"
             )
     return overhead
 

@@ -60,7 +60,7 @@ _DROPPED = {
 
 @dataclass(frozen=True)
 class ShardConfig(MachineOptions, ObjectiveOptions):
-    """Assign embedding tables, column slices or copies of them, to devices.
+    """Assign embedding tables to devices: table-wise, column-wise, row-wise or data-parallel.
 
     A cost model predicts costs, so no cluster is needed. With --measure, selected shards of these
     tables are measured and correct the predictions.

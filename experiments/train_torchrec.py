@@ -47,10 +47,12 @@ class TrainTorchRecConfig:
     """A CSV, JSON, Parquet or dlrm_datasets file, criteo, mlperf:dlrm-v2, wide:N or synthetic:N."""
     plan: Path | None = None
     """File of a plan for these tables, with a rank for each device. Excludes --planner."""
-    planner: Literal["torchrec_default", "torchrec", "torchrec_columns"] | None = None
-    """TorchRec's own planner, in place of --plan. torchrec_default: all sharding types, by rows and
-    copies too. torchrec: whole tables. torchrec_columns: whole tables and column slices. Requires
-    --num-devices."""
+    planner: Literal["torchrec_default", "torchrec", "torchrec_columns", "torchrec_all"] | None = (
+        None
+    )
+    """TorchRec's own planner, in place of --plan. torchrec_default: all sharding types that it
+    offers for the devices. torchrec: whole tables. torchrec_columns: whole tables and column
+    slices. torchrec_all: these, rows and copies. Requires --num-devices."""
     num_devices: int | None = None
     """Number of devices of --planner."""
     devices: RequestedKind = "auto"

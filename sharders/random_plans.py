@@ -54,7 +54,7 @@ def copying_plans(
             yield drawn
 
 
-def plans_by_rows(
+def row_wise_plans(
     plans: Iterable[ShardingPlan], task: ShardingTask, rng: np.random.Generator
 ) -> Iterator[ShardingPlan]:
     """Yields plans in which a random share of the tables is in blocks of rows on all devices.
@@ -67,8 +67,8 @@ def plans_by_rows(
         count = max(1, round(rng.choice(_ROW_SHARES) * len(tables)))
         chosen = {tables[n].name: tables[n].dim for n in rng.permutation(len(tables))[:count]}
         kept = (placement for placement in plan.placements if placement.table not in chosen)
-        by_rows = (Placement(name, 0, dim, 0, ranks) for name, dim in chosen.items())
-        drawn = ShardingPlan((*kept, *by_rows), ranks)
+        row_wise = (Placement(name, 0, dim, 0, ranks) for name, dim in chosen.items())
+        drawn = ShardingPlan((*kept, *row_wise), ranks)
         with suppress(PlanError):
             drawn.check(task)
             yield drawn
@@ -84,8 +84,8 @@ def plans_of_all_ways(task: ShardingTask, seed: int = 0) -> Iterator[ShardingPla
     kinds = [
         drawn,
         copying_plans(drawn, task, rng),
-        plans_by_rows(drawn, task, rng),
-        copying_plans(plans_by_rows(drawn, task, rng), task, rng),
+        row_wise_plans(drawn, task, rng),
+        copying_plans(row_wise_plans(drawn, task, rng), task, rng),
     ]
     while True:
         for kind in kinds:

@@ -69,13 +69,13 @@ class RowWiseSharder:
         return min(plans, key=lambda some: oracle.step_ms(some, task))
 
     def _with(
-        self, by_rows: frozenset[str], task: ShardingTask, sharder: Sharder | None = None
+        self, row_wise: frozenset[str], task: ShardingTask, sharder: Sharder | None = None
     ) -> ShardingPlan:
         """Returns a plan with these tables in blocks of rows on all devices."""
         ranks = len(task.devices)
-        tables = [table for table in task.tables if table.name in by_rows]
+        tables = [table for table in task.tables if table.name in row_wise]
         sharder = sharder or self._sharder
-        placed = sharder.shard(task.with_row_blocks(dict.fromkeys(by_rows, ranks)))
+        placed = sharder.shard(task.with_row_blocks(dict.fromkeys(row_wise, ranks)))
         blocks = {block.name for table in tables for block in row_blocks(table, ranks)}
         others = (p for p in placed.placements if p.table not in blocks)
         shared = (Placement(table.name, 0, table.dim, 0, ranks) for table in tables)
@@ -100,14 +100,15 @@ class RowWiseSharder:
 
 def _required(task: ShardingTask) -> frozenset[str]:
     """Returns the tables that have to be by rows; PlanError if that is not possible."""
-    rules = [rule for rule in task.rules if rule.kind == "by_rows"]
+    rules = [rule for rule in task.rules if rule.kind == "row_wise"]
     required = {name: rule for rule in rules for name in rule.tables}
     ranks = len(task.devices)
     for table in task.tables:
         if table.name in required and not (ranks > 1 and can_be_blocks(table.rows, ranks)):
+            why = f"{table.rows} rows in {ranks} even blocks leave a device without rows"
             raise PlanError(
-                f"the constraint {required[table.name].name!r} cannot be kept: table {table.name} "
-                f"has {table.rows} rows for {ranks} devices"
+                f"the constraint {required[table.name].name!r} cannot be kept for table "
+                f"{table.name}: {why if ranks > 1 else 'rows need two devices or more'}"
             )
     for other in task.rules:
         for name in () if other.allows_rows else other.tables:
@@ -124,7 +125,7 @@ def _allowed(task: ShardingTask) -> list[EmbeddingTable]:
     fixed = {
         name
         for rule in task.rules
-        if rule.kind == "by_rows" or not rule.allows_rows
+        if rule.kind == "row_wise" or not rule.allows_rows
         for name in rule.tables
     }
     ranks = len(task.devices)

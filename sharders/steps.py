@@ -54,7 +54,7 @@ def next_steps(
     plan.check(task)
     if len(task.devices) == 1 or not plan.placements:
         return []
-    if plan.copied or plan.by_rows:
+    if plan.copied or plan.row_wise:
         sharded, rest = plan.on_single_devices(task, reserve=True)
         others_ms = StepPredictor(oracle, task).expected_of(plan)
         others_ms -= StepPredictor(oracle, rest).expected_of(sharded)

@@ -57,7 +57,7 @@ class RuleMasks:
                     self.max_parts[number] = min(rule.numbers[0], self.max_parts[number])
                 elif rule.kind == "min_width":
                     self.min_width[number] = max(rule.numbers[0], self.min_width[number])
-                elif rule.kind in ("copied", "by_rows"):  # no device alone may take it
+                elif rule.kind in ("copied", "row_wise"):  # no device alone may take it
                     self.allowed[number] = False
                 elif rule.of_devices:
                     named = np.isin(np.arange(devices), rule.numbers)

@@ -8,7 +8,7 @@
       "item_*": {not_on: [device3], min_width: 32, apart: true}
       country: {whole: true}
       city: {pinned: 2}
-      "c*": {ways: [table_wise, row_wise, data_parallel]}
+      "log_*": {ways: [table_wise, row_wise, data_parallel]}
     devices:                                # a name, a number, or all
       all: {reserve: 10%}                   # share of its memory, or a size: 2 GB
 
@@ -205,14 +205,16 @@ def _rules_of_ways(value: Any) -> Iterator[tuple[Any, ...]]:
     if not ways:
         raise FieldError("ways", f"leaves no way: name some of {', '.join(WAYS)}")
     if set(ways) in ({"data_parallel"}, {"row_wise"}):
-        yield ("copied" if ways[0] == "data_parallel" else "by_rows",)
+        yield ("copied" if ways[0] == "data_parallel" else "row_wise",)
         return
     if "table_wise" not in ways:
-        raise FieldError("ways", "needs table_wise beside others: which is best is for a sharder")
+        raise FieldError(
+            "ways", "must include table_wise, unless it is row_wise or data_parallel alone"
+        )
     if "column_wise" not in ways:
         yield ("min_width", MAX_DIM) if "row_wise" in ways else ("whole",)
     if "row_wise" not in ways:
-        yield ("not_by_rows",)
+        yield ("not_row_wise",)
     if "data_parallel" not in ways:
         yield ("not_copied",)
 

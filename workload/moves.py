@@ -100,7 +100,7 @@ def renumbered(
         task: Task of both plans.
         weigh: Weight of so many columns of a table. Default: the bytes that would move.
     """
-    if plan.by_rows:
+    if plan.row_wise:
         return plan
     kinds = [
         (replace(device, name="any"), task.rules_of_device(number))

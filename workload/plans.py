@@ -160,7 +160,7 @@ class ShardingPlan:
         return found
 
     @property
-    def by_rows(self) -> dict[str, int]:
+    def row_wise(self) -> dict[str, int]:
         """Returns the number of row blocks of each table that is sharded by rows."""
         return {p.table: p.row_blocks for p in self.placements if p.row_blocks > 1}
 
@@ -176,9 +176,9 @@ class ShardingPlan:
             reserve: Whether the memory of copies is reserved, to plan anew; plans are priced
                 without.
         """
-        if not (self.copied or self.by_rows):
+        if not (self.copied or self.row_wise):
             return self, task
-        rest = task.without(self.copied, reserve).with_row_blocks(self.by_rows)
+        rest = task.without(self.copied, reserve).with_row_blocks(self.row_wise)
         placements = (
             Placement(piece.table.name, piece.start, piece.width, device)
             for piece, device in self.placed(task)
@@ -190,8 +190,8 @@ class ShardingPlan:
         blocks = {
             block.name
             for table in task.tables
-            if table.name in other.by_rows
-            for block in row_blocks(table, other.by_rows[table.name])
+            if table.name in other.row_wise
+            for block in row_blocks(table, other.row_wise[table.name])
         }
         own = (placement for placement in self.placements if placement.table not in blocks)
         shared = (placement for placement in other.placements if placement.row_blocks > 1)
@@ -293,8 +293,8 @@ class ShardingPlan:
             )
         if not can_be_blocks(table.rows, count):
             raise PlanError(
-                f"table {table.name} has {table.rows} rows, too few for {count} blocks: "
-                "leave it whole"
+                f"table {table.name}: {table.rows} rows in {count} even blocks leave a device "
+                "without rows: shard it otherwise"
             )
 
     def _check_rules(self, task: ShardingTask) -> None:
@@ -306,7 +306,7 @@ class ShardingPlan:
             for device in placement.devices:
                 held[device] = held.get(device, 0) + placement.width
         for rule in task.rules:
-            fault = rule.broken_by(widths, self.copied, self.by_rows)
+            fault = rule.broken_by(widths, self.copied, self.row_wise)
             if fault is not None:
                 raise PlanError(f"the plan breaks the constraint {rule.name!r}: {fault}")
 
@@ -361,7 +361,7 @@ class ShardingPlan:
         body: dict[str, Any] = {"num_devices": self.num_devices, "placements": placements}
         if self.copied:
             body["copied"] = list(self.copied)
-        return PLAN_SCHEMA.stamp(body, version=2 if self.copied or self.by_rows else 1)
+        return PLAN_SCHEMA.stamp(body, version=2 if self.copied or self.row_wise else 1)
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "ShardingPlan":

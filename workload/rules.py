@@ -17,8 +17,8 @@ Kind = Literal[
     "min_width",
     "copied",
     "not_copied",
-    "by_rows",
-    "not_by_rows",
+    "row_wise",
+    "not_row_wise",
 ]
 
 OLD_KINDS: dict[str, Kind] = {  # names in files of 0.1.0
@@ -29,7 +29,7 @@ OLD_KINDS: dict[str, Kind] = {  # names in files of 0.1.0
 _OF_SEVERAL = ("together", "apart")
 _OF_DEVICES = ("on", "not_on")
 _OF_SLICES = ("whole", "max_slices", "min_width")  # of columns, which copies do not have
-_OF_WAYS = ("copied", "not_copied", "by_rows", "not_by_rows")
+_OF_WAYS = ("copied", "not_copied", "row_wise", "not_row_wise")
 _WITHOUT_NUMBERS = ("together", "apart", "whole", *_OF_WAYS)
 
 
@@ -41,8 +41,8 @@ class Rule:
         kind: `together`: whole and on one device. `apart`: no two on one device. `on`, `not_on`:
             allowed or excluded devices. `whole`: not split. `max_slices`: maximum number of
             devices. `min_width`: minimum number of columns on each device of a split table.
-            `copied`: each device has a copy. `by_rows`: in blocks of rows on all devices.
-            `not_copied`, `not_by_rows`: not so.
+            `copied`: each device has a copy. `row_wise`: in blocks of rows on all devices.
+            `not_copied`, `not_row_wise`: not so.
         tables: Names of tables.
         numbers: Numbers of devices, or the number that the kind requires.
         name: Name in messages.
@@ -93,12 +93,12 @@ class Rule:
     @property
     def allows_copies(self) -> bool:
         """Returns whether each device may have a copy of its tables."""
-        return self.kind in ("copied", "not_by_rows", *_OF_SLICES)
+        return self.kind in ("copied", "not_row_wise", *_OF_SLICES)
 
     @property
     def allows_rows(self) -> bool:
         """Returns whether its tables may be in blocks of rows, with one slice of columns each."""
-        return self.kind in ("by_rows", "not_copied", "min_width")
+        return self.kind in ("row_wise", "not_copied", "min_width")
 
     def without(self, tables: Collection[str]) -> "Rule | None":
         """Returns the rule for other tables than these; None if it says nothing of them."""
@@ -110,22 +110,22 @@ class Rule:
         self,
         widths: Mapping[str, Mapping[int, int]],
         copied: Collection[str] = (),
-        by_rows: Collection[str] = (),
+        row_wise: Collection[str] = (),
     ) -> str | None:
         """Returns how a plan breaks the rule; None if it keeps it.
 
         Args:
             widths: Number of columns of each table, by device.
             copied: Names of tables of which each device has a copy.
-            by_rows: Names of tables that are in blocks of rows.
+            row_wise: Names of tables that are in blocks of rows.
         """
         copied = frozenset(copied)
         tables = [table for table in self.tables if table not in copied]
         if self.kind == "copied":
             return f"{tables[0]} is not copied to all devices" if tables else None
-        in_blocks = [table for table in self.tables if table in by_rows]
-        if self.kind == "by_rows":
-            others = [table for table in self.tables if table not in by_rows]
+        in_blocks = [table for table in self.tables if table in row_wise]
+        if self.kind == "row_wise":
+            others = [table for table in self.tables if table not in row_wise]
             return f"{others[0]} is not in blocks of rows" if others else None
         if in_blocks and not self.allows_rows:
             return f"{in_blocks[0]} is in blocks of rows"
@@ -139,7 +139,7 @@ class Rule:
         if self.kind == "apart":
             return _not_apart(tables, widths)
         for table in tables:
-            if table in by_rows:  # of full width
+            if table in row_wise:  # of full width
                 continue
             fault = self._broken_by_one(widths[table])
             if fault is not None:

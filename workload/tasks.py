@@ -143,9 +143,10 @@ class ShardingTask:
         tables = (part for table in self.tables for part in blocks.get(table, (table,)))
         kept = [rule.without(counts) for rule in self.rules]
         pinned = [
-            Rule("on", (block.name,), tuple(range(number, len(self.devices), len(held))))
-            for held in blocks.values()
+            Rule("on", (block.name,), devices, f"{table.name}: in blocks of rows")
+            for table, held in blocks.items()
             for number, block in enumerate(held)
+            if (devices := tuple(range(number, len(self.devices), len(held))))
         ]
         # Over fewer devices, blocks may be in slices of columns (a grid).
         wide = [held for held in blocks.values() if len(held) == len(self.devices)]

@@ -46,8 +46,7 @@ def evaluate_trained(
         store_path: File that keeps rehearsals.
         save_tasks: Folder into which each task is written.
         devices: Kind of devices of the ranks.
-        torchrec_default: Whether plans that TorchRec's planner makes by default take part, which
-            may hold rows and copies.
+        torchrec_default: Whether plans that TorchRec's planner makes by default take part.
     """
     began = time.monotonic()
     made = list(islice(planners.entries(task_set, save_tasks), task_set.begin))

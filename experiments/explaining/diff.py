@@ -27,7 +27,7 @@ class PlanDiff:
     # GB (of 10^9 bytes) per second that a device sends and receives at the same time
     link_gb_s: float
     copied: tuple[int, int] = (0, 0)  # tables whose copies come, and go
-    by_rows: tuple[int, int] = (0, 0)  # tables whose blocks of rows come, and go
+    row_wise: tuple[int, int] = (0, 0)  # tables whose blocks of rows come, and go
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
@@ -78,8 +78,8 @@ class PlanDiff:
         """Yields the parts of the printed report."""
         if any(self.copied):
             yield f"copies: {self.copied[0]} tables get them, {self.copied[1]} no longer have them"
-        if any(self.by_rows):
-            yield f"blocks of rows: {self.by_rows[0]} tables are now in them, {self.by_rows[1]} not"
+        if any(self.row_wise):
+            yield f"row-wise: {self.row_wise[0]} tables come, {self.row_wise[1]} go"
         if not self.moves and not any(self.copied):
             yield "nothing moves: each column stays on its device"
             return

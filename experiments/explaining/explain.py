@@ -99,12 +99,12 @@ def differences(
         f"{theirs.mean_ms:.2f} ms, balance {theirs.balance:.3f}"
     )
     tables = {table.name: table for table in task.tables}
-    everywhere = {*plan.copied, *plan.by_rows}
+    everywhere = {*plan.copied, *plan.row_wise}
     elsewhere: dict[str, int] = defaultdict(int)
     for move in moves_between(other, plan, task):
         if move.table not in everywhere:
             elsewhere[move.table] += move.width
-    elsewhere |= {name: tables[name].dim for name in everywhere - {*other.copied, *other.by_rows}}
+    elsewhere |= {name: tables[name].dim for name in everywhere - {*other.copied, *other.row_wise}}
     costs = {n: ms[n] * width / tables[n].dim for n, width in elsewhere.items()}
     share = sum(costs.values()) / sum(alone)
     yield f"  {len(costs)} of {len(ms)} tables, {share:.0%} of the cost, are on other devices"
@@ -123,7 +123,7 @@ def _devices(table: EmbeddingTable, plan: ShardingPlan, task: ShardingTask) -> s
     """Returns `device3`, or `device0 (32), device1 (32)` where the table is split."""
     if table.name in plan.copied:
         return "all devices"
-    if table.name in plan.by_rows:
+    if table.name in plan.row_wise:
         return "all devices, by rows"
     placements = [p for p in plan.placements if p.table == table.name]
     if len(placements) == 1:

@@ -73,13 +73,13 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
             f"tables, {size} on each, {_named(plan.copied)}: the optimizer of the dense layers "
             "must train them (constraint ways: [table_wise, column_wise, row_wise] forbids copies)"
         )
-    if plan.by_rows:
+    if plan.row_wise:
         yield (
-            f"in blocks of rows (row-wise): {len(plan.by_rows)} of {len(task.tables)} tables, "
-            f"{_named([*plan.by_rows])}: they train as whole tables do (constraint ways: "
+            f"row-wise (in blocks of rows): {len(plan.row_wise)} of {len(task.tables)} tables, "
+            f"{_named([*plan.row_wise])}: the fused optimizer trains them (constraint ways: "
             "[table_wise, column_wise, data_parallel] forbids rows)"
         )
-        yield from _uneven_blocks(plan, task)
+        yield from _use_of_blocks(plan, task)
     dims = {table.name: table.dim for table in task.tables}
     split = len({p.table for p in plan.placements if p.width < dims[p.table]})
     if split and task.operator.optimizer == "rowwise_adagrad":
@@ -95,19 +95,26 @@ def _named(tables: Sequence[str]) -> str:
     return ", ".join(tables[:_SHOWN]) + more
 
 
-def _uneven_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
-    """Yields which table by rows has the block that is used most, if that is known and much."""
+def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
+    """Yields which row-wise tables have unevenly used blocks, and of which that is not known."""
+    row_wise = [table for table in task.tables if table.name in plan.row_wise]
+    unknown = [table.name for table in row_wise if table.access is None]
+    if unknown:
+        yield (
+            f"  blocks of {_named(unknown)} are taken to get equal shares of lookups: if ids are "
+            "sorted by use, the first device gets most (profile_tables.py counts them)"
+        )
     uneven = {}
-    for table in task.tables:
-        if table.name in plan.by_rows and table.access is not None and table.pooling_factor:
-            count = plan.by_rows[table.name]
+    for table in row_wise:
+        if table.access is not None and table.pooling_factor:
+            count = plan.row_wise[table.name]
             lookups = [block.pooling_factor for block in row_blocks(table, count)]
             uneven[table.name] = max(lookups) * count / table.pooling_factor
     if uneven and max(uneven.values()) > _UNEVEN:
         name = max(uneven, key=lambda name: uneven[name])
         yield (
-            f"blocks are used unevenly: the busiest of {name} gets {uneven[name]:.2f} times its "
-            "even share of lookups; ids in random order (hashed) would spread them"
+            f"  the busiest block of {name} gets {uneven[name]:.2f} times the mean lookups: "
+            "hashing its ids spreads them, unless a few rows get most"
         )
 
 

@@ -31,7 +31,7 @@ _AMPLE = 2**40  # bytes of a device
 _MANY = 200  # tables
 _TIGHT = 16  # tasks with giants
 _SIZES = {(100, 8): 0.3, (1_000, 32): 0.9, (5_000, 128): 4.6}  # tables, devices: target in s
-_COLUMNS_ALONE = ("not_copied", "not_by_rows")
+_COLUMNS_ALONE = ("not_copied", "not_row_wise")
 
 
 def ways_metrics() -> list[Metric]:

@@ -44,24 +44,24 @@ def test_a_plan_by_rows_is_made_explained_priced_and_improved(
 ) -> None:
     shard.main(replace(config, explain=True))
     said, plan = printed(capsys), ShardingPlan.load(config.out)
-    assert plan.by_rows == {"heavy": 3}
-    assert "in blocks of rows (row-wise): 1 of 10 tables, heavy" in said
+    assert plan.row_wise == {"heavy": 3}
+    assert "row-wise (in blocks of rows): 1 of 10 tables, heavy" in said
     assert "heavy[0:666667]" in said  # among the costliest of the slowest device
     old = config.out.rename(config.out.with_name("old.json"))
     shard.main(replace(config, plan=old, explain=True))
     assert "old.json, estimated" in printed(capsys)
     shard.main(replace(config, start_plan=old, max_moved_gb=1.0))
-    assert ShardingPlan.load(config.out).by_rows == plan.by_rows
+    assert ShardingPlan.load(config.out).row_wise == plan.row_wise
     shard.main(replace(config, plan=old, objective="operators"))  # rows have a price there, too
     assert "old.json, estimated" in printed(capsys)
 
 
 def test_ways_decide_whether_there_are_rows(config: ShardConfig) -> None:
     shard.main(demanding(config, "[table_wise, column_wise]"))
-    assert ShardingPlan.load(config.out).by_rows == {}
+    assert ShardingPlan.load(config.out).row_wise == {}
     for sharder in ("autoshard", "size_lookup", "neuroshard"):
         shard.main(replace(demanding(config, "row_wise"), sharder=sharder))
-        assert ShardingPlan.load(config.out).by_rows == dict.fromkeys(["heavy", *OTHERS], 3)
+        assert ShardingPlan.load(config.out).row_wise == dict.fromkeys(["heavy", *OTHERS], 3)
     assert config.constraints is not None
     config.constraints.write_text("tables: {heavy: {ways: row_wise, whole: true}}")
     with pytest.raises(UserError, match=r"'heavy: ways row_wise' and 'heavy: whole' cannot be"):
@@ -72,16 +72,16 @@ def test_rows_that_come_and_go_are_told_of(
     config: ShardConfig, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shard.main(config)
-    by_rows = config.out.rename(config.out.with_name("rows.json"))
+    row_wise = config.out.rename(config.out.with_name("rows.json"))
     shard.main(demanding(config, "[table_wise, column_wise]"))
     capsys.readouterr()
     diff = DiffConfig(
-        config.out, by_rows, str(config.tables), store=config.store,
+        config.out, row_wise, str(config.tables), store=config.store,
         json=config.out.with_name("d.json"),
     )  # fmt: skip
     diff_plans.main(diff)
     said = printed(capsys)
-    assert "blocks of rows: 1 tables are now in them, 0 not" in said
+    assert "row-wise: 1 tables come, 0 go" in said
     assert "rows 0-666,667" in said
     moves = json.loads(config.out.with_name("d.json").read_text())["moves"]
     assert all(move["rows"] for move in moves if move["table"] == "heavy")

@@ -51,10 +51,10 @@ def test_a_table_that_is_too_much_for_one_device_and_has_few_columns_is_by_rows(
     task, context = step_task((HEAVY, *OTHERS)), context_of(policy)
     plan = make_sharder(name, context).shard(task)
     plan.check(task)
-    assert plan.by_rows == {"heavy": 4}
-    forbidden = replace(task, rules=(Rule("not_by_rows", ("heavy",)),))
+    assert plan.row_wise == {"heavy": 4}
+    forbidden = replace(task, rules=(Rule("not_row_wise", ("heavy",)),))
     by_columns = make_sharder(name, context).shard(forbidden)
-    assert by_columns.by_rows == {}
+    assert by_columns.row_wise == {}
     predictor = StepPredictor(context.costs, task)
     assert predictor.expected_of(plan) < 0.9 * predictor.expected_of(by_columns)
 
@@ -62,20 +62,20 @@ def test_a_table_that_is_too_much_for_one_device_and_has_few_columns_is_by_rows(
 def test_rows_that_take_long_are_not_chosen(policy: Policy) -> None:
     task = step_task((HEAVY, *OTHERS))
     plan = make_sharder("autoshard", context_of(policy, RowOverhead(1e3, 0.0))).shard(task)
-    assert plan.by_rows == {}
+    assert plan.row_wise == {}
     without = context_of(policy)
     plan = make_sharder("autoshard", replace(without, seconds=0.5)).shard(task)
-    assert plan.by_rows == {}  # it plans once
+    assert plan.row_wise == {}  # it plans once
 
 
 def test_no_table_is_by_rows_where_all_are_alike_or_outputs_take_long(policy: Policy) -> None:
     context = context_of(policy)
     alike = step_task(load_tables("synthetic:40:3:small"))
-    assert make_sharder("autoshard", context).shard(alike).by_rows == {}
+    assert make_sharder("autoshard", context).shard(alike).row_wise == {}
     wide = EmbeddingTable("wide", 100_000, 256, 4.0)
     slow = replace(step_task((wide, *OTHERS)), objective=Objective("step", Link(1e9)))
     plan = make_sharder("autoshard", context).shard(slow)
-    assert plan.by_rows == {}
+    assert plan.row_wise == {}
 
 
 @pytest.mark.parametrize("objective", ["step", "operators"])
@@ -96,7 +96,7 @@ def test_a_giant_that_fits_on_no_device_in_slices_is_by_rows(
         context = SharderContext(EstimatedCosts(load_model("cpu"), 1024), policy)
     plan = make_sharder("autoshard", context).shard(task)
     plan.check(task)
-    assert plan.by_rows == {"giant": 4}
+    assert plan.row_wise == {"giant": 4}
     with pytest.raises(PlanError, match="giant"):
         make_sharder("size_lookup").shard(task)
     tiny = replace(task, devices=Device.uniform(4, least // 8))
@@ -108,8 +108,8 @@ def test_every_sharder_keeps_to_rules_about_rows(policy: Policy) -> None:
     tables = load_tables("synthetic:16:1:small")
     names = [table.name for table in tables]
     rules = (
-        Rule("by_rows", tuple(names[:2])),
-        Rule("not_by_rows", (names[2],)),
+        Rule("row_wise", tuple(names[:2])),
+        Rule("not_row_wise", (names[2],)),
         Rule("together", (names[3], names[4])),
         Rule("on", (names[5],), (1,)),
         Rule("not_on", (names[6],), (0, 2)),
@@ -118,10 +118,10 @@ def test_every_sharder_keeps_to_rules_about_rows(policy: Policy) -> None:
     for name in ("random", "size_lookup", "cost", "cost_fused", "neuroshard", *CHOOSING):
         plan = make_sharder(name, context_of(policy)).shard(task)
         plan.check(task)
-        assert set(plan.by_rows) == {names[0], names[1]}
+        assert set(plan.row_wise) == {names[0], names[1]}
     small = EmbeddingTable("small", 2, 16, 1.0)
-    few = replace(step_task((small, *OTHERS), 3), rules=(Rule("by_rows", ("small",)),))
-    with pytest.raises(PlanError, match=r"small.*has 2 rows for 3 devices"):
+    few = replace(step_task((small, *OTHERS), 3), rules=(Rule("row_wise", ("small",)),))
+    with pytest.raises(PlanError, match=r"table small: 2 rows in 3 even blocks leave a device"):
         make_sharder("size_lookup").shard(few)
     both = (*rules, Rule("copied", (names[0],)))
     with pytest.raises(PlanError, match=r"cannot be kept together for table"):
@@ -137,11 +137,11 @@ def test_a_block_that_is_used_more_costs_more_and_others_make_room(policy: Polic
     context = context_of(policy)
     even, uneven = (step_task((table, *OTHERS)) for table in (HEAVY, skewed))
     plan = make_sharder("autoshard", context).shard(
-        replace(even, rules=(Rule("by_rows", ("heavy",)),))
+        replace(even, rules=(Rule("row_wise", ("heavy",)),))
     )
     assert context.costs.step_ms(plan, uneven) > 1.2 * context.costs.step_ms(plan, even)
     aware = make_sharder("autoshard", context).shard(
-        replace(uneven, rules=(Rule("by_rows", ("heavy",)),))
+        replace(uneven, rules=(Rule("row_wise", ("heavy",)),))
     )
     assert context.costs.step_ms(aware, uneven) < 0.97 * context.costs.step_ms(plan, uneven)
     on_first = [p for p in aware.placements if p.device == 0 and p.table != "heavy"]
@@ -150,13 +150,13 @@ def test_a_block_that_is_used_more_costs_more_and_others_make_room(policy: Polic
 
 def test_improvements_leave_rows_where_they_are(policy: Policy) -> None:
     context = context_of(policy)
-    rules = (Rule("by_rows", ("heavy",)),)
+    rules = (Rule("row_wise", ("heavy",)),)
     task = replace(step_task((HEAVY, *OTHERS)), rules=rules)
     worse = make_sharder("random", SharderContext(seed=3)).shard(task)
     steps = next_steps(context.costs, task, worse)
     assert steps
     for step in steps:
         step.plan.check(task)
-        assert step.plan.by_rows == {"heavy": 4}
+        assert step.plan.row_wise == {"heavy": 4}
         predictor = StepPredictor(context.costs, task)
         assert step.expected_ms == pytest.approx(predictor.expected_of(step.plan), rel=1e-3)

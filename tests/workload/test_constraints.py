@@ -86,10 +86,10 @@ def test_constraints_and_tasks_of_0_1_0_are_read_under_their_old_names(tmp_path:
         ("tables: {user: {max_slices: 0}}", "max_slices: must be a whole number from 1 up"),
         ("tables: {user: {max_slices: two}}", "max_slices: must be a whole number, got 'two'"),
         ("tables: {user: {min_width: 6}}", "min_width: must be a multiple of 4, got 6"),
-        ("tables: {user: {ways: [by_rows]}}", "ways: must be some of table_wise, .*by_rows"),
+        ("tables: {user: {ways: [row_wise]}}", "ways: must be some of table_wise, .*row_wise"),
         ("tables: {user: {ways: []}}", "ways: leaves no way"),
-        ("tables: {user: {ways: column_wise}}", "ways: needs table_wise beside others"),
-        ("tables: {user: {ways: [row_wise, data_parallel]}}", "ways: needs table_wise beside"),
+        ("tables: {user: {ways: column_wise}}", "ways: must include table_wise"),
+        ("tables: {user: {ways: [row_wise, data_parallel]}}", "ways: must include table_wise"),
         ("tables: {user: whole}", "tables, user: needs demands"),
         ("tables: [user]", "tables: needs a name and a colon"),
         ("table: {user: {whole: true}}", "table: is not one of the sections groups, tables"),
@@ -170,14 +170,14 @@ def test_rules_are_of_the_tasks_tables_and_devices() -> None:
 @pytest.mark.parametrize(
     ("ways", "kinds"),
     [
-        ("table_wise", ["whole", "not_by_rows", "not_copied"]),
-        ("[table_wise, column_wise]", ["not_by_rows", "not_copied"]),
+        ("table_wise", ["whole", "not_row_wise", "not_copied"]),
+        ("[table_wise, column_wise]", ["not_row_wise", "not_copied"]),
         ("[table_wise, row_wise]", ["min_width", "not_copied"]),
-        ("[table_wise, data_parallel]", ["whole", "not_by_rows"]),
-        ("[table_wise, column_wise, data_parallel]", ["not_by_rows"]),
+        ("[table_wise, data_parallel]", ["whole", "not_row_wise"]),
+        ("[table_wise, column_wise, data_parallel]", ["not_row_wise"]),
         ("[table_wise, column_wise, row_wise, data_parallel]", []),
         ("data_parallel", ["copied"]),
-        ("row_wise", ["by_rows"]),
+        ("row_wise", ["row_wise"]),
     ],
 )
 def test_ways_become_rules(tmp_path: Path, ways: str, kinds: list[str]) -> None:
@@ -189,27 +189,27 @@ def test_ways_become_rules(tmp_path: Path, ways: str, kinds: list[str]) -> None:
 def test_rows_are_held_to_their_rules() -> None:
     first, *others = TASK.tables
     placed = tuple(Placement(t.name, 0, t.dim, 0) for t in others)
-    by_rows = ShardingPlan((Placement(first.name, 0, first.dim, 0, 3), *placed), 3)
+    row_wise = ShardingPlan((Placement(first.name, 0, first.dim, 0, 3), *placed), 3)
     whole = ShardingPlan.table_wise(TASK, [0] * len(TASK.tables))
     names = (first.name,)
     for rule, plan, says in (
-        (Rule("not_by_rows", names), by_rows, f"{first.name} is in blocks of rows"),
-        (Rule("whole", names), by_rows, f"{first.name} is in blocks of rows"),
-        (Rule("on", names, (0, 1, 2)), by_rows, f"{first.name} is in blocks of rows"),
-        (Rule("max_slices", names, (3,)), by_rows, f"{first.name} is in blocks of rows"),
-        (Rule("apart", (first.name, others[0].name)), by_rows, "is in blocks of rows"),
-        (Rule("copied", names), by_rows, f"{first.name} is not copied to all devices"),
-        (Rule("by_rows", names), whole, f"{first.name} is not in blocks of rows"),
+        (Rule("not_row_wise", names), row_wise, f"{first.name} is in blocks of rows"),
+        (Rule("whole", names), row_wise, f"{first.name} is in blocks of rows"),
+        (Rule("on", names, (0, 1, 2)), row_wise, f"{first.name} is in blocks of rows"),
+        (Rule("max_slices", names, (3,)), row_wise, f"{first.name} is in blocks of rows"),
+        (Rule("apart", (first.name, others[0].name)), row_wise, "is in blocks of rows"),
+        (Rule("copied", names), row_wise, f"{first.name} is not copied to all devices"),
+        (Rule("row_wise", names), whole, f"{first.name} is not in blocks of rows"),
     ):
         with pytest.raises(PlanError, match=says):
             plan.check(replace(TASK, rules=(rule,)))
     for rule in (
-        Rule("by_rows", names),
+        Rule("row_wise", names),
         Rule("not_copied", names),
         Rule("min_width", names, (2**15,)),
     ):
-        by_rows.check(replace(TASK, rules=(rule,)))
-    whole.check(replace(TASK, rules=(Rule("not_by_rows", names),)))
+        row_wise.check(replace(TASK, rules=(rule,)))
+    whole.check(replace(TASK, rules=(Rule("not_row_wise", names),)))
 
 
 def test_copies_are_held_to_their_rules() -> None:

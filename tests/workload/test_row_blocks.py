@@ -64,7 +64,7 @@ def test_each_number_is_in_memory_once(plan: ShardingPlan) -> None:
     held = np.bincount(list(cells(plan).values()), minlength=RANKS)
     assert [parts.weights for parts in plan.device_memory(TASK)] == (4 * held).tolist()
     assert ShardingPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    assert plan.to_json()["version"] == (2 if plan.by_rows else 1)
+    assert plan.to_json()["version"] == (2 if plan.row_wise else 1)
 
 
 @given(plans(), plans())
@@ -82,7 +82,7 @@ def test_what_changes_its_device_moves_and_nothing_else(
     assert places == cells(new)
     changed = sum(places[cell] != device for cell, device in cells(old).items())
     assert moved_bytes(moves) == 4 * changed
-    if new.by_rows:
+    if new.row_wise:
         assert renumbered(new, old, TASK) == new
 
 
@@ -129,7 +129,7 @@ def test_blocks_elsewhere_are_refused(placement: Placement, says: str) -> None:
 def test_few_rows_and_mixed_blocks_are_refused() -> None:
     few = EmbeddingTable("a", 5, 16, 1.0)  # blocks of 2, 2, 1 and 0 rows
     task = replace(TASK, tables=(few,))
-    with pytest.raises(PlanError, match="table a has 5 rows, too few for 4 blocks"):
+    with pytest.raises(PlanError, match="table a: 5 rows in 4 even blocks leave a device without"):
         ShardingPlan((Placement("a", 0, 16, 0, 4),), RANKS).check(task)
     sliced = (Placement("a", 0, 8, 0, 4), Placement("a", 8, 8, 0, 4))
     wide = replace(task, tables=(replace(few, rows=50),))

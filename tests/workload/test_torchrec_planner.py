@@ -304,11 +304,11 @@ def test_it_shards_by_rows_and_copies_where_it_may() -> None:
     large = EmbeddingTable("large", 4_000_000, 64, 60.0)
     task = ShardingTask((large, *small), Device.uniform(4, 2**30), 4096)
     rows = plan_of_torchrec(task, "rows")
-    assert rows.by_rows["large"] == 4
+    assert rows.row_wise["large"] == 4
     assert rows.copied == ()
     criteo = ShardingTask(load_tables("criteo"), Device.uniform(8, 2**34), 4096)
     assert plan_of_torchrec(criteo, "all").copied
     known = SharderContext(EstimatedCosts(load_model("cpu"), 4096))  # operators alone
     assert make_sharder("torchrec_all", known).shard(task) == rows
     uneven = (Device("large", 2**31), *Device.uniform(3, 2**30))  # blocks are even nevertheless
-    assert plan_of_torchrec(replace(task, devices=uneven), "rows").by_rows == rows.by_rows
+    assert plan_of_torchrec(replace(task, devices=uneven), "rows").row_wise == rows.row_wise

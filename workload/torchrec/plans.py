@@ -87,17 +87,18 @@ def pieces_of(
         PlanError: The plan is for other tables, or for more ranks.
     """
     plan.check_columns([table.described() for table in tables.values()])
-    if (plan.copied or plan.by_rows) and plan.num_devices != ranks:
+    if (plan.copied or plan.row_wise) and plan.num_devices != ranks:
         what = "copies" if plan.copied else "blocks of rows"
         raise PlanError(
             f"the plan has {what} for {plan.num_devices} devices, and {ranks} ranks train: make a "
             f"plan for {ranks} devices"
         )
-    for name, count in plan.by_rows.items():
+    for name, count in plan.row_wise.items():
         if count not in (ranks, _ranks_of_node(ranks)):
             raise PlanError(
                 f"table {name} is in {count} blocks of rows: TorchRec shards rows over all {ranks} "
-                f"ranks, or over the {_ranks_of_node(ranks)} ranks of a node (LOCAL_WORLD_SIZE)"
+                f"ranks, or those of a node, which are {_ranks_of_node(ranks)} here: set "
+                f"LOCAL_WORLD_SIZE to {count}, as torchrun does"
             )
     pieces: dict[str, list[Placement]] = {name: [] for name in tables if name not in plan.copied}
     for piece in sorted(plan.placements):
@@ -137,14 +138,14 @@ def sharding_types(
     a collection has a split table, its whole tables are declared column-wise too: steps of 20
     tables on 2 cores, one or four of them split, took 0.85 to 0.91 of the time in five runs.
     """
-    by_rows = {
+    row_wise = {
         name: _ROWS if parts[0].row_blocks == ranks else _ROWS_OF_NODE if len(parts) == 1 else _GRID
         for name, parts in pieces.items()
         if parts[0].row_blocks > 1
     }
-    others = {name: parts for name, parts in pieces.items() if name not in by_rows}
+    others = {name: parts for name, parts in pieces.items() if name not in row_wise}
     split = {tables[name].path for name, parts in others.items() if len(parts) > 1}
-    return by_rows | {name: _SPLIT if tables[name].path in split else _WHOLE for name in others}
+    return row_wise | {name: _SPLIT if tables[name].path in split else _WHOLE for name in others}
 
 
 def parts_of(
