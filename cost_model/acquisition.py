@@ -42,7 +42,14 @@ def select_measurements(
     """
     pieces = [measurable_piece(table, fits) for table in task.tables]
     substitutes = [p.table for p, t in zip(pieces, task.tables, strict=True) if p.table is not t]
-    tables = [*task.tables, *substitutes]
+    known = {table.access_digest for table in (*task.tables, *substitutes)}
+    blocks = {
+        piece.table.access_digest: piece.table
+        for shard in competing
+        for piece in shard.pieces
+        if piece.table.access_digest not in known  # blocks of rows
+    }
+    tables = [*task.tables, *substitutes, *blocks.values()]
     covariance = np.mean(oracle.residuals.posterior(tables).covariances, axis=0)
     deviations = np.sqrt(np.diag(covariance)[: len(pieces)])
     alone = [Shard((piece,)) for piece in pieces]

@@ -121,7 +121,7 @@ class Scenarios:
             tables: Access digest of the table of each block, by the block's.
         """
         found = copy(self)
-        found._numbers = self._numbers | {b: self._numbers[t] for b, t in tables.items()}
+        found._numbers = {b: self._numbers[t] for b, t in tables.items()} | self._numbers
         return found
 
     def amounts(self, pieces: Sequence[Piece]) -> Tensor:

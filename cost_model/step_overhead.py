@@ -180,8 +180,8 @@ class StepOverhead:
         common_ms = self.common_ms(rest, splits)
         row_wise = len(plan.row_wise)
         ways = bool(plan.copied) + bool(row_wise) + (len(rest.tables) > row_wise)
-        if ways > 1:
-            ordered = rest.columns if splits else 0
+        if ways > 1 and not task.beside:
+            ordered = rest.columns_in_order if splits else 0
             own = task.batch_size / len(task.devices)
             common_ms += _NS * self.regrouped_ns * own * (task.columns - ordered)
         return common_ms
@@ -241,8 +241,9 @@ def splits_of(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> int:
 def shared_loads_of(task: ShardingTask, splits: int = 0) -> Floats:
     """Returns what each rank does for its own samples, in the order of SHARED_LOADS."""
     lookups, outputs, features = _own_loads(task.tables, task).sum(0)
-    regrouped = outputs if splits else 0.0
-    split_samples = splits * task.batch_size / len(task.devices)
+    own = task.batch_size / len(task.devices)
+    regrouped = own * task.columns_in_order if splits else 0.0
+    split_samples = splits * own
     return np.array([lookups, outputs, features, regrouped, split_samples, 1.0])
 
 

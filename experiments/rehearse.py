@@ -94,7 +94,8 @@ def main(config: RehearseConfig) -> None:
         if config.tables is not None:
             operator = model.provenance.operator
             devices = Device.uniform(config.num_devices, _ANY_BYTES)
-            tables = load_tables(config.tables)
+            # Ranks draw lookups from the reuse of tables, whatever is known of their blocks.
+            tables = tuple(table.without_access() for table in load_tables(config.tables))
             task = ShardingTask(tables, devices, config.batch_size, operator)
             with ray_cluster():
                 plans = _rehearse(config, task, store)
@@ -143,7 +144,8 @@ def _fit(config: RehearseConfig, store: MeasurementStore, model: CostModel) -> N
     }
     for plan in rehearsed_plans(store, hardware):
         found = measured_operators(store, plan, hardware, versions)
-        if found is not None:
+        both = bool(plan.plan.row_wise and plan.plan.copied)  # of neither way alone
+        if found is not None and not both:
             way = _ROWS if plan.plan.row_wise else _COPIES if plan.plan.copied else ""
             rehearsed, operators = known[way]
             rehearsed.append(plan.scaled(factor))

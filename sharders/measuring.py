@@ -11,6 +11,7 @@ from autoshard.cost_model.step_prediction import StepPredictor
 from autoshard.sharders.context import MEASURE_SECONDS
 from autoshard.sharders.copying import CopyingSharder
 from autoshard.sharders.cost_greedy import FusedGreedySharder
+from autoshard.sharders.row_wise import RowWiseSharder
 from autoshard.workload import PlanError, Shard, Sharder, ShardingPlan, ShardingTask
 
 _ROUND_SHARE = 0.4  # share of the remaining time: later rounds select better shards
@@ -108,7 +109,7 @@ class MeasuringSharder:
     def _competing(self, oracle: EstimatedCosts, task: ShardingTask) -> list[ShardingPlan]:
         """Returns the plan of `cost_fused`, if there is one and it may compete."""
         with suppress(PlanError):
-            greedy = CopyingSharder(FusedGreedySharder(oracle))
+            greedy = RowWiseSharder(CopyingSharder(FusedGreedySharder(oracle)))
             return [greedy.shard(task)] if self._greedy else []
         return []
 

@@ -1,7 +1,7 @@
 """Random plans with splits, to learn from: each other plan balances otherwise and splits more."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from itertools import count
 
 import numpy as np
 
@@ -22,9 +22,52 @@ def random_plans(task: ShardingTask, seed: int = 0) -> Iterator[ShardingPlan]:
     Raises:
         PlanError: Many plans in a row do not fit into memory.
     """
-    rng, failed = np.random.default_rng(seed), 0
-    while True:
-        plan = _drawn(task, rng)
+    rng = np.random.default_rng(seed)
+    return _valid((_drawn(task, rng) for _ in count()), task)
+
+
+def copying_plans(
+    plans: Iterable[ShardingPlan], task: ShardingTask, rng: np.random.Generator
+) -> Iterator[ShardingPlan]:
+    """Yields plans with copies of a random share of the tables that are small enough.
+
+    If no table is small there are none. PlanError as for `random_plans`.
+    """
+    small = [table.name for table in task.tables if table.rows * table.dim <= _MAX_COPIED]
+
+    def copying(plan: ShardingPlan) -> ShardingPlan:
+        number = max(1, round(rng.choice(_COPIED_SHARES) * len(small)))
+        copied = frozenset(rng.permutation(small)[:number].tolist())
+        kept = tuple(placement for placement in plan.placements if placement.table not in copied)
+        return ShardingPlan(kept, plan.num_devices, tuple(copied))
+
+    return _valid(map(copying, plans if small else ()), task)
+
+
+def row_wise_plans(
+    plans: Iterable[ShardingPlan], task: ShardingTask, rng: np.random.Generator
+) -> Iterator[ShardingPlan]:
+    """Yields plans in which a random share of the tables is in blocks of rows on all devices.
+
+    On one device there are none. PlanError as for `random_plans`.
+    """
+    ranks = len(task.devices)
+    tables = [table for table in task.tables if can_be_blocks(table.rows, ranks)]
+
+    def row_wise(plan: ShardingPlan) -> ShardingPlan:
+        number = max(1, round(rng.choice(_ROW_SHARES) * len(tables)))
+        chosen = {tables[n].name: tables[n].dim for n in rng.permutation(len(tables))[:number]}
+        kept = (placement for placement in plan.placements if placement.table not in chosen)
+        shared = (Placement(name, 0, dim, 0, ranks) for name, dim in chosen.items())
+        return ShardingPlan((*kept, *shared), ranks)
+
+    return _valid(map(row_wise, plans if tables and ranks > 1 else ()), task)
+
+
+def _valid(plans: Iterable[ShardingPlan], task: ShardingTask) -> Iterator[ShardingPlan]:
+    """Yields those that are valid; PlanError after many in a row that are not."""
+    failed = 0
+    for plan in plans:
         try:
             plan.check(task)
         except PlanError:
@@ -34,44 +77,6 @@ def random_plans(task: ShardingTask, seed: int = 0) -> Iterator[ShardingPlan]:
             continue
         failed = 0
         yield plan
-
-
-def copying_plans(
-    plans: Iterable[ShardingPlan], task: ShardingTask, rng: np.random.Generator
-) -> Iterator[ShardingPlan]:
-    """Yields plans with copies of a random share of the tables that are small enough.
-
-    Plans whose copies do not fit into memory are left out, and those of which no table is small.
-    """
-    small = [table.name for table in task.tables if table.rows * table.dim <= _MAX_COPIED]
-    for plan in plans if small else ():
-        count = max(1, round(rng.choice(_COPIED_SHARES) * len(small)))
-        copied = frozenset(rng.permutation(small)[:count].tolist())
-        kept = tuple(placement for placement in plan.placements if placement.table not in copied)
-        drawn = ShardingPlan(kept, plan.num_devices, tuple(copied))
-        with suppress(PlanError):
-            drawn.check(task)
-            yield drawn
-
-
-def row_wise_plans(
-    plans: Iterable[ShardingPlan], task: ShardingTask, rng: np.random.Generator
-) -> Iterator[ShardingPlan]:
-    """Yields plans in which a random share of the tables is in blocks of rows on all devices.
-
-    Plans that do not fit into memory are left out.
-    """
-    ranks = len(task.devices)
-    tables = [table for table in task.tables if can_be_blocks(table.rows, ranks)]
-    for plan in plans if tables and ranks > 1 else ():
-        count = max(1, round(rng.choice(_ROW_SHARES) * len(tables)))
-        chosen = {tables[n].name: tables[n].dim for n in rng.permutation(len(tables))[:count]}
-        kept = (placement for placement in plan.placements if placement.table not in chosen)
-        row_wise = (Placement(name, 0, dim, 0, ranks) for name, dim in chosen.items())
-        drawn = ShardingPlan((*kept, *row_wise), ranks)
-        with suppress(PlanError):
-            drawn.check(task)
-            yield drawn
 
 
 def plans_of_all_ways(task: ShardingTask, seed: int = 0) -> Iterator[ShardingPlan]:

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 # Attributes of the package, which loads the module of a sharder when the sharder is made.
 from autoshard import sharders
@@ -11,6 +11,9 @@ from autoshard.sharders.context import SharderContext
 from autoshard.sharders.heuristics import HEURISTICS, GreedySharder
 from autoshard.sharders.policy_files import Policy
 from autoshard.workload import Sharder, UserError
+
+if TYPE_CHECKING:
+    from autoshard.workload.torchrec.own_planner import Ways
 
 Need = Literal["model", "policy", "pool", "torchrec"]
 _MODEL, _POLICY = frozenset[Need]({"model"}), frozenset[Need]({"model", "policy"})
@@ -65,9 +68,7 @@ def _policy(context: SharderContext, search: bool = False) -> Sharder:
     )
 
 
-def _torchrec(
-    context: SharderContext, ways: Literal["tables", "columns", "rows", "all"]
-) -> Sharder:
+def _torchrec(context: SharderContext, ways: "Ways") -> Sharder:
     if context.oracle is None:
         return sharders.TorchRecSharder(ways)
     if ways == "all" and context.oracle.copies is None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.threads import one_thread
+from autoshard.sharders.copying import CopyingSharder
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import EmbeddingTable, Piece, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
@@ -22,6 +23,7 @@ from autoshard.workload.step_price import StepPrice
 from autoshard.workload.tables import DIM_STEP, can_be_blocks, row_blocks
 
 _MIN_GAIN = 0.01  # of the step: less is not worth planning twice
+_COUNTS = (1, 4, 16)  # of tables by rows that are tried where no plan fits without
 _NEAR = 1.15  # times the step without rows: greedy plans are improved by less
 
 
@@ -58,12 +60,13 @@ class RowWiseSharder:
             return plan
         gaining = _gaining(oracle, task, [t for t in allowed if t.name not in plan.copied])
         step_ms = oracle.step_ms(plan, task)
-        if not gaining or step_ms - _even_step_ms(oracle, task) < _MIN_GAIN * step_ms:
+        if not gaining or step_ms - _least_ms(oracle, task, gaining) < _MIN_GAIN * step_ms:
             return plan
         plans = [plan]
         with suppress(PlanError):
             # A greedy plan takes little time, and tells where no plan with rows comes near.
-            greedy = self._with(required | gaining, task, FusedGreedySharder(oracle))
+            fast = CopyingSharder(FusedGreedySharder(oracle), oracle)
+            greedy = self._with(required | gaining, task, fast)
             if oracle.step_ms(greedy, task) < _NEAR * step_ms:
                 plans.append(self._with(required | gaining, task))
         return min(plans, key=lambda some: oracle.step_ms(some, task))
@@ -76,10 +79,8 @@ class RowWiseSharder:
         tables = [table for table in task.tables if table.name in row_wise]
         sharder = sharder or self._sharder
         placed = sharder.shard(task.with_row_blocks(dict.fromkeys(row_wise, ranks)))
-        blocks = {block.name for table in tables for block in row_blocks(table, ranks)}
-        others = (p for p in placed.placements if p.table not in blocks)
-        shared = (Placement(table.name, 0, table.dim, 0, ranks) for table in tables)
-        return ShardingPlan((*others, *shared), ranks, placed.copied)
+        shared = tuple(Placement(table.name, 0, table.dim, 0, ranks) for table in tables)
+        return placed.with_ways_of(ShardingPlan(shared, ranks, placed.copied), task)
 
     def _within_memory(
         self,
@@ -88,13 +89,13 @@ class RowWiseSharder:
         task: ShardingTask,
         fault: PlanError,
     ) -> ShardingPlan:
-        """Returns a plan with as few of the largest tables by rows as need be."""
+        """Returns a plan with few of the largest tables by rows, or raises the fault."""
         largest = [t.name for t in sorted(allowed, key=lambda t: -task.table_bytes(t))]
-        count = 1
-        while largest and count < 2 * len(largest):
+        if sum(map(task.table_bytes, task.tables)) > task.usable_bytes.sum():
+            raise fault
+        for count in sorted({min(count, len(largest)) for count in _COUNTS} - {0}):
             with suppress(PlanError):
                 return self._with(required | frozenset(largest[:count]), task)
-            count *= 2
         raise fault
 
 
@@ -141,7 +142,7 @@ def _gaining(
 ) -> frozenset[str]:
     """Returns the tables that are too much for one device, and cost less by rows than by columns.
 
-    By columns, a table is in as many slices as there are devices, or as it has.
+    By columns, a table is in as many slices as there are devices, or as it may be.
     """
     if not tables:
         return frozenset()
@@ -151,8 +152,16 @@ def _gaining(
     alone_ms = _alone_ms(oracle, [table.whole() for table in tables], exchange_ms)
     heavy = [table for table, ms in zip(tables, alone_ms.tolist(), strict=True) if ms > even_ms]
     gaining = set()
+    narrowest = {
+        name: rule.numbers[0]
+        for rule in task.rules
+        if rule.kind == "min_width"
+        for name in rule.tables
+    }
     for table in heavy:
-        width = max(DIM_STEP, -(-table.dim // ranks // DIM_STEP) * DIM_STEP)
+        least = narrowest.get(table.name, DIM_STEP)
+        width = max(least, -(-table.dim // ranks // DIM_STEP) * DIM_STEP)
+        width = width if 2 * least <= table.dim else table.dim
         blocks = [block.whole() for block in row_blocks(table, ranks)]
         by_columns_ms = float(_alone_ms(oracle, [Piece(table, 0, width)], exchange_ms)[0])
         if float(_alone_ms(oracle, blocks, exchange_ms).max()) < by_columns_ms:
@@ -167,9 +176,11 @@ def _even_ms(oracle: EstimatedCosts, task: ShardingTask) -> float:
     return (float(oracle.price(whole[None]).total_ms) + exchange_ms) / len(task.devices)
 
 
-def _even_step_ms(oracle: EstimatedCosts, task: ShardingTask) -> float:
-    """Returns the step of `_even_ms`, which no plan with blocks of rows is faster than."""
-    return _even_ms(oracle, task) + oracle.common_ms(task)
+def _least_ms(oracle: EstimatedCosts, task: ShardingTask, row_wise: frozenset[str]) -> float:
+    """Returns a step that a plan with these tables by rows hardly falls short of."""
+    overhead = oracle.model.counted_overhead
+    saved_ms = 0.0 if overhead is None else min(0.0, overhead.of_rows.ms(task, row_wise, ()))
+    return _even_ms(oracle, task) + oracle.common_ms(task) + saved_ms
 
 
 def _alone_ms(oracle: EstimatedCosts, pieces: Sequence[Piece], exchange_ms: float) -> Floats:

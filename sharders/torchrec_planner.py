@@ -1,12 +1,13 @@
 """TorchRec's own planner as a sharder."""
 
-from typing import Literal
+from typing import TYPE_CHECKING
 
 from autoshard.cost_model import CostModel
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.data_sheets import DataSheet, data_sheet_of
 
-Ways = Literal["tables", "columns", "rows", "all"]  # each with those before it
+if TYPE_CHECKING:
+    from autoshard.workload.torchrec.own_planner import Ways
 
 
 class TorchRecSharder:
@@ -21,11 +22,11 @@ class TorchRecSharder:
         UserError: TorchRec is not installed.
     """
 
-    def __init__(self, ways: Ways, model: CostModel | None = None) -> None:
+    def __init__(self, ways: "Ways", model: CostModel | None = None) -> None:
         from autoshard.workload.torchrec import plan_of_torchrec  # an optional dependency
 
         self._plan = plan_of_torchrec
-        self._ways: Ways = ways
+        self._ways = ways
         self._device_type: str | None = None
         self._sheet: DataSheet | None = None
         if model is not None:

@@ -130,7 +130,7 @@ class EmbeddingTable:
         return Piece(self, 0, self.dim)
 
     def without_access(self) -> "EmbeddingTable":
-        """Returns the table without `access`, on which no measurement depends."""
+        """Returns the table without `access`, on which no batch depends that is drawn."""
         return self if self.access is None else replace(self, access=None)
 
     def to_json(self) -> dict[str, Any]:

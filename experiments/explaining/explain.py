@@ -123,9 +123,12 @@ def _devices(table: EmbeddingTable, plan: ShardingPlan, task: ShardingTask) -> s
     """Returns `device3`, or `device0 (32), device1 (32)` where the table is split."""
     if table.name in plan.copied:
         return "all devices"
-    if table.name in plan.row_wise:
-        return "all devices, by rows"
     placements = [p for p in plan.placements if p.table == table.name]
+    if table.name in plan.row_wise:
+        return "by rows: " + ", ".join(
+            f"{task.devices[p.device].name} to {task.devices[p.devices[-1]].name}"
+            for p in placements
+        )
     if len(placements) == 1:
         return task.devices[placements[0].device].name
     return ", ".join(f"{task.devices[p.device].name} ({p.width})" for p in placements)

@@ -86,7 +86,7 @@ def test_constraints_and_tasks_of_0_1_0_are_read_under_their_old_names(tmp_path:
         ("tables: {user: {max_slices: 0}}", "max_slices: must be a whole number from 1 up"),
         ("tables: {user: {max_slices: two}}", "max_slices: must be a whole number, got 'two'"),
         ("tables: {user: {min_width: 6}}", "min_width: must be a multiple of 4, got 6"),
-        ("tables: {user: {ways: [row_wise]}}", "ways: must be some of table_wise, .*row_wise"),
+        ("tables: {user: {ways: [rowwise]}}", "ways: must be some of table_wise, .*rowwise"),
         ("tables: {user: {ways: []}}", "ways: leaves no way"),
         ("tables: {user: {ways: column_wise}}", "ways: must include table_wise"),
         ("tables: {user: {ways: [row_wise, data_parallel]}}", "ways: must include table_wise"),

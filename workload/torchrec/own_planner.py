@@ -22,7 +22,7 @@ from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 
 from autoshard.workload.data_sheets import DataSheet
 from autoshard.workload.plans import Placement, PlanError, ShardingPlan
-from autoshard.workload.tables import DIM_STEP, EmbeddingTable
+from autoshard.workload.tables import DIM_STEP, EmbeddingTable, can_be_blocks
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.torchrec.names import DATA_TYPES, device_type_here, lookups_of, topology_of
 from autoshard.workload.torchrec.plans import COPIED, DENSE, FUSED, placements_of
@@ -56,7 +56,8 @@ def plan_of_torchrec(
     """
     named = {f"t{number}": table for number, table in enumerate(task.tables)}
     model = _model(task, named)
-    constraints = {name: _constraints(table, ways) for name, table in named.items()}
+    ranks = len(task.devices)
+    constraints = {name: _constraints(table, ways, ranks) for name, table in named.items()}
     device = device_type or device_type_here()
     if ways in ("rows", "all"):
         bandwidths = {"hbm_mem_bw": DDR_MEM_BW} if device == "cpu" else None
@@ -139,14 +140,14 @@ def _model(task: ShardingTask, tables: dict[str, EmbeddingTable]) -> nn.Module:
     return model
 
 
-def _constraints(table: EmbeddingTable, ways: Ways) -> ParameterConstraints:
+def _constraints(table: EmbeddingTable, ways: Ways, ranks: int) -> ParameterConstraints:
     even = range(DIM_STEP, min(table.dim // 2, _MAX_WIDTH) + 1, DIM_STEP)
     widths = [width for width in even if table.dim % width == 0] if ways != "tables" else []
     width = max(widths, default=None)
     types = [ShardingType.TABLE_WISE.value]
     if width is not None:
         types.append(ShardingType.COLUMN_WISE.value)
-    if ways in ("rows", "all"):
+    if ways in ("rows", "all") and can_be_blocks(table.rows, ranks):
         types.append(ShardingType.ROW_WISE.value)
     if ways == "all":
         types.append(COPIED)
