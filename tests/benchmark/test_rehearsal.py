@@ -191,6 +191,23 @@ def test_adagrad_learns_the_same_in_all_ways(name: str, stages: dict[int, RankGr
         torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)
 
 
+def test_row_wise_adagrad_learns_the_same_in_whole_tables_and_in_blocks(
+    stages: dict[int, RankGroup],
+) -> None:
+    """It has a state for each row, and a row is in one block."""
+    task = replace(task_of(2), operator=OperatorOptions(optimizer="rowwise_adagrad"))
+    every = {"whole": [{0: 32}, {1: 16}, {0: 24}, {1: 16}], "rows": [_BY_ROWS] * 4}
+    losses, weights = {}, {}
+    for name, columns in every.items():
+        stages[2].prepare(name, task, plan_of(2, columns))
+        losses[name] = stages[2].train(name, STEPS, warm_up=0).losses
+        weights[name] = put_together(stages[2].parts(name))
+        stages[2].forget(name)
+    assert losses["rows"] == pytest.approx(losses["whole"], abs=1e-5)
+    for table, expected in weights["whole"].items():
+        torch.testing.assert_close(weights["rows"][table], expected, atol=1e-5, rtol=0)
+
+
 def test_a_pipeline_learns_the_same_and_exchanges_lookups_a_step_ahead(
     pipelined: RankGroup, in_one_piece: tuple[list[float], dict[str, torch.Tensor]]
 ) -> None:

@@ -10,7 +10,7 @@ from formula import formula_ms, measurement
 from autoshard.benchmark import Measurement
 from autoshard.cost_model import CostDataset, CostModel, EstimatedCosts, TableResiduals
 from autoshard.cost_model.acquisition import measurable_piece, select_measurements
-from autoshard.sharders import FusedGreedySharder, MeasuringSharder
+from autoshard.sharders import FusedGreedySharder, MeasuringSharder, RowWiseSharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -20,6 +20,7 @@ from autoshard.workload import (
     ShardingTask,
     synthetic_tables,
 )
+from autoshard.workload.rules import Rule
 
 KNOWN = synthetic_tables(16, seed=41, profile="small")
 STRANGE = tuple(
@@ -102,6 +103,18 @@ def test_what_is_measured_makes_the_plan_better(world: World, oracle: EstimatedC
     # A step has two stages, and each takes as long as its slowest device. Priors that differ in
     # their third digit lead to other measurements, and to predictions 5 to 11 % below the truth.
     assert promised == pytest.approx(step_ms(plan), rel=0.12)
+
+
+def test_blocks_of_rows_are_measured_like_tables(world: World, oracle: EstimatedCosts) -> None:
+    task = replace(TASK, rules=(Rule("row_wise", (STRANGE[0].name,)),))
+    measuring = MeasuringSharder(
+        oracle, lambda known: RowWiseSharder(greedy(known)), world, 10.0, clock=world.clock
+    )
+    plan = measuring.shard(task)
+    plan.check(task)
+    assert plan.row_wise == {STRANGE[0].name: 4}
+    measured = {p.table.name for shards in world.rounds for s in shards for p in s.pieces}
+    assert any(name.startswith(f"{STRANGE[0].name}[") for name in measured)
 
 
 def test_unusual_tables_are_measured_first(world: World, oracle: EstimatedCosts) -> None:

@@ -8,14 +8,16 @@ from tasks import task_of
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
 from autoshard.cost_model.way_overheads import RowOverhead
-from autoshard.sharders import Policy, SharderContext, make_sharder
+from autoshard.sharders import IncrementalSharder, Policy, SharderContext, make_sharder
 from autoshard.sharders.steps import next_steps
 from autoshard.workload import (
     Device,
     EmbeddingTable,
     Link,
     Objective,
+    Placement,
     PlanError,
+    ShardingPlan,
     ShardingTask,
     load_tables,
 )
@@ -126,6 +128,38 @@ def test_every_sharder_keeps_to_rules_about_rows(policy: Policy) -> None:
     both = (*rules, Rule("copied", (names[0],)))
     with pytest.raises(PlanError, match=r"cannot be kept together for table"):
         make_sharder("size_lookup").shard(replace(task, rules=both))
+
+
+def test_rows_go_with_copies_that_have_to_be(policy: Policy) -> None:
+    tiny = EmbeddingTable("tiny", 200, 16, 2.0)
+    task = replace(step_task((tiny, HEAVY, *OTHERS)), rules=(Rule("copied", ("tiny",)),))
+    model = load_model("cpu")
+    assert model.overhead is not None
+    known = replace(model, overhead=replace(model.overhead, rows=RowOverhead(0.5, 0.0)))
+    costs = EstimatedCosts(replace(known, overheads={}).for_objective(STEP), 1024)
+    plan = make_sharder("autoshard", SharderContext(costs, policy)).shard(task)
+    plan.check(task)
+    assert (plan.copied, plan.row_wise) == (("tiny",), {"heavy": 4})
+
+
+def test_rows_of_a_node_stay_where_they_are(policy: Policy) -> None:
+    costs = context_of(policy).costs
+    task = step_task((HEAVY, *OTHERS))
+    others = make_sharder("random", SharderContext(seed=1)).shard(replace(task, tables=OTHERS))
+    node = Placement("heavy", 0, HEAVY.dim, 2, 2)
+    plan = ShardingPlan((node, *others.placements), 4)
+    plan.check(task)
+    assert costs.step_ms(plan, task) == pytest.approx(costs.plan_cost(plan, task).step_ms)
+    assert next_steps(costs, task, plan) == []
+    assert IncrementalSharder(costs, plan, 2**40).shard(task) == plan
+
+
+def test_a_table_that_must_not_be_split_is_by_rows_where_it_would_be_whole(policy: Policy) -> None:
+    """In slices it would cost less, but `ways` forbids them."""
+    wide = EmbeddingTable("wide", 1_000_000, 128, 60.0)
+    context = context_of(policy)
+    free, bound = step_task((wide, *OTHERS)), (Rule("min_width", ("wide",), (2**15,)),)
+    assert make_sharder("autoshard", context).shard(replace(free, rules=bound)).row_wise
 
 
 def test_a_block_that_is_used_more_costs_more_and_others_make_room(policy: Policy) -> None:
