@@ -94,7 +94,8 @@ def fit_copies(
         sums = copy_loads(copied, each.task.batch_size, len(each.task.devices)).sum(0)
         loads.append(np.array([1.0, *sums]))
     (start_ms, *rates), deviation = _fit_rest(overhead, rehearsed, operators_ms, loads)
-    copies = CopyOverhead(start_ms, *(rate / _MS for rate in rates), deviation)
+    lookup_ns, gathered_ns, output_ns, weight_ns = (rate / _MS for rate in rates)
+    copies = CopyOverhead(start_ms, lookup_ns, gathered_ns, output_ns, weight_ns, deviation)
     return replace(overhead, copies=copies)
 
 

@@ -160,8 +160,8 @@ def _overlaps(
         covered = None if rows == (0, table.rows) else rows
         cuts = sorted({p.start for p in (*old, *new)} | {old[-1].start + old[-1].width})
         for start, end in pairwise(cuts):
-            homes = (_device_at(plan, start, rows[0], table.rows) for plan in (old, new))
-            yield Move(table.name, start, end - start, *homes, 0, covered)
+            source, target = (_device_at(plan, start, rows[0], table.rows) for plan in (old, new))
+            yield Move(table.name, start, end - start, source, target, 0, covered)
 
 
 def _ranges(rows: int, *plans: Sequence[Placement]) -> list[tuple[int, int]]:

@@ -124,24 +124,22 @@ class RecordedGroup(dist.ProcessGroup):
         run = self._inner.allgather
         return self._run(lambda: run(outputs, tensors, *([opts] if opts else [])), going, outputs)
 
-    def all_gather_single(  # type: ignore[override]  # one of its forms
+    def all_gather_single(
         self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
     ) -> RecordedWork:
         """Receives the tensor of each rank, one after the other in one tensor."""
-        opts = opts or dist.AllgatherOptions()
         run = self._inner._allgather_base
         return self._run(lambda: run(output, sent, opts), sent.nbytes * self._others, [output])
 
-    def reduce_scatter_single(  # type: ignore[override]  # one of its forms
+    def reduce_scatter_single(
         self, output: torch.Tensor, sent: torch.Tensor, opts: Any = None
     ) -> RecordedWork:
         """Receives the sum over ranks of its own part of their tensors."""
-        opts = opts or dist.ReduceScatterOptions()
         run = self._inner._reduce_scatter_base
         return self._run(lambda: run(output, sent, opts), output.nbytes * self._others, [output])
 
-    _allgather_base = all_gather_single  # names in torch 2.11
-    _reduce_scatter_base = reduce_scatter_single
+    _allgather_base: Any = all_gather_single  # names in torch 2.11
+    _reduce_scatter_base: Any = reduce_scatter_single
 
     def barrier(self, opts: Any = None) -> RecordedWork:
         """Waits for all ranks."""

@@ -21,7 +21,7 @@ from autoshard.workload import (
     UserError,
     load_tables,
 )
-from autoshard.workload.rules import Rule
+from autoshard.workload.rules import Kind, Rule
 from bench.metric import Metric
 from bench.workbench import say
 
@@ -31,7 +31,7 @@ _AMPLE = 2**40  # bytes of a device
 _MANY = 200  # tables
 _TIGHT = 16  # tasks with giants
 _SIZES = {(100, 8): 0.3, (1_000, 32): 0.9, (5_000, 128): 4.6}  # tables, devices: target in s
-_COLUMNS_ALONE = ("not_copied", "not_row_wise")
+_COLUMNS_ALONE: tuple[Kind, ...] = ("not_copied", "not_row_wise")
 
 
 def ways_metrics() -> list[Metric]:

@@ -16,11 +16,11 @@ from autoshard.cost_model import (
     save_model,
     slowest_by_phase,
 )
-from autoshard.cost_model.overhead_fit import fit_copies, fit_overhead, report_on
+from autoshard.cost_model.overhead_fit import fit_copies, fit_overhead, fit_rows, report_on
 from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of, splits_of
-from autoshard.cost_model.way_overheads import CopyOverhead, copy_loads
+from autoshard.cost_model.way_overheads import CopyOverhead, RowOverhead, copy_loads
 from autoshard.sharders import LocalSearchSharder, SharderContext, make_sharder, next_steps
-from autoshard.sharders.random_plans import copying_plans, random_plans
+from autoshard.sharders.random_plans import copying_plans, random_plans, row_wise_plans
 from autoshard.workload import (
     Device,
     Link,
@@ -198,9 +198,8 @@ def test_a_plan_with_copies_costs_the_others_plan_and_the_copies(
     sharded, rest = plan.on_single_devices(task)
     copies_ms = COPIES.ms(task, plan.copied)
     step_ms = oracle.step_ms(plan, task)
-    # Beside copies all outputs are put in order, where splits do so with those of the rest only.
-    splits = splits_of(rest, sharded.placed(rest))
-    ordered = task.columns - (rest.columns if splits else 0) if rest.tables else 0
+    # Beside copies all outputs are put in order once, whether others are split or not.
+    ordered = task.columns if rest.tables else 0
     order_ms = 1e-6 * OVERHEAD.regrouped_ns * 1024 / 3 * ordered
     assert step_ms == pytest.approx(oracle.step_ms(sharded, rest) + copies_ms + order_ms)
     cost = oracle.plan_cost(plan, task)
@@ -254,6 +253,39 @@ def test_coefficients_of_copies_are_found_again(tmp_path: Path, copying: CostMod
         fit_copies(OVERHEAD, rehearsed[:3], operators[:3])
     save_model(copying, tmp_path / "model")
     assert load_model(tmp_path / "model").overhead == known
+
+
+def test_coefficients_of_rows_are_found_again(tmp_path: Path, copying: CostModel) -> None:
+    rng, rehearsed, operators = np.random.default_rng(0), [], []
+    rows = RowOverhead(1.5, 0.02, 0.1)
+    known = replace(OVERHEAD, copies=COPIES, rows=rows)
+    for seed, ranks, batch_size in ((1, 2, 1024), (2, 3, 4096), (3, 4, 8192), (4, 2, 8192)):
+        task = replace(task_of(seed, ranks, batch_size), objective=Objective())
+        for plan in islice(row_wise_plans(random_plans(task, seed), task, rng), 6):
+            sharded, flat = plan.on_single_devices(task)
+            loads = np.stack([
+                loads_of(() if shard is None else shard.pieces, batch_size)
+                for shard in sharded.shards(flat)
+            ])  # fmt: skip
+            alone = loads[:, -1:] * rng.uniform(1, 30, (ranks, 2))
+            each = zip(alone, loads, strict=True)
+            passes = np.stack([OVERHEAD.in_training(*one) for one in each])
+            step_ms = passes.max(0).sum() + known.plan_ms(task, plan)
+            rehearsed.append(RehearsedPlan(task, plan, np.hstack([passes, passes]), step_ms))
+            operators.append(alone)
+    found = fit_rows(OVERHEAD, rehearsed, operators).rows
+    assert found is not None
+    for name, value in vars(rows).items():
+        assert getattr(found, name) == pytest.approx(value, rel=0.02, abs=1e-6), name
+    report = report_on(known, rehearsed, operators)
+    assert (report.ratio, report.deviation) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
+    with pytest.raises(UserError, match="3 plans with blocks of rows were rehearsed"):
+        fit_rows(OVERHEAD, rehearsed[:3], operators[:3])
+    save_model(replace(copying, overhead=known), tmp_path / "model")
+    assert load_model(tmp_path / "model").overhead == known
+    # Where it was not measured, it follows from the passes.
+    starts_ms = OVERHEAD.forward.start_ms + OVERHEAD.backward.start_ms
+    assert OVERHEAD.of_rows.start_ms == pytest.approx(starts_ms)
 
 
 def test_loads_of_copies_are_of_a_rank_s_own_samples() -> None:

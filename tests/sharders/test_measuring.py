@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*outside of the cost model.s tr
 
 def dearer(table: EmbeddingTable) -> float:
     """Strange tables cost what nobody would think: a third, or three times."""
-    return (3.0 if int(table.name[1:]) % 2 else 0.33) if table.name.startswith("s") else 1.0
+    return (3.0 if int(table.name[1]) % 2 else 0.33) if table.name.startswith("s") else 1.0
 
 
 def step_ms(plan: ShardingPlan) -> float:
