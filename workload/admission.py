@@ -36,7 +36,7 @@ class RuleMasks:
 
     def __init__(self, task: ShardingTask) -> None:
         self.units = units_of(task)
-        self.any = bool(task.rules)
+        self.any = any(rule.restricts_pieces for rule in task.rules)
         self._numbers = {
             piece.table.name: number
             for number, unit in enumerate(self.units)

@@ -91,6 +91,11 @@ class Rule:
         return Rule(**fields)
 
     @property
+    def restricts_pieces(self) -> bool:
+        """Returns whether it says anything of tables that are neither copied nor in blocks."""
+        return self.kind not in ("not_copied", "not_row_wise")
+
+    @property
     def allows_copies(self) -> bool:
         """Returns whether each device may have a copy of its tables."""
         return self.kind in ("copied", "not_row_wise", *_OF_SLICES)

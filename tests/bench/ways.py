@@ -64,7 +64,9 @@ def _tasks() -> Iterator[tuple[str, ShardingTask]]:
     for family, source in (("mlperf:dlrm-v2", "mlperf:dlrm-v2"), ("criteo", "criteo")):
         for devices in (8, 16):
             yield f"{family} on {devices}", _task(load_tables(source), devices, _USUAL)
-    tiny = _with_rows(load_tables("synthetic:1000:4:small"), 2_000)
+    rows = np.exp(np.random.default_rng(4).uniform(np.log(4), np.log(1_000), 1_000)).astype(int)
+    tables = load_tables("synthetic:1000:4:small")
+    tiny = tuple(replace(t, rows=n) for t, n in zip(tables, rows.tolist(), strict=True))
     yield "thousand tiny tables", _task(tiny, 8, _USUAL)
 
 
@@ -72,11 +74,6 @@ def _giant(rng: np.random.Generator, number: int) -> EmbeddingTable:
     rows, lookups = int(rng.uniform(1e7, 1e8)), float(rng.uniform(50, 200))
     dim = int(rng.choice((32, 64, 128)))
     return EmbeddingTable(f"giant{number}", rows, dim, lookups, zipf_alpha=1.05)
-
-
-def _with_rows(tables: tuple[EmbeddingTable, ...], rows: int) -> tuple[EmbeddingTable, ...]:
-    """Returns the tables with at most so many rows."""
-    return tuple(replace(table, rows=min(table.rows, rows)) for table in tables)
 
 
 def _task(tables: tuple[EmbeddingTable, ...], devices: int, link: Link) -> ShardingTask:
