@@ -161,12 +161,14 @@ def _on(
 
 
 def _probe_of_this_machine(store: Path, hardware: str) -> MachineProbe | None:
+    """Returns the probe of this machine; None, with a note, where none can be run."""
+    from autoshard.benchmark.fbgemm import InstallationError
     from autoshard.benchmark.probing import probe_here  # loads fbgemm
     from autoshard.cost_model.probed_machine import kept_probe
 
     try:
         return kept_probe(store, hardware, probe_here)
-    except ProbeError as error:
+    except (ProbeError, InstallationError) as error:  # planning does without FBGEMM
         cli.note(f"{error}; plans are made without a probe")
         return None
 
