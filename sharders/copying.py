@@ -20,6 +20,7 @@ from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import EmbeddingTable, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.errors import FieldError
+from autoshard.workload.rules import Kind, Rule
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.step_price import StepPrice
 
@@ -74,18 +75,33 @@ class CopyingSharder:
         return plan_with_copies(self._sharder.shard, copied, task)
 
 
-def _required(task: ShardingTask) -> frozenset[str]:
-    """Returns the tables that have to be copied; PlanError if another rule forbids that."""
-    rules = [rule for rule in task.rules if rule.kind == "copied"]
+def required_tables(
+    task: ShardingTask, kind: Kind, allows: Callable[[Rule], bool]
+) -> dict[str, Rule]:
+    """Returns the tables that rules of a kind name, each with its rule.
+
+    Args:
+        task: Task with the rules.
+        kind: The way that is demanded.
+        allows: Returns whether a rule allows its tables to be sharded in that way.
+
+    Raises:
+        PlanError: Another rule forbids that way for one of the tables.
+    """
+    rules = [rule for rule in task.rules if rule.kind == kind]
     required = {name: rule for rule in rules for name in rule.tables}
     for other in task.rules:
-        for name in () if other.allows_copies else other.tables:
+        for name in () if allows(other) else other.tables:
             if name in required:
                 raise PlanError(
                     f"the constraints {required[name].name!r} and {other.name!r} cannot be kept "
                     f"together for table {name}: drop one"
                 )
-    return frozenset(required)
+    return required
+
+
+def _required(task: ShardingTask) -> frozenset[str]:
+    return frozenset(required_tables(task, "copied", lambda rule: rule.allows_copies))
 
 
 def plan_with_copies(

@@ -14,7 +14,7 @@ import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.threads import one_thread
-from autoshard.sharders.copying import CopyingSharder
+from autoshard.sharders.copying import CopyingSharder, required_tables
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import EmbeddingTable, Piece, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
@@ -101,8 +101,7 @@ class RowWiseSharder:
 
 def _required(task: ShardingTask) -> frozenset[str]:
     """Returns the tables that have to be by rows; PlanError if that is not possible."""
-    rules = [rule for rule in task.rules if rule.kind == "row_wise"]
-    required = {name: rule for rule in rules for name in rule.tables}
+    required = required_tables(task, "row_wise", lambda rule: rule.allows_rows)
     ranks = len(task.devices)
     for table in task.tables:
         if table.name in required and not (ranks > 1 and can_be_blocks(table.rows, ranks)):
@@ -111,13 +110,6 @@ def _required(task: ShardingTask) -> frozenset[str]:
                 f"the constraint {required[table.name].name!r} cannot be kept for table "
                 f"{table.name}: {why if ranks > 1 else 'rows need two devices or more'}"
             )
-    for other in task.rules:
-        for name in () if other.allows_rows else other.tables:
-            if name in required:
-                raise PlanError(
-                    f"the constraints {required[name].name!r} and {other.name!r} cannot be kept "
-                    f"together for table {name}: drop one"
-                )
     return frozenset(required)
 
 
