@@ -28,7 +28,7 @@ from autoshard.workload.arrays import Floats
 from autoshard.workload.lookups import lookups_in
 
 _NS = 1e-6  # milliseconds
-_SAVED = 0.75
+_SAVED = 0.75  # of a forward output: what partial sums save where it was not measured
 # Work of a device, in the order of rates.
 LOADS = ("operator_ms", "lookups", "outputs", "bags", "occupied")
 # What each rank does for its own samples, in the order of `StepOverhead.shared_rates`.

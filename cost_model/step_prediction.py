@@ -18,7 +18,6 @@ from autoshard.cost_model.table_residuals import ShardResidual
 from autoshard.workload import Piece, Shard, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.step_price import StepPrice
-from autoshard.workload.tables import row_blocks
 
 Placed = Sequence[tuple[Piece, int]]  # pieces and their devices
 
@@ -84,9 +83,8 @@ class StepPredictor:
         alone._scenarios = self._scenarios.with_blocks(
             {
                 block.access_digest: table.access_digest
-                for table in self._task.tables
-                if table.name in plan.row_wise
-                for block in row_blocks(table, plan.row_wise[table.name])
+                for table, blocks in plan.blocks(self._task).items()
+                for block in blocks
             }
         )
         alone._price = StepPrice.of_task(alone._task)

@@ -36,8 +36,7 @@ class IncrementalSharder:
         except PlanError as fault:
             raise PlanError(f"the plan to stay near to is no plan for this task: {fault}") from None
         old, rest = self._plan.on_single_devices(task, reserve=True)
-        ranks = len(task.devices)
-        if not old.placements or any(n < ranks for n in self._plan.row_wise.values()):
+        if not old.placements or self._plan.has_rows_of_nodes:
             return self._plan  # rows on the devices of a node are not planned here
         predictor = StepPredictor(self._oracle, rest)
         search = LocalSearch(self._oracle, seed=self._seed, near=(old, self._max_bytes))

@@ -58,13 +58,17 @@ class RowWiseSharder:
             return self._within_memory(required, allowed, task, fault)
         if not self._plans_twice or not task.objective.in_training:
             return plan
-        gaining = _gaining(oracle, task, [t for t in allowed if t.name not in plan.copied])
+        even_ms = _even_ms(oracle, task)
+        free = [table for table in allowed if table.name not in plan.copied]
+        gaining = _gaining(oracle, task, free, even_ms)
+        if not gaining:
+            return plan
         step_ms = oracle.step_ms(plan, task)
-        if not gaining or step_ms - _least_ms(oracle, task, gaining) < _MIN_GAIN * step_ms:
+        if step_ms - _least_ms(oracle, task, gaining, even_ms) < _MIN_GAIN * step_ms:
             return plan
         plans = [plan]
         with suppress(PlanError):
-            # A greedy plan takes little time, and tells where no plan with rows comes near.
+            # A greedy plan takes little time, and shows where no plan with rows comes near.
             fast = CopyingSharder(FusedGreedySharder(oracle), oracle)
             greedy = self._with(required | gaining, task, fast)
             if oracle.step_ms(greedy, task) < _NEAR * step_ms:
@@ -130,7 +134,7 @@ def _allowed(task: ShardingTask) -> list[EmbeddingTable]:
 
 
 def _gaining(
-    oracle: EstimatedCosts, task: ShardingTask, tables: Sequence[EmbeddingTable]
+    oracle: EstimatedCosts, task: ShardingTask, tables: Sequence[EmbeddingTable], even_ms: float
 ) -> frozenset[str]:
     """Returns the tables that are too much for one device, and cost less by rows than by columns.
 
@@ -140,7 +144,6 @@ def _gaining(
         return frozenset()
     ranks = len(task.devices)
     exchange_ms = StepPrice.of_task(task).column_ms()
-    even_ms = _even_ms(oracle, task)
     alone_ms = _alone_ms(oracle, [table.whole() for table in tables], exchange_ms)
     heavy = [table for table, ms in zip(tables, alone_ms.tolist(), strict=True) if ms > even_ms]
     gaining = set()
@@ -168,11 +171,13 @@ def _even_ms(oracle: EstimatedCosts, task: ShardingTask) -> float:
     return (float(oracle.price(whole[None]).total_ms) + exchange_ms) / len(task.devices)
 
 
-def _least_ms(oracle: EstimatedCosts, task: ShardingTask, row_wise: frozenset[str]) -> float:
+def _least_ms(
+    oracle: EstimatedCosts, task: ShardingTask, row_wise: frozenset[str], even_ms: float
+) -> float:
     """Returns a step that a plan with these tables by rows hardly falls short of."""
     overhead = oracle.model.counted_overhead
     saved_ms = 0.0 if overhead is None else min(0.0, overhead.of_rows.ms(task, row_wise, ()))
-    return _even_ms(oracle, task) + oracle.common_ms(task) + saved_ms
+    return even_ms + oracle.common_ms(task) + saved_ms
 
 
 def _alone_ms(oracle: EstimatedCosts, pieces: Sequence[Piece], exchange_ms: float) -> Floats:

@@ -52,8 +52,7 @@ def next_steps(
         PlanError: The plan is not valid.
     """
     plan.check(task)
-    ranks = len(task.devices)
-    if ranks == 1 or not plan.placements or any(n < ranks for n in plan.row_wise.values()):
+    if len(task.devices) == 1 or not plan.placements or plan.has_rows_of_nodes:
         return []  # rows on the devices of a node are not planned here
     if plan.copied or plan.row_wise:
         sharded, rest = plan.on_single_devices(task, reserve=True)

@@ -164,6 +164,16 @@ class ShardingPlan:
         """Returns the number of row blocks of each table that is sharded by rows."""
         return {p.table: p.row_blocks for p in self.placements if p.row_blocks > 1}
 
+    @property
+    def has_rows_of_nodes(self) -> bool:
+        """Returns whether a table is in blocks of rows on some of the devices only."""
+        return any(count < self.num_devices for count in self.row_wise.values())
+
+    def blocks(self, task: ShardingTask) -> dict[EmbeddingTable, tuple[EmbeddingTable, ...]]:
+        """Returns the blocks of each table that is sharded by rows, in the task's order."""
+        counts = self.row_wise
+        return {t: row_blocks(t, counts[t.name]) for t in task.tables if t.name in counts}
+
     def on_single_devices(
         self, task: ShardingTask, reserve: bool = False
     ) -> tuple["ShardingPlan", ShardingTask]:
@@ -187,12 +197,7 @@ class ShardingPlan:
 
     def with_ways_of(self, other: "ShardingPlan", task: ShardingTask) -> "ShardingPlan":
         """Returns this plan of a task `on_single_devices` with another plan's copies and blocks."""
-        blocks = {
-            block.name
-            for table in task.tables
-            if table.name in other.row_wise
-            for block in row_blocks(table, other.row_wise[table.name])
-        }
+        blocks = {block.name for held in other.blocks(task).values() for block in held}
         own = (placement for placement in self.placements if placement.table not in blocks)
         shared = (placement for placement in other.placements if placement.row_blocks > 1)
         return ShardingPlan((*own, *shared), self.num_devices, other.copied)

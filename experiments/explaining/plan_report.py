@@ -15,7 +15,6 @@ from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import row_blocks
 
 ReportPart = str | Table  # a line of text, or a table
 
@@ -97,7 +96,7 @@ def _named(tables: Sequence[str]) -> str:
 
 def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     """Yields which row-wise tables have unevenly used blocks, and of which that is not known."""
-    row_wise = [table for table in task.tables if table.name in plan.row_wise]
+    row_wise = plan.blocks(task)
     unknown = [table.name for table in row_wise if table.access is None]
     if unknown:
         yield (
@@ -105,11 +104,10 @@ def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
             "sorted by use, the first device gets most (profile_tables.py counts them)"
         )
     uneven = {}
-    for table in row_wise:
+    for table, blocks in row_wise.items():
         if table.access is not None and table.pooling_factor:
-            count = plan.row_wise[table.name]
-            lookups = [block.pooling_factor for block in row_blocks(table, count)]
-            uneven[table.name] = max(lookups) * count / table.pooling_factor
+            busiest = max(block.pooling_factor for block in blocks)
+            uneven[table.name] = busiest * len(blocks) / table.pooling_factor
     if uneven and max(uneven.values()) > _UNEVEN:
         name = max(uneven, key=lambda name: uneven[name])
         yield (
