@@ -1,6 +1,7 @@
 """Real servers for tests: MLflow, PostgreSQL, a browser. Each ends with its `with` block."""
 
 import os
+import random
 import shutil
 import signal
 import socket
@@ -21,10 +22,16 @@ PATIENCE = 240.0  # seconds; starting MLflow's server takes 5 to 15 of them on t
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that nobody listens on now and that no outgoing connection is given meanwhile.
+
+    A server may be started long after it has been given its port: so the port lies above those that
+    Ray takes for workers (up to 19999) and below those that Linux gives to outgoing connections.
+    """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_768)
+        with socket.socket() as listener, suppress(OSError):
+            listener.bind(("", port))
+            return port
 
 
 @contextmanager

@@ -69,6 +69,15 @@ class RunningCluster:
         assert done.returncode == code, done.stdout
         return done.stdout
 
+    def bring_up(self) -> None:
+        """`ray up`; once more, as its user would, where Ray was too slow for its own patience."""
+        up = ("up", "--yes", str(self.file))
+        try:
+            self.ray(*up)
+        except AssertionError as fault:
+            print(fault)
+            self.ray(*up)
+
     def submit(self, *arguments: str, code: int = 0) -> str:
         """`ray submit CLUSTER experiments/ppo_shard.py -- ARGUMENTS`."""
         return self.ray("submit", str(self.file), SCRIPT, "--", *arguments, code=code)
@@ -169,7 +178,7 @@ def running() -> Iterator[RunningCluster]:
         cluster = RunningCluster(
             file, machines.homes[HEAD], tracking_uri, dashboard_port, {**known, **ours}
         )
-        cluster.ray("up", "--yes", str(file))
+        cluster.bring_up()
         yield cluster
 
 
