@@ -75,7 +75,7 @@ class RunningCluster:
         try:
             self.ray(*up)
         except AssertionError as fault:
-            print(fault)
+            sys.stderr.write(f"{fault}\n")
             self.ray(*up)
 
     def submit(self, *arguments: str, code: int = 0) -> str:
