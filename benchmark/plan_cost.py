@@ -239,7 +239,7 @@ def measure_plan(
     from autoshard.benchmark.pool import MeasuredCosts  # loads Ray, which planning does without
 
     plan.check(task)
-    if plan.copied:
+    if plan.has_copies:
         raise copies_uncounted(plan, task)
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))
     if not with_exchange or plan.num_devices == 1:

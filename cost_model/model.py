@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from autoshard.benchmark import MachineProbe, ReferenceLevel
@@ -57,6 +58,8 @@ class CostModel:
         overhead: What training takes beside operators; None if unknown.
         overheads: The same on single machines, by hardware, where it was measured.
         in_training: Whether prices are those of training, not of operators alone.
+        input_link: Network by which training receives its inputs, and number of ranks; None if it
+            does not count.
         data_sheet: Data sheet of the GPU that `compute` is for, if that is all that is known of it.
     """
 
@@ -69,20 +72,28 @@ class CostModel:
     in_training: bool = False
     data_sheet: DataSheet | None = None
     overheads: Mapping[str, StepOverhead] = field(default_factory=dict)
+    input_link: tuple[Link, int] | None = None
 
     @property
     def kind(self) -> str:
         """Kind of the devices: cpu or cuda."""
         return self.provenance.hardware.partition(":")[0]
 
-    @property
+    @cached_property
     def counted_overhead(self) -> StepOverhead | None:
         """What training takes beside operators on this machine; None if it does not count."""
         known = self.overheads.get(self.provenance.hardware, self.overhead)
-        return known if self.in_training else None
+        if known is None or not self.in_training:
+            return None
+        return known if self.input_link is None else known.with_inputs_over(*self.input_link)
 
-    def for_objective(self, objective: Objective) -> "CostModel":
+    def for_objective(self, objective: Objective, ranks: int = 1) -> "CostModel":
         """Returns the model whose costs are those that an objective counts.
+
+        Args:
+            objective: What counts. A pipeline receives inputs while it computes, so that their time
+                does not count.
+            ranks: Number of devices that exchange inputs; with one, none are exchanged.
 
         Raises:
             UserError: Steps of training count, and the model does not know what they take.
@@ -92,7 +103,9 @@ class CostModel:
                 f"the cost model does not know what training takes beside operators, which "
                 f"objective {objective.name} counts: plan for operators"
             )
-        return replace(self, in_training=objective.in_training)
+        link = objective.link if objective.name == "step" else None
+        over = None if link is None or ranks == 1 else (link, ranks)
+        return replace(self, in_training=objective.in_training, input_link=over)
 
     def on_hardware(self, hardware: str) -> "CostModel | None":
         """Returns the model for hardware that it was trained on; None for any other."""

@@ -101,7 +101,7 @@ class EstimatedCosts:
         overhead = self.model.counted_overhead
         if overhead is not None:
             return overhead.common_ms(task) if plan is None else overhead.plan_ms(task, plan)
-        if plan is not None and plan.copied:
+        if plan is not None and plan.has_copies:
             raise copies_uncounted(plan, task)
         return 0.0
 

@@ -180,7 +180,7 @@ class RepeatedMeasurements:
     def common_ms(self, task: ShardingTask, plan: ShardingPlan) -> float:
         """Returns what a step takes on all devices alike; 0 unless steps of training count."""
         if self._overhead is None:
-            if plan.copied:
+            if plan.has_copies:
                 raise copies_uncounted(plan, task)
             return 0.0
         return self._overhead.plan_ms(task, plan)

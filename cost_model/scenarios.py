@@ -114,14 +114,14 @@ class Scenarios:
         self._fusion = {name: weight[self._both] for name, weight in fusion.items()}
         self._stretch = model.uncertainty.scale
 
-    def with_blocks(self, tables: Mapping[str, str]) -> "Scenarios":
-        """Returns the same scenarios for blocks of rows, each with the corrections of its table.
+    def with_parts(self, tables: Mapping[str, str]) -> "Scenarios":
+        """Returns the same scenarios for parts of tables, each with its table's corrections.
 
         Args:
-            tables: Access digest of the table of each block, by the block's.
+            tables: Access digest of the table of each part, by the part's.
         """
         found = copy(self)
-        found._numbers = {b: self._numbers[t] for b, t in tables.items()} | self._numbers
+        found._numbers = {p: self._numbers[t] for p, t in tables.items()} | self._numbers
         return found
 
     def amounts(self, pieces: Sequence[Piece]) -> Tensor:

@@ -3,7 +3,8 @@
 In training, TorchRec checks, permutes and packs what goes into and comes out of an operator, and
 the dense part of the model evicts the operator's rows between forward and backward. Both depend on
 the plan, and both are linear in what a device holds: in the operator's own time, its lookups, the
-elements of its output and its bags, one for each sample and feature of a piece. The rest of a step
+elements of its output and its bags, one for each sample and feature of a piece. So are the ids and
+lengths that it receives from other ranks, where the network between them counts. The rest of a step
 is the same on all devices. It depends on the task and on splits: once a table is in parts, TorchRec
 puts all outputs in order anew, and each further slice of them adds a little.
 
@@ -12,7 +13,7 @@ a kind of hardware as the cost model does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -22,12 +23,21 @@ from torch import Tensor
 
 from autoshard.cost_model.compute import HALF_A_TABLE, ComputeCostModel, Prices
 from autoshard.cost_model.network import DIRECTIONS, INPUTS, TERMS
-from autoshard.cost_model.way_overheads import CopyOverhead, RowOverhead
-from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask, UserError
+from autoshard.cost_model.way_overheads import (
+    HOT_OVERHEAD,
+    CopyOverhead,
+    HotOverhead,
+    RowOverhead,
+)
+from autoshard.workload import EmbeddingTable, Link, Piece, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats
 from autoshard.workload.lookups import lookups_in
 
 _NS = 1e-6  # milliseconds
+_S = 1e9  # nanoseconds
+_MS_OF_A_SECOND = 1e3
+_ID_BYTES = _LENGTH_BYTES = 8  # of a lookup, of a bag
+_INPUT_EXCHANGES = 3  # of a step: of sizes, lengths and ids
 _SAVED = 0.75  # of a forward output: what partial sums save where it was not measured
 # Work of a device, in the order of rates.
 LOADS = ("operator_ms", "lookups", "outputs", "bags", "occupied")
@@ -115,6 +125,11 @@ class StepOverhead:
         rates = lookup, output, self.shared_feature_ms, regrouped, sliced, self.shared_ms
         return np.array(rates)
 
+    @property
+    def hot_rows(self) -> HotOverhead:
+        """What it takes to tell hot from cold rows, and to add their outputs."""
+        return HOT_OVERHEAD
+
     @cached_property
     def of_rows(self) -> RowOverhead:
         """What blocks of rows add: as measured, or as these coefficients suggest.
@@ -140,6 +155,21 @@ class StepOverhead:
         rates = self.rates
         return np.asarray(rates[:, 0] * operators_ms + loads @ rates[:, 1:].T)
 
+    def with_inputs_over(self, link: Link, ranks: int) -> "StepOverhead":
+        """Returns the overhead with what inputs take on their way from other ranks.
+
+        A device receives an id for each lookup of their samples, and a length for each bag. It
+        sends its own samples' lookups meanwhile, which are as many as a device receives on average.
+        """
+        from_others_ns = _S * (ranks - 1) / ranks / link.bytes_s
+        forward = replace(
+            self.forward,
+            lookup_ns=self.forward.lookup_ns + _ID_BYTES * from_others_ns,
+            bag_ns=self.forward.bag_ns + _LENGTH_BYTES * from_others_ns,
+        )
+        latency_ms = _MS_OF_A_SECOND * _INPUT_EXCHANGES * link.latency_s
+        return replace(self, forward=forward, shared_ms=self.shared_ms + latency_ms)
+
     def common_ms(self, task: ShardingTask, splits: int = 0) -> float:
         """Returns what a step takes on all ranks alike, the model's dense part included.
 
@@ -156,6 +186,10 @@ class StepOverhead:
         Raises:
             UserError: The plan copies tables, and what copies take is unknown.
         """
+        if plan.hot_rows:
+            counted_ms = self.hot_rows.ms(task, [name for name, _ in plan.hot_rows])
+            plan, task = plan.with_hot_apart(task)
+            return counted_ms + self.plan_ms(task, plan)
         common_ms = self.ordering_ms(task, plan)
         if plan.row_wise:
             common_ms += self.of_rows.ms(task, plan.row_wise, plan.copied)

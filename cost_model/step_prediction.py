@@ -79,14 +79,16 @@ class StepPredictor:
         plan of that.
         """
         alone = copy(self)
-        sharded, alone._task = plan.on_single_devices(self._task)
-        alone._scenarios = self._scenarios.with_blocks(
-            {
-                block.access_digest: table.access_digest
-                for table, blocks in plan.blocks(self._task).items()
-                for block in blocks
-            }
-        )
+        apart, task = plan.with_hot_apart(self._task)
+        sharded, alone._task = apart.on_single_devices(task)
+        tables = {table.name: table.access_digest for table in self._task.tables}
+        cold = {t.access_digest: tables[t.name] for t in task.tables if t.name in tables}
+        blocks = {
+            block.access_digest: tables[table.name]
+            for table, held in apart.blocks(task).items()
+            for block in held
+        }
+        alone._scenarios = self._scenarios.with_parts(cold | blocks)
         alone._price = StepPrice.of_task(alone._task)
         # With all splits of this plan.
         alone._whole_ms = self._oracle.common_ms(self._task, plan)
@@ -101,7 +103,7 @@ class StepPredictor:
 
     def expected_of(self, plan: ShardingPlan) -> float:
         """Returns the expected step time of a plan, which may have copies and blocks of rows."""
-        if plan.copied or plan.row_wise:
+        if not plan.is_plain:
             alone, sharded = self._on_single_devices(plan)
             return alone.expected_of(sharded)
         return self.expected_ms(plan.placed(self._task)) if plan.placements else self._whole_ms
@@ -120,12 +122,12 @@ class StepPredictor:
 
         Residuals are seeded by shard, so plans that share a shard share its residual.
         """
-        if plan.copied or plan.row_wise:
+        if not plan.is_plain:
             alone, sharded = self._on_single_devices(plan)
             found = alone.of(sharded)
-            if not plan.copied:
+            if not plan.has_copies:
                 return found
-            return replace(found, drawn_ms=found.drawn_ms + self._copies_error_ms(plan.copied))
+            return replace(found, drawn_ms=found.drawn_ms + self._copies_error_ms(plan))
         if not plan.placements:
             return StepPrediction(self._whole_ms, np.full(SCENARIOS, self._whole_ms))
         shards, placed = plan.shards(self._task), plan.placed(self._task)
@@ -141,7 +143,7 @@ class StepPredictor:
         drawn_ms = self._price.step_ms(drawn[:, 0], drawn[:, 1], columns) + common_ms
         return StepPrediction(self._expected(costs, rests, columns) + common_ms, drawn_ms)
 
-    def _copies_error_ms(self, copied: Sequence[str]) -> Floats:
+    def _copies_error_ms(self, plan: ShardingPlan) -> Floats:
         """Returns what copies take more than their price in each scenario, [scenarios].
 
         Their error is the same for all plans.
@@ -150,7 +152,8 @@ class StepPredictor:
         assert copies is not None
         normal = np.random.default_rng([self._seed, _OF_COPIES]).standard_normal(SCENARIOS)
         relative = np.exp(copies.deviation * normal - copies.deviation**2 / 2) - 1
-        return np.asarray(copies.ms(self._task, copied) * relative)
+        apart, task = plan.with_hot_apart(self._task)
+        return np.asarray(copies.ms(task, apart.copied) * relative)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:
         """Returns the shards of devices; None where no table was measured, as all are alike."""

@@ -128,3 +128,39 @@ def row_loads(task: ShardingTask, row_wise: Collection[str], copied: Collection[
     starts = bool(row_wise) and len(row_wise) + len(copied) < len(task.tables)
     sums = -float(task.batch_size * columns)
     return np.array([float(starts), sums, sums / len(task.devices)])
+
+
+@dataclass(frozen=True)
+class HotOverhead:
+    """What it takes to look up hot and cold rows of a table apart, on all ranks alike.
+
+    Args:
+        table_ms: For each feature of such a table.
+        lookup_ns: For each lookup of a rank's own samples: whether its row is hot, and its new id.
+        bag_ns: For each of a rank's own samples and features: lengths of both parts.
+        output_ns: For each element of pooled outputs of a rank's own samples: the sum of both
+            parts, and its gradient.
+    """
+
+    table_ms: float
+    lookup_ns: float
+    bag_ns: float
+    output_ns: float
+
+    def ms(self, task: ShardingTask, tables: Collection[str]) -> float:
+        """Returns what hot rows of these tables of a task add to a step, without their copies."""
+        return float(self.each_ms(task, [t for t in task.tables if t.name in tables]).sum())
+
+    def each_ms(self, task: ShardingTask, tables: Iterable[EmbeddingTable]) -> Floats:
+        """Returns what hot rows of each table add to a step, without their copies: [tables]."""
+        tables = list(tables)
+        own = task.batch_size / len(task.devices)
+        features = np.array([table.features for table in tables], float)
+        lookups = own * np.array([table.pooling_factor for table in tables])
+        outputs = own * features * np.array([table.dim for table in tables])
+        work = lookups * self.lookup_ns + own * features * self.bag_ns + outputs * self.output_ns
+        return np.asarray(self.table_ms * features + _NS * work)
+
+
+# Of `HotCold` alone on one core of an Intel Xeon 6.106, with 512 to 8,192 samples of a rank.
+HOT_OVERHEAD = HotOverhead(table_ms=0.15, lookup_ns=25.0, bag_ns=15.0, output_ns=1.0)

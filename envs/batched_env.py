@@ -19,7 +19,7 @@ from autoshard.envs.devices import DEVIATION, PRICED, EpisodeDevices
 from autoshard.envs.lookahead import largest_units_fit
 from autoshard.workload import Piece, Shard, UserError
 from autoshard.workload.admission import ANY_PARTS, Occupancy
-from autoshard.workload.plans import merged_by_device
+from autoshard.workload.placements import merged_by_device
 from autoshard.workload.step_price import StepPrice
 
 # As a share of even_split_ms: splitting cheaper units improves balance too little.

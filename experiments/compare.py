@@ -296,24 +296,25 @@ def _task_set(
         task_set = TaskSet.read(config.tasks, plans)
         model = config.model_for(cost_model, config.store, task_set.first.operator)
         with documents.naming(config.tasks):
-            priced = model.for_objective(task_set.first.objective)
+            first = task_set.first
+            priced = model.for_objective(first.objective, len(first.devices))
             oracle = open_oracle(priced, task_set.first.batch_size, task_set.tables)
             oracle.check(task_set.first)
         for name, found in task_set.plans.items():
-            if oracle.copies is None and any(plan and plan.copied for plan in found):
+            if oracle.copies is None and any(plan and plan.has_copies for plan in found):
                 raise UserError(
                     f"{plans[name]}: a plan copies tables to all devices, and what copies take is "
                     f"not known with objective {task_set.first.objective.name} and this cost model"
                 )
         return task_set, oracle
     tables, fill = _tables(config), (config.memory_fill, config.memory_fill)
-    model = config.priced(config.model_for(cost_model, config.store))
-    oracle = open_oracle(model, config.batch_size, tables)
     sampler = (
         RandomTaskSampler((config.num_tables,) * 2, (config.num_devices,) * 2, fill)
         if config.choice is None
         else config.choice.task_sampler
     )
+    model = config.priced(config.model_for(cost_model, config.store), sampler.max_devices)
+    oracle = open_oracle(model, config.batch_size, tables)
     objective = config.build_objective(sampler.max_devices, model)
     # Links that a family samples count unless one is given.
     tasks = (

@@ -94,7 +94,7 @@ def main(config: DiffConfig) -> None:
     """Reads both plans, and prints and writes the comparison."""
     config.check()
     devices, tables = config.devices(), load_tables(config.tables)
-    model = config.priced(load_model(config.cost_model))
+    model = config.priced(load_model(config.cost_model), len(devices))
     oracle = open_oracle(model, config.batch_size, tables, config.store)
     objective = config.build_objective(len(devices), oracle.model)
     operator = model.provenance.operator
@@ -105,17 +105,18 @@ def main(config: DiffConfig) -> None:
     nearest = renumbered(new, old, task)
     compared = new if config.renumber is None else nearest
     moves, predictor = moves_between(old, compared, task), StepPredictor(oracle, task)
-    changes = [
-        (len({*now} - {*was}), len({*was} - {*now}))
-        for was, now in ((old.copied, compared.copied), (old.row_wise, compared.row_wise))
-    ]
+    ways = {
+        "copies": (old.copied, compared.copied),
+        "hot rows": (dict(old.hot_rows), dict(compared.hot_rows)),
+        "row-wise": (old.row_wise, compared.row_wise),
+    }
     diff = PlanDiff(
         task,
         moves,
         predictor.of(old),
         predictor.of(compared),
         config.link_gb_s,
-        *changes,
+        {way: (len({*now} - {*was}), len({*was} - {*now})) for way, (was, now) in ways.items()},
     )
     show(diff.parts())
     if config.renumber is not None:

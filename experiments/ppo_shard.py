@@ -47,7 +47,7 @@ def main(config: PPOShardConfig) -> None:
     # 2. Tables by part: training, evaluation and test. The cost model.
     tables = config.all_tables()
     parts = split_tables(config.source, tables)
-    model = config.priced(load_model(config.cost_model))
+    model = config.priced_for_tasks(load_model(config.cost_model))
     config = config.priced_by(model)
     open_oracle(model, config.batch_size, tables)  # only for its warnings of unfamiliar tables
 

@@ -18,7 +18,7 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.imports import batches_of, model_of
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.progress import following
-from autoshard.workload import EmbeddingTable, UserError, load_tables
+from autoshard.workload import EmbeddingTable, UserError, load_tables, save_hot_ids
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.profiling.profiler import DEFAULT_GB, TableProfiler
 from autoshard.workload.profiling.sources import (
@@ -49,9 +49,12 @@ class ProfileConfig:
     of a function that returns one."""
     out: Path = Path("tables.parquet")
     """File for the tables, .parquet or .json."""
+    hot_ids: Path | None = None
+    """File (.npz) for the ids of the most used rows, up to 5 % of each table and a million, with
+    which shard.py --hot-ids plans and a model trains."""
     tables: str | None = None
-    """A file with name, rows and dim of the tables, for example a CSV file. Default: all tables of
-    the data, with as many rows as it looks up."""
+    """A file of tables, as all other commands take it, of which names, rows and dims are kept.
+    Default: all tables of the data, with as many rows as it looks up."""
     model: str | None = None
     """MODULE:NAME of a TorchRec model whose tables the loader's batches are for, in place of
     --tables."""
@@ -68,6 +71,7 @@ class ProfileConfig:
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
         check_file(self.out, "--out", SUFFIXES)
+        check_file(self.hot_ids, "--hot-ids", (".npz",))
         check_bounds(
             self,
             at_least={"dim": 4, "batch_size": 1, "num_batches": 1, "max_gb": 0.01},
@@ -114,6 +118,8 @@ def main(config: ProfileConfig) -> None:
     lookups = _count(config, source, profiler)
     tables = profiler.tables()
     save_tables(tables, config.out)
+    if config.hot_ids is not None:
+        save_hot_ids(profiler.hot_ids(), config.hot_ids)
     _progress_file(config.out).unlink(missing_ok=True)
     _report(tables)
     if sampled := profiler.sampled():

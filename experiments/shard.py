@@ -1,6 +1,7 @@
 #!/usr/bin/env python
 """Plan the sharding of embedding tables, and predict the step time."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -38,9 +39,12 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
     UserError,
+    documents,
+    load_hot_ids,
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
+from autoshard.workload.hot_ids import check_hot_ids
 from autoshard.workload.moves import moved_bytes, moves_between
 from autoshard.workload.sizes import format_bytes
 
@@ -82,6 +86,9 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     constraints: Path | None = None
     """YAML file of constraints, such as tables that must share a device or stay whole, and reserved
     memory."""
+    hot_ids: Path | None = None
+    """File of the most used rows, from profile_tables.py --hot-ids. The plan may copy these to all
+    devices and shard the others; training then needs the file, too."""
     sharder: Annotated[str, tyro.conf.arg(help=_SHARDERS)] = _DEFAULT
     plan: Path | None = None
     """File of a plan to price; none is made or written. Excludes --sharder, --measure and
@@ -168,6 +175,17 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         """Whether planning measures."""
         return self.measure or "pool" in self.spec.needs
 
+    def num_hot_ids(self, tables: Sequence[EmbeddingTable]) -> dict[str, int]:
+        """Returns the tables whose most used rows are known, and how many of them."""
+        if self.hot_ids is None:
+            return {}
+        ids = load_hot_ids(self.hot_ids)
+        with documents.naming(self.hot_ids):
+            check_hot_ids(ids, tables)
+            if not any(table.name in ids for table in tables):
+                raise UserError("has ids of none of these tables: profile them")
+        return {name: len(some) for name, some in ids.items()}
+
     def workload(self) -> tuple[tuple[EmbeddingTable, ...], OperatorOptions | None]:
         """Returns the tables, and for a TorchRec model, the operator that it stores them for."""
         if self.model is None:
@@ -200,7 +218,8 @@ def main(config: ShardConfig) -> None:
         config.priced(
             config.model_for(
                 config.cost_model or cost_model_beside(config.policy), config.store, stored
-            )
+            ),
+            len(devices),
         ),
         config.policy,
         config.store,
@@ -212,6 +231,7 @@ def main(config: ShardConfig) -> None:
         context,
         measure_seconds=config.seconds or _MEASURE_SECONDS,
         seed=config.seed,
+        num_hot_ids=config.num_hot_ids(tables),
         seconds=None if config.measures else config.seconds,
     )
     oracle = context.costs

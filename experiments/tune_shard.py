@@ -77,7 +77,7 @@ def _swept(
     tables = load_tables(config.tables)
     parts = split_tables(config.tables, tables)
     training = replace(config, store=store).training()
-    model = training.priced(load_model(config.cost_model))
+    model = training.priced_for_tasks(load_model(config.cost_model))
     open_oracle(model, config.batch_size, tables)  # warns of tables out of distribution
     task = PolicyTask(training.priced_by(model), parts, model, store)
     space = search_space(population_based=config.scheduler == "pbt")

@@ -4,7 +4,8 @@ May import `envs`, `cost_model`, `benchmark` and `workload`. `make_sharder` crea
 name in `SHARDERS` from a `SharderContext`. There are published heuristics, greedy placement by
 predicted costs, `NeuroShardSharder`, `PolicySharder` (a trained policy, optionally with local
 search), `MeasuringSharder`, `AnnealingSharder`, `IncrementalSharder` and `TorchRecSharder`.
-`CopyingSharder` and `RowWiseSharder` add copies and blocks of rows to what another sharder plans.
+`CopyingSharder`, `RowWiseSharder` and `HotColdSharder` add copies, blocks of rows and copies of hot
+rows to what another sharder plans.
 `next_steps` suggests single changes of a plan. `load_policy` and `save_policy` handle folders.
 """
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from autoshard.sharders.copying import CopyingSharder
     from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
     from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
+    from autoshard.sharders.hot_cold import HotColdSharder
     from autoshard.sharders.incremental import IncrementalSharder
     from autoshard.sharders.local_search import LocalSearch, LocalSearchSharder
     from autoshard.sharders.measuring import Measurer, MeasuringSharder
@@ -62,6 +64,7 @@ __all__ = [
     "CopyingSharder",
     "FusedGreedySharder",
     "GreedySharder",
+    "HotColdSharder",
     "IncrementalSharder",
     "LocalSearch",
     "LocalSearchSharder",

@@ -1,8 +1,8 @@
 """`SharderContext`: cost model, policy and measurer of sharders, loaded on demand."""
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,8 @@ class SharderContext:
         measure_seconds: Seconds that a measuring sharder may take.
         seed: Seed of all random choices.
         seconds: Seconds that a sharder that searches may take. None: until it finds no better plan.
+        num_hot_ids: Tables whose most used rows are known, and how many of them: plans may copy
+            these to all devices.
     """
 
     oracle: EstimatedCosts | None = None
@@ -40,6 +42,7 @@ class SharderContext:
     measure_seconds: float = MEASURE_SECONDS
     seed: int = 0
     seconds: float | None = None
+    num_hot_ids: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def costs(self) -> EstimatedCosts:

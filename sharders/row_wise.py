@@ -18,7 +18,7 @@ from autoshard.sharders.copying import CopyingSharder, required_tables
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import EmbeddingTable, Piece, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.plans import Placement
+from autoshard.workload.placements import Placement
 from autoshard.workload.step_price import StepPrice
 from autoshard.workload.tables import DIM_STEP, can_be_blocks, row_blocks
 

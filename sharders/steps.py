@@ -54,7 +54,7 @@ def next_steps(
     plan.check(task)
     if len(task.devices) == 1 or not plan.placements or plan.has_rows_of_nodes:
         return []  # rows on the devices of a node are not planned here
-    if plan.copied or plan.row_wise:
+    if not plan.is_plain:
         sharded, rest = plan.on_single_devices(task, reserve=True)
         others_ms = StepPredictor(oracle, task).expected_of(plan)
         others_ms -= StepPredictor(oracle, rest).expected_of(sharded)

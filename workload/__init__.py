@@ -15,9 +15,11 @@ if TYPE_CHECKING:
     from autoshard.workload.constraints import Constraints
     from autoshard.workload.errors import FieldError, UserError
     from autoshard.workload.features import FEATURE_NAMES, piece_features
+    from autoshard.workload.hot_ids import load_hot_ids, save_hot_ids
     from autoshard.workload.objective import Link, Objective
     from autoshard.workload.operators import OperatorOptions
-    from autoshard.workload.plans import Placement, PlanError, ShardingPlan
+    from autoshard.workload.placements import Placement
+    from autoshard.workload.plans import PlanError, ShardingPlan
     from autoshard.workload.protocols import CostOracle, ShardCost, Sharder
     from autoshard.workload.readers import load_tables
     from autoshard.workload.rules import Rule
@@ -50,11 +52,13 @@ __all__ = [
     "ShardingTask",
     "Trace",
     "UserError",
+    "load_hot_ids",
     "load_tables",
     "piece_features",
     "random_exchanges",
     "random_shards",
     "random_tasks",
+    "save_hot_ids",
     "shard_batch",
     "synthetic_tables",
     "table_lookups",

@@ -5,6 +5,7 @@ each row, an affine map selects the rows, and a shuffle orders the lookups. Memo
 proportional to the number of lookups and independent of the number of rows.
 """
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -84,11 +85,18 @@ def generator_of(table: EmbeddingTable, seed: int) -> np.random.Generator:
 
 def draw_rows(table: EmbeddingTable, batch_size: int, rng: np.random.Generator) -> DrawnRows:
     """Returns which rows a batch looks up, spread over the whole table."""
-    stride = max(1, int(table.rows * _GOLDEN))
-    while np.gcd(stride, table.rows) != 1:
-        stride += 1
     first = int(rng.integers(table.rows))
-    return DrawnRows(spectrum_of(table, batch_size), first, stride % table.rows)
+    return DrawnRows(spectrum_of(table, batch_size), first, spreading_stride(table.rows))
+
+
+def spreading_stride(rows: int) -> int:
+    """Returns a stride for which multiples of it, modulo `rows`, are all rows, and neighbours are
+    far from each other.
+    """
+    stride = max(1, int(rows * _GOLDEN))
+    while math.gcd(stride, rows) != 1:
+        stride += 1
+    return stride % rows
 
 
 def shard_batch(shard: Shard, batch_size: int, seed: int = 0) -> IndexBatch:

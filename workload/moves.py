@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 import scipy  # which loads its parts when they are used
 
-from autoshard.workload.plans import Placement, PlanError, ShardingPlan
+from autoshard.workload.placements import Placement
+from autoshard.workload.plans import PlanError, ShardingPlan
 from autoshard.workload.tables import EmbeddingTable, rows_of_block
 from autoshard.workload.tasks import ShardingTask
 

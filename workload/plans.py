@@ -7,12 +7,14 @@ from typing import Any
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.hot_rows import hot_name
 from autoshard.workload.operators import MemoryParts
+from autoshard.workload.placements import Placement, merged_by_device
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import EmbeddingTable, Piece, Shard, can_be_blocks, row_blocks
 from autoshard.workload.tasks import ShardingTask
 
-# Copies and blocks of rows came with version 2.
+# Copies, hot rows and blocks of rows came with version 2.
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 2, oldest=1)
 _NAMED = 3  # devices that an error names, besides the worst
 
@@ -24,68 +26,9 @@ class PlanError(UserError):
 def copies_uncounted(plan: "ShardingPlan", task: ShardingTask) -> UserError:
     """Returns the error that the price of fused operators does not contain a plan's copies."""
     return UserError(
-        f"table {plan.copied[0]} is copied to all devices, and objective {task.objective.name} "
-        "counts fused operators, which copies are not: take objective step"
+        f"table {plan.with_hot_tables().copied[0]} is copied to all devices, and objective "
+        f"{task.objective.name} counts fused operators, which copies are not: take objective step"
     )
-
-
-@dataclass(frozen=True, order=True)
-class Placement:
-    """Columns `start` to `start + width` of a table on a device, by number in the task.
-
-    Args:
-        table: Name of the table.
-        start: First column.
-        width: Number of columns.
-        device: Device, or the first of several.
-        row_blocks: Devices, from `device` on, each of which holds a block of the rows: all of them
-            (row-wise), or those of a node (table-row-wise; with several slices of columns a grid).
-    """
-
-    table: str
-    start: int
-    width: int
-    device: int
-    row_blocks: int = 1
-
-    @staticmethod
-    def from_json(record: Mapping[str, Any]) -> "Placement":
-        """Returns the placement that `to_json` wrote; FieldError names an unknown field."""
-        if unknown := sorted(set(record) - set(Placement.__dataclass_fields__)):
-            raise FieldError(
-                unknown[0],
-                "is not a field of a placement: rows are in even blocks, row_blocks says how many",
-            )
-        numbers = {name: int(value) for name, value in record.items() if name != "table"}
-        return Placement(str(record["table"]), **numbers)
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns a JSON object."""
-        usual = {"row_blocks"} if self.row_blocks == 1 else set()
-        return {name: value for name, value in vars(self).items() if name not in usual}
-
-    @property
-    def devices(self) -> range:
-        """Returns all devices that hold rows of it."""
-        return range(self.device, self.device + self.row_blocks)
-
-
-def merged_by_device(placed: Iterable[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
-    """Returns one piece per table and device, with as many columns as before.
-
-    Columns of a table are assigned anew, in the order of device numbers.
-    """
-    widths: dict[tuple[str, int], int] = {}
-    tables: dict[str, EmbeddingTable] = {}
-    for piece, device in placed:
-        key = (piece.table.name, int(device))
-        widths[key] = widths.get(key, 0) + piece.width
-        tables[piece.table.name] = piece.table
-    starts, found = dict.fromkeys(tables, 0), []
-    for (name, device), width in sorted(widths.items()):
-        found.append((Piece(tables[name], starts[name], width), device))
-        starts[name] += width
-    return found
 
 
 @dataclass(frozen=True)
@@ -96,14 +39,18 @@ class ShardingPlan:
         placements: Pieces, each on one device, or in blocks of rows on several.
         num_devices: Number of devices.
         copied: Names of tables of which each device has a copy (data-parallel).
+        hot_rows: Names of tables of which each device has a copy of the most used rows, and how
+            many these are; placements are those of the other rows.
     """
 
     placements: tuple[Placement, ...]
     num_devices: int
     copied: tuple[str, ...] = ()
+    hot_rows: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "copied", tuple(sorted(self.copied)))
+        object.__setattr__(self, "hot_rows", tuple(sorted(self.hot_rows)))
 
     @staticmethod
     def table_wise(task: ShardingTask, devices: Sequence[int]) -> "ShardingPlan":
@@ -165,13 +112,44 @@ class ShardingPlan:
         return {p.table: p.row_blocks for p in self.placements if p.row_blocks > 1}
 
     @property
+    def has_copies(self) -> bool:
+        """Returns whether devices have copies of tables, or of hot rows."""
+        return bool(self.copied or self.hot_rows)
+
+    @property
+    def is_plain(self) -> bool:
+        """Returns whether each table is on single devices, whole or in slices of columns."""
+        return not (self.copied or self.hot_rows or self.row_wise)
+
+    def with_hot_apart(self, task: ShardingTask) -> tuple["ShardingPlan", ShardingTask]:
+        """Returns the same plan of the task in which hot rows are tables of their own."""
+        if not self.hot_rows:
+            return self, task
+        tables = {table.name for table in task.tables}
+        for name, _ in self.hot_rows:
+            if name not in tables:
+                raise PlanError(f"table {name}, of which the plan copies hot rows, is not sharded")
+        return self.with_hot_tables(), task.with_hot_rows(dict(self.hot_rows))
+
+    def with_hot_tables(self) -> "ShardingPlan":
+        """Returns the same plan for a model in which hot rows are tables of their own."""
+        hot_tables = (hot_name(name) for name, _ in self.hot_rows)
+        return replace(self, copied=(*self.copied, *hot_tables), hot_rows=())
+
+    def with_hot_rows(self, counts: Mapping[str, int]) -> "ShardingPlan":
+        """Returns the plan of a task whose `with_hot_rows` this plan is for."""
+        hot_tables = set(map(hot_name, counts))
+        kept = tuple(name for name in self.copied if name not in hot_tables)
+        return replace(self, copied=kept, hot_rows=tuple(counts.items()))
+
+    @property
     def has_rows_of_nodes(self) -> bool:
         """Returns whether a table is in blocks of rows on some of the devices only."""
         return any(count < self.num_devices for count in self.row_wise.values())
 
     def blocks(self, task: ShardingTask) -> dict[EmbeddingTable, tuple[EmbeddingTable, ...]]:
         """Returns the blocks of each table that is sharded by rows, in the task's order."""
-        counts = self.row_wise
+        counts, (_, task) = self.row_wise, self.with_hot_apart(task)
         return {t: row_blocks(t, counts[t.name]) for t in task.tables if t.name in counts}
 
     def on_single_devices(
@@ -179,14 +157,18 @@ class ShardingPlan:
     ) -> tuple["ShardingPlan", ShardingTask]:
         """Returns the plan of what each device holds alone, and its task.
 
-        There are no copies, and each block of rows is a table of its own.
+        There are no copies, and each block of rows is a table of its own. Of a table with hot rows
+        it has the cold ones.
 
         Args:
             task: Task of this plan.
             reserve: Whether the memory of copies is reserved, to plan anew; plans are priced
                 without.
         """
-        if not (self.copied or self.row_wise):
+        if self.hot_rows:
+            plan, task = self.with_hot_apart(task)
+            return plan.on_single_devices(task, reserve)
+        if self.is_plain:
             return self, task
         rest = task.without(self.copied, reserve).with_row_blocks(self.row_wise)
         placements = (
@@ -200,10 +182,11 @@ class ShardingPlan:
         blocks = {block.name for held in other.blocks(task).values() for block in held}
         own = (placement for placement in self.placements if placement.table not in blocks)
         shared = (placement for placement in other.placements if placement.row_blocks > 1)
-        return ShardingPlan((*own, *shared), self.num_devices, other.copied)
+        return replace(other, placements=(*own, *shared))
 
     def placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
         """Returns pieces with their devices; of a table by rows, pieces of its blocks."""
+        _, task = self.with_hot_apart(task)
         tables = {table.name: table for table in task.tables}
         found = []
         for p in self.placements:
@@ -217,6 +200,17 @@ class ShardingPlan:
 
     def check(self, task: ShardingTask) -> None:
         """Raises PlanError unless every column is placed once, within memory and by all rules."""
+        for rule in task.rules:
+            hot = [name for name, _ in self.hot_rows if name in rule.tables]
+            if hot and not rule.allows_hot_rows:
+                raise PlanError(
+                    f"the plan breaks the constraint {rule.name!r}: hot rows of {hot[0]} are "
+                    "copied to all devices"
+                )
+        if self.hot_rows:
+            plan, task = self.with_hot_apart(task)
+            plan.check(task)
+            return
         self.check_places(task)
         self._check_rules(task)
         self._check_memory(task)
@@ -350,8 +344,9 @@ class ShardingPlan:
 
     def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
         """Returns the bytes that each device needs, by use."""
-        copies = task.copies_memory(self.copied)
-        held = self._held(task)
+        plan, task = self.with_hot_apart(task)
+        copies = task.copies_memory(plan.copied)
+        held = plan._held(task)
         return tuple(task.operator.memory(some, task.batch_size).plus(copies) for some in held)
 
     def _held(self, task: ShardingTask) -> list[list[Piece]]:
@@ -366,7 +361,9 @@ class ShardingPlan:
         body: dict[str, Any] = {"num_devices": self.num_devices, "placements": placements}
         if self.copied:
             body["copied"] = list(self.copied)
-        return PLAN_SCHEMA.stamp(body, version=2 if self.copied or self.row_wise else 1)
+        if self.hot_rows:
+            body["hot_rows"] = dict(self.hot_rows)
+        return PLAN_SCHEMA.stamp(body, version=1 if self.is_plain else 2)
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "ShardingPlan":
@@ -377,10 +374,14 @@ class ShardingPlan:
             copied = document.get("copied", [])
             if not isinstance(copied, list) or len(set(map(str, copied))) < len(copied):
                 raise FieldError("copied", "must be a list of different tables")
+            hot_rows = document.get("hot_rows", {})
+            if not (isinstance(hot_rows, dict) and all(type(n) is int for n in hot_rows.values())):
+                raise FieldError("hot_rows", "must give numbers of rows by table")
             return ShardingPlan(
                 tuple(map(Placement.from_json, placements)),
                 int(document["num_devices"]),
                 tuple(map(str, copied)),
+                tuple(hot_rows.items()),
             )
 
     def save(self, path: Path | str) -> None:

@@ -153,16 +153,25 @@ def _in_bins(rates: Floats) -> Floats:
     return np.asarray(np.maximum(above - below, 0.0), dtype=np.float64)
 
 
-def _zipf_population(rows: int, lookups: int, alpha: float) -> Floats:
-    """Returns expected distinct rows in each bin for popularity rank**-alpha."""
+def popularity(rows: int, alpha: float) -> tuple[Floats, Floats]:
+    """Returns classes of rows by popularity rank**-alpha, the most popular first.
+
+    Returns:
+        Number of rows in each class, and the popularity of one of them, [classes].
+    """
     exact = np.arange(1, min(rows, _EXACT_RANKS) + 2, dtype=float)
     edges = exact
     if rows > _EXACT_RANKS:
         tail = np.geomspace(_EXACT_RANKS + 1, rows + 1, _RANK_CLASSES + 1)
         edges = np.concatenate([exact[:-1], tail])
-    members = np.diff(edges)
-    popularity = np.where(edges[:-1] <= _EXACT_RANKS, edges[:-1], _middle_rank(edges)) ** -alpha
-    rates = lookups * popularity / (members * popularity).sum()
+    middle = np.where(edges[:-1] <= _EXACT_RANKS, edges[:-1], _middle_rank(edges))
+    return np.diff(edges), np.asarray(middle**-alpha, dtype=np.float64)
+
+
+def _zipf_population(rows: int, lookups: int, alpha: float) -> Floats:
+    """Returns expected distinct rows in each bin for popularity rank**-alpha."""
+    members, popular = popularity(rows, alpha)
+    rates = lookups * popular / (members * popular).sum()
     return np.asarray(members @ _in_bins(rates), dtype=np.float64)
 
 

@@ -101,6 +101,11 @@ class Rule:
         return self.kind in ("copied", "not_row_wise", *_OF_SLICES)
 
     @property
+    def allows_hot_rows(self) -> bool:
+        """Returns whether each device may have copies of hot rows of its tables."""
+        return self.kind in ("row_wise", "not_row_wise", *_OF_SLICES)
+
+    @property
     def allows_rows(self) -> bool:
         """Returns whether its tables may be in blocks of rows, with one slice of columns each."""
         return self.kind in ("row_wise", "not_copied", "min_width")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.hot_rows import hot_and_cold
 from autoshard.workload.objective import Objective
 from autoshard.workload.operators import MemoryParts, OperatorOptions
 from autoshard.workload.rules import Rule
@@ -154,6 +155,27 @@ class ShardingTask:
         rules = (*(rule for rule in kept if rule is not None), *pinned, *whole)
         beside = (*self.beside, *sorted(counts))
         return replace(self, tables=tuple(tables), rules=rules, beside=beside)
+
+    def with_hot_rows(self, counts: Mapping[str, int]) -> "ShardingTask":
+        """Returns the task in which the hot rows of these tables are tables of their own, copied.
+
+        Cold rows keep the table's name and rules.
+
+        Args:
+            counts: Number of hot rows of each table that has some.
+        """
+        if not counts:
+            return self
+        tables, hot_tables = list[EmbeddingTable](), list[str]()
+        for table in self.tables:
+            if table.name not in counts:
+                tables.append(table)
+                continue
+            hot, cold = hot_and_cold(table, counts[table.name], self.batch_size)
+            tables += [cold, hot]
+            hot_tables.append(hot.name)
+        copied = Rule("copied", tuple(hot_tables), name="hot rows")
+        return replace(self, tables=tuple(tables), rules=(*self.rules, copied))
 
     def copies_memory(self, copied: Collection[str]) -> MemoryParts:
         """Returns the memory of copies of these tables on each device."""

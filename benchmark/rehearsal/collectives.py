@@ -16,8 +16,8 @@ from autoshard.benchmark.rehearsal.turns import Turns
 class Recorder(Protocol):
     """Notes the exchanges of a rank."""
 
-    def issue(self, sent_bytes: int) -> int:
-        """Notes that a collective begins, with what this rank sends to others."""
+    def issue(self, moved_bytes: int) -> int:
+        """Notes that a collective begins, with what this rank sends or receives."""
 
     def leave(self) -> None:
         """Notes that the rank stops computing."""
@@ -93,11 +93,14 @@ class RecordedGroup(dist.ProcessGroup):
         ranks, own = self.size(), self.rank()
         output_splits = output_splits or [len(output) // ranks] * ranks
         sent_splits = sent_splits or [len(sent) // ranks] * ranks
-        row_bytes = sent.nbytes // max(1, len(sent))
-        going = row_bytes * (sum(sent_splits) - sent_splits[own])
+        row_bytes = sent.nbytes // max(1, len(sent)) or output.nbytes // max(1, len(output))
+        splits = (sent_splits, output_splits)
+        going, coming = (row_bytes * (sum(some) - some[own]) for some in splits)
         run = self._inner.alltoall_base
         return self._run(
-            lambda: run(output, sent, list(output_splits), list(sent_splits)), going, [output]
+            lambda: run(output, sent, list(output_splits), list(sent_splits)),
+            max(going, coming),
+            [output],
         )
 
     def allreduce(  # type: ignore[override]  # one of its forms
@@ -146,10 +149,10 @@ class RecordedGroup(dist.ProcessGroup):
         opts = opts or dist.BarrierOptions()
         return self._run(lambda: self._inner.barrier(opts), 0, [])
 
-    def _run(self, start: Callable[[], Any], going: int, output: Any) -> RecordedWork:
+    def _run(self, start: Callable[[], Any], moved: int, output: Any) -> RecordedWork:
         self._recorder.leave()
         work = start()
-        number = self._recorder.issue(going)
+        number = self._recorder.issue(moved)
         self._recorder.resume()
         return RecordedWork(work.wait, output, self._recorder, number)
 

@@ -21,6 +21,8 @@ from autoshard.workload import (
     ShardingPlan,
     table_lookups,
 )
+from autoshard.workload.arrays import Ints
+from autoshard.workload.batches import spreading_stride
 from autoshard.workload.tables import MAX_DIM
 from autoshard.workload.torchrec.names import DATA_TYPES
 
@@ -115,18 +117,35 @@ def plan_in_model(plan: ShardingPlan, tables: Sequence[EmbeddingTable]) -> Shard
     names = in_model(tables)
     placements = (replace(placement, table=names[placement.table]) for placement in plan.placements)
     copied = tuple(names[table] for table in plan.copied)
-    return ShardingPlan(tuple(placements), plan.num_devices, copied)
+    hot_rows = tuple((names[table], count) for table, count in plan.hot_rows)
+    return ShardingPlan(tuple(placements), plan.num_devices, copied, hot_rows)
 
 
-def fill(part: torch.Tensor, number: int, rows: int, first_row: int, start: int) -> None:
+def fill(
+    part: torch.Tensor,
+    number: int,
+    rows: int,
+    first_row: int,
+    start: int,
+    ids: torch.Tensor | None = None,
+) -> None:
     """Writes the initial weights of table `number` into a part of it, the same for any sharding.
 
-    `rows` are those of the whole table; the part begins at `first_row` and column `start`. A weight
-    is the product of a number of its row and one of its column, which takes one pass over memory.
+    A weight is the product of a number of its row and one of its column, which takes one pass over
+    memory.
+
+    Args:
+        part: Weights of some rows and columns.
+        number: Number of the table.
+        rows: Rows of the whole table.
+        first_row: First row of the part.
+        start: First column of the part.
+        ids: Rows of the table of which the part is one, if they are not all in order.
     """
     drawn = torch.Generator().manual_seed(number)
     of_columns = torch.rand(MAX_DIM, generator=drawn).sub_(0.5).mul_(_WEIGHTS_SPREAD)
-    of_rows = torch.rand(rows, 1, generator=drawn)[first_row : first_row + len(part)]
+    of_rows = torch.rand(rows, 1, generator=drawn)
+    of_rows = (of_rows if ids is None else of_rows[ids])[first_row : first_row + len(part)]
     torch.mul(of_rows, of_columns[start : start + part.shape[1]], out=part)
 
 
@@ -200,13 +219,36 @@ def _bags(
     table: EmbeddingTable, batch_size: int, seed: int, samples: slice
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yields rows, lengths and weights of each feature's bags of these samples."""
-    rows, lengths = (torch.from_numpy(part) for part in table_lookups(table, batch_size, seed))
+    drawn, counts = table_lookups(table, batch_size, seed)
+    rows, lengths = torch.from_numpy(_lasting(table, drawn)), torch.from_numpy(counts)
     weights = torch.rand(len(rows), generator=torch.Generator().manual_seed(seed))
     ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     for feature in range(table.features):
         first, last = (feature * batch_size + end for end in (samples.start, samples.stop))
         some = slice(int(ends[first]), int(ends[last]))
         yield rows[some], lengths[first:last], weights[some]
+
+
+def _lasting(table: EmbeddingTable, rows: Ints) -> Ints:
+    """Returns lookups of which the most used rows are the same ones in all batches.
+
+    Drawn batches use other rows each; what was recorded is left as it is.
+    """
+    if table.trace is not None or not len(rows):
+        return rows
+    _, numbers, uses = np.unique(rows, return_inverse=True, return_counts=True)
+    ranks = np.empty(len(uses), np.int64)
+    ranks[np.argsort(-uses, kind="stable")] = np.arange(len(uses))
+    return np.asarray(ranks * spreading_stride(table.rows) % table.rows)[numbers]
+
+
+def most_used(table: EmbeddingTable, count: int, batch_size: int, seeds: range) -> torch.Tensor:
+    """Returns the ids of the rows that batches with these seeds use most, [count]."""
+    drawn = [_lasting(table, table_lookups(table, batch_size, seed)[0]) for seed in seeds]
+    ids, uses = np.unique(np.concatenate(drawn), return_counts=True)
+    found = ids[np.argsort(-uses, kind="stable")][:count]
+    others = np.setdiff1d(np.arange(min(table.rows, 2 * count)), found)[: count - len(found)]
+    return torch.from_numpy(np.concatenate([found, others]))
 
 
 def _collections(tables: Sequence[EmbeddingTable]) -> dict[str, dict[int, EmbeddingTable]]:

@@ -27,12 +27,13 @@ class Event(NamedTuple):
 
     Args:
         collective: Number of the collective in the step; below 0 if it began in the step before.
-        sent_bytes: What this rank sends to others; None where it waits.
+        moved_bytes: What this rank sends to others or receives from them, the larger of both; None
+            where it waits.
         phase: The phase, as an index into PHASES.
     """
 
     collective: int
-    sent_bytes: int | None
+    moved_bytes: int | None
     phase: int
 
 
@@ -66,7 +67,7 @@ class Trace:
         parts = {INPUT: 0, GRADIENTS: 1}
         for number, span in enumerate(self.compute_ms):
             found[part] += span.sum() - span[DENSE]
-            if number < len(self.events) and self.events[number].sent_bytes is None:
+            if number < len(self.events) and self.events[number].moved_bytes is None:
                 part = parts.get(self.events[number].phase, 3)
         return found
 
@@ -87,7 +88,7 @@ class Trace:
 
 
 def typical(traces: Sequence[Trace]) -> Trace:
-    """Returns the median of what a rank computes in several steps, and sends on average.
+    """Returns the median of what a rank computes in several steps, and moves on average.
 
     A rank's disturbed moments are left out, each by itself: in the slowest rank of each step they
     would add up.
@@ -97,8 +98,8 @@ def typical(traces: Sequence[Trace]) -> Trace:
     every = zip(*(trace.events for trace in traces), strict=True)
     events = (
         some[0]
-        if some[0].sent_bytes is None
-        else some[0]._replace(sent_bytes=round(np.mean([event.sent_bytes for event in some])))
+        if some[0].moved_bytes is None
+        else some[0]._replace(moved_bytes=round(np.mean([event.moved_bytes for event in some])))
         for some in every
     )
     return Trace(tuple(events), np.median([trace.compute_ms for trace in traces], axis=0))
@@ -166,8 +167,8 @@ def compose(
         for number, every in enumerate(zip(*events, strict=True)):
             now = now + spans[:, number]
             collective = every[0].collective
-            if every[0].sent_bytes is not None:
-                took = _ms_of([event.sent_bytes or 0 for event in every], link)
+            if every[0].moved_bytes is not None:
+                took = _ms_of([event.moved_bytes or 0 for event in every], link)
                 done[collective] = free = max(float(now.max()), free) + took
                 issued += 1
             else:
@@ -181,8 +182,8 @@ def compose(
             return ComposedStep(step_ms, waiting)
 
 
-def _ms_of(sent_bytes: Sequence[int], link: Link | None) -> float:
-    """Returns the milliseconds of a collective: the rank that sends most takes longest."""
-    if link is None or not any(sent_bytes):
+def _ms_of(moved_bytes: Sequence[int], link: Link | None) -> float:
+    """Returns the milliseconds of a collective: the rank that moves most takes longest."""
+    if link is None or not any(moved_bytes):
         return 0.0
-    return _MS * (link.latency_s + max(sent_bytes) / link.bytes_s)
+    return _MS * (link.latency_s + max(moved_bytes) / link.bytes_s)

@@ -26,13 +26,15 @@ from autoshard.benchmark.rehearsal.model import (
     draw_batch,
     fill,
     in_model,
+    most_used,
     plan_in_model,
 )
 from autoshard.benchmark.rehearsal.phases import Phases
 from autoshard.benchmark.rehearsal.times import Loop, Step
 from autoshard.benchmark.rehearsal.trace import BACKWARD, DENSE, INPUT
 from autoshard.workload import ShardingPlan, ShardingTask
-from autoshard.workload.torchrec import to_torchrec
+from autoshard.workload.hot_rows import HOT
+from autoshard.workload.torchrec import HotCold, to_torchrec, with_hot_rows
 from autoshard.workload.torchrec.names import FUSED_OPTIMIZERS
 
 LEARNING_RATE = 0.1
@@ -43,12 +45,16 @@ BATCHES = 8  # batches that steps cycle through, so that the cache holds little 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a table on a rank, with its first row and column."""
+    """A part of a table on a rank, with its first row and column.
+
+    `ids` are those rows of the table of which it is a part, if they are not all in order.
+    """
 
     table: str
     row: int
     column: int
     weights: torch.Tensor
+    ids: torch.Tensor | None = None
 
 
 class Training:
@@ -78,7 +84,14 @@ class Training:
         torch.manual_seed(0)  # seed of the dense layers: the same on all ranks
         model = RehearsedModel(task.tables, task.operator)
         if isinstance(plan, ShardingPlan):
-            plan = to_torchrec(plan_in_model(plan, task.tables), model, ranks, device.type)
+            tables = {table.name: table for table in task.tables}
+            named, names = plan_in_model(plan, task.tables), in_model(task.tables)
+            hot_ids = {
+                names[name]: most_used(tables[name], count, task.batch_size, range(BATCHES))
+                for name, count in plan.hot_rows
+            }
+            with_hot_rows(model, named, hot_ids)
+            plan = to_torchrec(named, model, ranks, device.type)
         self.model = DistributedModelParallel(
             model,
             device=device,
@@ -88,7 +101,8 @@ class Training:
         numbers = {table.name: number for number, table in enumerate(task.tables)}
         for part in self.parts():
             number = numbers[part.table]
-            fill(part.weights, number, task.tables[number].rows, part.row, part.column)
+            rows = task.tables[number].rows
+            fill(part.weights, number, rows, part.row, part.column, part.ids)
         self._optimizer = _Optimizer(self.model, task, phases)
         self._inputs = (batch.inputs() for batch in itertools.cycle(batches))
         self._phases = phases
@@ -100,17 +114,20 @@ class Training:
     def parts(self) -> Iterator[Part]:
         """Yields all parts of tables on this rank."""
         names = {name: table for table, name in in_model(self._task.tables).items()}
-        for path, module in self.model.module.named_children():
+        for path, child in self.model.module.named_children():
+            module = child.hot_and_cold if isinstance(child, HotCold) else child
             if not isinstance(module, ShardedEmbeddingBagCollection):
                 continue
+            ids = child.ids_of_parts() if isinstance(child, HotCold) else {}
             for key, held in module.state_dict().items():
-                table = names[f"{path}.{key.split('.')[1]}"]
+                part = key.split(".")[1]
+                table, rows = names[f"{path}.{part.removesuffix(HOT)}"], ids.get(part)
                 if isinstance(held, ShardedTensor):
                     for shard in held.local_shards():
                         row, column = shard.metadata.shard_offsets
-                        yield Part(table, row, column, shard.tensor)
+                        yield Part(table, row, column, shard.tensor, rows)
                 else:
-                    yield Part(table, 0, 0, held)
+                    yield Part(table, 0, 0, held, rows)
 
     def step(self, at_once: bool) -> Callable[[], Step]:
         """Runs a step; what is returned reads it, for which it waits until the device is done.

@@ -34,8 +34,14 @@ class ObjectiveOptions:
         """Whether one of the options is given."""
         return any(given is not None for given in (self.objective, self.link, self.dense_ms))
 
-    def priced(self, model: "CostModel") -> "CostModel":
-        """Returns the model whose costs the objective counts; says if it has none of training."""
+    def priced(self, model: "CostModel", devices: int, learn_link: bool = True) -> "CostModel":
+        """Returns the model whose costs the objective counts; says if it has none of training.
+
+        Args:
+            model: Cost model.
+            devices: Number of devices that exchange inputs.
+            learn_link: As for `build_objective`.
+        """
         wanted = Objective(self.objective or "step")
         if wanted.in_training and model.overhead is None:
             cli.note(
@@ -43,7 +49,8 @@ class ObjectiveOptions:
                 "priced by --objective operators"
             )
             wanted = Objective("operators")
-        return model.for_objective(wanted)
+        model = model.for_objective(wanted)
+        return model.for_objective(self.build_objective(devices, model, learn_link), devices)
 
     def build_objective(
         self, devices: int, model: "CostModel | None" = None, learn_link: bool = True

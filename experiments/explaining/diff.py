@@ -1,8 +1,8 @@
 """The difference of two plans: moves, change of the step time, and when moving has paid off."""
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from autoshard.cost_model import StepPrediction
@@ -26,8 +26,8 @@ class PlanDiff:
     new: StepPrediction  # prediction for the new plan
     # GB (of 10^9 bytes) per second that a device sends and receives at the same time
     link_gb_s: float
-    copied: tuple[int, int] = (0, 0)  # tables whose copies come, and go
-    row_wise: tuple[int, int] = (0, 0)  # tables whose blocks of rows come, and go
+    # by way of sharding: tables that come to be sharded so, and that no longer are
+    ways: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
@@ -57,6 +57,7 @@ class PlanDiff:
         return DIFF_SCHEMA.stamp(
             {
                 "moves": [asdict(move) for move in self.moves],
+                "ways": {way: list(counts) for way, counts in self.ways.items()},
                 "moved_bytes": moved_bytes(self.moves),
                 "devices": [
                     {"name": device.name, "out_bytes": traffic.out, "in_bytes": traffic.into}
@@ -76,11 +77,10 @@ class PlanDiff:
 
     def parts(self) -> Iterator[ReportPart]:
         """Yields the parts of the printed report."""
-        if any(self.copied):
-            yield f"copies: {self.copied[0]} tables get them, {self.copied[1]} no longer have them"
-        if any(self.row_wise):
-            yield f"row-wise: {self.row_wise[0]} tables come, {self.row_wise[1]} go"
-        if not self.moves and not any(self.copied):
+        for way, (come, go) in self.ways.items():
+            if come or go:
+                yield f"{way}: {come} tables come, {go} go"
+        if not self.moves and not any(map(any, self.ways.values())):
             yield "nothing moves: each column stays on its device"
             return
         names = [device.name for device in self.task.devices]

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, slowest_by_phase
 from autoshard.experiments.explaining.plan_report import (
@@ -105,6 +106,7 @@ def differences(
         if move.table not in everywhere:
             elsewhere[move.table] += move.width
     elsewhere |= {name: tables[name].dim for name in everywhere - {*other.copied, *other.row_wise}}
+    elsewhere |= {name: tables[name].dim for name, _ in plan.hot_rows}
     costs = {n: ms[n] * width / tables[n].dim for n, width in elsewhere.items()}
     share = sum(costs.values()) / sum(alone)
     yield f"  {len(costs)} of {len(ms)} tables, {share:.0%} of the cost, are on other devices"
@@ -124,6 +126,10 @@ def _devices(table: EmbeddingTable, plan: ShardingPlan, task: ShardingTask) -> s
     if table.name in plan.copied:
         return "all devices"
     placements = [p for p in plan.placements if p.table == table.name]
+    hot = dict(plan.hot_rows).get(table.name)
+    if hot is not None:
+        cold = _devices(table, replace(plan, hot_rows=()), task)
+        return f"{hot:,} hot rows: all devices; others: {cold}"
     if table.name in plan.row_wise:
         return "by rows: " + ", ".join(
             f"{task.devices[p.device].name} to {task.devices[p.devices[-1]].name}"

@@ -13,6 +13,7 @@ from autoshard.cost_model import StepPrediction, StepPredictor
 from autoshard.experiments.console import cli
 from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.hot_rows import hot_name
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.sizes import format_bytes
 
@@ -51,7 +52,7 @@ def format_columns(table: EmbeddingTable, start: int, width: int) -> str:
 def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[ReportPart]:
     """Yields a table of each device's memory by part, reserved if any, and free, in MB."""
     reserved = any(device.reserved_bytes for device in task.devices)
-    uses = [name for name in MemoryParts._fields if name != "gradients" or plan.copied]
+    uses = [name for name in MemoryParts._fields if name != "gradients" or plan.has_copies]
     shown = new_table(("device", *uses, *(["reserve"] if reserved else []), "free", "of", "full"))
     for device, parts in zip(task.devices, plan.device_memory(task), strict=True):
         kept = [device.reserved_bytes] if reserved else []
@@ -72,6 +73,8 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
             f"tables, {size} on each, {_named(plan.copied)}: the optimizer of the dense layers "
             "must train them (constraint ways: [table_wise, column_wise, row_wise] forbids copies)"
         )
+    if plan.hot_rows:
+        yield from _hot_rows(plan, task)
     if plan.row_wise:
         yield (
             f"row-wise (in blocks of rows): {len(plan.row_wise)} of {len(task.tables)} tables, "
@@ -88,6 +91,22 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
         )
 
 
+def _hot_rows(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
+    """Yields which tables have hot rows, and how many lookups these get."""
+    tables, counts = {table.name: table for table in task.tables}, dict(plan.hot_rows)
+    _, apart = plan.with_hot_apart(task)
+    size = format_bytes(apart.copies_memory([hot_name(name) for name in counts]).total)
+    cold = {table.name: table.pooling_factor for table in apart.tables}
+    lookups = sum(tables[name].pooling_factor for name in counts)
+    share = 1 - sum(cold[name] for name in counts) / lookups if lookups else 0.0
+    yield (
+        f"hot rows copied to all devices: {sum(counts.values()):,} of {len(counts)} tables, {size} "
+        f"on each, {_named(list(counts))}, with {share:.0%} of their lookups: make the model's "
+        "collections by with_hot_rows and the file of --hot-ids; the optimizer of the dense layers "
+        "must train them"
+    )
+
+
 def _named(tables: Sequence[str]) -> str:
     """Returns the first few names."""
     more = f" and {len(tables) - _SHOWN} more" if len(tables) > _SHOWN else ""
@@ -96,7 +115,8 @@ def _named(tables: Sequence[str]) -> str:
 
 def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     """Yields which row-wise tables have unevenly used blocks, and of which that is not known."""
-    row_wise = plan.blocks(task)
+    hot = dict(plan.hot_rows)  # whose other rows are spread
+    row_wise = {t: blocks for t, blocks in plan.blocks(task).items() if t.name not in hot}
     unknown = [table.name for table in row_wise if table.access is None]
     if unknown:
         yield (
@@ -112,7 +132,8 @@ def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
         name = max(uneven, key=lambda name: uneven[name])
         yield (
             f"  the busiest block of {name} gets {uneven[name]:.2f} times the mean lookups: "
-            "hashing its ids spreads them, unless a few rows get most"
+            "plan with the ids of its most used rows (--hot-ids of profile_tables.py and "
+            "shard.py), which copies these and spreads the others, or hash its ids"
         )
 
 

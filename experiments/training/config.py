@@ -141,14 +141,19 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
                 "--families define what counts: leave out --objective, --link and --dense-ms"
             )
 
-    def priced(self, model: CostModel) -> CostModel:
-        """Returns the model whose costs the tasks count; those of families count operators."""
-        return model.for_objective(Objective()) if self.choices else super().priced(model)
+    def priced_for_tasks(self, model: CostModel) -> CostModel:
+        """Returns the model whose costs the tasks count; those of families count operators.
+
+        Inputs are exchanged by as many devices as the largest tasks have.
+        """
+        if self.choices:
+            return model.for_objective(Objective())
+        return self.priced(model, self.task_sampler().max_devices, learn_link=False)
 
     def priced_by(self, model: CostModel) -> Self:
         """Returns the options with the objective named if it is not that of the options.
 
-        `model` is what `priced` returned: it may not know what training takes.
+        `model` is what `priced_for_tasks` returned: it may not know what training takes.
         """
         if self.choices or model.in_training or not self.build_objective(2).in_training:
             return self

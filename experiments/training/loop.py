@@ -172,7 +172,7 @@ class Training:
 
     def _restore(self, saved: SavedRun, run_id: str) -> None:
         self._trainer.restore(saved.checkpoint)
-        model = self.config.priced(saved.model)  # a saved model does not say what counts
+        model = self.config.priced_for_tasks(saved.model)  # a saved model does not say what counts
         self._trainer.use_cost_model(model)
         self.progress = replace(saved.progress, mlflow_run=run_id)
         self.model = model

@@ -87,7 +87,7 @@ def _task(tables: tuple[EmbeddingTable, ...], devices: int, link: Link) -> Shard
 
 
 def _context(task: ShardingTask) -> SharderContext:
-    model = load_model("cpu").for_objective(task.objective)
+    model = load_model("cpu").for_objective(task.objective, len(task.devices))
     return SharderContext(EstimatedCosts(model, task.batch_size), load_policy("cpu"))
 
 

@@ -23,6 +23,7 @@ from autoshard.benchmark.rehearsal.trace import (
     BACKWARD,
     DENSE,
     FORWARD,
+    INPUT,
     PHASES,
     Event,
     Trace,
@@ -69,6 +70,12 @@ PLANS = {
     "rows alone on 4": (4, [_BY_ROWS] * 4),
     "all ways on 2": (2, [{0: 20, 1: 12}, _BY_ROWS, {1: 24}, _COPIED]),
     "all ways on 4": (4, [_BY_ROWS, _COPIED, {2: 12, 3: 12}, {0: 16}]),
+    "hot rows on 2": (2, [{0: 20, 1: 12}, {0: 16}, {1: 24}, {1: 16}]),
+    "hot rows on 4": (4, [_BY_ROWS, {1: 16}, {2: 12, 3: 12}, _COPIED]),
+}
+HOT_ROWS = {
+    "hot rows on 2": (("of two.features", 7), ("hot", 20), ("weighted", 1)),
+    "hot rows on 4": (("wide", 30), ("of two.features", 99), ("hot", 5)),
 }
 
 
@@ -149,9 +156,9 @@ def put_together(parts: list[list[object]]) -> dict[str, torch.Tensor]:
     found = {table.name: torch.full((table.rows, table.dim), torch.nan) for table in TABLES}
     for part in (part for of_rank in parts for part in of_rank):
         rows, columns = part.weights.shape
-        found[part.table][part.row : part.row + rows, part.column : part.column + columns] = (
-            part.weights
-        )
+        ids = torch.arange(len(found[part.table])) if part.ids is None else part.ids
+        ids = ids[part.row : part.row + rows]
+        found[part.table][ids, part.column : part.column + columns] = part.weights
     return found
 
 
@@ -164,6 +171,8 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(
     """TorchRec's own plan may copy tables and split them by rows, so it has its own check."""
     ranks, columns = PLANS.get(name, (2, []))
     plan = plan_of(ranks, columns) if columns else None
+    if plan is not None:
+        plan = replace(plan, hot_rows=HOT_ROWS.get(name, ()))
     on = stages[ranks]
     on.prepare(name, task_of(ranks), plan)
     rehearsal = on.train(name, STEPS, warm_up=0)
@@ -221,7 +230,7 @@ def test_a_pipeline_learns_the_same_and_exchanges_lookups_a_step_ahead(
     for table, expected in tables.items():
         torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)
     events = rehearsal.traces[0][0].events
-    assert any(event.sent_bytes is None and event.collective < 0 for event in events)
+    assert any(event.moved_bytes is None and event.collective < 0 for event in events)
     (step,) = rehearsal.composed
     slow = [compose(traces, Link(1e4)) for traces in rehearsal.traces]
     assert slow[0].step_ms > 2 * step.step_ms
@@ -317,9 +326,13 @@ def test_traces_show_what_each_rank_computes_and_holds(
         assert np.delete(traced.phases_ms, BACKWARD).min() > 0
         assert max(made.wall_ms) >= traced.phases_ms.sum()
     assert rehearsal.in_turns == (ranks == 4)
-    sent = [event.sent_bytes for event in rehearsal.traces[0][1].events]
+    sent = [event.moved_bytes for event in rehearsal.traces[0][1].events]
     assert None in sent
     outputs = 4 * 8 * sum(t.dim * t.features for t in TABLES if t.name in held[1]) * (ranks - 1)
+    moved = [
+        sum(e.moved_bytes or 0 for e in traced.events if e.phase == INPUT) for traced in made.traces
+    ]
+    assert moved[1] > 1.5 * moved[0] or ranks == 2  # the former receives what all look up
     assert ranks == 2 or outputs in sent  # without the weighted table, whose collection has its own
 
 

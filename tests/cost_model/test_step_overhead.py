@@ -18,7 +18,12 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.overhead_fit import fit_copies, fit_overhead, fit_rows, report_on
 from autoshard.cost_model.step_overhead import DirectionOverhead, StepOverhead, loads_of, splits_of
-from autoshard.cost_model.way_overheads import CopyOverhead, RowOverhead, copy_loads
+from autoshard.cost_model.way_overheads import (
+    HOT_OVERHEAD,
+    CopyOverhead,
+    RowOverhead,
+    copy_loads,
+)
 from autoshard.sharders import LocalSearchSharder, SharderContext, make_sharder, next_steps
 from autoshard.sharders.random_plans import copying_plans, random_plans, row_wise_plans
 from autoshard.workload import (
@@ -84,6 +89,41 @@ def test_scenarios_and_reports_agree_with_the_mean(model: CostModel) -> None:
         found = StepPredictor(oracle, task).of(plan)
         assert found.expected_ms == pytest.approx(cost.step_ms, rel=0.1)
         assert found.drawn_ms.mean() == pytest.approx(found.expected_ms, rel=0.1)
+
+
+def test_inputs_come_over_the_link_before_the_forward_pass(model: CostModel) -> None:
+    """Ids and lengths of the other ranks' samples, 8 bytes each; a pipeline gets them meanwhile."""
+    over, task = replace(STEP, link=Link(1e8, 1e-3)), task_of()
+    plain, linked = (EstimatedCosts(model.for_objective(over, ranks), 1024) for ranks in (1, 3))
+    shards = [shard for shard in next(random_plans(task)).shards(task) if shard is not None]
+    for shard, without, found in zip(
+        shards, plain.costs(shards), linked.costs(shards), strict=True
+    ):
+        lookups, _, bags, _ = loads_of(shard.pieces, 1024)
+        expected = 1e3 * 8 * (lookups + bags) * 2 / 3 / 1e8
+        assert found.forward_ms - without.forward_ms == pytest.approx(expected, rel=5e-3)
+        assert found.backward_ms == pytest.approx(without.backward_ms)
+    assert linked.common_ms(task) - plain.common_ms(task) == pytest.approx(3.0)
+    pipelined = model.for_objective(replace(over, name="pipelined"), 3)
+    assert EstimatedCosts(pipelined, 1024).costs(shards) == plain.costs(shards)
+
+
+def test_hot_rows_add_copies_and_the_telling_apart(model: CostModel, copying: CostModel) -> None:
+    task, oracle = task_of(), EstimatedCosts(copying, 1024)
+    plan = replace(next(random_plans(task)), hot_rows=((task.tables[0].name, 50),))
+    apart, two = plan.with_hot_apart(task)
+    (hot,) = (table for table in two.tables if table.name in apart.copied)
+    telling_ms = HOT_OVERHEAD.ms(task, [task.tables[0].name])
+    assert telling_ms > 0
+    assert oracle.step_ms(plan, task) == pytest.approx(oracle.step_ms(apart, two) + telling_ms)
+    assert oracle.common_ms(task, plan) - OVERHEAD.ordering_ms(two, apart) == pytest.approx(
+        telling_ms + COPIES.start_ms + COPIES.each_ms(two, [hot])[0]
+    )
+    found = StepPredictor(oracle, task).of(plan)
+    assert found.expected_ms == pytest.approx(oracle.step_ms(plan, task), rel=0.1)
+    counted = replace(task, objective=Objective())
+    with pytest.raises(UserError, match=f"table {hot.name} is copied to all devices, and object"):
+        EstimatedCosts(model.for_objective(Objective()), 1024).plan_cost(plan, counted)
 
 
 def test_operators_cost_what_they_did(model: CostModel) -> None:

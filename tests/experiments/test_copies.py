@@ -108,11 +108,11 @@ def test_copies_that_come_and_go_are_told_of(
     )  # fmt: skip
     diff_plans.main(diff)
     said = printed(capsys)
-    assert f"copies: {count} tables get them, 0 no longer have them" in said
+    assert f"copies: {count} tables come, 0 go" in said
     assert "gained: expected step time" in said
     diff_plans.main(replace(diff, old=copied, new=config.out))
     said = printed(capsys)
-    assert f"copies: 0 tables get them, {count} no longer have them" in said
+    assert f"copies: 0 tables come, {count} go" in said
     assert "gained: expected step time" in said
 
 

@@ -41,7 +41,7 @@ from autoshard.sharders import (
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
 from autoshard.workload.arrays import Floats, Ints
-from autoshard.workload.plans import Placement
+from autoshard.workload.placements import Placement
 
 FOLDER = Path(__file__).parent
 TASKS: dict[str, Any] = json.loads((FOLDER / "tasks.json").read_text())

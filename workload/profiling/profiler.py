@@ -1,5 +1,6 @@
 """Counts the lookups of all tables in data of any size, in bounded memory."""
 
+import math
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,11 +11,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import UserError
 from autoshard.workload.profiling.table_counts import TableBatch, TableCounts
 from autoshard.workload.tables import EmbeddingTable
 
 DEFAULT_GB = 2.0
+_HOT_SHARE, _MAX_HOT = 0.05, 10**6  # of a table's rows, and rows: whose ids are of use
 _ROW_BYTES = 96  # of a kept row: its number, uses in both halves, and what merging takes
 
 
@@ -92,6 +95,13 @@ class TableProfiler:
         return tuple(
             counts.described(known.get(name), self._dim) for name, counts in self._counts.items()
         )
+
+    def hot_ids(self) -> dict[str, Ints]:
+        """Returns the most used rows of each table, in the order of use."""
+        return {
+            name: counts.hot_ids(min(_MAX_HOT, math.ceil(_HOT_SHARE * counts.num_rows)))
+            for name, counts in self._counts.items()
+        }
 
     def sampled(self) -> Mapping[str, float]:
         """Returns the share of rows that is kept of tables that are not counted exactly."""

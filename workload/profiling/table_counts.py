@@ -82,6 +82,13 @@ class TableCounts:
             table.name, rows, table.dim, features=table.features, weighted=table.weighted, **usage
         )
 
+    def hot_ids(self, limit: int) -> Ints:
+        """Returns the rows that are used most, in the order of use: at most `limit`."""
+        counted = self.rows.counted()
+        uses = counted.uses.sum(1)
+        order = np.argsort(-uses, kind="stable")[:limit]
+        return np.asarray(counted.rows[order][uses[order] > 1])
+
     @property
     def num_rows(self) -> int:
         """Returns the rows of the table."""

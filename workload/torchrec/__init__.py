@@ -3,8 +3,8 @@
 Exports `tables_of` (tables of a model, with lookups counted from batches), `to_torchrec` (a plan
 for `DistributedModelParallel(plan=)`), `from_torchrec` (the plan of a sharded model), `load_state`
 (weights into a sharded model), `with_even_columns` (for loading by TorchRec), `planner` (plans
-inside TorchRec's planner), `plan_of_torchrec` (TorchRec's own plan) and `AccessStatistics` (of a
-profiled table, for TorchRec's caches).
+inside TorchRec's planner), `plan_of_torchrec` (TorchRec's own plan), `AccessStatistics` (of a
+profiled table, for TorchRec's caches) and `with_hot_rows` (a model with `HotCold` collections).
 
 TorchRec is imported only here, when one of these is used.
 """
@@ -16,6 +16,7 @@ from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from autoshard.workload.torchrec.cache_statistics import AccessStatistics
+    from autoshard.workload.torchrec.hot_cold import HotCold, with_hot_rows
     from autoshard.workload.torchrec.models import ModelTables, tables_of
     from autoshard.workload.torchrec.own_planner import plan_of_torchrec
     from autoshard.workload.torchrec.planning import planner
@@ -40,6 +41,7 @@ else:
 
 __all__ = [
     "AccessStatistics",
+    "HotCold",
     "ModelTables",
     "from_torchrec",
     "load_state",
@@ -48,4 +50,5 @@ __all__ = [
     "tables_of",
     "to_torchrec",
     "with_even_columns",
+    "with_hot_rows",
 ]

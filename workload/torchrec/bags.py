@@ -24,6 +24,7 @@ _OTHERS = (
     FeatureProcessedEmbeddingBagCollection,
     BaseManagedCollisionEmbeddingCollection,
 )
+HOT_AND_COLD = "hot_and_cold"  # the collection in a `HotCold`
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,12 @@ class BagTable:
 
 
 def name_of(path: str, table: str) -> str:
-    """Returns `path.table`, or `table` where the model is the collection itself."""
+    """Returns `path.table`, or `table` where the model is the collection itself.
+
+    Tables of a `HotCold` are named as those of the collection that it replaces.
+    """
+    *outside, last = path.split(".")
+    path = ".".join(outside) if last == HOT_AND_COLD else path
     return f"{path}.{table}" if path else table
 
 

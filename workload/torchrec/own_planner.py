@@ -21,7 +21,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 
 from autoshard.workload.data_sheets import DataSheet
-from autoshard.workload.plans import Placement, PlanError, ShardingPlan
+from autoshard.workload.placements import Placement
+from autoshard.workload.plans import PlanError, ShardingPlan
 from autoshard.workload.tables import DIM_STEP, EmbeddingTable, can_be_blocks
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.torchrec.names import DATA_TYPES, device_type_here, lookups_of, topology_of

@@ -22,7 +22,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 
 from autoshard.workload.constraints import Constraints
 from autoshard.workload.errors import UserError
-from autoshard.workload.plans import Placement, ShardingPlan
+from autoshard.workload.placements import Placement
+from autoshard.workload.plans import ShardingPlan
 from autoshard.workload.protocols import Sharder
 from autoshard.workload.tasks import Device, ShardingTask
 from autoshard.workload.torchrec.bags import BagTable, check_module, name_of

@@ -10,7 +10,9 @@ from torchrec.distributed import types as torchrec
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 
-from autoshard.workload.plans import Placement, PlanError, ShardingPlan
+from autoshard.workload.hot_rows import hot_name
+from autoshard.workload.placements import Placement
+from autoshard.workload.plans import PlanError, ShardingPlan
 from autoshard.workload.tables import DIM_STEP, rows_of_block
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.torchrec.bags import BagTable, bag_tables, name_of
@@ -56,6 +58,8 @@ def to_torchrec(
         PlanError: A table, column or rank does not match; TorchRec checks little of this.
     """
     tables = bag_tables(model)
+    _check_hot_rows(plan, tables)
+    plan = plan.with_hot_tables()
     ranks = _world_size(world_size, plan)
     device = device_type or device_type_here()
     modules: dict[str, torchrec.EmbeddingModuleShardingPlan] = {}
@@ -69,6 +73,18 @@ def to_torchrec(
             else _sharding(table, types[name], pieces[name], device, ranks)
         )
     return torchrec.ShardingPlan(dict(modules))
+
+
+def _check_hot_rows(plan: ShardingPlan, tables: Mapping[str, BagTable]) -> None:
+    """Raises PlanError unless the model has the hot rows of a plan."""
+    for name, count in plan.hot_rows:
+        hot = tables.get(hot_name(name))
+        found = 0 if hot is None else hot.config.num_embeddings
+        if found != count:
+            raise PlanError(
+                f"the plan has {count} hot rows of table {name}, and the model {found}: call "
+                "with_hot_rows(model, plan, load_hot_ids(FILE)) first"
+            )
 
 
 def _world_size(world_size: int | None, plan: ShardingPlan) -> int:
