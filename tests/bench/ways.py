@@ -8,6 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
+import torch
 
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
 from autoshard.sharders import SharderContext, load_policy, make_sharder
@@ -21,7 +22,10 @@ from autoshard.workload import (
     UserError,
     load_tables,
 )
+from autoshard.workload.arrays import Floats
+from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
 from autoshard.workload.rules import Kind, Rule
+from autoshard.workload.tables import rows_of_block
 from bench.metric import Metric
 from bench.workbench import say
 
@@ -31,6 +35,8 @@ _AMPLE = 2**40  # bytes of a device
 _MANY = 200  # tables
 _TIGHT = 16  # tasks with giants
 _SIZES = {(100, 8): 0.3, (1_000, 32): 0.9, (5_000, 128): 4.6}  # tables, devices: target in s
+_SORTED_ROWS, _SORTED_LOOKUPS, _SORTED_RANKS = 10_000_000, 4_000_000, 8
+_HOT_SHARE = 0.05
 _COLUMNS_ALONE: tuple[Kind, ...] = ("not_copied", "not_row_wise")
 
 
@@ -52,7 +58,7 @@ def ways_metrics() -> list[Metric]:
                     target = targets.get(family, "") if other == "columns alone" else ""
                     name = f"{family}: step by price, all ways over {other}"
                     metrics.append(Metric(name, target, fmean(ratios)))
-        return [*metrics, *_giants_metrics(), *_time_metrics()]
+        return [*metrics, *_sorted_metrics(), *_giants_metrics(), *_time_metrics()]
 
 
 def _tasks() -> Iterator[tuple[str, ShardingTask]]:
@@ -108,6 +114,55 @@ def _steps_ms(task: ShardingTask) -> dict[str, float]:
             plan = make_sharder(name, context).shard(some)
             found[label] = context.costs.step_ms(plan, task)
     return found
+
+
+def _sorted_metrics() -> list[Metric]:
+    """Hot rows of a table whose ids are sorted by use, beside its blocks of rows alone.
+
+    Ids are drawn, and counted after a model has told hot from cold ones.
+    """
+    from autoshard.workload.torchrec.hot_cold import RowNumbers
+
+    metrics = []
+    for alpha in (1.1, 1.3):
+        popularity = np.arange(1, _SORTED_ROWS + 1) ** -alpha
+        drawn = np.random.default_rng(1).random(_SORTED_LOOKUPS)
+        cumulated = np.cumsum(popularity / popularity.sum())
+        ids = np.searchsorted(cumulated, drawn).clip(max=_SORTED_ROWS - 1)
+        numbers = RowNumbers(torch.arange(int(_HOT_SHARE * _SORTED_ROWS)), _SORTED_ROWS)
+        hot, _, cold = numbers(torch.from_numpy(ids))
+        size = rows_of_block(_SORTED_ROWS - numbers.hot, _SORTED_RANKS)
+        in_blocks = np.bincount(cold.numpy() // size, minlength=_SORTED_RANKS)
+        served = in_blocks + int(hot.sum()) / _SORTED_RANKS  # hot ones by the samples' own ranks
+        before = np.bincount(ids // rows_of_block(_SORTED_ROWS, _SORTED_RANKS))
+        label = f"hot rows (5 %) of ids sorted by use, Zipf {alpha:g}, {_SORTED_RANKS} ranks"
+        metrics += [
+            Metric(f"{label}: ids over the link, over rows", "at most 0.25", len(cold) / len(ids)),
+            Metric(f"{label}: busiest rank's lookups", "at most 1.1", served.max() / served.mean()),
+            Metric(f"{label}: the same by rows alone", "", before.max() / before.mean()),
+            Metric(f"{label}: pooled outputs over the link, over rows", "", 1.0),
+        ]
+        metrics.append(_sorted_step(alpha, cumulated))
+    return metrics
+
+
+def _sorted_step(alpha: float, cumulated: Floats) -> Metric:
+    """The step by price with hot rows over the one without, both with such a table by rows."""
+    starts = np.arange(0, _SORTED_ROWS, block_rows(_SORTED_ROWS))
+    blocks = np.add.reduceat(np.diff(cumulated, prepend=0.0), starts)
+    curve = cumulated[curve_ranks(_SORTED_ROWS) - 1]
+    access = RowAccess(tuple(curve), tuple(blocks), 1.0, _SORTED_LOOKUPS, 0.0)
+    table = EmbeddingTable("sorted", _SORTED_ROWS, 64, 100.0, zipf_alpha=alpha, access=access)
+    task = _task((table, *load_tables("synthetic:20:3:small")), _SORTED_RANKS, _SLOW)
+    task = replace(task, rules=(Rule("row_wise", (table.name,)),))
+    context = _context(task)
+    known = replace(context, num_hot_ids={table.name: int(_HOT_SHARE * _SORTED_ROWS)})
+    steps = [
+        context.costs.step_ms(make_sharder("autoshard", each).shard(task), task)
+        for each in (known, context)
+    ]
+    name = f"a table by rows, ids sorted by use, Zipf {alpha:g}: step by price with hot rows"
+    return Metric(f"{name} over without", "", steps[0] / steps[1])
 
 
 def _giants_metrics() -> list[Metric]:
