@@ -239,7 +239,8 @@ def _lasting(table: EmbeddingTable, rows: Ints) -> Ints:
     _, numbers, uses = np.unique(rows, return_inverse=True, return_counts=True)
     ranks = np.empty(len(uses), np.int64)
     ranks[np.argsort(-uses, kind="stable")] = np.arange(len(uses))
-    return np.asarray(ranks * spreading_stride(table.rows) % table.rows)[numbers]
+    first = int(table.access_digest, 16) % table.rows  # not on the first device for all tables
+    return np.asarray((first + ranks * spreading_stride(table.rows)) % table.rows)[numbers]
 
 
 def most_used(table: EmbeddingTable, count: int, batch_size: int, seeds: range) -> torch.Tensor:

@@ -9,6 +9,7 @@ before, with less to exchange, and with cold rows that are used alike by all ran
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -37,16 +38,18 @@ class RowNumbers(nn.Module):
     Args:
         hot_ids: Ids of hot rows.
         rows: Rows of the table.
+        first: Number of the first cold row, which differs between tables, so that their most used
+            cold rows are not all in the first block.
     """
 
     numbers: torch.Tensor  # those of cold rows, and -1 - number of hot ones
 
-    def __init__(self, hot_ids: torch.Tensor, rows: int) -> None:
+    def __init__(self, hot_ids: torch.Tensor, rows: int, first: int = 0) -> None:
         super().__init__()
         self.hot = len(hot_ids)
         numbers = torch.ones(rows, dtype=torch.int32)
         numbers[hot_ids] = 0
-        cold = numbers.cumsum(0).sub_(1).mul_(spreading_stride(rows - self.hot))
+        cold = numbers.cumsum(0).sub_(1).mul_(spreading_stride(rows - self.hot)).add_(first)
         numbers = cold.remainder_(rows - self.hot).to(torch.int32)
         numbers[hot_ids] = -1 - torch.arange(self.hot, dtype=torch.int32)
         self.register_buffer("numbers", numbers, persistent=False)
@@ -94,7 +97,10 @@ class HotCold(nn.Module):
             self._features.update(dict.fromkeys(config.feature_names, config.name))
         rows = {config.name: config.num_embeddings for config in bags.embedding_bag_configs()}
         self.numbers = nn.ModuleDict(
-            {name: RowNumbers(ids, rows[name]) for name, ids in hot_ids.items()}
+            {
+                name: RowNumbers(ids, rows[name], crc32(name.encode()))
+                for name, ids in hot_ids.items()
+            }
         )
         self._others = [
             feature
