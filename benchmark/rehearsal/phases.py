@@ -15,6 +15,7 @@ from autoshard.benchmark import fbgemm
 from autoshard.benchmark.backends.base import Stopwatch
 from autoshard.benchmark.rehearsal import trace
 from autoshard.benchmark.rehearsal.trace import PHASES, Event, Trace, TracedStep
+from autoshard.workload.torchrec import HotCold
 
 _OUTSIDE = -1  # exchanging, or waiting for it
 
@@ -43,6 +44,8 @@ class Phases:
             ops.DenseTableBatchedEmbeddingBagsCodegen,
         )
         for module in model.modules():
+            if isinstance(module, HotCold):  # tells hot from cold rows before
+                module.register_forward_pre_hook(self._beginning(trace.INPUT))
             if isinstance(module, ShardedEmbeddingBagCollection):
                 module.register_forward_pre_hook(self._beginning(trace.INPUT))
                 for lookup in module._lookups:
