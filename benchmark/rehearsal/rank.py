@@ -81,14 +81,17 @@ class RehearsalRank:
         dist.Backend.register_backend("recorded", lambda *_: group, devices=["cpu", "cuda"])
         dist.init_process_group("recorded", store=store, rank=rank, world_size=ranks)
 
-    def prepare(self, name: str, task: Any, plan: Any, loop: Loop) -> None:
-        """Builds the model of a task by a plan, at the same time as the other ranks."""
+    def prepare(self, name: str, task: Any, plan: Any, loop: Loop, hot: bool) -> None:
+        """Builds the model of a task by a plan, at the same time as the other ranks.
+
+        `hot` as for `draw_batch`.
+        """
         from autoshard.benchmark.rehearsal.training import Training, draw_batches
 
         self._backend.reset_peak()
-        drawn_for = (task.tables, task.batch_size)
+        drawn_for = (task.tables, task.batch_size, hot)
         if self._drawn_for != drawn_for:  # batches are the same for all plans of a task
-            self._batches = draw_batches(task, self._backend.device)
+            self._batches = draw_batches(task, self._backend.device, hot)
             self._drawn_for = drawn_for
         self._trainings[name] = Training(
             task, plan, self._backend, self._phases, self._batches, loop

@@ -96,8 +96,16 @@ class RankGroup:
         """Returns the ranks as devices, with the memory of each."""
         return tuple(Device(place.name, place.memory_bytes) for place in self.places)
 
-    def prepare(self, name: str, task: ShardingTask, plan: ShardingPlan | None) -> None:
+    def prepare(
+        self, name: str, task: ShardingTask, plan: ShardingPlan | None, hot: bool = False
+    ) -> None:
         """Builds the model of a task by a plan; without one, TorchRec's planner decides.
+
+        Args:
+            name: Of the model.
+            task: The task.
+            plan: Its plan.
+            hot: Whether the same rows are used most in all batches, as beside plans with hot rows.
 
         Raises:
             PlanError: The plan does not fit the task or the memory of ranks.
@@ -111,7 +119,8 @@ class RankGroup:
         here = replace(task, devices=self.devices())
         if plan is not None:
             self._check(plan, here)
-        self._all("prepare", name, here, plan or self._native_plan(here), self.loop)
+        hot = hot or (plan is not None and bool(plan.hot_rows))
+        self._all("prepare", name, here, plan or self._native_plan(here), self.loop, hot)
         self._tasks[name] = (here, plan)
 
     def _check(self, plan: ShardingPlan, task: ShardingTask) -> None:
@@ -174,8 +183,8 @@ class RankGroup:
             levels_ms: Time of the reference operator to which composed steps are normalised, by
                 hardware; for other hardware that of the store, or the median of all rounds.
         """
-        store = None
-        if kept is not None:
+        store, hot = None, any(plan is not None and plan.hot_rows for plan in plans.values())
+        if kept is not None and not hot:  # rounds with other batches are not kept
             store = KeptRehearsals(kept, self.hardware, self._versions, self.loop)
         known = {n: store.rounds(task, p) if store else () for n, p in plans.items()}
         recent = made_before(known, time.time())
@@ -202,7 +211,7 @@ class RankGroup:
         names = list(plans)
         while waiting := [name for name in names if wants_more(name)]:
             for name in waiting:
-                self.prepare(name, task, plans[name])
+                self.prepare(name, task, plans[name], hot)
                 (made,) = self.train(name, ROUND_STEPS, _ROUND_WARM_UP).rounds
                 self.forget(name)
                 rounds[name].append(made)

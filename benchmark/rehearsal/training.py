@@ -203,11 +203,13 @@ class _Optimizer:
             self._copies.step()
 
 
-def draw_batches(task: ShardingTask, device: torch.device) -> list[Batch]:
-    """Returns this rank's samples of all batches of a task."""
+def draw_batches(task: ShardingTask, device: torch.device, hot: bool) -> list[Batch]:
+    """Returns this rank's samples of all batches of a task; `hot` as for `draw_batch`."""
     rank, share = dist.get_rank(), task.batch_size // dist.get_world_size()
     samples = slice(rank * share, (rank + 1) * share)
-    return [draw_batch(task.tables, task.batch_size, s, samples, device) for s in range(BATCHES)]
+    return [
+        draw_batch(task.tables, task.batch_size, s, samples, device, hot) for s in range(BATCHES)
+    ]
 
 
 def _on_device(plan: TorchRecPlan, device: torch.device) -> TorchRecPlan:
