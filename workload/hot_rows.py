@@ -14,6 +14,7 @@ import numpy as np
 from autoshard.workload.arrays import Floats
 from autoshard.workload.errors import FieldError
 from autoshard.workload.reuse import histogram, popularity, spectrum_of
+from autoshard.workload.row_access import curve_ranks
 from autoshard.workload.tables import EmbeddingTable
 
 _OFTEN = 4  # uses in a batch from which on a row is known to be used more than others
@@ -42,6 +43,25 @@ def hot_share(table: EmbeddingTable, count: int, batch_size: int) -> float:
         return table.access.hottest(table.rows, count)
     ranks, shares = _curve(table, batch_size)
     return float(np.interp(count, ranks, shares))
+
+
+def row_classes(table: EmbeddingTable, batch_size: int) -> tuple[Floats, Floats]:
+    """Returns classes of a table's rows that are used alike, the most used rows first.
+
+    They are known or estimated as in `hot_share`. Those of a profile may be out of order, as ranks
+    come from one half of the data and shares from the other.
+
+    Returns:
+        Number of rows in each class, and the share of lookups that one of them gets, [classes].
+    """
+    if table.access is not None:
+        ranks = np.append(0.0, curve_ranks(table.rows))
+        shares = np.append(0.0, table.access.curve)
+    else:
+        ranks, shares = _curve(table, batch_size)
+    members = np.diff(ranks)
+    several = members > 0  # small tables have fewer rows than a curve has points
+    return members[several], np.maximum(np.diff(shares)[several], 0.0) / members[several]
 
 
 @lru_cache(_MAX_KNOWN)

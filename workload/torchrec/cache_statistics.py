@@ -1,34 +1,38 @@
 """Access statistics of a table as TorchRec's planner takes them for caches over slower memory."""
 
+from typing import Literal, TypeAlias
+
 import numpy as np
 from torchrec.distributed.types import CacheStatistics
 
-from autoshard.workload.errors import UserError
-from autoshard.workload.reuse import lookups_of
-from autoshard.workload.row_access import curve_ranks
+from autoshard.workload.caches import lfu_hit_rate, lru_hit_rate
+from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.tables import EmbeddingTable
 
+Eviction: TypeAlias = Literal["lfu", "lru"]
+
+_HIT_RATES = {"lfu": lfu_hit_rate, "lru": lru_hit_rate}
 _SIZES = 101
 
 
 class AccessStatistics(CacheStatistics):  # type: ignore[misc]  # TorchRec has no types
     """Statistics of a profiled table, for `CacheParams(stats=)`.
 
-    As TorchRec counts, a row is looked up once in a batch. The cache holds the most used rows, as
-    LFU does in the long run.
+    As TorchRec counts, a row is looked up once in a batch.
+
+    Args:
+        table: Table with access statistics.
+        eviction: What the cache evicts: the row that was used least frequently (`lfu`, which holds
+            the most used rows in the long run) or least recently (`lru`, FBGEMM's default).
     """
 
-    def __init__(self, table: EmbeddingTable) -> None:
-        access = table.access
-        if access is None or table.reuse_batch_size is None:
+    def __init__(self, table: EmbeddingTable, eviction: Eviction = "lfu") -> None:
+        if table.access is None or table.reuse_batch_size is None:
             raise UserError(f"table {table.name} has no access statistics: profile its data")
-        self._distinct, self._rows = access.distinct_rows, table.rows
-        self._ranks = np.concatenate([[0], curve_ranks(table.rows)])
-        members = np.diff(self._ranks)
-        # Rows between two points of the curve are used alike: the share of them that a batch uses.
-        uses = lookups_of(table, table.reuse_batch_size) * np.diff([0.0, *access.curve])
-        used = members * -np.expm1(-uses / np.maximum(members, 1))
-        self._hits = np.concatenate([[0.0], np.cumsum(used) / used.sum()])
+        if eviction not in _HIT_RATES:
+            raise FieldError("eviction", f"must be lfu or lru, got {eviction!r}")
+        self._table, self._distinct = table, table.access.distinct_rows
+        self._batch_size, self._hit_rate = table.reuse_batch_size, _HIT_RATES[eviction]
 
     @property
     def expected_lookups(self) -> float:
@@ -36,8 +40,8 @@ class AccessStatistics(CacheStatistics):  # type: ignore[misc]  # TorchRec has n
         return self._distinct
 
     def expected_miss_rate(self, clf: float) -> float:
-        """Share of a batch's distinct rows outside of the most used `clf` of all rows."""
-        return 1 - float(np.interp(clf * self._rows, self._ranks, self._hits))
+        """Share of a batch's distinct rows that a cache of `clf` of all rows does not hold."""
+        return 1 - self._hit_rate(self._table, clf * self._table.rows, self._batch_size)
 
     @property
     def cacheability(self) -> float:
