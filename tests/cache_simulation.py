@@ -97,7 +97,7 @@ def differences(
 def zipf_shares(rows: int, alpha: float) -> Floats:
     """Share of lookups of each row, the most used first."""
     shares = np.arange(1, rows + 1, dtype=float) ** -alpha
-    return shares / shares.sum()
+    return np.asarray(shares / shares.sum(), dtype=np.float64)
 
 
 def _drawn(shares: Floats, lookups: int, rng: np.random.Generator) -> Ints:

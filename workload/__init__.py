@@ -2,8 +2,9 @@
 
 Exports the data types (`EmbeddingTable`, `Piece`, `Shard`, `Device`, `ShardingTask`,
 `ShardingPlan`, `OperatorOptions`), the protocols `CostOracle` and `Sharder`, readers of table lists
-(`load_tables`), placement constraints (`Constraints`, `Rule`), index batches, and the features that
-cost models use.
+(`load_tables`), placement constraints (`Constraints`, `Rule`), index batches, the features that
+cost models use, and estimates for slower memory (`lru_hit_rate`, `lfu_hit_rate`, `fast_rows`,
+`slow_share`).
 """
 
 from typing import TYPE_CHECKING
@@ -12,8 +13,10 @@ from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from autoshard.workload.batches import IndexBatch, shard_batch, table_lookups
+    from autoshard.workload.caches import lfu_hit_rate, lru_hit_rate
     from autoshard.workload.constraints import Constraints
     from autoshard.workload.errors import FieldError, UserError
+    from autoshard.workload.fast_memory import fast_rows, slow_share
     from autoshard.workload.features import FEATURE_NAMES, piece_features
     from autoshard.workload.hot_ids import load_hot_ids, save_hot_ids
     from autoshard.workload.objective import Link, Objective
@@ -52,14 +55,18 @@ __all__ = [
     "ShardingTask",
     "Trace",
     "UserError",
+    "fast_rows",
+    "lfu_hit_rate",
     "load_hot_ids",
     "load_tables",
+    "lru_hit_rate",
     "piece_features",
     "random_exchanges",
     "random_shards",
     "random_tasks",
     "save_hot_ids",
     "shard_batch",
+    "slow_share",
     "synthetic_tables",
     "table_lookups",
 ]

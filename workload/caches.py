@@ -64,7 +64,8 @@ def lru_hit_rate(table: EmbeddingTable, rows_cached: float, batch_size: int) -> 
     def in_last(batches: float) -> Floats:
         """Returns the probability that a row was used in the last batches, the oldest in part."""
         whole = math.floor(batches)
-        return 1 - np.exp(whole * np.log1p(-used)) * (1 - (batches - whole) * used)
+        unused = np.exp(whole * np.log1p(-used)) * (1 - (batches - whole) * used)
+        return np.asarray(1 - unused, dtype=np.float64)
 
     def with_part(inserted: float) -> Floats:
         """Returns the probability of being held if this share of missing rows comes in.
@@ -93,8 +94,8 @@ def _used_in_batch(table: EmbeddingTable, batch_size: int) -> tuple[Floats, Floa
 
 
 def _hit_rate(rows: Floats, used: Floats, held: Floats) -> float:
-    distinct = rows @ used
-    return float(min(1.0, (rows * used) @ held / distinct)) if distinct else 0.0
+    distinct, hits = float(rows @ used), float((rows * used) @ held)
+    return min(1.0, hits / distinct) if distinct else 0.0
 
 
 def _solve(size: Callable[[float], float], target: float, low: float, high: float) -> float:

@@ -1,8 +1,8 @@
 """Which rows of which tables fast memory holds, if the others are read from slower memory.
 
 The choice is fixed, as RecShard's (https://arxiv.org/abs/2201.10095): the most used rows of each
-table. Each lookup reads its row where it lies, so time goes by the bytes that lookups read from slow
-memory. Other choices under the same budget serve for comparison.
+table. Each lookup reads its row where it lies, so time goes by the bytes that lookups read from
+slow memory. Other choices under the same budget serve for comparison.
 """
 
 import math
@@ -45,7 +45,7 @@ def fast_rows(
     rows, row_bytes, number = rows[order], row_bytes[order], number[order]
     left = budget_bytes - (np.cumsum(rows * row_bytes) - rows * row_bytes)
     taken = np.clip(left // row_bytes, 0, rows)
-    return _counts(tables, np.bincount(number, taken, len(tables)))
+    return _counts(tables, np.bincount(number, taken, len(tables)).astype(float))
 
 
 def even_rows(
@@ -54,7 +54,7 @@ def even_rows(
     """Returns rows of each table if the same share of all is in fast memory, [tables]."""
     _check_budget(budget_bytes)
     rows = np.array([table.rows for table in tables], float)
-    total = rows @ _row_bytes(tables, operator)
+    total = float(rows @ _row_bytes(tables, operator))
     return _counts(tables, np.floor(rows * min(1.0, budget_bytes / max(total, 1.0))))
 
 
@@ -113,7 +113,7 @@ def _concave(rows: Floats, share: Floats) -> tuple[Floats, Floats]:
     for count, lookups in zip(rows.tolist(), (rows * share).tolist(), strict=True):
         while joined and joined[-1][1] * count < lookups * joined[-1][0]:
             before = joined.pop()
-            count, lookups = count + before[0], lookups + before[1]  # noqa: PLW2901
+            count, lookups = count + before[0], lookups + before[1]
         joined.append((count, lookups))
     members, uses = np.array(joined).T
     return members, uses / members

@@ -4,7 +4,8 @@ Exports `tables_of` (tables of a model, with lookups counted from batches), `to_
 for `DistributedModelParallel(plan=)`), `from_torchrec` (the plan of a sharded model), `load_state`
 (weights into a sharded model), `with_even_columns` (for loading by TorchRec), `planner` (plans
 inside TorchRec's planner), `plan_of_torchrec` (TorchRec's own plan), `AccessStatistics` (of a
-profiled table, for TorchRec's caches) and `with_hot_rows` (a model with `HotCold` collections).
+profiled table, for TorchRec's caches), `memory_constraints` (rows in slower memory, for TorchRec's
+planner) and `with_hot_rows` (a model with `HotCold` collections).
 
 TorchRec is imported only here, when one of these is used.
 """
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
         to_torchrec,
         with_even_columns,
     )
+    from autoshard.workload.torchrec.slower_memory import memory_constraints
     from autoshard.workload.torchrec.states import load_state
 else:
     _load, __dir__ = lazy_exports(__name__)
@@ -45,6 +47,7 @@ __all__ = [
     "ModelTables",
     "from_torchrec",
     "load_state",
+    "memory_constraints",
     "plan_of_torchrec",
     "planner",
     "tables_of",
