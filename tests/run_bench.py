@@ -19,6 +19,7 @@ from bench.headroom import headroom_metrics, size_metrics
 from bench.learners import learner_metrics
 from bench.machines import machine_metrics
 from bench.measuring import collecting_metrics, measuring_metrics, yardstick_metrics
+from bench.memory import slower_memory_metrics
 from bench.metric import Group, GroupResult
 from bench.model import learning_metrics, prediction_metrics
 from bench.noise import flush_metrics, noise_metrics
@@ -59,6 +60,7 @@ GROUPS: Mapping[str, Group] = {
     "ways": Group(
         "Rows and copies beside columns, predicted", lambda _: ways_metrics(), on_ray=False
     ),
+    "memory": Group("Slower memory, simulated", lambda _: slower_memory_metrics(), on_ray=False),
     "headroom": Group("Headroom in families of tasks, predicted", lambda _: headroom_metrics()),
     "sizes": Group("Task sizes not used in training, predicted", lambda _: size_metrics()),
     "learners": Group(
