@@ -189,15 +189,18 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(
     assert all(float(change.abs().max()) > 1e-4 for change in moved)  # they did learn
 
 
-@pytest.mark.parametrize("name", ["uneven on 4", "copies on 2", "copies on 4", "all ways on 4"])
+@pytest.mark.parametrize(
+    "name", ["uneven on 4", "copies on 2", "copies on 4", "all ways on 4", "hot rows on 4"]
+)
 def test_adagrad_learns_the_same_in_all_ways(name: str, stages: dict[int, RankGroup]) -> None:
     ranks, columns = PLANS[name]
     task = replace(task_of(ranks), operator=OperatorOptions(optimizer="adagrad"))
-    stages[ranks].prepare(name, task, plan_of(ranks, columns))
+    hot_rows = HOT_ROWS.get(name, ())
+    stages[ranks].prepare(name, task, replace(plan_of(ranks, columns), hot_rows=hot_rows))
     rehearsal = stages[ranks].train(name, STEPS, warm_up=0)
     weights = put_together(stages[ranks].parts(name))
     stages[ranks].forget(name)
-    losses, tables = learned("adagrad")
+    losses, tables = learned("adagrad", hot=bool(hot_rows))
     assert rehearsal.losses == pytest.approx(losses, abs=1e-5)
     for table, expected in tables.items():
         torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)
