@@ -25,9 +25,10 @@ class PlanError(UserError):
 
 def copies_uncounted(plan: "ShardingPlan", task: ShardingTask) -> UserError:
     """Returns the error that the price of fused operators does not contain a plan's copies."""
+    what = f"table {plan.copied[0]} is" if plan.copied else f"hot rows of {plan.hot_rows[0][0]} are"
     return UserError(
-        f"table {plan.with_hot_tables().copied[0]} is copied to all devices, and objective "
-        f"{task.objective.name} counts fused operators, which copies are not: take objective step"
+        f"{what} copied to all devices, and objective {task.objective.name} counts fused "
+        "operators, which copies are not: take objective step"
     )
 
 

@@ -99,11 +99,13 @@ def _hot_rows(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     cold = {table.name: table.pooling_factor for table in apart.tables}
     lookups = sum(tables[name].pooling_factor for name in counts)
     share = 1 - sum(cold[name] for name in counts) / lookups if lookups else 0.0
+    profiled = all(tables[name].access is not None for name in counts)
+    known = "" if profiled else " (estimated: profile_tables.py counts them)"
     yield (
         f"hot rows copied to all devices: {sum(counts.values()):,} of {len(counts)} tables, {size} "
-        f"on each, {_named(list(counts))}, with {share:.0%} of their lookups: make the model's "
-        "collections by with_hot_rows and the file of --hot-ids; the optimizer of the dense layers "
-        "must train them"
+        f"on each, {_named(list(counts))}, with {share:.0%} of their lookups{known}: make the "
+        "model's collections by with_hot_rows and the file of --hot-ids; the optimizer of the dense "
+        "layers must train them"
     )
 
 
@@ -132,8 +134,8 @@ def _use_of_blocks(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
         name = max(uneven, key=lambda name: uneven[name])
         yield (
             f"  the busiest block of {name} gets {uneven[name]:.2f} times the mean lookups: "
-            "plan with the ids of its most used rows (--hot-ids of profile_tables.py and "
-            "shard.py), which copies these and spreads the others, or hash its ids"
+            "with --hot-ids of profile_tables.py and shard.py a plan copies its most used rows "
+            "and spreads the others where that pays; or hash its ids"
         )
 
 
