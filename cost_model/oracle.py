@@ -184,6 +184,12 @@ class EstimatedCosts:
         ):
             if requested != known:
                 raise UserError(f"the task's {what} is {requested}, the oracle's is {known}")
+        over = self.model.input_link
+        if over is not None and over != (task.objective.link, len(task.devices)):
+            raise UserError(
+                f"the oracle prices inputs of {over[1]} devices over {over[0]}, the task differs: "
+                "give it CostModel.for_objective of the task's objective and number of devices"
+            )
         if task.objective.in_training != self.model.in_training:
             counts = "steps of training" if self.model.in_training else "operators"
             raise UserError(

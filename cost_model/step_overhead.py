@@ -104,6 +104,7 @@ class StepOverhead:
         shared_ms: For each step.
         copies: What copies of tables add; None if unknown.
         rows: What tables in blocks of rows add; None if it was not measured.
+        input_latency_ms: Start of the exchanges of inputs, if these are counted.
     """
 
     forward: DirectionOverhead
@@ -116,6 +117,7 @@ class StepOverhead:
     shared_ms: float
     copies: CopyOverhead | None = None
     rows: RowOverhead | None = None
+    input_latency_ms: float | None = None
 
     @cached_property
     def shared_rates(self) -> Floats:
@@ -168,7 +170,7 @@ class StepOverhead:
             bag_ns=self.forward.bag_ns + _LENGTH_BYTES * from_others_ns,
         )
         latency_ms = _MS_OF_A_SECOND * _INPUT_EXCHANGES * link.latency_s
-        return replace(self, forward=forward, shared_ms=self.shared_ms + latency_ms)
+        return replace(self, forward=forward, input_latency_ms=latency_ms)
 
     def common_ms(self, task: ShardingTask, splits: int = 0) -> float:
         """Returns what a step takes on all ranks alike, the model's dense part included.
@@ -178,6 +180,8 @@ class StepOverhead:
             splits: Those of its plan, as `splits_of` counts them.
         """
         shared_ms = float(self.shared_rates @ shared_loads_of(task, splits))
+        if task.tables:  # else all are copied, and nothing is exchanged
+            shared_ms += self.input_latency_ms or 0.0
         return shared_ms + task.objective.dense_ms
 
     def plan_ms(self, task: ShardingTask, plan: ShardingPlan) -> float:

@@ -296,8 +296,8 @@ def _task_set(
         task_set = TaskSet.read(config.tasks, plans)
         model = config.model_for(cost_model, config.store, task_set.first.operator)
         with documents.naming(config.tasks):
-            first = task_set.first
-            priced = model.for_objective(first.objective, len(first.devices))
+            first, ranks = task_set.first, task_set.common_ranks
+            priced = model.for_objective(first.objective, ranks)
             oracle = open_oracle(priced, task_set.first.batch_size, task_set.tables)
             oracle.check(task_set.first)
         for name, found in task_set.plans.items():
@@ -313,7 +313,8 @@ def _task_set(
         if config.choice is None
         else config.choice.task_sampler
     )
-    model = config.priced(config.model_for(cost_model, config.store), sampler.max_devices)
+    devices = config.num_devices if config.choice is None else None
+    model = config.priced(config.model_for(cost_model, config.store), devices)
     oracle = open_oracle(model, config.batch_size, tables)
     objective = config.build_objective(sampler.max_devices, model)
     # Links that a family samples count unless one is given.

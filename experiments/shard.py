@@ -154,6 +154,8 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
                 "--start-plan improves a plan by the cost model: leave out --sharder, --measure "
                 "and --plan"
             )
+        if self.hot_ids is not None:
+            self._check_hot_ids()
         self.build_objective(self.num_devices)  # raises for wrong options
         self.check_machine(self.cost_model)
         check_bounds(
@@ -164,6 +166,24 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         check_file(self.out, "--out")
         check_file(self.save_task, "--save-task")
         check_file(self.picture, "--picture", PICTURES)
+
+    def _check_hot_ids(self) -> None:
+        """Raises UserError if no sharder chooses hot rows."""
+        if self.plan is not None or self.start_plan is not None:
+            raise UserError("--hot-ids is for making plans: leave it out with --plan, --start-plan")
+        choosing = [name for name, spec in SHARDERS.items() if spec.chooses_hot_rows]
+        if self.sharder not in choosing:
+            raise UserError(
+                f"--hot-ids is not used by sharder {self.sharder}: take one of "
+                f"{', '.join(choosing)}"
+            )
+        if self.seconds is not None and not self.measure:
+            raise UserError("--hot-ids makes two plans: leave out --seconds")
+        if self.objective in ("operators", "compute"):
+            raise UserError(
+                f"--hot-ids needs the price of copies, which --objective {self.objective} has not: "
+                "take --objective step"
+            )
 
     @property
     def spec(self) -> SharderSpec:

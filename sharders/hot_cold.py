@@ -16,7 +16,8 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.threads import one_thread
 from autoshard.workload import EmbeddingTable, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.hot_rows import hot_and_cold
+from autoshard.workload.errors import FieldError
+from autoshard.workload.hot_rows import hot_and_cold, hot_name
 from autoshard.workload.step_price import StepPrice
 from autoshard.workload.tables import can_be_blocks, row_blocks
 
@@ -47,7 +48,7 @@ class HotColdSharder:
         counts = self._counts(task, plan)
         if not counts:
             return plan
-        with suppress(PlanError):
+        with suppress(PlanError, FieldError):  # such as no memory
             hot = self._sharder.shard(task.with_hot_rows(counts)).with_hot_rows(counts)
             if oracle.step_ms(hot, task) < (1 - _MIN_GAIN) * oracle.step_ms(plan, task):
                 return hot
@@ -55,7 +56,9 @@ class HotColdSharder:
 
     def _counts(self, task: ShardingTask, plan: ShardingPlan) -> dict[str, int]:
         """Returns how many hot rows may pay, by table."""
+        names = {table.name for table in task.tables}
         kept = {name for rule in task.rules if not rule.allows_hot_rows for name in rule.tables}
+        kept |= {table.name for table in task.tables if hot_name(table.name) in names}
         found = {}
         for table in task.tables:
             limit = min(self._num_known.get(table.name, 0), table.rows - 1)

@@ -42,6 +42,11 @@ class SharderSpec:
     floor: str | None = None
     ways: Literal["chosen", "required", "own"] = "required"
 
+    @property
+    def chooses_hot_rows(self) -> bool:
+        """Whether it may copy hot rows: for that it plans twice."""
+        return self.ways == "chosen" and self.time != "all"
+
 
 _BALANCED = {  # what each published heuristic balances over devices
     "round_robin": "numbers of tables",

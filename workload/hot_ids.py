@@ -21,13 +21,21 @@ def save_hot_ids(ids: Mapping[str, Any], path: Path | str) -> None:
         path: The file.
     """
     arrays = [np.asarray(some, np.int64) for some in ids.values()]
-    with Path(path).open("wb") as file:
-        np.savez_compressed(
-            file,
-            tables=np.array(list(ids), dtype=np.str_),
-            counts=np.array([len(some) for some in arrays], np.int64),
-            ids=np.concatenate([np.zeros(0, np.int64), *arrays]),
-        )
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial")
+    with documents.naming(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with partial.open("wb") as file:
+                np.savez_compressed(
+                    file,
+                    tables=np.array(list(ids), dtype=np.str_),
+                    counts=np.array([len(some) for some in arrays], np.int64),
+                    ids=np.concatenate([np.zeros(0, np.int64), *arrays]),
+                )
+            partial.replace(path)
+        except OSError as error:
+            raise UserError(f"cannot be written: {error.strerror}") from error
 
 
 def load_hot_ids(path: Path | str) -> dict[str, Ints]:
@@ -36,11 +44,11 @@ def load_hot_ids(path: Path | str) -> dict[str, Ints]:
         try:
             with np.load(path, allow_pickle=False) as found:
                 ends = np.cumsum(found["counts"])
-                parts = np.split(found["ids"].astype(np.int64), ends[:-1])
+                parts = np.split(found["ids"].astype(np.int64), ends)[:-1]
                 return dict(zip(found["tables"].tolist(), parts, strict=True))
         except OSError as error:
             raise UserError(f"cannot be read: {error.strerror or error}") from error
-        except (ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        except (ValueError, TypeError, LookupError, EOFError, zipfile.BadZipFile):
             what = "is no file of hot ids, which profile_tables.py --hot-ids writes"
             raise UserError(what) from None
 

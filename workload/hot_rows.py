@@ -19,6 +19,7 @@ from autoshard.workload.tables import EmbeddingTable
 
 _OFTEN = 4  # uses in a batch from which on a row is known to be used more than others
 HOT = "_hot"  # ends the names of tables of hot rows
+HOT_ID_BYTES = 4  # on each device for each row of a table, to tell whether it is hot
 _MAX_KNOWN = 2**12  # tables
 
 

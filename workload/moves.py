@@ -46,7 +46,9 @@ class Traffic(NamedTuple):
 def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> tuple[Move, ...]:
     """Returns the moves from the old plan to the new one, in the order of the task's tables.
 
-    Columns that stay on their device do not move, even if they are in another piece. The copies of
+    Columns that stay on their device do not move, even if they are in another piece. In blocks of
+    rows, other hot rows mean that all others are numbered anew, and move. Copies of hot rows
+    themselves are not counted. The copies of
     a table come from where its columns were; of copies, columns that a device keeps do not move.
     Memory is not checked.
 
@@ -63,6 +65,10 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
     for table in task.tables:
         was, now = before.get(table.name), after.get(table.name)
         if was is None:  # each device has all columns
+            continue
+        anew = dict(old.hot_rows).get(table.name) != dict(new.hot_rows).get(table.name)
+        if anew and now is not None and max(p.row_blocks for p in (*was, *now)) > 1:
+            found += _numbered_anew(table, was, now, task)
             continue
         targets = [[p] for p in _copies(table, task)] if now is None else [now]
         for target in targets:
@@ -143,6 +149,31 @@ def _of_table(
         moves.append(move)
     stored = task.operator.stored_bytes
     return [replace(move, bytes=stored(_rows_of(move, table), move.width)) for move in moves]
+
+
+def _numbered_anew(
+    table: EmbeddingTable,
+    old: Sequence[Placement],
+    new: Sequence[Placement],
+    task: ShardingTask,
+) -> list[Move]:
+    """Returns the moves if any row of a block may be in any block afterwards."""
+    moves = []
+    for was in old:
+        for now in new:
+            start = max(was.start, now.start)
+            width = min(was.start + was.width, now.start + now.width) - start
+            rows = table.rows // (was.row_blocks * now.row_blocks)
+            if width <= 0:
+                continue
+            size = task.operator.stored_bytes(rows, width)
+            moves += [
+                Move(table.name, start, width, source, target, size)
+                for source in was.devices
+                for target in now.devices
+                if source != target
+            ]
+    return moves
 
 
 def _rows_of(move: Move, table: EmbeddingTable) -> int:

@@ -345,8 +345,9 @@ class ShardingPlan:
 
     def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
         """Returns the bytes that each device needs, by use."""
+        ids = MemoryParts(inputs=task.hot_ids_bytes([name for name, _ in self.hot_rows]))
         plan, task = self.with_hot_apart(task)
-        copies = task.copies_memory(plan.copied)
+        copies = task.copies_memory(plan.copied).plus(ids)
         held = plan._held(task)
         return tuple(task.operator.memory(some, task.batch_size).plus(copies) for some in held)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.hot_rows import hot_and_cold
+from autoshard.workload.hot_rows import HOT_ID_BYTES, hot_and_cold
 from autoshard.workload.objective import Objective
 from autoshard.workload.operators import MemoryParts, OperatorOptions
 from autoshard.workload.rules import Rule
@@ -167,15 +167,25 @@ class ShardingTask:
         if not counts:
             return self
         tables, hot_tables = list[EmbeddingTable](), list[str]()
+        names, size = {table.name for table in self.tables}, self.hot_ids_bytes(counts)
         for table in self.tables:
             if table.name not in counts:
                 tables.append(table)
                 continue
             hot, cold = hot_and_cold(table, counts[table.name], self.batch_size)
+            if hot.name in names:
+                problem = f"of table {table.name} would be table {hot.name}, which there is already"
+                raise FieldError("hot_rows", f"{problem}: rename it")
             tables += [cold, hot]
             hot_tables.append(hot.name)
         copied = Rule("copied", tuple(hot_tables), name="hot rows")
-        return replace(self, tables=tuple(tables), rules=(*self.rules, copied))
+        devices = tuple(replace(d, reserved_bytes=d.reserved_bytes + size) for d in self.devices)
+        rules = (*self.rules, copied)
+        return replace(self, tables=tuple(tables), devices=devices, rules=rules)
+
+    def hot_ids_bytes(self, tables: Collection[str]) -> int:
+        """Returns the memory on each device in which it finds the hot rows of these tables."""
+        return sum(HOT_ID_BYTES * table.rows for table in self.tables if table.name in tables)
 
     def copies_memory(self, copied: Collection[str]) -> MemoryParts:
         """Returns the memory of copies of these tables on each device."""

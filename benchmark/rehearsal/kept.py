@@ -161,4 +161,5 @@ class KeptRehearsals:
             "operator": task.operator.to_json(),
             "tables": [table.without_access().to_json() for table in task.tables],
             "plan": None if plan is None else plan.to_json(),
+            "exchanged": "sent or received",  # of which the larger counts; before, what was sent
         }

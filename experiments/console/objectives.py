@@ -34,12 +34,15 @@ class ObjectiveOptions:
         """Whether one of the options is given."""
         return any(given is not None for given in (self.objective, self.link, self.dense_ms))
 
-    def priced(self, model: "CostModel", devices: int, learn_link: bool = True) -> "CostModel":
+    def priced(
+        self, model: "CostModel", devices: int | None, learn_link: bool = True
+    ) -> "CostModel":
         """Returns the model whose costs the objective counts; says if it has none of training.
 
         Args:
             model: Cost model.
-            devices: Number of devices that exchange inputs.
+            devices: Number of devices that exchange inputs over the link. None where tasks differ
+                in devices or links: then inputs are not counted.
             learn_link: As for `build_objective`.
         """
         wanted = Objective(self.objective or "step")
@@ -50,6 +53,8 @@ class ObjectiveOptions:
             )
             wanted = Objective("operators")
         model = model.for_objective(wanted)
+        if devices is None:
+            return model
         return model.for_objective(self.build_objective(devices, model, learn_link), devices)
 
     def build_objective(

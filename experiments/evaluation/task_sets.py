@@ -26,6 +26,7 @@ class TaskSet:
     begin: int  # number of tasks to begin with
     tables: Sequence[EmbeddingTable]  # tables of the tasks, or those that they are sampled from
     max_devices: int  # devices of the largest task
+    common_ranks: int = 1  # devices of all tasks, if these and their links are alike; else 1
     # plans of other planners by name, one or None per task
     plans: Mapping[str, Sequence[ShardingPlan | None]] = field(default_factory=dict)
 
@@ -43,12 +44,14 @@ class TaskSet:
         tasks = load_tasks(folder)
         plans = {name: load_plans(plan_folder, tasks) for name, plan_folder in others.items()}
         tables = {t.whole().digest: t for task in tasks.values() for t in task.tables}
+        ranks = {(len(task.devices), task.objective.link) for task in tasks.values()}
         return TaskSet(
             next(iter(tasks.values())),
             iter(tasks.values()),
             len(tasks),
             list(tables.values()),
             max(len(task.devices) for task in tasks.values()),
+            min(ranks)[0] if len(ranks) == 1 else 1,
             {name: [found.get(file) for file in tasks] for name, found in plans.items()},
         )
 

@@ -104,8 +104,8 @@ def _hot_rows(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     yield (
         f"hot rows copied to all devices: {sum(counts.values()):,} of {len(counts)} tables, {size} "
         f"on each, {_named(list(counts))}, with {share:.0%} of their lookups{known}: make the "
-        "model's collections by with_hot_rows and the file of --hot-ids; the optimizer of the dense "
-        "layers must train them"
+        "model's collections by with_hot_rows and the file of --hot-ids; the optimizer of the "
+        "dense layers must train them"
     )
 
 

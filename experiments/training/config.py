@@ -144,11 +144,12 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
     def priced_for_tasks(self, model: CostModel) -> CostModel:
         """Returns the model whose costs the tasks count; those of families count operators.
 
-        Inputs are exchanged by as many devices as the largest tasks have.
+        Inputs over the link are counted if all tasks have the same number of devices.
         """
         if self.choices:
             return model.for_objective(Objective())
-        return self.priced(model, self.task_sampler().max_devices, learn_link=False)
+        least, most = read_range(self.num_devices, "--num-devices", int)
+        return self.priced(model, most if least == most else None, learn_link=False)
 
     def priced_by(self, model: CostModel) -> Self:
         """Returns the options with the objective named if it is not that of the options.

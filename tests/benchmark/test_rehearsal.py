@@ -223,15 +223,16 @@ def test_row_wise_adagrad_learns_the_same_in_whole_tables_and_in_blocks(
         torch.testing.assert_close(weights["rows"][table], expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("name", ["uneven on 2", "hot rows on 2"])
 def test_a_pipeline_learns_the_same_and_exchanges_lookups_a_step_ahead(
-    pipelined: RankGroup, in_one_piece: tuple[list[float], dict[str, torch.Tensor]]
+    name: str, pipelined: RankGroup, in_one_piece: tuple[list[float], dict[str, torch.Tensor]]
 ) -> None:
-    plan = plan_of(*PLANS["uneven on 2"])
+    plan = replace(plan_of(*PLANS[name]), hot_rows=HOT_ROWS.get(name, ()))
     pipelined.prepare("", task_of(2), plan)
     rehearsal = pipelined.train("", STEPS, warm_up=0)
     weights = put_together(pipelined.parts(""))
     pipelined.forget("")
-    losses, tables = in_one_piece
+    losses, tables = learned("sgd", hot=True) if plan.hot_rows else in_one_piece
     assert rehearsal.losses == pytest.approx(losses, abs=1e-5)
     for table, expected in tables.items():
         torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)

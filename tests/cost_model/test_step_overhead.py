@@ -94,6 +94,7 @@ def test_scenarios_and_reports_agree_with_the_mean(model: CostModel) -> None:
 def test_inputs_come_over_the_link_before_the_forward_pass(model: CostModel) -> None:
     """Ids and lengths of the other ranks' samples, 8 bytes each; a pipeline gets them meanwhile."""
     over, task = replace(STEP, link=Link(1e8, 1e-3)), task_of()
+    model = replace(model, overhead=replace(OVERHEAD, copies=COPIES))
     plain, linked = (EstimatedCosts(model.for_objective(over, ranks), 1024) for ranks in (1, 3))
     shards = [shard for shard in next(random_plans(task)).shards(task) if shard is not None]
     for shard, without, found in zip(
@@ -104,8 +105,16 @@ def test_inputs_come_over_the_link_before_the_forward_pass(model: CostModel) -> 
         assert found.forward_ms - without.forward_ms == pytest.approx(expected, rel=5e-3)
         assert found.backward_ms == pytest.approx(without.backward_ms)
     assert linked.common_ms(task) - plain.common_ms(task) == pytest.approx(3.0)
+    assert linked.common_ms(task, all_copied(task)) == plain.common_ms(task, all_copied(task))
+    linked.check(replace(task, objective=over))
+    with pytest.raises(UserError, match=r"of 3 devices over 0\.1 GB/s, 1000 us, the task"):
+        linked.check(task)
     pipelined = model.for_objective(replace(over, name="pipelined"), 3)
     assert EstimatedCosts(pipelined, 1024).costs(shards) == plain.costs(shards)
+
+
+def all_copied(task: ShardingTask) -> ShardingPlan:
+    return ShardingPlan((), len(task.devices), tuple(table.name for table in task.tables))
 
 
 def test_hot_rows_add_copies_and_the_telling_apart(model: CostModel, copying: CostModel) -> None:

@@ -83,10 +83,27 @@ def test_a_plan_with_hot_rows_is_made_explained_and_compared(
         DiffConfig(without, config.out, str(config.tables), store=config.store, batch_size=4096)
     )
     assert "hot rows: 1 tables come, 0 go" in printed(capsys)
-    # Priced again, without ids.
+    # Priced again, without ids, which only planning needs.
     again = replace(config, hot_ids=None, plan=config.out, out=config.out.with_name("no.json"))
     shard.main(again)
     assert f"hot rows copied to all devices: {count:,} of 1 tables" in printed(capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"plan": Path("plan.json")}, "--hot-ids is for making plans"),
+        ({"start_plan": Path("plan.json"), "max_moved_gb": 1.0}, "--hot-ids is for making plans"),
+        ({"sharder": "neuroshard"}, "--hot-ids is not used by sharder neuroshard: take one of"),
+        ({"seconds": 1.0}, "--hot-ids makes two plans: leave out --seconds"),
+        ({"objective": "operators"}, "--hot-ids needs the price of copies"),
+    ],
+)
+def test_options_that_leave_no_use_of_ids_are_refused(
+    config: ShardConfig, options: dict[str, object], fault: str
+) -> None:
+    with pytest.raises(UserError, match=fault):
+        shard.main(replace(config, **options))  # type: ignore[arg-type]
 
 
 def test_wrong_ids_are_one_line(config: ShardConfig, tmp_path: Path) -> None:

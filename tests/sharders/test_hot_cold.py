@@ -74,5 +74,7 @@ def test_what_a_rule_forbids_or_does_not_pay_is_not_done(
     assert make_sharder("autoshard", context).shard(forbidden).hot_rows == ()
     alike = replace(task, tables=(replace(HEAVY, access=None, zipf_alpha=None), *OTHERS))
     assert make_sharder("autoshard", context).shard(alike).hot_rows == ()
+    named = replace(task, tables=(*task.tables, replace(OTHERS[0], name="heavy_hot")))
+    assert make_sharder("autoshard", context).shard(named).hot_rows == ()
     single = make_sharder("autoshard", replace(context, seconds=0.5)).shard(task)
     assert single.hot_rows == ()  # it plans once

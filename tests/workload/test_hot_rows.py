@@ -21,6 +21,7 @@ from autoshard.workload import (
 from autoshard.workload.hot_ids import check_hot_ids
 from autoshard.workload.hot_rows import hot_and_cold, hot_share
 from autoshard.workload.lookups import lookups_in
+from autoshard.workload.moves import moved_bytes, moves_between
 from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
 from autoshard.workload.rules import Rule
 
@@ -99,7 +100,10 @@ def test_a_plan_with_hot_rows_is_one_of_two_tables() -> None:
     assert apart.copied == ("zipf_hot",)
     assert [table.name for table in two.tables] == ["zipf", "zipf_hot", "other"]
     assert apart.with_hot_rows({"zipf": 300}) == plan
-    assert plan.device_memory(task) == apart.device_memory(two)
+    ids = 4 * ZIPF.rows  # on each device, to tell hot from cold
+    for parts, without in zip(plan.device_memory(task), apart.device_memory(two), strict=True):
+        assert parts == without._replace(inputs=without.inputs + ids)
+    assert [d.reserved_bytes for d in two.devices] == [ids] * 2
     whole = replace(plan, hot_rows=()).device_memory(task)
     assert all(m.total > w.total for m, w in zip(plan.device_memory(task), whole, strict=True))
     sharded, rest = plan.on_single_devices(task)
@@ -132,6 +136,20 @@ def test_plans_keep_to_rules_about_copies_of_hot_rows() -> None:
         plan_of({"absent": 3}).check(task_of())
     with pytest.raises(PlanError, match="more than its"):
         plan.check(task_of(memory=2**20))
+    twice = task_of(ZIPF, OTHER, replace(OTHER, name="zipf_hot"))
+    with pytest.raises(UserError, match="of table zipf would be table zipf_hot, which there is"):
+        twice.with_hot_rows({"zipf": 3})
+
+
+def test_blocks_of_cold_rows_are_numbered_anew_where_hot_rows_change() -> None:
+    by_rows = ShardingPlan((Placement("zipf", 0, 16, 0, 2),), 2)
+    hot, task = replace(by_rows, hot_rows=(("zipf", 300),)), task_of(ZIPF)
+    moves = moves_between(by_rows, hot, task)
+    half = task.operator.stored_bytes(ZIPF.rows, 16) // 2
+    assert moved_bytes(moves) == pytest.approx(half, rel=0.01)
+    assert moves_between(hot, hot, task) == ()
+    columns = plan_of({})
+    assert moves_between(columns, plan_of({"zipf": 300}), task_of()) == ()
 
 
 def test_files_of_ids_are_read_back_and_checked(tmp_path: Path) -> None:
@@ -147,6 +165,13 @@ def test_files_of_ids_are_read_back_and_checked(tmp_path: Path) -> None:
         check_hot_ids({"zipf": np.array([20_000, 3])}, (ZIPF,))
     with pytest.raises(UserError, match="name a row twice"):
         check_hot_ids({"zipf": np.array([3, 3])}, (ZIPF,))
+    save_hot_ids({}, tmp_path / "new" / "none.npz")
+    assert load_hot_ids(tmp_path / "new" / "none.npz") == {}
+    with pytest.raises(UserError, match=r"none\.npz: cannot be written"):
+        save_hot_ids({}, tmp_path / "new" / "none.npz" / "none.npz")
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    with pytest.raises(UserError, match=r"array\.npy: is no file of hot ids"):
+        load_hot_ids(tmp_path / "array.npy")
     path.write_text("no archive")
     with pytest.raises(UserError, match=r"ids\.npz: is no file of hot ids"):
         load_hot_ids(path)

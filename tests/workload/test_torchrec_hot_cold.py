@@ -12,8 +12,22 @@ from torch import nn
 from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
 from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType
 
-from autoshard.workload import Placement, PlanError, ShardingPlan, UserError
-from autoshard.workload.torchrec import HotCold, tables_of, to_torchrec, with_hot_rows
+from autoshard.workload import (
+    Device,
+    Placement,
+    PlanError,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+)
+from autoshard.workload.torchrec import (
+    HotCold,
+    from_torchrec,
+    load_state,
+    tables_of,
+    to_torchrec,
+    with_hot_rows,
+)
 from autoshard.workload.torchrec.hot_cold import RowNumbers
 
 ROWS = {"user": 90, "item": 60, "shop": 40}
@@ -99,10 +113,10 @@ def test_a_loader_may_tell_hot_from_cold_before() -> None:
     model = with_hot_rows(Model(), plan_of(user=4), ids_of())
     batch = lookups(weighted=False)
     apart = model.bags.inputs(batch)
-    assert set(apart.keys()) == {*batch.keys(), "user_hot"}
+    assert set(apart.keys()) == {*batch.keys(), "hot rows of user"}
     # The first ones in the order of use: row 80 is number 0, and so on.
     is_hot = (batch["user"].values()[:, None] == HOT["user"]).nonzero()[:, 1]
-    assert apart["user_hot"].values().tolist() == is_hot.tolist()
+    assert apart["hot rows of user"].values().tolist() == is_hot.tolist()
     assert apart["user"].values().max() < ROWS["user"] - 4
     assert model.bags.inputs(apart) is apart
     found, expected = model(apart), model(batch)
@@ -138,6 +152,10 @@ def test_plans_place_both_parts() -> None:
     (module,) = to_torchrec(plan, changed, 2, "cpu").plan.values()
     assert module["user_hot"].sharding_type == "data_parallel"
     assert module["user"].sharding_type == "table_wise"
+    task = ShardingTask(before.tables, Device.uniform(2, 2**30), 8).with_hot_rows({"bags.user": 2})
+    read = from_torchrec(to_torchrec(plan, changed, 2, "cpu"), task)
+    assert read.with_hot_rows({"bags.user": 2}).by_table() == plan.by_table()
+    assert read.with_hot_rows({"bags.user": 2}).hot_rows == plan.hot_rows
     with pytest.raises(PlanError, match=r"has 3 hot rows of table bags\.user, and the model 2"):
         to_torchrec(plan_of(user=3), changed, 2, "cpu")
 
@@ -167,6 +185,60 @@ def test_wrong_ids_end_in_one_line(
 ) -> None:
     with pytest.raises(UserError, match=fault):
         with_hot_rows(Model(), plan_of(**hot_rows), ids_of(**ids))
+
+
+def test_other_hot_rows_of_a_checkpoint_are_refused() -> None:
+    plan = plan_of(user=3)
+    saved = with_hot_rows(Model(), plan, ids_of()).state_dict()
+    same = with_hot_rows(Model(), plan, ids_of())
+    same.load_state_dict(saved)
+    load_state(same, saved)
+    torch.testing.assert_close(same.state_dict(), saved)
+    other = with_hot_rows(Model(), plan, ids_of(user=torch.tensor([4, 3, 2])))
+    with pytest.raises(RuntimeError, match="hot_ids: the state has other hot rows"):
+        other.load_state_dict(saved)
+    with pytest.raises(UserError, match="hot_ids: the state has other hot rows"):
+        load_state(other, saved)
+
+
+def test_features_of_others_may_be_called_alike() -> None:
+    """A batch also has features of other collections."""
+    model, batch = Model(), lookups(weighted=False)
+    ones = torch.ones(7, dtype=torch.int64)
+    other = KeyedJaggedTensor(keys=["user_hot"], values=torch.arange(7), lengths=ones)
+    more = KeyedJaggedTensor.concat([batch, other])
+    expected = model(batch)
+    found = with_hot_rows(deepcopy(model), plan_of(user=3), ids_of())(more)
+    for feature, values in expected.items():
+        torch.testing.assert_close(found[feature], values)
+
+
+def collection(*tables: tuple[str, str]) -> EmbeddingBagCollection:
+    return EmbeddingBagCollection(
+        tables=[
+            EmbeddingBagConfig(
+                name=name, num_embeddings=9, embedding_dim=8, feature_names=[feature]
+            )
+            for name, feature in tables
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("tables", "count", "fault"),
+    [
+        ([("item", "f"), ("item_hot", "g")], 1, "would be table item_hot, which there is already"),
+        ([("item", "f"), ("shop", "f")], 1, "tables item and shop share feature f"),
+        ([("item", "f")], 9, "has 9 hot rows of the 9 of table item"),
+        ([("item", "f")], 0, "has 0 hot rows of the 9 of table item"),
+    ],
+)
+def test_tables_that_cannot_have_hot_rows_end_in_one_line(
+    tables: list[tuple[str, str]], count: int, fault: str
+) -> None:
+    plan = ShardingPlan((Placement("item", 0, 8, 0),), 1, hot_rows=(("item", count),))
+    with pytest.raises(UserError, match=fault):
+        with_hot_rows(collection(*tables), plan, {"item": torch.arange(9)})
 
 
 def test_means_are_refused() -> None:

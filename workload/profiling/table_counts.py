@@ -83,9 +83,12 @@ class TableCounts:
         )
 
     def hot_ids(self, limit: int) -> Ints:
-        """Returns the rows that are used most, in the order of use: at most `limit`."""
+        """Returns the rows that are used most, in the order of use: at most `limit`.
+
+        Rows of a sample are left out, since as hot ones may be missing.
+        """
         counted = self.rows.counted()
-        uses = counted.uses.sum(1)
+        uses = np.where(counted.weights > 1, 0, counted.uses.sum(1))
         order = np.argsort(-uses, kind="stable")[:limit]
         return np.asarray(counted.rows[order][uses[order] > 1])
 

@@ -6,7 +6,7 @@ lookup goes to one of them, and their pooled outputs are added. So the model com
 before, with less to exchange, and with cold rows that are used alike by all ranks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 from zlib import crc32
@@ -24,7 +24,7 @@ from autoshard.workload.errors import UserError
 from autoshard.workload.hot_ids import check_rows
 from autoshard.workload.hot_rows import hot_name
 from autoshard.workload.plans import ShardingPlan
-from autoshard.workload.torchrec.bags import bag_tables
+from autoshard.workload.torchrec.bags import HOT_IDS, bag_tables
 
 _MAX_ROWS = 2**31  # of a table: products of two numbers of rows have to be below 2^63
 
@@ -42,6 +42,7 @@ class RowNumbers(nn.Module):
             cold rows are not all in the first block.
     """
 
+    hot_ids: torch.Tensor
     numbers: torch.Tensor  # those of cold rows, and -1 - number of hot ones
 
     def __init__(self, hot_ids: torch.Tensor, rows: int, first: int = 0) -> None:
@@ -53,6 +54,16 @@ class RowNumbers(nn.Module):
         numbers = cold.remainder_(rows - self.hot).to(torch.int32)
         numbers[hot_ids] = -1 - torch.arange(self.hot, dtype=torch.int32)
         self.register_buffer("numbers", numbers, persistent=False)
+        self.register_buffer(HOT_IDS, hot_ids.long())  # weights of a checkpoint belong to them
+
+    def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
+        """Refuses a state with other hot rows, in which numbers mean other rows."""
+        given = state.get(prefix + HOT_IDS)
+        if given is not None and not torch.equal(given.cpu(), self.hot_ids.cpu()):
+            *_, errors = arguments
+            errors.append(f"{prefix}{HOT_IDS}: the state has other hot rows")
+            return
+        super()._load_from_state_dict(state, prefix, *arguments)
 
     def forward(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Returns which of these ids are hot, [ids]; numbers of the hot ones, and of the others."""
@@ -78,80 +89,55 @@ class HotCold(nn.Module):
 
     def __init__(self, bags: EmbeddingBagCollection, hot_ids: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
-        configs, self._features = [], dict[str, str]()  # features with hot rows: their table
-        for config in bags.embedding_bag_configs():
-            if config.name not in hot_ids:
-                configs.append(config)
-                continue
-            if config.pooling is not PoolingType.SUM:
-                raise UserError(
-                    f"table {config.name} pools by {config.pooling.name}: hot and cold rows can be "
-                    "added where a table pools by SUM"
-                )
-            count = len(hot_ids[config.name])
-            cold = replace(config, num_embeddings=config.num_embeddings - count)
-            features = [hot_name(feature) for feature in config.feature_names]
-            name = hot_name(config.name)
-            hot = replace(config, name=name, num_embeddings=count, feature_names=features)
-            configs += [cold, hot]
-            self._features.update(dict.fromkeys(config.feature_names, config.name))
-        rows = {config.name: config.num_embeddings for config in bags.embedding_bag_configs()}
-        self.numbers = nn.ModuleDict(
-            {
-                name: RowNumbers(ids, rows[name], crc32(name.encode()))
-                for name, ids in hot_ids.items()
-            }
-        )
-        self._others = [
-            feature
-            for config in bags.embedding_bag_configs()
-            for feature in config.feature_names
-            if feature not in self._features
-        ]
-        self.hot_and_cold = EmbeddingBagCollection(
-            tables=configs, is_weighted=bags.is_weighted(), device=bags.device
-        )
-        for config in configs:
-            _prepare_as(
-                self.hot_and_cold.embedding_bags[config.name].weight,
-                bags.embedding_bags[_origin(config.name, rows, hot_ids)].weight,
+        every = {config.name: config for config in bags.embedding_bag_configs()}
+        _check_names(every, hot_ids)
+        parts = {name: [config] for name, config in every.items()}
+        for name, ids in hot_ids.items():
+            config = every[name]
+            cold = replace(config, num_embeddings=config.num_embeddings - len(ids))
+            features = [_hot_feature(feature) for feature in config.feature_names]
+            hot = replace(
+                config, name=hot_name(name), num_embeddings=len(ids), feature_names=features
             )
+            parts[name] = [cold, hot]
+        rows = {name: every[name].num_embeddings for name in hot_ids}
+        tables = {feature: name for name in hot_ids for feature in every[name].feature_names}
+        others = [
+            feature
+            for name, config in every.items()
+            for feature in config.feature_names
+            if name not in hot_ids
+        ]
+        # Modules of their own, which TorchRec's pipelines do not trace into.
+        self.splitter = _Splitter(hot_ids, rows, tables)
+        self.sums = _Sums(list(tables), others)
+        self.hot_and_cold = EmbeddingBagCollection(
+            tables=[part for some in parts.values() for part in some],
+            is_weighted=bags.is_weighted(),
+            device=bags.device,
+        )
+        for name, some in parts.items():
+            for part in some:
+                weight = self.hot_and_cold.embedding_bags[part.name].weight
+                _prepare_as(weight, bags.embedding_bags[name].weight)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Returns pooled embeddings of all features. `features` may be what `inputs` returned."""
-        pooled = self.hot_and_cold(self.inputs(features))
-        both, hot = list(self._features), [hot_name(feature) for feature in self._features]
-        cold_sums, hot_sums, *others = KeyedTensor.regroup(
-            [pooled], [both, hot, *([self._others] if self._others else [])]
-        )
-        width = dict(zip(pooled.keys(), pooled.length_per_key(), strict=True))
-        keys = [*both, *self._others]
-        values = torch.cat([cold_sums + hot_sums, *others], dim=1)
-        return KeyedTensor(keys, [width[key] for key in keys], values)
+        pooled: KeyedTensor = self.sums(self.hot_and_cold(self.splitter(features)))
+        return pooled
 
     def inputs(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Returns lookups of hot and cold rows apart; what is so already is returned as it is.
 
         A data loader may do this beforehand, which saves the time in training.
         """
-        if any(hot_name(feature) in features.keys() for feature in self._features):  # noqa: SIM118
-            return features
-        samples, ends = features.stride(), features.offset_per_key()
-        lengths = features.lengths().view(-1, samples)
-        values, weights = features.values(), features.weights_or_none()
-        split = _Split(values, weights)
-        keys, hot_keys = list(features.keys()), list[str]()
-        cold_parts, hot_parts = list[_Part](), list[_Part]()
-        for number, key in enumerate(keys):
-            part = slice(ends[number], ends[number + 1])
-            if key not in self._features:
-                cold_parts.append(split.whole(part, lengths[number]))
-                continue
-            hot, cold = split.by(self._numbers_of(self._features[key]), part, lengths[number])
-            cold_parts.append(cold)
-            hot_parts.append(hot)
-            hot_keys.append(hot_name(key))
-        return _joined([*keys, *hot_keys], [*cold_parts, *hot_parts])
+        apart: KeyedJaggedTensor = self.splitter(features)
+        return apart
+
+    @property
+    def tables(self) -> list[str]:
+        """Names of the tables with hot rows."""
+        return list(self.splitter.numbers)
 
     def split(self, table: str, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns weights, or states of the optimizer, of hot and of cold rows of a table.
@@ -160,25 +146,125 @@ class HotCold(nn.Module):
             table: Name of a table with hot rows.
             whole: Values of all rows, [rows, ...].
         """
-        hot, cold = self._numbers_of(table).order()
+        hot, cold = self.splitter.numbers_of(table).order()
         return whole[hot], whole[cold]
-
-    def ids_of_parts(self) -> dict[str, torch.Tensor]:
-        """Returns the ids of the rows of each table in `hot_and_cold` that is a part of another."""
-        found = {}
-        for table in self.numbers:
-            found[hot_name(table)], found[table] = self._numbers_of(table).order()
-        return found
-
-    def _numbers_of(self, table: str) -> RowNumbers:
-        return cast("RowNumbers", self.numbers[table])
 
     def joined(self, table: str, hot: torch.Tensor, cold: torch.Tensor) -> torch.Tensor:
         """Returns the values of all rows of a table, which `split` has taken apart."""
         whole = cold.new_empty((len(hot) + len(cold), *cold.shape[1:]))
-        for ids, values in zip(self._numbers_of(table).order(), (hot, cold), strict=True):
+        ids_of_parts = self.splitter.numbers_of(table).order()
+        for ids, values in zip(ids_of_parts, (hot, cold), strict=True):
             whole[ids] = values
         return whole
+
+    def ids_of_parts(self) -> dict[str, torch.Tensor]:
+        """Returns the ids of the rows of each table in `hot_and_cold` that is a part of another."""
+        found = {}
+        for table in self.tables:
+            found[hot_name(table)], found[table] = self.splitter.numbers_of(table).order()
+        return found
+
+
+def _check_names(tables: Mapping[str, Any], hot: Collection[str]) -> None:
+    """Raises UserError unless these tables of a collection can have hot rows."""
+    users: dict[str, str] = {}
+    for name, config in tables.items():
+        for feature in config.feature_names:
+            first = users.setdefault(feature, name)
+            if first != name and {first, name} & set(hot):
+                raise UserError(
+                    f"tables {first} and {name} share feature {feature}: hot rows are for tables "
+                    "with features of their own"
+                )
+    for name in hot:
+        if tables[name].pooling is not PoolingType.SUM:
+            raise UserError(
+                f"table {name} pools by {tables[name].pooling.name}: hot and cold rows can be "
+                "added where a table pools by SUM"
+            )
+        if hot_name(name) in tables:
+            raise UserError(
+                f"hot rows of table {name} would be table {hot_name(name)}, which there is "
+                "already: rename it"
+            )
+
+
+def _hot_feature(feature: str) -> str:
+    """Returns the key of a feature's hot lookups, which no feature of a user has."""
+    return f"hot rows of {feature}"
+
+
+class _Splitter(nn.Module):
+    """Splits a batch's lookups into those of hot and of cold rows.
+
+    Args:
+        hot_ids: Ids of hot rows by table.
+        rows: Rows of these tables.
+        tables: Their features, and the table of each.
+    """
+
+    def __init__(
+        self,
+        hot_ids: Mapping[str, torch.Tensor],
+        rows: Mapping[str, int],
+        tables: Mapping[str, str],
+    ) -> None:
+        super().__init__()
+        self._tables = dict(tables)
+        self.numbers = nn.ModuleDict(
+            {
+                name: RowNumbers(ids, rows[name], crc32(name.encode()))
+                for name, ids in hot_ids.items()
+            }
+        )
+
+    def numbers_of(self, table: str) -> RowNumbers:
+        """Returns the numbers of a table's rows."""
+        return cast("RowNumbers", self.numbers[table])
+
+    def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """Returns hot and cold lookups apart."""
+        keys = list(features.keys())
+        if any(_hot_feature(feature) in keys for feature in self._tables):
+            return features
+        samples, ends = features.stride(), features.offset_per_key()
+        lengths = features.lengths().view(-1, samples)
+        split = _Split(features.values(), features.weights_or_none())
+        hot_keys = list[str]()
+        cold_parts, hot_parts = list[_Part](), list[_Part]()
+        for number, key in enumerate(keys):
+            part = slice(ends[number], ends[number + 1])
+            if key not in self._tables:
+                cold_parts.append(split.whole(part, lengths[number]))
+                continue
+            hot, cold = split.by(self.numbers_of(self._tables[key]), part, lengths[number])
+            cold_parts.append(cold)
+            hot_parts.append(hot)
+            hot_keys.append(_hot_feature(key))
+        return _joined([*keys, *hot_keys], [*cold_parts, *hot_parts])
+
+
+class _Sums(nn.Module):
+    """Adds pooled embeddings of hot and of cold rows.
+
+    Args:
+        both: Features of tables with hot rows.
+        others: All other features.
+    """
+
+    def __init__(self, both: Sequence[str], others: Sequence[str]) -> None:
+        super().__init__()
+        self._both, self._others = list(both), list(others)
+
+    def forward(self, pooled: KeyedTensor) -> KeyedTensor:
+        """Returns pooled embeddings of all features."""
+        groups = [self._both, [_hot_feature(feature) for feature in self._both]]
+        groups += [self._others] if self._others else []
+        cold_sums, hot_sums, *others = KeyedTensor.regroup([pooled], groups)
+        width = dict(zip(pooled.keys(), pooled.length_per_key(), strict=True))
+        keys = [*self._both, *self._others]
+        values = torch.cat([cold_sums + hot_sums, *others], dim=1)
+        return KeyedTensor(keys, [width[key] for key in keys], values)
 
 
 _Part = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]  # values, lengths, weights
@@ -261,6 +347,8 @@ def _checked(
             f"the plan has {count} hot rows of table {table}, and {found} ids are given: "
             "profile_tables.py --hot-ids writes them"
         )
+    if not 0 < count < rows:
+        raise UserError(f"the plan has {count} hot rows of the {rows} of table {table}")
     if rows > _MAX_ROWS:
         raise UserError(f"table {table} has {rows} rows, too many to tell hot from cold ones")
     ids = np.asarray(known[table][:count], np.int64)
@@ -274,17 +362,12 @@ def _fill(module: HotCold, bags: EmbeddingBagCollection) -> None:
         if table.weight.is_meta:
             continue
         with torch.no_grad():
-            if name not in module.numbers:
+            if name not in module.tables:
                 module.hot_and_cold.embedding_bags[name].weight.copy_(table.weight)
                 continue
             hot, cold = module.split(name, table.weight)
             module.hot_and_cold.embedding_bags[hot_name(name)].weight.copy_(hot)
             module.hot_and_cold.embedding_bags[name].weight.copy_(cold)
-
-
-def _origin(name: str, rows: Mapping[str, int], hot_ids: Mapping[str, Any]) -> str:
-    """Returns the table whose rows a part has."""
-    return name if name in rows else next(t for t in hot_ids if hot_name(t) == name)
 
 
 def _prepare_as(weight: nn.Parameter, other: nn.Parameter) -> None:

@@ -32,6 +32,7 @@ from autoshard.workload.torchrec.plans import (
     COPIED,
     DENSE,
     FUSED,
+    check_hot_rows,
     parts_of,
     pieces_of,
     sharding_types,
@@ -136,6 +137,8 @@ class _PlannerAdapter(Proposer, Partitioner):  # type: ignore[misc]
     ) -> list[ShardingOption]:
         """Returns our plan as options; PlannerError if a rank has too little storage."""
         plan = self._plan(storage_constraint)
+        check_hot_rows(plan, self._tables)
+        plan = plan.with_hot_tables()
         pieces = pieces_of(plan, self._tables, self._topology.world_size)
         types = sharding_types(pieces, self._tables, self._topology.world_size)
         made = []

@@ -58,7 +58,7 @@ def to_torchrec(
         PlanError: A table, column or rank does not match; TorchRec checks little of this.
     """
     tables = bag_tables(model)
-    _check_hot_rows(plan, tables)
+    check_hot_rows(plan, tables)
     plan = plan.with_hot_tables()
     ranks = _world_size(world_size, plan)
     device = device_type or device_type_here()
@@ -75,7 +75,7 @@ def to_torchrec(
     return torchrec.ShardingPlan(dict(modules))
 
 
-def _check_hot_rows(plan: ShardingPlan, tables: Mapping[str, BagTable]) -> None:
+def check_hot_rows(plan: ShardingPlan, tables: Mapping[str, BagTable]) -> None:
     """Raises PlanError unless the model has the hot rows of a plan."""
     for name, count in plan.hot_rows:
         hot = tables.get(hot_name(name))

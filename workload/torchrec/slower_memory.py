@@ -7,7 +7,7 @@ from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.planner.types import ParameterConstraints
 from torchrec.distributed.types import CacheAlgorithm, CacheParams
 
-from autoshard.workload.errors import FieldError
+from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.tables import EmbeddingTable
 from autoshard.workload.torchrec.cache_statistics import AccessStatistics, Eviction
 from autoshard.workload.torchrec.names import lookups_of
@@ -16,7 +16,9 @@ from autoshard.workload.torchrec.names import lookups_of
 def memory_constraints(
     tables: Sequence[EmbeddingTable], rows: Sequence[int], eviction: Eviction = "lfu"
 ) -> dict[str, ParameterConstraints]:
-    """Returns constraints by table name, for `EmbeddingShardingPlanner(constraints=)`.
+    """Returns constraints by TorchRec's name of a table.
+
+    They are for `EmbeddingShardingPlanner(constraints=)`.
 
     A table with all rows in fast memory gets the kernel `fused`, one with none `fused_uvm`, and any
     other `fused_uvm_caching` with a cache of that many rows.
@@ -26,10 +28,13 @@ def memory_constraints(
         rows: Rows of each table in fast memory, as `fast_rows` finds them, [tables].
         eviction: What caches evict, see `AccessStatistics`.
     """
-    return {
-        table.name: _constraints(table, count, eviction)
-        for table, count in zip(tables, rows, strict=True)
-    }
+    found = {}
+    for table, count in zip(tables, rows, strict=True):
+        name = table.name.rpartition(".")[2]  # without the path of its collection
+        if name in found:
+            raise UserError(f"two tables are called {name}: TorchRec has constraints by that name")
+        found[name] = _constraints(table, count, eviction)
+    return found
 
 
 def _constraints(table: EmbeddingTable, rows: int, eviction: Eviction) -> ParameterConstraints:

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from autoshard.workload.errors import UserError
+from autoshard.workload.torchrec.bags import HOT_IDS
 
 
 def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
@@ -31,6 +32,8 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
             raise UserError(f"weight {name} is not in the {where}: it is of another model")
     with torch.no_grad():
         for name, target in own.items():
+            if name.endswith(HOT_IDS) and not torch.equal(target, state[name]):
+                raise UserError(f"{name}: the state has other hot rows; take its file of hot ids")
             if isinstance(target, ShardedTensor):
                 _load_table(name, target, state[name])
             else:
