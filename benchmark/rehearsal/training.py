@@ -155,7 +155,8 @@ class _Pipeline(TrainPipelineSparseDist):  # type: ignore[misc]  # TorchRec has 
     """TorchRec's pipeline, which says what it does."""
 
     def __init__(self, phases: Phases, *arguments: Any) -> None:
-        super().__init__(*arguments, execute_all_batches=True)
+        # With `HotCold`, lookups are told apart before they are distributed.
+        super().__init__(*arguments, execute_all_batches=True, pipeline_postproc=True)
         self._phases = phases
 
     def start_sparse_data_dist(self, *arguments: Any) -> None:
