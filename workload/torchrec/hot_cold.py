@@ -100,7 +100,12 @@ class HotCold(nn.Module):
                 config, name=hot_name(name), num_embeddings=len(ids), feature_names=features
             )
             parts[name] = [cold, hot]
-        rows = {name: every[name].num_embeddings for name in hot_ids}
+        self.numbers = nn.ModuleDict(
+            {
+                name: RowNumbers(ids, every[name].num_embeddings, crc32(name.encode()))
+                for name, ids in hot_ids.items()
+            }
+        )
         tables = {feature: name for name in hot_ids for feature in every[name].feature_names}
         others = [
             feature
@@ -109,7 +114,7 @@ class HotCold(nn.Module):
             if name not in hot_ids
         ]
         # Modules of their own, which TorchRec's pipelines do not trace into.
-        self.splitter = _Splitter(hot_ids, rows, tables)
+        self.splitter = _Splitter(self.numbers, tables)
         self.sums = _Sums(list(tables), others)
         self.hot_and_cold = EmbeddingBagCollection(
             tables=[part for some in parts.values() for part in some],
@@ -137,7 +142,7 @@ class HotCold(nn.Module):
     @property
     def tables(self) -> list[str]:
         """Names of the tables with hot rows."""
-        return list(self.splitter.numbers)
+        return list(self.numbers)
 
     def split(self, table: str, whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns weights, or states of the optimizer, of hot and of cold rows of a table.
@@ -146,13 +151,13 @@ class HotCold(nn.Module):
             table: Name of a table with hot rows.
             whole: Values of all rows, [rows, ...].
         """
-        hot, cold = self.splitter.numbers_of(table).order()
+        hot, cold = _numbers_of(self.numbers, table).order()
         return whole[hot], whole[cold]
 
     def joined(self, table: str, hot: torch.Tensor, cold: torch.Tensor) -> torch.Tensor:
         """Returns the values of all rows of a table, which `split` has taken apart."""
         whole = cold.new_empty((len(hot) + len(cold), *cold.shape[1:]))
-        ids_of_parts = self.splitter.numbers_of(table).order()
+        ids_of_parts = _numbers_of(self.numbers, table).order()
         for ids, values in zip(ids_of_parts, (hot, cold), strict=True):
             whole[ids] = values
         return whole
@@ -161,7 +166,7 @@ class HotCold(nn.Module):
         """Returns the ids of the rows of each table in `hot_and_cold` that is a part of another."""
         found = {}
         for table in self.tables:
-            found[hot_name(table)], found[table] = self.splitter.numbers_of(table).order()
+            found[hot_name(table)], found[table] = _numbers_of(self.numbers, table).order()
         return found
 
 
@@ -189,6 +194,10 @@ def _check_names(tables: Mapping[str, Any], hot: Collection[str]) -> None:
             )
 
 
+def _numbers_of(numbers: nn.ModuleDict, table: str) -> RowNumbers:
+    return cast("RowNumbers", numbers[table])
+
+
 def _hot_feature(feature: str) -> str:
     """Returns the key of a feature's hot lookups, which no feature of a user has."""
     return f"hot rows of {feature}"
@@ -198,29 +207,14 @@ class _Splitter(nn.Module):
     """Splits a batch's lookups into those of hot and of cold rows.
 
     Args:
-        hot_ids: Ids of hot rows by table.
-        rows: Rows of these tables.
-        tables: Their features, and the table of each.
+        numbers: `RowNumbers` by table.
+        tables: Features of these tables, and the table of each.
     """
 
-    def __init__(
-        self,
-        hot_ids: Mapping[str, torch.Tensor],
-        rows: Mapping[str, int],
-        tables: Mapping[str, str],
-    ) -> None:
+    def __init__(self, numbers: nn.ModuleDict, tables: Mapping[str, str]) -> None:
         super().__init__()
-        self._tables = dict(tables)
-        self.numbers = nn.ModuleDict(
-            {
-                name: RowNumbers(ids, rows[name], crc32(name.encode()))
-                for name, ids in hot_ids.items()
-            }
-        )
-
-    def numbers_of(self, table: str) -> RowNumbers:
-        """Returns the numbers of a table's rows."""
-        return cast("RowNumbers", self.numbers[table])
+        # In a tuple, as they belong to `HotCold`: pipelines put another module in place of this.
+        self._numbers, self._tables = (numbers,), dict(tables)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """Returns hot and cold lookups apart."""
@@ -237,7 +231,9 @@ class _Splitter(nn.Module):
             if key not in self._tables:
                 cold_parts.append(split.whole(part, lengths[number]))
                 continue
-            hot, cold = split.by(self.numbers_of(self._tables[key]), part, lengths[number])
+            hot, cold = split.by(
+                _numbers_of(self._numbers[0], self._tables[key]), part, lengths[number]
+            )
             cold_parts.append(cold)
             hot_parts.append(hot)
             hot_keys.append(_hot_feature(key))
