@@ -40,12 +40,9 @@ from autoshard.workload import (
     ShardingTask,
     UserError,
     documents,
-    load_hot_ids,
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
-from autoshard.workload.hot_ids import check_hot_ids
-from autoshard.workload.moves import moved_bytes, moves_between
 from autoshard.workload.sizes import format_bytes
 
 _DEFAULT = "autoshard"
@@ -199,6 +196,8 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         """Returns the tables whose most used rows are known, and how many of them."""
         if self.hot_ids is None:
             return {}
+        from autoshard.workload.hot_ids import check_hot_ids, load_hot_ids  # other plans do without
+
         ids = load_hot_ids(self.hot_ids)
         with documents.naming(self.hot_ids):
             check_hot_ids(ids, tables)
@@ -320,7 +319,8 @@ def _improved(
     config: ShardConfig, task: ShardingTask, oracle: EstimatedCosts
 ) -> tuple[ShardingPlan, list[str]]:
     """Returns a plan that improves the one in use, and a line about what moves."""
-    from autoshard.sharders import IncrementalSharder  # other plans do without it
+    from autoshard.sharders import IncrementalSharder  # other plans do without these
+    from autoshard.workload.moves import moved_bytes, moves_between
 
     assert config.start_plan is not None
     assert config.max_moved_gb is not None

@@ -17,9 +17,9 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.workload import EmbeddingTable, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.errors import FieldError
-from autoshard.workload.hot_rows import hot_and_cold, hot_name
+from autoshard.workload.hot_rows import hot_and_cold
 from autoshard.workload.step_price import StepPrice
-from autoshard.workload.tables import can_be_blocks, row_blocks
+from autoshard.workload.tables import can_be_blocks, hot_name, row_blocks
 
 _MIN_GAIN = 0.01  # of the step: less is not worth a model with more tables
 _LEAST, _STEP = 16, 4  # hot rows that are tried: these, and so many times as many each time

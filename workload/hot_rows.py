@@ -15,17 +15,10 @@ from autoshard.workload.arrays import Floats
 from autoshard.workload.errors import FieldError
 from autoshard.workload.reuse import histogram, popularity, spectrum_of
 from autoshard.workload.row_access import curve_ranks
-from autoshard.workload.tables import EmbeddingTable
+from autoshard.workload.tables import EmbeddingTable, hot_name
 
 _OFTEN = 4  # uses in a batch from which on a row is known to be used more than others
-HOT = "_hot"  # ends the names of tables of hot rows
-HOT_ID_BYTES = 4  # on each device for each row of a table, to tell whether it is hot
 _MAX_KNOWN = 2**12  # tables
-
-
-def hot_name(table: str) -> str:
-    """Returns the name of the table of another table's hot rows."""
-    return table + HOT
 
 
 def hot_share(table: EmbeddingTable, count: int, batch_size: int) -> float:

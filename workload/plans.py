@@ -7,11 +7,17 @@ from typing import Any
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.hot_rows import hot_name
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.placements import Placement, merged_by_device
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import EmbeddingTable, Piece, Shard, can_be_blocks, row_blocks
+from autoshard.workload.tables import (
+    EmbeddingTable,
+    Piece,
+    Shard,
+    can_be_blocks,
+    hot_name,
+    row_blocks,
+)
 from autoshard.workload.tasks import ShardingTask
 
 # Copies, hot rows and blocks of rows came with version 2.

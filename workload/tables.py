@@ -21,6 +21,7 @@ from autoshard.workload.row_access import RowAccess
 
 NUM_REUSE_BINS = 17
 DIM_STEP = 4  # FBGEMM's kernels read rows in vectors of four numbers
+HOT = "_hot"  # ends the names of tables of hot rows
 _FLOAT_BYTES = 4
 MAX_ROWS = 2**40
 MAX_DIM = 2**15
@@ -304,6 +305,11 @@ def _blocks(
             )
         )
     return tuple(found)
+
+
+def hot_name(table: str) -> str:
+    """Returns the name of the table of another table's hot rows."""
+    return table + HOT
 
 
 def digest(value: Any) -> str:

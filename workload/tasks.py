@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
-from autoshard.workload.hot_rows import HOT_ID_BYTES, hot_and_cold
 from autoshard.workload.objective import Objective
 from autoshard.workload.operators import MemoryParts, OperatorOptions
 from autoshard.workload.rules import Rule
 from autoshard.workload.tables import EmbeddingTable, Piece, row_blocks
 
 TASK_SCHEMA = documents.Schema("autoshard.task", 1)
+_HOT_ID_BYTES = 4  # on each device for each row of a table, to tell whether it is hot
 _DEFAULT_OBJECTIVE = Objective().to_json()  # for files from before tasks had an objective
 
 
@@ -166,6 +166,8 @@ class ShardingTask:
         """
         if not counts:
             return self
+        from autoshard.workload.hot_rows import hot_and_cold  # other tasks do without it
+
         tables, hot_tables = list[EmbeddingTable](), list[str]()
         names, size = {table.name for table in self.tables}, self.hot_ids_bytes(counts)
         for table in self.tables:
@@ -185,7 +187,7 @@ class ShardingTask:
 
     def hot_ids_bytes(self, tables: Collection[str]) -> int:
         """Returns the memory on each device in which it finds the hot rows of these tables."""
-        return sum(HOT_ID_BYTES * table.rows for table in self.tables if table.name in tables)
+        return sum(_HOT_ID_BYTES * table.rows for table in self.tables if table.name in tables)
 
     def copies_memory(self, copied: Collection[str]) -> MemoryParts:
         """Returns the memory of copies of these tables on each device."""

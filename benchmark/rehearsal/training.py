@@ -33,7 +33,7 @@ from autoshard.benchmark.rehearsal.phases import Phases
 from autoshard.benchmark.rehearsal.times import Loop, Step
 from autoshard.benchmark.rehearsal.trace import BACKWARD, DENSE, INPUT
 from autoshard.workload import ShardingPlan, ShardingTask
-from autoshard.workload.hot_rows import HOT
+from autoshard.workload.tables import HOT
 from autoshard.workload.torchrec import HotCold, to_torchrec, with_hot_rows
 from autoshard.workload.torchrec.names import FUSED_OPTIMIZERS
 

@@ -13,9 +13,9 @@ from autoshard.cost_model import StepPrediction, StepPredictor
 from autoshard.experiments.console import cli
 from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
-from autoshard.workload.hot_rows import hot_name
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.sizes import format_bytes
+from autoshard.workload.tables import hot_name
 
 ReportPart = str | Table  # a line of text, or a table
 

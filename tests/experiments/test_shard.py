@@ -90,7 +90,9 @@ def test_a_user_s_own_tables_by_what_is_shipped(tmp_path: Path) -> None:
     task = replace(task_of(config, 0.025, 0.025, 0.05), objective=Objective("step"))
     plan = ShardingPlan.load(tmp_path / "plan.json")
     plan.check(task)
-    oracle = EstimatedCosts(load_model("cpu").for_objective(task.objective), 1024)
+    oracle = EstimatedCosts(
+        load_model("cpu").for_objective(task.objective, len(task.devices)), 1024
+    )
     cost = oracle.plan_cost(plan, task)
     for device in cost.devices:
         assert re.search(
@@ -161,7 +163,10 @@ def test_what_counts_is_asked_for_and_said(
     said = " ".join(capsys.readouterr().out.split())
     task = ShardingTask.load(config.out.with_name("task.json"))
     assert task.objective == Objective("step", Link.parse("100MB/s,50us"))
-    model, plan = load_model("cpu").for_objective(task.objective), ShardingPlan.load(config.out)
+    model, plan = (
+        load_model("cpu").for_objective(task.objective, len(task.devices)),
+        ShardingPlan.load(config.out),
+    )
     oracle = EstimatedCosts(model, 1024)
     cost = oracle.plan_cost(plan, task)
     assert f"a step takes {cost.step_ms:.2f} ms (step, all-to-alls over 0.1 GB/s, 50 us" in said

@@ -22,8 +22,8 @@ from autoshard.workload.arrays import Ints
 from autoshard.workload.batches import spreading_stride
 from autoshard.workload.errors import UserError
 from autoshard.workload.hot_ids import check_rows
-from autoshard.workload.hot_rows import hot_name
 from autoshard.workload.plans import ShardingPlan
+from autoshard.workload.tables import hot_name
 from autoshard.workload.torchrec.bags import HOT_IDS, bag_tables
 
 _MAX_ROWS = 2**31  # of a table: products of two numbers of rows have to be below 2^63

@@ -10,10 +10,9 @@ from torchrec.distributed import types as torchrec
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.sharding_plan import placement
 
-from autoshard.workload.hot_rows import hot_name
 from autoshard.workload.placements import Placement
 from autoshard.workload.plans import PlanError, ShardingPlan
-from autoshard.workload.tables import DIM_STEP, rows_of_block
+from autoshard.workload.tables import DIM_STEP, hot_name, rows_of_block
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.torchrec.bags import BagTable, bag_tables, name_of
 from autoshard.workload.torchrec.names import device_type_here
