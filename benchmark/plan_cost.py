@@ -19,8 +19,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.arrays import Floats
 from autoshard.workload.objective import PHASES
-from autoshard.workload.plans import copies_uncounted
-from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
+from autoshard.workload.step_price import StepPrice, copies_uncounted, stages_of_phases, step_ms
 
 if TYPE_CHECKING:
     from autoshard.benchmark.pool import BenchmarkPool

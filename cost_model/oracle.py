@@ -29,8 +29,7 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.arrays import Floats
-from autoshard.workload.plans import copies_uncounted
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.step_price import StepPrice, copies_uncounted
 from autoshard.workload.units import Placeable
 
 _GROUP = 500  # tables with a joint posterior: its time grows with the cube of their number

@@ -28,7 +28,7 @@ from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.step_overhead import StepOverhead, loads_of
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.plans import copies_uncounted
+from autoshard.workload.step_price import copies_uncounted
 
 if TYPE_CHECKING:
     from autoshard.benchmark import BenchmarkPool

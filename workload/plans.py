@@ -29,15 +29,6 @@ class PlanError(UserError):
     """A plan is not valid for its task, or none was found."""
 
 
-def copies_uncounted(plan: "ShardingPlan", task: ShardingTask) -> UserError:
-    """Returns the error that the price of fused operators does not contain a plan's copies."""
-    what = f"table {plan.copied[0]} is" if plan.copied else f"hot rows of {plan.hot_rows[0][0]} are"
-    return UserError(
-        f"{what} copied to all devices, and objective {task.objective.name} counts fused "
-        "operators, which copies are not: take objective step"
-    )
-
-
 @dataclass(frozen=True)
 class ShardingPlan:
     """Pieces of tables and their devices. A table-wise plan has one piece per table.

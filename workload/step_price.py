@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy as np
 
 from autoshard.workload.arrays import Floats
+from autoshard.workload.errors import UserError
 from autoshard.workload.objective import Objective
+from autoshard.workload.plans import ShardingPlan
 from autoshard.workload.tasks import ShardingTask
 
 if TYPE_CHECKING:  # heavy, and not needed here
@@ -185,6 +187,15 @@ def expected_slowest(costs_ms: Floats, power: float) -> Floats:
     most = np.maximum(costs_ms.max(-2, keepdims=True), _MIN_MS)
     norms = most[..., 0, :] * np.power(costs_ms / most, power).sum(-2) ** (1 / power)
     return np.asarray(norms.mean(-1))
+
+
+def copies_uncounted(plan: ShardingPlan, task: ShardingTask) -> UserError:
+    """Returns the error that the price of fused operators does not contain a plan's copies."""
+    what = f"table {plan.copied[0]} is" if plan.copied else f"hot rows of {plan.hot_rows[0][0]} are"
+    return UserError(
+        f"{what} copied to all devices, and objective {task.objective.name} counts fused "
+        "operators, which copies are not: take objective step"
+    )
 
 
 def stages_of_phases(objective: Objective, phases_ms: Floats) -> Floats:
