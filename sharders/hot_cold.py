@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
+from torch import Tensor
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.threads import one_thread
@@ -59,22 +60,25 @@ class HotColdSharder:
         names = {table.name for table in task.tables}
         kept = {name for rule in task.rules if not rule.allows_hot_rows for name in rule.tables}
         kept |= {table.name for table in task.tables if hot_name(table.name) in names}
+        whole = self._oracle.amounts([table.whole() for table in task.tables]).sum(0)
         found = {}
         for table in task.tables:
             limit = min(self._num_known.get(table.name, 0), table.rows - 1)
             if limit < 1 or table.name in kept or table.name in plan.copied:
                 continue
             counts = [*_counts_up_to(limit)]
-            gains_ms = self._gains_ms(table, counts, task)
+            gains_ms = self._gains_ms(table, counts, task, whole)
             if gains_ms.max() > 0:
                 found[table.name] = counts[int(gains_ms.argmax())]
         return found
 
-    def _gains_ms(self, table: EmbeddingTable, counts: Sequence[int], task: ShardingTask) -> Floats:
+    def _gains_ms(
+        self, table: EmbeddingTable, counts: Sequence[int], task: ShardingTask, whole: Tensor
+    ) -> Floats:
         """Returns by how much so many hot rows shorten a step: [counts].
 
         Either way of sharding the cold rows may pay: spread over even devices with all other
-        tables, or in blocks of rows.
+        tables, or in blocks of rows. `whole` is the sum of amounts of all tables.
         """
         oracle, ranks = self._oracle, len(task.devices)
         overhead = oracle.model.counted_overhead
@@ -85,15 +89,16 @@ class HotColdSharder:
         added_ms = overhead.copies.each_ms(task, hot) + overhead.hot_rows.ms(task, [table.name])
         saved_ms = overhead.common_ms_of([table], task) - overhead.common_ms_of(cold, task)
         amounts = oracle.amounts([each.whole() for each in (table, *cold)])
-        others = oracle.amounts([each.whole() for each in task.tables]).sum(0) - amounts[0]
-        spread_ms = oracle.price(others + amounts).total_ms.double().numpy() / ranks
-        in_columns_ms = spread_ms[0] - spread_ms[1:]
-        gains_ms = np.asarray(in_columns_ms)
-        if can_be_blocks(table.rows, ranks) and can_be_blocks(min(c.rows for c in cold), ranks):
+        spread_ms = oracle.price(whole - amounts[0] + amounts).total_ms.double().numpy() / ranks
+        gains_ms = np.asarray(spread_ms[0] - spread_ms[1:])
+        mean_ms = spread_ms[0] + StepPrice.of_task(task).column_ms() * task.columns / ranks
+        # Only a block that takes longer than the mean device holds others up.
+        if float(oracle.price(amounts[:1]).total_ms) > mean_ms and all(
+            can_be_blocks(each.rows, ranks) for each in (table, *cold)
+        ):
             blocks = [block.whole() for each in (table, *cold) for block in row_blocks(each, ranks)]
             alone_ms = oracle.alone_ms(blocks).reshape(-1, ranks).max(1)
-            mean_ms = spread_ms[0] + StepPrice.of_task(task).column_ms() * task.columns / ranks
-            if alone_ms[0] > mean_ms:  # only a busy block holds the others up
+            if alone_ms[0] > mean_ms:
                 gains_ms = np.maximum(gains_ms, alone_ms[0] - np.maximum(alone_ms[1:], mean_ms))
         return np.asarray(gains_ms + saved_ms - added_ms)
 

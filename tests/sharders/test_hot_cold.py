@@ -7,7 +7,15 @@ import pytest
 from tasks import task_of
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
-from autoshard.sharders import Policy, SharderContext, make_sharder, next_steps
+from autoshard.sharders import (
+    CopyingSharder,
+    FusedGreedySharder,
+    HotColdSharder,
+    Policy,
+    SharderContext,
+    make_sharder,
+    next_steps,
+)
 from autoshard.workload import EmbeddingTable, Objective, ShardingTask
 from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
 from autoshard.workload.rules import Rule
@@ -64,6 +72,16 @@ def test_hot_rows_relieve_the_device_whose_block_is_used_most(
     for step in next_steps(context.costs, task, plan):
         step.plan.check(task)
         assert step.plan.hot_rows == plan.hot_rows
+
+
+def test_small_tables_whose_cold_rows_cannot_be_in_even_blocks_are_planned(policy: Policy) -> None:
+    """96 rows and 64 of them have 32 even blocks, but of 80 the last ones would have no rows."""
+    tables = tuple(EmbeddingTable(f"t{n}", 96, 8, 50.0 + n, zipf_alpha=1.2) for n in range(40))
+    task = replace(task_of(tables, 32, 0.1), objective=STEP)
+    costs = context_of(policy).costs
+    others = CopyingSharder(FusedGreedySharder(costs))  # which copies only what it has to
+    sharder = HotColdSharder(others, costs, dict.fromkeys([table.name for table in tables], 32))
+    sharder.shard(task).check(task)
 
 
 def test_what_a_rule_forbids_or_does_not_pay_is_not_done(
