@@ -195,9 +195,9 @@ def test_other_hot_rows_of_a_checkpoint_are_refused() -> None:
     load_state(same, saved)
     torch.testing.assert_close(same.state_dict(), saved)
     other = with_hot_rows(Model(), plan, ids_of(user=torch.tensor([4, 3, 2])))
-    with pytest.raises(RuntimeError, match="hot_ids: the state has other hot rows"):
+    with pytest.raises(RuntimeError, match="ids_of_hot_rows: the state has other hot rows"):
         other.load_state_dict(saved)
-    with pytest.raises(UserError, match="hot_ids: the state has other hot rows"):
+    with pytest.raises(UserError, match="ids_of_hot_rows: the state has other hot rows"):
         load_state(other, saved)
 
 

@@ -25,7 +25,7 @@ _OTHERS = (
     BaseManagedCollisionEmbeddingCollection,
 )
 HOT_AND_COLD = "hot_and_cold"  # the collection in a `HotCold`
-HOT_IDS = "hot_ids"  # the buffer of it that says which rows are hot
+HOT_IDS = "ids_of_hot_rows"  # the buffer of it that says which rows are hot
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class RowNumbers(nn.Module):
             cold rows are not all in the first block.
     """
 
-    hot_ids: torch.Tensor
+    ids_of_hot_rows: torch.Tensor
     numbers: torch.Tensor  # those of cold rows, and -1 - number of hot ones
 
     def __init__(self, hot_ids: torch.Tensor, rows: int, first: int = 0) -> None:
@@ -59,7 +59,7 @@ class RowNumbers(nn.Module):
     def _load_from_state_dict(self, state: Mapping[str, Any], prefix: str, *arguments: Any) -> None:
         """Refuses a state with other hot rows, in which numbers mean other rows."""
         given = state.get(prefix + HOT_IDS)
-        if given is not None and not torch.equal(given.cpu(), self.hot_ids.cpu()):
+        if given is not None and not torch.equal(given.cpu(), self.ids_of_hot_rows.cpu()):
             *_, errors = arguments
             errors.append(f"{prefix}{HOT_IDS}: the state has other hot rows")
             return
@@ -73,8 +73,7 @@ class RowNumbers(nn.Module):
 
     def order(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the ids of hot rows and of cold rows, each in the order of their numbers."""
-        order = torch.argsort(self.numbers.cpu())
-        return order[: self.hot].flip(0), order[self.hot :]
+        return self.ids_of_hot_rows.cpu(), torch.argsort(self.numbers.cpu())[self.hot :]
 
 
 class HotCold(nn.Module):

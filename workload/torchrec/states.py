@@ -32,7 +32,7 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
             raise UserError(f"weight {name} is not in the {where}: it is of another model")
     with torch.no_grad():
         for name, target in own.items():
-            if name.endswith(HOT_IDS) and not torch.equal(target, state[name]):
+            if name.endswith(f".{HOT_IDS}") and not torch.equal(target.cpu(), state[name].cpu()):
                 raise UserError(f"{name}: the state has other hot rows; take its file of hot ids")
             if isinstance(target, ShardedTensor):
                 _load_table(name, target, state[name])
