@@ -203,7 +203,7 @@ def price_plan(
     shards = sharded.shards(rest)
     answers = iter(oracle.costs([shard for shard in shards if shard is not None]))
     if exchange_ms is None:
-        columns = np.array(sharded.columns(rest), dtype=float)
+        columns = np.array(sharded.exchanged_columns(rest))
         linked = StepPrice.of_task(rest).exchange_ms(columns).tolist()
         exchange_ms = linked, linked
     forward, backward = exchange_ms

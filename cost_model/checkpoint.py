@@ -26,7 +26,8 @@ from autoshard.cost_model.machines import EFFECTS, Machines, TrainingMachine
 from autoshard.cost_model.model import CostModel, Provenance
 from autoshard.cost_model.network import InputScale, NetworkShape, ShardNetwork
 from autoshard.cost_model.step_overhead import StepOverhead
-from autoshard.workload import Link, OperatorOptions, UserError, documents
+from autoshard.workload import OperatorOptions, UserError, documents
+from autoshard.workload.links import link_from_json
 
 MODEL_SCHEMA = documents.Schema("autoshard.cost_model", 1)
 PRETRAINED = Path(__file__).parent / "pretrained"
@@ -186,7 +187,7 @@ def _model(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> CostMo
     return CostModel(
         _compute(document, tensors),
         Provenance(**fields),
-        {int(ranks): Link(**link) for ranks, link in document["links"].items()},
+        {int(ranks): link_from_json(link) for ranks, link in document["links"].items()},
         _machines(document["machines"], _under(_MACHINES, tensors)),
         overhead=None if overhead is None else StepOverhead.from_json(overhead),
         overheads={

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from autoshard.cost_model.inputs import sums_of_devices
@@ -97,8 +96,8 @@ class _Devices:
         self._homes = np.array([home for _, home in placed])
         self._amounts = oracle.amounts(self._pieces)
         self._sums = sums_of_devices(self._amounts, self._homes, count)
-        widths = [piece.output_width for piece in self._pieces]
-        self._dims = np.bincount(self._homes, widths, count).astype(int)
+        columns = [piece.exchanged_columns for piece in self._pieces]
+        self._dims = np.bincount(self._homes, columns, count).astype(float)
         exchanges = self._exchange(self._dims)
         self.phases_ms = np.concatenate([self._compute_ms(self._sums), exchanges], 1)
 
@@ -108,7 +107,7 @@ class _Devices:
         compute = self._compute_ms(self._sums[device] - self._amounts[numbers])
         for number, compute_ms in zip(numbers, compute, strict=True):
             piece, dims = self._pieces[number], self._dims.copy()
-            dims[device] -= piece.output_width
+            dims[device] -= piece.exchanged_columns
             # Without columns, too, a device may wait for others.
             without = np.concatenate([compute_ms, self._exchange(dims)[device]])
             yield piece, self.phases_ms[device] - without
@@ -117,7 +116,7 @@ class _Devices:
         costs = self._oracle.expectation().price(sums.float())[..., 0, :]
         return np.asarray(costs.double().numpy())
 
-    def _exchange(self, dims: npt.NDArray[np.int64]) -> Floats:
+    def _exchange(self, dims: Floats) -> Floats:
         """Returns all-to-all times of devices [devices, 2]; 0 where they are unknown."""
         found = self._oracle.exchange(dims.tolist(), self._objective)
         return np.repeat(np.array(found or [0.0] * len(dims))[:, None], 2, axis=1)

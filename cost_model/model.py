@@ -9,8 +9,9 @@ from autoshard.benchmark import MachineProbe, ReferenceLevel
 from autoshard.cost_model.compute import ComputeCostModel
 from autoshard.cost_model.machines import Machines
 from autoshard.cost_model.step_overhead import StepOverhead
-from autoshard.workload import Link, Objective, OperatorOptions, UserError
+from autoshard.workload import Objective, OperatorOptions, UserError
 from autoshard.workload.data_sheets import DataSheet
+from autoshard.workload.links import AnyLink
 
 if TYPE_CHECKING:
     from autoshard.cost_model.dataset import CostDataset
@@ -65,14 +66,14 @@ class CostModel:
 
     compute: ComputeCostModel
     provenance: Provenance
-    links: Mapping[int, Link] = field(default_factory=dict)
+    links: Mapping[int, AnyLink] = field(default_factory=dict)
     machines: Machines | None = None
     probe: MachineProbe | None = None
     overhead: StepOverhead | None = None
     in_training: bool = False
     data_sheet: DataSheet | None = None
     overheads: Mapping[str, StepOverhead] = field(default_factory=dict)
-    input_link: tuple[Link, int] | None = None
+    input_link: tuple[AnyLink, int] | None = None
 
     @property
     def kind(self) -> str:

@@ -19,7 +19,6 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.cost_model.way_overheads import CopyOverhead
 from autoshard.workload import (
     EmbeddingTable,
-    Link,
     Objective,
     Piece,
     Shard,
@@ -29,6 +28,7 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.arrays import Floats
+from autoshard.workload.links import AnyLink
 from autoshard.workload.step_price import StepPrice, copies_uncounted
 from autoshard.workload.units import Placeable
 
@@ -125,13 +125,13 @@ class EstimatedCosts:
         self._embed_new()
         return Memberships.of(lists).sums(self._amounts)
 
-    def exchange(self, dims: Sequence[int], objective: Objective) -> tuple[float, ...] | None:
+    def exchange(self, dims: Sequence[float], objective: Objective) -> tuple[float, ...] | None:
         """Returns the ms of each rank in one all-to-all, in either direction; None if unknown.
 
         The objective's link is used where it counts all-to-alls, else the fitted link.
 
         Args:
-            dims: Columns that each rank computes.
+            dims: Columns that each rank's outputs count for, as `exchanged_columns`.
             objective: Objective of the task.
         """
         link = objective.link if objective.counts_exchanges else self.link(len(dims))
@@ -144,7 +144,7 @@ class EstimatedCosts:
         price = StepPrice.of(over, self.batch_size, len(dims), float(columns.sum()))
         return tuple(price.exchange_ms(columns).tolist())
 
-    def link(self, ranks: int) -> Link | None:
+    def link(self, ranks: int) -> AnyLink | None:
         """Returns the link fitted to all-to-alls of so many ranks; None if unknown."""
         return self.model.links.get(ranks)
 
@@ -152,7 +152,7 @@ class EstimatedCosts:
         """Returns the cost of a plan, with its all-to-alls where they are known."""
         self.check(task)
         sharded, rest = plan.on_single_devices(task)
-        exchange = self.exchange(sharded.columns(rest), task.objective)
+        exchange = self.exchange(sharded.exchanged_columns(rest), task.objective)
         both = None if exchange is None else (exchange, exchange)
         return price_plan(plan, task, self, both, common_ms=self.common_ms(task, plan))
 
@@ -169,7 +169,7 @@ class EstimatedCosts:
         prices = self.prices([shard for shard in shards if shard is not None])
         forward, backward = np.zeros((2, len(shards)))
         forward[filled], backward[filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
-        columns = np.array(sharded.columns(rest), dtype=float)
+        columns = np.array(sharded.exchanged_columns(rest))
         step_ms = float(StepPrice.of_task(rest).step_ms(forward, backward, columns))
         return step_ms + self.common_ms(task, plan)
 

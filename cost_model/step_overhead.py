@@ -29,8 +29,9 @@ from autoshard.cost_model.way_overheads import (
     HotOverhead,
     RowOverhead,
 )
-from autoshard.workload import EmbeddingTable, Link, Piece, ShardingPlan, ShardingTask, UserError
+from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.arrays import Floats
+from autoshard.workload.links import AnyLink
 from autoshard.workload.lookups import lookups_in
 
 _NS = 1e-6  # milliseconds
@@ -157,19 +158,20 @@ class StepOverhead:
         rates = self.rates
         return np.asarray(rates[:, 0] * operators_ms + loads @ rates[:, 1:].T)
 
-    def with_inputs_over(self, link: Link, ranks: int) -> "StepOverhead":
+    def with_inputs_over(self, link: AnyLink, ranks: int) -> "StepOverhead":
         """Returns the overhead with what inputs take on their way from other ranks.
 
         A device receives an id for each lookup of their samples, and a length for each bag. It
         sends its own samples' lookups meanwhile, which are as many as a device receives on average.
         """
-        from_others_ns = _S * (ranks - 1) / ranks / link.bytes_s
+        over = link.all_to_all(ranks)
+        from_others_ns = _S * (ranks - 1) / ranks / over.bytes_s
         forward = replace(
             self.forward,
             lookup_ns=self.forward.lookup_ns + _ID_BYTES * from_others_ns,
             bag_ns=self.forward.bag_ns + _LENGTH_BYTES * from_others_ns,
         )
-        latency_ms = _MS_OF_A_SECOND * _INPUT_EXCHANGES * link.latency_s
+        latency_ms = _MS_OF_A_SECOND * _INPUT_EXCHANGES * over.latency_s
         return replace(self, forward=forward, input_latency_ms=latency_ms)
 
     def common_ms(self, task: ShardingTask, splits: int = 0) -> float:

@@ -204,5 +204,5 @@ class StepPredictor:
         """Returns the output columns of each device, [devices]."""
         columns = np.zeros(len(self._task.devices))
         for piece, home in placed:
-            columns[home] += piece.output_width
+            columns[home] += piece.exchanged_columns
         return columns

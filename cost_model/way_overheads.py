@@ -10,13 +10,14 @@ second operator starts where other tables are in columns; and partial sums are r
 so that they are neither packed nor put together again, as outputs of columns are.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from autoshard.workload import EmbeddingTable, Link, ShardingTask
+from autoshard.workload import EmbeddingTable, ShardingTask
 from autoshard.workload.arrays import Floats
+from autoshard.workload.links import AnyLink
 from autoshard.workload.operators import WEIGHT_BYTES
 
 # What a table with a copy on each rank is to a rank.
@@ -76,9 +77,9 @@ class CopyOverhead:
         return np.asarray(loads @ self.rates + reduced_ms)
 
 
-def reduced_ms_each_byte(link: Link, ranks: int) -> float:
+def reduced_ms_each_byte(link: AnyLink, ranks: int) -> float:
     """Returns the milliseconds of each byte of an all-reduce over a ring, without latency."""
-    return _MS_OF_A_SECOND * 2 * (ranks - 1) / ranks / link.bytes_s
+    return _MS_OF_A_SECOND * 2 * (ranks - 1) / ranks / link.ring(ranks).bytes_s
 
 
 def copy_loads(tables: Iterable[EmbeddingTable], batch_size: int, ranks: int) -> Floats:
@@ -115,16 +116,24 @@ class RowOverhead:
     saved_sum_ns: float
     saved_output_ns: float = 0.0
 
-    def ms(self, task: ShardingTask, row_wise: Collection[str], copied: Collection[str]) -> float:
-        """Returns what a plan with these tables of a task by rows, or copied, adds to a step."""
+    def ms(self, task: ShardingTask, row_wise: Mapping[str, int], copied: Collection[str]) -> float:
+        """Returns what a plan with these tables of a task by rows, or copied, adds to a step.
+
+        Tables by rows are given with their number of blocks.
+        """
         loads = row_loads(task, row_wise, copied)
         rates = np.array([self.start_ms, _NS * self.saved_sum_ns, _NS * self.saved_output_ns])
         return float(loads @ rates)
 
 
-def row_loads(task: ShardingTask, row_wise: Collection[str], copied: Collection[str]) -> Floats:
-    """Returns what `RowOverhead` has rates for, with savings below 0: [3]."""
-    columns = sum(table.dim * table.features for table in task.tables if table.name in row_wise)
+def row_loads(task: ShardingTask, row_wise: Mapping[str, int], copied: Collection[str]) -> Floats:
+    """Returns what `RowOverhead` has rates for, with savings below 0: [3].
+
+    Tables in blocks on one node count for its share of the devices, as others are on other nodes.
+    """
+    tables = [table for table in task.tables if table.name in row_wise]
+    shares = [row_wise[table.name] / len(task.devices) for table in tables]
+    columns = sum(t.dim * t.features * share for t, share in zip(tables, shares, strict=True))
     starts = bool(row_wise) and len(row_wise) + len(copied) < len(task.tables)
     sums = -float(task.batch_size * columns)
     return np.array([float(starts), sums, sums / len(task.devices)])

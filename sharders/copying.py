@@ -183,11 +183,12 @@ def _gains_ms(
     without_ms = oracle.price(whole - mine).total_ms.double().numpy()
     whole_ms = float(oracle.price(whole[None]).total_ms)
     compute_ms = (whole_ms - without_ms) / ranks
-    columns = np.array([table.whole().output_width for table in tables])
+    columns = np.array([table.whole().exchanged_columns for table in tables])
     exchange_ms = price.column_ms() * columns / ranks
     common_ms = overhead.common_ms_of(tables, task)
     copies_ms = overhead.copies.each_ms(task, tables)
     gains_ms = np.asarray(compute_ms + exchange_ms + common_ms - copies_ms)
-    even_ms = whole_ms / ranks + price.column_ms() * task.columns / ranks + oracle.common_ms(task)
+    even_ms = (whole_ms + price.column_ms() * task.exchanged_columns) / ranks
+    even_ms += oracle.common_ms(task)
     starts_ms = overhead.forward.start_ms + overhead.backward.start_ms - overhead.copies.start_ms
     return gains_ms, even_ms, starts_ms

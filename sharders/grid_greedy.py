@@ -59,7 +59,7 @@ class GridGreedy:
     def __init__(self, oracle: EstimatedCosts, task: ShardingTask, shares: Sequence[float]) -> None:
         self._oracle, self._task = oracle, task
         self.masks = RuleMasks(task)
-        columns = sum(table.whole().output_width for table in task.tables)
+        columns = task.exchanged_columns
         self._limits = np.array(shares) * columns / len(task.devices)
 
     def best(self, cuts: Sequence[Sequence[PlacementUnit]]) -> list[GreedyPlan]:

@@ -58,7 +58,7 @@ def in_groups(catalog: TableCatalog, whole: Group) -> list[Group]:
     units_of_groups = _assign(catalog, instance, members)
     if units_of_groups is None:
         return [whole]
-    columns = int(catalog.columns.numpy()[instance.units].sum())
+    columns = float(catalog.columns.numpy()[instance.units].sum())
     larger = FullTask(devices, columns)
     return [
         Group(

@@ -91,7 +91,8 @@ class HotColdSharder:
         amounts = oracle.amounts([each.whole() for each in (table, *cold)])
         spread_ms = oracle.price(whole - amounts[0] + amounts).total_ms.double().numpy() / ranks
         gains_ms = np.asarray(spread_ms[0] - spread_ms[1:])
-        mean_ms = spread_ms[0] + StepPrice.of_task(task).column_ms() * task.columns / ranks
+        column_ms = StepPrice.of_task(task).column_ms() / ranks
+        mean_ms = spread_ms[0] + column_ms * task.exchanged_columns
         # Only a block that takes longer than the mean device holds others up.
         if float(oracle.price(amounts[:1]).total_ms) > mean_ms and all(
             can_be_blocks(each.rows, ranks) for each in (table, *cold)

@@ -1,13 +1,16 @@
-"""Tables in blocks of rows on all devices (row-wise); another sharder places the others.
+"""Tables in blocks of rows, on all devices (row-wise) or on those of a node (table-row-wise);
+another sharder places the others.
 
 Blocks divide the lookups of a table, where slices of columns repeat them, but each block has
 outputs of full width for the samples of all devices. So rows pay for a table that is too much for
 one device and has many lookups for each column, and they are what is left for a table that fits on
 no device even in the narrowest slices. Which tables gain follows from their own prices; whether the
-plan gains is decided by planning with blocks and without.
+plan gains is decided by planning with blocks and without. With several nodes, greedy plans decide
+whether blocks are on all devices, which share the lookups of each table, or on those of one node,
+which repeat outputs less often.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -20,7 +23,7 @@ from autoshard.workload import EmbeddingTable, Piece, PlanError, Sharder, Shardi
 from autoshard.workload.arrays import Floats
 from autoshard.workload.placements import Placement
 from autoshard.workload.step_price import StepPrice
-from autoshard.workload.tables import DIM_STEP, can_be_blocks, row_blocks
+from autoshard.workload.tables import DIM_STEP, can_be_blocks
 
 _MIN_GAIN = 0.01  # of the step: less is not worth planning twice
 _COUNTS = (1, 4, 16)  # of tables by rows that are tried where no plan fits without
@@ -66,24 +69,43 @@ class RowWiseSharder:
         step_ms = oracle.step_ms(plan, task)
         if step_ms - _least_ms(oracle, task, gaining, even_ms) < _MIN_GAIN * step_ms:
             return plan
-        plans = [plan]
-        with suppress(PlanError):
-            # A greedy plan takes little time, and shows where no plan with rows comes near.
-            fast = CopyingSharder(FusedGreedySharder(oracle), oracle)
-            greedy = self._with(required | gaining, task, fast)
-            if oracle.step_ms(greedy, task) < _NEAR * step_ms:
-                plans.append(self._with(required | gaining, task))
+        # A greedy plan takes little time, and shows where no plan with rows comes near.
+        fast = CopyingSharder(FusedGreedySharder(oracle), oracle)
+        plans, fastest_ms, chosen = [plan], _NEAR * step_ms, None
+        for firsts in ({}, *_on_nodes(oracle, task, gaining)):
+            with suppress(PlanError):
+                greedy_ms = oracle.step_ms(self._with(required | gaining, task, firsts, fast), task)
+                if greedy_ms < fastest_ms:
+                    fastest_ms, chosen = greedy_ms, firsts
+        if chosen is not None:
+            with suppress(PlanError):
+                plans.append(self._with(required | gaining, task, chosen))
         return min(plans, key=lambda some: oracle.step_ms(some, task))
 
     def _with(
-        self, row_wise: frozenset[str], task: ShardingTask, sharder: Sharder | None = None
+        self,
+        row_wise: frozenset[str],
+        task: ShardingTask,
+        firsts: Mapping[str, int] | None = None,
+        sharder: Sharder | None = None,
     ) -> ShardingPlan:
-        """Returns a plan with these tables in blocks of rows on all devices."""
-        ranks = len(task.devices)
-        tables = [table for table in task.tables if table.name in row_wise]
-        sharder = sharder or self._sharder
-        placed = sharder.shard(task.with_row_blocks(dict.fromkeys(row_wise, ranks)))
-        shared = tuple(Placement(table.name, 0, table.dim, 0, ranks) for table in tables)
+        """Returns a plan with these tables in blocks of rows, on all devices or on one node.
+
+        Args:
+            row_wise: Names of the tables.
+            task: The task.
+            firsts: First device of the node, for tables that are on one.
+            sharder: Places the others; by default the sharder that was given.
+        """
+        ranks, firsts = len(task.devices), firsts or {}
+        node = ranks // task.nodes
+        counts = {name: node if name in firsts else ranks for name in row_wise}
+        placed = (sharder or self._sharder).shard(task.with_row_blocks(counts, firsts))
+        shared = tuple(
+            Placement(table.name, 0, table.dim, firsts.get(table.name, 0), counts[table.name])
+            for table in task.tables
+            if table.name in row_wise
+        )
         return placed.with_ways_of(ShardingPlan(shared, ranks, placed.copied), task)
 
     def _within_memory(
@@ -157,17 +179,40 @@ def _gaining(
         least = narrowest.get(table.name, DIM_STEP)
         width = max(least, -(-table.dim // ranks // DIM_STEP) * DIM_STEP)
         width = width if 2 * least <= table.dim else table.dim
-        blocks = [block.whole() for block in row_blocks(table, ranks)]
         by_columns_ms = float(_alone_ms(oracle, [Piece(table, 0, width)], exchange_ms)[0])
-        if float(_alone_ms(oracle, blocks, exchange_ms).max()) < by_columns_ms:
-            gaining.add(table.name)
+        # On one node if not on all, which repeat outputs more often.
+        for count in {ranks, ranks // task.nodes} - {1}:
+            blocks = [block.whole() for block in task.row_blocks(table, count)]
+            if float(_alone_ms(oracle, blocks, exchange_ms).max()) < by_columns_ms:
+                gaining.add(table.name)
     return frozenset(gaining)
+
+
+def _on_nodes(
+    oracle: EstimatedCosts, task: ShardingTask, row_wise: frozenset[str]
+) -> Iterator[Mapping[str, int]]:
+    """Yields the first device of the node that each table's blocks are on, if there are nodes.
+
+    Tables that take most time come first, each on the node that has least to do.
+    """
+    ranks, nodes = len(task.devices), task.nodes
+    node = ranks // nodes
+    tables = [t for t in task.tables if t.name in row_wise and can_be_blocks(t.rows, node)]
+    if nodes == 1 or node == 1 or not tables:
+        return
+    alone_ms = oracle.alone_ms([table.whole() for table in tables])
+    busy_ms, firsts = np.zeros(nodes), dict[str, int]()
+    for number in np.argsort(-alone_ms, kind="stable").tolist():
+        chosen = int(busy_ms.argmin())
+        busy_ms[chosen] += alone_ms[number]
+        firsts[tables[number].name] = chosen * node
+    yield firsts
 
 
 def _even_ms(oracle: EstimatedCosts, task: ShardingTask) -> float:
     """Returns what each device takes if all tables are spread evenly and nothing is repeated."""
     whole = oracle.amounts([table.whole() for table in task.tables]).sum(0)
-    exchange_ms = StepPrice.of_task(task).column_ms() * task.columns
+    exchange_ms = StepPrice.of_task(task).column_ms() * task.exchanged_columns
     return (float(oracle.price(whole[None]).total_ms) + exchange_ms) / len(task.devices)
 
 
@@ -176,11 +221,15 @@ def _least_ms(
 ) -> float:
     """Returns a step that a plan with these tables by rows hardly falls short of."""
     overhead = oracle.model.counted_overhead
-    saved_ms = 0.0 if overhead is None else min(0.0, overhead.of_rows.ms(task, row_wise, ()))
+    saved_ms = (
+        0.0
+        if overhead is None
+        else min(0.0, overhead.of_rows.ms(task, dict.fromkeys(row_wise, len(task.devices)), ()))
+    )
     return even_ms + oracle.common_ms(task) + saved_ms
 
 
 def _alone_ms(oracle: EstimatedCosts, pieces: Sequence[Piece], exchange_ms: float) -> Floats:
     """Returns what each piece takes on a device of its own, with what it sends: [pieces]."""
-    columns = np.array([piece.output_width for piece in pieces])
+    columns = np.array([piece.exchanged_columns for piece in pieces])
     return np.asarray(oracle.alone_ms(pieces) + exchange_ms * columns)

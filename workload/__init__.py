@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from autoshard.workload.fast_memory import fast_rows, slow_share
     from autoshard.workload.features import FEATURE_NAMES, piece_features
     from autoshard.workload.hot_ids import load_hot_ids, save_hot_ids
-    from autoshard.workload.objective import Link, Objective
+    from autoshard.workload.links import Link, Network
+    from autoshard.workload.objective import Objective
     from autoshard.workload.operators import OperatorOptions
     from autoshard.workload.placements import Placement
     from autoshard.workload.plans import PlanError, ShardingPlan
@@ -42,6 +43,7 @@ __all__ = [
     "FieldError",
     "IndexBatch",
     "Link",
+    "Network",
     "Objective",
     "OperatorOptions",
     "Piece",

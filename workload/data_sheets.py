@@ -5,7 +5,7 @@ from pathlib import Path
 
 from autoshard.workload import documents
 from autoshard.workload.errors import UserError
-from autoshard.workload.objective import Link
+from autoshard.workload.links import AnyLink, Link, Network
 
 _SCHEMA = documents.Schema("autoshard.data_sheet", 1)
 _GIGA = 1e9
@@ -51,10 +51,15 @@ class DataSheet:
         kind, _, rest = hardware.partition(": ")
         return kind == "cuda" and rest.startswith((f"{self.name} sm", f"{self.name},"))
 
-    def link(self, ranks: int) -> Link:
-        """Returns the link of all-to-alls of so many GPUs: its slowest part."""
-        inside = ranks <= self.gpus_per_node
-        return Link(_GIGA * (self.link_gb_s if inside else self.network_gb_s), _LATENCY_S)
+    def link(self, ranks: int) -> AnyLink:
+        """Returns the network between so many GPUs, in full nodes if these are more than one."""
+        inside = Link(_GIGA * self.link_gb_s, _LATENCY_S)
+        between = Link(_GIGA * self.network_gb_s, _LATENCY_S)
+        if ranks <= self.gpus_per_node:
+            return inside
+        if ranks % self.gpus_per_node:
+            return between  # of nodes that are not full, the slowest part
+        return Network(inside, between, self.gpus_per_node)
 
 
 # Figures of NVIDIA's data sheets for each GPU: NVLink (PCIe for L4 and L40S) is half of the stated

@@ -8,12 +8,12 @@ Compute is that of the fused operators alone, as in the papers, or all that a de
 of training (`in_training`), of which the operators are about half.
 """
 
-import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
-from autoshard.workload.errors import FieldError, UserError
+from autoshard.workload.errors import FieldError
+from autoshard.workload.links import AnyLink, link_from_json
 
 ObjectiveName = Literal["step", "pipelined", "operators", "compute"]
 
@@ -29,46 +29,6 @@ _STAGES: Mapping[ObjectiveName, tuple[tuple[int, ...], ...]] = {
     "compute": ((_FORWARD, _BACKWARD),),
 }
 _TRAINING: frozenset[ObjectiveName] = frozenset({"step", "pipelined"})
-_SPEED = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]?)(B|bit)/s\s*")
-_LATENCY = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(us|ms|s)\s*")
-_PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-
-
-@dataclass(frozen=True)
-class Link:
-    """The network between devices; each device sends and receives at this speed.
-
-    Args:
-        bytes_s: Bandwidth of each device, in bytes per second and direction.
-        latency_s: Start-up time of an all-to-all, in seconds.
-    """
-
-    bytes_s: float
-    latency_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.bytes_s < float("inf"):
-            raise FieldError("bytes_s", f"must be more than 0, got {self.bytes_s}")
-        if not 0 <= self.latency_s < float("inf"):
-            raise FieldError("latency_s", f"must be at least 0, got {self.latency_s}")
-
-    @staticmethod
-    def parse(text: str) -> "Link":
-        """Parses `25GB/s,30us`: bytes or bits per second, and optionally the latency."""
-        speed, _, latency = text.partition(",")
-        fast, late = _SPEED.fullmatch(speed), _LATENCY.fullmatch(latency or "0s")
-        if fast is None or late is None:
-            raise UserError(
-                "a link is given by bandwidth and latency, such as 25GB/s,30us or 100Gbit/s, "
-                f"got {text!r}"
-            )
-        number, prefix, unit = fast.groups()
-        bytes_s = float(number) * _PREFIXES[prefix] / (8 if unit == "bit" else 1)
-        return Link(bytes_s, float(late[1]) * _SECONDS[late[2]])
-
-    def __str__(self) -> str:
-        return f"{self.bytes_s / 1e9:g} GB/s, {1e6 * self.latency_s:g} us"
 
 
 @dataclass(frozen=True)
@@ -80,12 +40,12 @@ class Objective:
             `pipelined`: the same by TorchRec's `TrainPipelineSparseDist`, which distributes the
             lookups of the next batch meanwhile. `operators`: the same phases of the fused operators
             alone. `compute`: forward and backward of the operators, the only stage.
-        link: Network of all-to-alls; None if unknown, then all-to-alls do not count.
+        link: Network between devices; None if unknown, then all-to-alls do not count.
         dense_ms: Milliseconds of the model's dense part, in steps of training.
     """
 
     name: ObjectiveName = "operators"
-    link: Link | None = None
+    link: AnyLink | None = None
     dense_ms: float = 0.0
 
     def __post_init__(self) -> None:
@@ -121,7 +81,7 @@ class Objective:
 
     def to_json(self) -> dict[str, Any]:
         """Returns the objective as a JSON object."""
-        link = None if self.link is None else asdict(self.link)
+        link = None if self.link is None else self.link.to_json()
         return {"name": self.name, "link": link, "dense_ms": self.dense_ms}
 
     @staticmethod
@@ -134,7 +94,7 @@ class Objective:
         if "dense_ms" not in document and name in _TRAINING:
             name = "operators"
         return Objective(
-            name, None if link is None else Link(**link), document.get("dense_ms", 0.0)
+            name, None if link is None else link_from_json(link), document.get("dense_ms", 0.0)
         )
 
     def __str__(self) -> str:

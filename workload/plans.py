@@ -16,7 +16,6 @@ from autoshard.workload.tables import (
     Shard,
     can_be_blocks,
     hot_name,
-    row_blocks,
 )
 from autoshard.workload.tasks import ShardingTask
 
@@ -148,7 +147,7 @@ class ShardingPlan:
     def blocks(self, task: ShardingTask) -> dict[EmbeddingTable, tuple[EmbeddingTable, ...]]:
         """Returns the blocks of each table that is sharded by rows, in the task's order."""
         counts, (_, task) = self.row_wise, self.with_hot_apart(task)
-        return {t: row_blocks(t, counts[t.name]) for t in task.tables if t.name in counts}
+        return {t: task.row_blocks(t, counts[t.name]) for t in task.tables if t.name in counts}
 
     def on_single_devices(
         self, task: ShardingTask, reserve: bool = False
@@ -189,7 +188,7 @@ class ShardingPlan:
         found = []
         for p in self.placements:
             table = tables[p.table]
-            held = (table,) if p.row_blocks == 1 else row_blocks(table, p.row_blocks)
+            held = (table,) if p.row_blocks == 1 else task.row_blocks(table, p.row_blocks)
             found += [
                 (Piece(part, p.start, p.width), device)
                 for part, device in zip(held, p.devices, strict=True)
@@ -335,6 +334,10 @@ class ShardingPlan:
     def columns(self, task: ShardingTask) -> tuple[int, ...]:
         """Returns the output columns of each device, which it sends in all-to-alls."""
         return tuple(0 if shard is None else shard.total_dim for shard in self.shards(task))
+
+    def exchanged_columns(self, task: ShardingTask) -> tuple[float, ...]:
+        """Returns the columns that exchanges of each device's outputs count for."""
+        return tuple(0.0 if s is None else s.exchanged_columns for s in self.shards(task))
 
     def device_bytes(self, task: ShardingTask) -> tuple[int, ...]:
         """Returns the bytes that each device needs."""

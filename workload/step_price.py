@@ -60,15 +60,17 @@ class StepPrice:
         if objective.link is None or not exchanges:
             return StepPrice(separate, 0.0, float(ranks), columns, 0.0, 0.0)
         sample_bytes = _ELEMENT_BYTES * batch_size / ranks  # one column for one other rank
-        slope_ms = _MS * sample_bytes / objective.link.bytes_s
-        latency_ms = _MS * objective.link.latency_s
+        link = objective.link.all_to_all(ranks)
+        slope_ms = _MS * sample_bytes / link.bytes_s
+        latency_ms = _MS * link.latency_s
         return StepPrice(separate, float(exchanges), float(ranks), columns, slope_ms, latency_ms)
 
     @staticmethod
     def of_task(task: ShardingTask) -> "StepPrice":
         """Returns the price of a task; without tables, as all are copied, nothing is exchanged."""
         objective = task.objective if task.tables else replace(task.objective, link=None)
-        return StepPrice.of(objective, task.batch_size, len(task.devices), float(task.columns))
+        columns = task.exchanged_columns
+        return StepPrice.of(objective, task.batch_size, len(task.devices), columns)
 
     @staticmethod
     def rows(table: "Tensor") -> "StepPrice":

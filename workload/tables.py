@@ -63,6 +63,9 @@ class EmbeddingTable:
         weighted: Whether each lookup has a weight.
         access: Statistics of rows over all data. They say more than a batch needs, so tables that
             differ in them alone are equal.
+        exchange_share: What an exchange of its outputs takes, over that of a whole table as wide:
+            blocks of rows are summed up on the way (`links.Network.block_share`). It is a property
+            of a plan, and no part of files.
     """
 
     name: str
@@ -76,6 +79,7 @@ class EmbeddingTable:
     features: int = 1
     weighted: bool = False
     access: RowAccess | None = field(default=None, compare=False, repr=False)
+    exchange_share: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -162,7 +166,7 @@ class EmbeddingTable:
         return EmbeddingTable(**fields)
 
 
-_FIELDS = frozenset(EmbeddingTable.__dataclass_fields__)
+_FIELDS = frozenset(EmbeddingTable.__dataclass_fields__) - {"exchange_share"}
 
 
 @dataclass(frozen=True)
@@ -191,6 +195,11 @@ class Piece:
     def output_width(self) -> int:
         """Returns its output columns: its width for each feature of the table."""
         return self.width * self.table.features
+
+    @property
+    def exchanged_columns(self) -> float:
+        """Returns its output columns as an all-to-all of whole tables would have to move them."""
+        return self.output_width * self.table.exchange_share
 
     @cached_property
     def digest(self) -> str:
@@ -236,6 +245,11 @@ class Shard:
         return sum(piece.output_width for piece in self.pieces)
 
     @property
+    def exchanged_columns(self) -> float:
+        """Returns the columns that an exchange of its outputs counts for."""
+        return sum(piece.exchanged_columns for piece in self.pieces)
+
+    @property
     def weight_bytes(self) -> int:
         """Returns the bytes of the weights in fp32."""
         return sum(piece.table.rows * piece.width * _FLOAT_BYTES for piece in self.pieces)
@@ -271,7 +285,9 @@ def can_be_blocks(rows: int, count: int) -> bool:
     return rows_of_block(rows, count) * (count - 1) < rows
 
 
-def row_blocks(table: EmbeddingTable, count: int) -> tuple[EmbeddingTable, ...]:
+def row_blocks(
+    table: EmbeddingTable, count: int, exchange_share: float = 1.0
+) -> tuple[EmbeddingTable, ...]:
     """Returns `count` even blocks of a table's rows, each as a table of its own.
 
     They are named like slices: `item[0:500]`. Their lookups follow from the histogram of the
@@ -279,12 +295,12 @@ def row_blocks(table: EmbeddingTable, count: int) -> tuple[EmbeddingTable, ...]:
     often they are used, as hashed ids are: then blocks are used alike. Each block has the table's
     reuse bins; lookups that were recorded are not kept.
     """
-    return _blocks(table, count, table.access)
+    return _blocks(table, count, table.access, exchange_share)
 
 
 @lru_cache(_MAX_BLOCKS)
 def _blocks(
-    table: EmbeddingTable, count: int, access: RowAccess | None
+    table: EmbeddingTable, count: int, access: RowAccess | None, exchange_share: float
 ) -> tuple[EmbeddingTable, ...]:
     """Returns `row_blocks`; tables that differ in `access` alone are equal."""
     size = rows_of_block(table.rows, count)
@@ -302,6 +318,7 @@ def _blocks(
                 pooling_factor=table.pooling_factor * share,
                 trace=None,
                 access=None,
+                exchange_share=exchange_share,
             )
         )
     return tuple(found)

@@ -96,9 +96,23 @@ class ShardingTask:
         return np.array([device.usable_bytes for device in self.devices], np.int64)
 
     @property
+    def nodes(self) -> int:
+        """Returns the number of nodes, by the objective's network; 1 if it has none.
+
+        Each node has as many devices, with consecutive numbers.
+        """
+        link = self.objective.link
+        return 1 if link is None else link.nodes(len(self.devices))
+
+    @property
     def columns(self) -> int:
         """Returns the columns of all pooled outputs together."""
         return sum(table.dim * table.features for table in self.tables)
+
+    @property
+    def exchanged_columns(self) -> float:
+        """Returns the columns that exchanges of all pooled outputs together count for."""
+        return sum(table.whole().exchanged_columns for table in self.tables)
 
     @property
     def columns_in_order(self) -> int:
@@ -129,7 +143,9 @@ class ShardingTask:
         beside = (*self.beside, *sorted(names))
         return replace(self, tables=tables, devices=devices, rules=rules, beside=beside)
 
-    def with_row_blocks(self, counts: Mapping[str, int]) -> "ShardingTask":
+    def with_row_blocks(
+        self, counts: Mapping[str, int], nodes: Mapping[str, int] | None = None
+    ) -> "ShardingTask":
         """Returns the task in which blocks of rows take the place of these tables.
 
         Each block is a table of its own, which is whole and on one device. Other rules keep to the
@@ -137,24 +153,35 @@ class ShardingTask:
 
         Args:
             counts: Number of blocks of each table that is sharded by rows.
+            nodes: First device of tables whose blocks are on the devices of one node; by default
+                any.
         """
         if not counts:
             return self
-        blocks = {t: row_blocks(t, counts[t.name]) for t in self.tables if t.name in counts}
+        firsts = nodes or {}
+        blocks = {t: self.row_blocks(t, counts[t.name]) for t in self.tables if t.name in counts}
         tables = (part for table in self.tables for part in blocks.get(table, (table,)))
         kept = [rule.without(counts) for rule in self.rules]
-        pinned = [
-            Rule("on", (block.name,), devices, f"{table.name}: in blocks of rows")
-            for table, held in blocks.items()
-            for number, block in enumerate(held)
-            if (devices := tuple(range(number, len(self.devices), len(held))))
-        ]
-        # Over fewer devices, blocks may be in slices of columns (a grid).
-        wide = [held for held in blocks.values() if len(held) == len(self.devices)]
-        whole = [Rule("whole", tuple(block.name for block in held)) for held in wide]
+        pinned, whole = list[Rule](), list[Rule]()
+        for table, held in blocks.items():
+            first, step = firsts.get(table.name), len(held)
+            for number, block in enumerate(held):
+                found = range(number, len(self.devices), step)
+                devices = tuple(found) if first is None else (first + number,)
+                why = f"{table.name}: in blocks of rows"
+                pinned.append(Rule("on", (block.name,), devices, why))
+            # Over fewer devices, blocks may be in slices of columns (a grid).
+            if first is not None or step == len(self.devices):
+                whole.append(Rule("whole", tuple(block.name for block in held)))
         rules = (*(rule for rule in kept if rule is not None), *pinned, *whole)
         beside = (*self.beside, *sorted(counts))
         return replace(self, tables=tuple(tables), rules=rules, beside=beside)
+
+    def row_blocks(self, table: EmbeddingTable, count: int) -> tuple[EmbeddingTable, ...]:
+        """Returns a table in `count` blocks of rows on as many of the devices."""
+        link = self.objective.link
+        share = 1.0 if link is None else link.block_share(len(self.devices), count)
+        return row_blocks(table, count, share)
 
     def with_hot_rows(self, counts: Mapping[str, int]) -> "ShardingTask":
         """Returns the task in which the hot rows of these tables are tables of their own, copied.

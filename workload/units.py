@@ -27,9 +27,9 @@ class PlacementUnit:
         return self.pieces[0].table.name
 
     @property
-    def columns(self) -> int:
-        """Returns the output columns of all its pieces."""
-        return sum(piece.output_width for piece in self.pieces)
+    def columns(self) -> float:
+        """Returns the columns that an exchange of its outputs counts for."""
+        return sum(piece.exchanged_columns for piece in self.pieces)
 
     @property
     def can_be_split(self) -> bool:

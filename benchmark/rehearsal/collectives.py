@@ -16,7 +16,7 @@ from autoshard.benchmark.rehearsal.turns import Turns
 class Recorder(Protocol):
     """Notes the exchanges of a rank."""
 
-    def issue(self, moved_bytes: int) -> int:
+    def issue(self, moved_bytes: int, is_ring: bool) -> int:
         """Notes that a collective begins, with what this rank sends or receives."""
 
     def leave(self) -> None:
@@ -101,6 +101,7 @@ class RecordedGroup(dist.ProcessGroup):
             lambda: run(output, sent, list(output_splits), list(sent_splits)),
             max(going, coming),
             [output],
+            is_ring=False,
         )
 
     def allreduce(  # type: ignore[override]  # one of its forms
@@ -149,10 +150,12 @@ class RecordedGroup(dist.ProcessGroup):
         opts = opts or dist.BarrierOptions()
         return self._run(lambda: self._inner.barrier(opts), 0, [])
 
-    def _run(self, start: Callable[[], Any], moved: int, output: Any) -> RecordedWork:
+    def _run(
+        self, start: Callable[[], Any], moved: int, output: Any, is_ring: bool = True
+    ) -> RecordedWork:
         self._recorder.leave()
         work = start()
-        number = self._recorder.issue(moved)
+        number = self._recorder.issue(moved, is_ring)
         self._recorder.resume()
         return RecordedWork(work.wait, output, self._recorder, number)
 

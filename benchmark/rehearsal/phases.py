@@ -79,12 +79,13 @@ class Phases:
         """Notes that the rank stops computing."""
         self._mark(_OUTSIDE)
 
-    def issue(self, moved_bytes: int) -> int:
+    def issue(self, moved_bytes: int, is_ring: bool) -> int:
         """Notes that a collective begins; returns its number. Those between steps do not count."""
         if not self._running:
             return -1
         number, self._issued = self._issued, self._issued + 1
-        self._events.append(Event(number - self._issued_before, moved_bytes, self._phase))
+        event = Event(number - self._issued_before, moved_bytes, self._phase, is_ring)
+        self._events.append(event)
         return number
 
     def resume(self, waited: int | None = None) -> None:

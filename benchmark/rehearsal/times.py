@@ -21,8 +21,9 @@ from autoshard.benchmark.rehearsal.trace import (
     typical,
 )
 from autoshard.benchmark.statistics import mean_interval, median_interval
-from autoshard.workload import Link, documents
+from autoshard.workload import documents
 from autoshard.workload.arrays import Floats
+from autoshard.workload.links import AnyLink
 
 _COLUMNS = ("input", "fwd", "outputs", "dense", "grads", "bwd", "reduce")
 MUCH = 0.05  # share of cores taken by other processes, above which it is reported
@@ -136,7 +137,7 @@ class Rehearsal:
     ranks: tuple[RankReport, ...]
     rounds: tuple[Round, ...]
     in_turns: bool = False
-    link: Link | None = None
+    link: AnyLink | None = None
     level_ms: float | None = None
     dense_ms: float | None = None
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autoshard.workload import Link
 from autoshard.workload.arrays import Floats
+from autoshard.workload.links import AnyLink
 
 # What a rank computes, in the order of a step. Waiting for others is not part of it.
 PHASES = ("input", "forward", "outputs", "dense", "gradients", "backward", "reduce")
@@ -30,11 +30,14 @@ class Event(NamedTuple):
         moved_bytes: What this rank sends to others or receives from them, the larger of both; None
             where it waits.
         phase: The phase, as an index into PHASES.
+        is_ring: Whether the collective is a reduction or an all-gather, which pass data around
+            rings of devices.
     """
 
     collective: int
     moved_bytes: int | None
     phase: int
+    is_ring: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class ComposedStep:
 
 
 def compose(
-    traces: Sequence[Trace], link: Link | None = None, dense_ms: float | None = None
+    traces: Sequence[Trace], link: AnyLink | None = None, dense_ms: float | None = None
 ) -> ComposedStep:
     """Returns a step of ranks that all compute at the same time.
 
@@ -168,7 +171,7 @@ def compose(
             now = now + spans[:, number]
             collective = every[0].collective
             if every[0].moved_bytes is not None:
-                took = _ms_of([event.moved_bytes or 0 for event in every], link)
+                took = _ms_of(every, link)
                 done[collective] = free = max(float(now.max()), free) + took
                 issued += 1
             else:
@@ -182,8 +185,11 @@ def compose(
             return ComposedStep(step_ms, waiting)
 
 
-def _ms_of(moved_bytes: Sequence[int], link: Link | None) -> float:
+def _ms_of(events: Sequence[Event], link: AnyLink | None) -> float:
     """Returns the milliseconds of a collective: the rank that moves most takes longest."""
-    if link is None or not any(moved_bytes):
+    moved_bytes = max(event.moved_bytes or 0 for event in events)
+    if link is None or not moved_bytes:
         return 0.0
-    return _MS * (link.latency_s + max(moved_bytes) / link.bytes_s)
+    ranks = len(events)
+    over = link.ring(ranks) if events[0].is_ring else link.all_to_all(ranks)
+    return _MS * (over.latency_s + moved_bytes / over.bytes_s)

@@ -1,10 +1,11 @@
-"""The options `--objective`, `--link` and `--dense-ms`."""
+"""The options `--objective`, `--link`, `--inter-node-link`, `--devices-per-node`, `--dense-ms`."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autoshard.experiments.console import cli
-from autoshard.workload import Link, Objective, UserError
+from autoshard.workload import Link, Network, Objective, UserError
+from autoshard.workload.links import AnyLink
 from autoshard.workload.objective import ObjectiveName
 
 if TYPE_CHECKING:  # heavy, and options are read before
@@ -25,6 +26,11 @@ class ObjectiveOptions:
     """Link of all-to-alls: bytes or bits per second of a device in one direction, and latency, such
     as 25GB/s,30us. Default: the link that the cost model learned for this number of devices; if it
     has none, and in training, all-to-alls are not priced."""
+    inter_node_link: str | None = None
+    """Link between nodes, as --link, which then is the link inside a node: a device's share where
+    devices of a node share a network card."""
+    devices_per_node: int | None = None
+    """Devices of each node: devices 0 to N - 1 are the first node, and so on."""
     dense_ms: float | None = None
     """Milliseconds that the dense part of your model adds to a step. Plans do not depend on it, but
     predicted steps and their ratios do. Default: 0."""
@@ -32,7 +38,8 @@ class ObjectiveOptions:
     @property
     def names_objective(self) -> bool:
         """Whether one of the options is given."""
-        return any(given is not None for given in (self.objective, self.link, self.dense_ms))
+        given = (self.objective, self.link, self.inter_node_link, self.devices_per_node)
+        return any(option is not None for option in (*given, self.dense_ms))
 
     def priced(
         self, model: "CostModel", devices: int | None, learn_link: bool = True
@@ -84,7 +91,7 @@ class ObjectiveOptions:
                 )
             if devices == 1:
                 raise UserError("--link connects devices, and there is one: leave it out")
-        found = Objective(name, None if self.link is None else Link.parse(self.link))
+        found = Objective(name, self._network(devices))
         if model is None:
             return replace(found, dense_ms=self.dense_ms or 0.0)
         if found.in_training and not model.in_training:
@@ -94,3 +101,20 @@ class ObjectiveOptions:
         if self.link is None and learn_link and name != "compute":
             found = replace(found, link=model.links.get(devices))
         return found
+
+    def _network(self, devices: int) -> AnyLink | None:
+        """Returns the network that the options describe; UserError if some are missing."""
+        link = None if self.link is None else Link.parse(self.link)
+        nodes = (self.inter_node_link, self.devices_per_node)
+        if nodes == (None, None):
+            return link
+        if link is None or self.inter_node_link is None or self.devices_per_node is None:
+            raise UserError(
+                "--inter-node-link and --devices-per-node need each other, and --link for the "
+                "inside of a node: give all three"
+            )
+        if self.devices_per_node < 1:
+            raise UserError(f"--devices-per-node must be at least 1, got {self.devices_per_node}")
+        network = Network(link, Link.parse(self.inter_node_link), self.devices_per_node)
+        network.nodes(devices)  # raises where they are not full
+        return network

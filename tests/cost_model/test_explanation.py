@@ -11,13 +11,15 @@ from autoshard.cost_model.explanation import ALL_PHASES
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    Link,
+    Objective,
     Piece,
     Shard,
     ShardCost,
     ShardingPlan,
     ShardingTask,
 )
-from autoshard.workload.objective import PHASES, Link, Objective
+from autoshard.workload.objective import PHASES
 
 
 @pytest.fixture(params=[Objective("compute"), Objective("operators", Link(1e9, 1e-4))], ids=str)

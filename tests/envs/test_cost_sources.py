@@ -26,12 +26,12 @@ from autoshard.envs import (
 from autoshard.workload import (
     Device,
     EmbeddingTable,
+    Link,
     Objective,
     Shard,
     ShardingPlan,
     ShardingTask,
 )
-from autoshard.workload.objective import Link
 from autoshard.workload.step_price import StepPrice
 
 BATCH_SIZE = 512

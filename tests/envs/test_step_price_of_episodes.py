@@ -20,8 +20,8 @@ from autoshard.envs import (
     TaskInstance,
 )
 from autoshard.envs.devices import STAGES
-from autoshard.workload import EmbeddingTable, Objective
-from autoshard.workload.objective import Link, ObjectiveName
+from autoshard.workload import EmbeddingTable, Link, Objective
+from autoshard.workload.objective import ObjectiveName
 from autoshard.workload.step_price import StepPrice, step_ms
 
 LINKS = (None, Link(1e9), Link(2e8, 3e-4))

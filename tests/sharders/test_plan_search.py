@@ -13,9 +13,16 @@ from autoshard.cost_model.step_overhead import SplitCost
 from autoshard.cost_model.step_prediction import Placed
 from autoshard.sharders import LocalSearchSharder
 from autoshard.sharders.plan_search import PlanSearch
-from autoshard.workload import Device, EmbeddingTable, Piece, ShardingPlan, ShardingTask
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    Link,
+    Objective,
+    Piece,
+    ShardingPlan,
+    ShardingTask,
+)
 from autoshard.workload.arrays import Floats
-from autoshard.workload.objective import Link, Objective
 from autoshard.workload.step_price import StepPrice, stages_of_phases, step_ms
 
 SLOW = Link(1e7, 1e-3)

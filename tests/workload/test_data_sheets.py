@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from autoshard.workload import UserError
+from autoshard.workload import Link, Network, UserError
 from autoshard.workload.data_sheets import DATA_SHEETS, data_sheet_of, read_data_sheet
 
 FIGURES = {
@@ -38,7 +38,9 @@ def test_hardware_is_known_by_the_name_that_torch_gives_it() -> None:
 def test_ranks_of_several_nodes_are_linked_by_the_network(tmp_path: Path) -> None:
     own = read_data_sheet("GPU of 96 GB", written(tmp_path))
     assert own.name == "GPU of 96 GB"
-    assert [own.link(ranks).bytes_s / 1e9 for ranks in (2, 4, 8)] == [450, 450, 25]
+    links = [own.link(ranks) for ranks in (2, 4, 6, 8)]
+    assert [link.bytes_s / 1e9 for link in links[:3] if isinstance(link, Link)] == [450, 450, 25]
+    assert links[3] == Network(Link(450e9, 20e-6), Link(25e9, 20e-6), 4)
 
 
 @pytest.mark.parametrize(

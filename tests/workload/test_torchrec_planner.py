@@ -17,6 +17,7 @@ from autoshard.workload import (
     Device,
     EmbeddingTable,
     Link,
+    Network,
     Objective,
     OperatorOptions,
     Placement,
@@ -257,6 +258,10 @@ def test_torchrec_knows_the_gpus_of_a_data_sheet() -> None:
     assert found.inter_host_bw == 50e6
     over = replace(task, objective=Objective("operators", Link.parse("25GB/s")))
     assert topology_of(over, "cuda", sheet).intra_host_bw == 25e6
+    network = Network(Link.parse("40GB/s"), Link.parse("5GB/s"), 4)
+    nodes = replace(own_task(*[2**30] * 8), objective=Objective("step", network))
+    found = topology_of(nodes, "cpu")
+    assert (found.local_world_size, found.intra_host_bw, found.inter_host_bw) == (4, 40e6, 5e6)
     two_nodes = own_task(*[2**30] * 16)
     assert topology_of(two_nodes, "cuda", sheet).local_world_size == 8
 

@@ -9,6 +9,7 @@ from torchrec.distributed.planner.types import CustomTopologyData, ParameterCons
 from torchrec.modules.embedding_configs import DataType
 
 from autoshard.workload.data_sheets import DataSheet
+from autoshard.workload.links import Network
 from autoshard.workload.operators import Optimizer, Weights
 from autoshard.workload.tables import EmbeddingTable
 from autoshard.workload.tasks import ShardingTask
@@ -49,9 +50,14 @@ def topology_of(
     if not for_rows:
         memory = {"custom_topology_data": CustomTopologyData({kind: usable}, len(usable))}
     ranks, link = len(task.devices), task.objective.link
-    bandwidth = {} if link is None else dict.fromkeys(_BANDWIDTHS, link.bytes_s / _MS)
+    bandwidth, node = dict[str, float](), ranks
+    if isinstance(link, Network):
+        both = (link.inside.bytes_s / _MS, link.between.bytes_s / _MS)
+        bandwidth = dict(zip(_BANDWIDTHS, both, strict=True))
+        node = ranks // link.nodes(ranks)
+    elif link is not None:
+        bandwidth = dict.fromkeys(_BANDWIDTHS, link.bytes_s / _MS)
     bandwidth |= bandwidths or {}
-    node = ranks
     if sheet is not None:
         bandwidth["hbm_mem_bw"] = sheet.memory_gb_s * _GB / _MS
         if link in (None, sheet.link(ranks)):

@@ -1,0 +1,104 @@
+"""Networks of two levels, against bytes that are counted one by one."""
+
+import numpy as np
+import pytest
+
+from autoshard.workload import (
+    Device,
+    EmbeddingTable,
+    FieldError,
+    Link,
+    Network,
+    Objective,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+)
+from autoshard.workload.links import link_from_json
+from autoshard.workload.placements import Placement
+from autoshard.workload.step_price import StepPrice
+
+RANKS, NODE, BATCH = 8, 4, 1024
+NETWORKS = [
+    Network(Link(4e9, 5e-6), Link(1e9, 2e-5), NODE),  # the slower link counts
+    Network(Link(4e9, 5e-6), Link(1e11, 1e-6), NODE),  # what stays in nodes counts
+]
+SAMPLE_BYTES = 4 * BATCH / RANKS  # one column of a rank's samples
+
+
+def counted_ms(columns: np.ndarray, network: Network) -> float:
+    """The slowest device of an all-to-all, over the link that takes longer."""
+    took = []
+    for one in range(RANKS):
+        others = [other for other in range(RANKS) if other != one]
+        for link, near in ((network.inside, True), (network.between, False)):
+            reached = [o for o in others if (o // NODE == one // NODE) is near]
+            sent, received = len(reached) * columns[one], columns[reached].sum()
+            took.append(1e3 * SAMPLE_BYTES * max(sent, received) / link.bytes_s)
+    return max(took) + 1e3 * max(network.inside.latency_s, network.between.latency_s)
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_all_to_alls_take_as_long_as_the_busiest_link(network: Network) -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(20):
+        columns = rng.integers(0, 64, RANKS) * 4.0
+        price = StepPrice.of(Objective("step", network), BATCH, RANKS, float(columns.sum()))
+        assert price.exchange_ms(columns).max() == pytest.approx(counted_ms(columns, network))
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_partial_sums_take_what_rings_and_nodes_move(network: Network) -> None:
+    """Blocks on all devices, and on those of one node, at the price of whole tables."""
+    whole = network.all_to_all(RANKS)
+    partial = SAMPLE_BYTES * RANKS  # of one column, for all samples
+    # Each device passes on all but its own part. A node has one ring for each device.
+    passed = partial * (RANKS - 1) / RANKS
+    rings_s = max(passed / network.inside.bytes_s, passed / NODE / network.between.bytes_s)
+    column_s = SAMPLE_BYTES * (RANKS - 1) / whole.bytes_s
+    assert network.block_share(RANKS, RANKS) * column_s == pytest.approx(rings_s)
+    # Reduced in the node, each device has a part of the samples, some of which others need.
+    inside_s = partial * (NODE - 1) / NODE / network.inside.bytes_s
+    between_s = partial / NODE * (RANKS - NODE) / RANKS / network.between.bytes_s
+    share = network.block_share(RANKS, NODE)
+    assert share * column_s == pytest.approx(inside_s + between_s)
+
+
+def test_blocks_of_rows_are_exchanged_by_their_share() -> None:
+    network = NETWORKS[0]
+    table = EmbeddingTable("a", 8_000, 32, 4.0)
+    task = ShardingTask(
+        (table,), Device.uniform(RANKS, 2**30), BATCH, objective=Objective("step", network)
+    )
+    for blocks in (RANKS, NODE):
+        plan = ShardingPlan((Placement("a", 0, 32, 0, blocks),), RANKS)
+        sharded, rest = plan.on_single_devices(task)
+        share = network.block_share(RANKS, blocks)
+        expected = [32 * share] * blocks + [0.0] * (RANKS - blocks)
+        assert sharded.exchanged_columns(rest) == pytest.approx(expected)
+        assert sharded.columns(rest) == tuple(32 if number < blocks else 0 for number in range(8))
+    # Over one link there is no shorter way.
+    assert Link(1e9).block_share(RANKS, NODE) == Link(1e9).block_share(RANKS, RANKS) == 1.0
+
+
+def test_one_node_is_its_inner_link() -> None:
+    network = NETWORKS[0]
+    assert network.nodes(3) == network.nodes(4) == 1
+    assert network.nodes(8) == 2
+    assert network.all_to_all(3) == network.ring(4) == network.inside
+
+
+def test_nodes_have_the_same_number_of_devices() -> None:
+    with pytest.raises(UserError, match=r"6 devices do not fill nodes of 4.* take 4 or 8"):
+        NETWORKS[0].nodes(6)
+    with pytest.raises(FieldError, match="devices_per_node: must be at least 1, got 0"):
+        Network(Link(1e9), Link(1e9), 0)
+
+
+def test_objectives_are_written_with_their_networks() -> None:
+    objective = Objective("step", NETWORKS[0], 2.0)
+    assert Objective.from_json(objective.to_json()) == objective
+    assert link_from_json(Link(5e8).to_json()) == Link(5e8)
+    assert str(objective.link) == (
+        "4 GB/s, 5 us inside nodes of 4 devices, 1 GB/s, 20 us between them"
+    )

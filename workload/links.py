@@ -1,0 +1,181 @@
+"""Links between devices, and what collectives take over them.
+
+Devices of a node are connected by one link, and nodes by another (`Network`), or all devices by one
+(`Link`). Each collective of equal devices takes as long over a network as over some single link, so
+everything that prices a collective asks for that link, `all_to_all` or `ring`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, TypeAlias
+
+from autoshard.workload.errors import FieldError, UserError
+
+_SPEED = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]?)(B|bit)/s\s*")
+_LATENCY = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(us|ms|s)\s*")
+_PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(frozen=True)
+class Link:
+    """A network in which each device sends and receives at the same speed, whatever the other end.
+
+    Args:
+        bytes_s: Bandwidth of each device, in bytes per second and direction.
+        latency_s: Start-up time of a collective, in seconds.
+    """
+
+    bytes_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bytes_s < float("inf"):
+            raise FieldError("bytes_s", f"must be more than 0, got {self.bytes_s}")
+        if not 0 <= self.latency_s < float("inf"):
+            raise FieldError("latency_s", f"must be at least 0, got {self.latency_s}")
+
+    @staticmethod
+    def parse(text: str) -> "Link":
+        """Parses `25GB/s,30us`: bytes or bits per second, and optionally the latency."""
+        speed, _, latency = text.partition(",")
+        fast, late = _SPEED.fullmatch(speed), _LATENCY.fullmatch(latency or "0s")
+        if fast is None or late is None:
+            raise UserError(
+                "a link is given by bandwidth and latency, such as 25GB/s,30us or 100Gbit/s, "
+                f"got {text!r}"
+            )
+        number, prefix, unit = fast.groups()
+        bytes_s = float(number) * _PREFIXES[prefix] / (8 if unit == "bit" else 1)
+        return Link(bytes_s, float(late[1]) * _SECONDS[late[2]])
+
+    def all_to_all(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
+        """Returns the link over which all-to-alls take as long: this one."""
+        return self
+
+    def ring(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
+        """Returns the link over which reduce-scatters and the like take as long: this one."""
+        return self
+
+    def block_share(self, ranks: int, blocks: int) -> float:  # noqa: ARG002 - as of a network
+        """Returns what outputs of blocks of rows take, over those of whole tables: as much."""
+        return 1.0
+
+    def nodes(self, ranks: int) -> int:  # noqa: ARG002 - as of a network
+        """Returns the number of nodes of so many devices, as far as is known: 1."""
+        return 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON object."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.bytes_s / 1e9:g} GB/s, {1e6 * self.latency_s:g} us"
+
+
+@dataclass(frozen=True)
+class Network:
+    """Nodes with the same number of devices, a link inside each, and one between them.
+
+    The devices of a node have consecutive numbers. Both links carry data at the same time, so a
+    collective takes as long as the link that needs longer.
+
+    Args:
+        inside: Link between the devices of a node.
+        between: Link between nodes, as a device's share: where devices of a node share a network
+            card, its bandwidth divided by their number.
+        devices_per_node: Devices of a node.
+    """
+
+    inside: Link
+    between: Link
+    devices_per_node: int
+
+    def __post_init__(self) -> None:
+        if self.devices_per_node < 1:
+            raise FieldError("devices_per_node", f"must be at least 1, got {self.devices_per_node}")
+
+    def nodes(self, ranks: int) -> int:
+        """Returns the number of nodes of so many devices.
+
+        Raises:
+            UserError: They do not fill whole nodes; one node may have fewer devices.
+        """
+        if ranks > self.devices_per_node and ranks % self.devices_per_node:
+            raise UserError(
+                f"{ranks} devices do not fill nodes of {self.devices_per_node}: nodes need the "
+                f"same number of devices, so take {ranks - ranks % self.devices_per_node} or "
+                f"{ranks + -ranks % self.devices_per_node}"
+            )
+        return max(1, ranks // self.devices_per_node)
+
+    def all_to_all(self, ranks: int) -> Link:
+        """Returns the link over which all-to-alls take as long, by the device that sends most.
+
+        It sends each other device as much, of which `devices_per_node - 1` are in its node. No
+        device receives for longer, over either link.
+        """
+        nodes = self.nodes(ranks)
+        if nodes == 1:
+            return self.inside
+        near = self.devices_per_node - 1
+        inside_s = near / self.inside.bytes_s
+        between_s = (ranks - 1 - near) / self.between.bytes_s
+        return Link((ranks - 1) / max(inside_s, between_s), self._latency_s)
+
+    def ring(self, ranks: int) -> Link:
+        """Returns the link over which reduce-scatters, all-gathers and all-reduces take as long.
+
+        They pass data around rings. A ring enters and leaves a node once, and there are as many
+        rings as devices of a node, so that each device has its share of them between nodes.
+        """
+        if self.nodes(ranks) == 1:
+            return self.inside
+        entering = self.devices_per_node * self.between.bytes_s
+        return Link(min(self.inside.bytes_s, entering), self._latency_s)
+
+    def block_share(self, ranks: int, blocks: int) -> float:
+        """Returns what outputs of blocks of rows take, over those of whole tables as wide.
+
+        Blocks on all devices are reduced and scattered around rings. Blocks on the devices of one
+        node are reduced and scattered inside, and then each device sends its share of samples to
+        other nodes.
+
+        Args:
+            ranks: Devices that take part.
+            blocks: Blocks of the table, each on one device.
+        """
+        whole, node = self.all_to_all(ranks), self.devices_per_node
+        if blocks == ranks:
+            return whole.bytes_s / self.ring(ranks).bytes_s
+        if blocks != node:
+            return 1.0
+        inside_s = ranks * (node - 1) / node / self.inside.bytes_s
+        between_s = (ranks - node) / node / self.between.bytes_s
+        return (inside_s + between_s) * whole.bytes_s / (ranks - 1)
+
+    @property
+    def _latency_s(self) -> float:
+        return max(self.inside.latency_s, self.between.latency_s)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns a JSON object."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.inside} inside nodes of {self.devices_per_node} devices, "
+            f"{self.between} between them"
+        )
+
+
+AnyLink: TypeAlias = Link | Network
+
+
+def link_from_json(document: Mapping[str, Any]) -> AnyLink:
+    """Returns the link or network that `to_json` wrote."""
+    if "between" not in document:
+        return Link(**document)
+    inside, between = Link(**document["inside"]), Link(**document["between"])
+    return Network(inside, between, document["devices_per_node"])
