@@ -8,7 +8,7 @@ everything that prices a collective asks for that link, `all_to_all` or `ring`.
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from autoshard.workload.errors import FieldError, UserError
 
@@ -16,6 +16,9 @@ _SPEED = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]?)(B|bit)/s\s*")
 _LATENCY = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(us|ms|s)\s*")
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+# Of all devices: all-to-alls, and what passes data around rings (reduce-scatters, all-gathers and
+# all-reduces). Of the devices of a node, and of those with the same place in each node: any.
+Collective = Literal["all_to_all", "ring", "inside", "between"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,10 @@ class Link:
 
     def ring(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
         """Returns the link over which reduce-scatters and the like take as long: this one."""
+        return self
+
+    def of(self, collective: Collective, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
+        """Returns the link that a collective of so many devices is priced by: this one."""
         return self
 
     def block_share(self, ranks: int, blocks: int) -> float:  # noqa: ARG002 - as of a network
@@ -134,6 +141,14 @@ class Network:
             return self.inside
         entering = self.devices_per_node * self.between.bytes_s
         return Link(min(self.inside.bytes_s, entering), self._latency_s)
+
+    def of(self, collective: Collective, ranks: int) -> Link:
+        """Returns the link that a collective of so many devices is priced by."""
+        if collective == "all_to_all":
+            return self.all_to_all(ranks)
+        if collective == "ring":
+            return self.ring(ranks)
+        return self.inside if collective == "inside" else self.between
 
     def block_share(self, ranks: int, blocks: int) -> float:
         """Returns what outputs of blocks of rows take, over those of whole tables as wide.

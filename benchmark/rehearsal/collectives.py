@@ -11,12 +11,13 @@ import torch
 import torch.distributed as dist
 
 from autoshard.benchmark.rehearsal.turns import Turns
+from autoshard.workload.links import Collective
 
 
 class Recorder(Protocol):
     """Notes the exchanges of a rank."""
 
-    def issue(self, moved_bytes: int, is_ring: bool) -> int:
+    def issue(self, moved_bytes: int, over: Collective) -> int:
         """Notes that a collective begins, with what this rank sends or receives."""
 
     def leave(self) -> None:
@@ -63,14 +64,18 @@ class RecordedGroup(dist.ProcessGroup):
 
     Args:
         inner: Runs them.
-        rank: Number of this rank.
-        ranks: Number of ranks.
+        rank: Number of this rank in the group.
+        ranks: Number of ranks in the group.
         recorder: Notes them.
+        part: Which links they go over, of a group of some of the ranks; None if it has all.
     """
 
-    def __init__(self, inner: Any, rank: int, ranks: int, recorder: Recorder) -> None:
+    def __init__(
+        self, inner: Any, rank: int, ranks: int, recorder: Recorder, part: Collective | None = None
+    ) -> None:
         super().__init__(rank, ranks)  # type: ignore[call-arg]  # the form without a store
         self._inner, self._others, self._recorder = inner, ranks - 1, recorder
+        self._part = part
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Returns the name by which torch.distributed knows it."""
@@ -101,7 +106,7 @@ class RecordedGroup(dist.ProcessGroup):
             lambda: run(output, sent, list(output_splits), list(sent_splits)),
             max(going, coming),
             [output],
-            is_ring=False,
+            "all_to_all",
         )
 
     def allreduce(  # type: ignore[override]  # one of its forms
@@ -151,20 +156,27 @@ class RecordedGroup(dist.ProcessGroup):
         return self._run(lambda: self._inner.barrier(opts), 0, [])
 
     def _run(
-        self, start: Callable[[], Any], moved: int, output: Any, is_ring: bool = True
+        self, start: Callable[[], Any], moved: int, output: Any, over: Collective = "ring"
     ) -> RecordedWork:
         self._recorder.leave()
         work = start()
-        number = self._recorder.issue(moved, is_ring)
+        number = self._recorder.issue(moved, self._part or over)
         self._recorder.resume()
         return RecordedWork(work.wait, output, self._recorder, number)
 
 
 class TurnsBackend:
-    """Collectives of ranks that take turns, by the names that `RecordedGroup` calls."""
+    """Collectives of ranks that take turns, by the names that `RecordedGroup` calls.
 
-    def __init__(self, turns: Turns) -> None:
-        self._turns = turns
+    Groups of some of the ranks have as many collectives each, so that all ranks count alike.
+
+    Args:
+        turns: The turns of all ranks.
+        members: Numbers of the group's ranks; by default all.
+    """
+
+    def __init__(self, turns: Turns, members: Sequence[int] = ()) -> None:
+        self._turns, self._members = turns, members or range(turns.ranks)
 
     def alltoall_base(
         self,
@@ -175,10 +187,11 @@ class TurnsBackend:
     ) -> "_Later":
         """As `RecordedGroup.alltoall_base`."""
         row = sent[0].numel() if len(sent) else output[0].numel() if len(output) else 1
-        number = self._turns.issue(sent.contiguous(), [row * split for split in sent_splits])
+        number = self._issue(sent, [row * split for split in sent_splits])
 
         def finish() -> None:
-            for rank, part in enumerate(torch.split(output, list(output_splits))):
+            parts = torch.split(output, list(output_splits))
+            for rank, part in zip(self._members, parts, strict=True):
                 self._turns.read(number, rank, part)
 
         return _Later(self._turns, number, finish)
@@ -194,14 +207,15 @@ class TurnsBackend:
     def _reduce_scatter_base(self, output: torch.Tensor, sent: torch.Tensor, opts: Any) -> "_Later":
         """As `RecordedGroup.reduce_scatter_single`; only sums are used."""
         del opts
-        number = self._turns.issue(sent.contiguous(), [output.numel()] * self._turns.ranks)
+        number = self._issue(sent, [output.numel()] * len(self._members))
         return _Later(self._turns, number, lambda: self._combine(number, output, torch.add))
 
     def _combine(self, number: int, output: torch.Tensor, combine: Callable[..., Any]) -> None:
         """Reads what all ranks sent to this one, and combines it."""
         total, part = torch.empty_like(output), torch.empty_like(output)
-        self._turns.read(number, 0, total)
-        for rank in range(1, self._turns.ranks):
+        first, *others = self._members
+        self._turns.read(number, first, total)
+        for rank in others:
             self._turns.read(number, rank, part)
             combine(total, part, out=total)
         output.copy_(total)
@@ -210,7 +224,11 @@ class TurnsBackend:
         """As `RecordedGroup.broadcast`."""
         (tensor,) = tensors
         number = self._turns.issue(tensor.contiguous())
-        return _Later(self._turns, number, lambda: self._turns.read(number, opts.rootRank, tensor))
+        return _Later(
+            self._turns,
+            number,
+            lambda: self._turns.read(number, self._members[opts.rootRank], tensor),
+        )
 
     def allgather(
         self,
@@ -226,16 +244,22 @@ class TurnsBackend:
     def _allgather_base(self, output: torch.Tensor, sent: torch.Tensor, opts: Any) -> "_Later":
         """As `RecordedGroup.all_gather_single`."""
         del opts
-        return self._gather(sent, output.chunk(self._turns.ranks))
+        return self._gather(sent, output.chunk(len(self._members)))
 
     def _gather(self, sent: torch.Tensor, outputs: Sequence[torch.Tensor]) -> "_Later":
         number = self._turns.issue(sent.contiguous())
 
         def finish() -> None:
-            for rank, output in enumerate(outputs):
+            for rank, output in zip(self._members, outputs, strict=True):
                 self._turns.read(number, rank, output)
 
         return _Later(self._turns, number, finish)
+
+    def _issue(self, sent: torch.Tensor, splits: Sequence[int]) -> int:
+        """Sends each member its part, and other ranks nothing."""
+        of_ranks = dict(zip(self._members, splits, strict=True))
+        every = [of_ranks.get(rank, 0) for rank in range(self._turns.ranks)]
+        return self._turns.issue(sent.contiguous(), every)
 
     def barrier(self, opts: Any) -> "_Later":
         """As `RecordedGroup.barrier`."""

@@ -15,6 +15,7 @@ from autoshard.benchmark import fbgemm
 from autoshard.benchmark.backends.base import Stopwatch
 from autoshard.benchmark.rehearsal import trace
 from autoshard.benchmark.rehearsal.trace import PHASES, Event, Trace, TracedStep
+from autoshard.workload.links import Collective
 from autoshard.workload.torchrec import HotCold
 
 _OUTSIDE = -1  # exchanging, or waiting for it
@@ -79,12 +80,12 @@ class Phases:
         """Notes that the rank stops computing."""
         self._mark(_OUTSIDE)
 
-    def issue(self, moved_bytes: int, is_ring: bool) -> int:
+    def issue(self, moved_bytes: int, over: Collective) -> int:
         """Notes that a collective begins; returns its number. Those between steps do not count."""
         if not self._running:
             return -1
         number, self._issued = self._issued, self._issued + 1
-        event = Event(number - self._issued_before, moved_bytes, self._phase, is_ring)
+        event = Event(number - self._issued_before, moved_bytes, self._phase, over)
         self._events.append(event)
         return number
 

@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
@@ -13,6 +14,7 @@ from autoshard.benchmark.device_lock import this_pool
 from autoshard.benchmark.process import at_usual_priority
 from autoshard.benchmark.reference import reference_operators
 from autoshard.benchmark.rehearsal.times import Loop
+from autoshard.workload.links import Collective
 
 _TIMEOUT = timedelta(hours=1)  # `RankGroup` ends all ranks if one is lost, so this need not
 _PATIENCE_S = 60.0  # for a device that others hold: a pool measures for seconds
@@ -74,11 +76,22 @@ class RehearsalRank:
         self._phases = Phases(self._watch)
         if in_turns:
             self._turns = Turns(store, rank, ranks, lambda: self._watch.clear_cache(math.inf))
-            inner: Any = TurnsBackend(self._turns)
-        else:
-            inner = self._backend.process_group(store, rank, ranks, _TIMEOUT)
-        group = RecordedGroup(inner, rank, ranks, self._phases)
-        dist.Backend.register_backend("recorded", lambda *_: group, devices=["cpu", "cuda"])
+
+        def group(options: Any, _: Any) -> RecordedGroup:
+            own, size = options.group_rank, options.group_size
+            members = list(options.global_ranks_in_group) or list(range(ranks))
+            part: Collective | None = None
+            if size < ranks:  # TorchRec's groups of a node, and of ranks with one place in each
+                is_node = members == list(range(members[0], members[0] + size))
+                part = "inside" if is_node else "between"
+            if in_turns:
+                inner: Any = TurnsBackend(self._turns, members)
+            else:
+                inner = self._backend.process_group(options.store, own, size, _TIMEOUT)
+            return RecordedGroup(inner, own, size, self._phases, part)
+
+        devices = ["cpu", "cuda"]
+        dist.Backend.register_backend("recorded", group, extended_api=True, devices=devices)
         dist.init_process_group("recorded", store=store, rank=rank, world_size=ranks)
 
     def prepare(self, name: str, task: Any, plan: Any, loop: Loop, hot: bool) -> None:
@@ -87,6 +100,9 @@ class RehearsalRank:
         `hot` as for `draw_batch`.
         """
         from autoshard.benchmark.rehearsal.training import Training, draw_batches
+
+        # By which TorchRec knows the nodes of tables that are by rows within one.
+        os.environ["LOCAL_WORLD_SIZE"] = str(self._ranks // task.nodes)
 
         self._backend.reset_peak()
         drawn_for = (task.tables, task.batch_size, hot)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autoshard.workload.arrays import Floats
-from autoshard.workload.links import AnyLink
+from autoshard.workload.links import AnyLink, Collective
 
 # What a rank computes, in the order of a step. Waiting for others is not part of it.
 PHASES = ("input", "forward", "outputs", "dense", "gradients", "backward", "reduce")
@@ -30,14 +30,13 @@ class Event(NamedTuple):
         moved_bytes: What this rank sends to others or receives from them, the larger of both; None
             where it waits.
         phase: The phase, as an index into PHASES.
-        is_ring: Whether the collective is a reduction or an all-gather, which pass data around
-            rings of devices.
+        over: What kind of collective it is, as links price it.
     """
 
     collective: int
     moved_bytes: int | None
     phase: int
-    is_ring: bool = False
+    over: Collective = "all_to_all"
 
 
 @dataclass(frozen=True)
@@ -190,6 +189,5 @@ def _ms_of(events: Sequence[Event], link: AnyLink | None) -> float:
     moved_bytes = max(event.moved_bytes or 0 for event in events)
     if link is None or not moved_bytes:
         return 0.0
-    ranks = len(events)
-    over = link.ring(ranks) if events[0].is_ring else link.all_to_all(ranks)
+    over = link.of(events[0].over, len(events))
     return _MS * (over.latency_s + moved_bytes / over.bytes_s)

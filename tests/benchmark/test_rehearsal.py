@@ -35,6 +35,8 @@ from autoshard.workload import (
     Device,
     EmbeddingTable,
     Link,
+    Network,
+    Objective,
     OperatorOptions,
     Placement,
     PlanError,
@@ -53,6 +55,7 @@ TABLES = (
 )
 _COPIED: dict[int, int] = {}  # on no rank in particular
 _BY_ROWS = {-1: 0}  # in blocks of rows on all ranks
+_NODE_0, _NODE_1, _NODE = -2, -4, 2  # in blocks of rows on the two ranks of a node
 # Columns of each table by rank. Of the first even plan all slices are as wide; in the uneven ones
 # ranks come in any order; in the last rank 0 holds all tables together, and the others nothing.
 PLANS = {
@@ -70,6 +73,8 @@ PLANS = {
     "rows alone on 4": (4, [_BY_ROWS] * 4),
     "all ways on 2": (2, [{0: 20, 1: 12}, _BY_ROWS, {1: 24}, _COPIED]),
     "all ways on 4": (4, [_BY_ROWS, _COPIED, {2: 12, 3: 12}, {0: 16}]),
+    "rows of nodes on 4": (4, [{_NODE_1: 32}, {0: 4, 3: 12}, {_NODE_0: 24}, _COPIED]),
+    "grid on 4": (4, [{_NODE_0: 20, _NODE_1: 12}, {_NODE_0: 16}, _BY_ROWS, {2: 16}]),
     "hot rows on 2": (2, [{0: 20, 1: 12}, {0: 16}, {1: 24}, {1: 16}]),
     "hot rows on 4": (4, [_BY_ROWS, {1: 16}, {2: 12, 3: 12}, _COPIED]),
 }
@@ -79,9 +84,14 @@ HOT_ROWS = {
 }
 
 
+NODES = Network(Link(1e9), Link(1e8), _NODE)
+
+
 def task_of(ranks: int, batch_size: int = 32) -> ShardingTask:
     devices = Device.uniform(ranks, 2**30)
-    return ShardingTask(TABLES, devices, batch_size, OperatorOptions(optimizer="sgd"))
+    objective = Objective("operators", NODES if ranks > _NODE else None)
+    operator = OperatorOptions(optimizer="sgd")
+    return ShardingTask(TABLES, devices, batch_size, operator, objective=objective)
 
 
 def plan_of(ranks: int, columns: list[dict[int, int]]) -> ShardingPlan:
@@ -92,7 +102,8 @@ def plan_of(ranks: int, columns: list[dict[int, int]]) -> ShardingPlan:
             continue
         start = 0
         for rank, width in widths.items():
-            placements.append(Placement(table.name, start, width, rank))
+            blocks, device = (1, rank) if rank >= 0 else (_NODE, _NODE_0 - rank)
+            placements.append(Placement(table.name, start, width, device, blocks))
             start += width
     copied = (t.name for t, widths in zip(TABLES, columns, strict=True) if widths == _COPIED)
     return ShardingPlan(tuple(placements), ranks, tuple(copied))
@@ -190,7 +201,8 @@ def test_losses_and_weights_are_those_of_the_model_in_one_piece(
 
 
 @pytest.mark.parametrize(
-    "name", ["uneven on 4", "copies on 2", "copies on 4", "all ways on 4", "hot rows on 4"]
+    "name",
+    ["uneven on 4", "copies on 2", "copies on 4", "all ways on 4", "grid on 4", "hot rows on 4"],
 )
 def test_adagrad_learns_the_same_in_all_ways(name: str, stages: dict[int, RankGroup]) -> None:
     ranks, columns = PLANS[name]
@@ -204,6 +216,23 @@ def test_adagrad_learns_the_same_in_all_ways(name: str, stages: dict[int, RankGr
     assert rehearsal.losses == pytest.approx(losses, abs=1e-5)
     for table, expected in tables.items():
         torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)
+
+
+def test_rows_of_a_node_are_summed_up_inside_and_go_out_as_shares(
+    stages: dict[int, RankGroup],
+) -> None:
+    """What each rank moves in the node and between nodes, forward and backward."""
+    name, task, width = "rows of nodes on 4", task_of(4), TABLES[0].dim
+    stages[4].prepare(name, task, plan_of(4, PLANS[name][1]))
+    (made,) = stages[4].train(name, STEPS, warm_up=0).rounds
+    stages[4].forget(name)
+    sums, outputs = 4 * task.batch_size * width, 4 * (task.batch_size // 4) * width
+    for trace in made.traces[2:]:  # of the node that holds table `wide`
+        moved = [(event.over, event.moved_bytes) for event in trace.events]
+        assert moved.count(("inside", sums // 2)) == 2
+        assert moved.count(("between", outputs)) == 2
+    fast, slow = (replace(NODES, between=Link(speed)) for speed in (1e9, 1e6))
+    assert compose(made.traces, slow).step_ms > compose(made.traces, fast).step_ms
 
 
 def test_row_wise_adagrad_learns_the_same_in_whole_tables_and_in_blocks(
