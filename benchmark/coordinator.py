@@ -19,14 +19,13 @@ from typing import Any
 
 from ray.exceptions import RayError
 
+from autoshard.benchmark import exchanging
 from autoshard.benchmark.devices import first_line
-from autoshard.benchmark.exchanging import measure_exchange, wait_until_free
 from autoshard.benchmark.fleet import Fleet, PoolDevice, PoolError
 from autoshard.benchmark.hardware import DeviceInfo, machine_id
 from autoshard.benchmark.jobs import MAX_INTERLEAVED, Job, JobQueue, Request
 from autoshard.benchmark.measurement import (
     Exchange,
-    ExchangeKey,
     Measurement,
     MeasurementError,
     MeasureSettings,
@@ -135,6 +134,10 @@ class PoolCoordinator:
     async def node_of_devices(self) -> dict[str, str]:
         """Returns the Ray node of each device's actor."""
         return {device.info.name: device.place.node_id for device in self._fleet.devices}
+
+    async def node_sizes(self) -> list[int]:
+        """Returns the number of devices of each node, the largest first."""
+        return list(map(len, exchanging.devices_of_nodes(self._fleet.measuring())))
 
     async def peak_bytes(self) -> dict[str, int]:
         """Returns the peak memory of each device's actor."""
@@ -355,18 +358,19 @@ class PoolCoordinator:
 
     # --- all-to-all -----------------------------------------------------------------------------
 
-    async def exchange(self, dims: tuple[int, ...], batch_size: int, store_path: str) -> Exchange:
-        """Measures an all-to-all among `len(dims)` ranks, or reads it from the store."""
+    async def exchange(
+        self, dims: tuple[int, ...], batch_size: int, nodes: int | None, store_path: str
+    ) -> Exchange:
+        """Measures an all-to-all among `len(dims)` ranks, or reads it from the store.
+
+        `nodes` as for `devices_of_ranks`.
+        """
         await self.ready(len(dims))
         hardware, versions = self._fleet.main_make
         store = self._open(Path(store_path))
         async with self._exchanging, contextlib.AsyncExitStack() as claims:
-            devices = sorted(self._fleet.measuring(), key=lambda device: device.place.unit)
-            devices = devices[: len(dims)]
-            nodes = list(dict.fromkeys(device.place.owner for device in devices))
-            homes = [nodes.index(devices[n % len(devices)].place.owner) for n in range(len(dims))]
-            several = tuple(homes) if len(nodes) > 1 else ()
-            key = ExchangeKey(dims, batch_size, len(devices), several)
+            devices = exchanging.devices_of_ranks(self._fleet.measuring(), len(dims), nodes)
+            key = exchanging.key_of(dims, batch_size, devices)
             known = store.find_exchange(key, hardware, versions)
             if known is not None:
                 return known
@@ -374,9 +378,12 @@ class PoolCoordinator:
             for device in devices:
                 await claims.enter_async_context(device.exclusive)
             try:
-                await wait_until_free(devices, key.ranks, self._time_limit_s, self._fleet.report)
+                await exchanging.wait_until_free(
+                    devices, key.ranks, self._time_limit_s, self._fleet.report
+                )
                 found = await asyncio.wait_for(
-                    measure_exchange(key, devices, hardware, versions), self._time_limit_s
+                    exchanging.measure_exchange(key, devices, hardware, versions),
+                    self._time_limit_s,
                 )
             except (TimeoutError, RayError) as error:
                 reason = f"an all-to-all among {key.ranks} ranks failed: {first_line(error)}"

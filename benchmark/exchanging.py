@@ -73,6 +73,49 @@ async def measure_exchange(
     )
 
 
+def devices_of_nodes(devices: Sequence[PoolDevice]) -> list[list[PoolDevice]]:
+    """Returns the devices of each node, the largest node first."""
+    by_node: dict[str, list[PoolDevice]] = {}
+    for device in sorted(devices, key=lambda device: device.place.unit):
+        by_node.setdefault(device.place.owner, []).append(device)
+    return sorted(by_node.values(), key=len, reverse=True)
+
+
+def devices_of_ranks(
+    devices: Sequence[PoolDevice], ranks: int, nodes: int | None
+) -> list[PoolDevice]:
+    """Returns the device of each rank, those of a node one after the other.
+
+    Args:
+        devices: All that measure.
+        ranks: Number of ranks; if it is more than there are devices, all are returned.
+        nodes: Number of nodes with as many ranks each; by default as few as have the devices.
+
+    Raises:
+        MeasurementError: There are not so many nodes with so many devices.
+    """
+    largest_first = devices_of_nodes(devices)
+    for count in (nodes,) if nodes else range(1, len(largest_first) + 1):
+        chosen, each = largest_first[:count], ranks // count
+        if ranks == count * each and len(chosen) == count and len(chosen[-1]) >= each:
+            return [device for node in chosen for device in node[:each]]
+    if nodes:
+        sizes = ", ".join(str(len(node)) for node in largest_first)
+        raise MeasurementError(
+            f"an all-to-all of {ranks} ranks on {nodes} nodes needs {-(-ranks // nodes)} devices "
+            f"of each, the cluster's nodes have {sizes}"
+        )
+    return [device for node in largest_first for device in node][:ranks]
+
+
+def key_of(dims: tuple[int, ...], batch_size: int, devices: Sequence[PoolDevice]) -> ExchangeKey:
+    """Returns the key of an all-to-all whose ranks are assigned to devices round-robin."""
+    owners = list(dict.fromkeys(device.place.owner for device in devices))
+    homes = [owners.index(devices[n % len(devices)].place.owner) for n in range(len(dims))]
+    several = tuple(homes) if len(owners) > 1 else ()
+    return ExchangeKey(dims, batch_size, len(devices), several)
+
+
 async def wait_until_free(
     devices: list[PoolDevice], ranks: int, time_limit_s: float, report: Callable[[str], None]
 ) -> None:

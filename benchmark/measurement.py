@@ -281,6 +281,15 @@ class ExchangeKey:
         """Number of ranks; on fewer `devices` some share one."""
         return len(self.dims)
 
+    @property
+    def devices_per_node(self) -> int | None:
+        """Ranks of each node, which have consecutive numbers; None on one node, or otherwise."""
+        if not self.nodes:
+            return None
+        size = self.nodes.count(0)
+        even = tuple(rank // size for rank in range(self.ranks))
+        return size if self.nodes == even else None
+
 
 @dataclass(frozen=True)
 class Exchange:

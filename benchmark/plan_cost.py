@@ -243,7 +243,8 @@ def measure_plan(
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))
     if not with_exchange or plan.num_devices == 1:
         return price_plan(plan, task, oracle)
-    exchange = pool.exchange(plan.columns(task), task.batch_size)
+    nodes = task.nodes if task.nodes > 1 else None
+    exchange = pool.exchange(plan.columns(task), task.batch_size, nodes)
     return price_plan(
         plan,
         task,

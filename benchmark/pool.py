@@ -224,10 +224,21 @@ class BenchmarkPool:
                 progress(measurement)
         return [answers[index].normalized_to(level) for index in range(len(shards))]
 
-    def exchange(self, dims: Sequence[int], batch_size: int) -> Exchange:
-        """Returns the measured all-to-all of a plan whose rank r computes `dims[r]` columns."""
+    def node_sizes(self) -> list[int]:
+        """Returns the number of devices of each node, the largest first."""
+        sizes: list[int] = self._ask("node_sizes")
+        return sizes
+
+    def exchange(self, dims: Sequence[int], batch_size: int, nodes: int | None = None) -> Exchange:
+        """Returns the measured all-to-all of a plan whose rank r computes `dims[r]` columns.
+
+        Args:
+            dims: Columns of each rank.
+            batch_size: Samples of the batch of all ranks.
+            nodes: Number of nodes, with as many ranks each; by default as few as have the devices.
+        """
         self._wait_for_devices(len(dims))
-        found: Exchange = self._ask("exchange", tuple(dims), batch_size, str(self.store))
+        found: Exchange = self._ask("exchange", tuple(dims), batch_size, nodes, str(self.store))
         return found
 
     def shutdown(self) -> None:

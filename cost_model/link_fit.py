@@ -4,34 +4,92 @@ Both are fitted to the slowest rank of all-to-alls with a device for each rank: 
 device say nothing about the network.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import scipy  # which loads its parts when they are used
 
 from autoshard.benchmark import Exchange
-from autoshard.workload import Link, Objective
+from autoshard.benchmark.measurement import ExchangeKey
+from autoshard.workload import Link, Network, Objective
 from autoshard.workload.arrays import Floats
+from autoshard.workload.links import AnyLink
 from autoshard.workload.step_price import StepPrice
 
 MIN_EXCHANGES = 5  # all-to-alls with a device for each rank
 _FIFTHS = 5
 _MS = 1e3
+_ELEMENT_BYTES = 4
 
 
-def fit_links(exchanges: Sequence[Exchange]) -> dict[int, Link]:
+class _Line(NamedTuple):
+    """Milliseconds of all-to-alls: latency, which may grow with the ranks, and what flows.
+
+    Args:
+        base_ms: Latency without ranks.
+        rank_ms: Latency of each rank.
+        slope: Milliseconds for each millisecond at 1 byte/s.
+        error: Root of the mean squared relative error.
+        max_ranks: The most ranks that it was fitted to.
+    """
+
+    base_ms: float
+    rank_ms: float
+    slope: float
+    error: float
+    max_ranks: int
+
+    @staticmethod
+    def of(exchanges: Sequence[Exchange], flow: Callable[[ExchangeKey], float]) -> "_Line | None":
+        """Fits a line; None if there are too few of them."""
+        if len(exchanges) < MIN_EXCHANGES:
+            return None
+        terms = np.array([[1.0, e.key.ranks, flow(e.key)] for e in exchanges])
+        measured_ms = np.array([_slowest_ms(e) for e in exchanges])
+        weights = fit_terms(terms, measured_ms)
+        error = float(np.sqrt(np.square(terms @ weights / measured_ms - 1).mean()))
+        base_ms, rank_ms, slope = weights.tolist()
+        return _Line(base_ms, rank_ms, slope, error, max(e.key.ranks for e in exchanges))
+
+    def links(self, ranks: Iterable[int]) -> dict[int, Link]:
+        """Returns a link for each number of ranks."""
+        return links_of_fits({n: (self.base_ms + self.rank_ms * n, self.slope) for n in ranks})
+
+
+def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     """Returns a link for each number of ranks, from 2 up to the most that had a device each.
 
-    Latency may grow with the number of ranks; bandwidth is the same for all. Nothing is returned
-    where too few of the all-to-alls had a device for each rank, or more columns take no longer.
+    Ranks that fill several nodes get a network of two levels, or a link between nodes with one
+    device each. Latency may grow with the number of ranks; bandwidth is the same for all. Nothing
+    is returned where too few of the all-to-alls had a device for each rank, or more columns take no
+    longer.
     """
-    usable = _with_a_device_each(exchanges)
-    if len(usable) < MIN_EXCHANGES:
-        return {}
-    terms = np.array([[1.0, e.key.ranks, flow_ms(e.key.dims, e.key.batch_size)] for e in usable])
-    base_ms, rank_ms, slope = fit_terms(terms, np.array([_slowest_ms(e) for e in usable]))
-    max_ranks = max(e.key.ranks for e in usable)
-    return links_of_fits({n: (base_ms + rank_ms * n, slope) for n in range(2, max_ranks + 1)})
+    usable = [e for e in exchanges if 1 < e.key.ranks <= e.key.devices]
+    found: dict[int, AnyLink] = {}
+    inside = _Line.of([e for e in usable if not e.key.nodes], _flow)
+    if inside is not None:
+        found.update(inside.links(range(2, inside.max_ranks + 1)))
+    sizes = Counter(size for e in usable if (size := e.key.devices_per_node))
+    if not sizes:
+        return found
+    ((node, _),) = sizes.most_common(1)
+    among = [e for e in usable if e.key.devices_per_node == node]
+    # Devices of a node have a network card each, or share one.
+    flows = [partial(_between_flow, shared=shared) for shared in (False, True)]
+    lines = [line for flow in flows if (line := _Line.of(among, flow)) is not None]
+    if not lines:
+        return found
+    between = min(lines, key=lambda line: line.error)
+    found = {ranks: link for ranks, link in found.items() if ranks <= node}
+    for ranks, link in between.links(range(2 * node, between.max_ranks + 1, node)).items():
+        if node == 1:
+            found[ranks] = link
+        elif isinstance(within := found.get(node), Link):
+            found[ranks] = Network(within, link, node)
+    return found
 
 
 def link_error(exchanges: Sequence[Exchange]) -> float | None:
@@ -39,24 +97,14 @@ def link_error(exchanges: Sequence[Exchange]) -> float | None:
 
     None where too few are left.
     """
-    usable = _with_a_device_each(exchanges)
-    links = fit_links([exchange for n, exchange in enumerate(usable) if n % _FIFTHS])
-    errors = []
-    for exchange in usable[::_FIFTHS]:
-        link = links.get(exchange.key.ranks)
-        if link is not None:
-            predicted_ms = _MS * link.latency_s
-            predicted_ms += flow_ms(exchange.key.dims, exchange.key.batch_size, link)
-            errors.append(abs(predicted_ms / _slowest_ms(exchange) - 1))
-    return float(np.median(errors)) if errors else None
-
-
-def _with_a_device_each(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """Returns usable all-to-alls: inside one node, or among several, of which there are more."""
     usable = [e for e in exchanges if 1 < e.key.ranks <= e.key.devices]
-    among = [e for e in usable if e.key.nodes]
-    inside = [e for e in usable if not e.key.nodes]
-    return max(inside, among, key=len)
+    links = fit_links([exchange for n, exchange in enumerate(usable) if n % _FIFTHS])
+    errors = [
+        abs(exchange_ms(e.key.dims, e.key.batch_size, link) / _slowest_ms(e) - 1)
+        for e in usable[::_FIFTHS]
+        if (link := links.get(e.key.ranks)) is not None
+    ]
+    return float(np.median(errors)) if errors else None
 
 
 def _slowest_ms(exchange: Exchange) -> float:
@@ -64,12 +112,38 @@ def _slowest_ms(exchange: Exchange) -> float:
     return (max(exchange.forward_ms) + max(exchange.backward_ms)) / 2
 
 
-def flow_ms(columns: Sequence[int] | Floats, batch_size: int, link: Link | None = None) -> float:
-    """Returns the milliseconds of an all-to-all without latency; by default at 1 byte/s."""
-    objective = Objective("operators", Link(1.0 if link is None else link.bytes_s))
-    dims = np.asarray(columns, dtype=float)
-    price = StepPrice.of(objective, batch_size, len(dims), float(dims.sum()))
-    return float(price.exchange_ms(dims).max())
+def _flow(key: ExchangeKey) -> float:
+    return flow_ms(key.dims, key.batch_size)
+
+
+def _between_flow(key: ExchangeKey, shared: bool) -> float:
+    """Returns the milliseconds at 1 byte/s of what a device, or its share of a node, sends to other
+    nodes.
+    """
+    node = key.devices_per_node or key.ranks
+    dims = np.array(key.dims, float).reshape(-1, node)
+    columns = dims.mean(1).max() if shared else dims.max()
+    to_others = key.batch_size * (key.ranks - node) / key.ranks
+    return float(_MS * _ELEMENT_BYTES * columns * to_others)
+
+
+def exchange_ms(dims: Sequence[int] | Floats, batch_size: int, link: AnyLink) -> float:
+    """Returns the milliseconds of an all-to-all, in either direction.
+
+    Args:
+        dims: Columns of each rank.
+        batch_size: Samples of the batch of all ranks.
+        link: Link or network between them.
+    """
+    columns = np.asarray(dims, dtype=float)
+    objective = Objective("operators", link)
+    price = StepPrice.of(objective, batch_size, len(columns), float(columns.sum()))
+    return float(price.exchange_ms(columns).max())
+
+
+def flow_ms(dims: Sequence[int] | Floats, batch_size: int) -> float:
+    """Returns the milliseconds of an all-to-all at 1 byte/s, without latency."""
+    return exchange_ms(dims, batch_size, Link(1.0))
 
 
 def fit_terms(terms: Floats, measured_ms: Floats, whole_ms: Floats | None = None) -> Floats:

@@ -19,16 +19,16 @@ from autoshard.benchmark.containers import cpu_quota
 from autoshard.benchmark.devices import nodes_that_measure, reports_of
 from autoshard.benchmark.fbgemm import check_pair, installed_fbgemm, training_ops
 from autoshard.benchmark.hardware import cpu_fingerprint, free_memory_bytes
+from autoshard.cost_model.link_fit import fit_links
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import ray_cluster
-from autoshard.workload import UserError, load_tables, random_shards
+from autoshard.workload import Link, UserError, load_tables, random_shards
 
 _TABLES = "synthetic:40:1:small"
 _SHARDS, _REPEATS = 6, 3
-_COLUMNS, _BATCH = 256, 1024  # of each rank in the all-to-all
+_COLUMNS, _BATCH = (16, 64, 128, 256, 512), 1024  # of each rank in all-to-alls
 _NOISE = 0.05  # deviation of repeats above which plans are hard to tell apart
 _DISK_BYTES, _SHARED_BYTES = 5e9, 1e9
-_FP32 = 4
 _SHARED = Path("/dev/shm")  # noqa: S108 - it is looked at only
 
 
@@ -155,15 +155,32 @@ def _measuring(path: Path) -> Iterator[Finding]:
     mend = "other programs use the devices: end them, or expect to measure longer"
     yield Finding("noise", f"repeats deviate by {noise:.1%}", mend if noise > _NOISE else "")
     yield from (Finding("notice", notice) for notice in pool.notices())
-    if len(devices) > 1:
-        ranks = len(devices)
-        found = pool.exchange((_COLUMNS,) * ranks, _BATCH)
-        slowest = max(found.forward_ms)
-        sent = _COLUMNS * _BATCH * _FP32 * (ranks - 1) / ranks
-        yield Finding(
-            "all-to-all",
-            f"{sent / 1e6:.2f} MB a device in {slowest:.2f} ms: {sent / slowest / 1e6:.2f} GB/s",
+    yield from _links(pool)
+
+
+def _links(pool: BenchmarkPool) -> Iterator[Finding]:
+    """Measures all-to-alls inside a node and among all nodes, and says which options fit them."""
+    sizes = pool.node_sizes()
+    each = min(sizes)
+    exchanges = []
+    for nodes, ranks in {(1, max(sizes)), (len(sizes), each * len(sizes))}:
+        if ranks > 1:
+            exchanges += [pool.exchange((n,) * ranks, _BATCH, nodes) for n in _COLUMNS]
+    links = fit_links(exchanges)
+    if not links:
+        yield Finding("all-to-all", "one device, or a link that more columns do not slow down")
+        return
+    link = links[max(links)]
+    says = (
+        f"--link {link.option}"
+        if isinstance(link, Link)
+        else (
+            f"--link {link.inside.option} --inter-node-link {link.between.option} "
+            f"--devices-per-node {link.devices_per_node}"
         )
+    )
+    among = f"{len(sizes)} nodes" if len(sizes) > 1 else "this node"
+    yield Finding("all-to-all", f"{max(links)} ranks on {among}: {says}")
 
 
 if __name__ == "__main__":

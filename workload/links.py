@@ -53,6 +53,11 @@ class Link:
         bytes_s = float(number) * _PREFIXES[prefix] / (8 if unit == "bit" else 1)
         return Link(bytes_s, float(late[1]) * _SECONDS[late[2]])
 
+    @property
+    def option(self) -> str:
+        """The link as `parse` reads it."""
+        return f"{self.bytes_s / 1e9:.3g}GB/s,{1e6 * self.latency_s:.3g}us"
+
     def all_to_all(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
         """Returns the link over which all-to-alls take as long: this one."""
         return self

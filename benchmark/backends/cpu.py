@@ -148,10 +148,22 @@ class CpuBackend(DeviceBackend):
         return CpuStopwatch(self._core, min(cache_bytes, max_bytes), references)
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
-        """Returns a process group of gloo."""
+        """Returns a process group of gloo, over the network through which Ray reaches this node.
+
+        By itself, gloo takes the address of the host's name, which on many systems is a loopback.
+        """
+        import ray
         import torch.distributed as dist
 
-        return dist.ProcessGroupGloo(store, rank, ranks, timeout)
+        gloo: Any = dist.ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = timeout
+        if "GLOO_SOCKET_IFNAME" in os.environ:
+            options._devices = [gloo.create_default_device()]
+        else:
+            address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+            options._devices = [gloo.create_device(hostname=address)]
+        return gloo(store, rank, ranks, options)
 
 
 def share_memory(cores: Sequence[int], report: NodeReport) -> dict[int, int]:
