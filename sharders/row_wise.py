@@ -25,9 +25,10 @@ from autoshard.workload.placements import Placement
 from autoshard.workload.step_price import StepPrice
 from autoshard.workload.tables import DIM_STEP, can_be_blocks
 
+# Of what a device takes on average: a table that takes more may be worth blocks of rows.
+_HEAVY = (1.0, 0.5, 0.25)
 _MIN_GAIN = 0.01  # of the step: less is not worth planning twice
 _COUNTS = (1, 4, 16)  # of tables by rows that are tried where no plan fits without
-_NEAR = 1.15  # times the step without rows: greedy plans are improved by less
 
 
 class RowWiseSharder:
@@ -63,23 +64,26 @@ class RowWiseSharder:
             return plan
         even_ms = _even_ms(oracle, task)
         free = [table for table in allowed if table.name not in plan.copied]
-        gaining = _gaining(oracle, task, free, even_ms)
-        if not gaining:
+        heavier = _gaining(oracle, task, free, even_ms)
+        if not heavier:
             return plan
         step_ms = oracle.step_ms(plan, task)
-        if step_ms - _least_ms(oracle, task, gaining, even_ms) < _MIN_GAIN * step_ms:
+        if step_ms - _least_ms(oracle, task, heavier[-1], even_ms) < _MIN_GAIN * step_ms:
             return plan
-        # A greedy plan takes little time, and shows where no plan with rows comes near.
+        # Greedy plans take little time. Those with rows have to be faster than that without.
         fast = CopyingSharder(FusedGreedySharder(oracle), oracle)
-        plans, fastest_ms, chosen = [plan], _NEAR * step_ms, None
-        for firsts in ({}, *_on_nodes(oracle, task, gaining)):
-            with suppress(PlanError):
-                greedy_ms = oracle.step_ms(self._with(required | gaining, task, firsts, fast), task)
-                if greedy_ms < fastest_ms:
-                    fastest_ms, chosen = greedy_ms, firsts
+        plans, fastest_ms, chosen = [plan], step_ms, None
+        with suppress(PlanError):
+            fastest_ms = oracle.step_ms(self._with(required, task, {}, fast), task)
+        for gaining in heavier:
+            for firsts in ({}, *_on_nodes(oracle, task, gaining)):
+                with suppress(PlanError):
+                    greedy = self._with(required | gaining, task, firsts, fast)
+                    if (greedy_ms := oracle.step_ms(greedy, task)) < fastest_ms:
+                        fastest_ms, chosen = greedy_ms, (gaining, firsts)
         if chosen is not None:
             with suppress(PlanError):
-                plans.append(self._with(required | gaining, task, chosen))
+                plans.append(self._with(required | chosen[0], task, chosen[1]))
         return min(plans, key=lambda some: oracle.step_ms(some, task))
 
     def _with(
@@ -157,25 +161,28 @@ def _allowed(task: ShardingTask) -> list[EmbeddingTable]:
 
 def _gaining(
     oracle: EstimatedCosts, task: ShardingTask, tables: Sequence[EmbeddingTable], even_ms: float
-) -> frozenset[str]:
-    """Returns the tables that are too much for one device, and cost less by rows than by columns.
+) -> list[frozenset[str]]:
+    """Returns the tables that take much of a device, and cost less by rows than by columns.
 
-    By columns, a table is in as many slices as there are devices, or as it may be.
+    The first are those that are too much for one device; each set has those before it, too. By
+    columns, a table is in as many slices as there are devices, or as it may be.
     """
     if not tables:
-        return frozenset()
+        return []
     ranks = len(task.devices)
     exchange_ms = StepPrice.of_task(task).column_ms()
     alone_ms = _alone_ms(oracle, [table.whole() for table in tables], exchange_ms)
-    heavy = [table for table, ms in zip(tables, alone_ms.tolist(), strict=True) if ms > even_ms]
-    gaining = set()
+    shares = dict(zip(tables, (alone_ms / even_ms).tolist(), strict=True))
+    gaining = dict[str, float]()
     narrowest = {
         name: rule.numbers[0]
         for rule in task.rules
         if rule.kind == "min_width"
         for name in rule.tables
     }
-    for table in heavy:
+    for table, share in shares.items():
+        if share <= min(_HEAVY):
+            continue
         least = narrowest.get(table.name, DIM_STEP)
         width = max(least, -(-table.dim // ranks // DIM_STEP) * DIM_STEP)
         width = width if 2 * least <= table.dim else table.dim
@@ -184,8 +191,9 @@ def _gaining(
         for count in {ranks, ranks // task.nodes} - {1}:
             blocks = [block.whole() for block in task.row_blocks(table, count)]
             if float(_alone_ms(oracle, blocks, exchange_ms).max()) < by_columns_ms:
-                gaining.add(table.name)
-    return frozenset(gaining)
+                gaining[table.name] = share
+    sets = [frozenset(n for n, share in gaining.items() if share > least) for least in _HEAVY]
+    return [some for some in dict.fromkeys(sets) if some]
 
 
 def _on_nodes(

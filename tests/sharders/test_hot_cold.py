@@ -59,7 +59,7 @@ def test_hot_rows_relieve_the_device_whose_block_is_used_most(
     ((table, count),) = plan.hot_rows
     assert table == "heavy"
     assert 1 <= count <= ROWS // 20
-    assert plan.row_wise == {"heavy": 4}
+    assert plan.row_wise["heavy"] == 4
     without = make_sharder(name, context_of(policy)).shard(task)
     assert without.hot_rows == ()
     predictor = StepPredictor(context.costs, task)
