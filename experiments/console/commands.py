@@ -14,6 +14,7 @@ from autoshard.experiments.console import cli
 
 COMMANDS = {
     "shard": "shard",
+    "plan-world": "plan_world",
     "compare": "compare",
     "measure": "collect_costs",
     "profile": "profile_tables",
