@@ -278,9 +278,10 @@ def _no_plan(lack: NoPlan, memory: int, least: int | None) -> UserError:
 
 def _workload(config: PlanWorldConfig, tables: int, objectives: Mapping[int, Objective]) -> str:
     """Returns what all numbers of devices have in common."""
-    smallest = config.numbers[0]
-    each = " on each device" if config.batch_per_device else ""
-    dense = f", {config.dense_ms:g} ms of dense part on {smallest}" if config.dense_ms else ""
+    smallest, per_device = config.numbers[0], config.batch_per_device is not None
+    each = " on each device" if per_device else ""
+    dense = f", {config.dense_ms:g} ms of dense part" if config.dense_ms else ""
+    dense += f" on {smallest}" if dense and not per_device else ""
     name = objectives[smallest].name
     return f"{tables} tables, batches of {config.batch_of(1):,} samples{each}, {name}{dense}"
 

@@ -228,7 +228,7 @@ class WorldSizes:
 
         worlds, knee, hour = self.worlds, self.knee, self.device_hour
         numbers = [world.num_devices for world in worlds]
-        figure = Figure(figsize=(9, 4), layout="constrained")
+        figure = Figure(figsize=(9, 4.4), layout="constrained")
         left, right = figure.subplots(1, 2)
         speeds = [world.samples_s for world in worlds]
         low, high = zip(*(world.interval_90_ms for world in worlds), strict=True)
@@ -256,7 +256,13 @@ class WorldSizes:
             axes.xaxis.set_minor_locator(NullLocator())
         handles, labels = left.get_legend_handles_labels()
         found = dict(zip(labels, handles, strict=True))  # each once
-        left.legend(found.values(), found.keys(), frameon=False)
+        figure.legend(
+            found.values(),
+            found.keys(),
+            loc="outside lower center",
+            ncols=len(found),
+            frameon=False,
+        )
         figure.suptitle(fill(self.title, _TITLE_WIDTH), fontsize="medium")
         save_picture(figure, path)
 

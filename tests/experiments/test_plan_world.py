@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from commands import run
+from formula import measurement
 
+from autoshard.benchmark import MeasurementStore
 from autoshard.cost_model import EstimatedCosts, StepPredictor, load_model
 from autoshard.experiments import plan_world
 from autoshard.experiments.explaining.world_report import World, WorldSizes, gain
@@ -19,6 +21,7 @@ from autoshard.workload import (
     Link,
     Objective,
     PlanError,
+    Shard,
     ShardingTask,
     UserError,
     load_tables,
@@ -139,9 +142,17 @@ def test_on_gpus_by_their_data_sheet_links_differ(
         b["step_ms"] - a["step_ms"] for a, b in zip(told["worlds"], beside["worlds"], strict=True)
     ]
     assert added == pytest.approx([5, 5 / 4, 5 / 8])
+    costly = [
+        replace(measurement(Shard.of_tables([table])), hardware="cuda: NVIDIA H100 80GB HBM3 sm90")
+        for table in load_tables(TABLES)
+    ]  # as a CPU's core takes
+    with MeasurementStore(config.store) as store:
+        store.put(costly)
+    for corrected, before in zip(outcome(changed)["worlds"], told["worlds"], strict=True):
+        assert corrected["step_ms"] > 5 * before["step_ms"]
     said = " ".join(capsys.readouterr().out.split())
     assert "over 450 GB/s, 20 us, from 16 devices over 50 GB/s, 20 us" in said
-    assert said.count("does not know what training takes") == 2  # once for each command
+    assert said.count("does not know what training takes") == 3  # once for each command
 
 
 def test_planning_can_be_limited(config: PlanWorldConfig) -> None:
