@@ -14,13 +14,13 @@ from autoshard.experiments.console import cli
 
 COMMANDS = {
     "shard": "shard",
-    "plan-world": "plan_world",
     "compare": "compare",
     "measure": "collect_costs",
     "profile": "profile_tables",
     "train-cost-model": "train_cost_model",
     "train": "ppo_shard",
     "sweep": "tune_shard",
+    "plan-world": "plan_world",
     "diff": "diff_plans",
     "train-torchrec": "train_torchrec",
     "rehearse": "rehearse",
