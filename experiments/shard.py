@@ -11,7 +11,7 @@ import tyro
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.inputs import read_devices, read_plan
+from autoshard.experiments.console.inputs import build_task, read_devices, read_plan
 from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import PICTURES, check_file
@@ -25,6 +25,7 @@ from autoshard.experiments.explaining.plan_report import (
 from autoshard.sharders import (
     SHARDERS,
     SharderSpec,
+    check_takes_seconds,
     cost_model_beside,
     make_sharder,
     needs_of,
@@ -32,7 +33,6 @@ from autoshard.sharders import (
     spec_of,
 )
 from autoshard.workload import (
-    Constraints,
     Device,
     EmbeddingTable,
     OperatorOptions,
@@ -136,12 +136,8 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
             raise UserError(
                 f"--measure corrects a cost model, which {self.sharder} does not use: leave it out"
             )
-        if self.seconds is not None and not self.measure and spec.time == "own":
-            limited = [name for name, spec in SHARDERS.items() if spec.time != "own"]
-            raise UserError(
-                f"--seconds is not supported by sharder {self.sharder}: use one of "
-                f"{', '.join(limited)}, or omit --seconds"
-            )
+        if self.seconds is not None and not self.measure:
+            check_takes_seconds(self.sharder)
         if self.plan is not None and (self.measure or self.sharder != _DEFAULT):
             raise UserError("--plan is priced as it is: leave out --sharder and --measure")
         if (self.start_plan is None) != (self.max_moved_gb is None):
@@ -305,14 +301,9 @@ def _task(
             "with their --weights and --optimizer"
         )
     objective = config.build_objective(len(devices), oracle.model)
-    task = ShardingTask(tables, devices, config.batch_size, known, objective=objective)
-    if config.constraints is not None:
-        task = Constraints.of_file(config.constraints, task)
-    if oracle.model.kind != "cuda":
-        return task
-    from autoshard.workload.gpu_memory import on_gpus
-
-    return on_gpus(task)
+    return build_task(
+        tables, devices, config.batch_size, oracle.model, objective, config.constraints
+    )
 
 
 def _improved(

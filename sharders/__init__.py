@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from autoshard.sharders.registry import (
         SHARDERS,
         SharderSpec,
+        check_takes_seconds,
         make_measuring,
         make_sharder,
         needs_of,
@@ -79,6 +80,7 @@ __all__ = [
     "SharderSpec",
     "Step",
     "TorchRecSharder",
+    "check_takes_seconds",
     "cost_model_beside",
     "find_policy",
     "load_policy",

@@ -163,6 +163,16 @@ def spec_of(name: str) -> SharderSpec:
     return SHARDERS[name]
 
 
+def check_takes_seconds(name: str) -> None:
+    """Raises UserError if a sharder has no time limit."""
+    if spec_of(name).time == "own":
+        limited = [name for name, spec in SHARDERS.items() if spec.time != "own"]
+        raise UserError(
+            f"--seconds is not supported by sharder {name}: use one of {', '.join(limited)}, or "
+            "omit --seconds"
+        )
+
+
 def needs_of(names: Sequence[str]) -> frozenset[Need]:
     """Returns the union of the needs of these sharders."""
     return frozenset[Need]().union(*(spec_of(name).needs for name in names))

@@ -20,6 +20,7 @@ COMMANDS = {
     "train-cost-model": "train_cost_model",
     "train": "ppo_shard",
     "sweep": "tune_shard",
+    "plan-world": "plan_world",
     "diff": "diff_plans",
     "train-torchrec": "train_torchrec",
     "rehearse": "rehearse",

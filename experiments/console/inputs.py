@@ -1,10 +1,22 @@
-"""Values that several commands read: ranges (`20-100`), devices (`16,16,32`), and plan files."""
+"""Values that several commands read: ranges (`20-100`), devices (`16,16,32`), tasks, plan files."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from autoshard.workload import Device, ShardingPlan, ShardingTask, UserError, documents
+from autoshard.workload import (
+    Constraints,
+    Device,
+    EmbeddingTable,
+    Objective,
+    ShardingPlan,
+    ShardingTask,
+    UserError,
+    documents,
+)
+
+if TYPE_CHECKING:  # heavy, and options are read before
+    from autoshard.cost_model import CostModel
 
 Number = TypeVar("Number", int, float)
 
@@ -45,6 +57,31 @@ def read_devices(memory_gb: str, count: int, source: str) -> tuple[Device, ...]:
         )
     sizes = numbers * (count // len(numbers))
     return tuple(Device(f"device{n}", int(size * _GB)) for n, size in enumerate(sizes))
+
+
+def build_task(
+    tables: tuple[EmbeddingTable, ...],
+    devices: tuple[Device, ...],
+    batch_size: int,
+    model: "CostModel",
+    objective: Objective,
+    constraints: Path | None,
+) -> ShardingTask:
+    """Returns the task of a cost model's operator, with what training takes of the memory of GPUs.
+
+    Raises:
+        PlanError: GPUs have no memory left for tables.
+        UserError: The file of constraints is wrong.
+    """
+    operator = model.provenance.operator
+    task = ShardingTask(tables, devices, batch_size, operator, objective=objective)
+    if constraints is not None:
+        task = Constraints.of_file(constraints, task)
+    if model.kind != "cuda":
+        return task
+    from autoshard.workload.gpu_memory import on_gpus
+
+    return on_gpus(task)
 
 
 def read_plan(path: Path, task: ShardingTask, fitting: bool) -> ShardingPlan:

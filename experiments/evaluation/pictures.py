@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from autoshard.experiments.console.outputs import save_picture
 from autoshard.experiments.evaluation.report import Evaluation, Score, best_sharder
 from autoshard.sharders import HEURISTICS
-from autoshard.workload import UserError
 
 
 def draw_pictures(
@@ -49,7 +49,4 @@ def _draw_scores(scores: Mapping[str, Score], what: str, path: Path, subject: st
     axes.set_xticks(list(places), list(scores), rotation=30, ha="right")
     axes.set_ylabel(f"{subject} time in ms")
     axes.set_title(f"{what} (dots: tasks, gray: heuristics)", fontsize="medium")
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: the picture cannot be written: {error}") from error
+    save_picture(figure, path)
