@@ -142,7 +142,9 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
 
     def of_world(self, number: int) -> "PlanWorldConfig":
         """Returns the options of a world; a single device has no link."""
-        return replace(self, link=None) if number == 1 else self
+        if number > 1:
+            return self
+        return replace(self, link=None, inter_node_link=None, devices_per_node=None)
 
     def objective_of(self, number: int, model: CostModel) -> Objective:
         """Returns the objective of a world, without the dense part.

@@ -60,7 +60,8 @@ class RowWiseSharder:
             plan = self._with(required, task)
         except PlanError as fault:
             return self._within_memory(required, allowed, task, fault)
-        if not self._plans_twice or not task.objective.in_training:
+        counts = task.objective.in_training or task.objective.counts_exchanges
+        if not (self._plans_twice and counts):
             return plan
         even_ms = _even_ms(oracle, task)
         free = [table for table in allowed if table.name not in plan.copied]

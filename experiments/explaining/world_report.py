@@ -26,6 +26,7 @@ class World:
 
     Args:
         num_devices: Number of devices.
+        nodes: Number of nodes, as far as links tell.
         batch_size: Samples of a batch, of all devices together.
         step_ms: Expected step time.
         interval_90_ms: Its 90 % interval.
@@ -36,6 +37,7 @@ class World:
     """
 
     num_devices: int
+    nodes: int
     batch_size: int
     step_ms: float
     interval_90_ms: tuple[float, float]
@@ -56,6 +58,7 @@ class World:
         size, device = max(used, key=lambda pair: pair[0] / pair[1].memory_bytes)
         return World(
             len(task.devices),
+            task.nodes,
             task.batch_size,
             found.expected_ms + dense_ms,
             (low + dense_ms, high + dense_ms),
@@ -146,8 +149,12 @@ class WorldSizes:
     def parts(self) -> Iterator[ReportPart]:
         """Yields the parts of the printed report."""
         yield self.title
-        hour, columns = self.device_hour, ["devices", "step ms", "90% interval", "samples/s"]
+        hour, columns = (
+            self.device_hour,
+            ["devices", "step ms", "90% interval", "samples/s"],
+        )
         columns += ["efficiency", "idle", "GB (full)"] + ["price/M"] * (hour is not None)
+        several = any(world.nodes > 1 for world in self.worlds)
         shown, rows = new_table(columns, texts=0), dict[int, list[str]]()
         for lack in self.missing:
             gb = (
@@ -158,13 +165,16 @@ class WorldSizes:
             rows[lack.num_devices] = [str(lack.num_devices), "no plan", "", "", "", "", gb]
         for world in self.worlds:
             low, high = map(_format_ms, world.interval_90_ms)
-            row = [str(world.num_devices), _format_ms(world.step_ms), f"{low} to {high}"]
+            number = f"{world.num_devices}/{world.nodes}" if several else str(world.num_devices)
+            row = [number, _format_ms(world.step_ms), f"{low} to {high}"]
             row += [f"{world.samples_s:,.0f}", f"{self.efficiency(world):.0%}"]
             row += [f"{world.idle:.0%}", f"{world.memory_bytes / _GB:,.1f} ({world.full:.0%})"]
             rows[world.num_devices] = row + ([] if hour is None else [f"{world.price(hour):,.3g}"])
         for _, row in sorted(rows.items()):
             shown.add_row(*row)
         yield shown
+        if several:
+            yield "devices are given with their nodes: 16/2 are 16 devices on 2 nodes"
         yield from (
             f"{lack.num_devices} devices: {lack.reason}"
             for lack in self.missing
