@@ -56,7 +56,7 @@ class Link:
     @property
     def option(self) -> str:
         """The link as `parse` reads it."""
-        return f"{self.bytes_s / 1e9:.3g}GB/s,{1e6 * self.latency_s:.3g}us"
+        return f"{self.bytes_s / 1e9:.3g}GB/s,{1e6 * self.latency_s:.0f}us"
 
     def all_to_all(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
         """Returns the link over which all-to-alls take as long: this one."""

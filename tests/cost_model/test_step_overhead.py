@@ -35,6 +35,7 @@ from autoshard.workload import (
     UserError,
     load_tables,
 )
+from autoshard.workload.rules import Rule
 
 OVERHEAD = StepOverhead(
     forward=DirectionOverhead(1.1, 5.0, 0.8, 60.0, 1.5),
@@ -198,7 +199,8 @@ def test_coefficients_are_found_again() -> None:
 def test_a_search_makes_no_split_that_costs_more_than_it_gains(model: CostModel) -> None:
     """What a split adds on all devices is seen by the search, not only by reports."""
     tables = load_tables("zipf:6:1")  # for 4 devices: whole, they cannot be balanced
-    task = replace(task_of(ranks=4), tables=tables)
+    by_columns = Rule("not_row_wise", tuple(table.name for table in tables))
+    task = replace(task_of(ranks=4), tables=tables, rules=(by_columns,))
     free = replace(OVERHEAD, split_sample_ns=0.0, regrouped_ns=0.0)
     each = replace(free, split_sample_ns=1e6)  # 256 ms for each split
     first = replace(free, regrouped_ns=1e5)  # some 15 s for the first one

@@ -135,9 +135,10 @@ def test_on_gpus_by_their_data_sheet_links_differ(
         memory_gb="8", policy=Path("cpu"), sharder="cost_fused",
     )  # fmt: skip
     told, beside = outcome(changed), outcome(replace(changed, dense_ms=5))
-    assert [world["link"] for world in told["worlds"]] == [
-        "450 GB/s, 20 us", "450 GB/s, 20 us", "50 GB/s, 20 us"
-    ]  # fmt: skip
+    inside = "450 GB/s, 20 us"
+    among = f"{inside} inside nodes of 8 devices, 50 GB/s, 20 us between them"
+    links = [(world["link"], world["nodes"]) for world in told["worlds"]]
+    assert links == [(inside, 1), (inside, 1), (among, 2)]
     added = [
         b["step_ms"] - a["step_ms"] for a, b in zip(told["worlds"], beside["worlds"], strict=True)
     ]
@@ -220,7 +221,7 @@ def test_constraints_of_which_one_number_has_no_plan(
 def test_the_knee_is_where_devices_bring_less_than_half() -> None:
     def worlds(**speeds: float) -> WorldSizes:
         made = [
-            World(int(name[1:]), 1000, 1e6 / speed, (1.0, 2.0), 0.0, 1, 0.5, None)
+            World(int(name[1:]), 1, 1000, 1e6 / speed, (1.0, 2.0), 0.0, 1, 0.5, None)
             for name, speed in speeds.items()
         ]
         return WorldSizes(made, [], None, "", None)

@@ -1,0 +1,120 @@
+"""Two machines on this one: network namespaces, joined by a link as slow as wanted.
+
+A process in a namespace has its own network, host name and folder for temporary files, so that its
+Ray node passes for another machine with all of this one's cores.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+_PATIENCE = 120.0  # seconds
+_BURST, _LATENCY = "256kb", "50ms"  # of the token bucket
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A namespace.
+
+    Args:
+        name: Its name, and its host name.
+        address: Its address on the link.
+        folder: Its folder for temporary files.
+    """
+
+    name: str
+    address: str
+    folder: Path
+
+    def command(self, arguments: Sequence[str]) -> list[str]:
+        """Returns the command that runs another one on this machine."""
+        inside = f'hostname {self.name}; exec "$@"'
+        return [*_IN_NAMESPACE, self.name, "unshare", "-u", "sh", "-c", inside, "sh", *arguments]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """Returns the environment of commands there."""
+        return {**os.environ, "TMPDIR": str(self.folder), **more}
+
+    def run(self, arguments: Sequence[str], patience_s: float = _PATIENCE, **more: str) -> str:
+        """Returns what a command says; an AssertionError with it if it fails."""
+        done = subprocess.run(
+            self.command(arguments),
+            env=self.environment(**more),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=patience_s,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+
+_IN_NAMESPACE = ("ip", "netns", "exec")
+
+
+def missing() -> str | None:
+    """Returns why there can be no namespaces here; None if there can."""
+    for program in ("ip", "tc", "unshare"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed"
+    try:
+        with TemporaryDirectory() as folder, two_machines("probe", "1gbit", Path(folder)):
+            return None
+    except subprocess.CalledProcessError as fault:
+        return f"network namespaces are not permitted: {fault.stderr.strip()}"
+
+
+@contextmanager
+def two_machines(prefix: str, rate: str, folder: Path) -> Iterator[tuple[Machine, Machine]]:
+    """Yields two machines that are joined by a link of so many bits a second, such as `1gbit`.
+
+    Their names are the prefix and this process's number, so that several tests have their own.
+    """
+    number = os.getpid() % 200
+    net = f"10.{50 + number}.77"
+    pair = tuple(
+        Machine(f"{prefix}-{os.getpid()}-{side}", f"{net}.{place}", folder / side)
+        for place, side in enumerate("ab", 1)
+    )
+    ends = [f"v{os.getpid()}{side}" for side in "ab"]
+    with ExitStack() as stack:
+        for machine in pair:
+            _run("ip", "netns", "add", machine.name)
+            stack.callback(_delete, machine.name)
+        first, second = (machine.name for machine in pair)
+        peer = ("peer", "name", ends[1], "netns", second)
+        _run("ip", "link", "add", ends[0], "netns", first, "type", "veth", *peer)
+        for machine, end in zip(pair, ends, strict=True):
+            _run("ip", "-n", machine.name, "addr", "add", f"{machine.address}/24", "dev", end)
+            for device in ("lo", end):
+                _run("ip", "-n", machine.name, "link", "set", device, "up")
+            bucket = ("tbf", "rate", rate, "burst", _BURST, "latency", _LATENCY)
+            _run("tc", "-n", machine.name, "qdisc", "add", "dev", end, "root", *bucket)
+            machine.folder.mkdir(exist_ok=True)
+        yield pair
+
+
+def processes_on(name: str) -> list[int]:
+    """Returns the numbers of all processes on a machine."""
+    return [int(number) for number in _run("ip", "netns", "pids", name).split()]
+
+
+def _delete(name: str) -> None:
+    """Ends what runs on a machine, and the machine."""
+    with suppress(subprocess.CalledProcessError):
+        for process in processes_on(name):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        _run("ip", "netns", "del", name)
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,83 @@
+"""Two nodes of two devices over a link of 1 Gbit/s: measured, planned for, trained over."""
+
+import json
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from commands import EXPERIMENTS
+from namespaces import Machine, missing, two_machines
+from servers import free_port
+
+from autoshard.benchmark.hardware import physical_cores
+from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.experiments.console.objectives import ObjectiveOptions
+from autoshard.sharders import SharderContext, load_policy, make_sharder
+from autoshard.workload import Device, EmbeddingTable, Network, ShardingTask, load_tables
+
+pytest.importorskip("torchrec")
+pytestmark = [
+    pytest.mark.skipif((reason := missing()) is not None, reason=str(reason)),
+    pytest.mark.skipif(len(physical_cores()) < 2, reason="a node has two cores"),
+]
+_RANKS, _BATCH_SIZE, _GBIT = 4, 1024, 0.125e9
+_RAY = Path(sys.executable).parent / "ray"
+_OPTIONS = "--num-cpus 2 --object-store-memory 200000000 --disable-usage-stats"
+_STARTED = re.compile(r"--link (\S+) --inter-node-link (\S+) --devices-per-node (\d+)")
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[tuple[Machine, str]]:
+    """The first of two machines with a Ray node each, and the address of Ray."""
+    port = free_port()
+    with ExitStack() as stack:
+        # Paths of Ray's sockets may have 107 characters.
+        folder = stack.enter_context(TemporaryDirectory(prefix="as", dir="/tmp"))
+        first, second = stack.enter_context(two_machines("slow", "1gbit", Path(folder)))
+        address = f"{first.address}:{port}"
+        of_head = f"--head --port {port} --include-dashboard=false"
+        for machine, of_node in ((first, of_head), (second, f"--address {address}")):
+            words = f"{of_node} --node-ip-address {machine.address} {_OPTIONS}"
+            machine.run([str(_RAY), "start", *shlex.split(words)], RAY_AUTH_MODE="disabled")
+        yield first, address
+
+
+def test_plans_for_both_levels_of_a_network_that_was_measured(
+    head: tuple[Machine, str], tmp_path: Path
+) -> None:
+    machine, address = head
+    doctor = [sys.executable, str(EXPERIMENTS / "doctor.py")]
+    said = machine.run(doctor, 300.0, RAY_ADDRESS=address, RAY_AUTH_MODE="disabled")
+    found = _STARTED.search(said)
+    assert found is not None, said
+    link, between, of_node = found.groups()
+    options = ObjectiveOptions(link=link, inter_node_link=between, devices_per_node=int(of_node))
+    network = options.build_objective(_RANKS).link
+    assert isinstance(network, Network)
+    assert network.devices_per_node == 2
+    share = _GBIT / 2  # of two devices; what the bucket holds is faster
+    assert 0.7 * share < network.between.bytes_s < 2 * share
+    assert network.inside.bytes_s > 2 * network.between.bytes_s
+
+    heavy = tuple(EmbeddingTable(f"heavy{n}", 200_000, 8, 60.0) for n in range(2))
+    tables = (*heavy, *load_tables("synthetic:20:0:small"))
+    (tmp_path / "plans").mkdir()
+    for name, given in (("knows", options), ("does not", ObjectiveOptions())):
+        objective = given.build_objective(_RANKS)
+        model = load_model("cpu").for_objective(objective, _RANKS)
+        operator = model.provenance.operator
+        task = ShardingTask(
+            tables, Device.uniform(_RANKS, 2**30), _BATCH_SIZE, operator, objective=objective
+        )
+        context = SharderContext(EstimatedCosts(model, _BATCH_SIZE), load_policy("cpu"))
+        make_sharder("autoshard", context).shard(task).save(tmp_path / "plans" / name)
+        task.save(tmp_path / "task.json")
+    program = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("train_over_links.py"))]
+    told = machine.run([*program, address, str(tmp_path)], 300.0, RAY_AUTH_MODE="disabled")
+    steps_ms = json.loads(told.splitlines()[-1])
+    assert steps_ms["knows"] < 0.8 * steps_ms["does not"], steps_ms
