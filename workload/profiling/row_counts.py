@@ -105,10 +105,12 @@ class RowCounts:
             self._held = other._held if exact else np.intersect1d(self._held, other._held)
             self._threshold = min(self._threshold, other._threshold)
             self._drop_others()
-        for half in range(self._uses.shape[1]):
-            used = other._uses[:, half] > 0
-            self.add(other._rows[used], other._uses[used, half], half)
-        self.merge()
+        kept = slice(None) if self._threshold == _FULL else self._is_kept(other._rows)
+        rows, uses = other._rows[kept], other._uses[kept]
+        places = np.searchsorted(self._rows, rows)
+        known = _at(self._rows, places) == rows
+        self._uses[places[known]] += uses[known]
+        self._insert(rows[~known], uses[~known])
 
     def counted(self) -> CountedRows:
         """Returns all kept rows."""
@@ -154,14 +156,19 @@ class RowCounts:
         for part, added, half in self._later:  # rows of a part are distinct
             uses[places[first : first + len(part)], half] += added
             first += len(part)
-        new = np.searchsorted(self._rows, distinct) + np.arange(len(distinct))
+        self._insert(distinct, uses)
+        self._later, self._num_later = [], 0
+
+    def _insert(self, rows: Ints, uses: Ints) -> None:
+        """Adds rows that are not there yet, in ascending order."""
+        new = np.searchsorted(self._rows, rows) + np.arange(len(rows))
         old = np.ones(len(self._rows) + len(new), bool)
         old[new] = False
-        all_rows, all_uses = np.empty(len(old), np.int64), np.empty((len(old), halves), np.int64)
-        all_rows[new], all_rows[old] = distinct, self._rows
+        all_rows = np.empty(len(old), np.int64)
+        all_uses = np.empty((len(old), uses.shape[1]), np.int64)
+        all_rows[new], all_rows[old] = rows, self._rows
         all_uses[new], all_uses[old] = uses, self._uses
         self._rows, self._uses = all_rows, all_uses
-        self._later, self._num_later = [], 0
 
 
 def _is_in(rows: Ints, ordered: Ints) -> Bools:
