@@ -4,9 +4,10 @@
 import re
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 
@@ -65,8 +66,11 @@ class ProfileConfig:
     num_batches: int | None = None
     """Batches to read from a loader at most. Needed if it has no length."""
     max_gb: float = DEFAULT_GB
-    """Memory for counts in GB. If it does not suffice, the most used rows are counted exactly, and
-    all others on a sample of them."""
+    """Memory for counts in GB, of this process and of each worker. If it does not suffice, the most
+    used rows are counted exactly, and all others on a sample of them."""
+    workers: int | None = None
+    """Ray workers, of one core each, that count parts of files at once: of the cluster at
+    RAY_ADDRESS, else of one on this machine. Default: this process counts."""
 
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
@@ -74,13 +78,16 @@ class ProfileConfig:
         check_file(self.hot_ids, "--hot-ids", (".npz",))
         check_bounds(
             self,
-            at_least={"dim": 4, "batch_size": 1, "num_batches": 1, "max_gb": 0.01},
+            at_least={"dim": 4, "batch_size": 1, "num_batches": 1, "max_gb": 0.01, "workers": 1},
         )
         if self.dim % 4:
             raise UserError(f"--dim must be a multiple of 4, got {self.dim}")
         if self.tables is not None and self.model is not None:
             raise UserError("--tables and --model: give one of them")
-        if not self._is_loader:
+        if self._is_loader:
+            if self.workers is not None:
+                raise UserError("--workers is for files, not for loaders: leave it out")
+        else:
             for option, value in (("--model", self.model), ("--num-batches", self.num_batches)):
                 if value is not None:
                     raise UserError(f"{option} is for loaders, not for files: leave it out")
@@ -96,9 +103,12 @@ class ProfileConfig:
         """Returns the data, and the tables that are known."""
         known = None if self.tables is None else load_tables(self.tables)
         if not self._is_loader:
+            path = Path(self.data).expanduser()
+            if self.workers is not None:  # which may run in other folders
+                path = path.absolute()
             if self.data.endswith((".pt", ".pt.gz")):
-                return RecordedData(Path(self.data).expanduser(), self.batch_size), known
-            return ParquetData(self.data, self.batch_size), known
+                return RecordedData(path, self.batch_size), known
+            return ParquetData(str(path), self.batch_size), known
         features = None
         if self.model is not None:
             from autoshard.workload.torchrec.bags import bag_tables
@@ -114,8 +124,9 @@ def main(config: ProfileConfig) -> None:
     """Counts, reports, and writes the tables."""
     config.check()
     source, known = config.source()
-    profiler = TableProfiler(config.batch_size, known, config.max_gb, config.dim)
-    lookups = _count(config, source, profiler)
+    make = partial(TableProfiler, config.batch_size, known, config.max_gb, config.dim)
+    profiler = make()
+    lookups = _count(config, source, profiler, make)
     tables = profiler.tables()
     save_tables(tables, config.out)
     if config.hot_ids is not None:
@@ -138,31 +149,52 @@ def main(config: ProfileConfig) -> None:
     cli.say(f"{len(tables)} tables are in {config.out}")
 
 
-def _count(config: ProfileConfig, source: Source, profiler: TableProfiler) -> str:
+def _count(
+    config: ProfileConfig,
+    source: Source,
+    profiler: TableProfiler,
+    make: Callable[..., TableProfiler],
+) -> str:
     """Counts all portions; returns a line on the speed."""
     progress, data = _progress_file(config.out), source.identity
     done = profiler.load(progress, data) if data else 0
     if done:
         cli.say(f"going on after {done} of {len(source)} portions, which {progress} holds")
-    started = saved = time.monotonic()
     before = profiler.num_lookups
-    with following(len(source), "portions") as advance, _stop_requests() as stop:
+    with ExitStack() as stack:
+        counted = _counted_here(source, profiler, done)
+        if config.workers is not None:
+            from autoshard.experiments.collecting.profile_parts import counted_by_workers
+            from autoshard.experiments.console.ray_cluster import ray_cluster
+
+            stack.enter_context(ray_cluster())
+            parts = counted_by_workers(source, make, profiler, done, config.workers)
+            counted = stack.enter_context(closing(parts))
+        started = saved = time.monotonic()
+        advance = stack.enter_context(following(len(source), "portions"))
+        stop = stack.enter_context(_stop_requests())
         for _ in range(done):
             advance()
-        for portion in source.portions(done):
-            profiler.add(portion)
-            done += portion.steps
-            for _ in range(portion.steps):
+        for steps in counted:
+            done += steps
+            for _ in range(steps):
                 advance()
-            if data and (stop.is_set() or time.monotonic() - saved > _SAVE_S):
+            late = steps and time.monotonic() - saved > _SAVE_S
+            if data and (stop.is_set() or late):
                 profiler.save(progress, data, done)
                 saved = time.monotonic()
             if stop.is_set():
                 raise KeyboardInterrupt("run the same command to go on" if data else "")
-    seconds = time.monotonic() - started
-    counted = profiler.num_lookups - before
-    rate = counted / seconds / 1e6
-    return f"counted {counted:,} lookups in {seconds:.1f} s: {rate:.1f} million a second"
+        seconds = time.monotonic() - started
+    lookups = profiler.num_lookups - before
+    rate = lookups / seconds / 1e6
+    return f"counted {lookups:,} lookups in {seconds:.1f} s: {rate:.1f} million a second"
+
+
+def _counted_here(source: Source, profiler: TableProfiler, done: int) -> Generator[int, None, None]:
+    for portion in source.portions(done):
+        profiler.add(portion)
+        yield portion.steps
 
 
 @contextmanager

@@ -17,10 +17,11 @@ from autoshard.workload.tasks import TASK_SCHEMA
 
 SOURCES = """\
 FILE.csv, FILE.json or FILE.parquet with name, rows, dim, pooling_factor and optionally zipf_alpha
-or reuse_0..reuse_16 (and reuse_batch_size), features, weighted; FILE.pt or FILE.pt.gz[:DIM] in
-the format of dlrm_datasets; synthetic:N[:SEED[:small|full]]; wide:N[:SEED], features:N[:SEED],
-zipf:N[:SEED], hot:N[:SEED], cold:N[:SEED], giants:N[:SEED] or directions:N[:SEED]; or criteo or
-mlperf:dlrm-v2, both with [:1/SCALE] of their rows"""
+or reuse_0..reuse_16 (and reuse_batch_size), features, weighted; FILE.json
+of fbgemm's TBEDataConfig; FILE.pt or FILE.pt.gz[:DIM] in the format of dlrm_datasets;
+synthetic:N[:SEED[:small|full]]; wide:N[:SEED], features:N[:SEED], zipf:N[:SEED], hot:N[:SEED],
+cold:N[:SEED], giants:N[:SEED] or directions:N[:SEED]; or criteo or mlperf:dlrm-v2, both with
+[:1/SCALE] of their rows"""
 
 _REQUIRED = ("name", "rows", "dim", "pooling_factor")
 _REUSE = tuple(f"reuse_{number}" for number in range(NUM_REUSE_BINS))
@@ -111,6 +112,10 @@ def _json_records(path: Path) -> Records:
         if isinstance(document, Mapping):
             if "schema" in document:
                 TASK_SCHEMA.check(document)
+            if "indices_params" in document:
+                from autoshard.workload.tbe_data_config import tables_of
+
+                document = {"tables": [table.to_json() for table in tables_of(document)]}
             document = document.get("tables")
         if not isinstance(document, list):
             raise UserError('needs a list of tables, or an object with a list "tables"')

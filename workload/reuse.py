@@ -141,11 +141,11 @@ def _populations(accesses: Sequence[Access]) -> Floats:
         found[binned] = shares * (lookups[binned] / means)[:, None]
     if uniform:
         rows = np.array([accesses[number].rows for number in uniform], float)
-        found[uniform] = rows[:, None] * _in_bins(lookups[uniform] / rows)
+        found[uniform] = rows[:, None] * shares_of_bins(lookups[uniform] / rows)
     return found
 
 
-def _in_bins(rates: Floats) -> Floats:
+def shares_of_bins(rates: Floats) -> Floats:
     """Returns the share of rows in each bin for Poisson uses with these rates: [rates, bins]."""
     at_most = special.pdtr(UPPER[None, :-1], rates[:, None])
     below = np.concatenate([np.exp(-rates)[:, None], at_most], axis=1)
@@ -153,8 +153,8 @@ def _in_bins(rates: Floats) -> Floats:
     return np.asarray(np.maximum(above - below, 0.0), dtype=np.float64)
 
 
-def popularity(rows: int, alpha: float) -> tuple[Floats, Floats]:
-    """Returns classes of rows by popularity rank**-alpha, the most popular first.
+def popularity(rows: int, alpha: float, shift: float = 0.0) -> tuple[Floats, Floats]:
+    """Returns classes of rows by popularity (rank + shift)**-alpha, the most popular first.
 
     Returns:
         Number of rows in each class, and the popularity of one of them, [classes].
@@ -165,14 +165,14 @@ def popularity(rows: int, alpha: float) -> tuple[Floats, Floats]:
         tail = np.geomspace(_EXACT_RANKS + 1, rows + 1, _RANK_CLASSES + 1)
         edges = np.concatenate([exact[:-1], tail])
     middle = np.where(edges[:-1] <= _EXACT_RANKS, edges[:-1], _middle_rank(edges))
-    return np.diff(edges), np.asarray(middle**-alpha, dtype=np.float64)
+    return np.diff(edges), np.asarray((middle + shift) ** -alpha, dtype=np.float64)
 
 
 def _zipf_population(rows: int, lookups: int, alpha: float) -> Floats:
     """Returns expected distinct rows in each bin for popularity rank**-alpha."""
     members, popular = popularity(rows, alpha)
     rates = lookups * popular / (members * popular).sum()
-    return np.asarray(members @ _in_bins(rates), dtype=np.float64)
+    return np.asarray(members @ shares_of_bins(rates), dtype=np.float64)
 
 
 def _middle_rank(edges: Floats) -> Floats:

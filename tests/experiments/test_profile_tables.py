@@ -1,14 +1,19 @@
 """From data to a plan: profile_tables.py, whose tables shard.py takes; and bad input."""
 
+import os
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from commands import Watched, run
+from commands import Watched, kill_actors, run, wait_until
 from zipf_data import ZipfRows, write_lists
 
-from autoshard.workload import load_tables
+from autoshard.experiments.collecting.profile_parts import counted_by_workers
+from autoshard.workload import UserError, load_tables
+from autoshard.workload.profiling.profiler import Portion, TableProfiler
 
 LAWS = {"item": ZipfRows(20_000, 1.1), "user": ZipfRows(5000, 0.6, is_shuffled=True)}
 
@@ -49,10 +54,7 @@ def test_a_recording(tmp_path: Path) -> None:
 
 
 def test_what_is_interrupted_goes_on(data: Path) -> None:
-    """Small row groups make it long enough to interrupt."""
-    rng = np.random.default_rng(3)
-    rows = {f"t{n}": ZipfRows(5000, 1.0).draw(400_000, rng) for n in range(3)}
-    write_lists(data / "many.parquet", rows, 1, group=500)
+    write_small_groups(data / "many.parquet")
     command = "many.parquet --batch-size 500 --out tables.json"
     watched = Watched("profile_tables.py", command, data)
     watched.wait_for(r"\d+/800 portions")
@@ -63,6 +65,36 @@ def test_what_is_interrupted_goes_on(data: Path) -> None:
     for table in load_tables(str(data / "tables.json")):
         assert table.access is not None
         assert table.access.lookups == 400_000
+
+
+def write_small_groups(path: Path) -> None:
+    """Small row groups make it long enough to interrupt."""
+    rng = np.random.default_rng(3)
+    rows = {f"t{n}": ZipfRows(5000, 1.0).draw(400_000, rng) for n in range(3)}
+    write_lists(path, rows, 1, group=500)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_count_as_one_process_does(data: Path) -> None:
+    """Also if one of them is killed, and after an interruption."""
+    write_small_groups(data / "many.parquet")
+    command = "many.parquet --batch-size 500 --out {0}.json --hot-ids {0}.npz"
+    run("profile_tables.py", command.format("alone"), data)
+    watched = Watched("profile_tables.py", command.format("killed") + " --workers 2", data)
+    wait_until("a worker", lambda: kill_actors("_count_part", 1))
+    assert "counted 1,200,000 lookups" in watched.end()
+    interrupted = command.format("interrupted")
+    watched = Watched("profile_tables.py", interrupted + " --workers 1", data)
+    watched.wait_for(r"\d+/800 portions")
+    watched.process.send_signal(2)
+    assert "run the same command to go on" in watched.end(130)
+    done = run("profile_tables.py", interrupted, data)
+    assert "going on after" in done.stdout
+    ids = np.load(data / "alone.npz")
+    for name in ("killed", "interrupted"):
+        assert (data / f"{name}.json").read_bytes() == (data / "alone.json").read_bytes()
+        others = np.load(data / f"{name}.npz")
+        assert all((ids[table] == others[table]).all() for table in ids.files)
 
 
 @pytest.mark.parametrize(
@@ -77,6 +109,8 @@ def test_what_is_interrupted_goes_on(data: Path) -> None:
         ("clicks.parquet --num-batches 3", "--num-batches is for loaders"),
         ("clicks.parquet --tables wide:3", "is not in the data, which has item, user"),
         ("text.parquet", "text.parquet: is not a Parquet file"),
+        ("clicks.parquet --workers 0", "--workers must be at least 1"),
+        ("torch:batches --workers 2", "--workers is for files, not for loaders"),
         ("no_such_module:batches", "no_such_module cannot be imported"),
     ],
 )
@@ -85,3 +119,27 @@ def test_bad_input_is_one_line(data: Path, arguments: str, says: str) -> None:
     done = run("profile_tables.py", arguments, data, 2)
     assert says in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_a_worker_finds_wrong_is_one_line(data: Path) -> None:
+    (data / "tables.csv").write_text("name,rows,dim,pooling_factor\nitem,20,32,1\n")
+    done = run("profile_tables.py", "clicks.parquet --tables tables.csv --workers 1", data, 2)
+    assert "table item: the data looks up row" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.usefixtures("cluster")
+def test_workers_that_always_die_are_one_line() -> None:
+    class Deadly:  # of this function, so that workers need no module of it
+        identity = ""
+
+        def __len__(self) -> int:
+            return 1
+
+        def portions(self, first: int) -> Iterator[Portion]:
+            os._exit(1 + first)
+
+    with pytest.raises(UserError, match="died each time that it counted a part") as caught:
+        list(counted_by_workers(Deadly(), partial(TableProfiler, 8), TableProfiler(8), 0, 1))
+    assert "\n" not in str(caught.value)

@@ -120,6 +120,56 @@ def test_kept_rows_are_counted_exactly(parts: list[list[int]], thinned: int) -> 
         assert set(kept.rows.tolist()) == set(truly)
 
 
+def joined(parts: list[TableProfiler]) -> TableProfiler:
+    """What was counted in parts, together."""
+    whole, *others = parts
+    for part in others:
+        whole.join(part.state())
+    return whole
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 5000), max_size=30), st.integers(1, 9), st.integers(0, 3)
+        ),
+        min_size=1,
+    )
+)
+def test_counts_of_parts_are_those_of_the_whole(
+    batches: list[tuple[list[int], int, int]],
+) -> None:
+    """Also where some have full batches only, or none, or see other rows."""
+    profilers = [TableProfiler(5) for _ in range(5)]
+    for number, (rows, samples, part) in enumerate(batches):
+        lengths = np.bincount(np.arange(len(rows)) % samples, minlength=samples)
+        batch = TableBatch(np.array(rows, np.int64), lengths)
+        portion = Portion(int(2 * number >= len(batches)), {"t": partial(list, [batch])})
+        for profiler in (profilers[part], profilers[4]):
+            profiler.add(portion)
+    *parts, whole = profilers
+    found = joined(parts)
+    assert [t.to_json() for t in found.tables()] == [t.to_json() for t in whole.tables()]
+    assert found.hot_ids()["t"].tolist() == whole.hot_ids()["t"].tolist()
+
+
+def test_samples_of_parts_give_the_curve_of_all() -> None:
+    law = ZipfRows(200_000, 1.05, is_shuffled=True)
+    exact = access_of(profiled(law, 100))
+    known = [EmbeddingTable("t", law.rows, 64, 1.0)]
+    parts = [TableProfiler(BATCH, known, gb) for gb in (0.002, 0.001, 1.0, 0.002)]
+    for number, portion in enumerate(portions(law, 100)):
+        parts[number // 25].add(portion)
+    assert [bool(part.sampled()) for part in parts] == [True, True, False, True]
+    sampled = access_of(joined(parts).tables()[0])
+    for count in (10, 1000, 4000, 40_000):
+        assert sampled.hottest(law.rows, count) == pytest.approx(
+            exact.hottest(law.rows, count), abs=0.015
+        )
+    assert sampled.coverage == pytest.approx(exact.coverage, rel=0.05)
+    assert sampled.blocks == exact.blocks
+
+
 def test_a_change_of_hot_rows_is_drift() -> None:
     law = ZipfRows(50_000, 1.2, is_shuffled=True)
     steady = access_of(profiled(law, 100)).drift

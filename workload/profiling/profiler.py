@@ -13,6 +13,7 @@ import numpy as np
 
 from autoshard.workload.arrays import Ints
 from autoshard.workload.errors import UserError
+from autoshard.workload.profiling.row_counts import Arrays
 from autoshard.workload.profiling.table_counts import TableBatch, TableCounts
 from autoshard.workload.tables import EmbeddingTable
 
@@ -44,6 +45,7 @@ class TableProfiler:
             data are counted, each with as many rows as it needs.
         max_gb: Memory for counts, in GB. Rows are sampled if it does not suffice.
         dim: Columns of tables that are not known.
+        threads: Tables that are counted at once; None: one for each core.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class TableProfiler:
         known: Sequence[EmbeddingTable] | None = None,
         max_gb: float = DEFAULT_GB,
         dim: int = 64,
+        threads: int | None = None,
     ) -> None:
         self._batch_size, self._dim = batch_size, dim
         self._known = None if known is None else {table.name: table for table in known}
@@ -59,7 +62,7 @@ class TableProfiler:
         self._counts: dict[str, TableCounts] = {}
         self._locks: dict[str, Lock] = {}
         self._limiting = Lock()
-        self._threads = ThreadPoolExecutor(os.cpu_count())
+        self._threads = ThreadPoolExecutor(threads or os.cpu_count())
 
     def add(self, portion: Portion) -> None:
         """Adds samples; tables are counted side by side."""
@@ -81,6 +84,23 @@ class TableProfiler:
 
         for _ in self._threads.map(count, names):
             pass
+
+    def state(self) -> dict[str, Arrays]:
+        """Returns the counts of each table, as `join` takes them."""
+        return {name: counts.state() for name, counts in self._counts.items()}
+
+    def join(self, state: Mapping[str, Arrays]) -> None:
+        """Adds counts of the same tables in other data.
+
+        They are those of one profiler that has seen all data, unless rows are sampled: then fewer
+        rows may be counted exactly, namely those that each profiler did.
+        """
+        for name, arrays in state.items():
+            self._begin(name)
+            other = TableCounts(name, self._batch_size)
+            other.restore(arrays)
+            self._counts[name].join(other)
+            self._keep_to_limit()
 
     @property
     def num_lookups(self) -> int:
@@ -118,8 +138,8 @@ class TableProfiler:
         """
         arrays: dict[str, Any] = {"of": np.array(self._identity(data)), "done": np.array(done)}
         arrays["names"] = np.array(list(self._counts))
-        for number, counts in enumerate(self._counts.values()):
-            arrays |= {f"{number}/{key}": value for key, value in counts.state().items()}
+        for number, state in enumerate(self.state().values()):
+            arrays |= {f"{number}/{key}": value for key, value in state.items()}
         partial = path.with_name(f".{path.name}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,10 +160,8 @@ class TableProfiler:
                 if str(arrays["of"]) != self._identity(data):
                     return 0
                 for number, name in enumerate(arrays["names"].tolist()):
-                    self._begin(name)
                     own = [key for key in arrays.files if key.startswith(f"{number}/")]
-                    state = {key.partition("/")[2]: arrays[key] for key in own}
-                    self._counts[name].restore(state)
+                    self.join({name: {key.partition("/")[2]: arrays[key] for key in own}})
                 return int(arrays["done"])
         except (OSError, ValueError, KeyError, zipfile.BadZipFile):
             self._counts.clear()

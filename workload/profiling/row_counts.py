@@ -66,9 +66,7 @@ class RowCounts:
     def add(self, rows: Ints, uses: Ints, half: int) -> None:
         """Adds uses of distinct rows, in ascending order."""
         if self._threshold < _FULL:
-            kept = self._is_sampled(rows)
-            others = np.flatnonzero(~kept)
-            kept[others] = _is_in(rows[others], self._held)
+            kept = self._is_kept(rows)
             rows, uses = rows[kept], uses[kept]
         places = np.searchsorted(self._rows, rows)
         known = _at(self._rows, places) == rows
@@ -92,9 +90,27 @@ class RowCounts:
         held = np.sort(candidates[least_used[len(candidates) - count :]])
         self._held = self._rows[held]
         self._threshold //= 2
-        kept = self._is_sampled(self._rows)
-        kept[held] = True
-        self._rows, self._uses = self._rows[kept], self._uses[kept]
+        self._drop_others()
+
+    def join(self, other: "RowCounts") -> None:
+        """Adds the counts of other data.
+
+        What is kept was counted in all data: the smaller of both samples, and rows that both held
+        or counted exactly.
+        """
+        self.merge()
+        other.merge()
+        if other._threshold < _FULL:
+            exact = self._threshold == _FULL
+            self._held = other._held if exact else np.intersect1d(self._held, other._held)
+            self._threshold = min(self._threshold, other._threshold)
+            self._drop_others()
+        kept = slice(None) if self._threshold == _FULL else self._is_kept(other._rows)
+        rows, uses = other._rows[kept], other._uses[kept]
+        places = np.searchsorted(self._rows, rows)
+        known = _at(self._rows, places) == rows
+        self._uses[places[known]] += uses[known]
+        self._insert(rows[~known], uses[~known])
 
     def counted(self) -> CountedRows:
         """Returns all kept rows."""
@@ -117,8 +133,16 @@ class RowCounts:
         counts._held, counts._threshold = state["held"], int(state["sampling"][0]) + 1
         return counts
 
-    def _is_sampled(self, rows: Ints) -> Bools:
-        return np.asarray(_hash(rows) <= np.uint64(self._threshold - 1))
+    def _is_kept(self, rows: Ints) -> Bools:
+        """Returns which rows are in the sample, or held."""
+        kept = np.asarray(_hash(rows) <= np.uint64(self._threshold - 1))
+        others = np.flatnonzero(~kept)
+        kept[others] = _is_in(rows[others], self._held)
+        return kept
+
+    def _drop_others(self) -> None:
+        kept = self._is_kept(self._rows)
+        self._rows, self._uses = self._rows[kept], self._uses[kept]
 
     def merge(self) -> None:
         """Joins rows that were gathered since the last time; one may have been gathered often."""
@@ -132,14 +156,19 @@ class RowCounts:
         for part, added, half in self._later:  # rows of a part are distinct
             uses[places[first : first + len(part)], half] += added
             first += len(part)
-        new = np.searchsorted(self._rows, distinct) + np.arange(len(distinct))
+        self._insert(distinct, uses)
+        self._later, self._num_later = [], 0
+
+    def _insert(self, rows: Ints, uses: Ints) -> None:
+        """Adds rows that are not there yet, in ascending order."""
+        new = np.searchsorted(self._rows, rows) + np.arange(len(rows))
         old = np.ones(len(self._rows) + len(new), bool)
         old[new] = False
-        all_rows, all_uses = np.empty(len(old), np.int64), np.empty((len(old), halves), np.int64)
-        all_rows[new], all_rows[old] = distinct, self._rows
+        all_rows = np.empty(len(old), np.int64)
+        all_uses = np.empty((len(old), uses.shape[1]), np.int64)
+        all_rows[new], all_rows[old] = rows, self._rows
         all_uses[new], all_uses[old] = uses, self._uses
         self._rows, self._uses = all_rows, all_uses
-        self._later, self._num_later = [], 0
 
 
 def _is_in(rows: Ints, ordered: Ints) -> Bools:

@@ -49,17 +49,22 @@ class TableCounts:
         if len(rows):
             self.rows.add(rows, uses, half)
             self._add_to_blocks(rows, uses)
-        sums, samples = self._sums, len(batch.lengths)
-        sums.samples += samples
-        sums.lookups[half] += len(batch.rows)
-        sums.squares += int((batch.lengths.astype(np.int64) ** 2).sum())
-        if samples >= self._batch_size and not sums.has_full_batch:
-            sums.start_anew()
-        if samples >= self._batch_size or not sums.has_full_batch:
-            sums.bins += np.bincount(bin_of(uses), minlength=NUM_REUSE_BINS)
-            sums.batches += 1
-            sums.batch_samples += samples
-        sums.has_full_batch |= samples >= self._batch_size
+        sums, samples = _Sums(), len(batch.lengths)
+        sums.samples = sums.batch_samples = samples
+        sums.batches = 1
+        sums.lookups[half] = len(batch.rows)
+        sums.squares = int((batch.lengths.astype(np.int64) ** 2).sum())
+        sums.bins = np.bincount(bin_of(uses), minlength=NUM_REUSE_BINS)
+        sums.has_full_batch = samples >= self._batch_size
+        self._sums.join(sums)
+
+    def join(self, other: "TableCounts") -> None:
+        """Adds the counts of other data."""
+        self.rows.join(other.rows)
+        self._widen_blocks(other._sums.block_rows)
+        other._widen_blocks(self._sums.block_rows)
+        self._blocks = self._blocks + other._blocks
+        self._sums.join(other._sums)
 
     def described(self, table: EmbeddingTable | None, dim: int) -> EmbeddingTable:
         """Returns the table with what was counted.
@@ -137,12 +142,15 @@ class TableCounts:
         sums.highest_row = max(sums.highest_row, highest)
 
     def _add_to_blocks(self, rows: Ints, uses: Ints) -> None:
-        width = block_rows(int(rows[-1]) + 1)
-        while self._sums.block_rows < width:
-            self._blocks, self._sums.block_rows = _paired(self._blocks), 2 * self._sums.block_rows
+        self._widen_blocks(block_rows(int(rows[-1]) + 1))
         self._blocks += np.bincount(
             rows // self._sums.block_rows, weights=uses, minlength=MAX_BLOCKS
         ).astype(np.int64)
+
+    def _widen_blocks(self, rows: int) -> None:
+        """Makes blocks of at least so many rows, a power of two."""
+        while self._sums.block_rows < rows:
+            self._blocks, self._sums.block_rows = _paired(self._blocks), 2 * self._sums.block_rows
 
     def _access(self, lookups: int) -> RowAccess:
         sums, rows, counted = self._sums, self.num_rows, self.rows.counted()
@@ -170,12 +178,26 @@ class _Sums:
         self.block_rows = 1
         self.lookups = np.zeros(2, np.int64)  # in each half of the data
         self.has_full_batch = False
-        self.start_anew()
+        self._start_anew()
 
-    def start_anew(self) -> None:
+    def _start_anew(self) -> None:
         """Forgets the reuse of batches so far."""
         self.batches = self.batch_samples = 0
         self.bins = np.zeros(NUM_REUSE_BINS, np.int64)
+
+    def join(self, other: "_Sums") -> None:
+        """Adds those of other batches, apart from blocks. Full batches rule out smaller ones."""
+        self.samples += other.samples
+        self.squares += other.squares
+        self.highest_row = max(self.highest_row, other.highest_row)
+        self.lookups = self.lookups + other.lookups
+        if other.has_full_batch and not self.has_full_batch:
+            self.has_full_batch = True
+            self._start_anew()
+        if other.has_full_batch == self.has_full_batch:
+            self.batches += other.batches
+            self.batch_samples += other.batch_samples
+            self.bins = self.bins + other.bins
 
     def state(self) -> Arrays:
         """Returns the numbers as arrays."""
