@@ -14,10 +14,12 @@ from autoshard.experiments.explaining.plan_report import (
 from autoshard.sharders import Step, next_steps
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between, renumbered
+from autoshard.workload.traffic import traffic_of
 
 _COSTLIEST = 3  # pieces shown of each phase's slowest device
 _MIN_MS = 0.005  # cost of a piece that is shown: less reads 0.00
 _STEPS = 5
+_MB = 1e6
 _ELSEWHERE = 5  # tables shown that are on other devices
 
 
@@ -27,6 +29,8 @@ def explanation(
     """Yields all parts of the explanation; copies are alike on all devices, and rows are there."""
     if plan.placements:
         yield from phases(oracle, task, plan)
+    if task.nodes > 1:
+        yield from links(task, plan)
     yield from steps(oracle, task, plan)
     if best is not None:
         yield from differences(oracle, task, plan, best)
@@ -51,6 +55,15 @@ def phases(oracle: EstimatedCosts, task: ShardingTask, plan: ShardingPlan) -> It
             shown.add_row(name, columns, f"{part.ms:.2f}", f"{part.share:.1%}", "")
         if costliest and (others := len(phase.pieces) - len(costliest)):
             shown.add_row(f"  and {others} more", "", "", "", "")
+    yield shown
+
+
+def links(task: ShardingTask, plan: ShardingPlan) -> Iterator[ReportPart]:
+    """Yields what a step sends over the links inside nodes and between them."""
+    yield f"\nMB that all devices of {task.nodes} nodes send in a step"
+    shown = new_table(("what", "inside nodes", "between nodes"), texts=1)
+    for sent in traffic_of(plan, task):
+        shown.add_row(sent.what, f"{sent.inside / _MB:,.2f}", f"{sent.between / _MB:,.2f}")
     yield shown
 
 

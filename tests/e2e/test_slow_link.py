@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif((reason := missing()) is not None, reason=str(reason)),
     pytest.mark.skipif(len(physical_cores()) < 2, reason="a node has two cores"),
 ]
-_RANKS, _BATCH_SIZE, _GBIT = 4, 1024, 0.125e9
+_RANKS, _BATCH_SIZE, _GBIT = 4, 2048, 0.125e9
 _RAY = Path(sys.executable).parent / "ray"
 _OPTIONS = "--num-cpus 2 --object-store-memory 200000000 --disable-usage-stats"
 _STARTED = re.compile(r"--link (\S+) --inter-node-link (\S+) --devices-per-node (\d+)")
@@ -64,10 +64,10 @@ def test_plans_for_both_levels_of_a_network_that_was_measured(
     assert 0.7 * share < network.between.bytes_s < 2 * share
     assert network.inside.bytes_s > 2 * network.between.bytes_s
 
-    heavy = tuple(EmbeddingTable(f"heavy{n}", 200_000, 8, 60.0) for n in range(2))
-    tables = (*heavy, *load_tables("synthetic:20:0:small"))
+    heavy = tuple(EmbeddingTable(f"heavy{n}", 500_000, 8, 100.0) for n in range(2))
+    tables = (*heavy, *load_tables("synthetic:30:0:small"))
     (tmp_path / "plans").mkdir()
-    for name, given in (("knows", options), ("does not", ObjectiveOptions())):
+    for name, given in (("does not", ObjectiveOptions()), ("knows", options)):
         objective = given.build_objective(_RANKS)
         model = load_model("cpu").for_objective(objective, _RANKS)
         operator = model.provenance.operator
