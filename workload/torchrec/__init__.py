@@ -2,7 +2,8 @@
 
 Exports `tables_of` (tables of a model, with lookups counted from batches), `to_torchrec` (a plan
 for `DistributedModelParallel(plan=)`), `from_torchrec` (the plan of a sharded model), `load_state`
-(weights into a sharded model), `with_even_columns` (for loading by TorchRec), `planner` (plans
+(weights into a sharded model), `save_checkpoint`, `load_checkpoint` and `plan_of_checkpoint`
+(checkpoints for any plan), `with_even_columns` (for loading by TorchRec), `planner` (plans
 inside TorchRec's planner), `plan_of_torchrec` (TorchRec's own plan), `AccessStatistics` (of a
 profiled table, for TorchRec's caches), `memory_constraints` (rows in slower memory, for TorchRec's
 planner) and `with_hot_rows` (a model with `HotCold` collections).
@@ -17,6 +18,11 @@ from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from autoshard.workload.torchrec.cache_statistics import AccessStatistics
+    from autoshard.workload.torchrec.checkpoints import (
+        load_checkpoint,
+        plan_of_checkpoint,
+        save_checkpoint,
+    )
     from autoshard.workload.torchrec.hot_cold import HotCold, with_hot_rows
     from autoshard.workload.torchrec.models import ModelTables, tables_of
     from autoshard.workload.torchrec.own_planner import plan_of_torchrec
@@ -46,10 +52,13 @@ __all__ = [
     "HotCold",
     "ModelTables",
     "from_torchrec",
+    "load_checkpoint",
     "load_state",
     "memory_constraints",
+    "plan_of_checkpoint",
     "plan_of_torchrec",
     "planner",
+    "save_checkpoint",
     "tables_of",
     "to_torchrec",
     "with_even_columns",
