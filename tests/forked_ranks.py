@@ -48,18 +48,20 @@ def run_forked(
         try:
             for process in processes:
                 process.start()
+            if killed is not None:
+                processes[killed].join(PATIENCE_S)
+                assert processes[killed].exitcode == -signal.SIGKILL
+                return []
             found = dict[int, Any]()
             end = time.monotonic() + PATIENCE_S
             while len(found) < ranks:
-                if killed is not None and processes[killed].exitcode == -signal.SIGKILL:
-                    return []
                 for rank, (receiver, _) in enumerate(results):
                     if rank not in found and receiver.poll(0.005):
                         failed, found[rank] = receiver.recv()
                         assert not failed, f"rank {rank}: {found[rank]}"
                 assert time.monotonic() < end, f"only ranks {sorted(found)} have ended"
                 dead = [n for n, each in enumerate(processes) if each.exitcode and n not in found]
-                assert not dead or killed is not None, f"ranks {dead} are dead"
+                assert not dead, f"ranks {dead} are dead"
             return [found[rank] for rank in range(ranks)]
         finally:
             for process in processes:

@@ -1,6 +1,7 @@
 """A small TorchRec model whose training is the same on any number of ranks and by any plan."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -11,7 +12,7 @@ from torchrec.optim import SGD, Adagrad, RowWiseAdagrad
 from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
 from torchrec.optim.optimizers import in_backward_optimizer_filter
 
-from autoshard.workload import ShardingPlan
+from autoshard.workload import Placement, ShardingPlan
 from autoshard.workload.torchrec import load_state, to_torchrec, with_hot_rows
 
 CPU = torch.device("cpu")
@@ -19,6 +20,15 @@ TABLES = {"a": (40, 8), "b": (60, 24), "c": (30, 16), "d": (20, 8)}  # rows and 
 SAMPLES = 24  # of all ranks together
 OPTIMIZERS = {"sgd": SGD, "adagrad": Adagrad, "rowwise_adagrad": RowWiseAdagrad}
 _LR = 0.5
+
+
+def plan_of(
+    ranks: int, *placements: tuple[Any, ...], copied: str = "", hot: dict[str, int] | None = None
+) -> ShardingPlan:
+    """Plan of slices: table, first column, width, first rank and number of blocks of rows."""
+    pieces = tuple(sorted(Placement(f"bags.{table}", *rest) for table, *rest in placements))
+    hot_rows = tuple((f"bags.{name}", count) for name, count in (hot or {}).items())
+    return ShardingPlan(pieces, ranks, tuple(f"bags.{name}" for name in copied), hot_rows)
 
 
 class SmallModel(nn.Module):

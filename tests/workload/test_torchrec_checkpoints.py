@@ -11,21 +11,12 @@ pytest.importorskip("torchrec")
 
 import torch.distributed.checkpoint as dcp
 from forked_ranks import run_forked
-from small_model import TABLES, Training
+from small_model import TABLES, Training, plan_of
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from autoshard.workload import Placement, ShardingPlan, UserError
+from autoshard.workload import ShardingPlan, UserError
 from autoshard.workload.torchrec import load_checkpoint, plan_of_checkpoint, save_checkpoint
-
-
-def plan_of(ranks: int, *placements: tuple[str, int, int, int] | tuple[str, int, int, int, int],
-            copied: str = "", hot: dict[str, int] | None = None) -> ShardingPlan:  # fmt: skip
-    """Plan of slices: table, first column, width, first rank and number of blocks of rows."""
-    pieces = tuple(sorted(Placement(f"bags.{table}", *rest) for table, *rest in placements))
-    hot_rows = tuple((f"bags.{name}", count) for name, count in (hot or {}).items())
-    return ShardingPlan(pieces, ranks, tuple(f"bags.{name}" for name in copied), hot_rows)
-
 
 # Whole tables, slices, blocks of rows and copies, each table in another way.
 FOUR = plan_of(4, ("a", 0, 8, 1), ("b", 0, 16, 0), ("b", 16, 8, 3), ("c", 0, 16, 0, 4), copied="d")

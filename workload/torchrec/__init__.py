@@ -3,10 +3,11 @@
 Exports `tables_of` (tables of a model, with lookups counted from batches), `to_torchrec` (a plan
 for `DistributedModelParallel(plan=)`), `from_torchrec` (the plan of a sharded model), `load_state`
 (weights into a sharded model), `save_checkpoint`, `load_checkpoint` and `plan_of_checkpoint`
-(checkpoints for any plan), `with_even_columns` (for loading by TorchRec), `planner` (plans
-inside TorchRec's planner), `plan_of_torchrec` (TorchRec's own plan), `AccessStatistics` (of a
-profiled table, for TorchRec's caches), `memory_constraints` (rows in slower memory, for TorchRec's
-planner) and `with_hot_rows` (a model with `HotCold` collections).
+(checkpoints for any plan), `reshard` (another plan while a model trains), `with_even_columns` (for
+loading by TorchRec), `planner` (plans inside TorchRec's planner), `plan_of_torchrec` (TorchRec's
+own plan), `AccessStatistics` (of a profiled table, for TorchRec's caches), `memory_constraints`
+(rows in slower memory, for TorchRec's planner) and `with_hot_rows` (a model with `HotCold`
+collections).
 
 TorchRec is imported only here, when one of these is used.
 """
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
         to_torchrec,
         with_even_columns,
     )
+    from autoshard.workload.torchrec.resharding import reshard
     from autoshard.workload.torchrec.slower_memory import memory_constraints
     from autoshard.workload.torchrec.states import load_state
 else:
@@ -58,6 +60,7 @@ __all__ = [
     "plan_of_checkpoint",
     "plan_of_torchrec",
     "planner",
+    "reshard",
     "save_checkpoint",
     "tables_of",
     "to_torchrec",

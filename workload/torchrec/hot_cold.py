@@ -140,7 +140,7 @@ class HotCold(nn.Module):
         for name, some in parts.items():
             for part in some:
                 weight = self.hot_and_cold.embedding_bags[part.name].weight
-                _prepare_as(weight, bags.embedding_bags[name].weight)
+                prepare_as(weight, bags.embedding_bags[name].weight)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Returns pooled embeddings of all features. `features` may be what `inputs` returned."""
@@ -382,7 +382,7 @@ def _fill(module: HotCold, bags: EmbeddingBagCollection) -> None:
             module.hot_and_cold.embedding_bags[name].weight.copy_(cold)
 
 
-def _prepare_as(weight: nn.Parameter, other: nn.Parameter) -> None:
+def prepare_as(weight: nn.Parameter, other: nn.Parameter) -> None:
     """Gives a weight the optimizer that another one has, which is fused into the backward pass."""
     for name in ("_optimizer_classes", "_optimizer_kwargs"):
         if hasattr(other, name):

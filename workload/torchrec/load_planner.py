@@ -6,6 +6,7 @@ with hot rows are two. This planner reads tables by what their numbers mean.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,11 +24,10 @@ from autoshard.workload.torchrec.table_parts import (
     Part,
     StoredTables,
     TensorName,
+    overlap,
     table_of_hot_ids,
     tensor_name,
 )
-
-_BLOCK = 2**16  # rows that are copied at a time if they are in another order
 
 
 class _Sink:
@@ -155,68 +155,23 @@ class ReshardingPlanner(DefaultLoadPlanner):
                 "optimizer"
             )
         for part in stored:
-            column = max(part.columns[0], wanted.columns[0])
-            width = min(sum(part.columns), sum(wanted.columns)) - column
-            rows = _common_rows(wanted, part) if width > 0 else None
-            if rows is None:
+            common = overlap(wanted, part)
+            if common is None:
                 continue
-            offsets, lengths = [rows[0]], [rows[1]]
-            if not part.flat:
-                offsets.append(column - part.columns[0])
-                lengths.append(width)
-            size = torch.Size(lengths)
+            size = torch.Size(common.lengths)
             nowhere = torch.Size([0] * len(size))  # a sink knows where to write
             item = ReadItem(
-                LoadItemType.TENSOR, wanted.index, nowhere, part.index, torch.Size(offsets), size
+                LoadItemType.TENSOR,
+                wanted.index,
+                nowhere,
+                part.index,
+                torch.Size(common.offsets),
+                size,
             )
-            columns = slice(column - wanted.columns[0], column - wanted.columns[0] + width)
-            self._sinks[item] = _Sink(size, _writer(wanted, tensor, part, columns))
-            if wanted.flat and width < wanted.columns[1]:
+            self._sinks[item] = _Sink(size, partial(common.write, tensor))
+            if common.is_added:
                 self._flat.append(tensor)
             yield item
-
-
-def _common_rows(wanted: Part, stored: Part) -> tuple[int, int] | None:
-    """Returns which rows of a stored shard are read, the first and their number."""
-    if wanted.ids is not None or stored.ids is not None:
-        return 0, stored.rows[1]  # any of them
-    first = max(wanted.rows[0], stored.rows[0])
-    number = min(sum(wanted.rows), sum(stored.rows)) - first
-    return (first - stored.rows[0], number) if number > 0 else None
-
-
-def _row_pairs(wanted: Part, stored: Part) -> Iterator[tuple[Any, Any]]:
-    """Yields which of the rows that are read go to which rows of a part, as indices."""
-    if wanted.ids is None and stored.ids is None:
-        first = max(wanted.rows[0], stored.rows[0]) - wanted.rows[0]
-        last = min(sum(wanted.rows), sum(stored.rows)) - wanted.rows[0]
-        yield slice(None), slice(first, last)
-        return
-    ids, order = stored.all_ids().sort()
-    for block in torch.split(torch.arange(wanted.rows[1]), _BLOCK):
-        of_block = wanted.all_ids()[block]
-        numbers = torch.searchsorted(ids, of_block).clamp_(max=len(ids) - 1)
-        found = ids[numbers] == of_block
-        yield order[numbers[found]], block[found]
-
-
-def _writer(
-    wanted: Part, tensor: torch.Tensor, stored: Part, columns: slice
-) -> Callable[[torch.Tensor], None]:
-    """Returns what writes values that were read, [rows, columns] or [rows], to a part."""
-    share = (columns.stop - columns.start) / wanted.columns[1]
-
-    @torch.no_grad()
-    def write(values: torch.Tensor) -> None:
-        for read, written in _row_pairs(wanted, stored):
-            some = values[read].to(tensor)
-            if not wanted.flat:
-                tensor[:, columns][written] = some[:, None] if stored.flat else some
-                continue
-            mean = some if stored.flat else some.mean(1)
-            tensor[written] = mean if share == 1 else tensor[written] + mean * share
-
-    return write
 
 
 def _check_tables(

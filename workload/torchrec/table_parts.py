@@ -19,6 +19,7 @@ _WEIGHT = re.compile(r"(?:(?P<path>.+)\.)?embedding_bags\.(?P<table>[^.]+)\.weig
 _HOT_IDS = re.compile(rf"(?:(?P<path>.+)\.)?numbers\.(?P<table>[^.]+)\.{HOT_IDS}")
 _SUM = "sum"  # of squared gradients, as torch.optim.Adagrad calls it
 _FUSED_SUM = "momentum1"  # as TorchRec does
+_BLOCK = 2**16  # rows that are copied at a time if they are in another order
 
 
 class TensorName(NamedTuple):
@@ -71,6 +72,76 @@ class Part:
         """Returns which rows of the table these are."""
         first, count = self.rows
         return torch.arange(first, first + count) if self.ids is None else self.ids
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What a part of a table has in common with a part that is stored.
+
+    Args:
+        wanted: The part that is to be filled.
+        stored: The other one.
+        offsets: First element in the stored shard.
+        lengths: Size of what is read from there: [rows, columns], or [rows].
+        columns: Columns of the wanted part.
+    """
+
+    wanted: Part
+    stored: Part
+    offsets: tuple[int, ...]
+    lengths: tuple[int, ...]
+    columns: slice
+
+    @property
+    def _share(self) -> float:
+        return float(self.columns.stop - self.columns.start) / self.wanted.columns[1]
+
+    @property
+    def is_added(self) -> bool:
+        """Whether it is one addend of a mean: the wanted part has to be zero before."""
+        return self.wanted.flat and self._share < 1
+
+    @torch.no_grad()
+    def write(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Writes values that were read to the shard of the wanted part."""
+        for read, written in self._row_pairs():
+            some = values[read].to(tensor)
+            if not self.wanted.flat:
+                tensor[:, self.columns][written] = some[:, None] if self.stored.flat else some
+                continue
+            mean = some if self.stored.flat else some.mean(1)
+            tensor[written] = tensor[written] + mean * self._share if self.is_added else mean
+
+    def _row_pairs(self) -> Iterator[tuple[Any, Any]]:
+        """Yields which of the rows that are read go to which rows of the part, as indices."""
+        wanted, stored = self.wanted, self.stored
+        if wanted.ids is None and stored.ids is None:
+            first = max(wanted.rows[0], stored.rows[0]) - wanted.rows[0]
+            yield slice(None), slice(first, first + self.lengths[0])
+            return
+        ids, order = stored.all_ids().sort()
+        for block in torch.split(torch.arange(wanted.rows[1]), _BLOCK):
+            of_block = wanted.all_ids()[block]
+            numbers = torch.searchsorted(ids, of_block).clamp_(max=len(ids) - 1)
+            found = ids[numbers] == of_block
+            yield order[numbers[found]], block[found]
+
+
+def overlap(wanted: Part, stored: Part) -> Overlap | None:
+    """Returns what two parts of a table have in common; None if that is nothing."""
+    column = max(stored.columns[0], wanted.columns[0])
+    width = min(sum(stored.columns), sum(wanted.columns)) - column
+    row = max(wanted.rows[0], stored.rows[0])
+    rows = min(sum(wanted.rows), sum(stored.rows)) - row
+    if wanted.ids is not None or stored.ids is not None:
+        row, rows = stored.rows  # any of them
+    if width <= 0 or rows <= 0:
+        return None
+    dims = 1 if stored.flat else 2
+    offsets = (row - stored.rows[0], column - stored.columns[0])[:dims]
+    first = column - wanted.columns[0]
+    columns = slice(first, first + width)
+    return Overlap(wanted, stored, offsets, (rows, width)[:dims], columns)
 
 
 class StoredTables:
