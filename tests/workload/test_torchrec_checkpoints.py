@@ -104,7 +104,7 @@ def write_numbers(plan: ShardingPlan, folder: Path) -> None:
 
 def read_numbers(plan: ShardingPlan, folder: Path, to: Path) -> dict[str, torch.Tensor]:
     """The numbers of the only part that this rank has of each table."""
-    training = Training(plan, "rowwise_adagrad")
+    training = Training(plan, "rowwise_adagrad", hot_ids())
     load_checkpoint(folder, training.state)
     save_checkpoint(to, training.state, plan)
     found = sums_of_squares(training.optimizer)
@@ -130,9 +130,16 @@ def test_a_new_slice_has_the_mean_of_what_it_replaces_by_columns(tmp_path: Path)
     (whole,) = run_forked(1, read_numbers, copies, tmp_path / "0", tmp_path / "2")
     assert (whole["b"][:, :16] == rows[:, None]).all()
     assert (whole["b"][:, 16:] == rows[:, None] + 100).all()
-    first, second = run_forked(2, read_numbers, others, tmp_path / "2", tmp_path / "3")
-    assert first["b"].tolist() == rows.tolist()
-    assert second["b"] == pytest.approx(rows + 100 * 8 / 20)
+    hot = plan_of(2, ("a", 0, 8, 0), ("b", 0, 16, 0), ("b", 16, 8, 1), ("c", 0, 16, 1),
+                  ("d", 0, 8, 0), hot={"b": 20})  # fmt: skip
+    first, second = run_forked(2, read_numbers, hot, tmp_path / "0", tmp_path / "3")
+    assert sorted(first["b"]) == [row for row in rows if row not in HOT_IDS["b"][:20]]
+    assert second["b_hot"][:, 0].tolist() == HOT_IDS["b"][:20]
+    for number, folder in enumerate(("2", "3")):
+        to = tmp_path / f"back{number}"
+        first, second = run_forked(2, read_numbers, others, tmp_path / folder, to)
+        assert first["b"].tolist() == rows.tolist()
+        assert second["b"] == pytest.approx(rows + 100 * 8 / 20)
 
 
 def refusals(folder: Path) -> dict[str, str]:
