@@ -5,6 +5,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def test_the_page_leads_from_a_model_to_a_training_and_back(
     assert len(set(losses)) == 10
     assert all(map(math.isfinite, losses))
     assert second == ""
+
+    plan = ShardingPlan.load("plan.json")
+    moved = [replace(piece, device=1 - piece.device) for piece in plan.placements]
+    replace(plan, placements=tuple(moved)).save("plan.json")
+    again, _ = run_ranks(folder / "train.py", 2)
+    assert [int(line.split()[0]) for line in again.splitlines()] == list(range(10, 20))
+    plan.save("plan.json")
 
     capsys.readouterr()
     runpy.run_path("back.py")

@@ -2,10 +2,12 @@
 
 Exports `tables_of` (tables of a model, with lookups counted from batches), `to_torchrec` (a plan
 for `DistributedModelParallel(plan=)`), `from_torchrec` (the plan of a sharded model), `load_state`
-(weights into a sharded model), `with_even_columns` (for loading by TorchRec), `planner` (plans
-inside TorchRec's planner), `plan_of_torchrec` (TorchRec's own plan), `AccessStatistics` (of a
-profiled table, for TorchRec's caches), `memory_constraints` (rows in slower memory, for TorchRec's
-planner) and `with_hot_rows` (a model with `HotCold` collections).
+(weights into a sharded model), `save_checkpoint`, `load_checkpoint` and `plan_of_checkpoint`
+(checkpoints for any plan), `reshard` (another plan while a model trains), `with_even_columns` (for
+loading by TorchRec), `planner` (plans inside TorchRec's planner), `plan_of_torchrec` (TorchRec's
+own plan), `AccessStatistics` (of a profiled table, for TorchRec's caches), `memory_constraints`
+(rows in slower memory, for TorchRec's planner) and `with_hot_rows` (a model with `HotCold`
+collections).
 
 TorchRec is imported only here, when one of these is used.
 """
@@ -17,6 +19,11 @@ from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from autoshard.workload.torchrec.cache_statistics import AccessStatistics
+    from autoshard.workload.torchrec.checkpoints import (
+        load_checkpoint,
+        plan_of_checkpoint,
+        save_checkpoint,
+    )
     from autoshard.workload.torchrec.hot_cold import HotCold, with_hot_rows
     from autoshard.workload.torchrec.models import ModelTables, tables_of
     from autoshard.workload.torchrec.own_planner import plan_of_torchrec
@@ -26,6 +33,7 @@ if TYPE_CHECKING:
         to_torchrec,
         with_even_columns,
     )
+    from autoshard.workload.torchrec.resharding import reshard
     from autoshard.workload.torchrec.slower_memory import memory_constraints
     from autoshard.workload.torchrec.states import load_state
 else:
@@ -46,10 +54,14 @@ __all__ = [
     "HotCold",
     "ModelTables",
     "from_torchrec",
+    "load_checkpoint",
     "load_state",
     "memory_constraints",
+    "plan_of_checkpoint",
     "plan_of_torchrec",
     "planner",
+    "reshard",
+    "save_checkpoint",
     "tables_of",
     "to_torchrec",
     "with_even_columns",

@@ -76,6 +76,23 @@ class RowNumbers(nn.Module):
         return self.ids_of_hot_rows.cpu(), torch.argsort(self.numbers.cpu())[self.hot :]
 
 
+def order_of_rows(
+    table: str, hot_ids: torch.Tensor, rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the ids of hot rows and of cold rows of a table, as a `HotCold` numbers them.
+
+    Args:
+        table: Name of the table in its collection.
+        hot_ids: Ids of hot rows.
+        rows: Rows of the table.
+    """
+    return _row_numbers(table, hot_ids, rows).order()
+
+
+def _row_numbers(table: str, hot_ids: torch.Tensor, rows: int) -> RowNumbers:
+    return RowNumbers(hot_ids, rows, crc32(table.encode()))
+
+
 class HotCold(nn.Module):
     """A collection in which some tables have hot rows.
 
@@ -101,7 +118,7 @@ class HotCold(nn.Module):
             parts[name] = [cold, hot]
         self.numbers = nn.ModuleDict(
             {
-                name: RowNumbers(ids, every[name].num_embeddings, crc32(name.encode()))
+                name: _row_numbers(name, ids, every[name].num_embeddings)
                 for name, ids in hot_ids.items()
             }
         )
@@ -123,7 +140,7 @@ class HotCold(nn.Module):
         for name, some in parts.items():
             for part in some:
                 weight = self.hot_and_cold.embedding_bags[part.name].weight
-                _prepare_as(weight, bags.embedding_bags[name].weight)
+                prepare_as(weight, bags.embedding_bags[name].weight)
 
     def forward(self, features: KeyedJaggedTensor) -> KeyedTensor:
         """Returns pooled embeddings of all features. `features` may be what `inputs` returned."""
@@ -365,7 +382,7 @@ def _fill(module: HotCold, bags: EmbeddingBagCollection) -> None:
             module.hot_and_cold.embedding_bags[name].weight.copy_(cold)
 
 
-def _prepare_as(weight: nn.Parameter, other: nn.Parameter) -> None:
+def prepare_as(weight: nn.Parameter, other: nn.Parameter) -> None:
     """Gives a weight the optimizer that another one has, which is fused into the backward pass."""
     for name in ("_optimizer_classes", "_optimizer_kwargs"):
         if hasattr(other, name):

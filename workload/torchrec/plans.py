@@ -56,7 +56,16 @@ def to_torchrec(
     Raises:
         PlanError: A table, column or rank does not match; TorchRec checks little of this.
     """
-    tables = bag_tables(model)
+    return plan_of_tables(plan, bag_tables(model), world_size, device_type)
+
+
+def plan_of_tables(
+    plan: ShardingPlan,
+    tables: Mapping[str, BagTable],
+    world_size: int | None = None,
+    device_type: str | None = None,
+) -> torchrec.ShardingPlan:
+    """Returns the same for these tables of a model."""
     check_hot_rows(plan, tables)
     plan = plan.with_hot_tables()
     ranks = _world_size(world_size, plan)
