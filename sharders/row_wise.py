@@ -10,6 +10,7 @@ whether blocks are on all devices, which share the lookups of each table, or on 
 which repeat outputs less often.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
@@ -54,64 +55,20 @@ class RowWiseSharder:
         required, allowed = _required(task), _allowed(task)
         oracle = self._oracle
         if oracle is None:
-            return self._with(required, task)
+            return _with_rows(self._sharder, task, required)
         oracle.check(task)
         try:
-            plan = self._with(required, task)
+            plan = _with_rows(self._sharder, task, required)
         except PlanError as fault:
             return self._within_memory(required, allowed, task, fault)
         counts = task.objective.in_training or task.objective.counts_exchanges
         if not (self._plans_twice and counts):
             return plan
-        even_ms = _even_ms(oracle, task)
-        free = [table for table in allowed if table.name not in plan.copied]
-        heavier = _gaining(oracle, task, free, even_ms)
-        if not heavier:
-            return plan
-        step_ms = oracle.step_ms(plan, task)
-        if step_ms - _least_ms(oracle, task, heavier[-1], even_ms) < _MIN_GAIN * step_ms:
-            return plan
-        # Greedy plans take little time. Those with rows have to be faster than that without.
-        fast = CopyingSharder(FusedGreedySharder(oracle), oracle)
-        plans, fastest_ms, chosen = [plan], step_ms, None
-        with suppress(PlanError):
-            fastest_ms = oracle.step_ms(self._with(required, task, {}, fast), task)
-        for gaining in heavier:
-            for firsts in ({}, *_on_nodes(oracle, task, gaining)):
-                with suppress(PlanError):
-                    greedy = self._with(required | gaining, task, firsts, fast)
-                    if (greedy_ms := oracle.step_ms(greedy, task)) < fastest_ms:
-                        fastest_ms, chosen = greedy_ms, (gaining, firsts)
-        if chosen is not None:
+        plans = [plan]
+        if (chosen := _Trials(oracle, task, plan, required, allowed).fastest()) is not None:
             with suppress(PlanError):
-                plans.append(self._with(required | chosen[0], task, chosen[1]))
+                plans.append(_with_rows(self._sharder, task, required | chosen[0], chosen[1]))
         return min(plans, key=lambda some: oracle.step_ms(some, task))
-
-    def _with(
-        self,
-        row_wise: frozenset[str],
-        task: ShardingTask,
-        firsts: Mapping[str, int] | None = None,
-        sharder: Sharder | None = None,
-    ) -> ShardingPlan:
-        """Returns a plan with these tables in blocks of rows, on all devices or on one node.
-
-        Args:
-            row_wise: Names of the tables.
-            task: The task.
-            firsts: First device of the node, for tables that are on one.
-            sharder: Places the others; by default the sharder that was given.
-        """
-        ranks, firsts = len(task.devices), firsts or {}
-        node = ranks // task.nodes
-        counts = {name: node if name in firsts else ranks for name in row_wise}
-        placed = (sharder or self._sharder).shard(task.with_row_blocks(counts, firsts))
-        shared = tuple(
-            Placement(table.name, 0, table.dim, firsts.get(table.name, 0), counts[table.name])
-            for table in task.tables
-            if table.name in row_wise
-        )
-        return placed.with_ways_of(ShardingPlan(shared, ranks, placed.copied), task)
 
     def _within_memory(
         self,
@@ -126,7 +83,7 @@ class RowWiseSharder:
             raise fault
         for count in sorted({min(count, len(largest)) for count in _COUNTS} - {0}):
             with suppress(PlanError):
-                return self._with(required | frozenset(largest[:count]), task)
+                return _with_rows(self._sharder, task, required | frozenset(largest[:count]))
         raise fault
 
 
@@ -160,85 +117,165 @@ def _allowed(task: ShardingTask) -> list[EmbeddingTable]:
     ]
 
 
-def _gaining(
-    oracle: EstimatedCosts, task: ShardingTask, tables: Sequence[EmbeddingTable], even_ms: float
-) -> list[frozenset[str]]:
-    """Returns the tables that take much of a device, and cost less by rows than by columns.
+class _Trials:
+    """Greedy plans with tables in blocks of rows, which show whether these may be faster.
 
-    The first are those that are too much for one device; each set has those before it, too. By
-    columns, a table is in as many slices as there are devices, or as it may be.
+    Args:
+        oracle: Prices plans.
+        task: The task.
+        plan: Plan without, or with as few rows as there have to be.
+        required: Tables that have to be by rows.
+        allowed: Tables that may be.
     """
-    if not tables:
-        return []
-    ranks = len(task.devices)
-    exchange_ms = StepPrice.of_task(task).column_ms()
-    alone_ms = _alone_ms(oracle, [table.whole() for table in tables], exchange_ms)
-    shares = dict(zip(tables, (alone_ms / even_ms).tolist(), strict=True))
-    gaining = dict[str, float]()
-    narrowest = {
-        name: rule.numbers[0]
-        for rule in task.rules
-        if rule.kind == "min_width"
-        for name in rule.tables
-    }
-    for table, share in shares.items():
-        if share <= min(_HEAVY):
-            continue
-        least = narrowest.get(table.name, DIM_STEP)
-        width = max(least, -(-table.dim // ranks // DIM_STEP) * DIM_STEP)
-        width = width if 2 * least <= table.dim else table.dim
-        by_columns_ms = float(_alone_ms(oracle, [Piece(table, 0, width)], exchange_ms)[0])
+
+    def __init__(
+        self,
+        oracle: EstimatedCosts,
+        task: ShardingTask,
+        plan: ShardingPlan,
+        required: frozenset[str],
+        allowed: Sequence[EmbeddingTable],
+    ) -> None:
+        self._oracle, self._task, self._required = oracle, task, required
+        self._allowed = [table for table in allowed if table.name not in plan.copied]
+        self._rest = task.without(plan.copied, reserve=False)
+        self._step_ms = oracle.step_ms(plan, task)
+        self._common_ms = oracle.common_ms(task, plan)
+        self._exchange_ms = StepPrice.of_task(task).column_ms()
+
+    def fastest(self) -> tuple[frozenset[str], Mapping[str, int]] | None:
+        """Returns the tables whose blocks make the greedy plan fastest, and the first devices of
+        those that are on one node; None if the greedy plan without is as fast.
+        """
+        fast = CopyingSharder(FusedGreedySharder(self._oracle), self._oracle)
+
+        def greedy_ms(row_wise: frozenset[str], firsts: Mapping[str, int]) -> float:
+            try:
+                plan = _with_rows(fast, self._task, self._required | row_wise, firsts)
+            except PlanError:
+                return math.inf
+            return self._oracle.step_ms(plan, self._task)
+
+        tried = [
+            (gaining, firsts)
+            for gaining in self._gaining()
+            for firsts in ({}, *self._on_nodes(gaining))
+            if self._least_ms(gaining, firsts) < (1 - _MIN_GAIN) * self._step_ms
+        ]
+        if not tried:
+            return None
+        without_ms = greedy_ms(frozenset(), {})
+        steps_ms = [greedy_ms(*each) for each in tried]
+        best = int(np.argmin(steps_ms))
+        return tried[best] if steps_ms[best] < without_ms else None
+
+    def _gaining(self) -> list[frozenset[str]]:
+        """Returns tables that take much of a device, and cost less by rows than by columns.
+
+        The first are those that are too much for one device; each set has those before it, too. By
+        columns, a table is in as many slices as there are devices, or as it may be.
+        """
+        ranks, task = len(self._task.devices), self._task
+        if not self._allowed:
+            return []
+        alone_ms = self._alone_ms([table.whole() for table in self._allowed])
+        shares = alone_ms / self._even_ms(self._task)
+        heavy = [table for table, share in zip(self._allowed, shares, strict=True)
+                 if share > min(_HEAVY)]  # fmt: skip
+        if not heavy:
+            return []
+        narrowest = {
+            name: rule.numbers[0]
+            for rule in task.rules
+            if rule.kind == "min_width"
+            for name in rule.tables
+        }
+        slices = []
+        for table in heavy:
+            least = narrowest.get(table.name, DIM_STEP)
+            width = max(least, -(-table.dim // ranks // DIM_STEP) * DIM_STEP)
+            slices.append(Piece(table, 0, width if 2 * least <= table.dim else table.dim))
         # On one node if not on all, which repeat outputs more often.
-        for count in {ranks, ranks // task.nodes} - {1}:
-            blocks = [block.whole() for block in task.row_blocks(table, count)]
-            if float(_alone_ms(oracle, blocks, exchange_ms).max()) < by_columns_ms:
-                gaining[table.name] = share
-    sets = [frozenset(n for n, share in gaining.items() if share > least) for least in _HEAVY]
-    return [some for some in dict.fromkeys(sets) if some]
+        blocks_ms = [
+            self._alone_ms([self._largest_block(table, count) for table in heavy])
+            for count in {ranks, ranks // task.nodes} - {1}
+        ]
+        gains = np.min(blocks_ms, axis=0) < self._alone_ms(slices)
+        share_of = dict(zip((table.name for table in self._allowed), shares, strict=True))
+        names = [table.name for table, gain in zip(heavy, gains, strict=True) if gain]
+        sets = [frozenset(name for name in names if share_of[name] > least) for least in _HEAVY]
+        return [some for some in dict.fromkeys(sets) if some]
+
+    def _largest_block(self, table: EmbeddingTable, count: int) -> Piece:
+        blocks = self._task.row_blocks(table, count)
+        return max(blocks, key=lambda block: block.pooling_factor).whole()
+
+    def _on_nodes(self, row_wise: frozenset[str]) -> Iterator[Mapping[str, int]]:
+        """Yields the first device of the node that each table's blocks are on, if there are nodes.
+
+        Tables that take most time come first, each on the node that has least to do.
+        """
+        ranks, nodes = len(self._task.devices), self._task.nodes
+        node = ranks // nodes
+        tables = [t for t in self._allowed if t.name in row_wise and can_be_blocks(t.rows, node)]
+        if nodes == 1 or node == 1 or not tables:
+            return
+        alone_ms = self._oracle.alone_ms([table.whole() for table in tables])
+        busy_ms, firsts = np.zeros(nodes), dict[str, int]()
+        for number in np.argsort(-alone_ms, kind="stable").tolist():
+            chosen = int(busy_ms.argmin())
+            busy_ms[chosen] += alone_ms[number]
+            firsts[tables[number].name] = chosen * node
+        yield firsts
+
+    def _least_ms(self, row_wise: frozenset[str], firsts: Mapping[str, int]) -> float:
+        """Returns a step that a plan with these tables by rows hardly falls short of."""
+        counts = _counts(self._task, row_wise, firsts)
+        overhead = self._oracle.model.counted_overhead
+        saved_ms = 0.0 if overhead is None else overhead.of_rows.ms(self._task, counts, ())
+        even_ms = self._even_ms(self._rest.with_row_blocks(counts, firsts))
+        return even_ms + self._common_ms + min(0.0, saved_ms)
+
+    def _even_ms(self, task: ShardingTask) -> float:
+        """Returns what each device takes if the tables of a task are spread evenly."""
+        whole = self._oracle.amounts([table.whole() for table in task.tables]).sum(0)
+        exchange_ms = self._exchange_ms * task.exchanged_columns
+        return (float(self._oracle.price(whole[None]).total_ms) + exchange_ms) / len(task.devices)
+
+    def _alone_ms(self, pieces: Sequence[Piece]) -> Floats:
+        """Returns what each piece takes on a device of its own, with what it sends: [pieces]."""
+        columns = np.array([piece.exchanged_columns for piece in pieces])
+        return np.asarray(self._oracle.alone_ms(pieces) + self._exchange_ms * columns)
 
 
-def _on_nodes(
-    oracle: EstimatedCosts, task: ShardingTask, row_wise: frozenset[str]
-) -> Iterator[Mapping[str, int]]:
-    """Yields the first device of the node that each table's blocks are on, if there are nodes.
+def _with_rows(
+    sharder: Sharder,
+    task: ShardingTask,
+    row_wise: frozenset[str],
+    firsts: Mapping[str, int] | None = None,
+) -> ShardingPlan:
+    """Returns a plan with these tables in blocks of rows, on all devices or on one node.
 
-    Tables that take most time come first, each on the node that has least to do.
+    Args:
+        sharder: Places the others.
+        task: The task.
+        row_wise: Names of the tables.
+        firsts: First device of the node, for tables that are on one.
     """
-    ranks, nodes = len(task.devices), task.nodes
-    node = ranks // nodes
-    tables = [t for t in task.tables if t.name in row_wise and can_be_blocks(t.rows, node)]
-    if nodes == 1 or node == 1 or not tables:
-        return
-    alone_ms = oracle.alone_ms([table.whole() for table in tables])
-    busy_ms, firsts = np.zeros(nodes), dict[str, int]()
-    for number in np.argsort(-alone_ms, kind="stable").tolist():
-        chosen = int(busy_ms.argmin())
-        busy_ms[chosen] += alone_ms[number]
-        firsts[tables[number].name] = chosen * node
-    yield firsts
-
-
-def _even_ms(oracle: EstimatedCosts, task: ShardingTask) -> float:
-    """Returns what each device takes if all tables are spread evenly and nothing is repeated."""
-    whole = oracle.amounts([table.whole() for table in task.tables]).sum(0)
-    exchange_ms = StepPrice.of_task(task).column_ms() * task.exchanged_columns
-    return (float(oracle.price(whole[None]).total_ms) + exchange_ms) / len(task.devices)
-
-
-def _least_ms(
-    oracle: EstimatedCosts, task: ShardingTask, row_wise: frozenset[str], even_ms: float
-) -> float:
-    """Returns a step that a plan with these tables by rows hardly falls short of."""
-    overhead = oracle.model.counted_overhead
-    saved_ms = (
-        0.0
-        if overhead is None
-        else min(0.0, overhead.of_rows.ms(task, dict.fromkeys(row_wise, len(task.devices)), ()))
+    firsts = firsts or {}
+    counts = _counts(task, row_wise, firsts)
+    placed = sharder.shard(task.with_row_blocks(counts, firsts))
+    shared = tuple(
+        Placement(table.name, 0, table.dim, firsts.get(table.name, 0), counts[table.name])
+        for table in task.tables
+        if table.name in row_wise
     )
-    return even_ms + oracle.common_ms(task) + saved_ms
+    return placed.with_ways_of(ShardingPlan(shared, len(task.devices), placed.copied), task)
 
 
-def _alone_ms(oracle: EstimatedCosts, pieces: Sequence[Piece], exchange_ms: float) -> Floats:
-    """Returns what each piece takes on a device of its own, with what it sends: [pieces]."""
-    columns = np.array([piece.exchanged_columns for piece in pieces])
-    return np.asarray(oracle.alone_ms(pieces) + exchange_ms * columns)
+def _counts(
+    task: ShardingTask, row_wise: frozenset[str], firsts: Mapping[str, int]
+) -> dict[str, int]:
+    """Returns the number of blocks of each table."""
+    ranks = len(task.devices)
+    return {name: ranks // task.nodes if name in firsts else ranks for name in row_wise}
