@@ -22,6 +22,7 @@ from bench.measuring import collecting_metrics, measuring_metrics, yardstick_met
 from bench.memory import slower_memory_metrics
 from bench.metric import Group, GroupResult
 from bench.model import learning_metrics, prediction_metrics
+from bench.nodes import node_metrics
 from bench.noise import flush_metrics, noise_metrics
 from bench.policy import (
     memory_metrics,
@@ -60,6 +61,7 @@ GROUPS: Mapping[str, Group] = {
     "ways": Group(
         "Rows and copies beside columns, predicted", lambda _: ways_metrics(), on_ray=False
     ),
+    "nodes": Group("Nodes with a slow link between them", lambda _: node_metrics(), on_ray=False),
     "memory": Group("Slower memory, simulated", lambda _: slower_memory_metrics(), on_ray=False),
     "headroom": Group("Headroom in families of tasks, predicted", lambda _: headroom_metrics()),
     "sizes": Group("Task sizes not used in training, predicted", lambda _: size_metrics()),

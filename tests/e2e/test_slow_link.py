@@ -2,16 +2,13 @@
 
 import json
 import re
-import shlex
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from commands import EXPERIMENTS
-from namespaces import Machine, missing, two_machines
+from namespaces import Machine, missing, two_nodes
 from servers import free_port
 
 from autoshard.benchmark.hardware import physical_cores
@@ -26,25 +23,14 @@ pytestmark = [
     pytest.mark.skipif(len(physical_cores()) < 2, reason="a node has two cores"),
 ]
 _RANKS, _BATCH_SIZE, _GBIT = 4, 2048, 0.125e9
-_RAY = Path(sys.executable).parent / "ray"
-_OPTIONS = "--num-cpus 2 --object-store-memory 200000000 --disable-usage-stats"
-_STARTED = re.compile(r"--link (\S+) --inter-node-link (\S+) --devices-per-node (\d+)")
+_OPTIONS = re.compile(r"--link (\S+) --inter-node-link (\S+) --devices-per-node (\d+)")
 
 
 @pytest.fixture(scope="module")
 def head() -> Iterator[tuple[Machine, str]]:
     """The first of two machines with a Ray node each, and the address of Ray."""
-    port = free_port()
-    with ExitStack() as stack:
-        # Paths of Ray's sockets may have 107 characters.
-        folder = stack.enter_context(TemporaryDirectory(prefix="as", dir="/tmp"))
-        first, second = stack.enter_context(two_machines("slow", "1gbit", Path(folder)))
-        address = f"{first.address}:{port}"
-        of_head = f"--head --port {port} --include-dashboard=false"
-        for machine, of_node in ((first, of_head), (second, f"--address {address}")):
-            words = f"{of_node} --node-ip-address {machine.address} {_OPTIONS}"
-            machine.run([str(_RAY), "start", *shlex.split(words)], RAY_AUTH_MODE="disabled")
-        yield first, address
+    with two_nodes("slow", "1gbit", free_port()) as found:
+        yield found
 
 
 def test_plans_for_both_levels_of_a_network_that_was_measured(
@@ -53,7 +39,7 @@ def test_plans_for_both_levels_of_a_network_that_was_measured(
     machine, address = head
     doctor = [sys.executable, str(EXPERIMENTS / "doctor.py")]
     said = machine.run(doctor, 300.0, RAY_ADDRESS=address, RAY_AUTH_MODE="disabled")
-    found = _STARTED.search(said)
+    found = _OPTIONS.search(said)
     assert found is not None, said
     link, between, of_node = found.groups()
     options = ObjectiveOptions(link=link, inter_node_link=between, devices_per_node=int(of_node))

@@ -5,6 +5,7 @@ step by each plan, as JSON.
 """
 
 import json
+import logging
 import statistics
 import sys
 from contextlib import closing
@@ -19,7 +20,7 @@ from autoshard.workload import ShardingPlan, ShardingTask
 
 def main(address: str, folder: Path) -> None:
     """Trains a round by each plan."""
-    ray.init(address, log_to_driver=False, logging_level="error")
+    ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     task = ShardingTask.load(folder / "task.json")
     plans = {path.stem: ShardingPlan.load(path) for path in sorted((folder / "plans").glob("*"))}
     with closing(RankGroup(len(task.devices), "cpu", in_turns=False)) as ranks:

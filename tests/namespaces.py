@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from tempfile import TemporaryDirectory
 
 _PATIENCE = 120.0  # seconds
 _BURST, _LATENCY = "256kb", "50ms"  # of the token bucket
+_RAY = Path(sys.executable).parent / "ray"
+_NODE = "--num-cpus 2 --object-store-memory 200000000 --disable-usage-stats"
 
 
 @dataclass(frozen=True)
@@ -80,26 +83,41 @@ def two_machines(prefix: str, rate: str, folder: Path) -> Iterator[tuple[Machine
     """
     number = os.getpid() % 200
     net = f"10.{50 + number}.77"
-    pair = tuple(
-        Machine(f"{prefix}-{os.getpid()}-{side}", f"{net}.{place}", folder / side)
-        for place, side in enumerate("ab", 1)
-    )
+
+    def machine(place: int, side: str) -> Machine:
+        return Machine(f"{prefix}-{os.getpid()}-{side}", f"{net}.{place}", folder / side)
+
+    pair = machine(1, "a"), machine(2, "b")
     ends = [f"v{os.getpid()}{side}" for side in "ab"]
     with ExitStack() as stack:
-        for machine in pair:
-            _run("ip", "netns", "add", machine.name)
-            stack.callback(_delete, machine.name)
-        first, second = (machine.name for machine in pair)
+        for each in pair:
+            _run("ip", "netns", "add", each.name)
+            stack.callback(_delete, each.name)
+        first, second = (each.name for each in pair)
         peer = ("peer", "name", ends[1], "netns", second)
         _run("ip", "link", "add", ends[0], "netns", first, "type", "veth", *peer)
-        for machine, end in zip(pair, ends, strict=True):
-            _run("ip", "-n", machine.name, "addr", "add", f"{machine.address}/24", "dev", end)
+        for each, end in zip(pair, ends, strict=True):
+            _run("ip", "-n", each.name, "addr", "add", f"{each.address}/24", "dev", end)
             for device in ("lo", end):
-                _run("ip", "-n", machine.name, "link", "set", device, "up")
+                _run("ip", "-n", each.name, "link", "set", device, "up")
             bucket = ("tbf", "rate", rate, "burst", _BURST, "latency", _LATENCY)
-            _run("tc", "-n", machine.name, "qdisc", "add", "dev", end, "root", *bucket)
-            machine.folder.mkdir(exist_ok=True)
+            _run("tc", "-n", each.name, "qdisc", "add", "dev", end, "root", *bucket)
+            each.folder.mkdir(exist_ok=True)
         yield pair
+
+
+@contextmanager
+def two_nodes(prefix: str, rate: str, port: int) -> Iterator[tuple[Machine, str]]:
+    """Yields the first of two such machines with a Ray node each, and the address of Ray."""
+    # Paths of Ray's sockets may have 107 characters.
+    with TemporaryDirectory(prefix="as", dir="/tmp") as folder, ExitStack() as stack:
+        first, second = stack.enter_context(two_machines(prefix, rate, Path(folder)))
+        address = f"{first.address}:{port}"
+        of_head = f"--head --port {port} --include-dashboard=false"
+        for machine, of_node in ((first, of_head), (second, f"--address {address}")):
+            words = f"{of_node} --node-ip-address {machine.address} {_NODE}"
+            machine.run([str(_RAY), "start", *words.split()], RAY_AUTH_MODE="disabled")
+        yield first, address
 
 
 def processes_on(name: str) -> list[int]:
