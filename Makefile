@@ -1,6 +1,7 @@
 # make demo   set up and run the tour          make lint   style, types, imports between packages
 # make test   set up and run the tests         make bench  measure the metrics of docs/figures.md
 # make e2e    those with browsers, ssh servers, PostgreSQL, several nodes, an autoscaler
+# make chaos  kill processes and fill disks at random while commands run: 45 minutes
 # make doctor say what this machine can measure, and what is missing
 # make mlflow browse the runs of mlflow.db; make mlflow STORE=sqlite:///demo/mlflow.db others
 
@@ -25,7 +26,7 @@ READY  := $(VENV)/.ready-$(EXTRA)$(if $(ALONE),-torchrec)
 STORE  ?= $(or $(MLFLOW_TRACKING_URI),sqlite:///mlflow.db)
 PORT   ?= 5000
 
-.PHONY: setup doctor demo test e2e lint bench gate gpu-check gpu-wheels mlflow clean
+.PHONY: setup doctor demo test e2e lint bench chaos gate gpu-check gpu-wheels mlflow clean
 
 setup: $(READY)
 
@@ -74,6 +75,10 @@ gpu-wheels:
 
 bench: setup
 	$(BIN)/python tests/run_bench.py
+
+# AUTOSHARD_KILLS: how many faults; AUTOSHARD_SEED: others than last time.
+chaos: setup
+	$(BIN)/python tests/run_bench.py --only chaos
 
 gate: setup
 	$(BIN)/python tests/bench/gate.py $(BASE)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import ActorUnschedulableError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autoshard.benchmark.backends import KINDS
@@ -83,7 +83,9 @@ class BenchmarkPool:
             namespace=POOL_NAMESPACE,
             get_if_exists=True,
             lifetime="detached",
-            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
+            # Not softly: Ray places it elsewhere then, even if this node has room. There the path
+            # of the store means another file.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         ).remote(self._fleet, self._time_limit_s)
 
     def devices(self) -> list[DeviceInfo]:
@@ -255,7 +257,7 @@ class BenchmarkPool:
                 if isinstance(error.cause, UserError):
                     raise error.cause from None
                 raise
-            except RayActorError as error:
+            except (RayActorError, ActorUnschedulableError) as error:  # lost, or with its node
                 if time.monotonic() > deadline:
                     raise PoolError(
                         f"the pool's actor does not come back: {first_line(error)}"

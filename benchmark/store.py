@@ -343,9 +343,7 @@ class MeasurementStore:
         try:
             yield
         except (sqlite3.DatabaseError, json.JSONDecodeError, struct.error) as error:
-            raise StoreError(
-                f"{self.path}: cannot be used as a store ({error}): move it away or name another"
-            ) from error
+            raise StoreError(f"{self.path}: {store_file.problem_of(error)}") from error
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be opened: {error.strerror}") from error
 
@@ -354,12 +352,13 @@ class MeasurementStore:
         self._db.execute("BEGIN IMMEDIATE")
         try:
             yield
+            self._db.execute("COMMIT")  # where a full disk is noticed
         except BaseException:
-            self._db.execute("ROLLBACK")
-            self._piece_ids.clear()
+            if self._db.in_transaction:  # SQLite may have rolled back by itself
+                self._db.execute("ROLLBACK")
+            self._piece_ids.clear()  # of pieces that are not stored: others will get these ids
             self._levels.clear()
             raise
-        self._db.execute("COMMIT")
 
 
 def _ranks_text(key: ExchangeKey) -> str:

@@ -75,6 +75,16 @@ class StoreError(UserError):
     """A store that cannot be read or written."""
 
 
+def problem_of(error: Exception) -> str:
+    """Returns what an error of SQLite says of a store, and what to do."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code == sqlite3.SQLITE_FULL:
+        return "cannot be written, because the disk is full: free some space and run again"
+    if code == sqlite3.SQLITE_BUSY:
+        return f"has been locked by another program for {BUSY_SECONDS:.0f} s: end it and run again"
+    return f"cannot be used as a store ({error}): move it away or name another"
+
+
 def is_fresh(path: Path) -> bool:
     """Returns whether there is no file yet, or an empty one."""
     if path.is_dir():

@@ -37,6 +37,7 @@ from bench.published import published_metrics
 from bench.rehearsal import rehearsal_metrics
 from bench.simulated import simulated_metrics
 from bench.ways import ways_metrics
+from chaos.metrics import chaos_metrics
 from rich.table import Table
 
 from autoshard.benchmark.hardware import cpu_fingerprint, machine_memory_bytes, physical_cores
@@ -81,6 +82,7 @@ GROUPS: Mapping[str, Group] = {
     "training-torchrec": Group("Training step time with TorchRec", rehearsal_metrics),
     "training": Group("Training a policy", training_metrics),
     "sweep": Group("Sweeps", sweep_metrics),
+    "chaos": Group("Faults at random moments", lambda _: chaos_metrics(), on_ray=False),
 }
 
 
@@ -92,9 +94,9 @@ class BenchConfig:
     the bench is stopped, completed groups are kept.
     """
 
-    only: str = ",".join(GROUPS)
-    """Groups to measure, separated by commas; others keep their values. The empty string measures
-    nothing and rewrites the documents."""
+    only: str = ",".join(name for name in GROUPS if name != "chaos")
+    """Groups to measure, separated by commas; others keep their values. Default: all but chaos. The
+    empty string measures nothing and rewrites the documents."""
     out: Path = Path("docs")
     """Folder of figures.json and figures.md. Tables of metrics in its other pages, and in the
     README beside it, are updated."""

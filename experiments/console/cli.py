@@ -1,5 +1,6 @@
 """Runs a command: parses its typed options, prints errors as one line, and sets the exit code."""
 
+import errno
 import os
 import re
 import sys
@@ -80,6 +81,12 @@ def run_command(
     except BrokenPipeError:  # the reader of our output has ended: nothing can be printed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        say_error(f"{where}the disk is full, or a quota is: free some space and run again")
+        code = BAD_INPUT
     sys.exit(code)
 
 

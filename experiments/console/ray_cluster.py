@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import ray
+from ray.exceptions import AuthenticationError
 
 from autoshard import benchmark  # its pool is loaded only where something is measured
 from autoshard.benchmark.backends import RequestedKind
@@ -41,8 +42,16 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
         raise UserError(
             f"no Ray cluster can be joined at {where}: {cli.reason_of(error)}"
         ) from error
+    joined = ray.get_runtime_context().gcs_address
     try:
         yield
+    except Exception as error:
+        if isinstance(error, UserError) or not _is_lost(joined, error):
+            raise
+        raise UserError(
+            f"the Ray cluster at {joined} was lost ({cli.reason_of(error)}): start it, and run "
+            "again, with --resume to continue a training or a sweep"
+        ) from error
     finally:
         ray.shutdown()
 
@@ -98,6 +107,17 @@ def _address(must_run: bool) -> str | None:
     if must_run:
         raise UserError(f"no Ray cluster runs here: nothing answers at {latest}, the latest one's")
     return "local"
+
+
+def _is_lost(address: str, error: BaseException | None) -> bool:
+    """Returns whether a cluster's head is gone, or another one answers at its address."""
+    if _problem(address):
+        return True
+    while error is not None:
+        if isinstance(error, AuthenticationError):  # it does not know us
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _problem(address: str) -> str:

@@ -220,6 +220,7 @@ def tracked_run(
         raise UserError(f"MLflow cannot be used at {where}: {reason_of(error)}") from error
     try:
         yield run
+        run.end()
     except BaseException as error:
         with suppress(Exception):  # MLflow may not answer
             run.end("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
@@ -227,7 +228,6 @@ def tracked_run(
             reason = reason_of(error)
             raise UserError(f"MLflow at {where} fails: {reason} Results so far are kept") from error
         raise
-    run.end()
 
 
 def _begun(

@@ -103,18 +103,18 @@ class Training:
     def step(self) -> dict[str, float]:
         """Makes an iteration, and an evaluation if one is due; returns the metrics."""
         number = self.progress.iteration + 1
-        started = time.time()
+        started = time.monotonic()
         metrics = self._trainer.iterate()
         self.progress = replace(self.progress, iteration=number)
         # One more would take about as long.
-        self._out_of_time = self._budget.left_s() < time.time() - started
+        self._out_of_time = self._budget.left_s() < time.monotonic() - started
         if number % self.config.check_every == 0 or self.done:
             if not self.done:  # otherwise nothing would learn from it
                 metrics["asked"] += self._collect()
             metrics |= self._update_cost_model()
             metrics |= self._evaluate()
             self._out_of_time |= self._budget.is_spent  # measuring may take long
-        metrics["seconds"] = time.time() - started
+        metrics["seconds"] = time.monotonic() - started
         self.progress = replace(self.progress, seconds=self.progress.seconds + metrics["seconds"])
         self._save()
         return metrics

@@ -46,6 +46,8 @@ _PATIENCE_SECONDS = 120.0  # a lost env runner is replaced within ten or twenty
 _COST_MODEL = "autoshard_cost_model"  # attribute of an algorithm: its env runners' cost model
 
 logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it prints a notice for every user of PPO
+# It tells of lost env runners in several lines; LostRunners does in one.
+logging.getLogger("ray.rllib.utils.actor_manager").setLevel(logging.CRITICAL)
 
 
 def make_environment(

@@ -65,7 +65,7 @@ class TrainingReport:
         self._training, self._run = training, run
         self._lines: list[dict[str, float]] = []
         self._notices = Notices()
-        self._began = time.time()
+        self._began = (time.time(), time.monotonic())  # measurements say the time of day
 
     def introduce(self) -> None:
         """Prints and logs what is trained."""
@@ -221,13 +221,13 @@ class TrainingReport:
 
     def _pool_busy(self) -> float:
         """Returns the share of the devices' time inside timed operators in this process."""
-        pool, began, ended = self._training.pool, self._began, time.time()
+        pool, (began, started) = self._training.pool, self._began
         if pool is None or not self._lines:
             return 0.0
         with MeasurementStore(pool.store) as store:
             fresh = [m for m in store.measurements() if m.measured_at >= began]
         busy = sum(m.timing.operator_seconds for m in fresh if m.timing is not None)
-        return busy / ((ended - began) * len(pool.devices()))
+        return busy / ((time.monotonic() - started) * len(pool.devices()))
 
 
 def _test_table(steps: Mapping[str, list[float | None]], ratios: Mapping[str, Ratio]) -> Table:

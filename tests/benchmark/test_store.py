@@ -333,6 +333,56 @@ def test_a_store_must_be_a_file_and_may_have_to_exist(tmp_path: Path) -> None:
         assert len(store) == 0
 
 
+def test_a_full_disk_loses_nothing_and_mixes_nothing_up(
+    tmp_path: Path, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    first, lost, *_ = some(tables, 2)
+    others = [measurement(Shard.of_tables([table])) for table in tables]
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        store.put([first])
+        disk = _FullDisk(store._db)
+        store._db = disk  # type: ignore[assignment]
+        with pytest.raises(StoreError, match=r"costs.db: .* the disk is full: free some space"):
+            store.put([lost])
+        store._db = disk.db
+        store.put(others)  # pieces that get the ids that those of the lost one had
+        store.put([lost])
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        assert fresh(store.measurements()) == [first, *others, lost]
+
+
+class _FullDisk:
+    """A connection to a database on a disk that gets full at COMMIT, as SQLite tells of it."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self.db = db
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.db, name)
+
+    def execute(self, *words: object) -> object:
+        if words == ("COMMIT",):
+            self.db.execute("ROLLBACK")
+            full = sqlite3.OperationalError("database or disk is full")
+            full.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise full
+        return self.db.execute(*words)  # type: ignore[arg-type]
+
+
+def test_a_locked_store_is_one_line(
+    tmp_path: Path, tables: tuple[EmbeddingTable, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autoshard.benchmark.store_file.BUSY_SECONDS", 0.1)
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        with sqlite3.connect(tmp_path / "costs.db", isolation_level=None) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            with pytest.raises(StoreError, match=r"costs.db: has been locked .* end it and run"):
+                store.put(some(tables, 1))
+        other.close()
+        store.put(some(tables, 1))
+        assert len(store) == 1
+
+
 def test_kill_9_loses_nothing_that_was_put(tmp_path: Path) -> None:
     path = tmp_path / "costs.db"
     script = (

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import ray
 from commands import PATIENCE, wait_until
+from ray._private.state import actors
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore, MeasureSettings, TimingOptions
 from autoshard.benchmark.hardware import physical_cores
@@ -81,3 +82,29 @@ def test_a_pool_moves_to_nodes_that_declare_the_resource_and_back(
 def nodes_of(pool: BenchmarkPool) -> set[str]:
     """The Ray nodes that a pool measures on."""
     return set(ray.get(pool._actor.node_of_devices.remote()).values())
+
+
+@ray.remote(num_cpus=0)
+def devices_of(store: Path, name: str) -> int:
+    return len(BenchmarkPool(store, name=name).devices())
+
+
+def node_of(pool: BenchmarkPool) -> str:
+    return str(actors(pool._actor._actor_id.hex())["Address"]["NodeID"])
+
+
+def test_a_pool_is_on_the_node_of_its_first_client_and_then_on_that_of_the_next(
+    cluster: Any, fresh_pool: Callable[..., BenchmarkPool], tmp_path: Path
+) -> None:
+    fresh_pool()
+    second = cluster.add_node(num_cpus=1, resources={"second": 1})
+    try:
+        asked = devices_of.options(resources={"second": 1}).remote(tmp_path / "costs.db", "moves")
+        assert ray.get(asked, timeout=PATIENCE) > 0
+        pool = BenchmarkPool(tmp_path / "costs.db", name="moves")
+        assert node_of(pool) == second.node_id
+    finally:
+        cluster.remove_node(second, allow_graceful=False)
+    here = ray.get_runtime_context().get_node_id()
+    wait_until("the pool", lambda: pool.devices() and node_of(pool) == here, PATIENCE)
+    pool.shutdown()

@@ -40,3 +40,19 @@ def test_a_dropped_option_names_what_to_use_instead(
     assert ended.value.code == code
     assert capsys.readouterr().err.strip() == line
     assert found == ([] if code else [Config(2)])
+
+
+def test_a_full_disk_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def writes(config: Config) -> None:
+        with open("/dev/full", "wb", buffering=0) as file:
+            file.write(b"a checkpoint")
+
+    monkeypatch.setattr(sys, "argv", ["command.py"])
+    with pytest.raises(SystemExit) as left:
+        cli.run_command(writes, Config)
+    assert left.value.code == 2
+    assert capsys.readouterr().err == (
+        "the disk is full, or a quota is: free some space and run again\n"
+    )

@@ -90,6 +90,15 @@ def test_a_run_ends_as_its_command_does(uri: str, error: type[BaseException], st
     assert MlflowClient(uri).get_run(run.run_id).info.status == status
 
 
+def test_a_run_that_mlflow_does_not_end_is_one_line(uri: str) -> None:
+    with (
+        pytest.raises(UserError, match=r"fails: .*Results so far are kept") as caught,
+        runs.tracked_run("compare", "deleted", {}, uri) as run,
+    ):
+        MlflowClient(uri).delete_run(run.run_id)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "mysql+nothing://x", "sqlite:////proc/x.db"])
 def test_where_mlflow_cannot_be_is_one_line(uri: str) -> None:
     with (

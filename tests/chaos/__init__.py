@@ -1,0 +1,1 @@
+"""Random failures of processes, disks, clocks, locks and networks while commands run."""
