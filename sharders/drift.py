@@ -63,14 +63,14 @@ class MoveAdvice:
     @property
     def saved_s(self) -> float:
         """Expected seconds that moving saves in all steps that are left, less the move's."""
-        return self._saved_s(self.old.expected_ms, self.new.expected_ms)
+        return float(self._saved_s(self.old.expected_ms, self.new.expected_ms))
 
     @cached_property
     def drawn_s(self) -> Floats:
         """Samples of `saved_s`, by uncertain costs and few counted batches."""
         rng = np.random.default_rng(0)
         factors = np.exp(self.error * rng.standard_normal(len(self.new.drawn_ms)))
-        return self._saved_s(self.old.drawn_ms, self.new.drawn_ms * factors)
+        return np.asarray(self._saved_s(self.old.drawn_ms, self.new.drawn_ms * factors))
 
     @property
     def saved_90_s(self) -> tuple[float, float]:

@@ -4,25 +4,31 @@ Lookups are drawn from known laws. Batches differ more than their lookups alone 
 of a batch have a factor in common, as if it were of more, or less, active users.
 """
 
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from statistics import fmean
+from itertools import islice
+from statistics import fmean, median
 
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.sharders import DriftMonitor, DriftReport, SharderContext, load_policy, make_sharder
 from autoshard.workload import Device, EmbeddingTable, Link, Objective, ShardingPlan, ShardingTask
-from autoshard.workload.arrays import Floats, Ints
+from autoshard.workload.arrays import Ints
 from autoshard.workload.profiling.table_counts import TableBatch
 from bench.metric import Metric
-from bench.workbench import say
+from bench.workbench import on_one_core, say
 
 BATCH_SIZE, _DEVICES, _TABLES, _HEAVY = 1024, 4, 12, 3
 _TOGETHER = 0.03  # relative deviation that all tables of a batch have in common
+_DRAWN = 2**20  # lookups of a table
 _LINK = Link(1e10, 20e-6)
 _REFERENCES, _WINDOWS = 4, 50  # windows without a change for each reference
+_EVERY, _WINDOW = 100, 100  # the monitor's defaults
+_OFTEN = 2  # one batch in so many is counted where that is timed
 _TRIALS, _MOST = 10, 10  # of each change, and windows until it is missed
 
 
@@ -35,20 +41,21 @@ class Law:
     seed: int
 
     @cached_property
-    def _cumulated(self) -> Floats:
-        shares = np.arange(1, self.table.rows + 1, dtype=float) ** -self.alpha
-        return np.asarray(np.cumsum(shares / shares.sum()))
-
-    @cached_property
-    def _rows(self) -> Ints:
-        return np.random.default_rng(self.seed).permutation(self.table.rows)
+    def _drawn(self) -> Ints:
+        """Many independent lookups; batches are stretches of them from a random place on."""
+        rng, rows = np.random.default_rng(self.seed), self.table.rows
+        shares = np.cumsum(np.arange(1, rows + 1, dtype=float) ** -self.alpha)
+        ranks = np.searchsorted(shares, shares[-1] * rng.random(_DRAWN)).clip(max=rows - 1)
+        return rng.permutation(rows).astype(np.int32)[ranks]
 
     def batch(self, rng: np.random.Generator, factor: float, shift: int) -> TableBatch:
         """Draws a batch; `shift` makes other rows hot."""
-        lengths = rng.poisson(self.table.pooling_factor * factor, BATCH_SIZE)
-        ranks = np.searchsorted(self._cumulated, rng.random(int(lengths.sum())))
-        rows = self._rows[np.minimum(ranks, self.table.rows - 1)]
-        return TableBatch((rows + shift) % self.table.rows, lengths)
+        count = int(rng.poisson(self.table.pooling_factor * factor * BATCH_SIZE))
+        start = int(rng.integers(_DRAWN - count))
+        rows = self._drawn[start : start + count] + shift % self.table.rows
+        rows = np.where(rows < self.table.rows, rows, rows - self.table.rows)
+        samples = rng.integers(0, BATCH_SIZE, count)
+        return TableBatch(rows, np.bincount(samples, minlength=BATCH_SIZE))
 
 
 Laws = Mapping[str, Law]
@@ -169,3 +176,86 @@ def _until_seen(before: Laws, after: Laws, seed: int) -> tuple[int, float]:
         if report.change.is_drift:
             return number, ratio
     return _MOST + 1, ratio
+
+
+def callback_metrics() -> list[Metric]:
+    """What the monitor takes beside steps of a TorchRec model, whose only rank counts all samples.
+
+    After a step, the monitor gets the batch and the loop waits until it is counted. Times are those
+    of the processor, in all threads, so that others on the machine do not count.
+    """
+    say("what the drift monitor takes in training")
+    with on_one_core():
+        times = _trained()
+    step = median(times["step"])
+    usual, window = fmean(times["sampled"]), fmean(times["window"])
+    share = (median(times["idle"]) + usual / _EVERY + window / (_EVERY * _WINDOW)) / step
+    return [
+        Metric("step of the model, 20 tables on one rank", "", 1e3 * step, "ms"),
+        Metric("a counted batch, over a step", "", usual / step),
+        Metric("test of a window of 100 counted batches, over a step", "", window / step),
+        Metric("drift monitor in all, share of a step", "below 0.005", share),
+    ]
+
+
+def _trained() -> dict[str, list[float]]:
+    """Trains a model; returns seconds of steps, and of observing batches by what that did."""
+    import torch
+    from torch import distributed
+    from torch.distributed.optim import _apply_optimizer_in_backward as apply_in_backward
+    from torchrec import EmbeddingBagCollection, EmbeddingBagConfig
+    from torchrec.datasets.random import RandomRecDataset
+    from torchrec.distributed import DistributedModelParallel
+    from torchrec.optim import RowWiseAdagrad
+
+    from autoshard.workload.torchrec import to_torchrec
+
+    rng = np.random.default_rng(3)
+    names = [f"t{number}" for number in range(20)]
+    rows = np.exp(rng.uniform(np.log(1e3), np.log(1e6), 20)).astype(int).tolist()
+    lookups = rng.integers(1, 20, 20).tolist()
+    tables = [
+        EmbeddingBagConfig(name=name, num_embeddings=count, embedding_dim=64, feature_names=[name])
+        for name, count in zip(names, rows, strict=True)
+    ]
+    bags = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
+    apply_in_backward(RowWiseAdagrad, bags.parameters(), {"lr": 0.05})
+    top = torch.nn.Linear(64 * 20, 1)
+    described = tuple(
+        EmbeddingTable(name, count, 64, float(mean), zipf_alpha=1.0)
+        for name, count, mean in zip(names, rows, lookups, strict=True)
+    )
+    objective = Objective("step")
+    task = ShardingTask(described, Device.uniform(1, 2**36), BATCH_SIZE, objective=objective)
+    plan = ShardingPlan.table_wise(task, [0] * 20)
+    oracle = EstimatedCosts(load_model("cpu").for_objective(objective, 1), BATCH_SIZE)
+    monitor = DriftMonitor(plan, task, oracle, 10**6, link=_LINK, every=_OFTEN)
+    data = RandomRecDataset(
+        names, BATCH_SIZE, hash_sizes=rows, ids_per_features=lookups, manual_seed=1
+    )
+    batches = list(islice(data, 20))
+    times: dict[str, list[float]] = {"step": [], "idle": [], "sampled": [], "window": []}
+    with tempfile.TemporaryDirectory() as folder:
+        distributed.init_process_group("gloo", f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            model = DistributedModelParallel(
+                bags, device=torch.device("cpu"), plan=to_torchrec(plan, bags, device_type="cpu")
+            )
+            for number in range(2 * _WINDOW * _OFTEN):
+                batch = batches[number % len(batches)]
+                began = time.process_time()
+                pooled = torch.cat(list(model(batch.sparse_features).wait().to_dict().values()), 1)
+                top(pooled).square().mean().backward()
+                trained = time.process_time()
+                monitor.observe(batch.sparse_features)
+                monitor.wait()
+                seconds = time.process_time() - trained
+                times["step"].append(trained - began)
+                counted, place = divmod(number, _OFTEN)
+                # The first window is the reference, and predicted only.
+                ends = counted >= _WINDOW and counted % _WINDOW == _WINDOW - 1
+                times["idle" if place else "window" if ends else "sampled"].append(seconds)
+            del model
+        finally:
+            distributed.destroy_process_group()
+    return times

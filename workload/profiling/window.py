@@ -105,8 +105,8 @@ class WindowCounts:
         if high < 2**31:
             rows = rows.astype(np.int32, copy=False)  # half the time to sort
         ordered = np.sort(rows)
-        starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-        uses = np.bincount(np.diff(starts, append=len(ordered)))  # distinct rows by their uses
+        ends = np.append(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1, len(ordered))
+        uses = np.bincount(np.diff(ends, prepend=0))  # distinct rows by their uses
         known = np.flatnonzero(uses)
         self._bins[group, number] += np.bincount(
             bin_of(known), weights=uses[known], minlength=NUM_REUSE_BINS
