@@ -6,6 +6,7 @@ predicted costs, `NeuroShardSharder`, `PolicySharder` (a trained policy, optiona
 search), `MeasuringSharder`, `AnnealingSharder`, `IncrementalSharder` and `TorchRecSharder`.
 `CopyingSharder`, `RowWiseSharder` and `HotColdSharder` add copies, blocks of rows and copies of hot
 rows to what another sharder plans.
+`DriftMonitor` watches in a training loop whether a plan still fits the data.
 `next_steps` suggests single changes of a plan. `load_policy` and `save_policy` handle folders.
 """
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     )
     from autoshard.sharders.copying import CopyingSharder
     from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
+    from autoshard.sharders.drift import DriftMonitor, DriftReport
     from autoshard.sharders.heuristics import HEURISTICS, USUAL_HEURISTICS, GreedySharder
     from autoshard.sharders.hot_cold import HotColdSharder
     from autoshard.sharders.incremental import IncrementalSharder
@@ -63,6 +65,8 @@ __all__ = [
     "AloneGreedySharder",
     "AnnealingSharder",
     "CopyingSharder",
+    "DriftMonitor",
+    "DriftReport",
     "FusedGreedySharder",
     "GreedySharder",
     "HotColdSharder",

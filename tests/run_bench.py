@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench import report
+from bench.drift import callback_metrics, drift_metrics
 from bench.families import (
     correction_metrics,
     family_metrics,
@@ -64,6 +65,9 @@ GROUPS: Mapping[str, Group] = {
     ),
     "nodes": Group("Nodes with a slow link between them", lambda _: node_metrics(), on_ray=False),
     "memory": Group("Slower memory, simulated", lambda _: slower_memory_metrics(), on_ray=False),
+    "drift": Group(
+        "Drift of lookups", lambda _: [*callback_metrics(), *drift_metrics()], on_ray=False
+    ),
     "headroom": Group("Headroom in families of tasks, predicted", lambda _: headroom_metrics()),
     "sizes": Group("Task sizes not used in training, predicted", lambda _: size_metrics()),
     "learners": Group(

@@ -22,6 +22,7 @@ COMMANDS = {
     "sweep": "tune_shard",
     "plan-world": "plan_world",
     "diff": "diff_plans",
+    "drift": "check_drift",
     "train-torchrec": "train_torchrec",
     "rehearse": "rehearse",
     "doctor": "doctor",

@@ -187,7 +187,7 @@ class LoaderData:
     ) -> Mapping[str, Callable[[], list[TableBatch]]]:
         tables = self._features or {name: [name] for name in lookups}
         return {
-            table: partial(_of_features, table, names, lookups) for table, names in tables.items()
+            table: partial(of_features, table, names, lookups) for table, names in tables.items()
         }
 
 
@@ -217,9 +217,10 @@ def profile(
     return profiler.tables()
 
 
-def _of_features(
+def of_features(
     table: str, features: Sequence[str], lookups: Mapping[str, tuple[Ints, Ints]]
 ) -> list[TableBatch]:
+    """Returns the batch of a table, in a list, from rows and lookups of samples by feature."""
     if missing := [name for name in features if name not in lookups]:
         raise UserError(f"table {table}: its feature {missing[0]} is not in the batches")
     found = [lookups[name] for name in features]

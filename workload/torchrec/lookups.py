@@ -52,7 +52,7 @@ def joined_features(
     """
     parts: list[KeyedJaggedTensor] = []
     for batch in batches:
-        parts.append(_features(batch))
+        parts.append(features_of(batch))
         if sum(part.stride() for part in parts) >= batch_size:
             yield _concatenated(parts), len(parts)
             parts = []
@@ -81,14 +81,15 @@ def _lengths(features: KeyedJaggedTensor) -> dict[str, Ints]:
 def _joined(batches: Iterable[Any], world_size: int) -> Iterator[_Joined]:
     remaining = iter(batches)
     while True:
-        parts = [_features(batch) for batch in islice(remaining, world_size)]
+        parts = [features_of(batch) for batch in islice(remaining, world_size)]
         samples = sum(part.stride() for part in parts)
         if len(parts) < world_size or not samples:
             return
         yield _Joined(_by_feature([_rows(part) for part in parts]), samples)
 
 
-def _features(batch: Any) -> KeyedJaggedTensor:
+def features_of(batch: Any) -> KeyedJaggedTensor:
+    """Returns the features of a batch; UserError if it has none, or is of another kind."""
     features = getattr(batch, "sparse_features", batch)
     if not isinstance(features, KeyedJaggedTensor):
         raise UserError(
