@@ -26,7 +26,7 @@ class Traffic(NamedTuple):
     between: float
 
 
-def traffic_of(plan: ShardingPlan, task: ShardingTask) -> list[Traffic]:
+def step_traffic(plan: ShardingPlan, task: ShardingTask) -> list[Traffic]:
     """Returns what a step by a plan sends, by kind; kinds of which there is none are left out."""
     found = dict[str, Traffic]()
     for what, inside, between in _parts(plan, task):

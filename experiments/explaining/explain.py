@@ -14,7 +14,7 @@ from autoshard.experiments.explaining.plan_report import (
 from autoshard.sharders import Step, next_steps
 from autoshard.workload import EmbeddingTable, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moves_between, renumbered
-from autoshard.workload.traffic import traffic_of
+from autoshard.workload.traffic import step_traffic
 
 _COSTLIEST = 3  # pieces shown of each phase's slowest device
 _MIN_MS = 0.005  # cost of a piece that is shown: less reads 0.00
@@ -62,7 +62,7 @@ def links(task: ShardingTask, plan: ShardingPlan) -> Iterator[ReportPart]:
     """Yields what a step sends over the links inside nodes and between them."""
     yield f"\nMB that all devices of {task.nodes} nodes send in a step"
     shown = new_table(("what", "inside nodes", "between nodes"), texts=1)
-    for sent in traffic_of(plan, task):
+    for sent in step_traffic(plan, task):
         shown.add_row(sent.what, f"{sent.inside / _MB:,.2f}", f"{sent.between / _MB:,.2f}")
     yield shown
 

@@ -14,7 +14,7 @@ from autoshard.workload import (
     ShardingPlan,
     ShardingTask,
 )
-from autoshard.workload.traffic import Traffic, traffic_of
+from autoshard.workload.traffic import Traffic, step_traffic
 
 BATCH, COLUMNS = 64, 16
 TABLE = EmbeddingTable("a", 400, COLUMNS, 5.0, features=2)
@@ -30,7 +30,7 @@ INPUTS = BATCH * (8 * 5.0 + 8 * 2)
 
 def test_a_whole_table_sends_each_device_its_samples() -> None:
     plan = ShardingPlan((Placement("a", 0, COLUMNS, 1),), 4)
-    assert traffic_of(plan, TASK) == [
+    assert step_traffic(plan, TASK) == [
         Traffic("ids and lengths", INPUTS / 4, INPUTS / 2),
         Traffic("pooled outputs and gradients", SUMS / 4, SUMS / 2),
     ]
@@ -38,20 +38,20 @@ def test_a_whole_table_sends_each_device_its_samples() -> None:
 
 def test_rows_on_all_devices_go_around_a_ring_that_crosses_twice() -> None:
     plan = ShardingPlan((Placement("a", 0, COLUMNS, 0, 4),), 4)
-    _, sums = traffic_of(plan, TASK)
+    _, sums = step_traffic(plan, TASK)
     assert sums == Traffic("partial sums of rows", 3 * SUMS / 2, 3 * SUMS / 2)
 
 
 def test_rows_of_a_node_leave_it_once() -> None:
     plan = ShardingPlan((Placement("a", 0, COLUMNS, 2, 2),), 4)
-    _, sums = traffic_of(plan, TASK)
+    _, sums = step_traffic(plan, TASK)
     assert sums == Traffic("partial sums of rows", SUMS, SUMS / 2)
 
 
 def test_copies_send_gradients_alone_and_one_node_has_no_other() -> None:
     plan, weights = ShardingPlan((), 4, ("a",)), 4 * 400 * COLUMNS
-    (gradients,) = traffic_of(plan, TASK)
+    (gradients,) = step_traffic(plan, TASK)
     assert gradients == Traffic("gradients of copies", 3 * weights, 3 * weights)
     one_node = replace(TASK, objective=Objective("step", Link(1e9)))
-    (gradients,) = traffic_of(plan, one_node)
+    (gradients,) = step_traffic(plan, one_node)
     assert gradients == pytest.approx(("gradients of copies", 6 * weights, 0.0))
