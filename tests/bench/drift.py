@@ -141,7 +141,7 @@ def drift_metrics() -> list[Metric]:
             Metric(
                 f"{kind} rows, {_PAIRS} pairs of windows of {GROUPS} batches without drift: share "
                 "with p below 0.05",
-                "about 0.05",
+                "at most 0.05",
                 surprising,
             ),
         ]
