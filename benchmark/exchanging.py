@@ -103,7 +103,7 @@ def devices_of_ranks(
         sizes = ", ".join(str(len(node)) for node in largest_first)
         raise MeasurementError(
             f"an all-to-all of {ranks} ranks on {nodes} nodes needs {-(-ranks // nodes)} devices "
-            f"of each, the cluster's nodes have {sizes}"
+            f"of each; the number of devices of the cluster's nodes: {sizes}"
         )
     return [device for node in largest_first for device in node][:ranks]
 

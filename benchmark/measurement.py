@@ -288,7 +288,7 @@ class ExchangeKey:
             return None
         size = self.nodes.count(0)
         even = tuple(rank // size for rank in range(self.ranks))
-        return size if self.nodes == even else None
+        return size if self.nodes == even and self.ranks % size == 0 else None
 
 
 @dataclass(frozen=True)

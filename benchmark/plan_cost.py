@@ -19,7 +19,13 @@ from autoshard.workload import (
 )
 from autoshard.workload.arrays import Floats
 from autoshard.workload.objective import PHASES
-from autoshard.workload.step_price import StepPrice, copies_uncounted, stages_of_phases, step_ms
+from autoshard.workload.step_price import (
+    StepPrice,
+    copies_uncounted,
+    further_ways_ms,
+    stages_of_phases,
+    step_ms,
+)
 
 if TYPE_CHECKING:
     from autoshard.benchmark.pool import BenchmarkPool
@@ -243,12 +249,16 @@ def measure_plan(
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))
     if not with_exchange or plan.num_devices == 1:
         return price_plan(plan, task, oracle)
-    nodes = task.nodes if task.nodes > 1 else None
-    exchange = pool.exchange(plan.columns(task), task.batch_size, nodes)
+    sizes, each = pool.node_sizes()[: task.nodes], len(task.devices) // task.nodes
+    nodes = task.nodes if len(sizes) == task.nodes and sizes[-1] >= each else None
+    sharded, rest = plan.on_single_devices(task)
+    columns = [round(number) for number in sharded.exchanged_columns(rest)]
+    exchange = pool.exchange(columns, task.batch_size, nodes)
     return price_plan(
         plan,
         task,
         oracle,
         (exchange.forward_ms, exchange.backward_ms),
         exchange.key.ranks / exchange.key.devices,
+        further_ways_ms(plan, task),
     )

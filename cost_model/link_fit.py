@@ -75,7 +75,7 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     sizes = Counter(size for e in usable if (size := e.key.devices_per_node))
     if not sizes:
         return found
-    ((node, _),) = sizes.most_common(1)
+    node = max(sizes, key=lambda size: (size > 1, sizes[size]))
     among = [e for e in usable if e.key.devices_per_node == node]
     # Devices of a node have a network card each, or share one.
     flows = [partial(_between_flow, shared=shared) for shared in (False, True)]

@@ -29,7 +29,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.arrays import Floats
 from autoshard.workload.links import AnyLink
-from autoshard.workload.step_price import StepPrice, copies_uncounted
+from autoshard.workload.step_price import StepPrice, copies_uncounted, further_ways_ms
 from autoshard.workload.units import Placeable
 
 _GROUP = 500  # tables with a joint posterior: its time grows with the cube of their number
@@ -102,7 +102,7 @@ class EstimatedCosts:
             return overhead.common_ms(task) if plan is None else overhead.plan_ms(task, plan)
         if plan is not None and plan.has_copies:
             raise copies_uncounted(plan, task)
-        return 0.0
+        return 0.0 if plan is None else further_ways_ms(plan, task)
 
     @property
     def copies(self) -> CopyOverhead | None:

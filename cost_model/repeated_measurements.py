@@ -28,7 +28,7 @@ from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.step_overhead import StepOverhead, loads_of
 from autoshard.workload import Shard, ShardCost, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.step_price import copies_uncounted
+from autoshard.workload.step_price import copies_uncounted, further_ways_ms
 
 if TYPE_CHECKING:
     from autoshard.benchmark import BenchmarkPool
@@ -182,7 +182,7 @@ class RepeatedMeasurements:
         if self._overhead is None:
             if plan.has_copies:
                 raise copies_uncounted(plan, task)
-            return 0.0
+            return further_ways_ms(plan, task)
         return self._overhead.plan_ms(task, plan)
 
     def _in_training(self, digest: str, operators: KnownCost) -> KnownCost:

@@ -33,6 +33,7 @@ from autoshard.workload import EmbeddingTable, Piece, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.links import AnyLink
 from autoshard.workload.lookups import lookups_in
+from autoshard.workload.step_price import further_ways_ms
 
 _NS = 1e-6  # milliseconds
 _S = 1e9  # nanoseconds
@@ -199,6 +200,7 @@ class StepOverhead:
         common_ms = self.ordering_ms(task, plan)
         if plan.row_wise:
             common_ms += self.of_rows.ms(task, plan.row_wise, plan.copied)
+            common_ms += further_ways_ms(plan, task)
         if not plan.copied:
             return common_ms
         if self.copies is None:

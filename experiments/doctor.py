@@ -179,7 +179,7 @@ def _links(pool: BenchmarkPool) -> Iterator[Finding]:
             f"--devices-per-node {link.devices_per_node}"
         )
     )
-    among = f"{len(sizes)} nodes" if len(sizes) > 1 else "this node"
+    among = f"{len(sizes)} nodes" if max(links) > max(sizes) or max(sizes) == 1 else "one node"
     yield Finding("all-to-all", f"{max(links)} ranks on {among}: {says}")
 
 

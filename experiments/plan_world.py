@@ -212,6 +212,8 @@ def main(config: PlanWorldConfig) -> None:
             step()
     lacking = [lack.num_devices for lack in missing if lack.needed_bytes is not None]
     least = _least_devices(fits, lacking[-1], memory, worlds) if lacking else None
+    if least is not None and (of_node := config.devices_per_node or 1) < least:
+        least = -(-least // of_node) * of_node  # in full nodes
     if not worlds:
         raise _no_plan(missing[-1], memory, least)
     found = WorldSizes(worlds, missing, least, _workload(config, len(tables), objectives),

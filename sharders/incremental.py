@@ -36,8 +36,8 @@ class IncrementalSharder:
         except PlanError as fault:
             raise PlanError(f"the plan to stay near to is no plan for this task: {fault}") from None
         old, rest = self._plan.on_single_devices(task, reserve=True)
-        if not old.placements or self._plan.has_rows_of_nodes:
-            return self._plan  # rows on the devices of a node are not planned here
+        if not old.placements or self._plan.has_grids:
+            return self._plan  # grids are not planned here
         predictor = StepPredictor(self._oracle, rest)
         search = LocalSearch(self._oracle, seed=self._seed, near=(old, self._max_bytes))
         found = [

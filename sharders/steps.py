@@ -52,8 +52,8 @@ def next_steps(
         PlanError: The plan is not valid.
     """
     plan.check(task)
-    if len(task.devices) == 1 or not plan.placements or plan.has_rows_of_nodes:
-        return []  # rows on the devices of a node are not planned here
+    if len(task.devices) == 1 or not plan.placements or plan.has_grids:
+        return []  # grids are not planned here
     if not plan.is_plain:
         sharded, rest = plan.on_single_devices(task, reserve=True)
         others_ms = StepPredictor(oracle, task).expected_of(plan)

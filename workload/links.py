@@ -15,6 +15,7 @@ from autoshard.workload.errors import FieldError, UserError
 _SPEED = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]?)(B|bit)/s\s*")
 _LATENCY = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(us|ms|s)\s*")
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_UNITS = sorted(_PREFIXES.items(), key=lambda unit: -unit[1])
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 # Of all devices: all-to-alls, and what passes data around rings (reduce-scatters, all-gathers and
 # all-reduces). Of the devices of a node, and of those with the same place in each node: any.
@@ -56,7 +57,9 @@ class Link:
     @property
     def option(self) -> str:
         """The link as `parse` reads it."""
-        return f"{self.bytes_s / 1e9:.3g}GB/s,{1e6 * self.latency_s:.0f}us"
+        prefix, unit = next(u for u in _UNITS if self.bytes_s >= u[1] or u is _UNITS[-1])
+        speed = float(f"{self.bytes_s / unit:.3g}")
+        return f"{speed:.10g}{prefix}B/s,{1e6 * self.latency_s:.0f}us"
 
     def all_to_all(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
         """Returns the link over which all-to-alls take as long: this one."""
@@ -105,8 +108,9 @@ class Network:
     devices_per_node: int
 
     def __post_init__(self) -> None:
-        if self.devices_per_node < 1:
-            raise FieldError("devices_per_node", f"must be at least 1, got {self.devices_per_node}")
+        of_node = self.devices_per_node
+        if not isinstance(of_node, int) or isinstance(of_node, bool) or of_node < 1:
+            raise FieldError("devices_per_node", f"must be a number of at least 1, got {of_node}")
 
     def nodes(self, ranks: int) -> int:
         """Returns the number of nodes of so many devices.
@@ -145,7 +149,8 @@ class Network:
         if self.nodes(ranks) == 1:
             return self.inside
         entering = self.devices_per_node * self.between.bytes_s
-        return Link(min(self.inside.bytes_s, entering), self._latency_s)
+        within = self.inside.bytes_s if self.devices_per_node > 1 else entering
+        return Link(min(within, entering), self._latency_s)
 
     def of(self, collective: Collective, ranks: int) -> Link:
         """Returns the link that a collective of so many devices is priced by."""
@@ -158,9 +163,8 @@ class Network:
     def block_share(self, ranks: int, blocks: int) -> float:
         """Returns what outputs of blocks of rows take, over those of whole tables as wide.
 
-        Blocks on all devices are reduced and scattered around rings. Blocks on the devices of one
-        node are reduced and scattered inside, and then each device sends its share of samples to
-        other nodes.
+        Blocks on all devices are reduced and scattered around rings. What blocks on the devices of
+        one node take is no part of the exchanges of others (`node_rows_s`): 0.
 
         Args:
             ranks: Devices that take part.
@@ -169,14 +173,22 @@ class Network:
         whole, node = self.all_to_all(ranks), self.devices_per_node
         if blocks == ranks:
             return whole.bytes_s / self.ring(ranks).bytes_s
-        if blocks != node:
-            return 1.0
-        inside_s = ranks * (node - 1) / node / self.inside.bytes_s
-        between_s = (ranks - node) / node / self.between.bytes_s
-        return (inside_s + between_s) * whole.bytes_s / (ranks - 1)
+        return 0.0 if blocks == node else 1.0
+
+    def node_rows_s(self, ranks: int) -> float:
+        """Returns the seconds of each byte of partial sums of blocks on the devices of a node.
+
+        They are reduced and scattered inside, and then each device sends its share of samples to
+        other nodes.
+        """
+        node = self.devices_per_node
+        inside_s = (node - 1) / node / self.inside.bytes_s
+        return inside_s + (ranks - node) / node / ranks / self.between.bytes_s
 
     @property
     def _latency_s(self) -> float:
+        if self.devices_per_node == 1:
+            return self.between.latency_s
         return max(self.inside.latency_s, self.between.latency_s)
 
     def to_json(self) -> dict[str, Any]:

@@ -140,9 +140,10 @@ class ShardingPlan:
         return replace(self, copied=kept, hot_rows=tuple(counts.items()))
 
     @property
-    def has_rows_of_nodes(self) -> bool:
-        """Returns whether a table is in blocks of rows on some of the devices only."""
-        return any(count < self.num_devices for count in self.row_wise.values())
+    def has_grids(self) -> bool:
+        """Returns whether a table is in slices of columns, each in blocks of rows."""
+        names = [p.table for p in self.placements if p.row_blocks > 1]
+        return len(names) > len(set(names))
 
     def blocks(self, task: ShardingTask) -> dict[EmbeddingTable, tuple[EmbeddingTable, ...]]:
         """Returns the blocks of each table that is sharded by rows, in the task's order."""
@@ -167,7 +168,9 @@ class ShardingPlan:
             return plan.on_single_devices(task, reserve)
         if self.is_plain:
             return self, task
-        rest = task.without(self.copied, reserve).with_row_blocks(self.row_wise)
+        firsts = {p.table: p.device for p in self.placements if 1 < p.row_blocks < self.num_devices}
+        nodes = None if self.has_grids else firsts
+        rest = task.without(self.copied, reserve).with_row_blocks(self.row_wise, nodes)
         placements = (
             Placement(piece.table.name, piece.start, piece.width, device)
             for piece, device in self.placed(task)

@@ -14,6 +14,7 @@ import numpy as np
 
 from autoshard.workload.arrays import Floats
 from autoshard.workload.errors import UserError
+from autoshard.workload.links import Network
 from autoshard.workload.objective import Objective
 from autoshard.workload.plans import ShardingPlan
 from autoshard.workload.tasks import ShardingTask
@@ -25,6 +26,7 @@ Array = TypeVar("Array", Floats, "Tensor")
 
 _ELEMENT_BYTES = 4  # bytes per element of a table's output, which is fp32 whatever its weights are
 _MS = 1e3
+_INPUT_EXCHANGES = 2  # of each way: lengths and ids
 _MIN_MS = 1e-12
 _MIN_RESIDUAL = 0.01  # a norm of a higher power than this gives is a maximum
 
@@ -198,6 +200,34 @@ def copies_uncounted(plan: ShardingPlan, task: ShardingTask) -> UserError:
         f"{what} copied to all devices, and objective {task.objective.name} counts fused "
         "operators, which copies are not: take objective step"
     )
+
+
+def further_ways_ms(plan: ShardingPlan, task: ShardingTask) -> float:
+    """Returns what exchanges take that come after those of whole tables, on all devices alike.
+
+    TorchRec exchanges the outputs of tables by rows, and of tables by rows within a node, each by
+    themselves. Of the latter all is counted here, by the node that has most of them; of the former
+    the start, if they are not the only ones. What they move is a part of `exchange_ms`.
+    """
+    link, ranks = task.objective.link, len(task.devices)
+    exchanges = task.objective.exchanges(ranks)
+    if link is None or not exchanges or not plan.row_wise:
+        return 0.0
+    tables = {table.name: table for table in task.tables}
+    ways, columns = set[int](), dict[int, int]()
+    for placement in plan.placements:
+        blocks = placement.row_blocks
+        ways.add(blocks)
+        if 1 < blocks < ranks:
+            width = placement.width * tables[placement.table].features
+            columns[placement.device] = columns.get(placement.device, 0) + width
+    starts = (len(ways) - 1) * (exchanges + _INPUT_EXCHANGES)
+    moved_s = 0.0
+    if columns and isinstance(link, Network):
+        starts += exchanges  # inside and between
+        sums = _ELEMENT_BYTES * task.batch_size * max(columns.values())
+        moved_s = exchanges * sums * link.node_rows_s(ranks)
+    return _MS * (moved_s + starts * link.all_to_all(ranks).latency_s)
 
 
 def stages_of_phases(objective: Objective, phases_ms: Floats) -> Floats:

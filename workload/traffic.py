@@ -44,7 +44,8 @@ def _parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Traffic]:
     tables = {table.name: table for table in task.tables}
     for placement in plan.placements:
         table = tables[placement.table]
-        inputs = batch * (_ID_BYTES * table.pooling_factor + _LENGTH_BYTES * table.features)
+        lengths = _LENGTH_BYTES * table.features * placement.row_blocks  # to each block
+        inputs = batch * (_ID_BYTES * table.pooling_factor + lengths)
         yield Traffic("ids and lengths", inputs * near, inputs * far)
         sums = _BOTH_WAYS * _OUTPUT_BYTES * batch * placement.width * table.features
         if placement.row_blocks == 1:

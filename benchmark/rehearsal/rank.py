@@ -101,8 +101,7 @@ class RehearsalRank:
         """
         from autoshard.benchmark.rehearsal.training import Training, draw_batches
 
-        # By which TorchRec knows the nodes of tables that are by rows within one.
-        os.environ["LOCAL_WORLD_SIZE"] = str(self._ranks // task.nodes)
+        self._set_nodes(plan, task)
 
         self._backend.reset_peak()
         drawn_for = (task.tables, task.batch_size, hot)
@@ -114,6 +113,19 @@ class RehearsalRank:
         )
         gc.collect()
         gc.freeze()  # later collections walk objects of steps only: 1 ms instead of 130
+
+    def _set_nodes(self, plan: Any, task: Any) -> None:
+        """Tells TorchRec the nodes of tables that are by rows within one: those of the plan."""
+        from torchrec.distributed import comm
+
+        from autoshard.workload import ShardingPlan
+
+        size = self._ranks // task.nodes
+        if isinstance(plan, ShardingPlan):
+            size = min((n for n in plan.row_wise.values() if n < self._ranks), default=size)
+        if os.environ.get("LOCAL_WORLD_SIZE") != str(size):
+            comm._INTRA_PG = comm._CROSS_PG = None  # which it keeps, whatever the nodes are
+        os.environ["LOCAL_WORLD_SIZE"] = str(size)
 
     def train(self, name: str, steps: int) -> Any:
         """Returns the results of so many steps."""

@@ -211,7 +211,7 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
             devices,
             read_range(self.memory_fill, "--memory-fill", float),
             self.memory_unevenness,
-            objective=self.build_objective(devices[1]),
+            objective=[self.build_objective(n) for n in range(devices[0], devices[1] + 1)][-1],
         )
 
     def to_json(self) -> dict[str, Any]:

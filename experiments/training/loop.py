@@ -24,7 +24,8 @@ from autoshard.workload import UserError
 
 # Options that are stored with a policy.
 _KEPT_OPTIONS = (
-    "objective", "link", "recipe", "tables", "families", "num_tables", "num_devices", "memory_fill",
+    "objective", "link", "inter_node_link", "devices_per_node", "recipe", "tables", "families",
+    "num_tables", "num_devices", "memory_fill",
     "memory_unevenness", "batch_size", "cost_model", "reward", "goal", "collect", "games",
     "learner", "hyper", "seed",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.links import link_from_json
 from autoshard.workload.placements import Placement
-from autoshard.workload.step_price import StepPrice
+from autoshard.workload.step_price import StepPrice, further_ways_ms
 
 RANKS, NODE, BATCH = 8, 4, 1024
 NETWORKS = [
@@ -60,8 +60,8 @@ def test_partial_sums_take_what_rings_and_nodes_move(network: Network) -> None:
     # Reduced in the node, each device has a part of the samples, some of which others need.
     inside_s = partial * (NODE - 1) / NODE / network.inside.bytes_s
     between_s = partial / NODE * (RANKS - NODE) / RANKS / network.between.bytes_s
-    share = network.block_share(RANKS, NODE)
-    assert share * column_s == pytest.approx(inside_s + between_s)
+    assert network.block_share(RANKS, NODE) == 0  # they are exchanged by themselves
+    assert partial * network.node_rows_s(RANKS) == pytest.approx(inside_s + between_s)
 
 
 def test_blocks_of_rows_are_exchanged_by_their_share() -> None:
@@ -81,6 +81,32 @@ def test_blocks_of_rows_are_exchanged_by_their_share() -> None:
     assert Link(1e9).block_share(RANKS, NODE) == Link(1e9).block_share(RANKS, RANKS) == 1.0
 
 
+def test_further_ways_start_anew_and_rows_of_nodes_come_after_others() -> None:
+    network = NETWORKS[0]
+    tables = tuple(EmbeddingTable(name, 8_000, 32, 4.0, features=2) for name in "abc")
+    task = ShardingTask(
+        tables, Device.uniform(RANKS, 2**30), BATCH, objective=Objective("step", network)
+    )
+    whole, rows = Placement("a", 0, 32, 0), Placement("b", 0, 32, 0, RANKS)
+    node = Placement("c", 0, 32, NODE, NODE)
+    latency_ms = 1e3 * network.all_to_all(RANKS).latency_s
+    moved_ms = 2 * 1e3 * SAMPLE_BYTES * RANKS * 32 * 2 * network.node_rows_s(RANKS)
+    for placements, expected in (
+        ((whole,), 0.0),
+        ((rows,), 0.0),
+        ((whole, rows), 4 * latency_ms),
+        ((node,), 2 * latency_ms + moved_ms),
+        ((whole, rows, node), 10 * latency_ms + moved_ms),
+    ):
+        plan = ShardingPlan(placements, RANKS)
+        assert further_ways_ms(plan, task) == pytest.approx(expected)
+
+
+def test_options_are_read_as_they_are_written() -> None:
+    for bytes_s in (2.5e13, 4.5e11, 7.68e8, 8.4e7, 1.5e5, 12.0):
+        assert Link.parse(Link(bytes_s, 7.3e-4).option) == Link(bytes_s, 7.3e-4)
+
+
 def test_one_node_is_its_inner_link() -> None:
     network = NETWORKS[0]
     assert network.nodes(3) == network.nodes(4) == 1
@@ -91,7 +117,7 @@ def test_one_node_is_its_inner_link() -> None:
 def test_nodes_have_the_same_number_of_devices() -> None:
     with pytest.raises(UserError, match=r"6 devices do not fill nodes of 4.* take 4 or 8"):
         NETWORKS[0].nodes(6)
-    with pytest.raises(FieldError, match="devices_per_node: must be at least 1, got 0"):
+    with pytest.raises(FieldError, match="devices_per_node: must be a number of at least 1, got 0"):
         Network(Link(1e9), Link(1e9), 0)
 
 

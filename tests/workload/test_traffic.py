@@ -38,8 +38,10 @@ def test_a_whole_table_sends_each_device_its_samples() -> None:
 
 def test_rows_on_all_devices_go_around_a_ring_that_crosses_twice() -> None:
     plan = ShardingPlan((Placement("a", 0, COLUMNS, 0, 4),), 4)
-    _, sums = step_traffic(plan, TASK)
+    inputs, sums = step_traffic(plan, TASK)
     assert sums == Traffic("partial sums of rows", 3 * SUMS / 2, 3 * SUMS / 2)
+    ids = BATCH * 8 * (5.0 + 4 * 2)  # lengths go to each of four blocks
+    assert inputs == Traffic("ids and lengths", ids / 4, ids / 2)
 
 
 def test_rows_of_a_node_leave_it_once() -> None:
