@@ -48,9 +48,10 @@ def ray_cluster(must_run: bool = False) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, UserError) or not _is_lost(joined, error):
             raise
+        reason = cli.reason_of(error).partition(". ")[0]  # Ray adds what to read
         raise UserError(
-            f"the Ray cluster at {joined} was lost ({cli.reason_of(error)}): start it, and run "
-            "again, with --resume to continue a training or a sweep"
+            f"the Ray cluster at {joined} was lost ({reason}): start it, and run again, with "
+            "--resume to continue a training or a sweep"
         ) from error
     finally:
         ray.shutdown()

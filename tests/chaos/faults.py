@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import psutil
 
 from chaos import network
-from chaos.world import World, kill
+from chaos.world import World, kill, wait_until
 
 _HOUR = 3600.0
 _BLOCK = 1 << 20
@@ -46,12 +46,19 @@ class Fault:
     apart: bool = False
 
 
+def _actors(world: World, *classes: str) -> list[psutil.Process]:
+    """Returns the actors of these classes once there are any, in the order of their numbers."""
+    with suppress(TimeoutError):
+        wait_until("actors", lambda: world.actors(*classes), 60)
+    found = world.actors(*classes)
+    if not found:
+        raise SkippedError(f"no {' or '.join(classes)} runs")
+    return sorted(found, key=lambda process: process.pid)
+
+
 def _kill_one(*classes: str) -> Callable[[World, random.Random], Undo]:
     def make(world: World, rng: random.Random) -> Undo:
-        found = sorted(world.actors(*classes), key=lambda process: process.pid)
-        if not found:
-            raise SkippedError(f"no {' or '.join(classes)} runs")
-        kill([rng.choice(found)])
+        kill([rng.choice(_actors(world, *classes))])
         return _nothing
 
     return make
@@ -117,9 +124,7 @@ def _cut_network(world: World, rng: random.Random) -> Undo:
 
 
 def _limit_memory(world: World, rng: random.Random) -> Undo:
-    found = world.actors("DeviceProcess")
-    if not found:
-        raise SkippedError("no DeviceProcess runs")
+    found = _actors(world, "DeviceProcess")
     _limit(found, _BLOCK)
     return lambda: _limit(found, None)
 

@@ -49,12 +49,18 @@ class Outcome:
         return not self.problems and not self.lost
 
 
-def chaos(faults: Sequence[Fault], kills: int, seed: int, seconds: float) -> Iterator[Outcome]:
+def chaos(
+    faults: Sequence[Fault],
+    kills: int,
+    seed: int,
+    seconds: float,
+    workloads: Sequence[Workload] = WORKLOADS,
+) -> Iterator[Outcome]:
     """Makes so many faults, or as many as the seconds suffice for; yields what came of each."""
     rng, deadline = random.Random(seed), time.monotonic() + seconds
     left, drawn, made = list[Fault](), list[Workload](), 0
     while made < kills and time.monotonic() < deadline:
-        drawn = drawn or rng.sample(WORKLOADS, len(WORKLOADS))
+        drawn = drawn or rng.sample(workloads, len(workloads))
         workload = drawn.pop()
         while len(chosen := _concerning(workload, left)) < FAULTS_OF_A_WORLD:
             left += rng.sample(faults, len(faults))
