@@ -150,8 +150,19 @@ def test_rows_of_a_node_stay_where_they_are(policy: Policy) -> None:
     plan = ShardingPlan((node, *others.placements), 4)
     plan.check(task)
     assert costs.step_ms(plan, task) == pytest.approx(costs.plan_cost(plan, task).step_ms)
-    assert next_steps(costs, task, plan) == []
-    assert IncrementalSharder(costs, plan, 2**40).shard(task) == plan
+    steps = next_steps(costs, task, plan)
+    near = IncrementalSharder(costs, plan, 2**40).shard(task)
+    assert steps
+    for better in (near, *(step.plan for step in steps)):
+        better.check(task)
+        assert node in better.placements
+    now_ms = StepPredictor(costs, task).expected_of(plan)
+    assert all(step.expected_ms < now_ms for step in steps)
+    halves = (replace(node, width=8), replace(node, start=8, width=8, device=0))
+    grid = ShardingPlan((*halves, *others.placements), 4)
+    grid.check(task)
+    assert next_steps(costs, task, grid) == []
+    assert IncrementalSharder(costs, grid, 2**40).shard(task) == grid
 
 
 def test_a_table_that_must_not_be_split_is_by_rows_where_it_would_be_whole(policy: Policy) -> None:
