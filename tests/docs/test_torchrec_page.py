@@ -48,9 +48,11 @@ def test_the_page_leads_from_a_model_to_a_training_and_back(
     assert second == ""
 
     plan = ShardingPlan.load("plan.json")
-    moved = [p if p.row_blocks > 1 else replace(p, device=1 - p.device) for p in plan.placements]
-    assert tuple(moved) != plan.placements
-    replace(plan, placements=tuple(moved)).save("plan.json")
+    whole = [
+        replace(p, row_blocks=1, device=(p.device + p.row_blocks) % 2) for p in plan.placements
+    ]
+    assert tuple(whole) != plan.placements
+    replace(plan, placements=tuple(whole)).save("plan.json")
     again, _ = run_ranks(folder / "train.py", 2)
     assert [int(line.split()[0]) for line in again.splitlines()] == list(range(10, 20))
     plan.save("plan.json")
