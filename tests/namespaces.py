@@ -29,11 +29,22 @@ class Machine:
         name: Its name, and its host name.
         address: Its address on the link.
         folder: Its folder for temporary files.
+        end: Its end of the cable, as a network device.
     """
 
     name: str
     address: str
     folder: Path
+    end: str
+
+    def plug_in(self) -> None:
+        """Connects the cable, with a route by which Ray finds the address of its own host."""
+        _run("ip", "-n", self.name, "link", "set", self.end, "up")
+        _run("ip", "-n", self.name, "route", "replace", "default", "dev", self.end)
+
+    def unplug(self) -> None:
+        """Cuts the cable, for both machines."""
+        _run("ip", "-n", self.name, "link", "set", self.end, "down")
 
     def command(self, arguments: Sequence[str]) -> list[str]:
         """Returns the command that runs another one on this machine."""
@@ -69,39 +80,43 @@ def missing() -> str | None:
         if shutil.which(program) is None:
             return f"{program} is not installed"
     try:
-        with TemporaryDirectory() as folder, two_machines("probe", "1gbit", Path(folder)):
+        with TemporaryDirectory() as folder, two_machines("probe", Path(folder), "1gbit"):
             return None
     except subprocess.CalledProcessError as fault:
         return f"network namespaces are not permitted: {fault.stderr.strip()}"
 
 
 @contextmanager
-def two_machines(prefix: str, rate: str, folder: Path) -> Iterator[tuple[Machine, Machine]]:
-    """Yields two machines that are joined by a link of so many bits a second, such as `1gbit`.
+def two_machines(
+    prefix: str, folder: Path, rate: str | None = None
+) -> Iterator[tuple[Machine, Machine]]:
+    """Yields two machines that are joined by a cable.
 
-    Their names are the prefix and this process's number, so that several tests have their own.
+    Args:
+        prefix: Of their names; with this process's number, so that several tests have their own.
+        folder: Folder for their temporary files.
+        rate: Bits a second of the cable, such as `1gbit`; None for as fast as it goes.
     """
-    number = os.getpid() % 200
-    net = f"10.{50 + number}.77"
+    net = f"10.{50 + os.getpid() % 200}.77"
 
     def machine(place: int, side: str) -> Machine:
-        return Machine(f"{prefix}-{os.getpid()}-{side}", f"{net}.{place}", folder / side)
+        name, end = f"{prefix}-{os.getpid()}-{side}", f"v{os.getpid()}{side}"
+        return Machine(name, f"{net}.{place}", folder / side, end)
 
-    pair = machine(1, "a"), machine(2, "b")
-    ends = [f"v{os.getpid()}{side}" for side in "ab"]
+    pair = first, second = machine(1, "a"), machine(2, "b")
     with ExitStack() as stack:
         for each in pair:
             _run("ip", "netns", "add", each.name)
             stack.callback(_delete, each.name)
-        first, second = (each.name for each in pair)
-        peer = ("peer", "name", ends[1], "netns", second)
-        _run("ip", "link", "add", ends[0], "netns", first, "type", "veth", *peer)
-        for each, end in zip(pair, ends, strict=True):
-            _run("ip", "-n", each.name, "addr", "add", f"{each.address}/24", "dev", end)
-            for device in ("lo", end):
-                _run("ip", "-n", each.name, "link", "set", device, "up")
-            bucket = ("tbf", "rate", rate, "burst", _BURST, "latency", _LATENCY)
-            _run("tc", "-n", each.name, "qdisc", "add", "dev", end, "root", *bucket)
+        peer = ("peer", "name", second.end, "netns", second.name)
+        _run("ip", "link", "add", first.end, "netns", first.name, "type", "veth", *peer)
+        for each in pair:
+            _run("ip", "-n", each.name, "addr", "add", f"{each.address}/24", "dev", each.end)
+            _run("ip", "-n", each.name, "link", "set", "lo", "up")
+            each.plug_in()
+            if rate is not None:
+                bucket = ("tbf", "rate", rate, "burst", _BURST, "latency", _LATENCY)
+                _run("tc", "-n", each.name, "qdisc", "add", "dev", each.end, "root", *bucket)
             each.folder.mkdir(exist_ok=True)
         yield pair
 
@@ -111,7 +126,7 @@ def two_nodes(prefix: str, rate: str, port: int) -> Iterator[tuple[Machine, str]
     """Yields the first of two such machines with a Ray node each, and the address of Ray."""
     # Paths of Ray's sockets may have 107 characters.
     with TemporaryDirectory(prefix="as", dir="/tmp") as folder, ExitStack() as stack:
-        first, second = stack.enter_context(two_machines(prefix, rate, Path(folder)))
+        first, second = stack.enter_context(two_machines(prefix, Path(folder), rate))
         address = f"{first.address}:{port}"
         of_head = f"--head --port {port} --include-dashboard=false"
         for machine, of_node in ((first, of_head), (second, f"--address {address}")):

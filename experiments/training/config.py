@@ -206,12 +206,14 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
         if self.choices:
             return task_sampler_of(self.choices)
         devices = read_range(self.num_devices, "--num-devices", int)
+        for number in range(*devices):
+            self.build_objective(number)  # raises where nodes are not full
         return RandomTaskSampler(
             read_range(self.num_tables, "--num-tables", int),
             devices,
             read_range(self.memory_fill, "--memory-fill", float),
             self.memory_unevenness,
-            objective=[self.build_objective(n) for n in range(devices[0], devices[1] + 1)][-1],
+            objective=self.build_objective(devices[1]),
         )
 
     def to_json(self) -> dict[str, Any]:

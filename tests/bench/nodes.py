@@ -11,8 +11,8 @@ from pathlib import Path
 
 from namespaces import missing, two_nodes
 
-from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
-from autoshard.sharders import SharderContext, load_policy, make_sharder
+from autoshard.cost_model import OtherHardware, OutsideTraining, load_model
+from autoshard.sharders import make_sharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -24,7 +24,7 @@ from autoshard.workload import (
 )
 from autoshard.workload.links import AnyLink
 from bench.metric import Metric
-from bench.workbench import say
+from bench.workbench import context_of, say
 
 _NETWORK = Network(Link(1e10, 2e-5), Link(1e9, 2e-5), 4)
 _DEVICES, _BATCH_SIZE, _AMPLE = 8, 8192, 2**40
@@ -60,7 +60,7 @@ def _measured_metrics() -> list[Metric]:
 def _known_metrics() -> list[Metric]:
     """Plans of tables with giants on two nodes of four devices, at the price of both links."""
     tables = (*_GIANTS, *load_tables("synthetic:60:3:small"))
-    context = _context(_task(tables, _NETWORK))
+    context = context_of(_task(tables, _NETWORK))
     steps_ms = {}
     for name, link in (
         ("both links", _NETWORK),
@@ -68,7 +68,7 @@ def _known_metrics() -> list[Metric]:
         ("the link between", _NETWORK.between),
     ):
         task = _task(tables, link)
-        plan = make_sharder("autoshard", _context(task)).shard(task)
+        plan = make_sharder("autoshard", context_of(task)).shard(task)
         steps_ms[name] = context.costs.step_ms(plan, _task(tables, _NETWORK))
     known_ms = steps_ms.pop("both links")
     return [
@@ -82,8 +82,3 @@ def _task(tables: tuple[EmbeddingTable, ...], link: AnyLink) -> ShardingTask:
     operator = load_model("cpu").provenance.operator
     devices = Device.uniform(_DEVICES, _AMPLE)
     return ShardingTask(tables, devices, _BATCH_SIZE, operator, objective=Objective("step", link))
-
-
-def _context(task: ShardingTask) -> SharderContext:
-    model = load_model("cpu").for_objective(task.objective, _DEVICES)
-    return SharderContext(EstimatedCosts(model, task.batch_size), load_policy("cpu"))

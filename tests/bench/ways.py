@@ -10,8 +10,8 @@ from statistics import fmean
 import numpy as np
 import torch
 
-from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
-from autoshard.sharders import SharderContext, load_policy, make_sharder
+from autoshard.cost_model import OtherHardware, OutsideTraining, load_model
+from autoshard.sharders import make_sharder
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -27,7 +27,8 @@ from autoshard.workload.row_access import RowAccess, block_rows, curve_ranks
 from autoshard.workload.rules import Kind, Rule
 from autoshard.workload.tables import rows_of_block
 from bench.metric import Metric
-from bench.workbench import say
+from bench.other_ways import other_ways_metrics
+from bench.workbench import context_of, say
 
 _BATCH_SIZE = 8192
 _SLOW, _USUAL = Link(1e9, 20e-6), Link(1e10, 10e-6)
@@ -58,7 +59,9 @@ def ways_metrics() -> list[Metric]:
                     target = targets.get(family, "") if other == "columns alone" else ""
                     name = f"{family}: step by price, all ways over {other}"
                     metrics.append(Metric(name, target, fmean(ratios)))
-        return [*metrics, *_sorted_metrics(), *_giants_metrics(), *_time_metrics()]
+        seen: dict[str, ShardingTask] = dict(_tasks())  # of each family the last
+        others = other_ways_metrics(seen)
+        return [*metrics, *others, *_sorted_metrics(), *_giants_metrics(), *_time_metrics()]
 
 
 def _tasks() -> Iterator[tuple[str, ShardingTask]]:
@@ -92,14 +95,9 @@ def _task(tables: tuple[EmbeddingTable, ...], devices: int, link: Link) -> Shard
     )
 
 
-def _context(task: ShardingTask) -> SharderContext:
-    model = load_model("cpu").for_objective(task.objective, len(task.devices))
-    return SharderContext(EstimatedCosts(model, task.batch_size), load_policy("cpu"))
-
-
 def _steps_ms(task: ShardingTask) -> dict[str, float]:
     """Returns the price of a step by `autoshard` with all ways and with columns, and TorchRec's."""
-    context = _context(task)
+    context = context_of(task)
     names = tuple(table.name for table in task.tables)
     columns = replace(task, rules=tuple(Rule(kind, names) for kind in _COLUMNS_ALONE))
     found = {}
@@ -155,7 +153,7 @@ def _sorted_step(alpha: float, cumulated: Floats) -> Metric:
     table = EmbeddingTable("sorted", _SORTED_ROWS, 64, 100.0, zipf_alpha=alpha, access=access)
     task = _task((table, *load_tables("synthetic:20:3:small")), _SORTED_RANKS, _SLOW)
     task = replace(task, rules=(Rule("row_wise", (table.name,)),))
-    context = _context(task)
+    context = context_of(task)
     known = replace(context, num_hot_ids={table.name: int(_HOT_SHARE * _SORTED_ROWS)})
     steps = [
         context.costs.step_ms(make_sharder("autoshard", each).shard(task), task)
@@ -179,7 +177,7 @@ def _giants_metrics() -> list[Metric]:
         memory = int(1.25 * (total + outputs) / 8)
         task = replace(task, devices=Device.uniform(8, memory))
         with suppress(PlanError):
-            make_sharder("autoshard", _context(task)).shard(task).check(task)
+            make_sharder("autoshard", context_of(task)).shard(task).check(task)
             planned += 1
     label = f"plans found for {_TIGHT} tasks with a table larger than any device"
     return [Metric(label, f"{_TIGHT}", planned)]
@@ -190,7 +188,7 @@ def _time_metrics() -> list[Metric]:
     metrics = []
     for (tables, devices), target in _SIZES.items():
         task = _task(load_tables(f"synthetic:{tables}:1:small"), devices, _USUAL)
-        sharder = make_sharder("autoshard", _context(task))
+        sharder = make_sharder("autoshard", context_of(task))
         times = []
         for _ in range(2):
             began = time.process_time()

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from autoshard.benchmark import BenchmarkPool, MeasureSettings
 from autoshard.benchmark.hardware import physical_cores
+from autoshard.cost_model import EstimatedCosts, load_model
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
+from autoshard.sharders import SharderContext, load_policy
+from autoshard.workload import ShardingTask
 
 TABLES = "synthetic:200:1:small"
 SETTINGS = MeasureSettings(1024)
@@ -40,3 +43,9 @@ def on_one_core() -> Iterator[int]:
 def say(what: str) -> None:
     """Prints what is being measured."""
     cli.console.print(f"measuring: {what}", soft_wrap=True)
+
+
+def context_of(task: ShardingTask) -> SharderContext:
+    """Returns the shipped model, priced for a task, and the shipped policy."""
+    model = load_model("cpu").for_objective(task.objective, len(task.devices))
+    return SharderContext(EstimatedCosts(model, task.batch_size), load_policy("cpu"))

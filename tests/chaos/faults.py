@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import psutil
 
-from chaos import network
 from chaos.world import World, kill, wait_until
 
 _HOUR = 3600.0
@@ -117,10 +116,11 @@ def _jump(world: World, rng: random.Random) -> Undo:
 
 
 def _cut_network(world: World, rng: random.Random) -> Undo:
-    if not world.apart:
+    if world.machines is None:
         raise SkippedError("two networks need root")
-    network.cut()
-    return network.mend
+    machine, _ = world.machines
+    machine.unplug()
+    return machine.plug_in
 
 
 def _limit_memory(world: World, rng: random.Random) -> Undo:

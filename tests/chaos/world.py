@@ -11,12 +11,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import psutil
-
-from chaos import network
+from namespaces import Machine, missing, two_machines
 
 PATIENCE = 300.0  # seconds; for hangs alone
 _DISK_MB = 192
@@ -45,11 +44,11 @@ class World:
 
     Args:
         folder: Folder for Ray, MLflow, temporary files; a short path, because sockets are in it.
-        apart: Whether the nodes are in network namespaces of their own, joined by a cable.
+        machines: Where the nodes are, joined by a cable; None if both are here.
     """
 
-    def __init__(self, folder: Path, apart: bool) -> None:
-        self.folder, self.work, self.apart = folder, folder / "work", apart
+    def __init__(self, folder: Path, machines: tuple[Machine, Machine] | None) -> None:
+        self.folder, self.work, self.machines = folder, folder / "work", machines
         self.work.mkdir()
         self.on_small_disk = _mount(self.work)
         self.store = self.work / "costs.db"
@@ -60,7 +59,7 @@ class World:
         (folder / "clock").write_bytes(struct.pack("d", 0.0))
         (folder / "path").mkdir()
         (folder / "path" / "sitecustomize.py").write_text(_CLOCK)
-        self._addresses = network.ADDRESSES if apart else ("127.0.0.1", "127.0.0.1")
+        self._addresses = [each.address for each in machines or ()] or ["127.0.0.1"] * 2
         self._port, self._mlflow_port = _free_port(), _free_port()
 
     # --- servers --------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ class World:
         return log
 
     def _placed(self, words: Sequence[str], node: int) -> list[str]:
-        return [*network.inside(node), *words] if self.apart else list(words)
+        return list(words) if self.machines is None else self.machines[node].command(words)
 
     def _environment(self, node: int) -> dict[str, str]:
         temporary = self.folder / f"t{node}"  # with the locks on cores, which nodes have each
@@ -144,7 +143,7 @@ class World:
             "RAY_ADDRESS": f"{self._addresses[0]}:{self._port}",
             "RAY_AUTH_MODE": "disabled",  # no token is shared between two hosts
             "RAY_worker_niceness": "0",
-            "TMPDIR": str(temporary if self.apart else self.folder / "t0"),
+            "TMPDIR": str(temporary if self.machines else self.folder / "t0"),
         }
 
     # --- the command ----------------------------------------------------------------------------
@@ -219,8 +218,9 @@ def kill(processes: Sequence[psutil.Process]) -> None:
 def world(apart: bool) -> Iterator[World]:
     """Provides a world, with two networks if this is wanted and permitted."""
     folder = Path(tempfile.mkdtemp(prefix="chaos-", dir="/tmp"))
-    with network.two_namespaces() if apart else network.none() as apart:
-        made = World(folder, apart)
+    permitted = apart and missing() is None
+    with two_machines("chaos", folder) if permitted else nullcontext() as machines:
+        made = World(folder, machines)
         try:
             made.start()
             yield made
