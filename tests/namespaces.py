@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 _PATIENCE = 120.0  # seconds
-_BURST, _LATENCY = "256kb", "50ms"  # of the token bucket
+_BURST, _LATENCY = "32kb", "50ms"  # of the token bucket
 _RAY = Path(sys.executable).parent / "ray"
 _NODE = "--num-cpus 2 --object-store-memory 200000000 --disable-usage-stats"
 
