@@ -58,7 +58,7 @@ def test_messages_of_more_than_a_line_are_noticed(code: int, errors: str, said: 
 
 
 def test_what_needs_rights_is_skipped_and_counted(tmp_path: Path) -> None:
-    here = SimpleNamespace(on_small_disk=False, apart=False, store=tmp_path / "none.db")
+    here = SimpleNamespace(on_small_disk=False, machines=None, store=tmp_path / "none.db")
     reasons = []
     for fault in FAULTS:
         if fault.name in ("disk full", "network cut", "store locked"):
