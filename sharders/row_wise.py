@@ -13,6 +13,7 @@ which repeat outputs less often.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 
 import numpy as np
 
@@ -136,17 +137,17 @@ class _Trials:
         required: frozenset[str],
         allowed: Sequence[EmbeddingTable],
     ) -> None:
-        self._oracle, self._task, self._required = oracle, task, required
+        self._oracle, self._task, self._plan, self._required = oracle, task, plan, required
         self._allowed = [table for table in allowed if table.name not in plan.copied]
-        self._rest = task.without(plan.copied, reserve=False)
-        self._step_ms = oracle.step_ms(plan, task)
-        self._common_ms = oracle.common_ms(task, plan)
         self._exchange_ms = StepPrice.of_task(task).column_ms()
 
     def fastest(self) -> tuple[frozenset[str], Mapping[str, int]] | None:
         """Returns the tables whose blocks make the greedy plan fastest, and the first devices of
         those that are on one node; None if the greedy plan without is as fast.
         """
+        heavier = self._gaining()
+        if not heavier:
+            return None
         fast = CopyingSharder(FusedGreedySharder(self._oracle), self._oracle)
 
         def greedy_ms(row_wise: frozenset[str], firsts: Mapping[str, int]) -> float:
@@ -156,11 +157,12 @@ class _Trials:
                 return math.inf
             return self._oracle.step_ms(plan, self._task)
 
+        limit_ms = (1 - _MIN_GAIN) * self._oracle.step_ms(self._plan, self._task)
         tried = [
             (gaining, firsts)
-            for gaining in self._gaining()
+            for gaining in heavier
             for firsts in ({}, *self._on_nodes(gaining))
-            if self._least_ms(gaining, firsts) < (1 - _MIN_GAIN) * self._step_ms
+            if self._least_ms(gaining, firsts) < limit_ms
         ]
         if not tried:
             return None
@@ -235,6 +237,14 @@ class _Trials:
         saved_ms = 0.0 if overhead is None else overhead.of_rows.ms(self._task, counts, ())
         even_ms = self._even_ms(self._rest.with_row_blocks(counts, firsts))
         return even_ms + self._common_ms + min(0.0, saved_ms)
+
+    @cached_property
+    def _rest(self) -> ShardingTask:
+        return self._task.without(self._plan.copied, reserve=False)
+
+    @cached_property
+    def _common_ms(self) -> float:
+        return self._oracle.common_ms(self._task, self._plan)
 
     def _even_ms(self, task: ShardingTask) -> float:
         """Returns what each device takes if the tables of a task are spread evenly."""
