@@ -4,12 +4,12 @@ Two nodes of two devices each are network namespaces of this machine, joined by 
 """
 
 import json
-import random
 import sys
 import warnings
 from pathlib import Path
 
 from namespaces import missing, two_nodes
+from ports import free_port
 
 from autoshard.cost_model import OtherHardware, OutsideTraining, load_model
 from autoshard.sharders import make_sharder
@@ -48,7 +48,7 @@ def _measured_metrics() -> list[Metric]:
         return []
     say("all-to-alls inside a node and among two")
     program = [sys.executable, str(Path(__file__).with_name("measure_links.py"))]
-    with two_nodes("bench", "1gbit", random.randrange(20_000, 32_000)) as (machine, address):
+    with two_nodes("bench", "1gbit", free_port()) as (machine, address):
         said = machine.run([*program, address], 600.0, RAY_AUTH_MODE="disabled")
     found = json.loads(said.splitlines()[-1])
     return [

@@ -1,10 +1,8 @@
 """What a chaos run starts, and alone may kill: a Ray cluster, MLflow's server, the command."""
 
 import os
-import random
 import re
 import shutil
-import socket
 import struct
 import subprocess
 import sys
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import psutil
 from namespaces import Machine, missing, two_machines
+from ports import free_port
 
 PATIENCE = 300.0  # seconds; for hangs alone
 _DISK_MB = 192
@@ -60,7 +59,7 @@ class World:
         (folder / "path").mkdir()
         (folder / "path" / "sitecustomize.py").write_text(_CLOCK)
         self._addresses = [each.address for each in machines or ()] or ["127.0.0.1"] * 2
-        self._port, self._mlflow_port = _free_port(), _free_port()
+        self._port, self._mlflow_port = free_port(), free_port()
 
     # --- servers --------------------------------------------------------------------------------
 
@@ -239,12 +238,3 @@ def _mount(folder: Path) -> bool:
     """Mounts a small disk there; returns whether that is permitted."""
     words = ["mount", "-t", "tmpfs", "-o", f"size={_DISK_MB}m", "chaos", str(folder)]
     return os.geteuid() == 0 and subprocess.run(words, capture_output=True).returncode == 0
-
-
-def _free_port() -> int:
-    """Returns a port below those of outgoing connections and above those of Ray's workers."""
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_768)
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("", port))
-            return port

@@ -1,10 +1,8 @@
 """Real servers for tests: MLflow, PostgreSQL, a browser. Each ends with its `with` block."""
 
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,23 +13,11 @@ from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 from commands import environment, wait_until
+from ports import free_port
 from programs import find_program
 from selenium import webdriver
 
 PATIENCE = 240.0  # seconds; starting MLflow's server takes 5 to 15 of them on two busy cores
-
-
-def free_port() -> int:
-    """A port that nobody listens on now and that no outgoing connection is given meanwhile.
-
-    A server may be started long after it has been given its port: so the port lies above those that
-    Ray takes for workers (up to 19999) and below those that Linux gives to outgoing connections.
-    """
-    while True:
-        port = random.SystemRandom().randrange(20_000, 32_768)
-        with socket.socket() as listener, suppress(OSError):
-            listener.bind(("", port))
-            return port
 
 
 @contextmanager

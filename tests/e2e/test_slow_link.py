@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import EXPERIMENTS
 from namespaces import Machine, missing, two_nodes
-from servers import free_port
+from ports import free_port
 
 from autoshard.benchmark.hardware import physical_cores
 from autoshard.cost_model import EstimatedCosts, load_model

@@ -25,8 +25,8 @@ import pytest
 import yaml
 from commands import environment, wait_until
 from mlflow.entities import Run
+from ports import free_port
 from programs import find_program
-from servers import free_port
 from ssh import Machines, end_processes, processes_of, ssh_server
 
 from autoshard.experiments.tracking.runs import EXPERIMENT
