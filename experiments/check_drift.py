@@ -5,7 +5,6 @@ A cost model predicts costs; nothing is measured.
 """
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.drift import cost_change
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.imports import batches_of, model_of
+from autoshard.experiments.console.imports import batches_of, is_object, model_of
 from autoshard.experiments.console.inputs import read_plan
 from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.outputs import check_file
@@ -29,7 +28,7 @@ from autoshard.workload import Link, ShardingTask, UserError, documents
 from autoshard.workload.bounds import check_bounds
 from autoshard.workload.documents import Schema
 from autoshard.workload.profiling.profiler import Portion
-from autoshard.workload.profiling.sources import LoaderData, ParquetData, RecordedData, Source
+from autoshard.workload.profiling.sources import LoaderData, Source, source_of_files
 from autoshard.workload.profiling.table_counts import TableBatch
 from autoshard.workload.profiling.window import GROUPS, WindowCounts, counted_batches
 
@@ -79,19 +78,13 @@ class DriftConfig(MachineOptions):
         check_bounds(self, at_least={"steps_left": 0, "batches": GROUPS})
         check_file(self.out, "--out")
         check_file(self.json, "--json")
-        if self.model is not None and not self._is_loader:
+        if self.model is not None and not is_object(self.data):
             raise UserError("--model is for loaders, not for files: leave it out")
-
-    @property
-    def _is_loader(self) -> bool:
-        return re.fullmatch(r"\w[\w.]*:\w+", self.data) is not None
 
     def source(self, batch_size: int) -> Source:
         """Returns the data, in portions of a batch."""
-        if not self._is_loader:
-            if self.data.endswith((".pt", ".pt.gz")):
-                return RecordedData(Path(self.data).expanduser(), batch_size)
-            return ParquetData(self.data, batch_size)
+        if not is_object(self.data):
+            return source_of_files(Path(self.data).expanduser(), batch_size)
         features = None
         if self.model is not None:
             from autoshard.workload.torchrec.bags import bag_tables

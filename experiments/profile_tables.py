@@ -1,7 +1,6 @@
 #!/usr/bin/env python
 """Count how the rows of tables are used in your data, and write a file of tables."""
 
-import re
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -16,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autoshard.experiments.console import cli
-from autoshard.experiments.console.imports import batches_of, model_of
+from autoshard.experiments.console.imports import batches_of, is_object, model_of
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.console.progress import following
 from autoshard.workload import EmbeddingTable, UserError, load_tables, save_hot_ids
@@ -24,9 +23,8 @@ from autoshard.workload.bounds import check_bounds
 from autoshard.workload.profiling.profiler import DEFAULT_GB, TableProfiler
 from autoshard.workload.profiling.sources import (
     LoaderData,
-    ParquetData,
-    RecordedData,
     Source,
+    source_of_files,
 )
 from autoshard.workload.table_files import SUFFIXES, save_tables
 
@@ -84,7 +82,7 @@ class ProfileConfig:
             raise UserError(f"--dim must be a multiple of 4, got {self.dim}")
         if self.tables is not None and self.model is not None:
             raise UserError("--tables and --model: give one of them")
-        if self._is_loader:
+        if is_object(self.data):
             if self.workers is not None:
                 raise UserError("--workers is for files, not for loaders: leave it out")
         else:
@@ -95,20 +93,14 @@ class ProfileConfig:
             if data in (out, out.parent):
                 raise UserError(f"{self.out}: is among the data: name another file for --out")
 
-    @property
-    def _is_loader(self) -> bool:
-        return re.fullmatch(r"\w[\w.]*:\w+", self.data) is not None
-
     def source(self) -> tuple[Source, Sequence[EmbeddingTable] | None]:
         """Returns the data, and the tables that are known."""
         known = None if self.tables is None else load_tables(self.tables)
-        if not self._is_loader:
+        if not is_object(self.data):
             path = Path(self.data).expanduser()
             if self.workers is not None:  # which may run in other folders
                 path = path.absolute()
-            if self.data.endswith((".pt", ".pt.gz")):
-                return RecordedData(path, self.batch_size), known
-            return ParquetData(str(path), self.batch_size), known
+            return source_of_files(path, self.batch_size), known
         features = None
         if self.model is not None:
             from autoshard.workload.torchrec.bags import bag_tables

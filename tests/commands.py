@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -32,6 +32,29 @@ LOGGING = ("collect_costs.py", "compare.py", "ppo_shard.py", "train_cost_model.p
 
 def command(script: str, arguments: str) -> list[str]:
     return [sys.executable, str(EXPERIMENTS / script), *arguments.split()]
+
+
+def said_by(
+    words: Sequence[str],
+    folder: Path | None = None,
+    code: int = 0,
+    patience: float = PATIENCE,
+    env: Mapping[str, str] | None = None,
+) -> str:
+    """What any command says, with its errors; an AssertionError with it if it ends otherwise."""
+    done = subprocess.run(
+        words,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=patience,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout
+    return done.stdout
 
 
 def environment() -> dict[str, str]:
@@ -174,7 +197,7 @@ def actors(name: str) -> list[psutil.Process]:
 
 def _title(process: psutil.Process) -> str:
     with contextlib.suppress(psutil.Error):
-        return (process.cmdline() or [""])[0]
+        return str((process.cmdline() or [""])[0])
     return ""
 
 
@@ -197,6 +220,6 @@ def wait_until(what: str, condition: Callable[[], object], patience: float = 240
 def whole(pool: BenchmarkPool) -> BenchmarkPool:
     """The pool with all its actors: tests before, which use the same, may have killed some."""
     on_cores = pool.devices()[0].kind == "cpu"
-    count = len(physical_cores()) if on_cores else int(ray.cluster_resources()["GPU"])
+    count = len(physical_cores()) if on_cores else int(ray.cluster_resources()["GPU"])  # type: ignore[no-untyped-call]
     wait_until("all actors", lambda: len(pool.devices()) == count)
     return pool

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from commands import said_by
+
 _PATIENCE = 120.0  # seconds
 _BURST, _LATENCY = "32kb", "50ms"  # of the token bucket
 _RAY = Path(sys.executable).parent / "ray"
@@ -57,18 +59,8 @@ class Machine:
 
     def run(self, arguments: Sequence[str], patience_s: float = _PATIENCE, **more: str) -> str:
         """Returns what a command says; an AssertionError with it if it fails."""
-        done = subprocess.run(
-            self.command(arguments),
-            env=self.environment(**more),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=patience_s,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        env = self.environment(**more)
+        return said_by(self.command(arguments), patience=patience_s, env=env)
 
 
 _IN_NAMESPACE = ("ip", "netns", "exec")

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,6 +39,11 @@ def model_of(name: str) -> nn.Module:
     logging.getLogger("torch.fx").setLevel(logging.ERROR)
     module: nn.Module = _named("--model", name, nn.Module, ", and no torch.nn.Module")
     return module
+
+
+def is_object(name: str) -> bool:
+    """Returns whether a text is MODULE:NAME of an object, not the name of a file."""
+    return re.fullmatch(r"\w[\w.]*:\w+", name) is not None
 
 
 def batches_of(name: str) -> Iterable[Any]:

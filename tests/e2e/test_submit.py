@@ -23,7 +23,7 @@ from typing import Any
 import mlflow
 import pytest
 import yaml
-from commands import environment, wait_until
+from commands import environment, said_by, wait_until
 from mlflow.entities import Run
 from ports import free_port
 from programs import find_program
@@ -55,19 +55,7 @@ class RunningCluster:
 
     def ray(self, *arguments: str, folder: Path = ROOT, code: int = 0) -> str:
         """What a command of Ray's says, typed in that folder."""
-        done = subprocess.run(
-            ray_command(*arguments),
-            cwd=folder,
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-        )
-        assert done.returncode == code, done.stdout
-        return done.stdout
+        return said_by(ray_command(*arguments), folder, code, PATIENCE, self.environment)
 
     def bring_up(self) -> None:
         """`ray up`; once more, as its user would, where Ray was too slow for its own patience."""

@@ -2,13 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
-from commands import PATIENCE
+from commands import PATIENCE, said_by
 
 from autoshard.workload import ShardingPlan, load_tables
 
@@ -17,19 +16,7 @@ TABLES = "synthetic:40:1:small"
 
 
 def run(command: list[str], folder: Path, code: int = 0, **changes: str) -> str:
-    done = subprocess.run(
-        command,
-        cwd=folder,
-        env={**os.environ, **changes},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == code, done.stdout
-    return done.stdout
+    return said_by(command, folder, code, PATIENCE, {**os.environ, **changes})
 
 
 @pytest.fixture(scope="module")

@@ -285,3 +285,10 @@ def _identity(path: Path) -> str:
 
 def _half(number: int, count: int) -> int:
     return int(2 * number >= count)
+
+
+def source_of_files(path: Path, batch_size: int) -> Source:
+    """Returns the data of a dlrm_datasets file, or of Parquet files: one, a folder or a pattern."""
+    if path.name.endswith((".pt", ".pt.gz")):
+        return RecordedData(path, batch_size)
+    return ParquetData(str(path), batch_size)
