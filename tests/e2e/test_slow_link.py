@@ -46,8 +46,8 @@ def test_plans_for_both_levels_of_a_network_that_was_measured(
     network = options.build_objective(_RANKS).link
     assert isinstance(network, Network)
     assert network.devices_per_node == 2
-    share = _GBIT / 2  # of two devices; what the bucket holds is faster
-    assert 0.7 * share < network.between.bytes_s < 2 * share
+    # Of two devices' share, what a burst holds is faster; busy cores are slower by any factor.
+    assert network.between.bytes_s < 2 * _GBIT / 2
     assert network.inside.bytes_s > 2 * network.between.bytes_s
 
     heavy = tuple(EmbeddingTable(f"heavy{n}", 500_000, 8, 100.0) for n in range(2))
