@@ -16,7 +16,7 @@ import ray
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
-from autoshard.benchmark.backends import best_backend, requested_backend
+from autoshard.benchmark.backends import backend_of_hardware, best_backend, requested_backend
 from autoshard.benchmark.backends.base import DeviceBackend, Node, Place, on_node
 from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import NodeReport, this_machine
@@ -52,11 +52,14 @@ class DeviceFleet(Fleet):
     Args:
         kind: One of `KINDS`.
         max_devices: Maximum number of devices; None for all.
+        hardware: Fingerprint of the devices to take; by default those of any hardware.
     """
 
-    def __init__(self, kind: str, max_devices: int | None) -> None:
+    def __init__(self, kind: str, max_devices: int | None, hardware: str = "") -> None:
         super().__init__()
-        self._requested = requested_backend(kind)
+        self._hardware = hardware
+        self._others: set[Place] = set()  # where there is a device of other hardware
+        self._requested = backend_of_hardware(hardware) if hardware else requested_backend(kind)
         self._settled = self._requested  # what "auto" means while devices are held
         self._max_devices = max_devices
         self._reports: dict[str, NodeReport] = {}
@@ -82,7 +85,9 @@ class DeviceFleet(Fleet):
         backend = self._settle(best_backend(nodes.values()))
         reports = [self._reports[node_id] for node_id in nodes if node_id in self._reports]
         taken = [*(device.place for device in self.devices), *self._starting]
-        self._places = backend.places(nodes, reports, taken)
+        self._places = [
+            place for place in backend.places(nodes, reports, taken) if place not in self._others
+        ]
         places = [place for place in self._places if self._failure(place) is None]
         if self._max_devices is not None:
             places = places[: max(0, self._max_devices - len(self.devices) - len(self._starting))]
@@ -114,6 +119,8 @@ class DeviceFleet(Fleet):
         failures = [self._failure(place) for place in self._places]
         if failures and None not in failures:
             return "; ".join(map(str, failures))
+        if self._others and not self._places:
+            return f"none of its devices is {self._hardware}"
         wanted = self._requested or best_backend(())
         if waited_s < wanted.patience_s:
             return None
@@ -170,6 +177,10 @@ class DeviceFleet(Fleet):
             ray.kill(handle)
             raise
         self._failures.pop(place, None)
+        if self._hardware not in ("", info.hardware):
+            self._others.add(place)
+            ray.kill(handle)
+            return None
         return PoolDevice(place, handle, info, versions)
 
     def _started(self, place: Place, task: asyncio.Task[PoolDevice | None]) -> None:

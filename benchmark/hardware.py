@@ -21,6 +21,7 @@ from autoshard.benchmark.system_files import (
 
 _CPUS = "sys/devices/system/cpu"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+_THREADS = ", threads: "  # in fingerprints of CPU devices that have several cores
 _VECTORS = ("avx512f", "avx2", "sse4_2", "sve2", "sve", "asimd")  # the widest first
 _DEFAULT_CACHE_BYTES = 32 * 2**20
 # Share for shards. The rest is for Ray, torch and freed pages: Ray kills processes when 95 % of the
@@ -201,6 +202,17 @@ def cpu_fingerprint(root: Path = ROOT) -> str:
     vectors = next(iter(_vectors(fields)), "scalar")
     cache_mib = last_level_cache_bytes(0, root) // 2**20
     return f"cpu: {model} {family}.{part}, {vectors}, {cache_mib} MiB cache"
+
+
+def with_threads(fingerprint: str, threads: int) -> str:
+    """Returns the fingerprint of devices that have so many cores of a CPU, one thread on each."""
+    return f"{fingerprint}{_THREADS}{threads}" if threads > 1 else fingerprint
+
+
+def threads_of(hardware: str) -> int:
+    """Returns the number of cores of a CPU device by its fingerprint."""
+    _, found, threads = hardware.partition(_THREADS)
+    return int(threads) if found else 1
 
 
 def cpu_report(core: int, root: Path = ROOT) -> SystemReport:

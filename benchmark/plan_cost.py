@@ -207,7 +207,8 @@ def price_plan(
     plan.check(task)
     sharded, rest = plan.on_single_devices(task)
     shards = sharded.shards(rest)
-    answers = iter(oracle.costs([shard for shard in shards if shard is not None]))
+    hardware = [name for name, s in zip(task.hardware, shards, strict=False) if s is not None]
+    answers = iter(oracle.costs([shard for shard in shards if shard is not None], hardware))
     if exchange_ms is None:
         columns = np.array(sharded.exchanged_columns(rest))
         linked = StepPrice.of_task(rest).exchange_ms(columns).tolist()

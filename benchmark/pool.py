@@ -53,6 +53,9 @@ class BenchmarkPool:
             Measurements end by themselves after `TimingOptions.max_seconds`.
         fleet: Other devices than the cluster's own, such as simulated ones.
         name: Name of the pool's actor.
+        hardware: Fingerprint of the devices that measure, in place of `kind`: there is a pool for
+            each that is asked for. By default, most of the devices are of the hardware that is
+            measured on, and the others are left aside.
     """
 
     def __init__(
@@ -63,13 +66,16 @@ class BenchmarkPool:
         time_limit_s: float = 300.0,
         fleet: Fleet | None = None,
         name: str = POOL_NAME,
+        hardware: str = "",
     ) -> None:
+        if hardware:
+            kind, name = hardware.partition(":")[0], f"{name} of {hardware}"
         if kind not in KINDS:
             raise PoolError(f"device kind {kind!r} is not one of {', '.join(KINDS)}")
         self.store = Path(store).expanduser().resolve()
         self._kind = kind
         self._name = name
-        self._fleet = fleet or DeviceFleet(kind, max_devices)
+        self._fleet = fleet or DeviceFleet(kind, max_devices, hardware)
         self._time_limit_s = time_limit_s
         self._actor = self._find_or_start()
 
@@ -87,6 +93,15 @@ class BenchmarkPool:
             # of the store means another file.
             scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=False),
         ).remote(self._fleet, self._time_limit_s)
+
+    def of_hardware(self, hardware: str) -> "BenchmarkPool":
+        """Returns the pool of devices with this fingerprint, which has the same store.
+
+        It is this one if its devices have it, or none is named.
+        """
+        if hardware in ("", self.make()[0]):
+            return self
+        return BenchmarkPool(self.store, time_limit_s=self._time_limit_s, hardware=hardware)
 
     def devices(self) -> list[DeviceInfo]:
         """Returns the devices that measure, once there are any; PoolError if there never are."""
@@ -274,6 +289,13 @@ def find_pool(name: str = POOL_NAME) -> Any | None:
         return None
 
 
+def pool_names() -> list[str]:
+    """Returns the names of the cluster's pools: of most devices, and of hardware by name."""
+    actors = ray.util.list_named_actors(all_namespaces=True)
+    names = [each["name"] for each in actors if each["namespace"] == POOL_NAMESPACE]
+    return sorted(name for name in names if name.partition(" of ")[0] == POOL_NAME)
+
+
 def end_pool(name: str = POOL_NAME) -> bool:
     """Ends the cluster's pool and all its actors, for all clients; False if there is none."""
     actor = find_pool(name)
@@ -286,12 +308,21 @@ def end_pool(name: str = POOL_NAME) -> bool:
 
 
 class MeasuredCosts:
-    """The `CostOracle` that measures on a pool."""
+    """The `CostOracle` that measures on a pool, and on those of other hardware where it is named.
+
+    Kinds of hardware are measured one after the other.
+    """
 
     def __init__(self, pool: BenchmarkPool, settings: MeasureSettings) -> None:
         self._pool = pool
         self._settings = settings
 
-    def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
+    def costs(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> list[ShardCost]:
         """Returns measured costs; MeasurementError describes a shard that cannot be measured."""
-        return [answer.cost() for answer in self._pool.measure(shards, self._settings)]
+        named = list(hardware) or [""] * len(shards)
+        answers = {}
+        for kind in dict.fromkeys(named):
+            pool = self._pool.of_hardware(kind)
+            mine = [shard for shard, name in zip(shards, named, strict=True) if name == kind]
+            answers[kind] = iter(pool.measure(mine, self._settings))
+        return [next(answers[kind]).cost() for kind in named]

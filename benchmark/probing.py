@@ -8,10 +8,15 @@ from dataclasses import replace
 
 import torch
 
-from autoshard.benchmark.backends import backend_of
+from autoshard.benchmark.backends import backend_of, backend_of_hardware
 from autoshard.benchmark.backends.base import DeviceBackend, Place, TimedOperator
 from autoshard.benchmark.device_lock import DeviceBusy
-from autoshard.benchmark.hardware import free_memory_bytes, machine_id, physical_cores
+from autoshard.benchmark.hardware import (
+    free_memory_bytes,
+    machine_id,
+    physical_cores,
+    with_threads,
+)
 from autoshard.benchmark.probe import PROBE_SECONDS, MachineProbe, ProbeError
 from autoshard.benchmark.probing_memory import SET_BYTES, MemoryProbe
 from autoshard.benchmark.probing_shards import probe_shards
@@ -60,16 +65,27 @@ def run_probe(
     return replace(found, shards=shards, reference_level=level or found.reference_level)
 
 
-def probe_here(kind: str = "cpu", seconds: float = PROBE_SECONDS) -> MachineProbe:
+def probe_here(kind: str = "cpu", seconds: float = PROBE_SECONDS, threads: int = 1) -> MachineProbe:
     """Probes this machine's first device of a kind, in this process and without Ray.
 
+    Args:
+        kind: Kind of device.
+        seconds: Wall time that the probe may take.
+        threads: Cores of a CPU device.
+
     Raises:
-        ProbeError: There is too little memory, or another process measures on the device.
+        ProbeError: There is too little memory, too few cores, or another process measures on them.
     """
-    backend, core = backend_of(kind), physical_cores()[0]
+    backend, cores = backend_of(kind), physical_cores()
+    if threads > 1:
+        backend = backend_of_hardware(with_threads(backend.fingerprint(), threads))
+    if threads > len(cores):
+        raise ProbeError(f"this machine has {len(cores)} cores, and --threads asks for {threads}")
+    core = cores[0]
     cpus, threads = os.sched_getaffinity(0), torch.get_num_threads()
     try:
-        backend.bind(Place(kind, machine_id(), core, "", f"{kind}{core}", free_memory_bytes()))
+        name, memory = f"{kind}{core}", free_memory_bytes()
+        backend.bind(Place(kind, machine_id(), core, "", name, memory, cores[:threads]))
         with backend.claim("a probe of this machine"):
             return run_probe(backend, seconds)
     except DeviceBusy as error:

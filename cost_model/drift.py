@@ -112,6 +112,6 @@ def log_prices(
         task: Task of the plan.
         described: Descriptions of the task's tables.
     """
-    own = EstimatedCosts(oracle.model, oracle.batch_size, oracle.residuals)
+    own = oracle.fresh()
     costs = [own.plan_cost(plan, replace(task, tables=tuple(tables))) for tables in described]
     return np.log([(cost.step_ms, cost.mean_ms) for cost in costs])

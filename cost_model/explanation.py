@@ -8,7 +8,7 @@ from torch import Tensor
 
 from autoshard.cost_model.inputs import sums_of_devices
 from autoshard.cost_model.oracle import EstimatedCosts
-from autoshard.workload import Objective, Piece, ShardingPlan, ShardingTask
+from autoshard.workload import Piece, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
 from autoshard.workload.objective import PHASES
 
@@ -61,7 +61,7 @@ def slowest_by_phase(
     plan, task = plan.on_single_devices(task)
     if not plan.placements:
         return ()
-    devices = _Devices(oracle, plan.placed(task), plan.num_devices, task.objective)
+    devices = _Devices(oracle, plan.placed(task), task)
     columns = {ALL_PHASES: slice(None)}
     columns |= {name: slice(number, number + 1) for number, name in enumerate(PHASES)}
     found = []
@@ -87,15 +87,15 @@ class _Devices:
         self,
         oracle: EstimatedCosts,
         placed: Sequence[tuple[Piece, int]],
-        count: int,
-        objective: Objective,
+        task: ShardingTask,
     ) -> None:
         self._oracle = oracle
-        self._objective = objective
+        self._objective, count = task.objective, len(task.devices)
         self._pieces = [piece for piece, _ in placed]
         self._homes = np.array([home for _, home in placed])
         self._amounts = oracle.amounts(self._pieces)
         self._sums = sums_of_devices(self._amounts, self._homes, count)
+        self._sums += oracle.of_devices(task.hardware)
         columns = [piece.exchanged_columns for piece in self._pieces]
         self._dims = np.bincount(self._homes, columns, count).astype(float)
         exchanges = self._exchange(self._dims)

@@ -12,7 +12,7 @@ from autoshard.cost_model.compute import OUT_OF_DISTRIBUTION, Prices
 from autoshard.cost_model.inputs import Memberships, PieceRows, unit_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
-from autoshard.cost_model.scenarios import Expectation, Scenarios
+from autoshard.cost_model.scenarios import Expectation, Pricing, ScenarioPricing, Scenarios
 from autoshard.cost_model.step_overhead import SplitCost, SumOverhead
 from autoshard.cost_model.table_residuals import TableResiduals
 from autoshard.cost_model.threads import one_thread
@@ -63,8 +63,17 @@ class EstimatedCosts:
         shape = model.compute.shape
         self._amounts = torch.empty(0, model.compute.ensemble.members, shape.amounts)
 
-    def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
-        """Returns the estimated cost of each shard, with its relative 95 % half width."""
+    def fresh(self) -> "EstimatedCosts":
+        """Returns an oracle of the same costs that keeps nothing of tables that were priced."""
+        return EstimatedCosts(self.model, self.batch_size, self.residuals)
+
+    def costs(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> list[ShardCost]:  # noqa: ARG002
+        """Returns the estimated cost of each shard, with its relative 95 % half width.
+
+        Args:
+            shards: The shards.
+            hardware: Of the device that each is on; this oracle knows one kind.
+        """
         if not shards:
             return []
         sums = self._sums(shards)
@@ -84,9 +93,13 @@ class EstimatedCosts:
         columns = (prices.forward_ms, prices.backward_ms, spreads)
         return [ShardCost(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
-    def prices(self, shards: Sequence[Shard]) -> Prices:
+    def prices(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> Prices:
         """Returns estimated costs as tensors, without residuals of measured shards."""
-        return self.price(self._sums(shards))
+        return self.price(self._sums(shards) + self.of_devices(hardware))
+
+    def of_devices(self, hardware: Sequence[str]) -> Tensor | float:  # noqa: ARG002 - of one kind
+        """Returns the amounts with which the sums of these devices begin (`Pricing`)."""
+        return 0.0
 
     def price(self, sums: Tensor) -> Prices:
         """Returns the costs of devices with these sums of amounts; 0 for empty ones."""
@@ -103,6 +116,10 @@ class EstimatedCosts:
         if plan is not None and plan.has_copies:
             raise copies_uncounted(plan, task)
         return 0.0 if plan is None else further_ways_ms(plan, task)
+
+    def slowness(self, task: ShardingTask) -> Floats:
+        """Returns what the task's tables alone take on each device, relative to the mean device."""
+        return np.ones(len(task.devices))
 
     @property
     def copies(self) -> CopyOverhead | None:
@@ -166,7 +183,8 @@ class EstimatedCosts:
             return self.common_ms(task, plan)
         shards = sharded.shards(rest)
         filled = [number for number, shard in enumerate(shards) if shard is not None]
-        prices = self.prices([shard for shard in shards if shard is not None])
+        hardware = [rest.hardware[number] for number in filled] if rest.hardware else []
+        prices = self.prices([shard for shard in shards if shard is not None], hardware)
         forward, backward = np.zeros((2, len(shards)))
         forward[filled], backward[filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
         columns = np.array(sharded.exchanged_columns(rest))
@@ -183,6 +201,7 @@ class EstimatedCosts:
         ):
             if requested != known:
                 raise UserError(f"the task's {what} is {requested}, the oracle's is {known}")
+        self.check_hardware(task)
         over = self.model.input_link
         if over is not None and over != (task.objective.link, len(task.devices)):
             raise UserError(
@@ -196,17 +215,26 @@ class EstimatedCosts:
                 "it CostModel.for_objective of the task's objective"
             )
 
+    def check_hardware(self, task: ShardingTask) -> None:
+        """Raises UserError if a device is of another kind than the cost model's."""
+        known = self.model.provenance.hardware
+        for device in task.devices:
+            if device.hardware not in ("", known):
+                raise UserError(f"{device.name} is of {device.hardware}, the oracle's is {known}")
+
     def alone_ms(self, pieces: Sequence[Placeable]) -> Floats:
         """Returns milliseconds of each piece on a device of its own, shape [pieces]."""
         prices = self.price(unit_amounts(self.amounts, pieces))
         return np.asarray(prices.total_ms.double().numpy())
 
-    def expectation(self) -> Expectation:
+    def expectation(self) -> Pricing:
         """Returns the pricing by mean costs, which has one scenario."""
         return Expectation(self.model.compute, self.amounts, self._overhead)
 
     @one_thread()
-    def scenarios(self, tables: Sequence[EmbeddingTable], count: int, seed: int = 0) -> Scenarios:
+    def scenarios(
+        self, tables: Sequence[EmbeddingTable], count: int, seed: int = 0
+    ) -> ScenarioPricing:
         """Samples scenarios of everything that is uncertain about these tables and the model."""
         groups = [tables[n : n + _GROUP] for n in range(0, len(tables), _GROUP)]
         posteriors = [self.residuals.posterior(group) for group in groups]

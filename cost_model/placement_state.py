@@ -114,6 +114,9 @@ class TaskPlacement(PlacementState):
         free = np.tile(catalog.task.usable_bytes, (plans, 1))
         super().__init__(free, catalog.amounts.shape[1:], catalog.masks)
         self.catalog, self.price = catalog, StepPrice.of_task(catalog.task)
+        kinds = catalog.pricing.of_devices(catalog.task.hardware)
+        if not isinstance(kinds, float):
+            self._sums += kinds.repeat(plans, 1, 1)
 
     def fill(self, homes: Ints) -> None:
         """Places all units of the catalog in the only plan; `homes` has their devices, [units]."""

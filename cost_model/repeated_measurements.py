@@ -209,7 +209,7 @@ class RepeatedMeasurements:
         """Returns the mean measurement of each shard and batch that could be measured."""
         return [a for of_shard in self._answers.values() for a in of_shard.values() if a.ok]
 
-    def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
+    def costs(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> list[ShardCost]:  # noqa: ARG002
         """Returns the mean cost of each shard, and its relative 95 % half width."""
         known = [self.known()[shard.digest] for shard in shards]
         return [

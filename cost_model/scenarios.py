@@ -36,8 +36,38 @@ class Pricing(Protocol):
         """Returns forward and backward ms of shards with these sums, [..., scenarios, 2]."""
         ...
 
+    def of_devices(self, hardware: Sequence[str]) -> Tensor | float:
+        """Returns the amounts with which the sums of these devices begin, before any unit.
+
+        They say what kinds of devices these are; 0 where all are of one kind.
+        """
+        ...
+
     def split_cost(self, task: ShardingTask) -> SplitCost:
         """Returns what splits add to a step on all devices."""
+        ...
+
+
+class ScenarioPricing(Pricing, Protocol):
+    """Prices sums in several scenarios, with operators and what training adds apart."""
+
+    count: int
+
+    @property
+    def overhead(self) -> SumOverhead | None:
+        """What training takes beside operators, if that counts."""
+        ...
+
+    def with_parts(self, tables: Mapping[str, str]) -> "ScenarioPricing":
+        """Returns the same scenarios for parts of tables, each with its table's corrections."""
+        ...
+
+    def operators_ms(self, sums: Tensor) -> Tensor:
+        """Returns forward and backward ms of operators, [..., scenarios, 2]."""
+        ...
+
+    def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
+        """Returns ms of passes, of which operators take these [..., scenarios, 2]."""
         ...
 
 
@@ -62,6 +92,10 @@ class Expectation:
         if self._overhead is not None:
             means = self._overhead.add(means, sums[..., 0, :])
         return means[..., None, :]
+
+    def of_devices(self, hardware: Sequence[str]) -> float:  # noqa: ARG002 - of one kind
+        """Returns 0: devices are of one kind."""
+        return 0.0
 
     def split_cost(self, task: ShardingTask) -> SplitCost:
         """Returns what splits add to a step on all devices."""
@@ -130,6 +164,10 @@ class Scenarios:
         rows = [self._numbers[piece.table.access_digest] for piece in pieces]
         amounts[:, -self.count :, :DIRECTIONS] *= self._factors[rows]
         return amounts
+
+    def of_devices(self, hardware: Sequence[str]) -> float:  # noqa: ARG002 - of one kind
+        """Returns 0: devices are of one kind."""
+        return 0.0
 
     def price(self, sums: Tensor) -> Tensor:
         """Returns forward and backward ms in each scenario, [..., scenarios, 2]."""

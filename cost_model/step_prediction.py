@@ -166,6 +166,7 @@ class StepPredictor:
         amounts = self._scenarios.amounts([piece for piece, _ in placed])
         homes = np.array([home for _, home in placed], np.int64)
         sums = sums_of_devices(amounts, homes, len(self._task.devices))
+        sums = sums + self._scenarios.of_devices(self._task.hardware)
         operators = self._scenarios.operators_ms(sums.float()).double()
         costs = np.moveaxis(operators.numpy(), -1, -2)
         residuals = self._oracle.residuals

@@ -200,7 +200,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.added_ms[env_ids] = alone.sum(1) - self.all_ms[env_ids]
         devices = self.num_devices[env_ids]
         self.even_share[env_ids] = (work / devices[:, None]).clamp_min(1e-9)
-        even_ms = catalog.price(totals / devices[:, None, None]).total_ms
+        even_ms = self.even_ms(totals / devices[:, None, None], env_ids)
         costliest = tables.highest(catalog.alone_ms)
         exchange = self.even_exchange_ms(env_ids)
         # The cost model prices less than one table for each device as 0.
@@ -211,7 +211,7 @@ class BatchedPlacementEnv(EpisodeDevices):
         self.priced_scale[env_ids, ..., :DEVIATION] = self.even_split_ms[env_ids, None, None, None]
         narrowest = tables.highest(catalog.narrowest_ms) if self.max_splits else costliest
         self.lower_bound_ms[env_ids] = torch.maximum(even_ms, narrowest) + exchange
-        self.sums[env_ids] = self.sums_of(catalog.amounts, env_ids)
+        self.sums[env_ids] = self.sums_of(catalog.amounts, env_ids) + self.empty_sums(env_ids)
         self.described[env_ids] = catalog.model.compute.described(self.sums[env_ids])
         self.held_columns[env_ids] = self.sums_of(catalog.columns[:, None], env_ids)[..., 0]
         self.rest[env_ids] = catalog.described[order].mul(rest[..., None]).sum(1)

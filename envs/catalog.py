@@ -10,7 +10,7 @@ from torch import Tensor
 
 from autoshard.cost_model import CostModel, EstimatedCosts, Prices
 from autoshard.cost_model.inputs import unit_amounts
-from autoshard.cost_model.scenarios import Scenarios
+from autoshard.cost_model.scenarios import ScenarioPricing
 from autoshard.cost_model.step_overhead import SplitCost
 from autoshard.workload import (
     Device,
@@ -53,6 +53,7 @@ class TaskInstance:
         masks: Placement constraints, if any.
         objective: Objective of the plan.
         larger: The task that this one is a part of, if any.
+        hardware: Hardware of each device; empty where all are equal.
     """
 
     units: Ints
@@ -60,6 +61,7 @@ class TaskInstance:
     masks: RuleMasks | None = None
     objective: Objective = field(default_factory=Objective)
     larger: FullTask | None = None
+    hardware: tuple[str, ...] = ()
 
 
 class TableCatalog:
@@ -118,7 +120,13 @@ class TableCatalog:
         """Returns an instance as a task, without its constraints and the larger task."""
         numbers = instance.units.tolist()
         tables = [piece.table for number in numbers for piece in self.units[number].pieces]
-        devices = tuple(Device(f"device{n}", int(m)) for n, m in enumerate(instance.memory_bytes))
+        hardware = instance.hardware or ("",) * len(instance.memory_bytes)
+        devices = tuple(
+            Device(f"device{number}", int(memory), hardware=name)
+            for number, (memory, name) in enumerate(
+                zip(instance.memory_bytes, hardware, strict=True)
+            )
+        )
         return ShardingTask(
             tuple(tables), devices, self.batch_size, self.operator, objective=instance.objective
         )
@@ -161,7 +169,7 @@ class TableCatalog:
         """Replaces the cost model; only the environment calls it."""
         self.model = oracle.model
         self._oracle = oracle
-        self._in_scenarios: dict[int, tuple[Scenarios, Tensor]] = {}
+        self._in_scenarios: dict[int, tuple[ScenarioPricing, Tensor]] = {}
         self.amounts: Tensor = unit_amounts(oracle.amounts, self.units)
         self.described: Tensor = oracle.model.compute.described(self.amounts)
         alone = self.price(self.amounts)
@@ -173,7 +181,7 @@ class TableCatalog:
             narrowest = torch.where(splits, self.halves[narrowest, 1], narrowest)
         self.narrowest_ms = self.alone_ms[narrowest]
 
-    def in_scenarios(self, count: int) -> tuple[Scenarios, Tensor]:
+    def in_scenarios(self, count: int) -> tuple[ScenarioPricing, Tensor]:
         """Returns `count` scenarios, which price devices, and all units' amounts in them."""
         if count not in self._in_scenarios:
             pieces = [piece for unit in self.units for piece in unit.pieces]
@@ -186,6 +194,10 @@ class TableCatalog:
     def split_cost(self, columns: float, ranks: int) -> SplitCost:
         """Returns what splits add to a step of a task with so many columns and devices."""
         return self._oracle.split_cost(columns, ranks)
+
+    def of_devices(self, hardware: Sequence[str]) -> Tensor | float:
+        """Returns the amounts with which the sums of these devices begin (`Pricing`)."""
+        return self._oracle.of_devices(hardware)
 
     def price(self, sums: Tensor) -> Prices:
         """Returns the costs of devices with these sums of amounts."""

@@ -56,6 +56,7 @@ class EpisodeDevices(PlacementState):
         self.price = StepPrice.rows(self.prices)
         self.described = torch.zeros(*by_device, catalog.described.shape[1])
         self.priced = torch.zeros(*by_device, 2, PRICED)
+        self._kinds: Tensor | float = 0.0  # amounts of empty devices, as `sums`; 0 if all are equal
         self._exchanges = False  # whether all-to-alls count in any episode
         self._pairs = torch.zeros(0, 2, dtype=torch.int64)  # episode and device, where one exists
 
@@ -113,7 +114,38 @@ class EpisodeDevices(PlacementState):
             prices.append(price.row)
         self.prices[new] = torch.tensor(prices, dtype=self.prices.dtype)
         self._exchanges = bool(self.price.exchanges.any())
+        self._mark_kinds(new, instances)
         return mean
+
+    def _mark_kinds(self, new: Tensor, instances: Sequence[TaskInstance]) -> None:
+        """Notes what kinds of devices new episodes have, where a task names them."""
+        for env_id, instance in zip(new.tolist(), instances, strict=True):
+            marks = self.catalog.of_devices(instance.hardware)
+            if isinstance(marks, float) and isinstance(self._kinds, float):
+                continue
+            if isinstance(self._kinds, float):
+                self._kinds = torch.zeros_like(self.sums)
+            self._kinds[env_id, : len(instance.memory_bytes)] = marks
+
+    def empty_sums(self, env_ids: Tensor) -> Tensor | float:
+        """Returns the amounts with which devices' sums begin, [envs, devices, ...] or 0."""
+        return self._kinds if isinstance(self._kinds, float) else self._kinds[env_ids]
+
+    def even_ms(self, sums: Tensor, env_ids: Tensor) -> Tensor:
+        """Returns the compute ms of a device that has an even share of the work: [envs].
+
+        Where devices differ, all work is spread so that they take equally long.
+
+        Args:
+            sums: Amounts of all units over the number of devices, [envs, ...].
+            env_ids: Environments.
+        """
+        empty = self.empty_sums(env_ids)
+        if isinstance(empty, float):
+            return self.catalog.price(sums).total_ms
+        ms, exists = self.catalog.price(sums[:, None] + empty).total_ms, self.exists[env_ids]
+        speeds = (1 / ms * exists).nan_to_num(0.0, 0.0).sum(1)  # infinite if it has hardly a table
+        return torch.where(speeds > 0, self.num_devices[env_ids] / speeds, 0.0)
 
     def even_exchange_ms(self, env_ids: Tensor) -> Tensor:
         """Returns the time in all-to-alls of a device with the mean number of columns: [envs]."""

@@ -8,7 +8,7 @@ from typing import Annotated
 import ray
 import tyro
 
-from autoshard.benchmark.pool import end_pool, find_pool
+from autoshard.benchmark.pool import end_pool, find_pool, pool_names
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import ray_cluster
 
@@ -40,20 +40,20 @@ def main(config: PoolConfig) -> None:
     """Runs the subcommand."""
     with ray_cluster(must_run=True):
         if isinstance(config.command, Stop):
-            ended = end_pool()
-            cli.say("the pool is ended" if ended else "no pool runs")
+            ended = [end_pool(name) for name in pool_names()]
+            cli.say("the pool is ended" if any(ended) else "no pool runs")
             return
-        actor = find_pool()
-        if actor is None:
+        actors = [actor for name in pool_names() if (actor := find_pool(name)) is not None]
+        if not actors:
             cli.say("no pool runs")
-            return
-        devices, (hardware, versions) = ray.get([actor.devices.remote(), actor.make.remote()])
-        if not devices:
-            cli.say("the pool holds no devices now: it starts them on the next request")
-            return
-        cli.say(f"{len(devices)} devices of {hardware} with {versions}")
-        for node, count in sorted(Counter(device.node for device in devices).items()):
-            cli.say(f"{count:>8} on {node}")
+        for actor in actors:
+            devices, (hardware, versions) = ray.get([actor.devices.remote(), actor.make.remote()])
+            if not devices:
+                cli.say("the pool holds no devices now: it starts them on the next request")
+                continue
+            cli.say(f"{len(devices)} devices of {hardware} with {versions}")
+            for node, count in sorted(Counter(device.node for device in devices).items()):
+                cli.say(f"{count:>8} on {node}")
 
 
 if __name__ == "__main__":

@@ -24,17 +24,19 @@ class ProbeConfig:
     """JSON file for the probe."""
     seconds: float = PROBE_SECONDS
     """Time that the probe takes. What there is no time for is missing in it."""
+    threads: int = 1
+    """Cores of a device, as ranks have that train with several threads."""
 
     def check(self) -> None:
         """Raises UserError unless the options are valid."""
         check_file(self.out, "OUT", (".json",))
-        check_bounds(self, more_than={"seconds": 0})
+        check_bounds(self, at_least={"threads": 1}, more_than={"seconds": 0})
 
 
 def main(config: ProbeConfig) -> None:
-    """Probes one core and writes the probe."""
+    """Probes one device and writes the probe."""
     config.check()
-    found = probe_here("cpu", config.seconds)
+    found = probe_here("cpu", config.seconds, config.threads)
     save_probe(found, config.out)
     known = sum(size.copy_gb_s is not None for size in found.working_sets)
     cli.say(

@@ -150,7 +150,12 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         if self.hot_ids is not None:
             self._check_hot_ids()
         self.build_objective(self.num_devices)  # raises for wrong options
-        self.check_machine(self.cost_model)
+        self.check_machine(self.cost_model, several=True)
+        if self.kinds and self.measures:
+            raise UserError(
+                f"--hardware {self.hardware} names several kinds of devices, which are not "
+                "measured while planning: leave out --measure"
+            )
         check_bounds(
             self,
             at_least={"num_devices": 1, "batch_size": 1, "seed": 0, "max_moved_gb": 0},
@@ -226,16 +231,14 @@ def main(config: ShardConfig) -> None:
     config.check_memory(devices)
     tables, stored = config.workload()
     given = config.plan or config.start_plan
+    source = config.cost_model or cost_model_beside(config.policy)
+    models = config.models_for(source, config.store, stored)
+    devices = config.with_hardware(devices, models)
     context = open_context(
         frozenset() if given else needs_of([config.sharder]),
         tables,
         config.batch_size,
-        config.priced(
-            config.model_for(
-                config.cost_model or cost_model_beside(config.policy), config.store, stored
-            ),
-            len(devices),
-        ),
+        [config.priced(model, len(devices)) for model in models],
         config.policy,
         config.store,
     )

@@ -55,7 +55,7 @@ def open_context(
     needs: frozenset[str],
     tables: Sequence[EmbeddingTable],
     batch_size: int,
-    model: CostModel,
+    model: CostModel | Sequence[CostModel],
     policy: Path = SHIPPED,
     store: Path | None = None,
 ) -> SharderContext:
@@ -65,12 +65,18 @@ def open_context(
         needs: Requirements of the sharders, from `needs_of`.
         tables: Tables that are to be sharded.
         batch_size: Samples of a batch, of all ranks together.
-        model: Cost model.
+        model: Cost model, or those of several kinds of devices.
         policy: Folder of a policy, or the name of a shipped one.
         store: File of measurements, which correct the costs of the tables.
     """
+    models = [model] if isinstance(model, CostModel) else list(model)
+    oracles = [open_oracle(each, batch_size, tables, store) for each in models]
+    if len(oracles) > 1:
+        from autoshard.cost_model.mixed_costs import MixedCosts  # devices are mostly equal
+
+        oracles = [MixedCosts(oracles)]
     return SharderContext(
-        open_oracle(model, batch_size, tables, store),
+        oracles[0],
         load_policy(policy) if "policy" in needs else None,
     )
 

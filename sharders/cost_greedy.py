@@ -28,7 +28,8 @@ class AloneGreedySharder:
         self._oracle.check(task)
         alone_ms = self._oracle.alone_ms([table.whole() for table in task.tables])
         costs = {t.name: ms for t, ms in zip(task.tables, alone_ms.tolist(), strict=True)}
-        return greedy_plan(task, costs, StepPrice.of_task(task).column_ms())
+        slowness = self._oracle.slowness(task) if task.hardware else None
+        return greedy_plan(task, costs, StepPrice.of_task(task).column_ms(), slowness)
 
 
 class FusedGreedySharder:

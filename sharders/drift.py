@@ -329,7 +329,7 @@ def predicted(
 ) -> list[StepPrediction]:
     """Returns the predicted step times of plans; the oracle keeps nothing of the task's tables."""
     warnings.simplefilter("ignore", OutsideTraining)  # the plan's oracle has warned of the tables
-    own = EstimatedCosts(oracle.model, oracle.batch_size, oracle.residuals)
+    own = oracle.fresh()
     predictor = StepPredictor(own, task)
     return [predictor.of(plan) for plan in plans]
 
@@ -356,7 +356,7 @@ def best_move(
         link: Link over which tables move.
         steps_left: Steps that are left to train.
     """
-    own = EstimatedCosts(oracle.model, oracle.batch_size, oracle.residuals)
+    own = oracle.fresh()
     stored = sum(task.operator.stored_bytes(table.rows, table.dim) for table in task.tables)
     sharders = [
         make_sharder("autoshard", SharderContext(own, load_policy("cpu"))),

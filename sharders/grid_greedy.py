@@ -107,7 +107,9 @@ class _Plans:
         # Sums of these random marks identify what a device holds, in any order.
         rng = np.random.default_rng(0)
         self._marks = rng.integers(2**63, size=len(catalog.bytes), dtype=np.uint64)
-        self._held = np.zeros(self._devices.free.shape, np.uint64)
+        kinds = {name: rng.integers(2**63, dtype=np.uint64) for name in catalog.task.hardware}
+        empty = np.array([kinds[name] for name in catalog.task.hardware] or 0, np.uint64)
+        self._held = np.zeros(self._devices.free.shape, np.uint64) + empty
         self._ms = np.zeros((*self._devices.free.shape, DIRECTIONS))
         self.lack = np.zeros(len(limits))
 

@@ -34,7 +34,8 @@ class Group:
         units = np.concatenate([ours.units, theirs.units])
         memory = np.concatenate([ours.memory_bytes, theirs.memory_bytes])
         devices = np.concatenate([self.devices, other.devices])
-        return Group(devices, replace(ours, units=units, memory_bytes=memory))
+        hardware = ours.hardware + theirs.hardware
+        return Group(devices, replace(ours, units=units, memory_bytes=memory, hardware=hardware))
 
 
 def in_groups(catalog: TableCatalog, whole: Group) -> list[Group]:
@@ -48,7 +49,8 @@ def in_groups(catalog: TableCatalog, whole: Group) -> list[Group]:
     if count <= 1 or instance.masks is not None:
         return [whole]
     # In serpentine order of memory, so that groups have equal numbers of similar devices.
-    ranked = np.argsort(-instance.memory_bytes, kind="stable")
+    kinds = np.unique(instance.hardware or [""] * devices, return_inverse=True)[1]
+    ranked = np.lexsort((kinds, -instance.memory_bytes))
     numbers = np.arange(devices) % (2 * count)
     numbers = np.minimum(numbers, 2 * count - 1 - numbers)
     members = [np.sort(ranked[numbers == number]) for number in range(count)]
@@ -63,7 +65,13 @@ def in_groups(catalog: TableCatalog, whole: Group) -> list[Group]:
     return [
         Group(
             own,
-            replace(instance, units=units, memory_bytes=instance.memory_bytes[own], larger=larger),
+            replace(
+                instance,
+                units=units,
+                memory_bytes=instance.memory_bytes[own],
+                larger=larger,
+                hardware=tuple(instance.hardware[device] for device in own if instance.hardware),
+            ),
         )
         for own, units in zip(members, units_of_groups, strict=True)
     ]

@@ -70,9 +70,19 @@ class GreedySharder:
 
 
 def greedy_plan(
-    task: ShardingTask, table_costs: Mapping[str, float], column_cost: float = 0.0
+    task: ShardingTask,
+    table_costs: Mapping[str, float],
+    column_cost: float = 0.0,
+    slowness: Floats | None = None,
 ) -> ShardingPlan:
-    """Returns a plan that balances the sums of costs of tables and output columns over devices."""
+    """Returns a plan that balances the sums of costs of tables and output columns over devices.
+
+    Args:
+        task: Task to plan.
+        table_costs: Cost of each table.
+        column_cost: Cost of an output column.
+        slowness: What tables take on each device, relative to others; None if devices are equal.
+    """
     masks, load = RuleMasks(task), np.zeros(len(task.devices))
     units = masks.units
     costs = [sum(table_costs[piece.table.name] for piece in unit.pieces) for unit in units]
@@ -82,8 +92,11 @@ def greedy_plan(
     def placed(number: int, device: int) -> None:
         load[device] += costs[number]
 
+    def with_it(number: int) -> Floats:
+        return load if slowness is None else (load + costs[number]) * slowness
+
     held = Occupancy(masks, task.usable_bytes[None])
-    return place_in_turn(task, masks, held, costs, lambda _number: load, placed)
+    return place_in_turn(task, masks, held, costs, with_it, placed)
 
 
 def place_in_turn(

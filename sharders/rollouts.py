@@ -181,7 +181,13 @@ class PolicyRollouts:
         split = split and self._network.shape.halves and len(task.devices) > 1
         catalog = TableCatalog(self._oracle, units, split)
         rules = masks if masks.any else None
-        instance = TaskInstance(np.arange(len(units)), task.usable_bytes, rules, task.objective)
+        instance = TaskInstance(
+            np.arange(len(units)),
+            task.usable_bytes,
+            rules,
+            task.objective,
+            hardware=task.hardware,
+        )
         whole = Group(np.arange(len(task.devices)), instance)
         groups = in_groups(catalog, whole)
         ended = self._run_groups(catalog, groups, configs, split, rng)

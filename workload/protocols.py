@@ -30,8 +30,8 @@ class ShardCost:
 class CostOracle(Protocol):
     """Returns costs of shards, measured or predicted."""
 
-    def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
-        """Returns the cost of each shard."""
+    def costs(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> list[ShardCost]:
+        """Returns the cost of each shard, on the hardware of its device where that is named."""
         ...
 
 

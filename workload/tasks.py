@@ -22,11 +22,15 @@ _DEFAULT_OBJECTIVE = Objective().to_json()  # for files from before tasks had an
 
 @dataclass(frozen=True)
 class Device:
-    """A device and its memory, part of which may be reserved for other uses."""
+    """A device and its memory, part of which may be reserved for other uses.
+
+    `hardware` is its fingerprint, by which its cost model is found; empty where all are equal.
+    """
 
     name: str
     memory_bytes: int
     reserved_bytes: int = 0
+    hardware: str = ""
 
     def __post_init__(self) -> None:
         if self.memory_bytes <= 0:
@@ -42,6 +46,13 @@ class Device:
     def usable_bytes(self) -> int:
         """Returns the bytes for weights, optimizer state, inputs and outputs."""
         return self.memory_bytes - self.reserved_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the device as a JSON object; without its hardware if that is not named."""
+        fields = dict(vars(self))
+        if not self.hardware:
+            del fields["hardware"]
+        return fields
 
     @staticmethod
     def uniform(count: int, memory_bytes: int) -> tuple["Device", ...]:
@@ -94,6 +105,12 @@ class ShardingTask:
     def usable_bytes(self) -> npt.NDArray[np.int64]:
         """Returns the usable bytes of each device."""
         return np.array([device.usable_bytes for device in self.devices], np.int64)
+
+    @property
+    def hardware(self) -> tuple[str, ...]:
+        """Returns the hardware of each device; empty if none is named, as all are equal."""
+        named = tuple(device.hardware for device in self.devices)
+        return named if any(named) else ()
 
     @property
     def nodes(self) -> int:
@@ -244,7 +261,7 @@ class ShardingTask:
             {
                 "batch_size": self.batch_size,
                 "operator": self.operator.to_json(),
-                "devices": [vars(device) for device in self.devices],
+                "devices": [device.to_json() for device in self.devices],
                 "tables": [table.to_json() for table in self.tables],
                 "rules": [rule.to_json() for rule in self.rules],
                 "objective": self.objective.to_json(),

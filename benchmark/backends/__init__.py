@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal, get_args
 
-from autoshard.benchmark.hardware import cpu_fingerprint
+from autoshard.benchmark.hardware import cpu_fingerprint, threads_of
+from autoshard.workload import UserError
 
 if TYPE_CHECKING:
     from autoshard.benchmark.backends.base import DeviceBackend, Node
@@ -21,6 +22,16 @@ def backend_of(kind: str) -> "DeviceBackend":
 
     backends: dict[str, type[DeviceBackend]] = {"cpu": CpuBackend, "cuda": CudaBackend}
     return backends[kind]()
+
+
+def backend_of_hardware(hardware: str) -> "DeviceBackend":
+    """Returns a new backend of devices with this fingerprint."""
+    from autoshard.benchmark.backends.cpu import CpuBackend
+
+    kind = hardware.partition(":")[0]
+    if kind not in KINDS:
+        raise UserError(f"hardware {hardware!r} is no fingerprint, as a probe or doctor.py prints")
+    return CpuBackend(threads_of(hardware)) if kind == CpuBackend.kind else backend_of(kind)
 
 
 def requested_backend(kind: str) -> "DeviceBackend | None":

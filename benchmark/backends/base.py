@@ -39,6 +39,7 @@ class Place:
         node_id: Ray node whose actor uses the device.
         name: Name of the device in reports.
         memory_bytes: Memory for shards; 0 if the device itself reports it.
+        cores: Cores of a CPU device that has several; empty if it is the one of its number.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class Place:
     node_id: str
     name: str
     memory_bytes: int = 0
+    cores: tuple[int, ...] = ()
 
     @property
     def unit(self) -> tuple[str, str, int]:

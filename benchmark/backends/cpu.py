@@ -5,8 +5,8 @@ import math
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
@@ -32,6 +32,7 @@ from autoshard.benchmark.hardware import (
     cpu_report,
     free_memory_bytes,
     last_level_cache_bytes,
+    with_threads,
 )
 from autoshard.benchmark.process import keep_freed_memory, release_freed_memory
 
@@ -49,7 +50,11 @@ _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class CpuBackend(DeviceBackend):
-    """A CPU core. No CPU of Ray is requested: small machines need theirs for trainers."""
+    """A CPU core, or several. No CPU of Ray is requested: small machines need theirs for trainers.
+
+    Args:
+        threads: Cores of a device, each of which has a thread.
+    """
 
     kind, noun = "cpu", "CPU core"
     max_ranks, patience_s, is_shared = math.inf, 120.0, True
@@ -58,6 +63,9 @@ class CpuBackend(DeviceBackend):
     collectives = "gloo"
     probe_bytes = 2**21
     reference_samples = 128
+
+    def __init__(self, threads: int = 1) -> None:
+        self._threads = threads
 
     @property
     def device(self) -> "torch.device":
@@ -83,43 +91,49 @@ class CpuBackend(DeviceBackend):
         for machine, nodes_there in sorted(machines.items()):
             cores = sorted({core for report in nodes_there for core in report.cores})
             memory = {report.node_id: share_memory(cores, report) for report in nodes_there}
-            for core in cores:
-                able = [report for report in nodes_there if core in report.cores]
+            for of_device in zip(*[iter(cores)] * self._threads, strict=False):
+                able = [report for report in nodes_there if set(of_device) <= set(report.cores)]
+                if not able:
+                    continue
                 node = min(able, key=lambda report: (load[report.node_id], report.node_id))
-                name, share = f"cpu{core}@{node.host}", memory[node.node_id][core]
-                place = Place(self.kind, machine, core, node.node_id, name, share)
+                core, last = of_device[0], of_device[-1]
+                name = f"cpu{core}@{node.host}" if core == last else f"cpu{core}-{last}@{node.host}"
+                share = sum(memory[node.node_id][core] for core in of_device)
+                place = Place(self.kind, machine, core, node.node_id, name, share, of_device)
                 if place.unit not in units:
                     load[node.node_id] += 1
                     places.append(place)
         return places
 
     def fingerprint(self) -> str:
-        """Returns model, vector instructions and cache of the CPU."""
-        return cpu_fingerprint()
+        """Returns model, vector instructions and cache of the CPU, and threads if several."""
+        return with_threads(cpu_fingerprint(), self._threads)
 
     def system_report(self) -> SystemReport:
         """Returns what the system says of the core."""
         import torch
 
         kernels = torch.backends.cpu.get_cpu_capability()
-        return replace(cpu_report(self._core), kernels=kernels)
+        return replace(cpu_report(self._cores[0]), kernels=kernels)
 
     def bind(self, place: Place) -> None:
-        """Pins this process to the core, with one thread for torch."""
+        """Pins this process to its cores, with as many threads for torch."""
         import torch
 
-        self._core, self._memory_bytes = place.number, place.memory_bytes
-        os.sched_setaffinity(0, {self._core})
-        torch.set_num_threads(1)
+        self._cores, self._memory_bytes = place.cores or (place.number,), place.memory_bytes
+        os.sched_setaffinity(0, self._cores)
+        torch.set_num_threads(len(self._cores))
         self._kept_bytes = self._memory_bytes // KEPT_SHARE
         keep_freed_memory(self._kept_bytes)
         self._has_quota = cpu_quota() is not None
 
-    def claim(
-        self, label: str, patience_s: float = CLAIM_PATIENCE_S
-    ) -> AbstractContextManager[None]:
-        """Holds the core against other pools of this machine."""
-        return claimed(f"core {self._core}", label, patience_s)
+    @contextmanager
+    def claim(self, label: str, patience_s: float = CLAIM_PATIENCE_S) -> Iterator[None]:
+        """Holds the cores against other pools of this machine."""
+        with ExitStack() as held:
+            for core in self._cores:
+                held.enter_context(claimed(f"core {core}", label, patience_s))
+            yield
 
     @property
     def memory_bytes(self) -> int:
@@ -143,9 +157,9 @@ class CpuBackend(DeviceBackend):
         self, flush: bool = True, references: Sequence[TimedOperator] = ()
     ) -> "CpuStopwatch":
         """Returns a stopwatch of the core."""
-        cache_bytes = last_level_cache_bytes(self._core)
+        cache_bytes = last_level_cache_bytes(self._cores[0])
         max_bytes = self._memory_bytes // _FLUSH_SHARE if flush else 0
-        return CpuStopwatch(self._core, min(cache_bytes, max_bytes), references)
+        return CpuStopwatch(self._cores, min(cache_bytes, max_bytes), references)
 
     def process_group(self, store: Any, rank: int, ranks: int, timeout: timedelta) -> Any:
         """Returns a process group of gloo, over the network through which Ray reaches this node.
@@ -189,37 +203,39 @@ def share_memory(cores: Sequence[int], report: NodeReport) -> dict[int, int]:
 
 
 class CpuStopwatch(Stopwatch):
-    """Times the calling thread, which must be pinned to `core`.
+    """Times the calling thread, which must be pinned to `cores`.
 
     The clock is the thread's CPU time, so time that other processes take on the core is excluded.
+    With several cores it is the wall clock, since the thread also waits for others.
 
     Args:
-        core: Number of the core.
+        cores: Numbers of the cores.
         cache_bytes: Bytes to read to clear the last-level cache; 0 to leave it alone.
         references: Operators to run beside iterations, in turn.
     """
 
     def __init__(
-        self, core: int, cache_bytes: int = 0, references: Sequence[TimedOperator] = ()
+        self, cores: Sequence[int], cache_bytes: int = 0, references: Sequence[TimedOperator] = ()
     ) -> None:
         super().__init__()
         import torch
 
-        self._core = core
+        self._cores = cores
+        self._clock_ns = time.thread_time_ns if len(cores) == 1 else time.perf_counter_ns
         # Reading evicts as well as writing and takes half the time.
         self._flush = torch.empty(cache_bytes // 8, dtype=torch.float64)
         self._touched = 0  # number of its elements that were written: these have pages of their own
         self._per_ms = 0.0  # elements read in a millisecond
         self._references = itertools.cycle(references)
-        self._seen = _core_seconds(core)
+        self._seen = _core_seconds(cores)
 
     def iteration(self, subject: TimedOperator) -> Iteration:
         """Times one forward and backward pass of the thread."""
-        start_wall, start = time.perf_counter_ns(), time.thread_time_ns()
+        start_wall, start = time.perf_counter_ns(), self._clock_ns()
         output = subject.forward()
-        between = time.thread_time_ns()
+        between = self._clock_ns()
         output.backward(subject.gradient)
-        end, end_wall = time.thread_time_ns(), time.perf_counter_ns()
+        end, end_wall = self._clock_ns(), time.perf_counter_ns()
         wall_ms = (end_wall - start_wall) / 1e6
         return Iteration(
             forward_ms=(between - start) / 1e6,
@@ -261,7 +277,7 @@ class CpuStopwatch(Stopwatch):
 
         The kernel counts in ticks, so short spans give 0.
         """
-        before, self._seen = self._seen, _core_seconds(self._core)
+        before, self._seen = self._seen, _core_seconds(self._cores)
         wall, busy, own = (now - then for now, then in zip(self._seen, before, strict=True))
         return min(1.0, max(0.0, (busy - own - 2 * _TICK_S) / wall)) if wall > 0 else 0.0
 
@@ -274,12 +290,13 @@ class CpuStopwatch(Stopwatch):
         return [((b - a) / 1e6, (d - c) / 1e6) for (a, c), (b, d) in pairwise(marks)]
 
 
-def _core_seconds(core: int) -> tuple[float, float, float]:
-    """Returns wall time, busy and stolen time of a core, and CPU time of this process, in s."""
-    wall, own = time.monotonic(), time.process_time()
+def _core_seconds(cores: Sequence[int]) -> tuple[float, float, float]:
+    """Returns wall, busy and stolen time of cores, and CPU time of this process, in s."""
+    wall, own, busy = time.monotonic() * len(cores), time.process_time(), 0
+    names = {f"cpu{core}" for core in cores}
     for line in Path("/proc/stat").read_text().splitlines():
         name, *ticks = line.split()
-        if name == f"cpu{core}":
+        if name in names:
             user, nice, system, _, _, irq, soft, steal = map(int, ticks[:8])
-            return wall, (user + nice + system + irq + soft + steal) * _TICK_S, own
-    return wall, own, own
+            busy += user + nice + system + irq + soft + steal
+    return wall, busy * _TICK_S or own, own

@@ -14,7 +14,7 @@ from autoshard.benchmark.backends import RequestedKind, best_backend, requested_
 from autoshard.benchmark.backends.base import DeviceBackend, Node, Place
 from autoshard.benchmark.device_lock import DeviceBusy
 from autoshard.benchmark.devices import first_line, nodes_that_measure, reports_of
-from autoshard.benchmark.pool import find_pool
+from autoshard.benchmark.pool import find_pool, pool_names
 from autoshard.benchmark.rehearsal.kept import KeptRehearsals, comparable, made_before
 from autoshard.benchmark.rehearsal.rank import RehearsalRank
 from autoshard.benchmark.rehearsal.times import Loop, RankReport, Rehearsal, Round
@@ -361,10 +361,8 @@ def _places(ranks: int, backend: DeviceBackend, nodes: Mapping[str, Node]) -> li
 
 def _take_over() -> None:
     """Has the cluster's pool release its GPUs; UserError while it measures."""
-    pool = find_pool()
-    if pool is None:
-        return
-    busy = ray.get(pool.hand_over.remote())
+    found = [pool for name in pool_names() if (pool := find_pool(name)) is not None]
+    busy = next(filter(None, ray.get([pool.hand_over.remote() for pool in found])), "")
     if busy:
         raise UserError(
             f"the cluster's pool holds its GPUs ({busy}): let it end, or end it with "

@@ -1,10 +1,12 @@
 """The hardware that plans are for: a GPU or a probed machine that is named, else this machine."""
 
+import re
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Self
 
 from autoshard.benchmark.backends import RequestedKind, backend_of, fingerprint_here
 from autoshard.benchmark.probe import MachineProbe, ProbeError, load_probe
@@ -13,6 +15,7 @@ from autoshard.experiments.console import cli
 from autoshard.workload import Device, OperatorOptions, UserError
 from autoshard.workload.data_sheets import DATA_SHEETS, DataSheet, read_data_sheet
 
+_COUNTED = re.compile(r"(.+):(\d+)")  # a kind of hardware, and its number of devices
 _GIB = 2**30  # in which torch and nvidia-smi count what data sheets call GB
 
 
@@ -24,16 +27,52 @@ class MachineOptions:
     """Target hardware: a GPU (a100-40gb, a100-80gb, h100-80gb, h200-141gb, b200-180gb, l4-24gb or
     l40s-48gb), NAME=FILE with the data sheet of another one (docs/gpus.md), or the file of a probe,
     which probe.py writes on the machine that will train. Default: this machine, which is probed if
-    the cost model was not trained on it."""
+    the cost model was not trained on it. shard.py takes several, each with its number of devices,
+    in the order of ranks: h100-80gb:4,a100-80gb:4."""
     devices: RequestedKind = "auto"
     """Kind of devices to plan for, to measure and to train on: auto takes GPUs if there are any."""
     probe: bool = True
     """Probe this machine if the cost model was not trained on it (5 s, kept in --store). Without,
     the cost model is used as it is: for the machine that it was trained on."""
 
-    def check_machine(self, cost_model: Path | None) -> None:
-        """Raises UserError for options that exclude each other, --cost-model among them."""
+    @cached_property
+    def kinds(self) -> "tuple[tuple[Self, int], ...]":
+        """Options of each kind of hardware, and number of its devices; none if it is one kind.
+
+        Raises:
+            UserError: A number is missing.
+        """
+        named = (self.hardware or "").split(",")
+        if len(named) == 1 and not _COUNTED.fullmatch(named[0]):
+            return ()
+        found = []
+        for each in named:
+            counted = _COUNTED.fullmatch(each)
+            if counted is None:
+                raise UserError(
+                    f"--hardware {each}: say how many devices are of each kind, as in "
+                    "h100-80gb:4,a100-80gb:4"
+                )
+            found.append((replace(self, hardware=counted[1]), int(counted[2])))
+        return tuple(found)
+
+    def check_machine(self, cost_model: Path | None, several: bool = False) -> None:
+        """Raises UserError for options that exclude each other, --cost-model among them.
+
+        Args:
+            cost_model: Value of --cost-model.
+            several: Whether the command plans for several kinds of hardware.
+        """
         if self.hardware is None:
+            return
+        if self.kinds:
+            if not several:
+                raise UserError(
+                    f"--hardware {self.hardware} names several kinds of devices, for which "
+                    "shard.py alone plans: name one"
+                )
+            for options, _ in self.kinds:
+                options.check_machine(cost_model)
             return
         if not self.probe:
             raise UserError("--no-probe takes the cost model as it is: leave out --hardware")
@@ -52,8 +91,12 @@ class MachineOptions:
 
     def check_memory(self, devices: Sequence[Device]) -> None:
         """Raises UserError if the GPU that is named has less memory than the devices."""
-        sheet = self.data_sheet
-        if sheet is None:
+        first = 0
+        for options, count in self.kinds:
+            options.check_memory(devices[first : first + count])
+            first += count
+        sheet = None if self.kinds else self.data_sheet
+        if sheet is None or not devices:
             return
         largest = max(device.memory_bytes for device in devices)
         if largest > sheet.memory_gb * _GIB:
@@ -66,6 +109,8 @@ class MachineOptions:
     def data_sheet(self) -> DataSheet | None:
         """Data sheet of the GPU that `hardware` names; None if it names none."""
         name, _, file = (self.hardware or "").partition("=")
+        if self.kinds:
+            return None
         if file:
             return read_data_sheet(name, Path(file))
         if name and name not in DATA_SHEETS and not Path(name).exists():
@@ -106,6 +151,47 @@ class MachineOptions:
         if found is not model or probe is not None:
             cli.say(_line(found))
         return found
+
+    def models_for(
+        self, source: Path | str, store: Path, operator: OperatorOptions | None = None
+    ) -> list[CostModel]:
+        """Returns the cost model of each kind of hardware; see `model_for`.
+
+        All-to-alls among devices of several kinds are by the slowest of their links.
+        """
+        if not self.kinds:
+            return [self.model_for(source, store, operator)]
+        found = [options.model_for(source, store, operator) for options, _ in self.kinds]
+        common = set.intersection(*(set(model.links) for model in found))
+        slowest = {
+            ranks: min(
+                (model.links[ranks] for model in found),
+                key=lambda link: link.all_to_all(ranks).bytes_s,
+            )
+            for ranks in common
+        }
+        return [replace(model, links=slowest) for model in found]
+
+    def with_hardware(
+        self, devices: Sequence[Device], models: Sequence[CostModel]
+    ) -> tuple[Device, ...]:
+        """Returns devices with the hardware of their kinds; UserError if their number differs."""
+        if not self.kinds:
+            return tuple(devices)
+        of_kinds = [
+            (Path(options.hardware or "").stem, model.provenance.hardware)
+            for (options, count), model in zip(self.kinds, models, strict=True)
+            for _ in range(count)
+        ]
+        if len(of_kinds) != len(devices):
+            raise UserError(
+                f"--hardware {self.hardware} names {len(of_kinds)} devices, and --num-devices "
+                f"{len(devices)}: name as many"
+            )
+        return tuple(
+            replace(device, name=f"{device.name} {name}", hardware=hardware)
+            for device, (name, hardware) in zip(devices, of_kinds, strict=True)
+        )
 
     def _check_kind(self, known: str) -> None:
         """Raises UserError if plans are for GPUs, and the cost model knows only CPUs."""

@@ -26,7 +26,7 @@ def yardstick_metrics() -> list[Metric]:
     """Compares our timing with fbgemm's own benchmark, on one operator and batch."""
     say("our timing against fbgemm_gpu.tbe.bench")
     with on_one_core() as core:
-        ratios = compare_with_fbgemm(CpuBackend(), CpuStopwatch(core))
+        ratios = compare_with_fbgemm(CpuBackend(), CpuStopwatch([core]))
     return [
         Metric("our timing over fbgemm's, whole step", "0.95 to 1.05", ratios.step),
         Metric("our timing over fbgemm's, backward", "0.95 to 1.05", ratios.backward),

@@ -132,7 +132,7 @@ def flush_metrics() -> list[Metric]:
             for op in (EmbeddingOp(shard, SETTINGS, CpuBackend()) for shard in shards)
         ]
         cache, references = last_level_cache_bytes(core), reference_operators(CpuBackend())
-        watches = (CpuStopwatch(core, cache, references), _FullFlush(core, cache, references))
+        watches = (CpuStopwatch([core], cache, references), _FullFlush([core], cache, references))
         time_interleaved(subjects, watches[0], [_SAME_WORK] * len(subjects))  # it adapts its flush
         return [
             _flush_ratio("eight shards interleaved", watches, [subjects]),

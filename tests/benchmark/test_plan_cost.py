@@ -32,7 +32,7 @@ TASK = ShardingTask((A, B), Device.uniform(3, 10**6), 64)
 class ByWidth:
     """An oracle that is easy to check by hand."""
 
-    def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
+    def costs(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> list[ShardCost]:
         return [ShardCost(shard.total_dim, 2 * shard.total_dim, 0.01) for shard in shards]
 
 

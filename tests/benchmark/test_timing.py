@@ -365,7 +365,7 @@ def test_the_operator_that_failed_is_named() -> None:
 
 
 def test_the_core_has_a_reference(core: int) -> None:
-    watch = CpuStopwatch(core, references=reference_operators(CpuBackend()))
+    watch = CpuStopwatch([core], references=reference_operators(CpuBackend()))
     runs = [watch.reference() for _ in range(5)]  # more than there are copies
     for run in runs:
         assert run is not None
@@ -373,16 +373,16 @@ def test_the_core_has_a_reference(core: int) -> None:
         assert run.backward_ms > 0
         # What warms up keeps the core, too.
         assert run.wall_ms > run.forward_ms + run.backward_ms
-    assert CpuStopwatch(core).reference() is None
+    assert CpuStopwatch([core]).reference() is None
 
 
 def test_the_cache_is_cleared_as_far_as_time_allows(core: int) -> None:
-    watch = CpuStopwatch(core, cache_bytes=2**25)
+    watch = CpuStopwatch([core], cache_bytes=2**25)
     assert not watch.clear_cache(0.0)
     assert not watch.clear_cache(1e-3)
     assert watch.clear_cache(math.inf)
     assert watch.clear_cache(1e6)
-    assert CpuStopwatch(core).clear_cache(0.0)  # there is nothing to be cleared
+    assert CpuStopwatch([core]).clear_cache(0.0)  # there is nothing to be cleared
 
 
 def test_slow_is_distinguished_from_uncontended() -> None:
@@ -442,7 +442,7 @@ def test_somebody_else_on_the_core_is_noticed(
     try:
         while other.is_alive() and not _is_spinning(other.pid or 0):
             pass
-        timing = time_operator(subject_of(op), CpuStopwatch(core), options)
+        timing = time_operator(subject_of(op), CpuStopwatch([core]), options)
     finally:
         other.terminate()
         other.join()

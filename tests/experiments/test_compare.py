@@ -214,7 +214,7 @@ def test_measured_plans_add_up(measured_run: tuple[Path, str]) -> None:
     assert {m.settings.seed for m in kept} == {0, 1}
 
     class Store:
-        def costs(self, shards: Sequence[Any]) -> list[Any]:
+        def costs(self, shards: Sequence[Any], hardware: Sequence[str] = ()) -> list[Any]:
             return [judged[shard.digest] for shard in shards]
 
     assert_adds_up(folder, Store(), slack=0.1)
