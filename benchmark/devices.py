@@ -22,6 +22,7 @@ from autoshard.benchmark.fleet import Fleet, PoolDevice
 from autoshard.benchmark.hardware import NodeReport, this_machine
 from autoshard.benchmark.process import at_usual_priority
 from autoshard.workload import UserError
+from autoshard.workload.data_sheets import is_hardware
 
 RESOURCE = "benchmark"
 # Limits for hangs alone: an actor starts within seconds, on a crowded machine within tens of them.
@@ -177,7 +178,7 @@ class DeviceFleet(Fleet):
             ray.kill(handle)
             raise
         self._failures.pop(place, None)
-        if self._hardware not in ("", info.hardware):
+        if self._hardware and not is_hardware(self._hardware, info.hardware):
             self._others.add(place)
             ray.kill(handle)
             return None

@@ -24,6 +24,7 @@ from autoshard.benchmark.measurement import (
 )
 from autoshard.benchmark.probe import PROBE_SECONDS, MachineProbe
 from autoshard.workload import Shard, ShardCost, UserError
+from autoshard.workload.data_sheets import is_hardware
 
 POOL_NAME = "benchmark-pool"
 POOL_NAMESPACE = "autoshard"
@@ -99,7 +100,7 @@ class BenchmarkPool:
 
         It is this one if its devices have it, or none is named.
         """
-        if hardware in ("", self.make()[0]):
+        if not hardware or is_hardware(hardware, self.make()[0]):
             return self
         return BenchmarkPool(self.store, time_limit_s=self._time_limit_s, hardware=hardware)
 

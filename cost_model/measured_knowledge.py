@@ -1,12 +1,14 @@
 """Corrects the oracle by measurements of a task's tables: those in the store, and new ones."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 
 from autoshard.benchmark import BenchmarkPool, Measurement, MeasurementStore, MeasureSettings
 from autoshard.cost_model.calibration import MIN_CALIBRATION_SHARDS, calibrate
 from autoshard.cost_model.dataset import CostDataset, stored_costs
+from autoshard.cost_model.mixed_costs import MixedCosts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.repeated_measurements import (
@@ -109,3 +111,43 @@ class MeasuredKnowledge:
         answers = self._repeated.answers()
         again = {(answer.shard.digest, answer.settings) for answer in answers}
         return [m for m in self._before if (m.shard.digest, m.settings) not in again] + answers
+
+
+class MixedKnowledge:
+    """A `Measurer` for devices of several kinds, each on the pool of its hardware.
+
+    The same shards are measured on all kinds, side by side.
+
+    Args:
+        kinds: Measurer of each kind by hardware, for oracles with as many kinds.
+    """
+
+    def __init__(self, kinds: Mapping[str, MeasuredKnowledge]) -> None:
+        self._kinds = kinds
+        self.devices = min(each.devices for each in kinds.values())
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent measuring so far."""
+        return max(each.seconds for each in self._kinds.values())
+
+    @property
+    def shards(self) -> int:
+        """Number of distinct shards with a measurement, of all kinds together."""
+        return sum(each.shards for each in self._kinds.values())
+
+    def fits(self, shard: Shard) -> bool:
+        """Returns whether every measuring device has memory for the shard."""
+        return all(each.fits(shard) for each in self._kinds.values())
+
+    def learn(self, shards: Sequence[Shard], seconds: float) -> int:
+        """Measures as many of these shards as the time allows; returns how many are new."""
+        with ThreadPoolExecutor(len(self._kinds)) as side_by_side:
+            measured = [side_by_side.submit(each.learn, shards, seconds)
+                        for each in self._kinds.values()]  # fmt: skip
+        return sum(each.result() for each in measured)
+
+    def informed(self, oracle: EstimatedCosts) -> EstimatedCosts:
+        """Returns the oracle, corrected by all measurements."""
+        parts = oracle.of_kinds()
+        return MixedCosts({n: each.informed(parts[n]) for n, each in self._kinds.items()})

@@ -5,7 +5,7 @@ up. The sums of a device begin with a mark of its kind, by which it is priced.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,24 +26,30 @@ class _Layout:
 
     Args:
         kinds: Numbers of the kinds by hardware; devices without a name are of kind 0.
-        members: Members and scenarios of amounts.
-        width: Amounts of a kind.
+        members: Members, and scenarios, of each kind's amounts.
+        widths: Amounts of each kind.
     """
 
     kinds: Mapping[str, int]
-    members: int
-    width: int
+    members: tuple[int, ...]
+    widths: tuple[int, ...]
 
     def joined(self, amounts: Sequence[Tensor]) -> Tensor:
         """Returns the amounts by each kind as one, [..., members, amounts], without a mark."""
-        marks = amounts[0].new_zeros(*amounts[0].shape[:-1], len(self.kinds))
-        return torch.cat([*amounts, marks], dim=-1)
+        most = max(self.members)
+        # Where a kind has fewer members, some stand twice, which means ignore and prices leave out.
+        each = [
+            own if count == most else own[..., torch.arange(most) % count, :]
+            for own, count in zip(amounts, self.members, strict=True)
+        ]
+        marks = each[0].new_zeros(*each[0].shape[:-1], len(self.kinds))
+        return torch.cat([*each, marks], dim=-1)
 
     def of_devices(self, hardware: Sequence[str]) -> Tensor:
         """Returns the marks of devices as amounts, [devices, members, amounts]."""
         numbers = torch.tensor([self.kinds.get(name, 0) for name in hardware])
-        marks = torch.eye(len(self.kinds))[numbers, None].expand(-1, self.members, -1)
-        amounts = torch.zeros(len(numbers), self.members, self.width * len(self.kinds))
+        marks = torch.eye(len(self.kinds))[numbers, None].expand(-1, max(self.members), -1)
+        amounts = torch.zeros(len(numbers), max(self.members), sum(self.widths))
         return torch.cat([amounts, marks], dim=-1)
 
     def by_kind(self, sums: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
@@ -51,12 +57,12 @@ class _Layout:
 
         What has no mark, as a table alone, is priced for kind 0.
         """
-        numbers = sums[..., 0, -len(self.kinds) :].argmax(-1)
-        for kind in range(len(self.kinds)):
+        numbers, first = sums[..., 0, -len(self.kinds) :].argmax(-1), 0
+        for kind, (members, width) in enumerate(zip(self.members, self.widths, strict=True)):
             chosen = numbers == kind
             if bool(chosen.any()):
-                first = kind * self.width
-                yield kind, chosen, sums[chosen][..., first : first + self.width]
+                yield kind, chosen, sums[chosen][..., :members, first : first + width]
+            first += width
 
 
 class MixedExpectation:
@@ -128,29 +134,23 @@ class MixedCosts(EstimatedCosts):
     What is the same on all devices, all-to-alls among it, is by the first kind's model.
 
     Args:
-        parts: Oracle of each kind, for the same batch size.
+        parts: Oracle of each kind by its hardware, for the same batch size.
     """
 
-    def __init__(self, parts: Sequence[EstimatedCosts]) -> None:
-        first = parts[0]
+    def __init__(self, parts: Mapping[str, EstimatedCosts]) -> None:
+        self._parts = tuple(parts.values())
+        first = self._parts[0]
         super().__init__(first.model, first.batch_size, first.residuals)
-        self._parts = tuple(parts)
-        shapes = {(part.model.compute.shape, part.model.compute.ensemble.members) for part in parts}
-        if len(shapes) > 1:
-            raise UserError(
-                "devices of these kinds have cost models of different shapes: plan for GPUs by "
-                "data sheets, or for CPUs by probes, not for both"
-            )
-        names = [part.model.provenance.hardware for part in parts]
-        kinds = {name: number for number, name in enumerate(names)}
-        if len(kinds) < len(names):
-            raise UserError(f"{names[0]}: is named twice as hardware: name each kind once")
-        self._layout = _Layout(kinds, first.model.compute.ensemble.members,
-                               first.model.compute.shape.amounts)  # fmt: skip
+        compute = [part.model.compute for part in self._parts]
+        self._layout = _Layout(
+            {name: number for number, name in enumerate(parts)},
+            tuple(each.ensemble.members for each in compute),
+            tuple(each.shape.amounts for each in compute),
+        )
 
     def fresh(self) -> "MixedCosts":
         """Returns an oracle of the same costs that keeps nothing of tables that were priced."""
-        return MixedCosts([part.fresh() for part in self._parts])
+        return MixedCosts({name: part.fresh() for name, part in self.of_kinds().items()})
 
     def costs(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> list[ShardCost]:
         """Returns the estimated cost of each shard on the hardware that it is on."""
@@ -174,6 +174,10 @@ class MixedCosts(EstimatedCosts):
     def amounts(self, pieces: Sequence[Piece]) -> Tensor:
         """Returns what each piece adds to its shard by all kinds, [pieces, members, amounts]."""
         return self._layout.joined([part.amounts(pieces) for part in self._parts])
+
+    def of_kinds(self) -> dict[str, EstimatedCosts]:
+        """Returns the oracle of each kind of devices by its hardware."""
+        return dict(zip(self._layout.kinds, self._parts, strict=True))
 
     def of_devices(self, hardware: Sequence[str]) -> Tensor | float:
         """Returns the amounts with which the sums of these devices begin."""
@@ -203,8 +207,8 @@ class MixedCosts(EstimatedCosts):
     ) -> MixedScenarios:
         """Samples scenarios of all kinds; what is uncertain of a table is drawn for all alike."""
         parts = [part.scenarios(tables, count, seed) for part in self._parts]
-        layout = _Layout(self._layout.kinds, self._layout.members + count, self._layout.width)
-        return MixedScenarios(parts, layout)
+        members = tuple(own + count for own in self._layout.members)
+        return MixedScenarios(parts, replace(self._layout, members=members))
 
     def _sums(self, shards: Sequence[Shard]) -> Tensor:
         return self._layout.joined([part._sums(shards) for part in self._parts])

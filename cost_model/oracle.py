@@ -97,6 +97,10 @@ class EstimatedCosts:
         """Returns estimated costs as tensors, without residuals of measured shards."""
         return self.price(self._sums(shards) + self.of_devices(hardware))
 
+    def of_kinds(self) -> "dict[str, EstimatedCosts]":
+        """Returns the oracle of each kind of devices by its hardware; one without a name is all."""
+        return {"": self}
+
     def of_devices(self, hardware: Sequence[str]) -> Tensor | float:  # noqa: ARG002 - of one kind
         """Returns the amounts with which the sums of these devices begin (`Pricing`)."""
         return 0.0

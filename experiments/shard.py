@@ -151,11 +151,6 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
             self._check_hot_ids()
         self.build_objective(self.num_devices)  # raises for wrong options
         self.check_machine(self.cost_model, several=True)
-        if self.kinds and self.measures:
-            raise UserError(
-                f"--hardware {self.hardware} names several kinds of devices, which are not "
-                "measured while planning: leave out --measure"
-            )
         check_bounds(
             self,
             at_least={"num_devices": 1, "batch_size": 1, "seed": 0, "max_moved_gb": 0},

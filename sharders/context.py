@@ -13,7 +13,7 @@ from autoshard.cost_model import (
     TableResiduals,
 )
 from autoshard.sharders.policy_files import SHIPPED, Policy, load_policy
-from autoshard.workload import EmbeddingTable
+from autoshard.workload import EmbeddingTable, UserError
 
 if TYPE_CHECKING:
     from autoshard.sharders.measuring import Measurer
@@ -70,13 +70,18 @@ def open_context(
         store: File of measurements, which correct the costs of the tables.
     """
     models = [model] if isinstance(model, CostModel) else list(model)
-    oracles = [open_oracle(each, batch_size, tables, store) for each in models]
-    if len(oracles) > 1:
+    oracles = {
+        each.provenance.hardware: open_oracle(each, batch_size, tables, store) for each in models
+    }
+    if len(oracles) < len(models):
+        raise UserError(f"{models[0].provenance.hardware} is named twice: name each kind once")
+    (oracle, *others) = oracles.values()
+    if others:
         from autoshard.cost_model.mixed_costs import MixedCosts  # devices are mostly equal
 
-        oracles = [MixedCosts(oracles)]
+        oracle = MixedCosts(oracles)
     return SharderContext(
-        oracles[0],
+        oracle,
         load_policy(policy) if "policy" in needs else None,
     )
 

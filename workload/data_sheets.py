@@ -10,6 +10,7 @@ from autoshard.workload.links import AnyLink, Link, Network
 _SCHEMA = documents.Schema("autoshard.data_sheet", 1)
 _GIGA = 1e9
 _LATENCY_S = 20e-6  # start of an all-to-all
+_BY_SHEET = ", by its data sheet"
 _FIGURES = ("memory_gb", "memory_gb_s", "link_gb_s", "network_gb_s", "gpus_per_node")
 
 
@@ -44,12 +45,11 @@ class DataSheet:
     @property
     def hardware(self) -> str:
         """Fingerprint of the GPU as far as its data sheet goes."""
-        return f"cuda: {self.name}, by its data sheet"
+        return f"cuda: {self.name}{_BY_SHEET}"
 
     def is_of(self, hardware: str) -> bool:
         """Returns whether hardware with this fingerprint is such a GPU."""
-        kind, _, rest = hardware.partition(": ")
-        return kind == "cuda" and rest.startswith((f"{self.name} sm", f"{self.name},"))
+        return _is_gpu(self.name, hardware)
 
     def link(self, ranks: int) -> AnyLink:
         """Returns the network between so many GPUs, in full nodes if these are more than one."""
@@ -74,6 +74,17 @@ DATA_SHEETS = {
     "l4-24gb": DataSheet("NVIDIA L4", 24, 300, 32, 12.5),
     "l40s-48gb": DataSheet("NVIDIA L40S", 48, 864, 32, 12.5),
 }
+
+
+def is_hardware(named: str, found: str) -> bool:
+    """Returns whether hardware of this fingerprint is what is named: by it, or by a data sheet."""
+    _, _, name = named.removesuffix(_BY_SHEET).partition(": ")
+    return named == found or (named.endswith(_BY_SHEET) and _is_gpu(name, found))
+
+
+def _is_gpu(name: str, hardware: str) -> bool:
+    kind, _, rest = hardware.partition(": ")
+    return kind == "cuda" and rest.startswith((f"{name} sm", f"{name},"))
 
 
 def data_sheet_of(hardware: str) -> DataSheet | None:

@@ -1,5 +1,6 @@
 """Measurements of a single plan: while it is made, and afterwards against its prediction."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from autoshard.benchmark import MeasurementStore, MeasureSettings
 from autoshard.benchmark.backends import RequestedKind
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.cost_model.acquisition import measurable_piece
-from autoshard.cost_model.measured_knowledge import MeasuredKnowledge
+from autoshard.cost_model.measured_knowledge import MeasuredKnowledge, MixedKnowledge
 from autoshard.cost_model.repeated_measurements import (
     SEEDS,
+    KnownCost,
     RepeatedMeasurements,
     evaluation_seeds,
     normalizer,
@@ -19,7 +21,12 @@ from autoshard.cost_model.repeated_measurements import (
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.machine import check_measured_hardware
 from autoshard.experiments.console.ray_cluster import measuring_pool
-from autoshard.experiments.evaluation.posterior import Pricing, StepPosterior, digests_of
+from autoshard.experiments.evaluation.posterior import (
+    Pricing,
+    StepPosterior,
+    digest_on,
+    digests_of,
+)
 from autoshard.sharders import SharderContext, make_measuring
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
@@ -46,15 +53,21 @@ def measured_plan(
     Returns:
         The plan, the oracle by all measurements, and the lines of the report.
     """
-    model = context.costs.model
+    models = {name: part.model for name, part in context.costs.of_kinds().items()}
     MeasurementStore(store).close()  # fails before the work if it cannot be used
-    with measuring_pool(store, devices) as pool:
-        check_measured_hardware(model, pool.devices()[0].hardware)
+    with measuring_pool(store, devices) as cluster_pool:
+        pools = {name: cluster_pool.of_hardware(name) for name in models}
+        for name, pool in pools.items():
+            check_measured_hardware(models[name], pool.devices()[0].hardware)
         settings = MeasureSettings(task.batch_size, task.operator)
         seeds = [FIRST_SEED + seed for seed in evaluation_seeds(SEEDS)]
-        knowledge = MeasuredKnowledge(
-            pool, model, settings, tables=task.tables, unseen=seeds, notify=cli.note
-        )
+        of_kinds = {
+            name: MeasuredKnowledge(
+                pool, models[name], settings, tables=task.tables, unseen=seeds, notify=cli.note
+            )
+            for name, pool in pools.items()
+        }
+        (knowledge,) = of_kinds.values() if len(of_kinds) == 1 else (MixedKnowledge(of_kinds),)
         pieces = [measurable_piece(table, knowledge.fits) for table in task.tables]
         pairs = list(zip(pieces, task.tables, strict=True))
         slices = sum(piece.table is table and piece.width < table.dim for piece, table in pairs)
@@ -72,15 +85,18 @@ def measured_plan(
             f"{knowledge.shards} shards with this batch size are known"
         )
         oracle = knowledge.informed(context.costs)
-        repeats = RepeatedMeasurements(
-            pool,
-            settings,
-            seeds,
-            None,
-            normalizer(model, pool),
-            cli.note,
-            overhead=model.counted_overhead,
-        )
+        repeats = {
+            name: RepeatedMeasurements(
+                pool,
+                settings,
+                seeds,
+                None,
+                normalizer(models[name], pool),
+                cli.note,
+                overhead=models[name].counted_overhead,
+            )
+            for name, pool in pools.items()
+        }
         steps_ms = measure_step(repeats, task, plan, repeats=SEEDS)
     if steps_ms is None:
         return plan, oracle, [*lines, "measured: a shard of the plan could not be measured"]
@@ -94,16 +110,31 @@ def measured_plan(
 
 
 def measure_step(
-    measuring: RepeatedMeasurements, task: ShardingTask, plan: ShardingPlan, repeats: int
+    measuring: Mapping[str, RepeatedMeasurements],
+    task: ShardingTask,
+    plan: ShardingPlan,
+    repeats: int,
 ) -> Floats | None:
     """Measures each shard of a plan `repeats` times; returns posterior samples of its step, in ms.
 
-    Returns None if a shard cannot be measured.
+    Args:
+        measuring: Measures shards of each hardware, by its name; "" if devices are equal.
+        task: Task of the plan.
+        plan: The plan.
+        repeats: Measurements of each shard.
+
+    Returns:
+        None if a shard cannot be measured.
     """
-    measuring.measure([shard for shard in plan.shards(task) if shard is not None], repeats)
-    known, digests = measuring.known(), digests_of(task, plan)
+    named = task.hardware or ("",) * len(task.devices)
+    shards = [(s, name) for s, name in zip(plan.shards(task), named, strict=True) if s is not None]
+    known: dict[str, KnownCost] = {}
+    for name, of_kind in measuring.items():
+        of_kind.measure([shard for shard, on in shards if on == name], repeats)
+        known |= {digest_on(digest, name): cost for digest, cost in of_kind.known().items()}
+    digests = digests_of(task, plan)
     if not known.keys() >= set(digests):
         return None
-    pricing = Pricing.of(task, [plan], measuring.common_ms)
+    pricing = Pricing.of(task, [plan], next(iter(measuring.values())).common_ms)
     posterior = StepPosterior(known, {"": [digests]}, [pricing])
     return posterior.steps_ms[""]

@@ -39,8 +39,18 @@ _LEVEL = 0.95
 
 
 def digests_of(task: ShardingTask, plan: ShardingPlan) -> ShardDigests:
-    """Returns the digests of a plan's shards, without empty devices."""
-    return tuple(shard.digest for shard in plan.shards(task) if shard is not None)
+    """Returns the digests of a plan's shards, without empty devices.
+
+    Where devices differ, a shard on each kind of hardware is another.
+    """
+    named = task.hardware or ("",) * len(task.devices)
+    pairs = zip(plan.shards(task), named, strict=True)
+    return tuple(digest_on(shard.digest, name) for shard, name in pairs if shard is not None)
+
+
+def digest_on(digest: str, hardware: str) -> str:
+    """Returns the digest of a shard on hardware that is named."""
+    return f"{digest} on {hardware}" if hardware else digest
 
 
 class Pricing(NamedTuple):

@@ -161,7 +161,7 @@ def task_of(source: str) -> ShardingTask:
 
 
 def _step_ms(repeats: RepeatedMeasurements, task: ShardingTask, plan: ShardingPlan) -> float:
-    found = measure_step(repeats, task, plan, repeats=SEEDS)
+    found = measure_step({"": repeats}, task, plan, repeats=SEEDS)
     if found is None:
         raise UserError("a shard of a plan could not be measured, so its metrics are not available")
     return float(found.mean())

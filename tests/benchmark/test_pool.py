@@ -25,7 +25,8 @@ from autoshard.benchmark import (
 )
 from autoshard.benchmark.backends import cpu
 from autoshard.benchmark.device_lock import claimed
-from autoshard.benchmark.hardware import physical_cores
+from autoshard.benchmark.hardware import physical_cores, with_threads
+from autoshard.benchmark.pool import end_pool, pool_names
 from autoshard.workload import CostOracle, EmbeddingTable, Shard, Trace, load_tables, random_shards
 
 SETTINGS = MeasureSettings(256)
@@ -361,3 +362,33 @@ class Endless:
             files = Path(f"/proc/{process.pid}/fd").iterdir()
             return any(file.readlink() == self._path for file in files)
         return False
+
+
+def test_each_hardware_is_measured_on_its_own_devices(
+    fresh_pool: MakePool, tables: tuple[EmbeddingTable, ...]
+) -> None:
+    """A device of all cores is of other hardware than one of a core, and none is of a third."""
+    cores = len(physical_cores())
+    if cores < 2:
+        pytest.skip("a device of several cores needs as many")
+    pool = fresh_pool()
+    one, _ = pool.make()
+    several = with_threads(one, cores)
+    shards = random_shards(tables, 4, 3)
+    try:
+        costs = MeasuredCosts(pool, SETTINGS).costs(shards, [one, several, one, several])
+        assert all(cost.total_ms > 0 for cost in costs)
+        of_several = pool.of_hardware(several)
+        assert [device.hardware for device in of_several.devices()] == [several]
+        # Each answer is kept under its hardware, in one store.
+        for measured, numbers in ((pool, [0, 2]), (of_several, [1, 3])):
+            again = measured.measure([shards[number] for number in numbers], SETTINGS)
+            assert all(answer.reused for answer in again)
+            assert {answer.hardware for answer in again} == {measured.make()[0]}
+        assert not pool.measure([shards[1]], SETTINGS)[0].reused
+        assert len(pool_names()) == 2
+        with pytest.raises(PoolError, match=r"none of its devices is cpu: a third, threads: 1"):
+            pool.of_hardware("cpu: a third, threads: 1").devices()
+    finally:
+        for name in pool_names():
+            end_pool(name)

@@ -314,10 +314,10 @@ def test_one_plan(tables: tuple[EmbeddingTable, ...]) -> None:
     task = tasks_of(tables, 1)[0]
     plan = make_sharder("size_lookup").shard(task)
     slowest = max(true_ms(shard) for shard in plan.shards(task) if shard is not None)
-    found = measure_step(repeats_of(SimulatedPool(repeats=0.01)), task, plan, repeats=3)
+    found = measure_step({"": repeats_of(SimulatedPool(repeats=0.01))}, task, plan, repeats=3)
     assert found is not None
     low, high = np.quantile(found, (0.025, 0.975))
     assert low < found.mean() < high
     assert found.mean() == pytest.approx(slowest, rel=0.03)
     fails = frozenset(digests_of(task, plan)[:1])
-    assert measure_step(repeats_of(SimulatedPool(fails=fails)), task, plan, repeats=3) is None
+    assert measure_step({"": repeats_of(SimulatedPool(fails=fails))}, task, plan, repeats=3) is None

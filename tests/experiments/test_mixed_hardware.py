@@ -1,0 +1,92 @@
+"""`--hardware` with several kinds of devices: read, planned for, measured on each kind."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import run
+
+from autoshard.benchmark import MachineProbe, MeasurementStore, save_probe
+from autoshard.benchmark.hardware import cpu_fingerprint, physical_cores, with_threads
+from autoshard.benchmark.pool import end_pool, pool_names
+from autoshard.benchmark.probe import Passes, ProbedShard
+from autoshard.benchmark.probe_shards import PROBE_SHARDS
+from autoshard.workload import ShardingPlan, ShardingTask
+
+GPUS = "--tables synthetic:24:5:small --num-devices 4 --memory-gb 40 --batch-size 8192"
+CORES = len(physical_cores())
+
+
+def test_the_plan_gives_less_to_slower_gpus(tmp_path: Path) -> None:
+    said = run("shard.py", f"{GPUS} --hardware h100-80gb:2,l4-24gb:2 --save-task task.json "
+               "--memory-gb 24", tmp_path)  # fmt: skip
+    assert re.search(r"device0 +│.*\n.*h100-80gb", said.stdout)
+    task = ShardingTask.load(tmp_path / "task.json")
+    assert [device.name for device in task.devices] == [
+        "device0 h100-80gb", "device1 h100-80gb", "device2 l4-24gb", "device3 l4-24gb",
+    ]  # fmt: skip
+    assert "L4" in task.hardware[2]
+    plan = ShardingPlan.load(tmp_path / "plan.json")
+    columns = plan.exchanged_columns(task)
+    assert sum(columns[:2]) > 1.5 * sum(columns[2:])
+    # All-to-alls are by the slower link of the two kinds.
+    assert "all-to-alls over 32 GB/s" in said.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ("--hardware h100-80gb:2,a100-40gb", "--hardware a100-40gb: say how many devices"),
+        ("--hardware h100-80gb:2,a100-40gb:1", "names 3 devices, and --num-devices 4"),
+        ("--hardware h100-80gb:2,h100-80gb:2", "NVIDIA H100 .* is named twice"),
+        ("--hardware h100-80gb:2,unheard-of:2", "--hardware unheard-of is no file, and none of"),
+        ("--hardware h100-80gb:2,l4-24gb:2", "--memory-gb 40 is more than NVIDIA L4 has"),
+    ],
+)
+def test_bad_hardware_is_one_line(options: str, error: str, tmp_path: Path) -> None:
+    said = run("shard.py", f"{GPUS} {options}", tmp_path, code=2)
+    assert re.search(error, said.stderr)
+
+
+def test_other_commands_plan_for_one_kind(tmp_path: Path) -> None:
+    said = run("plan_world.py", f"{GPUS} --hardware h100-80gb:2,a100-40gb:2", tmp_path, code=2)
+    assert "names several kinds of devices, for which shard.py alone plans" in said.stderr
+
+
+def save_probe_of(hardware: str, slowness: float, path: Path) -> None:
+    """A probe of a machine that takes so many ms for each thousand lookups and columns."""
+    shards = []
+    for name, probed in PROBE_SHARDS.items():
+        tables = [piece.table for piece in probed.shard.pieces]
+        work = sum(t.pooling_factor * (16 + t.dim) for t in tables) * probed.batch_size * 1e-6
+        ms = slowness * (0.2 + work)
+        shards.append(ProbedShard(name, Passes(0.4 * ms, 0.6 * ms)))
+    save_probe(MachineProbe(hardware, shards=tuple(shards)), path)
+
+
+@pytest.fixture
+def no_pools(cluster: object) -> Iterator[None]:
+    """Before and after: kinds of devices have pools of their own."""
+    for name in pool_names():
+        end_pool(name)
+    yield
+    for name in pool_names():
+        end_pool(name)
+
+
+@pytest.mark.skipif(CORES < 2, reason="a device of several cores needs as many")
+@pytest.mark.usefixtures("no_pools")
+def test_each_kind_is_measured_on_its_devices(tmp_path: Path) -> None:
+    """Here one core, and all of them: both kinds learn, and the plan is measured on both."""
+    one, several = cpu_fingerprint(), with_threads(cpu_fingerprint(), CORES)
+    save_probe_of(one, 2.0, tmp_path / "one.json")
+    save_probe_of(several, 1.0, tmp_path / "several.json")
+    said = run("shard.py", "--tables synthetic:12:5:small --num-devices 3 --memory-gb 1 "
+               "--hardware several.json:1,one.json:2 --measure --seconds 6 --store costs.db",
+               tmp_path)  # fmt: skip
+    assert re.search(r"measured: a step takes [\d.]+ ms", said.stdout)
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        kinds = {hardware for hardware, _ in store.makes()}
+    assert kinds == {one, several}
+    assert len(pool_names()) == 2
