@@ -22,6 +22,7 @@ from bench.machines import machine_metrics
 from bench.measuring import collecting_metrics, measuring_metrics, yardstick_metrics
 from bench.memory import slower_memory_metrics
 from bench.metric import Group, GroupResult
+from bench.mixed import mixed_metrics
 from bench.model import learning_metrics, prediction_metrics
 from bench.nodes import node_metrics
 from bench.noise import flush_metrics, noise_metrics
@@ -64,6 +65,7 @@ GROUPS: Mapping[str, Group] = {
         "Rows and copies beside columns, predicted", lambda _: ways_metrics(), on_ray=False
     ),
     "nodes": Group("Nodes with a slow link between them", lambda _: node_metrics(), on_ray=False),
+    "mixed": Group("Devices that differ", lambda _: mixed_metrics()),
     "memory": Group("Slower memory, simulated", lambda _: slower_memory_metrics(), on_ray=False),
     "drift": Group(
         "Drift of lookups", lambda _: [*callback_metrics(), *drift_metrics()], on_ray=False
