@@ -85,6 +85,7 @@ class DeviceFleet(Fleet):
         await self._report_on([node_id for node_id in nodes if node_id not in self._reports])
         backend = self._settle(best_backend(nodes.values()))
         reports = [self._reports[node_id] for node_id in nodes if node_id in self._reports]
+        reports = [report for report in reports if self._may_have(report)]
         taken = [*(device.place for device in self.devices), *self._starting]
         self._places = [
             place for place in backend.places(nodes, reports, taken) if place not in self._others
@@ -120,9 +121,9 @@ class DeviceFleet(Fleet):
         failures = [self._failure(place) for place in self._places]
         if failures and None not in failures:
             return "; ".join(map(str, failures))
-        if self._others and not self._places:
-            return f"none of its devices is {self._hardware}"
         wanted = self._requested or best_backend(())
+        if self._hardware and self._reports and not (self._places or wanted.num_gpus):
+            return f"none of its devices is {self._hardware}"
         if waited_s < wanted.patience_s:
             return None
         missing = f"no node with a {wanted.noun} joined it within {waited_s / 60:.0f} minutes"
@@ -139,6 +140,11 @@ class DeviceFleet(Fleet):
         for task in self._starting.values():
             task.cancel()
         super().release()
+
+    def _may_have(self, report: NodeReport) -> bool:
+        """Returns whether a node may have devices of the hardware that is asked for."""
+        is_cpu = self._hardware.startswith("cpu")  # what a node's GPUs are, only they can say
+        return not is_cpu or self._hardware.startswith(report.hardware)
 
     def _failure(self, place: Place) -> str | None:
         """Returns why no actor could be started at a place, until it is tried again."""
