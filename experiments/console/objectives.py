@@ -57,6 +57,7 @@ class ObjectiveOptions:
             cli.note(
                 "the cost model does not know what training takes beside the operators: plans are "
                 "priced by --objective operators"
+                + (", and --dense-ms does not count" if self.dense_ms else "")
             )
             wanted = Objective("operators")
         model = model.for_objective(wanted)
