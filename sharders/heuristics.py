@@ -28,7 +28,7 @@ HEURISTICS: dict[str, TableCost] = {
     **{name: partial(_proxy_cost, proxy) for name, proxy in COST_PROXIES.items()},
 }
 USUAL_HEURISTICS = tuple(COST_PROXIES)  # without round_robin and random
-# Of what a unit adds to a device alone, what it adds at least beside another one that came just now.
+# Of what a unit adds to a device, what it adds at least beside another that has just come.
 _LEAST = 0.8
 
 
