@@ -9,7 +9,7 @@ from torch import Tensor
 
 from autoshard.benchmark import PlanCost, price_plan
 from autoshard.cost_model.compute import OUT_OF_DISTRIBUTION, Prices
-from autoshard.cost_model.inputs import Memberships, PieceRows, unit_amounts
+from autoshard.cost_model.inputs import Memberships, PieceRows, sums_of_devices, unit_amounts
 from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS, INPUTS
 from autoshard.cost_model.scenarios import Expectation, Pricing, ScenarioPricing, Scenarios
@@ -185,13 +185,12 @@ class EstimatedCosts:
         sharded, rest = plan.on_single_devices(task)
         if not sharded.placements:
             return self.common_ms(task, plan)
-        shards = sharded.shards(rest)
-        filled = [number for number, shard in enumerate(shards) if shard is not None]
-        hardware = [rest.hardware[number] for number in filled] if rest.hardware else []
-        prices = self.prices([shard for shard in shards if shard is not None], hardware)
-        forward, backward = np.zeros((2, len(shards)))
-        forward[filled], backward[filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
-        columns = np.array(sharded.exchanged_columns(rest))
+        pieces, homes = zip(*sharded.placed(rest), strict=True)
+        devices, numbers = len(rest.devices), np.array(homes, np.int64)
+        sums = sums_of_devices(self.amounts(pieces), numbers, devices).float()
+        prices = self.price(sums + self.of_devices(rest.hardware))
+        forward, backward = prices.forward_ms.numpy(), prices.backward_ms.numpy()
+        columns = np.bincount(numbers, [piece.exchanged_columns for piece in pieces], devices)
         step_ms = float(StepPrice.of_task(rest).step_ms(forward, backward, columns))
         return step_ms + self.common_ms(task, plan)
 

@@ -195,6 +195,12 @@ class TaskPlacement(PlacementState):
         columns = self.columns[0] + self.catalog.columns[units][:, None]
         return self.stages(self.compute_joined(units), columns)
 
+    def joined_each(self, units: Ints, devices: Ints) -> Floats:
+        """Returns stage times of devices of the only plan, each with a unit more, [units, W, S]."""
+        catalog = self.catalog
+        columns = self.columns[0, devices] + catalog.columns[units]
+        return self.stages(self._priced(self._sums[devices] + catalog.amounts[units]), columns)
+
     def joined_at(self, places: Ints, units: Ints) -> Floats:
         """Returns compute ms where devices take a unit more, [places, 2].
 

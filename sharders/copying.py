@@ -11,6 +11,7 @@ splits may: then the sharder plans with copies and without, and the faster plan 
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
@@ -56,20 +57,20 @@ class CopyingSharder:
         ranked, is_clear = _ranked(self._oracle, task, required)
         if not (is_clear or self._plans_twice):
             return self._with(required, task)
-        found = list[ShardingPlan]()
+        found, oracle = list[ShardingPlan](), self._oracle
+        if not is_clear:
+            with suppress(PlanError):
+                found.append(self._with(required, task))
+        limit_ms = (1 - _MIN_GAIN) * oracle.step_ms(found[0], task) if found else math.inf
         for copied in ranked:
+            if found and _least_ms(oracle, task, copied) > limit_ms:
+                continue
             with suppress(PlanError):
                 found.append(self._with(copied, task))
                 break
-        if found and is_clear:
-            return found[0]
-        try:
-            found.append(self._with(required, task))
-        except PlanError:
-            if not found:
-                raise
-        oracle = self._oracle
-        return min(found, key=lambda plan: oracle.step_ms(plan, task))
+        if len(found) > 1:
+            return min(found, key=lambda plan: oracle.step_ms(plan, task))
+        return found[0] if found else self._with(required, task)
 
     def _with(self, copied: frozenset[str], task: ShardingTask) -> ShardingPlan:
         return plan_with_copies(self._sharder.shard, copied, task)
@@ -135,13 +136,13 @@ def _ranked(
     free = [t for t in task.tables if t.name not in forbidden and t.name not in required]
     if len(task.devices) == 1 or not free:
         return [], True
-    gains_ms, even_ms, starts_ms = _gains_ms(oracle, task, free)
+    gains_ms, spread_ms, starts_ms = _gains_ms(oracle, task, free)
     order, gaining = np.argsort(-gains_ms), int((gains_ms > 0).sum())
     may_copy_all = len(free) + len(required) == len(task.tables)
     # Without tables, operators do not start. Beside some, outputs are put in order anew.
     gain_of_all_ms = float(gains_ms.sum()) + starts_ms if may_copy_all else 0.0
     gain_ms = float(gains_ms[gains_ms > 0].sum())
-    if max(gain_ms, gain_of_all_ms) < _MIN_GAIN * even_ms:
+    if max(gain_ms, gain_of_all_ms) < _MIN_GAIN * spread_ms:
         return [], True
     greedy, step_ms = FusedGreedySharder(oracle), dict[frozenset[str], float]()
 
@@ -157,7 +158,7 @@ def _ranked(
     for share in _SHARES if gaining else ():
         if fits(max(1, round(share * gaining))):
             break
-    if gaining < len(free) and gain_of_all_ms >= _MIN_GAIN * even_ms:
+    if gaining < len(free) and gain_of_all_ms >= _MIN_GAIN * spread_ms:
         fits(len(free))
     without_ms = step_ms.pop(required, math.inf)
     ranked = sorted(step_ms, key=lambda copied: step_ms[copied])
@@ -165,6 +166,20 @@ def _ranked(
     if faster:
         return faster, True
     return ranked, False
+
+
+def _least_ms(oracle: EstimatedCosts, task: ShardingTask, copied: frozenset[str]) -> float:
+    """Returns a step that a plan with copies of these tables hardly falls short of."""
+    rest = task.without(copied, reserve=False)
+    whole = ShardingPlan.table_wise(rest, [0] * len(rest.tables))
+    return even_ms(oracle, rest) + oracle.common_ms(task, replace(whole, copied=tuple(copied)))
+
+
+def even_ms(oracle: EstimatedCosts, task: ShardingTask) -> float:
+    """Returns what each device takes if the tables of a task, if any, are spread evenly."""
+    whole = oracle.amounts([table.whole() for table in task.tables]).sum(0)
+    exchange_ms = StepPrice.of_task(task).column_ms() * task.exchanged_columns
+    return (float(oracle.price(whole[None]).total_ms) + exchange_ms) / len(task.devices)
 
 
 def _gains_ms(
@@ -188,7 +203,7 @@ def _gains_ms(
     common_ms = overhead.common_ms_of(tables, task)
     copies_ms = overhead.copies.each_ms(task, tables)
     gains_ms = np.asarray(compute_ms + exchange_ms + common_ms - copies_ms)
-    even_ms = (whole_ms + price.column_ms() * task.exchanged_columns) / ranks
-    even_ms += oracle.common_ms(task)
+    spread_ms = (whole_ms + price.column_ms() * task.exchanged_columns) / ranks
+    spread_ms += oracle.common_ms(task)
     starts_ms = overhead.forward.start_ms + overhead.backward.start_ms - overhead.copies.start_ms
-    return gains_ms, even_ms, starts_ms
+    return gains_ms, spread_ms, starts_ms

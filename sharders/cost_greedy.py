@@ -12,8 +12,10 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.heuristics import greedy_plan, place_in_turn
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.admission import RuleMasks
-from autoshard.workload.arrays import Floats
+from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.step_price import StepPrice
+
+_AT_ONCE = 32  # units that are priced together, if there are as many devices to take one each
 
 
 class AloneGreedySharder:
@@ -45,14 +47,15 @@ class FusedGreedySharder:
         masks = RuleMasks(task)
         pricing = self._oracle.expectation()  # scenarios would take twice as long
         catalog = UnitCatalog(pricing, task, masks, masks.units)
-        devices, numbers = TaskPlacement(catalog), np.arange(len(masks.units))
+        devices = TaskPlacement(catalog)
         column_ms = devices.price.column_ms()
 
-        def burden(number: int) -> Floats:
-            compute = devices.compute_joined(numbers[number : number + 1]).sum((0, 2, 3))
-            columns = devices.columns[0] + catalog.columns[number]
+        def burdens(numbers: Ints) -> Floats:
+            compute = devices.compute_joined(numbers).sum((2, 3))
+            columns = devices.columns[0] + catalog.columns[numbers][:, None]
             return np.asarray(compute.double().numpy() + column_ms * columns)
 
         alone = pricing.price(catalog.amounts).sum((1, 2)).double().numpy()
         costs = alone + column_ms * catalog.columns
-        return place_in_turn(task, masks, devices, costs.tolist(), burden, devices.add)
+        at_once = min(len(task.devices), _AT_ONCE)
+        return place_in_turn(task, masks, devices, costs.tolist(), burdens, devices.add, at_once)

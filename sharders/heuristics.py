@@ -7,7 +7,7 @@ import numpy as np
 
 from autoshard.workload import EmbeddingTable, Piece, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.admission import Occupancy, RuleMasks
-from autoshard.workload.arrays import Floats
+from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.features import COST_PROXIES
 from autoshard.workload.packing import does_not_fit
 from autoshard.workload.sizes import format_bytes
@@ -28,6 +28,8 @@ HEURISTICS: dict[str, TableCost] = {
     **{name: partial(_proxy_cost, proxy) for name, proxy in COST_PROXIES.items()},
 }
 USUAL_HEURISTICS = tuple(COST_PROXIES)  # without round_robin and random
+# Of what a unit adds to a device, what it adds at least beside another that has just come.
+_LEAST = 0.8
 
 
 class InfeasibleError(PlanError):
@@ -92,8 +94,9 @@ def greedy_plan(
     def placed(number: int, device: int) -> None:
         load[device] += costs[number]
 
-    def with_it(number: int) -> Floats:
-        return load if slowness is None else (load + costs[number]) * slowness
+    def with_it(numbers: Ints) -> Floats:
+        burdens = load if slowness is None else (load + costs[numbers[0]]) * slowness
+        return burdens[None]
 
     held = Occupancy(masks, task.usable_bytes[None])
     return place_in_turn(task, masks, held, costs, with_it, placed)
@@ -104,36 +107,49 @@ def place_in_turn(
     masks: RuleMasks,
     held: Occupancy,
     costs: Sequence[float],
-    burden: Callable[[int], Floats],
+    burdens: Callable[[Ints], Floats],
     placed: Callable[[int, int], None],
+    at_once: int = 1,
 ) -> ShardingPlan:
     """Places units in descending order of cost, each on the device with the lowest burden.
 
-    Units that constraints restrict to few devices come first.
+    Units that constraints restrict to few devices come first. Burdens of several units are asked
+    for at once, and again when the lowest may be that of a device that has taken one of them.
 
     Args:
         task: Task to plan.
         masks: Its constraints and units.
         held: Its devices, empty.
         costs: Cost of each unit, which determines the order.
-        burden: Returns the burden of each device for the unit of a number.
+        burdens: Returns the burden of each device for the units of these numbers, [units, devices].
         placed: Called with the number of each unit and its device.
+        at_once: Maximum number of units whose burdens are asked for at once.
 
     Raises:
         InfeasibleError: No device has memory for a unit, or may take it.
     """
     units = masks.units
     sizes = bytes_of_units(task.operator, task.batch_size, units)
-    chosen, numbers = np.full(len(units), -1), np.arange(len(units))
-    for number in np.lexsort((-np.array(costs), masks.freedom(numbers))).tolist():
-        fitting = held.admits(numbers[number : number + 1], sizes[number : number + 1])[0]
-        device = int(np.where(fitting, burden(number), np.inf).argmin())
-        if not fitting[device]:
-            needed, largest = int(sizes[number]), int(held.free.max())
-            raise InfeasibleError(task, units[number].name, needed, largest)
-        chosen[number] = device
-        held.enter(number, int(sizes[number]), device)
-        placed(number, device)
+    chosen, first, borne = np.full(len(units), -1), 0, np.zeros(len(task.devices))
+    order = np.lexsort((-np.array(costs), masks.freedom(np.arange(len(units)))))
+    while first < len(order):
+        numbers = order[first : first + at_once]
+        with_it, changed = burdens(numbers), np.zeros(len(borne), bool)
+        for place, number in enumerate(numbers.tolist()):
+            here = numbers[place : place + 1]
+            fitting = held.admits(here, sizes[here])[0]
+            device = int(np.where(fitting, with_it[place], np.inf).argmin())
+            if changed[device]:
+                break
+            if not fitting[device]:
+                needed, largest = int(sizes[number]), int(held.free.max())
+                raise InfeasibleError(task, units[number].name, needed, largest)
+            chosen[number] = device
+            held.enter(number, int(sizes[number]), device)
+            placed(number, device)
+            with_it[place + 1 :, device] += _LEAST * (with_it[place, device] - borne[device])
+            borne[device], changed[device] = with_it[place, device], True
+            first += 1
     devices = {
         piece.table.name: home
         for unit, home in zip(units, chosen.tolist(), strict=True)

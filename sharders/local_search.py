@@ -13,6 +13,7 @@ from autoshard.cost_model.threads import one_thread
 from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
 from autoshard.sharders.plan_search import PlanSearch
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
+from autoshard.workload.admission import RuleMasks
 from autoshard.workload.step_price import norm_power
 
 # Power of the norm over devices in the mean scenario. Unlike the maximum, it also falls where
@@ -72,10 +73,10 @@ class LocalSearch:
         def time_is_up() -> bool:
             return self._clock() > until
 
-        mean = self._oracle.expectation()
+        mean, masks = self._oracle.expectation(), RuleMasks(task)
 
         def search_from(placed: Placed) -> PlanSearch:
-            return PlanSearch(mean, task, _SOFT, placed, self._near)
+            return PlanSearch(mean, task, _SOFT, placed, self._near, masks)
 
         best = min(map(search_from, starts), key=PlanSearch.objective)
         best = self._descended(best, search_from, time_is_up)
@@ -94,7 +95,7 @@ class LocalSearch:
         scenarios = self._oracle.scenarios(task.tables, _SCENARIOS, self._seed)
 
         def last_from(placed: Placed) -> PlanSearch:
-            return PlanSearch(scenarios, task, power, placed, self._near)
+            return PlanSearch(scenarios, task, power, placed, self._near, masks)
 
         if seconds is not None:
             until += _LAST_SHARE * seconds

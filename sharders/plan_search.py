@@ -20,6 +20,7 @@ from autoshard.workload.units import PlacementUnit
 
 _MIN_GAIN = 1e-5  # relative: smaller ones are not worth a step
 _MIN_SPLIT_GAIN = 0.01  # relative; a split adds lookups on two devices
+_MOVES = 256  # priced at a step, those with the best estimates
 _SWAPS = 64  # priced at a step, those with the best estimates; more find nothing better
 _MIN_MS = 1e-12
 
@@ -55,6 +56,7 @@ class PlanSearch:
         power: Power of the norms over devices.
         placed: Initial plan.
         near: A plan in use and the bytes that may move away from it, if any.
+        masks: Rules of the task, if they are known already.
     """
 
     def __init__(
@@ -64,9 +66,10 @@ class PlanSearch:
         power: float,
         placed: Placed,
         near: tuple[ShardingPlan, int] | None = None,
+        masks: RuleMasks | None = None,
     ) -> None:
         self._power = power
-        self._masks = RuleMasks(task)
+        self._masks = RuleMasks(task) if masks is None else masks
         gathered = self._masks.gathered(placed)
         self._units = [unit for unit, _ in gathered]
         self._catalog = UnitCatalog(pricing, task, self._masks, self._units)
@@ -166,22 +169,41 @@ class PlanSearch:
         return True
 
     def moves(self) -> Choices:
-        """Returns all moves of a piece away from a device that is the slowest of a stage."""
+        """Returns moves of a piece away from a device that is the slowest of a stage."""
         items = np.flatnonzero(np.isin(self._homes, self.slowest))
         if not len(items):
             return _NONE
-        homes = self._homes[items]
-        without, joined = self._devices.without(items, homes), self._devices.joined(items)
-        removed = self._powers[homes][:, None] + self._powers
-        after = self._after(removed, without[:, None], joined)
-        after[np.arange(len(items)), homes] = np.inf
-        after[~self._admitted(items)] = np.inf
+        pairs = self._promising_moves(items)
+        rows, into = np.divmod(pairs, len(self._costs))
+        out, homes = items[rows], self._homes[items]
+        without = self._devices.without(items, homes)[rows]
+        removed = self._powers[homes[rows]] + self._powers[into]
+        after = self._after(removed, without, self._devices.joined_each(out, into))
 
         def change(number: int) -> Change:
-            item, device = int(items[number // len(self._costs)]), number % len(self._costs)
+            item, device = int(out[number]), int(into[number])
             return Change((item,), ((item, device),))
 
-        return Choices(after.ravel(), change)
+        return Choices(after, change)
+
+    def _promising_moves(self, items: Ints) -> Ints:
+        """Returns the admitted moves with the best objectives if costs were additive.
+
+        Each is the number of one of these items times the number of devices, plus that of a device.
+        """
+        may_move = self._admitted(items)
+        may_move[np.arange(len(items)), self._homes[items]] = False
+        pairs = np.flatnonzero(may_move)
+        if len(pairs) <= _MOVES:
+            return pairs
+        rows, into = np.divmod(pairs, len(self._costs))
+        largest, weight = np.maximum(self._means.max(0), _MIN_MS), self._weight[items]
+        powers, here = (self._means / largest) ** self._power, self._homes[items]
+        left = ((self._means[here] - weight) / largest) ** self._power - powers[here]
+        joined = ((self._means[into] + weight[rows]) / largest) ** self._power - powers[into]
+        sums = powers.sum(0) + left[rows] + joined
+        estimate = (largest * np.maximum(sums, _MIN_MS) ** (1 / self._power)).sum(1)
+        return np.sort(pairs[np.argpartition(estimate, _MOVES)[:_MOVES]])
 
     def swaps(self) -> Choices:
         """Returns the most promising swaps with a device that is the slowest of a stage."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.threads import one_thread
-from autoshard.sharders.copying import CopyingSharder, required_tables
+from autoshard.sharders.copying import even_ms, plan_with_copies, required_tables
 from autoshard.sharders.cost_greedy import FusedGreedySharder
 from autoshard.workload import EmbeddingTable, Piece, PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.arrays import Floats
@@ -148,11 +148,10 @@ class _Trials:
         heavier = self._gaining()
         if not heavier:
             return None
-        fast = CopyingSharder(FusedGreedySharder(self._oracle), self._oracle)
 
         def greedy_ms(row_wise: frozenset[str], firsts: Mapping[str, int]) -> float:
             try:
-                plan = _with_rows(fast, self._task, self._required | row_wise, firsts)
+                plan = _with_rows(self, self._task, self._required | row_wise, firsts)
             except PlanError:
                 return math.inf
             return self._oracle.step_ms(plan, self._task)
@@ -171,6 +170,11 @@ class _Trials:
         best = int(np.argmin(steps_ms))
         return tried[best] if steps_ms[best] < without_ms else None
 
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        """Returns the greedy plan with the copies of the given plan."""
+        greedy = FusedGreedySharder(self._oracle)
+        return plan_with_copies(greedy.shard, frozenset(self._plan.copied), task)
+
     def _gaining(self) -> list[frozenset[str]]:
         """Returns tables that take much of a device, and cost less by rows than by columns.
 
@@ -181,7 +185,7 @@ class _Trials:
         if not self._allowed:
             return []
         alone_ms = self._alone_ms([table.whole() for table in self._allowed])
-        shares = alone_ms / self._even_ms(self._task)
+        shares = alone_ms / even_ms(self._oracle, self._task)
         heavy = [table for table, share in zip(self._allowed, shares, strict=True)
                  if share > min(_HEAVY)]  # fmt: skip
         if not heavy:
@@ -235,8 +239,8 @@ class _Trials:
         counts = _counts(self._task, row_wise, firsts)
         overhead = self._oracle.model.counted_overhead
         saved_ms = 0.0 if overhead is None else overhead.of_rows.ms(self._task, counts, ())
-        even_ms = self._even_ms(self._rest.with_row_blocks(counts, firsts))
-        return even_ms + self._common_ms + min(0.0, saved_ms)
+        spread_ms = even_ms(self._oracle, self._rest.with_row_blocks(counts, firsts))
+        return spread_ms + self._common_ms + min(0.0, saved_ms)
 
     @cached_property
     def _rest(self) -> ShardingTask:
@@ -245,12 +249,6 @@ class _Trials:
     @cached_property
     def _common_ms(self) -> float:
         return self._oracle.common_ms(self._task, self._plan)
-
-    def _even_ms(self, task: ShardingTask) -> float:
-        """Returns what each device takes if the tables of a task are spread evenly."""
-        whole = self._oracle.amounts([table.whole() for table in task.tables]).sum(0)
-        exchange_ms = self._exchange_ms * task.exchanged_columns
-        return (float(self._oracle.price(whole[None]).total_ms) + exchange_ms) / len(task.devices)
 
     def _alone_ms(self, pieces: Sequence[Piece]) -> Floats:
         """Returns what each piece takes on a device of its own, with what it sends: [pieces]."""

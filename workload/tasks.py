@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +127,7 @@ class ShardingTask:
         """Returns the columns of all pooled outputs together."""
         return sum(table.dim * table.features for table in self.tables)
 
-    @property
+    @cached_property
     def exchanged_columns(self) -> float:
         """Returns the columns that exchanges of all pooled outputs together count for."""
         return sum(table.whole().exchanged_columns for table in self.tables)
