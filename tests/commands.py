@@ -12,12 +12,13 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
 import psutil
+import pytest
 import ray
 from mlflow import MlflowClient
 
@@ -60,6 +61,18 @@ def said_by(
 def environment() -> dict[str, str]:
     """Ours, without what MLflow has put there when tests of this process logged."""
     return {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+
+
+@contextlib.contextmanager
+def few_test_tasks() -> Iterator[None]:
+    """Trainings and sweeps of this process test their policies on two tasks each.
+
+    It is the same work for each task. Commands in processes of their own test as they do for users.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("training.report", "sweeps.winner"):
+            patch.setattr(f"autoshard.experiments.{module}._TEST_TASKS", 2)
+        yield
 
 
 def empty_mlflow(path: Path) -> str:

@@ -2,8 +2,10 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
+from commands import few_test_tasks
 from servers import browser, postgres_server
 from trainings import SWEPT, TINY, Training, run_sweep, train_at_once
 
@@ -16,6 +18,13 @@ PICTURED_SWEEP = (
     "--tables synthetic:400:1:small --num-tables 50 --num-devices 4 --num-envs 32 --check-tasks 16 "
     "--check-every 5 --memory-fill 0.8"
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_tasks() -> Iterator[None]:
+    """Except where pictures are taken of them."""
+    with nullcontext() if os.environ.get("AUTOSHARD_PICTURES") else few_test_tasks():
+        yield
 
 
 @pytest.fixture(scope="session")

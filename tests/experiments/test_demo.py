@@ -13,6 +13,7 @@ from commands import empty_mlflow
 from autoshard.cost_model import DataError
 from autoshard.experiments import demo
 from autoshard.experiments.console.budget import Budget
+from autoshard.experiments.training.config import PPOShardConfig
 from autoshard.sharders import load_policy
 from autoshard.workload import UserError
 
@@ -104,6 +105,8 @@ def test_the_demo(
     monkeypatch.setattr(demo, "_COLLECTING_SHARE", 0.012)
     monkeypatch.setattr(demo, "_VERIFYING_SHARE", 0.002)
     monkeypatch.setattr(demo, "USUAL_HEURISTICS", ("dim", "size_lookup"))
+    few = partial(PPOShardConfig, num_envs=32, check_tasks=2)
+    monkeypatch.setattr(demo, "PPOShardConfig", few)
     monkeypatch.chdir(tmp_path)
     Path("demo").mkdir()
     empty_mlflow(tmp_path / "demo" / "mlflow.db")
