@@ -56,15 +56,18 @@ def local_parts(weights: ShardedTensor | DTensor) -> dict[tuple[int, int], torch
 
 def _load_table(name: str, target: ShardedTensor | DTensor, source: Any) -> None:
     own, pieces = local_parts(target), None
+    size = target.metadata().size if isinstance(target, ShardedTensor) else target.shape
     if isinstance(source, ShardedTensor | DTensor):
         pieces = local_parts(source)
         if pieces.keys() != own.keys():
             raise UserError(f"weight {name}: the state is sharded by another plan")
-    elif tuple(source.shape) != tuple(target.size()):
-        raise _misshapen(name, target.size(), source.shape)
+    elif tuple(source.shape) != tuple(size):
+        raise _misshapen(name, size, source.shape)
     for (row, column), part in own.items():
-        whole = source[row : row + len(part), column : column + part.shape[1]]
-        _copy(name, part, whole if pieces is None else pieces[row, column])
+        if pieces is not None:
+            _copy(name, part, pieces[row, column])
+        else:
+            _copy(name, part, source[row : row + len(part), column : column + part.shape[1]])
 
 
 def _copy(name: str, target: torch.Tensor, source: torch.Tensor) -> None:
