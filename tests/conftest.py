@@ -87,7 +87,7 @@ def cluster() -> Iterator[object]:
     quick = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000}
     head = {"num_cpus": 2, "include_dashboard": False, "_system_config": quick}
     with pytest.MonkeyPatch.context() as environment:  # its workers import tests/bench
-        environment.setenv("PYTHONPATH", str(Path(__file__).parent))
+        environment.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         nodes = Cluster(initialize_head=True, head_node_args=head)
     ray.init(address=nodes.address, logging_level="ERROR", log_to_driver=False)
     os.environ["RAY_ADDRESS"] = nodes.address  # commands that tests run join it

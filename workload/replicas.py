@@ -64,6 +64,10 @@ class ReplicaGroups:
         """Returns the ranks that hold the shard of a device of the plan, one of each group."""
         return self._holders[device]
 
+    def device(self, rank: int) -> int:
+        """Returns the device of the plan that a rank is in its group."""
+        return rank % self.group_size if self.consecutive else rank // self.count
+
     @property
     def _groups(self) -> list[range]:
         return _lines(self.num_devices, self.group_size, self.consecutive)
@@ -141,6 +145,20 @@ def _held(plan: "ShardingPlan", task: ShardingTask) -> Sequence[Any]:
     """Returns the memory of what each device holds alone."""
     sharded, rest = plan.on_single_devices(task)
     return sharded.device_memory(rest)
+
+
+def rank_bytes(plan: "ShardingPlan", task: ShardingTask) -> tuple[int, ...]:
+    """Returns the bytes that each rank needs, of all replica groups if the plan has some.
+
+    Args:
+        plan: Plan, of a group or of all devices.
+        task: Task of all devices.
+    """
+    groups = plan.replicas
+    if groups is None:
+        return plan.device_bytes(task)
+    sizes = plan.device_bytes(groups.task(task))
+    return tuple(sizes[groups.device(rank)] for rank in range(groups.num_devices))
 
 
 def group_sizes(num_devices: int) -> list[int]:
