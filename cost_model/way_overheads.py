@@ -17,14 +17,13 @@ import numpy as np
 
 from autoshard.workload import EmbeddingTable, ShardingTask
 from autoshard.workload.arrays import Floats
-from autoshard.workload.links import AnyLink
+from autoshard.workload.links import all_reduce_ms
 from autoshard.workload.operators import WEIGHT_BYTES
 
 # What a table with a copy on each rank is to a rank.
 COPY_LOADS = ("lookups", "gathered", "outputs", "weights")
 _WEIGHTS = COPY_LOADS.index("weights")
 _NS = 1e-6  # milliseconds
-_MS_OF_A_SECOND = 1e3
 
 
 @dataclass(frozen=True)
@@ -63,23 +62,13 @@ class CopyOverhead:
 
     def each_ms(self, task: ShardingTask, tables: Iterable[EmbeddingTable]) -> Floats:
         """Returns what a copy of each table adds to a step that has others: [tables]."""
-        loads = copy_loads(tables, task.batch_size, len(task.devices))
-        link = task.objective.link if task.objective.counts_exchanges else None
-        reduced_ms = (
-            0.0
-            if link is None
-            else (
-                loads[:, _WEIGHTS]
-                * WEIGHT_BYTES[task.operator.weights]
-                * reduced_ms_each_byte(link, len(task.devices))
-            )
-        )
-        return np.asarray(loads @ self.rates + reduced_ms)
-
-
-def reduced_ms_each_byte(link: AnyLink, ranks: int) -> float:
-    """Returns the milliseconds of each byte of an all-reduce over a ring, without latency."""
-    return _MS_OF_A_SECOND * 2 * (ranks - 1) / ranks / link.ring(ranks).bytes_s
+        ranks = len(task.devices)
+        loads = copy_loads(tables, task.batch_size, ranks)
+        if not task.objective.counts_exchanges or task.objective.link is None:
+            return np.asarray(loads @ self.rates)
+        over = task.objective.copies_over or (task.objective.link, ranks)
+        weight_ms = all_reduce_ms(*over, WEIGHT_BYTES[task.operator.weights])
+        return np.asarray(loads @ self.rates + loads[:, _WEIGHTS] * weight_ms)
 
 
 def copy_loads(tables: Iterable[EmbeddingTable], batch_size: int, ranks: int) -> Floats:

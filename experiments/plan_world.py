@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.cost_model import CostModel
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
@@ -24,12 +24,11 @@ from autoshard.sharders import (
     make_sharder,
     needs_of,
     open_context,
-    open_oracle,
+    oracle_of,
     spec_of,
 )
 from autoshard.workload import (
     Device,
-    EmbeddingTable,
     Objective,
     PlanError,
     ShardingTask,
@@ -200,11 +199,11 @@ def main(config: PlanWorldConfig) -> None:
     memory = config.devices_of(numbers[0])[0].memory_bytes
     with following(len(numbers), "numbers of devices planned") as step:
         for place, number in enumerate(numbers):
-            oracle = _oracle(config, context.costs, tables, objectives[number], number)
             share = budget.part(1 / (len(numbers) - place))
-            context = replace(context, oracle=oracle, seconds=share.seconds)
             try:
                 task = build(config.devices_of(number))
+                oracle = oracle_of(context.costs, task, config.store)
+                context = replace(context, oracle=oracle, seconds=share.seconds)
                 plan = make_sharder(config.sharder, context).shard(task)
                 worlds.append(World.of(plan, task, oracle, config.dense_of(number)))
             except PlanError as fault:
@@ -223,20 +222,6 @@ def main(config: PlanWorldConfig) -> None:
         found.picture(config.picture)
     if config.json is not None:
         documents.write(config.json, found.to_json())
-
-
-def _oracle(
-    config: PlanWorldConfig,
-    known: EstimatedCosts,
-    tables: tuple[EmbeddingTable, ...],
-    objective: Objective,
-    number: int,
-) -> EstimatedCosts:
-    """Returns the oracle of a world; measurements are read again where its batch is another."""
-    model, batch_size = known.model.for_objective(objective, number), config.batch_of(number)
-    if batch_size == known.batch_size:
-        return EstimatedCosts(model, batch_size, known.residuals)
-    return open_oracle(model, batch_size, tables, config.store)
 
 
 def _least(low: int, high: int, fits: Callable[[int], bool], precision: float = 0.0) -> int:

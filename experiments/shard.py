@@ -80,6 +80,12 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     batches: str | None = None
     """MODULE:NAME of one rank's batches, or of a function that returns them. Lookups are counted in
     the first batches. Requires --model."""
+    replica_group_size: str | None = None
+    """Devices of a group that holds one copy of all tables, or auto: the size with the lowest
+    price. The plan is that of each group, for TorchRec's DMPCollection. Requires a link."""
+    sync_interval: int | None = None
+    """Steps from one average of the copies of replica groups to the next. Default: 1. Requires
+    --replica-group-size."""
     constraints: Path | None = None
     """YAML file of constraints, such as tables that must share a device or stay whole, and reserved
     memory."""
@@ -149,11 +155,18 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
             )
         if self.hot_ids is not None:
             self._check_hot_ids()
+        self._check_replicas()
         self.build_objective(self.num_devices)  # raises for wrong options
         self.check_machine(self.cost_model, several=True)
         check_bounds(
             self,
-            at_least={"num_devices": 1, "batch_size": 1, "seed": 0, "max_moved_gb": 0},
+            at_least={
+                "num_devices": 1,
+                "batch_size": 1,
+                "seed": 0,
+                "max_moved_gb": 0,
+                "sync_interval": 1,
+            },
             more_than={"seconds": 0},
         )
         check_file(self.out, "--out")
@@ -176,6 +189,26 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
             raise UserError(
                 f"--hot-ids needs the price of copies, which --objective {self.objective} has not: "
                 "take --objective step"
+            )
+
+    def _check_replicas(self) -> None:
+        """Raises UserError unless the options of replica groups are valid."""
+        size = self.replica_group_size
+        if size is None:
+            if self.sync_interval is not None:
+                raise UserError("--sync-interval is of replica groups: give --replica-group-size")
+            return
+        if size != "auto" and (not size.isdecimal() or self.num_devices % (int(size) or 2**63)):
+            sizes = [n for n in range(1, self.num_devices + 1) if self.num_devices % n == 0]
+            raise UserError(
+                f"--replica-group-size must be auto, or divide --num-devices {self.num_devices}: "
+                f"one of {', '.join(map(str, sizes))}, got {size!r}"
+            )
+        others = (self.plan, self.start_plan, self.hot_ids, self.seconds)
+        if self.measures or any(other is not None for other in others):
+            raise UserError(
+                "--replica-group-size plans for several tasks by the cost model: leave out --plan, "
+                "--start-plan, --hot-ids, --measure and --seconds"
             )
 
     @property
@@ -253,6 +286,16 @@ def main(config: ShardConfig) -> None:
         plan = read_plan(config.plan, task, fitting=True)
     elif config.start_plan is not None:
         plan, lines = _improved(config, task, oracle)
+    elif config.replica_group_size is not None:
+        # Other plans do without.
+        from autoshard.experiments.evaluation.replica_choice import choose_replicas
+
+        size = None if config.replica_group_size == "auto" else int(config.replica_group_size)
+        found = choose_replicas(
+            task, context, config.sharder, size, config.sync_interval or 1, config.store
+        )
+        show(found.parts())
+        plan, task, oracle = found.chosen.plan, found.chosen.task, found.oracle
     elif config.measures:
         from autoshard.experiments.evaluation.measured_plan import measured_plan  # loads Ray
 

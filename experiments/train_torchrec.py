@@ -95,7 +95,9 @@ def main(config: TrainTorchRecConfig) -> None:
         plan = ShardingPlan.load(config.plan)
         with documents.naming(config.plan):
             plan.check_columns(tables)
-    ranks = plan.num_devices if plan is not None else config.num_devices or 1
+    ranks = config.num_devices or 1
+    if plan is not None:
+        ranks = plan.num_devices if plan.replicas is None else plan.replicas.num_devices
     operator = OperatorOptions(optimizer=config.optimizer)
     task = ShardingTask(tables, Device.uniform(ranks, _ANY_BYTES), config.batch_size, operator)
     in_turns = False if config.at_once else None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         SharderContext,
         open_context,
         open_oracle,
+        oracle_of,
     )
     from autoshard.sharders.copying import CopyingSharder
     from autoshard.sharders.cost_greedy import AloneGreedySharder, FusedGreedySharder
@@ -94,6 +95,7 @@ __all__ = [
     "next_steps",
     "open_context",
     "open_oracle",
+    "oracle_of",
     "save_policy",
     "spec_of",
     "usable_sharders",

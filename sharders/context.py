@@ -13,7 +13,7 @@ from autoshard.cost_model import (
     TableResiduals,
 )
 from autoshard.sharders.policy_files import SHIPPED, Policy, load_policy
-from autoshard.workload import EmbeddingTable, UserError
+from autoshard.workload import EmbeddingTable, ShardingTask, UserError
 
 if TYPE_CHECKING:
     from autoshard.sharders.measuring import Measurer
@@ -111,6 +111,22 @@ def open_oracle(
     # Other oracles of the same model, and pieces of the same tables, would repeat the warnings.
     warnings.simplefilter("ignore", OutsideTraining)
     return oracle
+
+
+def oracle_of(
+    known: EstimatedCosts, task: ShardingTask, store: Path | None = None
+) -> EstimatedCosts:
+    """Returns the oracle of a task with other devices, network or batch size.
+
+    Args:
+        known: Oracle of the same tables.
+        task: The task.
+        store: File of measurements, which are read again for another batch size.
+    """
+    model = known.model.for_objective(task.objective, len(task.devices))
+    if task.batch_size == known.batch_size:
+        return EstimatedCosts(model, task.batch_size, known.residuals)
+    return open_oracle(model, task.batch_size, task.tables, store)
 
 
 def _stored_residuals(

@@ -1,6 +1,6 @@
 """A small TorchRec model whose training is the same on any number of ranks and by any plan."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -55,6 +55,12 @@ class SmallModel(nn.Module):
         return scores.squeeze(1)
 
 
+def sharded_model(model: nn.Module, plan: ShardingPlan) -> DistributedModelParallel:
+    """Returns a model that is sharded over all ranks."""
+    made = to_torchrec(plan, model, device_type="cpu")
+    return DistributedModelParallel(model, device=CPU, plan=made)
+
+
 class Training:
     """A model that is sharded by a plan, with the optimizers of all its parts."""
 
@@ -64,15 +70,14 @@ class Training:
         optimizer: str,
         hot_ids: Mapping[str, torch.Tensor] | None = None,
         tables: Mapping[str, tuple[int, int]] = TABLES,
+        sharded: Callable[[nn.Module, ShardingPlan], DistributedModelParallel] = sharded_model,
     ) -> None:
         self.tables = tables
         model: nn.Module = SmallModel(tables)
         apply_optimizer_in_backward(OPTIMIZERS[optimizer], model.bags.parameters(), {"lr": _LR})
         model = with_hot_rows(model, plan, hot_ids or {})
         weights = model.state_dict()
-        self.model = DistributedModelParallel(
-            model, device=CPU, plan=to_torchrec(plan, model, device_type="cpu")
-        )
+        self.model = sharded(model, plan)
         load_state(self.model, weights)
         rest = dict(in_backward_optimizer_filter(self.model.named_parameters()))
         copies = {name: rest.pop(name) for name in list(rest) if "embedding_bags." in name}
@@ -93,8 +98,11 @@ class Training:
         """Returns what a checkpoint has."""
         return {"model": self.model, "optimizer": self.optimizer}
 
-    def steps(self, numbers: Iterable[int]) -> list[float]:
-        """Trains by these batches; returns the losses, means over all samples."""
+    def steps(self, numbers: Iterable[int], after: Callable[[int], object] = abs) -> list[float]:
+        """Trains by these batches; returns the losses, means over all samples.
+
+        `after`: Called with the number of each batch, once weights are updated.
+        """
         losses = []
         rank, ranks = distributed.get_rank(), distributed.get_world_size()
         own = slice(rank * SAMPLES // ranks, (rank + 1) * SAMPLES // ranks)
@@ -111,6 +119,7 @@ class Training:
             loss = nn.functional.binary_cross_entropy_with_logits(self.model(lookups), labels)
             loss.backward()
             self.dense.step()
+            after(number)
             mean = loss.detach().clone()
             distributed.all_reduce(mean)
             losses.append(mean.item() / ranks)

@@ -15,6 +15,7 @@ from autoshard.workload.errors import FieldError, UserError
 _SPEED = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([KMGT]?)(B|bit)/s\s*")
 _LATENCY = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(us|ms|s)\s*")
 _PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+_MS = 1e3
 _UNITS = sorted(_PREFIXES.items(), key=lambda unit: -unit[1])
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 # Of all devices: all-to-alls, and what passes data around rings (reduce-scatters, all-gathers and
@@ -203,6 +204,20 @@ class Network:
 
 
 AnyLink: TypeAlias = Link | Network
+
+
+def all_reduce_ms(link: AnyLink, ranks: int, size_bytes: float, starts: int = 0) -> float:
+    """Returns the milliseconds of all-reduces over a ring.
+
+    Args:
+        link: Network of the ranks.
+        ranks: Number of ranks.
+        size_bytes: Bytes that each rank has, all together.
+        starts: Number of all-reduces whose latency counts.
+    """
+    over = link.ring(ranks)
+    moved_s = 2 * (ranks - 1) / ranks * size_bytes / over.bytes_s
+    return _MS * (moved_s + (starts * over.latency_s if ranks > 1 else 0.0))
 
 
 def link_from_json(document: Mapping[str, Any]) -> AnyLink:

@@ -42,11 +42,14 @@ class Objective:
             alone. `compute`: forward and backward of the operators, the only stage.
         link: Network between devices; None if unknown, then all-to-alls do not count.
         dense_ms: Milliseconds of the model's dense part, in steps of training.
+        copies_over: Network and number of the devices that reduce gradients of copied tables.
+            Default: those of the task.
     """
 
     name: ObjectiveName = "operators"
     link: AnyLink | None = None
     dense_ms: float = 0.0
+    copies_over: tuple[AnyLink, int] | None = None
 
     def __post_init__(self) -> None:
         if self.name not in _STAGES:
@@ -82,7 +85,10 @@ class Objective:
     def to_json(self) -> dict[str, Any]:
         """Returns the objective as a JSON object."""
         link = None if self.link is None else self.link.to_json()
-        return {"name": self.name, "link": link, "dense_ms": self.dense_ms}
+        found: dict[str, Any] = {"name": self.name, "link": link, "dense_ms": self.dense_ms}
+        if self.copies_over is not None:
+            found["copies_over"] = [self.copies_over[0].to_json(), self.copies_over[1]]
+        return found
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "Objective":
@@ -93,8 +99,12 @@ class Objective:
         link, name = document["link"], document["name"]
         if "dense_ms" not in document and name in _TRAINING:
             name = "operators"
+        over = document.get("copies_over")
         return Objective(
-            name, None if link is None else link_from_json(link), document.get("dense_ms", 0.0)
+            name,
+            None if link is None else link_from_json(link),
+            document.get("dense_ms", 0.0),
+            None if over is None else (link_from_json(over[0]), over[1]),
         )
 
     def __str__(self) -> str:

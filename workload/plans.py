@@ -9,17 +9,12 @@ from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.placements import Placement, merged_by_device
+from autoshard.workload.replicas import ReplicaGroups
 from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import (
-    EmbeddingTable,
-    Piece,
-    Shard,
-    can_be_blocks,
-    hot_name,
-)
+from autoshard.workload.tables import EmbeddingTable, Piece, Shard, can_be_blocks, hot_name
 from autoshard.workload.tasks import ShardingTask
 
-# Copies, hot rows and blocks of rows came with version 2.
+# Copies, hot rows, blocks of rows and replicas came with version 2.
 PLAN_SCHEMA = documents.Schema("autoshard.plan", 2, oldest=1)
 _NAMED = 3  # devices that an error names, besides the worst
 
@@ -38,12 +33,14 @@ class ShardingPlan:
         copied: Names of tables of which each device has a copy (data-parallel).
         hot_rows: Names of tables of which each device has a copy of the most used rows, and how
             many these are; placements are those of the other rows.
+        replicas: Groups of so many devices that each train a copy of all tables; None if alone.
     """
 
     placements: tuple[Placement, ...]
     num_devices: int
     copied: tuple[str, ...] = ()
     hot_rows: tuple[tuple[str, int], ...] = ()
+    replicas: ReplicaGroups | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "copied", tuple(sorted(self.copied)))
@@ -54,10 +51,8 @@ class ShardingPlan:
         """Returns the plan that places table i of the task whole on device `devices[i]`."""
         if len(devices) != len(task.tables):
             raise PlanError(f"{len(devices)} devices are given for {len(task.tables)} tables")
-        placements = tuple(
-            Placement(table.name, 0, table.dim, int(device))
-            for table, device in zip(task.tables, devices, strict=True)
-        )
+        pairs = zip(task.tables, devices, strict=True)
+        placements = tuple(Placement(table.name, 0, table.dim, int(d)) for table, d in pairs)
         return ShardingPlan(placements, len(task.devices))
 
     @staticmethod
@@ -368,7 +363,10 @@ class ShardingPlan:
             body["copied"] = list(self.copied)
         if self.hot_rows:
             body["hot_rows"] = dict(self.hot_rows)
-        return PLAN_SCHEMA.stamp(body, version=1 if self.is_plain else 2)
+        if self.replicas is not None:
+            body["replicas"] = self.replicas.to_json()
+        plain = self.is_plain and self.replicas is None
+        return PLAN_SCHEMA.stamp(body, version=1 if plain else 2)
 
     @staticmethod
     def from_json(document: Mapping[str, Any]) -> "ShardingPlan":
@@ -387,6 +385,7 @@ class ShardingPlan:
                 int(document["num_devices"]),
                 tuple(map(str, copied)),
                 tuple(hot_rows.items()),
+                ReplicaGroups.from_json(document.get("replicas")),
             )
 
     def save(self, path: Path | str) -> None:

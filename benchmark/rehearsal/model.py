@@ -118,7 +118,7 @@ def plan_in_model(plan: ShardingPlan, tables: Sequence[EmbeddingTable]) -> Shard
     placements = (replace(placement, table=names[placement.table]) for placement in plan.placements)
     copied = tuple(names[table] for table in plan.copied)
     hot_rows = tuple((names[table], count) for table, count in plan.hot_rows)
-    return ShardingPlan(tuple(placements), plan.num_devices, copied, hot_rows)
+    return replace(plan, placements=tuple(placements), copied=copied, hot_rows=hot_rows)
 
 
 def fill(

@@ -120,6 +120,7 @@ class RehearsalRank:
 
         from autoshard.workload import ShardingPlan
 
+        comm._INTRA_PG_2D = comm._CROSS_PG_2D = None  # of replica groups, which are told their own
         size = self._ranks // task.nodes
         if isinstance(plan, ShardingPlan):
             size = min((n for n in plan.row_wise.values() if n < self._ranks), default=size)

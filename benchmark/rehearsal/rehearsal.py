@@ -20,6 +20,7 @@ from autoshard.benchmark.rehearsal.rank import RehearsalRank
 from autoshard.benchmark.rehearsal.times import Loop, RankReport, Rehearsal, Round
 from autoshard.benchmark.store import MeasurementStore
 from autoshard.workload import Device, PlanError, ShardingPlan, ShardingTask, UserError
+from autoshard.workload.replicas import rank_bytes
 from autoshard.workload.sizes import format_bytes
 
 WARM_UP = 5  # steps
@@ -126,7 +127,7 @@ class RankGroup:
     def _check(self, plan: ShardingPlan, task: ShardingTask) -> None:
         """Raises PlanError unless a plan fits; ranks that share a machine share its memory."""
         if not self.backend.is_shared:
-            plan.check(task)
+            plan.check(plan.replicas.task(task) if plan.replicas else task)
             return
         owners = [place.owner for place in self.places]
         free = Counter[str]()
@@ -135,9 +136,10 @@ class RankGroup:
         shared = [
             replace(d, memory_bytes=free[o]) for d, o in zip(task.devices, owners, strict=True)
         ]
-        plan.check(replace(task, devices=tuple(shared)))
+        on_owners = replace(task, devices=tuple(shared))
+        plan.check(plan.replicas.task(on_owners) if plan.replicas else on_owners)
         needed = Counter[str]()
-        for owner, size in zip(owners, plan.device_bytes(task), strict=True):
+        for owner, size in zip(owners, rank_bytes(plan, task), strict=True):
             needed[owner] += size
         for owner, size in needed.items():
             if size > free[owner]:
@@ -183,6 +185,12 @@ class RankGroup:
             levels_ms: Time of the reference operator to which composed steps are normalised, by
                 hardware; for other hardware that of the store, or the median of all rounds.
         """
+        for plan in plans.values():
+            if plan is not None and plan.replicas and plan.replicas.sync_interval > 1:
+                raise UserError(
+                    "steps with and without averages of the copies are not composed yet: rehearse "
+                    "with a sync interval of 1, or let all ranks compute at once"
+                )
         store, hot = None, any(plan is not None and plan.hot_rows for plan in plans.values())
         if kept is not None and not hot:  # rounds with other batches are not kept
             store = KeptRehearsals(kept, self.hardware, self._versions, self.loop)
@@ -231,10 +239,10 @@ class RankGroup:
         tables: Sequence[int | None] = [None] * count
         planned: Sequence[int | None] = [None] * count
         if plan is not None:
-            planned = plan.device_bytes(task)
-            held = [
-                {p.table for p in plan.placements if rank in p.devices} for rank in range(count)
-            ]
+            planned = rank_bytes(plan, task)
+            numbers = range(count)
+            devices = map(plan.replicas.device, numbers) if plan.replicas else numbers
+            held = [{p.table for p in plan.placements if n in p.devices} for n in devices]
             tables = [len(some) + len(plan.copied) for some in held]
         names = [place.name for place in self.places]
         ranks = tuple(map(RankReport, names, tables, planned, peaks or [None] * count))

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.remote_device import _remote_device
+from torch.distributed.tensor import DTensor
 from torchrec.distributed.embeddingbag import (
     EmbeddingBagCollectionSharder,
     ShardedEmbeddingBagCollection,
@@ -30,12 +31,14 @@ from autoshard.benchmark.rehearsal.model import (
     plan_in_model,
 )
 from autoshard.benchmark.rehearsal.phases import Phases
+from autoshard.benchmark.rehearsal.replicas import Replicas
 from autoshard.benchmark.rehearsal.times import Loop, Step
-from autoshard.benchmark.rehearsal.trace import BACKWARD, DENSE, INPUT
+from autoshard.benchmark.rehearsal.trace import BACKWARD, DENSE, INPUT, REDUCE
 from autoshard.workload import ShardingPlan, ShardingTask
 from autoshard.workload.tables import HOT
 from autoshard.workload.torchrec import HotCold, to_torchrec, with_hot_rows
 from autoshard.workload.torchrec.names import FUSED_OPTIMIZERS
+from autoshard.workload.torchrec.states import local_parts
 
 LEARNING_RATE = 0.1
 _FUSED_EPS = 1e-8  # FBGEMM's default
@@ -82,6 +85,7 @@ class Training:
         ranks, device = dist.get_world_size(), backend.device
         self._task = task
         torch.manual_seed(0)  # seed of the dense layers: the same on all ranks
+        self._replicas: Replicas | None = None
         model = RehearsedModel(task.tables, task.operator)
         if isinstance(plan, ShardingPlan):
             tables = {table.name: table for table in task.tables}
@@ -91,11 +95,15 @@ class Training:
                 for name, count in plan.hot_rows
             }
             with_hot_rows(model, named, hot_ids)
+            if plan.replicas is not None:
+                self._replicas = Replicas(plan.replicas, device)
             plan = to_torchrec(named, model, ranks, device.type)
+        members = list(range(ranks)) if self._replicas is None else self._replicas.members
         self.model = DistributedModelParallel(
             model,
+            env=None if self._replicas is None else self._replicas.env,
             device=device,
-            plan=_on_device(plan, device),
+            plan=_on_device(plan, device, members),
             sharders=[_sharder(task)],
         )
         numbers = {table.name: number for number, table in enumerate(task.tables)}
@@ -122,10 +130,9 @@ class Training:
             for key, held in module.state_dict().items():
                 part = key.split(".")[1]
                 table, rows = names[f"{path}.{part.removesuffix(HOT)}"], ids.get(part)
-                if isinstance(held, ShardedTensor):
-                    for shard in held.local_shards():
-                        row, column = shard.metadata.shard_offsets
-                        yield Part(table, row, column, shard.tensor, rows)
+                if isinstance(held, ShardedTensor | DTensor):
+                    for (row, column), weights in local_parts(held).items():
+                        yield Part(table, row, column, weights, rows)
                 else:
                     yield Part(table, 0, 0, held, rows)
 
@@ -147,6 +154,9 @@ class Training:
             loss, reported = self.model(inputs)
             loss.backward()
             self._optimizer.step()
+        if self._replicas is not None:
+            self._phases.begin(REDUCE)
+            self._replicas.step(self.model)
         traced = self._phases.stop()
         return lambda: Step(traced(), reported.item())
 
@@ -213,12 +223,16 @@ def draw_batches(task: ShardingTask, device: torch.device, hot: bool) -> list[Ba
     ]
 
 
-def _on_device(plan: TorchRecPlan, device: torch.device) -> TorchRecPlan:
-    """Returns the plan with the device that each rank sees, which on GPUs is its only one."""
+def _on_device(plan: TorchRecPlan, device: torch.device, members: Sequence[int]) -> TorchRecPlan:
+    """Returns the plan with the ranks that its devices are, and with the device that each rank
+    sees, which on GPUs is its only one.
+    """
     for module in plan.plan.values():
         for sharding in module.values():
+            sharding.ranks = [members[rank] for rank in sharding.ranks or ()]
             for shard in getattr(sharding.sharding_spec, "shards", ()):
-                shard.placement = _remote_device(f"rank:{shard.placement.rank()}/{device}")
+                rank = members[shard.placement.rank()]
+                shard.placement = _remote_device(f"rank:{rank}/{device}")
     return plan
 
 

@@ -45,6 +45,7 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.operators import Optimizer
+from autoshard.workload.replicas import ReplicaGroups
 
 STEPS = 20
 TABLES = (
@@ -216,6 +217,45 @@ def test_adagrad_learns_the_same_in_all_ways(name: str, stages: dict[int, RankGr
     assert rehearsal.losses == pytest.approx(losses, abs=1e-5)
     for table, expected in tables.items():
         torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("consecutive", [False, True])
+@pytest.mark.parametrize("name", ["uneven on 2", "all ways on 2"])
+def test_copies_on_two_groups_learn_what_one_model_learns(
+    name: str,
+    consecutive: bool,
+    stages: dict[int, RankGroup],
+    in_one_piece: tuple[list[float], dict[str, torch.Tensor]],
+) -> None:
+    """Averaged after each step of SGD on half a batch, weights are those of a step on all of it."""
+    ranks, columns = PLANS[name]
+    groups = ReplicaGroups(4, ranks, consecutive)
+    stages[4].prepare(name, task_of(4), replace(plan_of(ranks, columns), replicas=groups))
+    rehearsal = stages[4].train(name, STEPS, warm_up=0)
+    parts = stages[4].parts(name)
+    stages[4].forget(name)
+    losses, tables = in_one_piece
+    assert rehearsal.losses == pytest.approx(losses, abs=1e-5)
+    for number in range(groups.count):
+        weights = put_together([parts[rank] for rank in groups.ranks(number)])
+        for table, expected in tables.items():
+            torch.testing.assert_close(weights[table], expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("steps", [4, 6])
+def test_copies_are_equal_after_each_average(steps: int, stages: dict[int, RankGroup]) -> None:
+    groups = ReplicaGroups(4, 2, consecutive=True, sync_interval=3)
+    plan = replace(plan_of(*PLANS["rows on 2"]), replicas=groups)
+    task = replace(task_of(4), operator=OperatorOptions(optimizer="adagrad"))
+    stages[4].prepare("", task, plan)
+    stages[4].train("", steps, warm_up=0)
+    parts = stages[4].parts("")
+    stages[4].forget("")
+    copies = [put_together([parts[rank] for rank in groups.ranks(n)]) for n in range(2)]
+    worst = max(float((copies[0][t] - copies[1][t]).abs().max()) for t in copies[0])
+    assert (worst < 1e-7) == (steps % 3 == 0)
+    with pytest.raises(UserError, match="rehearse with a sync interval of 1"):
+        stages[4].train_interleaved(task, {"": plan}, Effort())
 
 
 def test_rows_of_a_node_are_summed_up_inside_and_go_out_as_shares(

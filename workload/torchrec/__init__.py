@@ -1,7 +1,8 @@
 """Conversion between TorchRec models and plans, and those of this package.
 
 Exports `tables_of` (tables of a model, with lookups counted from batches), `to_torchrec` (a plan
-for `DistributedModelParallel(plan=)`), `from_torchrec` (the plan of a sharded model), `load_state`
+for `DistributedModelParallel(plan=)`), `replica_options` (arguments of `DMPCollection` for a plan
+with replica groups), `from_torchrec` (the plan of a sharded model), `load_state`
 (weights into a sharded model), `save_checkpoint`, `load_checkpoint` and `plan_of_checkpoint`
 (checkpoints for any plan), `reshard` (another plan while a model trains), `with_even_columns` (for
 loading by TorchRec), `planner` (plans inside TorchRec's planner), `plan_of_torchrec` (TorchRec's
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from autoshard.workload.torchrec.planning import planner
     from autoshard.workload.torchrec.plans import (
         from_torchrec,
+        replica_options,
         to_torchrec,
         with_even_columns,
     )
@@ -60,6 +62,7 @@ __all__ = [
     "plan_of_checkpoint",
     "plan_of_torchrec",
     "planner",
+    "replica_options",
     "reshard",
     "save_checkpoint",
     "tables_of",

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import distributed, nn
 from torch.distributed._shard.sharding_spec import EnumerableShardingSpec, ShardMetadata
@@ -38,6 +39,9 @@ def to_torchrec(
 ) -> torchrec.ShardingPlan:
     """Returns the plan for `DistributedModelParallel(plan=)`; device i is rank i.
 
+    A plan with replica groups is that of a group, for `DMPCollection(plan=)`, which changes it in
+    place; `replica_options` returns what else that takes.
+
     A rank can hold one piece of a table. Several are merged, and columns are assigned anew. Memory
     is not checked; `plan.check(task)` does.
 
@@ -50,7 +54,8 @@ def to_torchrec(
     Args:
         plan: Plan for the tables of `model`, with the names of `tables_of`.
         model: Model that is not sharded yet; it may be on device meta.
-        world_size: Number of ranks. Default: that of the process group, else the plan's.
+        world_size: Number of ranks, of all replica groups together. Default: that of the process
+            group, else the plan's.
         device_type: torch's type of the ranks' devices. Default: `device_type_here`.
 
     Raises:
@@ -95,10 +100,43 @@ def check_hot_rows(plan: ShardingPlan, tables: Mapping[str, BagTable]) -> None:
             )
 
 
+def replica_options(plan: ShardingPlan) -> dict[str, Any]:
+    """Returns the arguments of `DMPCollection` that say how its ranks are grouped.
+
+    Raises:
+        PlanError: The plan has no replica groups.
+    """
+    groups = plan.replicas
+    if groups is None:
+        raise PlanError(
+            "the plan has no replica groups: train by DistributedModelParallel, or make a plan "
+            "with shard.py --replica-group-size"
+        )
+    return {
+        "world_size": groups.num_devices,
+        "sharding_group_size": groups.group_size,
+        "node_group_size": groups.node_size,
+        "use_inter_host_allreduce": groups.consecutive,
+    }
+
+
 def _world_size(world_size: int | None, plan: ShardingPlan) -> int:
-    if world_size is not None:
-        return world_size
-    return distributed.get_world_size() if distributed.is_initialized() else plan.num_devices
+    """Returns the number of ranks that train by the plan: of one replica group, if it has some.
+
+    Raises:
+        PlanError: Another number of ranks trains than the plan's replica groups have together.
+    """
+    if world_size is None and distributed.is_initialized():
+        world_size = distributed.get_world_size()
+    groups = plan.replicas
+    if groups is None:
+        return world_size or plan.num_devices
+    if world_size not in (None, groups.num_devices):
+        raise PlanError(
+            f"the plan is for {groups.count} replica groups of {groups.group_size} ranks, and "
+            f"{world_size} ranks train: make a plan for {world_size} devices"
+        )
+    return groups.group_size
 
 
 def pieces_of(
@@ -117,11 +155,12 @@ def pieces_of(
             f"the plan has {what} for {plan.num_devices} devices, and {ranks} ranks train: make a "
             f"plan for {ranks} devices"
         )
+    of_node = plan.replicas.node_size if plan.replicas else _ranks_of_node(ranks)
     for name, count in plan.row_wise.items():
-        if count not in (ranks, _ranks_of_node(ranks)):
+        if count not in (ranks, of_node):
             raise PlanError(
                 f"table {name} is in {count} blocks of rows: TorchRec shards rows over all {ranks} "
-                f"ranks, or those of a node, which are {_ranks_of_node(ranks)} here: set "
+                f"ranks, or those of a node, which are {of_node} here: set "
                 f"LOCAL_WORLD_SIZE to {count}, as torchrun does"
             )
     pieces: dict[str, list[Placement]] = {name: [] for name in tables if name not in plan.copied}

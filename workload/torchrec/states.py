@@ -6,16 +6,18 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.tensor import DTensor
 
 from autoshard.workload.errors import UserError
 from autoshard.workload.torchrec.bags import HOT_IDS
 
 
 def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
-    """Loads weights into a DistributedModelParallel, in place, without communication.
+    """Loads weights into a DistributedModelParallel or DMPCollection, in place.
 
-    `load_state_dict` fails on a sharded state with pieces of different widths: some ranks raise,
-    others wait. A sharded state must have the same plan. Optimizer state is not loaded.
+    Nothing is communicated. `load_state_dict` fails on a sharded state with pieces of different
+    widths: some ranks raise, others wait. A sharded state must have the same plan. Optimizer state
+    is not loaded.
 
     Args:
         model: Sharded model.
@@ -34,25 +36,38 @@ def load_state(model: nn.Module, state: Mapping[str, Any]) -> None:
         for name, target in own.items():
             if name.endswith(f".{HOT_IDS}") and not torch.equal(target.cpu(), state[name].cpu()):
                 raise UserError(f"{name}: the state has other hot rows; take its file of hot ids")
-            if isinstance(target, ShardedTensor):
+            if isinstance(target, ShardedTensor | DTensor):
                 _load_table(name, target, state[name])
             else:
                 _copy(name, target, state[name])
 
 
-def _load_table(name: str, target: ShardedTensor, source: Any) -> None:
-    pieces: Any = None  # by first row and column, if the state is sharded
-    if isinstance(source, ShardedTensor):
-        pieces = {tuple(s.metadata.shard_offsets): s.tensor for s in source.local_shards()}
-        if pieces.keys() != {tuple(s.metadata.shard_offsets) for s in target.local_shards()}:
+def local_parts(weights: ShardedTensor | DTensor) -> dict[tuple[int, int], torch.Tensor]:
+    """Returns the parts of a sharded table on this rank, by first row and column.
+
+    DMPCollection's tables are DTensors, those of DistributedModelParallel ShardedTensors.
+    """
+    if isinstance(weights, ShardedTensor):
+        return {(*s.metadata.shard_offsets,): s.tensor for s in weights.local_shards()}
+    local: Any = weights.to_local()
+    # A rank without parts has an offset nevertheless.
+    return dict(zip(map(tuple, local.local_offsets()), local.local_shards(), strict=False))
+
+
+def _load_table(name: str, target: ShardedTensor | DTensor, source: Any) -> None:
+    own, pieces = local_parts(target), None
+    size = target.metadata().size if isinstance(target, ShardedTensor) else target.shape
+    if isinstance(source, ShardedTensor | DTensor):
+        pieces = local_parts(source)
+        if pieces.keys() != own.keys():
             raise UserError(f"weight {name}: the state is sharded by another plan")
-    elif tuple(source.shape) != tuple(target.metadata().size):
-        raise _misshapen(name, target.metadata().size, source.shape)
-    for shard in target.local_shards():
-        (row, column), (rows, width) = shard.metadata.shard_offsets, shard.metadata.shard_sizes
-        whole = pieces is None
-        part = source[row : row + rows, column : column + width] if whole else pieces[row, column]
-        _copy(name, shard.tensor, part)
+    elif tuple(source.shape) != tuple(size):
+        raise _misshapen(name, size, source.shape)
+    for (row, column), part in own.items():
+        if pieces is not None:
+            _copy(name, part, pieces[row, column])
+        else:
+            _copy(name, part, source[row : row + len(part), column : column + part.shape[1]])
 
 
 def _copy(name: str, target: torch.Tensor, source: torch.Tensor) -> None:
