@@ -63,6 +63,11 @@ class EstimatedCosts:
         shape = model.compute.shape
         self._amounts = torch.empty(0, model.compute.ensemble.members, shape.amounts)
 
+    def for_objective(self, objective: Objective, ranks: int) -> "EstimatedCosts":
+        """Returns the oracle of another objective or number of devices, for the same batch size."""
+        model = self.model.for_objective(objective, ranks)
+        return EstimatedCosts(model, self.batch_size, self.residuals)
+
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
         """Returns the estimated cost of each shard, with its relative 95 % half width."""
         if not shards:

@@ -111,7 +111,7 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
         )
         for number in self.numbers:
             self.check_memory(self.devices_of(number))
-            self.of_world(number).build_objective(number)  # raises for wrong options
+            self.for_devices(number).build_objective(number)  # raises for wrong options
         self.check_machine(self.cost_model)
         check_file(self.picture, "--picture", PICTURES)
         check_file(self.json, "--json")
@@ -140,19 +140,13 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
             return self.batch_per_device * number
         return self.batch_size or _BATCH_SIZE
 
-    def of_world(self, number: int) -> "PlanWorldConfig":
-        """Returns the options of a world; a single device has no link."""
-        if number > 1:
-            return self
-        return replace(self, link=None, inter_node_link=None, devices_per_node=None)
-
     def objective_of(self, number: int, model: CostModel) -> Objective:
         """Returns the objective of a world, without the dense part.
 
         Raises:
             UserError: All-to-alls would have no price in a world that has some.
         """
-        objective = replace(self.of_world(number), dense_ms=None).build_objective(number, model)
+        objective = replace(self.for_devices(number), dense_ms=None).build_objective(number, model)
         if objective.link is None and number > 1 and objective.name != "compute":
             raise UserError(
                 f"all-to-alls of {number} devices have no price, so that more devices would always "
@@ -233,10 +227,10 @@ def _oracle(
     number: int,
 ) -> EstimatedCosts:
     """Returns the oracle of a world; measurements are read again where its batch is another."""
-    model, batch_size = known.model.for_objective(objective, number), config.batch_of(number)
+    oracle, batch_size = known.for_objective(objective, number), config.batch_of(number)
     if batch_size == known.batch_size:
-        return EstimatedCosts(model, batch_size, known.residuals)
-    return open_oracle(model, batch_size, tables, config.store)
+        return oracle
+    return open_oracle(oracle.model, batch_size, tables, config.store)
 
 
 def _least(low: int, high: int, fits: Callable[[int], bool], precision: float = 0.0) -> int:
