@@ -93,9 +93,35 @@ class PlanDiff:
         for way, (come, go) in self.ways.items():
             if come or go:
                 yield f"{way}: {come} tables come, {go} go"
-        if not self.moves and not any(map(any, self.ways.values())):
+        if self.moves or any(map(any, self.ways.values())):
+            yield from self._moves()
+        else:
             yield "nothing moves: each column stays on its device"
+            if before == devices:
+                return
+        than = self.new.over(self.old)
+        yield (
+            f"gained: expected step time {_format(self.new)} in place of {_format(self.old)}; "
+            f"{self.task.objective}: {than.ratio:.3f} of it ({than.low:.3f} to {than.high:.3f}), "
+            f"faster with probability {than.probability:.2f}"
+        )
+        if before != devices and not self.moves:
             return
+        name, busiest = max(zip(names, self.traffic, strict=True), key=lambda pair: pair[1].most)
+        line = (
+            f"paid: moving takes {self.moving_s:.3g} s, limited by {name} with "
+            f"{busiest.most / _MB:,.1f} MB at {self.link_gb_s:g} GB/s ({self.link_source})"
+        )
+        if before > devices:  # because of the devices, whether it pays or not
+            yield line.removeprefix("paid: ")
+        elif self.steps is None:
+            yield f"{line}; it does not pay off: the new plan is not expected to be faster"
+        else:
+            yield f"{line}; it has paid off after {self.steps:,} step{'s' * (self.steps > 1)}"
+
+    def _moves(self) -> Iterator[ReportPart]:
+        """Yields the moves, and what each device sends and receives."""
+        names = self.names
         tables = {table.name: table for table in self.task.tables}
         shown = new_table(("table", "columns", "from", "to", "MB"), texts=4)
         largest = sorted(self.moves, key=lambda move: -move.bytes)
@@ -119,21 +145,6 @@ class PlanDiff:
         for name, traffic in zip(names, self.traffic, strict=True):
             shown.add_row(name, *(f"{size / _MB:,.1f}" for size in traffic))
         yield shown
-        than = self.new.over(self.old)
-        yield (
-            f"gained: expected step time {_format(self.new)} in place of {_format(self.old)}; "
-            f"{self.task.objective}: {than.ratio:.3f} of it ({than.low:.3f} to {than.high:.3f}), "
-            f"faster with probability {than.probability:.2f}"
-        )
-        name, busiest = max(zip(names, self.traffic, strict=True), key=lambda pair: pair[1].most)
-        line = (
-            f"paid: moving takes {self.moving_s:.3g} s, limited by {name} with "
-            f"{busiest.most / _MB:,.1f} MB at {self.link_gb_s:g} GB/s ({self.link_source})"
-        )
-        if self.steps is None:
-            yield f"{line}; it does not pay off: the new plan is not expected to be faster"
-        else:
-            yield f"{line}; it has paid off after {self.steps:,} step{'s' * (self.steps > 1)}"
 
 
 def _format(prediction: StepPrediction) -> str:

@@ -163,7 +163,6 @@ def test_plans_for_other_numbers_of_devices(config: DiffConfig, tmp_path: Path) 
     assert told["moved_bytes"] == moved > 0
     assert [device["out_bytes"] for device in told["devices"]] == [0, 0, moved]
     assert told["moving_s"] == pytest.approx(moved / 1e7)
-    assert told["old"]["expected_ms"] < told["new"]["expected_ms"]
     assert "from 3 devices to 2; gone: device2" in done.stdout
     assert "at 0.01 GB/s (as all-to-alls)" in " ".join(done.stdout.split())
     back = run("diff_plans.py", f"two.json old.json --tables {TABLES} --memory-gb 1", tmp_path)
