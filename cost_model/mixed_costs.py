@@ -16,7 +16,15 @@ from autoshard.cost_model.network import DIRECTIONS
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.scenarios import Pricing, ScenarioPricing
 from autoshard.cost_model.step_overhead import SplitCost, SumOverhead
-from autoshard.workload import EmbeddingTable, Piece, Shard, ShardCost, ShardingTask, UserError
+from autoshard.workload import (
+    EmbeddingTable,
+    Objective,
+    Piece,
+    Shard,
+    ShardCost,
+    ShardingTask,
+    UserError,
+)
 from autoshard.workload.arrays import Floats
 
 
@@ -151,6 +159,12 @@ class MixedCosts(EstimatedCosts):
     def fresh(self) -> "MixedCosts":
         """Returns an oracle of the same costs that keeps nothing of tables that were priced."""
         return MixedCosts({name: part.fresh() for name, part in self.of_kinds().items()})
+
+    def for_objective(self, objective: Objective, ranks: int) -> "MixedCosts":
+        """Returns the oracle of another objective or number of devices, for the same batch size."""
+        return MixedCosts(
+            {n: p.for_objective(objective, ranks) for n, p in self.of_kinds().items()}
+        )
 
     def costs(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> list[ShardCost]:
         """Returns the estimated cost of each shard on the hardware that it is on."""

@@ -67,6 +67,11 @@ class EstimatedCosts:
         """Returns an oracle of the same costs that keeps nothing of tables that were priced."""
         return EstimatedCosts(self.model, self.batch_size, self.residuals)
 
+    def for_objective(self, objective: Objective, ranks: int) -> "EstimatedCosts":
+        """Returns the oracle of another objective or number of devices, for the same batch size."""
+        model = self.model.for_objective(objective, ranks)
+        return EstimatedCosts(model, self.batch_size, self.residuals)
+
     def costs(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> list[ShardCost]:  # noqa: ARG002
         """Returns the estimated cost of each shard, with its relative 95 % half width.
 

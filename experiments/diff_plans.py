@@ -16,11 +16,12 @@ from autoshard.experiments.console.inputs import read_devices, read_plan
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import check_file
 from autoshard.experiments.explaining.diff import PlanDiff
-from autoshard.experiments.explaining.plan_report import show
+from autoshard.experiments.explaining.plan_report import present_step, show
 from autoshard.sharders import open_oracle
 from autoshard.workload import (
     Constraints,
     Device,
+    Objective,
     ShardingPlan,
     ShardingTask,
     UserError,
@@ -31,6 +32,7 @@ from autoshard.workload.bounds import check_bounds
 from autoshard.workload.moves import moved_bytes, moves_between, renumbered
 
 _ENOUGH_BYTES = 2**60  # memory of a device without --memory-gb
+_LINK_GB_S = 10.0
 _LESS = 0.99  # share of the moved bytes below which renumbering is suggested
 
 
@@ -38,7 +40,8 @@ _LESS = 0.99  # share of the moved bytes below which renumbering is suggested
 class DiffConfig(ObjectiveOptions):
     """Compare two plans: moved tables, change of the step time, and when moving has paid off.
 
-    Columns that stay on their device do not move, however they are sliced there.
+    Columns that stay on their device do not move, however they are sliced there. The plans may be
+    for different numbers of devices; options are for the new plan's.
     """
 
     old: tyro.conf.Positional[Path]
@@ -52,8 +55,9 @@ class DiffConfig(ObjectiveOptions):
     memory_gb: str | None = None
     """Memory of a device in GB of 2^30 bytes, into which the new plan must fit. One number for all
     devices, or one per device, separated by commas. Default: not checked."""
-    link_gb_s: float = 10.0
-    """GB (of 10^9 bytes) per second that a device can send, and receive at the same time."""
+    link_gb_s: float | None = None
+    """GB (of 10^9 bytes) per second that a device can send, and receive at the same time. Default:
+    as all-to-alls over the link, else 10."""
     renumber: Path | None = None
     """File for the new plan with devices renumbered so that fewest bytes move; it is then compared.
     Only devices with equal memory change numbers, so step time and memory stay the same. Requires
@@ -76,17 +80,20 @@ class DiffConfig(ObjectiveOptions):
         check_file(self.json, "--json")
 
     def devices(self) -> tuple[Device, ...]:
-        """Returns the devices; UserError if the plans are for different numbers of them."""
-        old, new = (ShardingPlan.load(path).num_devices for path in (self.old, self.new))
-        if old != new:
-            raise UserError(
-                f"{self.old} is for {old} devices and {self.new} for {new}: compare plans for the "
-                "same number of devices"
-            )
-        with documents.naming(self.old):
+        """Returns the devices of the new plan."""
+        number = ShardingPlan.load(self.new).num_devices
+        with documents.naming(self.new):
             if self.memory_gb is None:
-                return Device.uniform(old, _ENOUGH_BYTES)
-        return read_devices(self.memory_gb, old, "the plans")
+                return Device.uniform(number, _ENOUGH_BYTES)
+        return read_devices(self.memory_gb, number, str(self.new))
+
+    def moving_link(self, objective: Objective, devices: int) -> tuple[float, str]:
+        """Returns GB per second of a device, and where that is from."""
+        if self.link_gb_s is not None:
+            return self.link_gb_s, "--link-gb-s"
+        if objective.link is not None:
+            return objective.link.all_to_all(devices).bytes_s / 1e9, "as all-to-alls"
+        return _LINK_GB_S, "an assumption: --link-gb-s"
 
 
 @one_thread()
@@ -94,17 +101,19 @@ def main(config: DiffConfig) -> None:
     """Reads both plans, and prints and writes the comparison."""
     config.check()
     devices, tables = config.devices(), load_tables(config.tables)
-    model = config.priced(load_model(config.cost_model), len(devices))
+    options = config.for_devices(len(devices))
+    model = options.priced(load_model(config.cost_model), len(devices))
     oracle = open_oracle(model, config.batch_size, tables, config.store)
-    objective = config.build_objective(len(devices), oracle.model)
+    objective = options.build_objective(len(devices), oracle.model)
     operator = model.provenance.operator
     task = ShardingTask(tables, devices, config.batch_size, operator, objective=objective)
     if config.constraints is not None:
         task = Constraints.of_file(config.constraints, task)
-    old, new = read_plan(config.old, task, fitting=False), read_plan(config.new, task, fitting=True)
+    old = read_plan(config.old, task, fitting=False, any_devices=True)
+    new = read_plan(config.new, task, fitting=True)
     nearest = renumbered(new, old, task)
     compared = new if config.renumber is None else nearest
-    moves, predictor = moves_between(old, compared, task), StepPredictor(oracle, task)
+    moves = moves_between(old, compared, task)
     ways = {
         "copies": (old.copied, compared.copied),
         "hot rows": (dict(old.hot_rows), dict(compared.hot_rows)),
@@ -113,10 +122,11 @@ def main(config: DiffConfig) -> None:
     diff = PlanDiff(
         task,
         moves,
-        predictor.of(old),
-        predictor.of(compared),
-        config.link_gb_s,
+        present_step(config, oracle, old, task),
+        StepPredictor(oracle, task).of(compared),
+        *config.moving_link(objective, len(devices)),
         {way: (len({*now} - {*was}), len({*was} - {*now})) for way, (was, now) in ways.items()},
+        old.num_devices,
     )
     show(diff.parts())
     if config.renumber is not None:

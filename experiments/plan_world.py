@@ -110,7 +110,7 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
         )
         for number in self.numbers:
             self.check_memory(self.devices_of(number))
-            self.of_world(number).build_objective(number)  # raises for wrong options
+            self.for_devices(number).build_objective(number)  # raises for wrong options
         self.check_machine(self.cost_model)
         check_file(self.picture, "--picture", PICTURES)
         check_file(self.json, "--json")
@@ -139,19 +139,13 @@ class PlanWorldConfig(MachineOptions, ObjectiveOptions):
             return self.batch_per_device * number
         return self.batch_size or _BATCH_SIZE
 
-    def of_world(self, number: int) -> "PlanWorldConfig":
-        """Returns the options of a world; a single device has no link."""
-        if number > 1:
-            return self
-        return replace(self, link=None, inter_node_link=None, devices_per_node=None)
-
     def objective_of(self, number: int, model: CostModel) -> Objective:
         """Returns the objective of a world, without the dense part.
 
         Raises:
             UserError: All-to-alls would have no price in a world that has some.
         """
-        objective = replace(self.of_world(number), dense_ms=None).build_objective(number, model)
+        objective = replace(self.for_devices(number), dense_ms=None).build_objective(number, model)
         if objective.link is None and number > 1 and objective.name != "compute":
             raise UserError(
                 f"all-to-alls of {number} devices have no price, so that more devices would always "

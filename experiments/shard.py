@@ -19,6 +19,7 @@ from autoshard.experiments.explaining.plan_report import (
     best_heuristic,
     expected_line,
     memory_parts,
+    present_step,
     show,
     training_notes,
 )
@@ -100,11 +101,11 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     """Print the slowest device of each phase and its costliest tables, the best next changes, and
     the differences from the best heuristic's plan."""
     start_plan: Path | None = None
-    """File of a plan in use, which is improved step by step. Requires --max-moved-gb; excludes
-    --sharder, --measure and --plan."""
+    """File of a plan in use, which is improved step by step. It may be for another number of
+    devices. Requires --max-moved-gb; excludes --sharder, --measure and --plan."""
     max_moved_gb: float | None = None
-    """Maximum GB (of 2^30 bytes) of weights and optimizer state that may move to other devices.
-    Requires --start-plan."""
+    """Maximum GB (of 2^30 bytes) of weights and optimizer state that may move to other devices,
+    beside those that have to, as their device is gone. Requires --start-plan."""
     out: Path = Path("plan.json")
     """File for the plan."""
     save_task: Path | None = None
@@ -356,15 +357,20 @@ def _improved(
 
     assert config.start_plan is not None
     assert config.max_moved_gb is not None
-    old = read_plan(config.start_plan, task, fitting=True)
+    old = read_plan(config.start_plan, task, fitting=True, any_devices=True)
     max_bytes = int(config.max_moved_gb * _GB)
-    plan = IncrementalSharder(oracle, old, max_bytes, config.seed).shard(task)
-    moves = moves_between(old, plan, task)
-    predictor = StepPredictor(oracle, task)
-    than = predictor.of(plan).over(predictor.of(old))
+    sharder = IncrementalSharder(oracle, old, max_bytes, config.seed)
+    plan = sharder.shard(task)
+    moves, has_to = moves_between(old, plan, task), moves_between(old, sharder.start(task), task)
+    chosen = moved_bytes(moves) - moved_bytes(has_to)
+    beside, present = "", "the present one"
+    if old.num_devices != len(task.devices):
+        beside = f"{format_bytes(moved_bytes(has_to))} that have to move, and "
+        present += f" on {old.num_devices} devices"
+    than = StepPredictor(oracle, task).of(plan).over(present_step(config, oracle, old, task))
     return plan, [
-        f"near {config.start_plan}: {len(moves)} moves, {format_bytes(moved_bytes(moves))} of at "
-        f"most {format_bytes(max_bytes)}; predicted step time {than.ratio:.3f} of the present one "
+        f"near {config.start_plan}: {len(moves)} moves, {beside}{format_bytes(chosen)} of at most "
+        f"{format_bytes(max_bytes)}; predicted step time {than.ratio:.3f} of {present} "
         f"({than.low:.3f} to {than.high:.3f})"
     ]
 

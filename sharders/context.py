@@ -123,10 +123,10 @@ def oracle_of(
         task: The task.
         store: File of measurements, which are read again for another batch size.
     """
-    model = known.model.for_objective(task.objective, len(task.devices))
+    oracle = known.for_objective(task.objective, len(task.devices))
     if task.batch_size == known.batch_size:
-        return EstimatedCosts(model, task.batch_size, known.residuals)
-    return open_oracle(model, task.batch_size, task.tables, store)
+        return oracle
+    return open_oracle(oracle.model, task.batch_size, task.tables, store)
 
 
 def _stored_residuals(

@@ -2,6 +2,7 @@
 
 from autoshard.cost_model import EstimatedCosts, StepPredictor
 from autoshard.sharders.local_search import LocalSearch
+from autoshard.sharders.world_change import CarriedPlan, carried_over
 from autoshard.workload import PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.moves import moved_bytes, moves_between
 
@@ -9,10 +10,13 @@ from autoshard.workload.moves import moved_bytes, moves_between
 class IncrementalSharder:
     """Improves a plan in use by local search, within a limit of moved bytes. Copies and rows stay.
 
+    The plan may be for another number of devices: it is carried over first (`carried_over`). What
+    that moves may move anywhere, and does not count.
+
     Args:
         oracle: Predicts costs of plans.
         plan: Plan in use, of the task's tables.
-        max_bytes: Maximum bytes of weights and optimizer state that move.
+        max_bytes: Maximum bytes of weights and optimizer state that move beside those that have to.
         seed: Seed of the search.
     """
 
@@ -24,22 +28,27 @@ class IncrementalSharder:
         self._max_bytes = max_bytes
         self._seed = seed
 
-    def shard(self, task: ShardingTask) -> ShardingPlan:
-        """Returns a valid plan, which is not worse than the one in use.
+    def start(self, task: ShardingTask) -> ShardingPlan:
+        """Returns the plan in use, or what it is carried over to: all that moves has to.
 
         Raises:
-            PlanError: The plan in use is not valid for the task.
+            PlanError: The plan in use is not valid for the task, or cannot be carried over.
         """
-        self._oracle.check(task)
-        try:
-            self._plan.check(task)
-        except PlanError as fault:
-            raise PlanError(f"the plan to stay near to is no plan for this task: {fault}") from None
-        old, rest = self._plan.on_single_devices(task, reserve=True)
-        if not old.placements or self._plan.has_grids:
-            return self._plan  # grids are not planned here
+        return self._carried(task).plan
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        """Returns a valid plan, which is not worse than `start`.
+
+        Raises:
+            PlanError: The plan in use is not valid for the task, or cannot be carried over.
+        """
+        start, was = self._carried(task)
+        old, rest = start.on_single_devices(task, reserve=True)
+        if not old.placements or start.has_grids:
+            return start  # grids are not planned here
+        max_bytes = moved_bytes(moves_between(was, old, rest)) + self._max_bytes
         predictor = StepPredictor(self._oracle, rest)
-        search = LocalSearch(self._oracle, seed=self._seed, near=(old, self._max_bytes))
+        search = LocalSearch(self._oracle, seed=self._seed, near=(was, max_bytes))
         found = [
             ShardingPlan.in_place(rest, placed)
             for placed in search.improve(rest, [old.placed(rest)])
@@ -47,7 +56,17 @@ class IncrementalSharder:
         near = [
             plan
             for plan in (old, *found)
-            if moved_bytes(moves_between(old, plan, rest)) <= self._max_bytes
+            if moved_bytes(moves_between(was, plan, rest)) <= max_bytes
         ]
         best = min(near, key=lambda plan: predictor.expected_ms(plan.placed(rest)))
-        return best.with_ways_of(self._plan, task)
+        return best.with_ways_of(start, task)
+
+    def _carried(self, task: ShardingTask) -> CarriedPlan:
+        self._oracle.check(task)
+        if self._plan.num_devices != len(task.devices):
+            return carried_over(self._oracle, self._plan, task)
+        try:
+            self._plan.check(task)
+        except PlanError as fault:
+            raise PlanError(f"the plan to stay near to is no plan for this task: {fault}") from None
+        return CarriedPlan(self._plan, self._plan.on_single_devices(task, reserve=True)[0])

@@ -10,7 +10,7 @@ import scipy  # which loads its parts when they are used
 
 from autoshard.workload.placements import Placement
 from autoshard.workload.plans import PlanError, ShardingPlan
-from autoshard.workload.tables import EmbeddingTable, rows_of_block
+from autoshard.workload.tables import EmbeddingTable, hot_name, rows_of_block
 from autoshard.workload.tasks import ShardingTask
 
 
@@ -18,8 +18,9 @@ from autoshard.workload.tasks import ShardingTask
 class Move:
     """Columns `start` to `start + width` of a table that move from one device to another.
 
-    `bytes` counts their weights and optimizer state. `rows` are the first row and the one after the
-    last; None for all rows.
+    `bytes` counts their weights and optimizer state; that of a copy is as large as its weights.
+    Copies of hot rows are of table `hot_name`. `rows` are the first row and the one after the last;
+    None for all rows.
     """
 
     table: str
@@ -46,25 +47,34 @@ class Traffic(NamedTuple):
 def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> tuple[Move, ...]:
     """Returns the moves from the old plan to the new one, in the order of the task's tables.
 
+    The old plan may be for another number of devices: what was on devices that are gone moves, and
+    devices that are new get their copies of tables and hot rows, in turn from each of the others.
     Columns that stay on their device do not move, even if they are in another piece. In blocks of
-    rows, other hot rows mean that all others are numbered anew, and move. Copies of hot rows
-    themselves are not counted. The copies of
-    a table come from where its columns were; of copies, columns that a device keeps do not move.
-    Memory is not checked.
+    rows, other hot rows mean that all others are numbered anew, and move. Copies of new hot
+    rows are not counted. The copies of a table come from where its columns were; of copies, columns
+    that a device keeps do not move. Memory is not checked.
+
+    Args:
+        old: Plan in use.
+        new: Plan that replaces it.
+        task: Task of the new plan; the old one is of the same tables.
 
     Raises:
         PlanError: A plan does not place the task's tables on its devices.
     """
-    for name, plan in (("old", old), ("new", new)):
-        try:
-            plan.check_places(task)
-        except PlanError as fault:
-            raise PlanError(f"the {name} plan is not of this task: {fault}") from fault
+    name = "old"
+    try:
+        old.check_columns(task.tables)
+        name = "new"
+        new.check_places(task)
+    except PlanError as fault:
+        raise PlanError(f"the {name} plan is not of this task: {fault}") from fault
     before, after = old.by_table(), new.by_table()
     found: list[Move] = []
     for table in task.tables:
         was, now = before.get(table.name), after.get(table.name)
-        if was is None:  # each device has all columns
+        if was is None:  # each device that there was has all columns
+            found += _of_copies(table, old, now, task)
             continue
         anew = dict(old.hot_rows).get(table.name) != dict(new.hot_rows).get(table.name)
         if anew and now is not None and max(p.row_blocks for p in (*was, *now)) > 1:
@@ -73,6 +83,9 @@ def moves_between(old: ShardingPlan, new: ShardingPlan, task: ShardingTask) -> t
         targets = [[p] for p in _copies(table, task)] if now is None else [now]
         for target in targets:
             found += _of_table(table, was, target, task)
+    for name, rows in sorted(set(old.hot_rows) & set(new.hot_rows)):
+        dim = next(table.dim for table in task.tables if table.name == name)
+        found += _copies_on_new(hot_name(name), rows, dim, old.num_devices, task)
     return tuple(found)
 
 
@@ -103,7 +116,7 @@ def renumbered(
 
     Args:
         plan: Plan to renumber.
-        near: Plan in use.
+        near: Plan in use, for any number of devices.
         task: Task of both plans.
         weigh: Weight of so many columns of a table. Default: the bytes that would move.
     """
@@ -119,6 +132,8 @@ def renumbered(
         if table.name not in before or table.name not in after:  # copies, which are everywhere
             continue
         for move in _overlaps(table, before[table.name], after[table.name]):
+            if move.source >= len(kept):  # a device that is gone
+                continue
             width, rows = move.width, _rows_of(move, table)
             kept[move.target, move.source] += (
                 weigh(table, width) * rows / table.rows
@@ -174,6 +189,33 @@ def _numbered_anew(
                 if source != target
             ]
     return moves
+
+
+def _of_copies(
+    table: EmbeddingTable, old: ShardingPlan, new: Sequence[Placement] | None, task: ShardingTask
+) -> list[Move]:
+    """Returns the moves to new devices of a table of which each device that there was has a copy.
+
+    Args:
+        table: The table.
+        old: Plan with the copies.
+        new: Where it is in the new plan; None if it is copied there, too.
+        task: Task of the new plan.
+    """
+    if new is None:
+        return _copies_on_new(table.name, table.rows, table.dim, old.num_devices, task)
+    found = list[Move]()
+    for device in range(old.num_devices, len(task.devices)):
+        source = Placement(table.name, 0, table.dim, device % old.num_devices)
+        found += [m for m in _of_table(table, [source], new, task) if m.target == device]
+    return found
+
+
+def _copies_on_new(table: str, rows: int, dim: int, ranks: int, task: ShardingTask) -> list[Move]:
+    """Returns the moves of copies to devices that are new, in turn from each of the others."""
+    size = task.operator.copied_bytes(rows, dim)
+    new = range(ranks, len(task.devices))
+    return [Move(table, 0, dim, device % ranks, device, size) for device in new]
 
 
 def _rows_of(move: Move, table: EmbeddingTable) -> int:

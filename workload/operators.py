@@ -91,6 +91,14 @@ class OperatorOptions:
         """Returns the bytes of weights and optimizer state of a [rows, width] matrix."""
         return sum(self._stored(rows, width))
 
+    def copied_bytes(self, rows: int, width: int) -> int:
+        """Returns the bytes of a copy of a [rows, width] matrix, with its optimizer state.
+
+        That is of an optimizer of the model's dense part, in the shape and type of the weights.
+        """
+        weights = rows * width * WEIGHT_BYTES[self.weights]
+        return weights if self.optimizer == "sgd" else 2 * weights
+
     def memory(self, pieces: Iterable[Piece], batch_size: int) -> MemoryParts:
         """Returns the memory that pieces need on one device."""
         weights = optimizer = inputs = outputs = 0
@@ -111,8 +119,7 @@ class OperatorOptions:
         """Returns the memory that copies of tables need on each device.
 
         A copy serves the device's own samples. Its gradient is dense and is held twice while it is
-        copied into the buffer of the all-reduce. The state of its optimizer, which is one of the
-        model's dense part, has the shape and type of the weights.
+        copied into the buffer of the all-reduce.
 
         Args:
             tables: The copied tables.
@@ -121,10 +128,9 @@ class OperatorOptions:
         """
         own = -(-batch_size // ranks)
         pieces = [table.whole() for table in tables]
-        elements = sum(piece.table.rows * piece.width for piece in pieces)
-        size = WEIGHT_BYTES[self.weights] * elements
-        dense = MemoryParts(optimizer=0 if self.optimizer == "sgd" else size, gradients=2 * size)
-        return self.memory(pieces, own)._replace(optimizer=0).plus(dense)
+        held = self.memory(pieces, own)
+        stored = sum(self.copied_bytes(piece.table.rows, piece.width) for piece in pieces)
+        return held._replace(optimizer=stored - held.weights, gradients=2 * held.weights)
 
     def bytes_of_each(self, pieces: Sequence[Piece], batch_size: int) -> Ints:
         """Returns the total memory of each piece alone, vectorized: [pieces]."""

@@ -1,5 +1,6 @@
 """Sharding plans: where columns, blocks of rows and copies of tables are, and validation."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -83,13 +84,18 @@ class ShardingPlan:
 
     @staticmethod
     def in_place(task: ShardingTask, placed: Iterable[tuple[Piece, int]]) -> "ShardingPlan":
-        """Returns `of_placed` if each device then holds at most one piece of a table, else
-        `of_pieces`.
+        """Returns `of_placed`, but with the columns of tables assigned anew of which a device would
+        hold several pieces.
         """
         placed = list(placed)
         plan = ShardingPlan.of_placed(placed, len(task.devices))
-        homes = {(placement.table, placement.device) for placement in plan.placements}
-        return plan if len(homes) == len(plan.placements) else ShardingPlan.of_pieces(task, placed)
+        homes = Counter((placement.table, placement.device) for placement in plan.placements)
+        anew = {table for (table, _), pieces in homes.items() if pieces > 1}
+        if not anew:
+            return plan
+        merged = ShardingPlan.of_pieces(task, (p for p in placed if p[0].table.name in anew))
+        kept = (placement for placement in plan.placements if placement.table not in anew)
+        return replace(merged, placements=(*kept, *merged.placements))
 
     def by_table(self) -> dict[str, list[Placement]]:
         """Returns the placements of each table, in the order of columns."""
@@ -212,14 +218,13 @@ class ShardingPlan:
 
     def check_places(self, task: ShardingTask) -> None:
         """Raises PlanError unless every column is placed once, on a device of the task."""
-        self._check_devices(task)
-        self.check_columns(task.tables)
-
-    def _check_devices(self, task: ShardingTask) -> None:
         if self.num_devices != len(task.devices):
             raise PlanError(
                 f"the plan is for {self.num_devices} devices, the task has {len(task.devices)}"
             )
+        self.check_columns(task.tables)
+
+    def _check_devices(self) -> None:
         for placement in self.placements:
             last = placement.device + max(0, placement.row_blocks - 1)
             if not 0 <= placement.device <= last < self.num_devices:
@@ -232,6 +237,7 @@ class ShardingPlan:
         """Raises PlanError unless exactly the columns of these tables are placed, each once, with
         blocks of rows as TorchRec makes them.
         """
+        self._check_devices()
         pieces: dict[str, list[Placement]] = {table.name: [] for table in tables}
         for name in (*(placement.table for placement in self.placements), *self.copied):
             if name not in pieces:

@@ -84,12 +84,21 @@ def build_task(
     return on_gpus(task)
 
 
-def read_plan(path: Path, task: ShardingTask, fitting: bool) -> ShardingPlan:
+def read_plan(
+    path: Path, task: ShardingTask, fitting: bool, any_devices: bool = False
+) -> ShardingPlan:
     """Returns the plan in a file; UserError if it is not one of the task.
 
-    With `fitting`, it must also fit into the memory and keep the constraints of the task.
+    Args:
+        path: The file.
+        task: The task.
+        fitting: Whether it must also fit into the memory and keep the constraints of the task.
+        any_devices: Whether it may be for another number of devices, whose memory is not known.
     """
     plan = ShardingPlan.load(path)
     with documents.naming(path):
-        (plan.check if fitting else plan.check_places)(task)
+        if any_devices and plan.num_devices != len(task.devices):
+            plan.check_columns(task.tables)
+        else:
+            (plan.check if fitting else plan.check_places)(task)
     return plan

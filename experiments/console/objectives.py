@@ -1,7 +1,7 @@
 """The options `--objective`, `--link`, `--inter-node-link`, `--devices-per-node`, `--dense-ms`."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from autoshard.experiments.console import cli
 from autoshard.workload import Link, Network, Objective, UserError
@@ -40,6 +40,12 @@ class ObjectiveOptions:
         """Whether one of the options is given."""
         given = (self.objective, self.link, self.inter_node_link, self.devices_per_node)
         return any(option is not None for option in (*given, self.dense_ms))
+
+    def for_devices(self, number: int) -> Self:
+        """Returns the options for a number of devices; a single one has no link."""
+        if number > 1:
+            return self
+        return replace(self, link=None, inter_node_link=None, devices_per_node=None)
 
     def priced(
         self, model: "CostModel", devices: int | None, learn_link: bool = True

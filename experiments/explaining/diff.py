@@ -18,21 +18,29 @@ _SHOWN = 20  # moves
 
 @dataclass(frozen=True)
 class PlanDiff:
-    """The difference of two plans of a task."""
+    """The difference of two plans of the same tables."""
 
-    task: ShardingTask  # the task
+    task: ShardingTask  # the task of the new plan
     moves: tuple[Move, ...]  # moves from the old plan to the new one
     old: StepPrediction  # prediction for the old plan
     new: StepPrediction  # prediction for the new plan
     # GB (of 10^9 bytes) per second that a device sends and receives at the same time
     link_gb_s: float
+    link_source: str = "an assumption: --link-gb-s"  # where that is from
     # by way of sharding: tables that come to be sharded so, and that no longer are
     ways: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    old_devices: int | None = None  # of the old plan, if it is for another number of devices
+
+    @property
+    def names(self) -> list[str]:
+        """Names of devices, also of those that are gone."""
+        names, numbers = [device.name for device in self.task.devices], self.old_devices or 0
+        return names + [f"device{number}" for number in range(len(names), numbers)]
 
     @property
     def traffic(self) -> tuple[Traffic, ...]:
         """Bytes that each device sends and receives."""
-        return traffic_of(self.moves, len(self.task.devices))
+        return traffic_of(self.moves, len(self.names))
 
     @property
     def moving_s(self) -> float:
@@ -60,8 +68,8 @@ class PlanDiff:
                 "ways": {way: list(counts) for way, counts in self.ways.items()},
                 "moved_bytes": moved_bytes(self.moves),
                 "devices": [
-                    {"name": device.name, "out_bytes": traffic.out, "in_bytes": traffic.into}
-                    for device, traffic in zip(self.task.devices, self.traffic, strict=True)
+                    {"name": name, "out_bytes": traffic.out, "in_bytes": traffic.into}
+                    for name, traffic in zip(self.names, self.traffic, strict=True)
                 ],
                 "old": _prediction_json(self.old),
                 "new": _prediction_json(self.new),
@@ -77,22 +85,54 @@ class PlanDiff:
 
     def parts(self) -> Iterator[ReportPart]:
         """Yields the parts of the printed report."""
+        names, devices = self.names, len(self.task.devices)
+        if (before := self.old_devices or devices) != devices:
+            which = ", ".join(names[min(before, devices) : max(before, devices)])
+            how = "new" if devices > before else "gone"
+            yield f"from {before} devices to {devices}; {how}: {which}"
         for way, (come, go) in self.ways.items():
             if come or go:
                 yield f"{way}: {come} tables come, {go} go"
-        if not self.moves and not any(map(any, self.ways.values())):
+        if self.moves or any(map(any, self.ways.values())):
+            yield from self._moves()
+        else:
             yield "nothing moves: each column stays on its device"
+            if before == devices:
+                return
+        than = self.new.over(self.old)
+        yield (
+            f"gained: expected step time {_format(self.new)} in place of {_format(self.old)}; "
+            f"{self.task.objective}: {than.ratio:.3f} of it ({than.low:.3f} to {than.high:.3f}), "
+            f"faster with probability {than.probability:.2f}"
+        )
+        if before != devices and not self.moves:
             return
-        names = [device.name for device in self.task.devices]
+        name, busiest = max(zip(names, self.traffic, strict=True), key=lambda pair: pair[1].most)
+        line = (
+            f"paid: moving takes {self.moving_s:.3g} s, limited by {name} with "
+            f"{busiest.most / _MB:,.1f} MB at {self.link_gb_s:g} GB/s ({self.link_source})"
+        )
+        if before > devices:  # because of the devices, whether it pays or not
+            yield line.removeprefix("paid: ")
+        elif self.steps is None:
+            yield f"{line}; it does not pay off: the new plan is not expected to be faster"
+        else:
+            yield f"{line}; it has paid off after {self.steps:,} step{'s' * (self.steps > 1)}"
+
+    def _moves(self) -> Iterator[ReportPart]:
+        """Yields the moves, and what each device sends and receives."""
+        names = self.names
         tables = {table.name: table for table in self.task.tables}
         shown = new_table(("table", "columns", "from", "to", "MB"), texts=4)
         largest = sorted(self.moves, key=lambda move: -move.bytes)
         for move in largest[:_SHOWN]:
-            columns = format_columns(tables[move.table], move.start, move.width)
+            columns = f"all {move.width}"  # of hot rows, which are no table of the task
+            if move.table in tables:
+                columns = format_columns(tables[move.table], move.start, move.width)
             if move.rows is not None:
                 columns += f", rows {move.rows[0]:,}-{move.rows[1]:,}"
-            ends = names[move.source], names[move.target]
-            shown.add_row(move.table, columns, *ends, f"{move.bytes / _MB:,.1f}")
+            places = names[move.source], names[move.target]
+            shown.add_row(move.table, columns, *places, f"{move.bytes / _MB:,.1f}")
         if others := largest[_SHOWN:]:
             size = f"{moved_bytes(others) / _MB:,.1f}"
             shown.add_row(f"and {len(others)} more", "", "", "", size)
@@ -102,24 +142,9 @@ class PlanDiff:
         )
         yield shown
         shown = new_table(("device", "out MB", "in MB"))
-        for device, traffic in zip(self.task.devices, self.traffic, strict=True):
-            shown.add_row(device.name, *(f"{size / _MB:,.1f}" for size in traffic))
+        for name, traffic in zip(names, self.traffic, strict=True):
+            shown.add_row(name, *(f"{size / _MB:,.1f}" for size in traffic))
         yield shown
-        than = self.new.over(self.old)
-        yield (
-            f"gained: expected step time {_format(self.new)} in place of {_format(self.old)}; "
-            f"{self.task.objective}: {than.ratio:.3f} of it ({than.low:.3f} to {than.high:.3f}), "
-            f"faster with probability {than.probability:.2f}"
-        )
-        name, busiest = max(zip(names, self.traffic, strict=True), key=lambda pair: pair[1].most)
-        line = (
-            f"paid: moving takes {self.moving_s:.3g} s, limited by {name} with "
-            f"{busiest.most / _MB:,.1f} MB at {self.link_gb_s:g} GB/s (an assumption: --link-gb-s)"
-        )
-        if self.steps is None:
-            yield f"{line}; it does not pay off: the new plan is not expected to be faster"
-        else:
-            yield f"{line}; it has paid off after {self.steps:,} step{'s' * (self.steps > 1)}"
 
 
 def _format(prediction: StepPrediction) -> str:

@@ -5,12 +5,13 @@ Reports are lines of text and tables without frames.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.table import Table
 
-from autoshard.cost_model import StepPrediction, StepPredictor
+from autoshard.cost_model import EstimatedCosts, StepPrediction, StepPredictor
 from autoshard.experiments.console import cli
+from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
 from autoshard.workload.operators import MemoryParts
@@ -47,6 +48,28 @@ def format_columns(table: EmbeddingTable, start: int, width: int) -> str:
     """Returns `all 64`, or `0-32 of 64`."""
     whole = width == table.dim
     return f"all {table.dim}" if whole else f"{start}-{start + width} of {table.dim}"
+
+
+def present_step(
+    options: ObjectiveOptions, oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask
+) -> StepPrediction:
+    """Predicts the step of a plan in use, on the devices that it is for.
+
+    On another number of devices than the task has, it is priced by the link for so many; the time
+    of the dense part is taken to be proportional to the samples of a device.
+    """
+    ranks, last = plan.num_devices, len(task.devices) - 1
+    if ranks != len(task.devices):
+        objective = options.for_devices(ranks).build_objective(ranks, oracle.model)
+        dense_ms = objective.dense_ms * len(task.devices) / ranks
+        task = replace(
+            task,
+            devices=tuple(task.devices[min(number, last)] for number in range(ranks)),
+            rules=(),
+            objective=replace(objective, dense_ms=dense_ms),
+        )
+        oracle = oracle.for_objective(task.objective, ranks)
+    return StepPredictor(oracle, task).of(plan)
 
 
 def memory_parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[ReportPart]:

@@ -45,6 +45,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.moves import moved_bytes, moves_between
+from autoshard.workload.sizes import format_bytes
 from autoshard.workload.step_price import StepPrice
 
 GB = 2**30
@@ -609,6 +610,16 @@ def test_a_plan_in_use_is_improved_within_what_may_move(
     moves = moves_between(before, after, task)
     assert 0 < moved_bytes(moves) <= 0.01 * GB
     assert f"near {old}: {len(moves)} moves" in " ".join(capsys.readouterr().out.split())
+    fewer = replace(config, start_plan=old, max_moved_gb=0.0, num_devices=2)
+    shard.main(fewer)
+    after = ShardingPlan.load(config.out)
+    moves = moves_between(before, after, task_of(config, 1, 1))
+    assert {move.source for move in moves} == {2}
+    said, size = " ".join(capsys.readouterr().out.split()), format_bytes(moved_bytes(moves))
+    assert f"near {old}: {len(moves)} moves, {size} that have to move, and 0 bytes of at" in said
+    assert "of the present one on 3 devices" in said
+    with pytest.raises(UserError, match="has to move and needs"):
+        shard.main(replace(fewer, memory_gb="0.05"))
     for wrong, says in (
         ({"start_plan": old}, "go together"),
         ({"start_plan": old, "max_moved_gb": -1.0}, "max_moved_gb|max-moved-gb"),

@@ -26,6 +26,16 @@ def two_plans() -> st.SearchStrategy[Pair]:
     return tasks().flatmap(lambda t: st.tuples(st.just(t), plans_of(t), plans_of(t)))
 
 
+def plans_of_two_worlds() -> st.SearchStrategy[Pair]:
+    """A task, a plan of its tables for perhaps another number of devices, and a plan of it."""
+
+    def pairs(task: ShardingTask, devices: int) -> st.SearchStrategy[Pair]:
+        other = replace(task, devices=Device.uniform(devices, 2**50))
+        return st.tuples(st.just(task), plans_of(other), plans_of(task))
+
+    return st.tuples(tasks(), st.integers(1, 5)).flatmap(lambda both: pairs(*both))
+
+
 def columns(plan: ShardingPlan) -> dict[tuple[str, int], int]:
     """The device of each column of each table."""
     return {
@@ -64,7 +74,7 @@ def test_moves_by_hand() -> None:
     assert moved_bytes(moves_between(old, new, halved)) == 2 * (100 * 12 + 50 * 4)
 
 
-@given(two_plans())
+@given(plans_of_two_worlds())
 def test_all_columns_that_change_their_device_move_and_no_others(case: Pair) -> None:
     task, old, new = case
     moves = moves_between(old, new, task)
@@ -98,7 +108,7 @@ def test_what_is_sent_arrives(case: Pair) -> None:
         assert had.weights - each.out + each.into == has.weights
 
 
-@given(two_plans())
+@given(plans_of_two_worlds())
 def test_a_plan_is_renumbered_to_move_no_more(case: Pair) -> None:
     task, old, new = case
     sgd = replace(task, operator=OperatorOptions("fp32", "sgd"))
@@ -106,6 +116,8 @@ def test_a_plan_is_renumbered_to_move_no_more(case: Pair) -> None:
     moved = moved_bytes(moves_between(old, near, sgd))
     assert moved <= moved_bytes(moves_between(old, new, sgd))
     assert sorted(near.device_bytes(sgd)) == sorted(new.device_bytes(sgd))
+    if old.num_devices != new.num_devices:
+        return
     assert renumbered(old, old, sgd) == old
     assert columns(renumbered(old, near, sgd)).keys() == columns(old).keys()
 
@@ -145,3 +157,16 @@ def test_copies_come_from_where_the_table_was_and_leave_without_a_move() -> None
     assert moves_between(copied, sharded, TASK) == ()
     assert moves_between(copied, copied, TASK) == ()
     assert renumbered(copied, sharded, TASK) == copied
+
+
+def test_devices_that_are_new_get_copies_in_turn_and_parts_of_what_was_copied() -> None:
+    old = replace(plan_of(("b", 0, 8, 1)), num_devices=2, copied=("a",))
+    copied = replace(plan_of(("b", 0, 8, 1)), copied=("a",))
+    weights = 100 * 16 * 4
+    # The state of a copy's optimizer is as large as its weights.
+    assert moves_between(old, copied, TASK) == (Move("a", 0, 16, 0, 2, 2 * weights),)
+    sgd = replace(TASK, operator=OperatorOptions("fp32", "sgd"))
+    assert moved_bytes(moves_between(old, copied, sgd)) == weights
+    sharded = plan_of(("a", 0, 4, 0), ("a", 4, 12, 2), ("b", 0, 8, 1))
+    assert moves_between(old, sharded, TASK) == (Move("a", 4, 12, 0, 2, 100 * (12 + 1) * 4),)
+    assert moves_between(copied, replace(old, num_devices=3), TASK) == ()

@@ -11,11 +11,13 @@ pytest.importorskip("torchrec")
 
 import torch.distributed.checkpoint as dcp
 from forked_ranks import run_forked
-from small_model import TABLES, Training, plan_of
+from small_model import SAMPLES, TABLES, Training, plan_of
 from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from autoshard.workload import ShardingPlan, UserError
+from autoshard.cost_model import EstimatedCosts, load_model
+from autoshard.sharders import IncrementalSharder
+from autoshard.workload import Device, EmbeddingTable, ShardingPlan, ShardingTask, UserError
 from autoshard.workload.torchrec import load_checkpoint, plan_of_checkpoint, save_checkpoint
 
 # Whole tables, slices, blocks of rows and copies, each table in another way.
@@ -36,6 +38,15 @@ HOT_IDS = {"a": [33, 4, 9], "b": list(range(50, 25, -1)), "c": [3, 1, 4, 15, 9, 
 
 def hot_ids() -> dict[str, torch.Tensor]:
     return {f"bags.{name}": torch.tensor(ids) for name, ids in HOT_IDS.items()}
+
+
+def carried(plan: ShardingPlan, ranks: int) -> ShardingPlan:
+    """The plan on so many ranks with the least movement."""
+    tables = tuple(EmbeddingTable(f"bags.{name}", *size, 2.0) for name, size in TABLES.items())
+    task = ShardingTask(tables, Device.uniform(ranks, 2**20), SAMPLES)
+    found = IncrementalSharder(EstimatedCosts(load_model("cpu"), SAMPLES), plan, 0).shard(task)
+    assert (found.num_devices, found.copied) == (ranks, plan.copied)
+    return found
 
 
 def train_and_save(plan: ShardingPlan, optimizer: str, folder: Path) -> list[float]:
@@ -63,7 +74,9 @@ def test_training_goes_on_under_another_plan_and_on_other_numbers_of_ranks(
 ) -> None:
     expected, *_ = run_forked(4, train_and_save, FOUR, optimizer, tmp_path / "0")
     assert plan_of_checkpoint(tmp_path / "0") == FOUR
-    plans = [(THREE, None), (EIGHT, None), (GRID, 2), (HOT, None), (HOTTER, None), (FOUR, None)]
+    less = carried(FOUR, 3)
+    plans = [(less, None), (carried(less, 6), None), (THREE, None), (EIGHT, None), (GRID, 2)]
+    plans += [(HOT, None), (HOTTER, None), (FOUR, None)]
     for number, (plan, of_node) in enumerate(plans):
         folders = [tmp_path / str(number), tmp_path / str(number + 1)]
         found, *_ = run_forked(
