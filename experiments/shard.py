@@ -205,6 +205,11 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
                 f"--replica-group-size must be auto, or divide --num-devices {self.num_devices}: "
                 f"one of {', '.join(map(str, sizes))}, got {size!r}"
             )
+        if self.kinds:
+            raise UserError(
+                "--replica-group-size plans groups alike, and --hardware names several kinds of "
+                "devices: name one"
+            )
         others = (self.plan, self.start_plan, self.hot_ids, self.seconds)
         if self.measures or any(other is not None for other in others):
             raise UserError(
