@@ -103,8 +103,11 @@ def test_each_device_costs_what_it_does_among_its_like(
     assert slowest.device in (0, 1)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES[1:], ids=str)
-@pytest.mark.parametrize("name", SHARDERS)
+@pytest.mark.parametrize(
+    ("name", "objective"),
+    [("autoshard", OBJECTIVES[2]), *((name, OBJECTIVES[1]) for name in SHARDERS)],
+    ids=str,
+)
 def test_slow_devices_get_less(
     name: str, machines: Kinds, objective: Objective, policy: Policy
 ) -> None:
@@ -131,7 +134,7 @@ def test_kinds_that_do_not_differ_are_planned_as_equal_devices(machines: Kinds) 
     twice = machines[0], replace(machines[0], provenance=alike)
     task = mixed_task(twice, OBJECTIVES[1])
     mixed, one = mixed_costs(twice, task), oracles(twice, task)[0]
-    for name in ("cost", "cost_fused", "cost_fused_search"):
+    for name in ("cost", "cost_fused"):
         both = (
             make_sharder(name, SharderContext(oracle)).shard(given)
             for oracle, given in ((mixed, task), (one, equal(task)))
