@@ -58,38 +58,68 @@ def chaos(
 ) -> Iterator[Outcome]:
     """Makes so many faults, or as many as the seconds suffice for; yields what came of each."""
     rng, deadline = random.Random(seed), time.monotonic() + seconds
-    left, drawn, made = list[Fault](), list[Workload](), 0
+    left, made = list[Fault](), 0
     while made < kills and time.monotonic() < deadline:
-        drawn = drawn or rng.sample(workloads, len(workloads))
-        workload = drawn.pop()
-        while len(chosen := _concerning(workload, left)) < FAULTS_OF_A_WORLD:
+        turns = _turns(workloads, faults, left, rng)
+        apart = any(fault.apart for _, chosen in turns for fault in chosen)
+        with world(apart=apart or rng.random() < 0.5) as place:
+            run = _Run(place, turns[0][0], rng)
+            for workload, chosen in turns:
+                for number, fault in enumerate(chosen):
+                    if made < kills and time.monotonic() < deadline:
+                        before = run.workload.name
+                        if number == 0 and (problems := run.turn_to(workload)):
+                            yield Outcome("end of a turn", before, problems=problems)
+                        outcome = run.disturb(fault)
+                        made += not outcome.skipped
+                        yield outcome
+            if problems := run.finish():
+                yield Outcome("end of the run", run.workload.name, problems=problems)
+
+
+def _turns(
+    workloads: Sequence[Workload], faults: Sequence[Fault], left: list[Fault], rng: random.Random
+) -> list[tuple[Workload, list[Fault]]]:
+    """Returns the workloads of a world in random order, each with its share of the faults.
+
+    All workloads take turns in each world, so that a run that ends early has disturbed them all.
+    Faults are taken from those `left`, to which all are added where too few concern a workload.
+    """
+    share, turns = FAULTS_OF_A_WORLD // len(workloads), []
+    for workload in rng.sample(workloads, len(workloads)):
+        while len(chosen := _concerning(workload, left)[:share]) < share:
             left += rng.sample(faults, len(faults))
         for fault in chosen:
             left.remove(fault)
-        with world(apart=any(fault.apart for fault in chosen) or rng.random() < 0.5) as place:
-            run = _Run(place, workload, rng)
-            for fault in chosen[: kills - made]:
-                if time.monotonic() < deadline:
-                    outcome = run.disturb(fault)
-                    made += not outcome.skipped
-                    yield outcome
-            if problems := run.finish():
-                yield Outcome("end of the run", workload.name, problems=problems)
+        turns.append((workload, chosen))
+    return turns
 
 
 def _concerning(workload: Workload, faults: Sequence[Fault]) -> list[Fault]:
-    """Returns the first faults that concern a workload, as many as a world has."""
-    found = [fault for fault in faults if not fault.only or workload.name in fault.only]
-    return found[:FAULTS_OF_A_WORLD]
+    """Returns the faults that concern a workload."""
+    return [fault for fault in faults if not fault.only or workload.name in fault.only]
 
 
 class _Run:
     """A workload in a world. It runs while it is disturbed, and is resumed when it ended."""
 
     def __init__(self, place: World, workload: Workload, rng: random.Random) -> None:
-        self._world, self._workload, self._rng = place, workload, rng
+        self._world, self.workload, self._rng = place, workload, rng
         self._numbers = count(1)
         self._number = 0
+
+    def turn_to(self, workload: Workload) -> tuple[str, ...]:
+        """Kills the command, with -9, and goes on with another workload in the same store.
+
+        Returns what is wrong with how it had ended, if it had.
+        """
+        command, problems = self._world.command, list[str]()
+        if command is not None and command.poll() is not None:
+            self._ended(problems)
+        self._world.end_command()
+        self._world.command = None
+        self.workload = workload
+        return tuple(problems)
 
     def disturb(self, fault: Fault) -> Outcome:
         """Waits for a random moment, makes the fault, undoes it and looks what came of it."""
@@ -102,7 +132,7 @@ class _Run:
         try:
             undo = fault.make(place, self._rng)
         except SkippedError as reason:
-            return Outcome(name, self._workload.name, skipped=str(reason), problems=tuple(problems))
+            return Outcome(name, self.workload.name, skipped=str(reason), problems=tuple(problems))
         time.sleep(fault.seconds * (0.5 + self._rng.random() / 2))
         undo()
         ended: int | None = None
@@ -120,7 +150,7 @@ class _Run:
             problems.append(f"{error}: {self._last_words()}")
             place.end_command()
         lost = differing(before, confirmed(place.store))
-        return Outcome(name, self._workload.name, ended, said, "", tuple(problems), lost)
+        return Outcome(name, self.workload.name, ended, said, "", tuple(problems), lost)
 
     def finish(self) -> tuple[str, ...]:
         """Runs the command to its end, and returns what did not hold."""
@@ -153,13 +183,13 @@ class _Run:
             return problems
         if command is None or self._ended(problems)[0] == 0:
             self._number = next(self._numbers)
-            self._world.start_command(*self._workload.begin(self._number))
+            self._world.start_command(*self.workload.begin(self._number))
         else:
             self._resume()
         return problems
 
     def _resume(self) -> None:
-        self._world.start_command(*self._workload.resume(self._number, self._world.work))
+        self._world.start_command(*self.workload.resume(self._number, self._world.work))
 
     def _wait_for_end(self) -> None:
         command = self._world.command

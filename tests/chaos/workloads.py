@@ -9,7 +9,7 @@ _TASKS = (
     "--tables synthetic:60:1:small --num-tables 6 --num-devices 2 --num-envs 8 --check-tasks 2 "
     "--check-every 2 --batch-size 256 --memory-fill 0.1-0.6 --store costs.db"
 )
-_SHARDS = "--num-shards 100 --max-tables 6 --batch-size 256 --num-exchanges 4 --store costs.db"
+_SHARDS = "--num-shards 60 --max-tables 6 --batch-size 256 --num-exchanges 4 --store costs.db"
 _MIXED = "--reward mixed --measured-share 0.3 --num-env-runners 1 --test-seconds 0"
 
 
@@ -44,7 +44,7 @@ def _train_on(number: int, folder: Path) -> tuple[str, str]:
 
 
 def _sweep(number: int) -> tuple[str, str]:
-    trials = "--num-samples 3 --max-iterations 6 --scheduler none --search random --reward mixed"
+    trials = "--num-samples 2 --max-iterations 4 --scheduler none --search random --reward mixed"
     return "tune_shard.py", f"{_TASKS} {trials} --seed {number} --storage sweep{number}"
 
 

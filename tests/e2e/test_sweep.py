@@ -10,6 +10,7 @@ from typing import Any
 from commands import PATIENCE, Watched, run
 from mlflow import MlflowClient
 from ray._private.state import actors
+from trainings import SWEPT
 
 from autoshard.experiments.tracking.storage import Storage
 from autoshard.sharders import load_policy
@@ -110,13 +111,13 @@ def wait_for_iterations(sweep: Watched, uri: str, count: int) -> None:
 def test_a_sweep_whose_seconds_are_over_has_a_winner(cluster: object, tmp_path: Path) -> None:
     options = (
         f"{SWEEP} --num-samples 100 --max-iterations 1000 --scheduler none --search random "
-        "--seconds 60 --storage sweep --json sweep.json"
+        "--seconds 40 --storage sweep --json sweep.json"
     )
     done = run("tune_shard.py", options, tmp_path)
     told = json.loads((tmp_path / "sweep.json").read_text())
     ended = [trial for trial in told["trials"] if trial["status"] == "finished"]
     assert 1 <= len(ended) < 100
-    assert f"stopped by --seconds 60: {100 - len(ended)} of 100 trials have no score" in done.stdout
+    assert f"stopped by --seconds 40: {100 - len(ended)} of 100 trials have no score" in done.stdout
     assert told["best"]["score"] == min(trial["score"] for trial in ended)
     assert load_policy(tmp_path / "sweep" / "winner").trained["iterations"] >= 0
 
@@ -124,7 +125,7 @@ def test_a_sweep_whose_seconds_are_over_has_a_winner(cluster: object, tmp_path: 
 def test_a_sweep_and_a_training_in_an_object_store(
     cluster: object, tmp_path: Path, bucket: str
 ) -> None:
-    options = f"{SWEEP} --num-samples 2 --max-iterations 2 --storage {bucket}/sweep"
+    options = f"{SWEPT} --num-samples 2 --max-iterations 2 --storage {bucket}/sweep"
     # Trials run in actors, which must know the store: Ray is started by the command.
     done = run("tune_shard.py", options, tmp_path, RAY_ADDRESS="local")
     assert f"the winner is in {bucket}/sweep/winner" in done.stdout

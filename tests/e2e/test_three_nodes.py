@@ -11,12 +11,14 @@ import pytest
 import ray
 from commands import PATIENCE, Watched
 from ray._private.state import actors
+from ray.util import placement_group, remove_placement_group
 
 from autoshard.benchmark import BenchmarkPool, MeasurementStore
 
+# What checks would take is not what these tests are about: there is one at first.
 TINY = (
     "--tables synthetic:80:1:small --num-tables 6 --num-devices 2 --num-envs 8 --check-tasks 2 "
-    "--check-every 2 --batch-size 512 --memory-fill 0.1-0.6"
+    "--check-every 100 --batch-size 512 --memory-fill 0.1-0.6"
 )
 
 
@@ -35,6 +37,15 @@ def wait_until(true: Callable[[], bool], watched: Watched) -> None:
         assert watched.process.poll() is None, watched.log.read_text()
         assert time.monotonic() < deadline, watched.log.read_text()
         time.sleep(0.2)
+
+
+@pytest.fixture
+def busy(cluster: Any) -> Iterator[None]:
+    """One of the two CPUs of the head is taken, so that one trial fills it."""
+    taken = placement_group([{"CPU": 1}])
+    ray.get(taken.ready())
+    yield
+    remove_placement_group(taken)
 
 
 @pytest.fixture
@@ -59,7 +70,7 @@ def test_actors_land_where_they_should_and_nodes_may_go(
     trainer = workers(num_cpus=2, resources={"trainer": 1})
     gpu = workers(num_cpus=0, resources={"benchmark": 1})
     options = (
-        "--num-env-runners 4 --measured-share 0.3 --iterations 1000 --out run --test-seconds 0"
+        "--num-env-runners 3 --measured-share 0.3 --iterations 1000 --out run --test-seconds 0"
     )
     training = Watched("ppo_shard.py", f"{TINY} {options}", tmp_path)
     training.wait_for(r"\n +2/10")
@@ -78,21 +89,20 @@ def test_actors_land_where_they_should_and_nodes_may_go(
 
 
 def test_a_node_that_joins_a_sweep_is_used(
-    cluster: Any, workers: Callable[..., Any], tmp_path: Path
+    cluster: Any, busy: None, workers: Callable[..., Any], tmp_path: Path
 ) -> None:
     options = (
-        "--num-samples 4 --max-iterations 30 --scheduler none --search random --reward mixed "
+        "--num-samples 2 --max-iterations 30 --scheduler none --search random --reward mixed "
         "--storage sweep --json told.json"
     )
     sweep = Watched("tune_shard.py", f"{TINY} {options}", tmp_path)
     head = cluster.head_node.node_id
-    wait_until(lambda: len(alive("ResourceTrainable")) == 2, sweep)
-    assert set(alive("ResourceTrainable")) == {head}
+    wait_until(lambda: alive("ResourceTrainable") == [head], sweep)
     joined = workers(num_cpus=1, resources={"benchmark": 1})
     wait_until(lambda: joined.node_id in alive("ResourceTrainable"), sweep)
     wait_until(lambda: set(alive("DeviceProcess")) == {joined.node_id}, sweep)
     sweep.end()
     told = json.loads((tmp_path / "told.json").read_text())
-    assert [trial["iterations"] for trial in told["trials"]] == [30] * 4
-    assert told["at_once"] == 3
+    assert [trial["iterations"] for trial in told["trials"]] == [30] * 2
+    assert told["at_once"] == 2
     assert ray.is_initialized()
