@@ -65,6 +65,6 @@ class Replicas:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.all_reduce(flat, group=self._holders)
         flat /= self._groups.count
-        means = flat.split([tensor.numel() for tensor in tensors])
+        means = torch.split(flat, [tensor.numel() for tensor in tensors])
         for tensor, mean in zip(tensors, means, strict=True):
             tensor.copy_(mean.view_as(tensor))

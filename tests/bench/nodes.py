@@ -11,8 +11,11 @@ from pathlib import Path
 from namespaces import missing, two_nodes
 from ports import free_port
 
-from autoshard.cost_model import OtherHardware, OutsideTraining, load_model
-from autoshard.sharders import make_sharder
+from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
+from autoshard.cost_model.roofline import roofline_model
+from autoshard.experiments.evaluation.replica_choice import choose_replicas
+from autoshard.sharders import SharderContext, load_policy, make_sharder
+from autoshard.sharders.replicating import ReplicaPlan
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -22,11 +25,14 @@ from autoshard.workload import (
     ShardingTask,
     load_tables,
 )
+from autoshard.workload.data_sheets import DATA_SHEETS
+from autoshard.workload.gpu_memory import on_gpus
 from autoshard.workload.links import AnyLink
 from bench.metric import Metric
 from bench.workbench import context_of, say
 
 _NETWORK = Network(Link(1e10, 2e-5), Link(1e9, 2e-5), 4)
+_SYNC_INTERVAL = 100
 _DEVICES, _BATCH_SIZE, _AMPLE = 8, 8192, 2**40
 _GIANTS = tuple(
     EmbeddingTable(f"giant{n}", 50_000_000, 64, 100.0, zipf_alpha=0.8) for n in range(6)
@@ -38,7 +44,7 @@ def node_metrics() -> list[Metric]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OtherHardware)
         warnings.simplefilter("ignore", OutsideTraining)
-        return [*_measured_metrics(), *_known_metrics()]
+        return [*_measured_metrics(), *_known_metrics(), *_replica_metrics()]
 
 
 def _measured_metrics() -> list[Metric]:
@@ -76,6 +82,34 @@ def _known_metrics() -> list[Metric]:
                known_ms / ms)
         for name, ms in steps_ms.items()
     ]  # fmt: skip
+
+
+def _replica_metrics() -> list[Metric]:
+    """Steps on 8 nodes of 8 H100, by the best replica groups over one group of all devices."""
+    network = Network(Link(450e9, 5e-6), Link(50e9, 20e-6), 8)
+    metrics = []
+    for name, tables in (
+        ("MLPerf DLRM-v2", load_tables("mlperf:dlrm-v2")),
+        ("100 synthetic tables", load_tables("synthetic:100:3:full")),
+    ):
+        say(f"replica groups: {name}")
+        objective = Objective("operators", network)
+        model = roofline_model(DATA_SHEETS["h100-80gb"]).for_objective(objective, 64)
+        operator, devices = model.provenance.operator, Device.uniform(64, 80 * 2**30)
+        task = on_gpus(ShardingTask(tables, devices, 2**19, operator, objective=objective))
+        context = SharderContext(EstimatedCosts(model, task.batch_size), load_policy("cpu"))
+        found = choose_replicas(task, context, "autoshard", None, _SYNC_INTERVAL, None)
+        alone = found.every[-1]
+        assert isinstance(alone, ReplicaPlan)
+        metrics.append(
+            Metric(
+                f"{name} on 64 H100 by data sheet, copies averaged every {_SYNC_INTERVAL} steps: "
+                "step by price, best replica groups over one group",
+                "at most 1",
+                found.chosen.total_ms / alone.total_ms,
+            )
+        )
+    return metrics
 
 
 def _task(tables: tuple[EmbeddingTable, ...], link: AnyLink) -> ShardingTask:

@@ -23,7 +23,8 @@ PAGE = text_of("docs/torchrec.md")
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Provides a working folder with the page's code blocks as files."""
-    blocks = zip(("my_model", "in_python", "train", "back"), python_blocks(PAGE), strict=True)
+    names = ("my_model", "in_python", "train", "of_groups", "back")
+    blocks = zip(names, python_blocks(PAGE), strict=True)
     for name, code in blocks:
         (tmp_path / f"{name}.py").write_text(code)
     monkeypatch.chdir(tmp_path)

@@ -4,9 +4,11 @@ DMPCollection is for GPUs only. What keeps it from CPUs are an assertion, the nu
 to devices, and an average that gloo has not: without these it trains here.
 """
 
+import re
 import types
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,8 @@ from autoshard.workload.replicas import ReplicaGroups
 from autoshard.workload.torchrec import replica_options, to_torchrec
 from autoshard.workload.torchrec.states import local_parts
 
+PAGE = (Path(__file__).parents[2] / "docs" / "torchrec.md").read_text()
+(PAGE_CODE,) = [c for c in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "DMPCollection" in c]
 RANKS, SIZE, STEPS = 4, 2, 12
 PLAN = plan_of(
     SIZE, ("a", 0, 8, 1), ("b", 0, 8, 0), ("b", 8, 16, 1), ("c", 0, 16, 0, 2), copied="d"
@@ -38,7 +42,7 @@ def grouped(consecutive: bool, interval: int = 1) -> ShardingPlan:
 
 
 def collection(model: nn.Module, plan: ShardingPlan) -> Any:
-    """Returns a DMPCollection on CPUs."""
+    """Returns a DMPCollection on CPUs, made by the code in docs/torchrec.md."""
     source, module = Path(model_parallel.__file__).read_text(), types.ModuleType("on_cpus")
     exec(compile(source, model_parallel.__file__, "exec", optimize=1), vars(module))
 
@@ -56,14 +60,10 @@ def collection(model: nn.Module, plan: ShardingPlan) -> Any:
             distributed.all_reduce(tensor, group=holders)
             tensor.div_(distributed.get_world_size(holders))
 
-    made: Any = OnCpus(
-        module=model,
-        device=CPU,
-        plan=to_torchrec(plan, model, device_type="cpu"),
-        global_pg=distributed.group.WORLD,
-        custom_all_reduce=average,
-        **replica_options(plan),
-    )
+    names: dict[str, Any] = {}
+    exec(PAGE_CODE, names)
+    names["DMPCollection"] = partial(OnCpus, custom_all_reduce=average)
+    made = names["sharded"](model, plan, CPU)
     return made
 
 

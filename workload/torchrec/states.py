@@ -48,7 +48,8 @@ def local_parts(weights: ShardedTensor | DTensor) -> dict[tuple[int, int], torch
     DMPCollection's tables are DTensors, those of DistributedModelParallel ShardedTensors.
     """
     if isinstance(weights, ShardedTensor):
-        return {(*s.metadata.shard_offsets,): s.tensor for s in weights.local_shards()}
+        shards = [(shard.metadata.shard_offsets, shard.tensor) for shard in weights.local_shards()]
+        return {(row, column): part for (row, column), part in shards}
     local: Any = weights.to_local()
     # A rank without parts has an offset nevertheless.
     return dict(zip(map(tuple, local.local_offsets()), local.local_shards(), strict=False))
