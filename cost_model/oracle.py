@@ -66,13 +66,16 @@ class EstimatedCosts:
     def for_objective(self, objective: Objective, ranks: int) -> "EstimatedCosts":
         """Returns the oracle of another objective or number of devices, for the same batch size."""
         model = self.model.for_objective(objective, ranks)
-        return EstimatedCosts(model, self.batch_size, self.residuals)
+        found = EstimatedCosts(model, self.batch_size, self.residuals)
+        # Amounts of pieces do not depend on what counts.
+        found._rows, found._amounts, found._met = self._rows, self._amounts, self._met
+        return found
 
     def costs(self, shards: Sequence[Shard]) -> list[ShardCost]:
         """Returns the estimated cost of each shard, with its relative 95 % half width."""
         if not shards:
             return []
-        sums = self._sums(shards)
+        sums = self._sums([shard.pieces for shard in shards])
         operators = self.model.compute.price(sums)
         residuals = [self.residuals.of_shard(shard) for shard in shards]
         factors = torch.tensor([residual.factor for residual in residuals])
@@ -91,7 +94,7 @@ class EstimatedCosts:
 
     def prices(self, shards: Sequence[Shard]) -> Prices:
         """Returns estimated costs as tensors, without residuals of measured shards."""
-        return self.price(self._sums(shards))
+        return self.price(self._sums([shard.pieces for shard in shards]))
 
     def price(self, sums: Tensor) -> Prices:
         """Returns the costs of devices with these sums of amounts; 0 for empty ones."""
@@ -125,8 +128,8 @@ class EstimatedCosts:
     def _in_training(self, operators: Prices, sums: Tensor) -> Prices:
         return operators if self._overhead is None else self._overhead.prices(operators, sums)
 
-    def _sums(self, shards: Sequence[Shard]) -> Tensor:
-        lists = [self._rows.of(shard.pieces, self.batch_size) for shard in shards]
+    def _sums(self, held: Sequence[Sequence[Piece]]) -> Tensor:
+        lists = [self._rows.of(pieces, self.batch_size) for pieces in held]
         self._embed_new()
         return Memberships.of(lists).sums(self._amounts)
 
@@ -169,12 +172,12 @@ class EstimatedCosts:
         sharded, rest = plan.on_single_devices(task)
         if not sharded.placements:
             return self.common_ms(task, plan)
-        shards = sharded.shards(rest)
-        filled = [number for number, shard in enumerate(shards) if shard is not None]
-        prices = self.prices([shard for shard in shards if shard is not None])
-        forward, backward = np.zeros((2, len(shards)))
+        held = sharded.pieces(rest)
+        filled = [number for number, pieces in enumerate(held) if pieces]
+        prices = self.price(self._sums([held[number] for number in filled]))
+        forward, backward = np.zeros((2, len(held)))
         forward[filled], backward[filled] = prices.forward_ms.numpy(), prices.backward_ms.numpy()
-        columns = np.array(sharded.exchanged_columns(rest))
+        columns = np.array([sum(p.exchanged_columns for p in pieces) for pieces in held], float)
         step_ms = float(StepPrice.of_task(rest).step_ms(forward, backward, columns))
         return step_ms + self.common_ms(task, plan)
 

@@ -19,6 +19,8 @@ from autoshard.experiments.explaining.plan_report import show
 from autoshard.experiments.explaining.world_report import NoPlan, World, WorldSizes
 from autoshard.sharders import (
     SHARDERS,
+    CopyingSharder,
+    RowWiseSharder,
     check_takes_seconds,
     cost_model_beside,
     make_sharder,
@@ -32,6 +34,7 @@ from autoshard.workload import (
     EmbeddingTable,
     Objective,
     PlanError,
+    ShardingPlan,
     ShardingTask,
     UserError,
     documents,
@@ -182,19 +185,25 @@ def main(config: PlanWorldConfig) -> None:
             tables, devices, config.batch_of(number), model, objective, config.constraints
         )
 
+    chooses_rows = spec_of(config.sharder).ways == "chosen"
+
     def fits(number: int, memory_bytes: int) -> bool:
-        """Returns whether tables fit into so many equal devices, rules aside."""
+        """Returns whether tables fit into so many equal devices, by rows if the sharder may."""
+        costs = EstimatedCosts(model, config.batch_of(number))
+        copying = CopyingSharder(_AnyPlan())
+        sharder = RowWiseSharder(copying, costs if chooses_rows else None, plans_twice=False)
         try:
-            pack(replace(build(Device.uniform(number, memory_bytes)), rules=()), split=True)
+            sharder.shard(build(Device.uniform(number, memory_bytes)))
         except PlanError:
             return False
         return True
 
+    oracle = context.costs
     worlds, missing, budget = list[World](), list[NoPlan](), Budget(config.seconds)
     memory = config.devices_of(numbers[0])[0].memory_bytes
     with following(len(numbers), "numbers of devices planned") as step:
         for place, number in enumerate(numbers):
-            oracle = _oracle(config, context.costs, tables, objectives[number], number)
+            oracle = _oracle(config, oracle, tables, objectives[number], number)
             share = budget.part(1 / (len(numbers) - place))
             context = replace(context, oracle=oracle, seconds=share.seconds)
             try:
@@ -217,6 +226,13 @@ def main(config: PlanWorldConfig) -> None:
         found.picture(config.picture)
     if config.json is not None:
         documents.write(config.json, found.to_json())
+
+
+class _AnyPlan:
+    """Returns any plan, in which tables may be split by columns."""
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        return ShardingPlan.of_pieces(task, pack(task, split=True))
 
 
 def _oracle(
@@ -243,10 +259,10 @@ def _least(low: int, high: int, fits: Callable[[int], bool], precision: float = 
 
 def _needed_bytes(fits: Callable[[int, int], bool], number: int, memory: int) -> int | None:
     """Returns the bytes of a device with which tables fit; None if memory is not what lacks."""
-    if fits(number, memory):
+    if fits(number, memory) or not fits(number, _MAX_BYTES):
         return None
     high = 2 * memory
-    while high < _MAX_BYTES and not fits(number, high):
+    while not fits(number, high):
         memory, high = high, 2 * high
     return _least(memory, high, lambda size: fits(number, size), _PRECISION)
 

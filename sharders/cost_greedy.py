@@ -4,6 +4,8 @@ The cost of a device is the sum of forward and backward time and of the time to 
 both all-to-alls.
 """
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 
 from autoshard.cost_model import EstimatedCosts
@@ -31,15 +33,31 @@ class AloneGreedySharder:
         return greedy_plan(task, costs, StepPrice.of_task(task).column_ms())
 
 
+_MAX_KNOWN = 8  # plans of an oracle that are kept: copies, rows and searches ask for the same
+_known: WeakKeyDictionary[EstimatedCosts, dict[ShardingTask, ShardingPlan]] = WeakKeyDictionary()
+
+
 class FusedGreedySharder:
-    """Places each table where the cost of the device with the table is lowest."""
+    """Places each table where the cost of the device with the table is lowest.
+
+    The latest plans of an oracle are kept.
+    """
 
     def __init__(self, oracle: EstimatedCosts) -> None:
         self._oracle = oracle
 
-    @one_thread()
     def shard(self, task: ShardingTask) -> ShardingPlan:
         """Returns a valid plan; raises PlanError if no device has memory for a table."""
+        known = _known.setdefault(self._oracle, {})
+        if task not in known:
+            found = self._plan(task)
+            if len(known) == _MAX_KNOWN:
+                del known[next(iter(known))]
+            known[task] = found
+        return known[task]
+
+    @one_thread()
+    def _plan(self, task: ShardingTask) -> ShardingPlan:
         self._oracle.check(task)
         masks = RuleMasks(task)
         pricing = self._oracle.expectation()  # scenarios would take twice as long
