@@ -224,5 +224,5 @@ class MixedCosts(EstimatedCosts):
         members = tuple(own + count for own in self._layout.members)
         return MixedScenarios(parts, replace(self._layout, members=members))
 
-    def _sums(self, shards: Sequence[Shard]) -> Tensor:
-        return self._layout.joined([part._sums(shards) for part in self._parts])
+    def _sums(self, held: Sequence[Sequence[Piece]]) -> Tensor:
+        return self._layout.joined([part._sums(held) for part in self._parts])

@@ -70,7 +70,10 @@ class EstimatedCosts:
     def for_objective(self, objective: Objective, ranks: int) -> "EstimatedCosts":
         """Returns the oracle of another objective or number of devices, for the same batch size."""
         model = self.model.for_objective(objective, ranks)
-        return EstimatedCosts(model, self.batch_size, self.residuals)
+        found = EstimatedCosts(model, self.batch_size, self.residuals)
+        # Amounts of pieces do not depend on what counts.
+        found._rows, found._amounts, found._met = self._rows, self._amounts, self._met
+        return found
 
     def costs(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> list[ShardCost]:  # noqa: ARG002
         """Returns the estimated cost of each shard, with its relative 95 % half width.
@@ -81,7 +84,7 @@ class EstimatedCosts:
         """
         if not shards:
             return []
-        sums = self._sums(shards)
+        sums = self._sums([shard.pieces for shard in shards])
         operators = self.model.compute.price(sums)
         residuals = [self.residuals.of_shard(shard) for shard in shards]
         factors = torch.tensor([residual.factor for residual in residuals])
@@ -100,7 +103,8 @@ class EstimatedCosts:
 
     def prices(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> Prices:
         """Returns estimated costs as tensors, without residuals of measured shards."""
-        return self.price(self._sums(shards) + self.of_devices(hardware))
+        sums = self._sums([shard.pieces for shard in shards])
+        return self.price(sums + self.of_devices(hardware))
 
     def of_kinds(self) -> "dict[str, EstimatedCosts]":
         """Returns the oracle of each kind of devices by its hardware; one without a name is all."""
@@ -146,8 +150,8 @@ class EstimatedCosts:
     def _in_training(self, operators: Prices, sums: Tensor) -> Prices:
         return operators if self._overhead is None else self._overhead.prices(operators, sums)
 
-    def _sums(self, shards: Sequence[Shard]) -> Tensor:
-        lists = [self._rows.of(shard.pieces, self.batch_size) for shard in shards]
+    def _sums(self, held: Sequence[Sequence[Piece]]) -> Tensor:
+        lists = [self._rows.of(pieces, self.batch_size) for pieces in held]
         self._embed_new()
         return Memberships.of(lists).sums(self._amounts)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from autoshard.cost_model import CostModel
+from autoshard.cost_model import CostModel, EstimatedCosts
 from autoshard.cost_model.threads import one_thread
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.budget import Budget
@@ -19,6 +19,8 @@ from autoshard.experiments.explaining.plan_report import show
 from autoshard.experiments.explaining.world_report import NoPlan, World, WorldSizes
 from autoshard.sharders import (
     SHARDERS,
+    CopyingSharder,
+    RowWiseSharder,
     check_takes_seconds,
     cost_model_beside,
     make_sharder,
@@ -31,6 +33,7 @@ from autoshard.workload import (
     Device,
     Objective,
     PlanError,
+    ShardingPlan,
     ShardingTask,
     UserError,
     documents,
@@ -181,14 +184,20 @@ def main(config: PlanWorldConfig) -> None:
             tables, devices, config.batch_of(number), model, objective, config.constraints
         )
 
+    chooses_rows = spec_of(config.sharder).ways == "chosen"
+
     def fits(number: int, memory_bytes: int) -> bool:
-        """Returns whether tables fit into so many equal devices, rules aside."""
+        """Returns whether tables fit into so many equal devices, by rows if the sharder may."""
+        costs = EstimatedCosts(model, config.batch_of(number))
+        copying = CopyingSharder(_AnyPlan())
+        sharder = RowWiseSharder(copying, costs if chooses_rows else None, plans_twice=False)
         try:
-            pack(replace(build(Device.uniform(number, memory_bytes)), rules=()), split=True)
+            sharder.shard(build(Device.uniform(number, memory_bytes)))
         except PlanError:
             return False
         return True
 
+    oracle = context.costs
     worlds, missing, budget = list[World](), list[NoPlan](), Budget(config.seconds)
     memory = config.devices_of(numbers[0])[0].memory_bytes
     with following(len(numbers), "numbers of devices planned") as step:
@@ -196,7 +205,7 @@ def main(config: PlanWorldConfig) -> None:
             share = budget.part(1 / (len(numbers) - place))
             try:
                 task = build(config.devices_of(number))
-                oracle = oracle_of(context.costs, task, config.store)
+                oracle = oracle_of(oracle, task, config.store)  # keeps amounts of the tables
                 context = replace(context, oracle=oracle, seconds=share.seconds)
                 plan = make_sharder(config.sharder, context).shard(task)
                 worlds.append(World.of(plan, task, oracle, config.dense_of(number)))
@@ -218,6 +227,13 @@ def main(config: PlanWorldConfig) -> None:
         documents.write(config.json, found.to_json())
 
 
+class _AnyPlan:
+    """Returns any plan, in which tables may be split by columns."""
+
+    def shard(self, task: ShardingTask) -> ShardingPlan:
+        return ShardingPlan.of_pieces(task, pack(task, split=True))
+
+
 def _least(low: int, high: int, fits: Callable[[int], bool], precision: float = 0.0) -> int:
     """Returns the least number that fits, to a relative precision; `low` does not, `high` does."""
     while high - low > max(1, precision * low):
@@ -228,10 +244,10 @@ def _least(low: int, high: int, fits: Callable[[int], bool], precision: float = 
 
 def _needed_bytes(fits: Callable[[int, int], bool], number: int, memory: int) -> int | None:
     """Returns the bytes of a device with which tables fit; None if memory is not what lacks."""
-    if fits(number, memory):
+    if fits(number, memory) or not fits(number, _MAX_BYTES):
         return None
     high = 2 * memory
-    while high < _MAX_BYTES and not fits(number, high):
+    while not fits(number, high):
         memory, high = high, 2 * high
     return _least(memory, high, lambda size: fits(number, size), _PRECISION)
 

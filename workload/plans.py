@@ -333,15 +333,17 @@ class ShardingPlan:
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
         """Returns the shard of each device; None for a device without tables."""
-        return tuple(Shard(tuple(pieces)) if pieces else None for pieces in self._held(task))
+        return tuple(Shard(tuple(pieces)) if pieces else None for pieces in self.pieces(task))
 
     def columns(self, task: ShardingTask) -> tuple[int, ...]:
         """Returns the output columns of each device, which it sends in all-to-alls."""
-        return tuple(0 if shard is None else shard.total_dim for shard in self.shards(task))
+        return tuple(sum(p.output_width for p in pieces) for pieces in self.pieces(task))
 
     def exchanged_columns(self, task: ShardingTask) -> tuple[float, ...]:
         """Returns the columns that exchanges of each device's outputs count for."""
-        return tuple(0.0 if s is None else s.exchanged_columns for s in self.shards(task))
+        return tuple(
+            float(sum(piece.exchanged_columns for piece in pieces)) for pieces in self.pieces(task)
+        )
 
     def device_bytes(self, task: ShardingTask) -> tuple[int, ...]:
         """Returns the bytes that each device needs."""
@@ -352,10 +354,11 @@ class ShardingPlan:
         ids = MemoryParts(inputs=task.hot_ids_bytes([name for name, _ in self.hot_rows]))
         plan, task = self.with_hot_apart(task)
         copies = task.copies_memory(plan.copied).plus(ids)
-        held = plan._held(task)
+        held = plan.pieces(task)
         return tuple(task.operator.memory(some, task.batch_size).plus(copies) for some in held)
 
-    def _held(self, task: ShardingTask) -> list[list[Piece]]:
+    def pieces(self, task: ShardingTask) -> list[list[Piece]]:
+        """Returns the pieces of each device, as `placed` has them."""
         held: list[list[Piece]] = [[] for _ in range(self.num_devices)]
         for piece, device in self.placed(task):
             held[device].append(piece)

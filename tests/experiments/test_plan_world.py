@@ -183,6 +183,28 @@ def test_too_little_memory_names_the_least_that_fits(
     assert "there is a plan for one number of devices only" in said
 
 
+def test_memory_that_is_needed_is_by_rows_and_with_constraints(
+    config: PlanWorldConfig, tmp_path: Path
+) -> None:
+    """A table of four columns is larger than any device's memory."""
+    rows = ["name,rows,dim,pooling_factor", "narrow,1000000,4,1.0"]
+    (tmp_path / "tables.csv").write_text("\n".join([*rows, "other,1000,16,1.0"]))
+    config = replace(config, tables=str(tmp_path / "tables.csv"), memory_gb="0.004")
+    told = outcome(replace(config, num_devices="2,8"))
+    size = 1e6 * (4 + 1) * 4  # with row-wise Adagrad's state
+    (lack,) = told["missing"]
+    assert size / 2 < lack["needed_bytes"] < 0.6 * size
+    assert told["least_devices"] == 5
+    (tmp_path / "rules.yaml").write_text("tables: {narrow: {ways: [table_wise, column_wise]}}")
+    ruled = replace(config, num_devices="2", constraints=tmp_path / "rules.yaml")
+    with pytest.raises(
+        UserError, match=r"each of 2 has 4.096 MiB and needs (\d+\.\d+) MiB"
+    ) as error:
+        plan_world.main(ruled)
+    needs = float(str(error.value).split("needs ")[1].split(" MiB")[0])
+    assert size < needs * 2**20 < 1.1 * size
+
+
 def test_no_plan_at_all_ends_with_one_line(config: PlanWorldConfig, tmp_path: Path) -> None:
     done = run(
         "plan_world.py",

@@ -94,6 +94,7 @@ def test_as_many_episodes_are_played_as_cost_little(policy: Policy, oracle: Esti
         max(config.discrepancy_step for config in ours.configs(5, 2, wide=True)) == 4
     )  # the last of whole tables
     assert ours.configs(1000, 16, wide=True) == configs[:6]
+    assert ours.configs(1000, 8, wide=True) == configs[:12]
     assert ours.configs(1000, 32, wide=True) == configs[:3]
     assert ours.configs(1000, 200) == configs[:2]
     assert ours.configs(10, 1) == [RolloutConfig()]
