@@ -77,7 +77,6 @@ def test_planning_loads_little(tmp_path: Path) -> None:
     ("arguments", "line"),
     [
         ("shrad", "autoshard shrad: there is no such command: use shard, compare, measure, "),
-        (f"shard {PLANNING} --sharder best", "sharder 'best' is not one of round_robin, "),
         ("shard --num-devices 2", "Missing from autoshard shard:"),
         (f"shard {PLANNING} --policy nowhere", "holds no policy: autoshard train --out makes one"),
         ("store inform costs.db", "autoshard store"),
