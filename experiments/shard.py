@@ -294,7 +294,7 @@ def main(config: ShardConfig) -> None:
         plan, lines = _improved(config, task, oracle)
     elif config.replica_group_size is not None:
         # Other plans do without.
-        from autoshard.experiments.evaluation.replica_choice import choose_replicas
+        from autoshard.experiments.explaining.replica_choice import choose_replicas
 
         size = None if config.replica_group_size == "auto" else int(config.replica_group_size)
         found = choose_replicas(

@@ -22,7 +22,7 @@ class Replicas:
     """
 
     def __init__(self, groups: ReplicaGroups, device: torch.device) -> None:
-        self._groups, self._steps = groups, 0
+        self._groups, self._device, self._steps = groups, device, 0
         mesh = DeviceMesh(
             device.type,
             [list(groups.ranks(number)) for number in range(groups.count)],
@@ -61,7 +61,7 @@ class Replicas:
     def _average(self, tensors: list[torch.Tensor]) -> None:
         """Averages tensors in one all-reduce, as ranks with other numbers of tensors do."""
         if not tensors:  # on no rank that holds this shard
-            tensors = [torch.zeros(1)]
+            tensors = [torch.zeros(1, device=self._device)]
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.all_reduce(flat, group=self._holders)
         flat /= self._groups.count

@@ -13,7 +13,7 @@ from ports import free_port
 
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
 from autoshard.cost_model.roofline import roofline_model
-from autoshard.experiments.evaluation.replica_choice import choose_replicas
+from autoshard.experiments.explaining.replica_choice import choose_replicas
 from autoshard.sharders import SharderContext, load_policy, make_sharder
 from autoshard.sharders.replicating import ReplicaPlan
 from autoshard.workload import (
