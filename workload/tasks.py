@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ class ShardingTask:
         """Returns the columns of all pooled outputs together."""
         return sum(table.dim * table.features for table in self.tables)
 
-    @cached_property
+    @property
     def exchanged_columns(self) -> float:
         """Returns the columns that exchanges of all pooled outputs together count for."""
         return sum(table.whole().exchanged_columns for table in self.tables)
