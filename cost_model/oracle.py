@@ -168,7 +168,8 @@ class EstimatedCosts:
         devices, numbers = len(rest.devices), np.array(homes, np.int64)
         prices = self.price(sums_of_devices(self.amounts(pieces), numbers, devices).float())
         forward, backward = prices.forward_ms.numpy(), prices.backward_ms.numpy()
-        columns = np.bincount(numbers, [piece.exchanged_columns for piece in pieces], devices)
+        columns = np.zeros(devices)
+        np.add.at(columns, numbers, [piece.exchanged_columns for piece in pieces])
         step_ms = float(StepPrice.of_task(rest).step_ms(forward, backward, columns))
         return step_ms + self.common_ms(task, plan)
 
