@@ -199,8 +199,8 @@ class EstimatedCosts:
         sums = sums_of_devices(self.amounts(pieces), numbers, devices).float()
         prices = self.price(sums + self.of_devices(rest.hardware))
         forward, backward = prices.forward_ms.numpy(), prices.backward_ms.numpy()
-        widths = [piece.exchanged_columns for piece in pieces]
-        columns = np.bincount(numbers, widths, devices).astype(float)
+        columns = np.zeros(devices)
+        np.add.at(columns, numbers, [piece.exchanged_columns for piece in pieces])
         step_ms = float(StepPrice.of_task(rest).step_ms(forward, backward, columns))
         return step_ms + self.common_ms(task, plan)
 
