@@ -176,10 +176,16 @@ def _least_ms(oracle: EstimatedCosts, task: ShardingTask, copied: frozenset[str]
 
 
 def even_ms(oracle: EstimatedCosts, task: ShardingTask) -> float:
-    """Returns what each device takes if the tables of a task, if any, are spread evenly."""
-    whole = oracle.amounts([table.whole() for table in task.tables]).sum(0)
+    """Returns what each device takes if the tables of a task, if any, are spread evenly.
+
+    Where devices differ, they are spread so that all take equally long.
+    """
+    devices, whole = len(task.devices), oracle.amounts([t.whole() for t in task.tables]).sum(0)
     exchange_ms = StepPrice.of_task(task).column_ms() * task.exchanged_columns
-    return (float(oracle.price(whole[None]).total_ms) + exchange_ms) / len(task.devices)
+    each_ms = oracle.price(whole[None] + oracle.of_devices(task.hardware)).total_ms.numpy()
+    with np.errstate(divide="ignore"):  # without tables
+        shared_ms = 1 / np.broadcast_to(1 / each_ms.astype(float), devices).sum()
+    return float(shared_ms + exchange_ms / devices)
 
 
 def _gains_ms(

@@ -51,6 +51,10 @@ class Listed:
         """Their sums, with a start where there are any: [..., 1, 2]."""
         return sums + START_MS * (sums > 1e-6)
 
+    def of_devices(self, hardware: Sequence[str]) -> float:
+        """Nothing: devices are of one kind."""
+        return 0.0
+
     def split_cost(self, task: ShardingTask) -> SplitCost:
         """Nothing: a split takes what its pieces do."""
         return SplitCost()

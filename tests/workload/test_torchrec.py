@@ -379,7 +379,7 @@ def test_a_table_stays_where_most_of_it_is_if_not_all_ranks_can_hold_as_much() -
         (split((0, 6, 0), (6, 18, 1)), "multiples of 4, got 0, 6 of table user.bags.likes"),
         (split((0, 32, 0)), "columns 0 to 32 exceed the 24 columns of table user.bags.likes"),
         (split((0, 24, 2)), "table user.bags.likes is on rank 2, and 2 ranks train"),
-        (split((0, 24, -1)), "table user.bags.likes is on rank -1"),
+        (split((0, 24, -1)), "table user.bags.likes is on device -1"),
     ],
 )
 def test_a_plan_that_does_not_fit_the_model_or_the_ranks_is_refused(
