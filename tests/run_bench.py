@@ -65,7 +65,7 @@ GROUPS: Mapping[str, Group] = {
         "Rows and copies beside columns, predicted", lambda _: ways_metrics(), on_ray=False
     ),
     "nodes": Group("Nodes with a slow link between them", lambda _: node_metrics(), on_ray=False),
-    "mixed": Group("Devices that differ", lambda _: mixed_metrics()),
+    "mixed": Group("Devices that differ", lambda _: mixed_metrics(), on_ray=False),
     "memory": Group("Slower memory, simulated", lambda _: slower_memory_metrics(), on_ray=False),
     "drift": Group(
         "Drift of lookups", lambda _: [*callback_metrics(), *drift_metrics()], on_ray=False

@@ -1,17 +1,22 @@
-"""Devices that differ: two of two threads and two of one, measured one kind after the other.
+"""Devices that differ: cores with all of their time and cores with a quota, one after the other.
 
 A plan that takes all devices for equal waits for the slow ones. If a fast device is s times as
 fast, a plan that knows it can take 2 / (s + 1) of that.
 """
 
+import json
+import subprocess
+import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from autoshard.benchmark import MeasuredCosts, MeasureSettings, price_plan
-from autoshard.benchmark.hardware import cpu_fingerprint, physical_cores, with_threads
-from autoshard.benchmark.pool import end_pool, pool_names
+import numpy as np
+
+from autoshard.benchmark import MachineProbe
+from autoshard.benchmark.probe import Passes
 from autoshard.benchmark.probing import probe_here
 from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
 from autoshard.cost_model.mixed_costs import MixedCosts
@@ -21,16 +26,23 @@ from autoshard.sharders import AnnealingSharder, SharderContext, load_policy, ma
 from autoshard.workload import (
     Device,
     Objective,
+    Shard,
     ShardingPlan,
     ShardingTask,
     load_tables,
+    random_shards,
 )
 from autoshard.workload.data_sheets import DATA_SHEETS
 from bench.metric import Metric
-from bench.workbench import cpu_pool, say
+from bench.workbench import say
 
-_THREADS, _BATCH_SIZE, _PROBE_SECONDS = 2, 1024, 20.0
-_SOURCES = ("synthetic:40:11:small", "synthetic:60:12", "criteo")
+_PERCENT, _BATCH_SIZE, _PROBE_SECONDS = 60, 1024, 20.0
+_SOURCES = {
+    "40 small tables": "synthetic:40:11:small",
+    "60 tables": "synthetic:60:12",
+    "60 small tables": "synthetic:60:13:small",
+}
+_GPU_SOURCES = {"100 tables": "synthetic:100:0", "300 tables": "synthetic:300:3"}
 _GPU_BATCH_SIZE, _GPUS = 16384, ("h100-80gb", "a100-80gb")
 _AMPLE = 2**40
 
@@ -44,45 +56,75 @@ def mixed_metrics() -> list[Metric]:
 
 
 def _measured_metrics() -> list[Metric]:
-    if len(physical_cores()) < _THREADS:
-        say("devices of two threads are left out: this machine has one core")
+    say(f"cores with all of their time and with {_PERCENT} % of it")
+    model, probe = load_model("cpu"), probe_here("cpu", _PROBE_SECONDS)
+    fast, slow = probe.hardware, f"{probe.hardware}, {_PERCENT} % of its time"
+    some = random_shards(load_tables("synthetic:30:21:small"), 4, 6, seed=1)
+    try:
+        both = [np.sum(_timed(some, percent)) for percent in (100, _PERCENT)]
+    except (OSError, subprocess.CalledProcessError) as error:
+        say(f"no control group can be made here: {error}")
         return []
-    say("devices of one and of two threads")
-    slow, fast = cpu_fingerprint(), with_threads(cpu_fingerprint(), _THREADS)
-    model = load_model("cpu")
-    parts = {}
-    for name, threads in ((fast, _THREADS), (slow, 1)):
-        own = on_machine(model, probe_here("cpu", _PROBE_SECONDS, threads))
-        parts[name] = EstimatedCosts(own.for_objective(Objective()), _BATCH_SIZE)
-    found = []
-    with tempfile.TemporaryDirectory() as folder, cpu_pool(Path(folder) / "costs.db") as pool:
-        measured = MeasuredCosts(pool, MeasureSettings(_BATCH_SIZE))
-        for source in _SOURCES:
-            task = _task(source, [fast, fast, slow, slow], _BATCH_SIZE)
-            plan, blind = _plans(task, parts, slow)
-            knowing, equal = (price_plan(each, task, measured).step_ms for each in (plan, blind))
-            # How fast the fast ones are, by the shards of the plan that takes all for equal.
-            alike = [replace(task, devices=_devices([name] * 4)) for name in (fast, slow)]
-            both = [price_plan(blind, each, measured).phases_ms.sum() for each in alike]
-            speed = float(both[1] / both[0])
-            allowed = 2 / (speed + 1)
-            found += [
-                Metric(f"{source} on 2 fast and 2 slow cores: speed of the fast ones", "", speed),
-                Metric(f"{source} on 2 fast and 2 slow cores: measured step over that of a plan "
-                       "for equal devices", "", knowing / equal),
-                Metric(f"{source} on 2 fast and 2 slow cores: the same over what speeds allow",
-                       "at most 1.05", knowing / equal / allowed),
-            ]  # fmt: skip
-        for name in pool_names():
-            end_pool(name)
+    factor, found = float(both[1] / both[0]), []
+    parts = {
+        each.hardware: EstimatedCosts(
+            on_machine(model, each).for_objective(Objective()), _BATCH_SIZE
+        )
+        for each in (probe, _slowed(probe, factor, slow))
+    }
+    for name, source in _SOURCES.items():
+        task = _task(source, [fast, fast, slow, slow], _BATCH_SIZE)
+        plans = _plans(task, parts, fast)
+        shards = [shard for plan in plans for shard in plan.shards(task) if shard is not None]
+        # Each shard is timed on both kinds; of a plan's shards, that of its device counts.
+        ms = {
+            kind: np.array(_timed(shards, percent)).reshape(2, 4, 2)
+            for kind, percent in ((fast, 100), (slow, _PERCENT))
+        }
+        knowing, equal = (
+            float(np.concatenate([ms[fast][n, :2], ms[slow][n, 2:]]).max(0).sum()) for n in range(2)
+        )
+        speed = float(ms[slow].sum() / ms[fast].sum())
+        where = f"{name} on 2 cores and 2 with {_PERCENT} % of their time"
+        found += [
+            Metric(f"{where}: speed of the fast ones", "", speed),
+            Metric(f"{where}: measured step over that of a plan for equal devices",
+                   "", knowing / equal),
+            Metric(f"{where}: the same over what speeds allow", "at most 1.05",
+                   knowing / equal / (2 / (speed + 1))),
+        ]  # fmt: skip
+    return found
+
+
+def _slowed(probe: MachineProbe, factor: float, hardware: str) -> MachineProbe:
+    """Returns the probe of hardware that takes so many times as long."""
+    shards = [
+        replace(each, ms=Passes(*(None if ms is None else factor * ms for ms in (
+            each.ms.forward, each.ms.backward))))
+        for each in probe.shards
+    ]  # fmt: skip
+    return replace(probe, hardware=hardware, shards=tuple(shards))
+
+
+def _timed(shards: Sequence[Shard], percent: int) -> list[tuple[float, float]]:
+    """Returns forward and backward ms of shards on a core that has so much of its time."""
+    pieces = [[(p.table.to_json(), p.start, p.width) for p in shard.pieces] for shard in shards]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "shards.json"
+        path.write_text(json.dumps({"batch_size": _BATCH_SIZE, "shards": pieces}))
+        program = [sys.executable, str(Path(__file__).with_name("time_shards.py"))]
+        done = subprocess.run(
+            [*program, str(percent), str(path)], check=True, capture_output=True, text=True
+        )
+    found: list[tuple[float, float]] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
 def _gpu_metrics() -> list[Metric]:
     say("four GPUs of one generation and four of another, by data sheet")
     found = []
-    for source in ("synthetic:100:0", "synthetic:300:3"):
-        models = [roofline_model(DATA_SHEETS[name]) for name in _GPUS]
+    for name, source in _GPU_SOURCES.items():
+        models = [roofline_model(DATA_SHEETS[gpu]) for gpu in _GPUS]
         fast, slow = (model.provenance.hardware for model in models)
         task = _task(source, [fast] * 4 + [slow] * 4, _GPU_BATCH_SIZE)
         parts = {
@@ -95,7 +137,7 @@ def _gpu_metrics() -> list[Metric]:
         mixed = MixedCosts(parts)
         annealed = AnnealingSharder(mixed.fresh(), seconds=60.0).shard(task)
         knowing, equal, long = (mixed.step_ms(each, task) for each in (plan, blind, annealed))
-        where = f"{source} on 4 x H100 and 4 x A100, by price"
+        where = f"{name} on 4 x H100 and 4 x A100, by price"
         found += [
             Metric(f"{where}: step over that of a plan for equal devices", "", knowing / equal),
             Metric(f"{where}: step over that of a minute of annealing", "at most 1.02",
