@@ -101,10 +101,9 @@ class EstimatedCosts:
         columns = (prices.forward_ms, prices.backward_ms, spreads)
         return [ShardCost(*values) for values in zip(*(c.tolist() for c in columns), strict=True)]
 
-    def prices(self, shards: Sequence[Shard], hardware: Sequence[str] = ()) -> Prices:
+    def prices(self, shards: Sequence[Shard]) -> Prices:
         """Returns estimated costs as tensors, without residuals of measured shards."""
-        sums = self._sums([shard.pieces for shard in shards])
-        return self.price(sums + self.of_devices(hardware))
+        return self.price(self._sums([shard.pieces for shard in shards]))
 
     def of_kinds(self) -> "dict[str, EstimatedCosts]":
         """Returns the oracle of each kind of devices by its hardware; one without a name is all."""
