@@ -4,7 +4,7 @@ The amounts of a piece are those by each kind's model, one after the other, so t
 up. The sums of a device begin with a mark of its kind, by which it is priced.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -95,9 +95,13 @@ class MixedExpectation:
 
     def price(self, sums: Tensor) -> Tensor:
         """Returns forward and backward ms, [..., scenarios, 2]."""
+        return self._priced(sums, [part.price for part in self._parts])
+
+    def _priced(self, sums: Tensor, prices: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+        """Returns what each kind's function says of the sums of its devices."""
         found = sums.new_zeros(*sums.shape[:-2], self.count, DIRECTIONS)
         for kind, chosen, own in self._layout.by_kind(sums):
-            found[chosen] = self._parts[kind].price(own)
+            found[chosen] = prices[kind](own)
         return found
 
     def split_cost(self, task: ShardingTask) -> SplitCost:
@@ -123,10 +127,7 @@ class MixedScenarios(MixedExpectation):
 
     def operators_ms(self, sums: Tensor) -> Tensor:
         """Returns forward and backward ms of operators, [..., scenarios, 2]."""
-        found = sums.new_zeros(*sums.shape[:-2], self.count, DIRECTIONS)
-        for kind, chosen, own in self._layout.by_kind(sums):
-            found[chosen] = self._scenarios[kind].operators_ms(own)
-        return found
+        return self._priced(sums, [part.operators_ms for part in self._scenarios])
 
     def in_training(self, operators_ms: Tensor, sums: Tensor) -> Tensor:
         """Returns ms of passes, of which operators take these [..., scenarios, 2]."""

@@ -44,6 +44,7 @@ from autoshard.workload import (
     load_tables,
 )
 from autoshard.workload.bounds import check_bounds
+from autoshard.workload.replicas import group_sizes
 from autoshard.workload.sizes import format_bytes
 
 _DEFAULT = "autoshard"
@@ -199,8 +200,8 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
             if self.sync_interval is not None:
                 raise UserError("--sync-interval is of replica groups: give --replica-group-size")
             return
-        if size != "auto" and (not size.isdecimal() or self.num_devices % (int(size) or 2**63)):
-            sizes = [n for n in range(1, self.num_devices + 1) if self.num_devices % n == 0]
+        sizes = group_sizes(self.num_devices)
+        if size != "auto" and not (size.isdecimal() and int(size) in sizes):
             raise UserError(
                 f"--replica-group-size must be auto, or divide --num-devices {self.num_devices}: "
                 f"one of {', '.join(map(str, sizes))}, got {size!r}"
