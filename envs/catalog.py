@@ -74,6 +74,7 @@ class TableCatalog:
         units: Tables, column slices or groups of tables that tasks draw from.
         split: Whether to add the halves of each unit, their halves, and so on. They are numbered
             after the given units. Slices of a table that have equal widths share a number.
+        operator: Operator of the tasks, by which units take memory. Default: the cost model's.
 
     Attributes:
         undivided: The units that were given, without halves.
@@ -84,7 +85,11 @@ class TableCatalog:
     """
 
     def __init__(
-        self, oracle: EstimatedCosts, units: Sequence[Placeable], split: bool = False
+        self,
+        oracle: EstimatedCosts,
+        units: Sequence[Placeable],
+        split: bool = False,
+        operator: OperatorOptions | None = None,
     ) -> None:
         if not units:
             raise UserError("an environment needs at least one table")
@@ -93,7 +98,7 @@ class TableCatalog:
         halves = _add_halves(known) if split else np.full((len(known), 2), NO_HALVES)
         self.halves = torch.from_numpy(halves)
         self.units = tuple(known)
-        self.operator: OperatorOptions = oracle.model.provenance.operator
+        self.operator = operator or oracle.model.provenance.operator
         self.batch_size = oracle.batch_size
         self.bytes = bytes_of_units(self.operator, self.batch_size, known)
         self.sizes = torch.from_numpy(self.bytes)

@@ -181,7 +181,7 @@ class PolicyRollouts:
         masks = RuleMasks(task)
         units = masks.units
         split = split and self._network.shape.halves and len(task.devices) > 1
-        catalog = TableCatalog(self._oracle, units, split)
+        catalog = TableCatalog(self._oracle, units, split, task.operator)
         rules = masks if masks.any else None
         instance = TaskInstance(
             np.arange(len(units)),

@@ -1,5 +1,8 @@
 """Episodes that a policy plays side by side."""
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from autoshard.envs import BatchedPlacementEnv, Layout, TableCatalog, TaskInstan
 from autoshard.sharders import Policy
 from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, PolicyShape
 from autoshard.sharders.rollouts import PolicyRollouts, Rollout, RolloutConfig, second_best
-from autoshard.workload import ShardingPlan
+from autoshard.workload import Device, EmbeddingTable, OperatorOptions, ShardingPlan
 
 
 def held_together(played: Rollout, first: int | None = None) -> list[list[tuple[str, int]]]:
@@ -116,3 +119,15 @@ def test_whole_tables_are_played_on_demand(oracle: EstimatedCosts, tables: Table
     (split,) = player.run(task)
     assert split.plan_ms < 0.8 * played.plan_ms
     assert len(split.placed) > len(task.tables)
+
+
+def test_memory_is_that_of_the_task_s_operator(policy: Policy, oracle: EstimatedCosts) -> None:
+    """Lookups of a GPU take more of it than those by which the cost model was trained."""
+    tables = [EmbeddingTable(f"t{n}", 1_000, 16, 40.0) for n in range(8)]
+    operator = OperatorOptions(lookup_bytes=500)
+    task = replace(task_of(tables, 3), operator=operator)
+    size = task.table_bytes(tables[0])
+    task = replace(task, devices=tuple(Device(f"d{n}", n * size) for n in (1, 4, 4)))
+    (played,) = PolicyRollouts(policy.network, oracle).run(task, split=False)
+    ShardingPlan.of_pieces(task, played.placed).check(task)
+    assert Counter(device for _, device in played.placed)[0] <= 1
