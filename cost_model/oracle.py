@@ -28,6 +28,8 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.arrays import Floats
+from autoshard.workload.data_sheets import data_sheet_of
+from autoshard.workload.host_memory import link_bytes
 from autoshard.workload.links import AnyLink
 from autoshard.workload.step_price import StepPrice, copies_uncounted, further_ways_ms
 from autoshard.workload.units import Placeable
@@ -267,12 +269,29 @@ class EstimatedCosts:
         inputs, pieces = self._rows.inputs(known), self._rows.pieces(known)
         amounts = self.model.compute.amounts_of(inputs)
         if self.residuals.tables:
-            residuals, shares = self.residuals.estimates([piece.table for piece in pieces])
+            tables = [piece.table.in_device_memory for piece in pieces]
+            residuals, shares = self.residuals.estimates(tables)
             amounts[..., :DIRECTIONS] *= torch.from_numpy(np.exp(residuals.T)).float()[:, None]
             uncertainty = self.model.compute.shape.uncertainty
             amounts[..., uncertainty] *= torch.from_numpy(shares).float()[:, None]
         self._warn_of_new(pieces, inputs, amounts)
+        if any(piece.table.cached_rows is not None for piece in pieces):
+            amounts[..., :DIRECTIONS] += self._host_link_ms(pieces)[:, None]
         self._amounts = torch.cat([self._amounts, amounts])
+
+    def _host_link_ms(self, pieces: Sequence[Piece]) -> Tensor:
+        """Returns what rows in host memory add to forward and backward ms, [pieces, 2]."""
+        hardware = self.model.provenance.hardware
+        sheet = self.model.data_sheet or data_sheet_of(hardware)
+        if sheet is None:
+            name = next(p.table.name for p in pieces if p.table.cached_rows is not None)
+            raise UserError(
+                f"table {name} is in host memory, and no bandwidth from {hardware} to the host's "
+                "is known: plan for a GPU with --hardware"
+            )
+        operator = self.model.provenance.operator
+        moved = [link_bytes(piece, operator, self.batch_size) for piece in pieces]
+        return torch.tensor(moved) * sheet.host_ms_of_byte
 
     def _warn_of_new(self, pieces: Sequence[Piece], inputs: Tensor, amounts: Tensor) -> None:
         """Warns of out-of-distribution tables, once per table."""
@@ -282,7 +301,9 @@ class EstimatedCosts:
         new = [number for key, number in first.items() if key not in self._met]
         self._met.update(first)
         tables = [pieces[number].table for number in new]
-        known = torch.tensor([self.residuals.knows(table) for table in tables], dtype=torch.bool)
+        known = torch.tensor(
+            [self.residuals.knows(table.in_device_memory) for table in tables], dtype=torch.bool
+        )
         worst, which = self.model.compute.scale.excess(inputs[new]).max(dim=1)
         worst[known] = 0.0
         outside = worst > OUT_OF_DISTRIBUTION

@@ -195,7 +195,7 @@ class StepOverhead:
         """
         if plan.hot_rows:
             counted_ms = self.hot_rows.ms(task, [name for name, _ in plan.hot_rows])
-            plan, task = plan.with_hot_apart(task)
+            plan, task = plan.resolved(task)
             return counted_ms + self.plan_ms(task, plan)
         common_ms = self.ordering_ms(task, plan)
         if plan.row_wise:

@@ -79,7 +79,7 @@ class StepPredictor:
         plan of that.
         """
         alone = copy(self)
-        apart, task = plan.with_hot_apart(self._task)
+        apart, task = plan.resolved(self._task)
         sharded, alone._task = apart.on_single_devices(task)
         tables = {table.name: table.access_digest for table in self._task.tables}
         cold = {t.access_digest: tables[t.name] for t in task.tables if t.name in tables}
@@ -152,7 +152,7 @@ class StepPredictor:
         assert copies is not None
         normal = np.random.default_rng([self._seed, _OF_COPIES]).standard_normal(SCENARIOS)
         relative = np.exp(copies.deviation * normal - copies.deviation**2 / 2) - 1
-        apart, task = plan.with_hot_apart(self._task)
+        apart, task = plan.resolved(self._task)
         return np.asarray(copies.ms(task, apart.copied) * relative)
 
     def _shards(self, placed: Placed) -> Sequence[Shard | None]:

@@ -88,6 +88,9 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
     sync_interval: int | None = None
     """Steps from one average of the copies of replica groups to the next. Default: 1. Requires
     --replica-group-size."""
+    host_memory_gb: float | None = None
+    """Memory of the host in GB of 2^30 bytes, for each GPU. If tables do not fit into GPUs, some
+    stay there, with caches on the GPUs. Default: tables are in the memory of devices alone."""
     constraints: Path | None = None
     """YAML file of constraints, such as tables that must share a device or stay whole, and reserved
     memory."""
@@ -158,6 +161,7 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
         if self.hot_ids is not None:
             self._check_hot_ids()
         self._check_replicas()
+        self._check_host_memory()
         self.build_objective(self.num_devices)  # raises for wrong options
         self.check_machine(self.cost_model, several=True)
         check_bounds(
@@ -169,7 +173,7 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
                 "max_moved_gb": 0,
                 "sync_interval": 1,
             },
-            more_than={"seconds": 0},
+            more_than={"seconds": 0, "host_memory_gb": 0},
         )
         check_file(self.out, "--out")
         check_file(self.save_task, "--save-task")
@@ -191,6 +195,20 @@ class ShardConfig(MachineOptions, ObjectiveOptions):
             raise UserError(
                 f"--hot-ids needs the price of copies, which --objective {self.objective} has not: "
                 "take --objective step"
+            )
+
+    def _check_host_memory(self) -> None:
+        """Raises UserError if --host-memory-gb is given to something that does not use it."""
+        if self.host_memory_gb is None:
+            return
+        if self.plan or self.start_plan or self.replica_group_size or self.measures:
+            raise UserError(
+                "--host-memory-gb is for making plans by the cost model: leave out --plan, "
+                "--start-plan, --replica-group-size and --measure"
+            )
+        if "model" not in self.spec.needs or self.spec.ways == "own":
+            raise UserError(
+                f"--host-memory-gb is not used by sharder {self.sharder}: take autoshard"
             )
 
     def _check_replicas(self) -> None:
@@ -285,6 +303,7 @@ def main(config: ShardConfig) -> None:
         measure_seconds=config.seconds or _MEASURE_SECONDS,
         seed=config.seed,
         num_hot_ids=config.num_hot_ids(tables),
+        host_bytes=int((config.host_memory_gb or 0) * _GB),
         seconds=None if config.measures else config.seconds,
     )
     oracle = context.costs

@@ -4,8 +4,8 @@ May import `envs`, `cost_model`, `benchmark` and `workload`. `make_sharder` crea
 name in `SHARDERS` from a `SharderContext`. There are published heuristics, greedy placement by
 predicted costs, `NeuroShardSharder`, `PolicySharder` (a trained policy, optionally with local
 search), `MeasuringSharder`, `AnnealingSharder`, `IncrementalSharder` and `TorchRecSharder`.
-`CopyingSharder`, `RowWiseSharder` and `HotColdSharder` add copies, blocks of rows and copies of hot
-rows to what another sharder plans.
+`CopyingSharder`, `RowWiseSharder`, `HotColdSharder` and `CachingSharder` add copies, blocks of
+rows, copies of hot rows and tables in host memory to what another sharder plans.
 `DriftMonitor` watches in a training loop whether a plan still fits the data.
 `next_steps` suggests single changes of a plan. `load_policy` and `save_policy` handle folders.
 """
@@ -16,6 +16,7 @@ from autoshard.workload.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from autoshard.sharders.annealing import ANNEAL_SECONDS, AnnealingSharder
+    from autoshard.sharders.caching import CachingSharder
     from autoshard.sharders.context import (
         MEASURE_SECONDS,
         SharderContext,
@@ -65,6 +66,7 @@ __all__ = [
     "USUAL_HEURISTICS",
     "AloneGreedySharder",
     "AnnealingSharder",
+    "CachingSharder",
     "CopyingSharder",
     "DriftMonitor",
     "DriftReport",

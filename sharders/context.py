@@ -34,6 +34,8 @@ class SharderContext:
         seconds: Seconds that a sharder that searches may take. None: until it finds no better plan.
         num_hot_ids: Tables whose most used rows are known, and how many of them: plans may copy
             these to all devices.
+        host_bytes: Memory of the host for each device, where tables may be that do not fit into
+            devices' memory; 0 if none may.
     """
 
     oracle: EstimatedCosts | None = None
@@ -43,6 +45,7 @@ class SharderContext:
     seed: int = 0
     seconds: float | None = None
     num_hot_ids: Mapping[str, int] = field(default_factory=dict)
+    host_bytes: int = 0
 
     @property
     def costs(self) -> EstimatedCosts:

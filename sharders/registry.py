@@ -216,10 +216,12 @@ def make_sharder(name: str, context: SharderContext | None = None) -> Sharder:
     # A sharder that uses all of its time would take it twice.
     plans_twice = context.seconds is None and spec.time != "all"
     copying = sharders.CopyingSharder(made, oracle, plans_twice)
-    by_rows = sharders.RowWiseSharder(copying, oracle, plans_twice)
-    if oracle is None or not context.num_hot_ids or not plans_twice:
-        return by_rows
-    return sharders.HotColdSharder(by_rows, oracle, context.num_hot_ids)
+    found: Sharder = sharders.RowWiseSharder(copying, oracle, plans_twice)
+    if oracle is not None and context.num_hot_ids and plans_twice:
+        found = sharders.HotColdSharder(found, oracle, context.num_hot_ids)
+    if not context.host_bytes:
+        return found
+    return sharders.CachingSharder(found, context.costs, context.host_bytes)
 
 
 def make_measuring(name: str, context: SharderContext) -> Sharder:

@@ -57,7 +57,7 @@ def carried_over(oracle: EstimatedCosts, plan: ShardingPlan, task: ShardingTask)
     try:
         was, rest = held.on_single_devices(task, reserve=True)
     except FieldError:
-        size = task.copies_memory(held.with_hot_apart(task)[0].copied).total
+        size = task.copies_memory(held.resolved(task)[0].copied).total
         raise PlanError(
             f"the copies of the plan take {format_bytes(size)} on each of {len(task.devices)} "
             "devices, which is more than one has: add memory, or make a plan anew"
@@ -81,7 +81,7 @@ def _with_blocks(plan: ShardingPlan, task: ShardingTask) -> ShardingPlan:
     """Returns the plan with blocks of rows for the devices of the task; other pieces are where they
     were, perhaps on devices that are gone.
     """
-    _, apart = plan.with_hot_apart(task)
+    _, apart = plan.resolved(task)
     tables = {table.name: table for table in apart.tables}
     found = list[Placement]()
     for name, pieces in plan.by_table().items():

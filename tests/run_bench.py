@@ -17,6 +17,7 @@ from bench.families import (
     measured_family_metrics,
 )
 from bench.headroom import headroom_metrics, size_metrics
+from bench.host_memory import host_memory_metrics
 from bench.learners import learner_metrics
 from bench.machines import machine_metrics
 from bench.measuring import collecting_metrics, measuring_metrics, yardstick_metrics
@@ -66,7 +67,11 @@ GROUPS: Mapping[str, Group] = {
     ),
     "nodes": Group("Nodes with a slow link between them", lambda _: node_metrics(), on_ray=False),
     "mixed": Group("Devices that differ", lambda _: mixed_metrics(), on_ray=False),
-    "memory": Group("Slower memory, simulated", lambda _: slower_memory_metrics(), on_ray=False),
+    "memory": Group(
+        "Slower memory, simulated",
+        lambda _: [*slower_memory_metrics(), *host_memory_metrics()],
+        on_ray=False,
+    ),
     "drift": Group(
         "Drift of lookups", lambda _: [*callback_metrics(), *drift_metrics()], on_ray=False
     ),

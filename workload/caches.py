@@ -36,10 +36,22 @@ def lfu_hit_rate(table: EmbeddingTable, rows_cached: float, batch_size: int) -> 
         batch_size: Samples of a batch.
     """
     _check_cached(table, rows_cached)
+    distinct, hits = lfu_hits(table, np.array([rows_cached]), batch_size)
+    return min(1.0, float(hits[0]) / distinct) if distinct else 0.0
+
+
+def lfu_hits(table: EmbeddingTable, rows_cached: Floats, batch_size: int) -> tuple[float, Floats]:
+    """Returns the distinct rows of a batch, and how many of them caches of the most used rows hold.
+
+    Args:
+        table: The table.
+        rows_cached: Rows that each cache has room for, [caches].
+        batch_size: Samples of a batch.
+    """
     rows, used = _used_in_batch(table, batch_size)
     before = np.cumsum(rows) - rows
-    held = np.clip(rows_cached - before, 0.0, rows) / rows
-    return _hit_rate(rows, used, held)
+    held = np.clip(rows_cached[:, None] - before, 0.0, rows)  # [caches, classes]
+    return float(rows @ used), np.asarray(held @ used)
 
 
 def lru_hit_rate(table: EmbeddingTable, rows_cached: float, batch_size: int) -> float:

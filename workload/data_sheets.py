@@ -10,8 +10,10 @@ from autoshard.workload.links import AnyLink, Link, Network
 _SCHEMA = documents.Schema("autoshard.data_sheet", 1)
 _GIGA = 1e9
 _LATENCY_S = 20e-6  # start of an all-to-all
+_HOST_SHARE = 0.75  # of its bandwidth to the host's memory that rows reach: a guess
 _BY_SHEET = ", by its data sheet"
 _FIGURES = ("memory_gb", "memory_gb_s", "link_gb_s", "network_gb_s", "gpus_per_node")
+_OPTIONAL = ("host_gb_s",)
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class DataSheet:
         link_gb_s: Bandwidth to the other GPUs of its node, of a GPU in one direction.
         network_gb_s: Bandwidth to GPUs of other nodes, of a GPU in one direction.
         gpus_per_node: GPUs that the faster link connects.
+        host_gb_s: Bandwidth to the memory of the host, of a GPU in one direction.
     """
 
     name: str
@@ -33,9 +36,10 @@ class DataSheet:
     link_gb_s: float
     network_gb_s: float
     gpus_per_node: int = 8
+    host_gb_s: float = 32.0
 
     def __post_init__(self) -> None:
-        for field in _FIGURES:
+        for field in (*_FIGURES, *_OPTIONAL):
             value = getattr(self, field)
             if not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise UserError(f"{field} must be a number more than 0, got {value!r}")
@@ -51,6 +55,11 @@ class DataSheet:
         """Returns whether hardware with this fingerprint is such a GPU."""
         return _is_gpu(self.name, hardware)
 
+    @property
+    def host_ms_of_byte(self) -> float:
+        """Returns the milliseconds that a byte of a row takes to or from the host's memory."""
+        return 1e3 / (_GIGA * self.host_gb_s * _HOST_SHARE)
+
     def link(self, ranks: int) -> AnyLink:
         """Returns the network between so many GPUs, in full nodes if these are more than one."""
         inside = Link(_GIGA * self.link_gb_s, _LATENCY_S)
@@ -63,14 +72,14 @@ class DataSheet:
 
 
 # Figures of NVIDIA's data sheets for each GPU: NVLink (PCIe for L4 and L40S) is half of the stated
-# sum of both directions. Networks are those of NVIDIA's DGX nodes (200 or 400 Gbit/s a GPU); for L4
-# and L40S, 100 Gbit/s.
+# sum of both directions, as is PCIe to the host. Networks are those of NVIDIA's DGX nodes (200 or
+# 400 Gbit/s a GPU); for L4 and L40S, 100 Gbit/s.
 DATA_SHEETS = {
     "a100-40gb": DataSheet("NVIDIA A100-SXM4-40GB", 40, 1555, 300, 25),
     "a100-80gb": DataSheet("NVIDIA A100-SXM4-80GB", 80, 2039, 300, 25),
-    "h100-80gb": DataSheet("NVIDIA H100 80GB HBM3", 80, 3350, 450, 50),
-    "h200-141gb": DataSheet("NVIDIA H200", 141, 4800, 450, 50),
-    "b200-180gb": DataSheet("NVIDIA B200", 180, 8000, 900, 50),
+    "h100-80gb": DataSheet("NVIDIA H100 80GB HBM3", 80, 3350, 450, 50, host_gb_s=64),
+    "h200-141gb": DataSheet("NVIDIA H200", 141, 4800, 450, 50, host_gb_s=64),
+    "b200-180gb": DataSheet("NVIDIA B200", 180, 8000, 900, 50, host_gb_s=64),
     "l4-24gb": DataSheet("NVIDIA L4", 24, 300, 32, 12.5),
     "l40s-48gb": DataSheet("NVIDIA L40S", 48, 864, 32, 12.5),
 }
@@ -98,4 +107,5 @@ def read_data_sheet(name: str, path: Path) -> DataSheet:
         document = documents.read(path)
         _SCHEMA.check(document)
         with documents.fields_of("the data sheet"):
-            return DataSheet(name, *(document[field] for field in _FIGURES))
+            given = {field: document[field] for field in _OPTIONAL if field in document}
+            return DataSheet(name, *(document[field] for field in _FIGURES), **given)

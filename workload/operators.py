@@ -17,6 +17,9 @@ Optimizer = Literal["rowwise_adagrad", "adagrad", "sgd"]
 WEIGHT_BYTES: dict[str, int] = {"fp32": 4, "fp16": 2}
 FLOAT_BYTES = 4  # optimizer state, outputs and gradients are always fp32
 INDEX_BYTES = 8
+# In device memory, of FBGEMM's caches of rows in host memory that evict the least frequently used:
+_CACHE_ROW_BYTES = 12  # for each row of the table, its use and its table
+_CACHE_SLOT_BYTES = 8  # for each row that is cached, which one it is
 
 Count = TypeVar("Count", int, Ints)  # a number for one piece, or an array with one for each piece
 
@@ -104,7 +107,7 @@ class OperatorOptions:
         weights = optimizer = inputs = outputs = 0
         for piece in pieces:
             table = piece.table
-            held, state = self._stored(table.rows, piece.width)
+            held, state = self._on_device(piece)
             weights += held
             optimizer += state
             lookups, samples = round(table.pooling_factor * batch_size), batch_size * table.features
@@ -142,10 +145,36 @@ class OperatorOptions:
         widths = np.array([piece.width for piece in pieces], np.int64)
         lookups = np.array([round(table.pooling_factor * batch_size) for table in tables], np.int64)
         weighted = np.array([table.weighted for table in tables], np.int64)
-        stored = self._stored(rows, widths)
-        return np.asarray(
-            sum((*stored, *self._for_a_batch(lookups, batch_size * features, widths, weighted)))
-        )
+        stored = np.add(*self._stored(rows, widths))
+        for number, table in enumerate(tables):
+            if table.cached_rows is not None:
+                stored[number] = sum(self._on_device(pieces[number]))
+        batch = self._for_a_batch(lookups, batch_size * features, widths, weighted)
+        return np.asarray(stored + sum(batch))
+
+    def host_bytes(self, piece: Piece) -> int:
+        """Returns the host memory that a piece needs: none unless its weights are there."""
+        rows, width = piece.table.rows, piece.width
+        if piece.table.cached_rows is None:
+            return 0
+        return self.stored_bytes(rows, width) - self._state_on_device(rows)
+
+    def _on_device(self, piece: Piece) -> tuple[int, int]:
+        """Returns the bytes of weights, and of optimizer state, in device memory.
+
+        Where weights are in host memory, so is the optimizer state, unless it is a number for each
+        row; weights then are those of the cache, with what it needs to find rows.
+        """
+        rows, cached, width = piece.table.rows, piece.table.cached_rows, piece.width
+        if cached is None:
+            return self._stored(rows, width)
+        weights = cached * (width * WEIGHT_BYTES[self.weights] + _CACHE_SLOT_BYTES)
+        if cached:
+            weights += rows * _CACHE_ROW_BYTES
+        return weights, self._state_on_device(rows)
+
+    def _state_on_device(self, rows: int) -> int:
+        return rows * FLOAT_BYTES if self.optimizer == "rowwise_adagrad" else 0
 
     def _stored(self, rows: Count, width: Count) -> tuple[Count, Count]:
         """Returns the bytes of weights, and of optimizer state."""

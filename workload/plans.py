@@ -10,14 +10,13 @@ from autoshard.workload import documents
 from autoshard.workload.errors import FieldError, UserError
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.placements import Placement, merged_by_device
+from autoshard.workload.plan_faults import fault_of_blocks, fault_of_memory, fault_of_rule
 from autoshard.workload.replicas import ReplicaGroups
-from autoshard.workload.sizes import format_bytes
-from autoshard.workload.tables import EmbeddingTable, Piece, Shard, can_be_blocks, hot_name
+from autoshard.workload.tables import EmbeddingTable, Piece, Shard, hot_name
 from autoshard.workload.tasks import ShardingTask
 
-# Copies, hot rows, blocks of rows and replicas came with version 2.
-PLAN_SCHEMA = documents.Schema("autoshard.plan", 2, oldest=1)
-_NAMED = 3  # devices that an error names, besides the worst
+# Copies, hot rows, blocks of rows and replicas came with version 2, caches with 3.
+PLAN_SCHEMA = documents.Schema("autoshard.plan", 3, oldest=1)
 
 
 class PlanError(UserError):
@@ -35,6 +34,8 @@ class ShardingPlan:
         hot_rows: Names of tables of which each device has a copy of the most used rows, and how
             many these are; placements are those of the other rows.
         replicas: Groups of so many devices that each train a copy of all tables; None if alone.
+        cached_rows: Names of tables in host memory, and how many of their rows caches in device
+            memory have room for.
     """
 
     placements: tuple[Placement, ...]
@@ -42,10 +43,11 @@ class ShardingPlan:
     copied: tuple[str, ...] = ()
     hot_rows: tuple[tuple[str, int], ...] = ()
     replicas: ReplicaGroups | None = None
+    cached_rows: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "copied", tuple(sorted(self.copied)))
-        object.__setattr__(self, "hot_rows", tuple(sorted(self.hot_rows)))
+        for name in ("copied", "hot_rows", "cached_rows"):
+            object.__setattr__(self, name, tuple(sorted(getattr(self, name))))
 
     @staticmethod
     def table_wise(task: ShardingTask, devices: Sequence[int]) -> "ShardingPlan":
@@ -116,18 +118,25 @@ class ShardingPlan:
 
     @property
     def is_plain(self) -> bool:
-        """Returns whether each table is on single devices, whole or in slices of columns."""
-        return not (self.copied or self.hot_rows or self.row_wise)
+        """Returns whether each table is on single devices, whole or in slices of columns, and in
+        their memory.
+        """
+        return not (self.copied or self.hot_rows or self.cached_rows or self.row_wise)
 
-    def with_hot_apart(self, task: ShardingTask) -> tuple["ShardingPlan", ShardingTask]:
-        """Returns the same plan of the task in which hot rows are tables of their own."""
-        if not self.hot_rows:
+    def resolved(self, task: ShardingTask) -> tuple["ShardingPlan", ShardingTask]:
+        """Returns the same plan, and the task, in which hot rows are tables of their own, and
+        tables in host memory have their caches.
+        """
+        if not self.hot_rows and not self.cached_rows:
             return self, task
         tables = {table.name for table in task.tables}
-        for name, _ in self.hot_rows:
-            if name not in tables:
-                raise PlanError(f"table {name}, of which the plan copies hot rows, is not sharded")
-        return self.with_hot_tables(), task.with_hot_rows(dict(self.hot_rows))
+        for what, parts in (("copies hot", self.hot_rows), ("caches", self.cached_rows)):
+            for name, _ in parts:
+                if name not in tables:
+                    raise PlanError(f"table {name}, of which the plan {what} rows, is not sharded")
+        task = task.with_cached_rows(dict(self.cached_rows))
+        plan = replace(self.with_hot_tables(), cached_rows=())
+        return plan, task.with_hot_rows(dict(self.hot_rows))
 
     def with_hot_tables(self) -> "ShardingPlan":
         """Returns the same plan for a model in which hot rows are tables of their own."""
@@ -148,7 +157,7 @@ class ShardingPlan:
 
     def blocks(self, task: ShardingTask) -> dict[EmbeddingTable, tuple[EmbeddingTable, ...]]:
         """Returns the blocks of each table that is sharded by rows, in the task's order."""
-        counts, (_, task) = self.row_wise, self.with_hot_apart(task)
+        counts, (_, task) = self.row_wise, self.resolved(task)
         return {t: task.row_blocks(t, counts[t.name]) for t in task.tables if t.name in counts}
 
     def on_single_devices(
@@ -164,8 +173,8 @@ class ShardingPlan:
             reserve: Whether the memory of copies is reserved, to plan anew; plans are priced
                 without.
         """
-        if self.hot_rows:
-            plan, task = self.with_hot_apart(task)
+        if self.hot_rows or self.cached_rows:
+            plan, task = self.resolved(task)
             return plan.on_single_devices(task, reserve)
         if self.is_plain:
             return self, task
@@ -187,7 +196,7 @@ class ShardingPlan:
 
     def placed(self, task: ShardingTask) -> list[tuple[Piece, int]]:
         """Returns pieces with their devices; of a table by rows, pieces of its blocks."""
-        _, task = self.with_hot_apart(task)
+        _, task = self.resolved(task)
         tables = {table.name: table for table in task.tables}
         found = []
         for p in self.placements:
@@ -208,13 +217,27 @@ class ShardingPlan:
                     f"the plan breaks the constraint {rule.name!r}: hot rows of {hot[0]} are "
                     "copied to all devices"
                 )
-        if self.hot_rows:
-            plan, task = self.with_hot_apart(task)
+        if self.hot_rows or self.cached_rows:
+            self._check_caches()
+            plan, task = self.resolved(task)
             plan.check(task)
             return
         self.check_places(task)
-        self._check_rules(task)
-        self._check_memory(task)
+        widths = self._widths(task)
+        for rule in task.rules:
+            _refuse(fault_of_rule(rule, widths, self.copied, self.row_wise))
+        _refuse(fault_of_memory(self.device_memory(task), task.devices))
+
+    def _check_caches(self) -> None:
+        """Raises PlanError if copies of tables, or of hot rows, are in host memory."""
+        hot = {name for name, _ in self.hot_rows}
+        for name, _ in self.cached_rows:
+            if name in self.copied or name in hot:
+                what = "hot rows of it are" if name in hot else "it is"
+                raise PlanError(
+                    f"table {name} is in host memory, and {what} copied to all devices: take "
+                    "either out of the plan"
+                )
 
     def check_places(self, task: ShardingTask) -> None:
         """Raises PlanError unless every column is placed once, on a device of the task."""
@@ -269,67 +292,16 @@ class ShardingPlan:
                 raise PlanError(
                     f"columns {covered} to {table.dim} of table {table.name} are nowhere"
                 )
-            self._check_blocks(table, pieces[table.name])
+            _refuse(fault_of_blocks(table, pieces[table.name], self.num_devices))
 
-    def _check_blocks(self, table: EmbeddingTable, pieces: Sequence[Placement]) -> None:
-        """Raises PlanError unless rows are in even blocks over all devices, or those of a node."""
-        count = pieces[0].row_blocks
-        if any(piece.row_blocks != count for piece in pieces):
-            raise PlanError(
-                f"table {table.name} has pieces of different row_blocks: all need the same number"
-            )
-        if count == 1:
-            return
-        if count < 1 or self.num_devices % count or any(piece.device % count for piece in pieces):
-            raise PlanError(
-                f"table {table.name} is in {count} blocks of rows from device {pieces[0].device} "
-                f"on: take all {self.num_devices} devices, or those of a node (row_blocks divides "
-                "the number of devices, and the first device is a multiple of it)"
-            )
-        if count == self.num_devices and len(pieces) > 1:
-            raise PlanError(
-                f"table {table.name} is in blocks of rows on all devices and in slices of "
-                "columns: take either"
-            )
-        if not can_be_blocks(table.rows, count):
-            raise PlanError(
-                f"table {table.name}: {table.rows} rows in {count} even blocks leave a device "
-                "without rows: shard it otherwise"
-            )
-
-    def _check_rules(self, task: ShardingTask) -> None:
-        if not task.rules:
-            return
+    def _widths(self, task: ShardingTask) -> dict[str, dict[int, int]]:
+        """Returns the number of columns of each table, by device."""
         widths: dict[str, dict[int, int]] = {table.name: {} for table in task.tables}
         for placement in self.placements:
             held = widths[placement.table]
             for device in placement.devices:
                 held[device] = held.get(device, 0) + placement.width
-        for rule in task.rules:
-            fault = rule.broken_by(widths, self.copied, self.row_wise)
-            if fault is not None:
-                raise PlanError(f"the plan breaks the constraint {rule.name!r}: {fault}")
-
-    def _check_memory(self, task: ShardingTask) -> None:
-        held = self.device_memory(task)
-        lacking = {
-            number: parts.total - device.usable_bytes
-            for number, (parts, device) in enumerate(zip(held, task.devices, strict=True))
-            if parts.total > device.usable_bytes
-        }
-        if not lacking:
-            return
-        first, *others = sorted(lacking, key=lambda number: -lacking[number])
-        device = task.devices[first]
-        more = [f"device {number} {format_bytes(lacking[number])}" for number in others[:_NAMED]]
-        if len(others) > _NAMED:
-            more.append(f"{len(others) - _NAMED} more devices")
-        raise PlanError(
-            f"device {first} ({device.name}) would hold {format_bytes(held[first].total)} "
-            f"({held[first].breakdown}), {format_bytes(lacking[first])} more than its "
-            f"{format_bytes(device.usable_bytes)}"
-            + (f"; {', '.join(more)} too much" if more else "")
-        )
+        return widths
 
     def shards(self, task: ShardingTask) -> tuple[Shard | None, ...]:
         """Returns the shard of each device; None for a device without tables."""
@@ -349,10 +321,15 @@ class ShardingPlan:
         """Returns the bytes that each device needs."""
         return tuple(parts.total for parts in self.device_memory(task))
 
+    def host_bytes(self, task: ShardingTask) -> tuple[int, ...]:
+        """Returns the host memory that the tables of each device need."""
+        held = self.pieces(task)
+        return tuple(sum(map(task.operator.host_bytes, pieces)) for pieces in held)
+
     def device_memory(self, task: ShardingTask) -> tuple[MemoryParts, ...]:
         """Returns the bytes that each device needs, by use."""
         ids = MemoryParts(inputs=task.hot_ids_bytes([name for name, _ in self.hot_rows]))
-        plan, task = self.with_hot_apart(task)
+        plan, task = self.resolved(task)
         copies = task.copies_memory(plan.copied).plus(ids)
         held = plan.pieces(task)
         return tuple(task.operator.memory(some, task.batch_size).plus(copies) for some in held)
@@ -374,6 +351,9 @@ class ShardingPlan:
             body["hot_rows"] = dict(self.hot_rows)
         if self.replicas is not None:
             body["replicas"] = self.replicas.to_json()
+        if self.cached_rows:
+            body["cached_rows"] = dict(self.cached_rows)
+            return PLAN_SCHEMA.stamp(body)
         plain = self.is_plain and self.replicas is None
         return PLAN_SCHEMA.stamp(body, version=1 if plain else 2)
 
@@ -386,15 +366,13 @@ class ShardingPlan:
             copied = document.get("copied", [])
             if not isinstance(copied, list) or len(set(map(str, copied))) < len(copied):
                 raise FieldError("copied", "must be a list of different tables")
-            hot_rows = document.get("hot_rows", {})
-            if not (isinstance(hot_rows, dict) and all(type(n) is int for n in hot_rows.values())):
-                raise FieldError("hot_rows", "must give numbers of rows by table")
             return ShardingPlan(
                 tuple(map(Placement.from_json, placements)),
                 int(document["num_devices"]),
                 tuple(map(str, copied)),
-                tuple(hot_rows.items()),
+                _rows_by_table(document, "hot_rows"),
                 ReplicaGroups.from_json(document.get("replicas")),
+                _rows_by_table(document, "cached_rows"),
             )
 
     def save(self, path: Path | str) -> None:
@@ -406,3 +384,15 @@ class ShardingPlan:
         """Reads a plan; UserError names the file and the fault."""
         with documents.naming(path):
             return ShardingPlan.from_json(documents.read(path))
+
+
+def _refuse(fault: str | None) -> None:
+    if fault is not None:
+        raise PlanError(fault)
+
+
+def _rows_by_table(document: Mapping[str, Any], field: str) -> tuple[tuple[str, int], ...]:
+    found = document.get(field, {})
+    if not (isinstance(found, dict) and all(type(n) is int for n in found.values())):
+        raise FieldError(field, "must give numbers of rows by table")
+    return tuple(found.items())

@@ -66,6 +66,8 @@ class EmbeddingTable:
         exchange_share: What an exchange of its outputs takes, over that of a whole table as wide:
             blocks of rows are summed up on the way (`links.Network.block_share`). It is a property
             of a plan, and no part of files.
+        cached_rows: Rows that a cache in the device's memory has room for, if the weights are in
+            host memory; None if they are in the device's. Likewise a property of a plan.
     """
 
     name: str
@@ -80,6 +82,7 @@ class EmbeddingTable:
     weighted: bool = False
     access: RowAccess | None = field(default=None, compare=False, repr=False)
     exchange_share: float = 1.0
+    cached_rows: int | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -103,6 +106,8 @@ class EmbeddingTable:
             raise FieldError("features", "a table with recorded lookups has one feature")
         if self.access is not None:
             self.access.check(self.rows)
+        if self.cached_rows is not None:
+            _check_whole("cached_rows", self.cached_rows, 0, self.rows)
 
     def _check_reuse(self, reuse: tuple[float, ...]) -> None:
         if self.zipf_alpha is not None:
@@ -123,7 +128,9 @@ class EmbeddingTable:
         trace = None if self.trace is None else (self.trace.digest, self.trace.position)
         reuse = (self.reuse, self.reuse_batch_size, self.zipf_alpha or 0.0)
         # Default values are left out, so that stored digests stay valid.
-        unusual = [self.features, self.weighted] if self._is_unusual else []
+        unusual: list[Any] = [self.features, self.weighted] if self._is_unusual else []
+        if self.cached_rows is not None:
+            unusual.append({"cached_rows": self.cached_rows})
         return digest([self.rows, self.pooling_factor, reuse, trace, *unusual])
 
     @property
@@ -133,6 +140,11 @@ class EmbeddingTable:
     def whole(self) -> "Piece":
         """Returns the piece of all columns."""
         return Piece(self, 0, self.dim)
+
+    @property
+    def in_device_memory(self) -> "EmbeddingTable":
+        """Returns the table with all rows in the device's memory."""
+        return self if self.cached_rows is None else replace(self, cached_rows=None)
 
     def without_access(self) -> "EmbeddingTable":
         """Returns the table without `access`, on which no batch depends that is drawn."""
@@ -166,7 +178,7 @@ class EmbeddingTable:
         return EmbeddingTable(**fields)
 
 
-_FIELDS = frozenset(EmbeddingTable.__dataclass_fields__) - {"exchange_share"}
+_FIELDS = frozenset(EmbeddingTable.__dataclass_fields__) - {"exchange_share", "cached_rows"}
 
 
 @dataclass(frozen=True)
@@ -293,7 +305,7 @@ def row_blocks(
     They are named like slices: `item[0:500]`. Their lookups follow from the histogram of the
     table's rows (`RowAccess.blocks`). Where none is known, ids are taken to be unrelated to how
     often they are used, as hashed ids are: then blocks are used alike. Each block has the table's
-    reuse bins; lookups that were recorded are not kept.
+    reuse bins, and its share of the rows that are cached; lookups that were recorded are not kept.
     """
     return _blocks(table, count, table.access, exchange_share)
 
@@ -315,6 +327,7 @@ def _blocks(
                 table,
                 name=f"{table.name}[{first}:{last}]",
                 rows=last - first,
+                cached_rows=_cached_of(table, last - first),
                 pooling_factor=table.pooling_factor * share,
                 trace=None,
                 access=None,
@@ -322,6 +335,11 @@ def _blocks(
             )
         )
     return tuple(found)
+
+
+def _cached_of(table: EmbeddingTable, rows: int) -> int | None:
+    """Returns how many of some rows are cached if caches of all parts have the same share."""
+    return None if table.cached_rows is None else table.cached_rows * rows // table.rows
 
 
 def hot_name(table: str) -> str:

@@ -36,7 +36,7 @@ def step_traffic(plan: ShardingPlan, task: ShardingTask) -> list[Traffic]:
 
 
 def _parts(plan: ShardingPlan, task: ShardingTask) -> Iterator[Traffic]:
-    plan, task = plan.with_hot_apart(task)
+    plan, task = plan.resolved(task)
     ranks, nodes, batch = len(task.devices), task.nodes, task.batch_size
     node = ranks // nodes
     near, far = (node - 1) / ranks, (ranks - node) / ranks  # of what goes to each device alike

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+import numpy as np
 from rich.table import Table
 
 from autoshard.cost_model import EstimatedCosts, StepPrediction, StepPredictor
@@ -14,6 +15,7 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
+from autoshard.workload.caches import lfu_hits
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import hot_name
@@ -98,6 +100,8 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
         )
     if plan.hot_rows:
         yield from _hot_rows(plan, task)
+    if plan.cached_rows:
+        yield from _in_host_memory(plan, task)
     if plan.row_wise:
         yield (
             f"row-wise (in blocks of rows): {len(plan.row_wise)} of {len(task.tables)} tables, "
@@ -117,7 +121,7 @@ def training_notes(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
 def _hot_rows(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     """Yields which tables have hot rows, and how many lookups these get."""
     tables, counts = {table.name: table for table in task.tables}, dict(plan.hot_rows)
-    _, apart = plan.with_hot_apart(task)
+    _, apart = plan.resolved(task)
     size = format_bytes(apart.copies_memory([hot_name(name) for name in counts]).total)
     cold = {table.name: table.pooling_factor for table in apart.tables}
     lookups = sum(tables[name].pooling_factor for name in counts)
@@ -129,6 +133,23 @@ def _hot_rows(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
         f"on each, {_named(list(counts))}, with {share:.0%} of their lookups{known}: make the "
         "model's collections by with_hot_rows and the file of --hot-ids; the optimizer of the "
         "dense layers must train them"
+    )
+
+
+def _in_host_memory(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
+    """Yields which tables are in host memory, and what their caches hold."""
+    counts = dict(plan.cached_rows)
+    tables = [table for table in task.tables if table.name in counts]
+    found = [
+        lfu_hits(table, np.array([counts[table.name]], float), task.batch_size) for table in tables
+    ]
+    used, held = sum(distinct for distinct, _ in found), sum(float(hits[0]) for _, hits in found)
+    size = format_bytes(max(plan.host_bytes(task)))
+    yield (
+        f"in host memory: {len(counts)} of {len(task.tables)} tables, at most {size} for a device, "
+        f"{_named(list(counts))}; caches on devices have {sum(counts.values()):,} of their "
+        f"{sum(table.rows for table in tables):,} rows, and {held / used if used else 1:.1%} of "
+        "the rows that a batch uses (kernels fused_uvm_caching and fused_uvm, never measured here)"
     )
 
 

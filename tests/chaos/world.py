@@ -18,6 +18,7 @@ from ports import free_port
 
 PATIENCE = 300.0  # seconds; for hangs alone
 _DISK_MB = 192
+_STARTS = 3  # tries to start a node
 _EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 # Read by every Python of the cluster when it starts: a clock that only its own processes see.
 _CLOCK = """
@@ -104,9 +105,15 @@ class World:
         ray = Path(sys.executable).with_name("ray")
         memory = "--object-store-memory 100000000 --disable-usage-stats --num-cpus"
         words = f"{ray} start --block {options} --node-ip-address {self._addresses[node]} {memory}"
-        self._start(name, [*words.split(), str(2 - node)], node)
         started = "Ray runtime started"
-        wait_until(f"the {name}'s start", lambda: started in self._alive(name).read_text())
+        for attempt in range(_STARTS):
+            self._start(name, [*words.split(), str(2 - node)], node)
+            try:
+                wait_until(f"the {name}'s start", lambda: started in self._alive(name).read_text())
+                break
+            except RuntimeError:  # Ray gives its own processes 30 s, which a busy host exceeds
+                if attempt + 1 == _STARTS:
+                    raise
         self.processes()
 
     def _start(self, name: str, words: Sequence[str], node: int) -> None:

@@ -121,7 +121,7 @@ def all_copied(task: ShardingTask) -> ShardingPlan:
 def test_hot_rows_add_copies_and_the_telling_apart(model: CostModel, copying: CostModel) -> None:
     task, oracle = task_of(), EstimatedCosts(copying, 1024)
     plan = replace(next(random_plans(task)), hot_rows=((task.tables[0].name, 50),))
-    apart, two = plan.with_hot_apart(task)
+    apart, two = plan.resolved(task)
     (hot,) = (table for table in two.tables if table.name in apart.copied)
     telling_ms = HOT_OVERHEAD.ms(task, [task.tables[0].name])
     assert telling_ms > 0

@@ -96,7 +96,7 @@ def test_a_plan_with_hot_rows_is_one_of_two_tables() -> None:
     plan, task = plan_of({"zipf": 300}), task_of()
     plan.check(task)
     assert not plan.is_plain
-    apart, two = plan.with_hot_apart(task)
+    apart, two = plan.resolved(task)
     assert apart.copied == ("zipf_hot",)
     assert [table.name for table in two.tables] == ["zipf", "zipf_hot", "other"]
     assert apart.with_hot_rows({"zipf": 300}) == plan

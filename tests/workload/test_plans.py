@@ -250,9 +250,9 @@ def test_files_of_plans_say_by_their_version_whether_there_are_copies(tmp_path: 
         plan.save(path)
         assert json.loads(path.read_text())["version"] == version
         assert ShardingPlan.load(path) == plan
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 3}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 4}))
     with pytest.raises(
-        UserError, match=r"has version 3 of autoshard.plan, .*reads versions 1 to 2"
+        UserError, match=r"has version 4 of autoshard.plan, .*reads versions 1 to 3"
     ):
         ShardingPlan.load(path)
 

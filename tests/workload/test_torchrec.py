@@ -465,10 +465,27 @@ def test_what_is_sharded_in_an_unknown_way_does_not_come_back() -> None:
 
 def test_what_runs_in_another_kernel_or_is_of_another_model_does_not_come_back() -> None:
     out = to_torchrec(ShardingPlan(WHOLE, 4), MODEL)
-    out.plan["item"]["clicks"].compute_kernel = "fused_uvm"
-    with pytest.raises(PlanError, match=r"table item.clicks runs in kernel fused_uvm"):
+    out.plan["item"]["clicks"].compute_kernel = "key_value"
+    with pytest.raises(PlanError, match=r"table item.clicks runs in kernel key_value"):
         from_torchrec(out, TASK)
     with pytest.raises(PlanError, match=r"table item.clicks is on rank 1, and the task has 1 dev"):
         from_torchrec(to_torchrec(ShardingPlan(WHOLE, 4), MODEL), task_of(MODEL, ranks=1))
     with pytest.raises(PlanError, match=r"table item.clicks of the plan is not among"):
         from_torchrec(to_torchrec(ShardingPlan(WHOLE, 4), MODEL), task_of(alone(bag("clicks"))))
+
+
+def test_tables_in_host_memory_get_their_kernels_and_caches_and_come_back() -> None:
+    plan = ShardingPlan(WHOLE, 4, cached_rows=(("item.clicks", 0), ("user.bags.likes", 25)))
+    with pytest.raises(PlanError, match=r"keeps table item.clicks in host memory .* GPUs alone"):
+        to_torchrec(plan, MODEL, device_type="cpu")
+    out = to_torchrec(plan, MODEL, device_type="cuda")
+    likes, clicks = out.plan["user.bags"]["likes"], out.plan["item"]["clicks"]
+    assert (likes.compute_kernel, clicks.compute_kernel) == ("fused_uvm_caching", "fused_uvm")
+    rows = next(table.rows for table in TASK.tables if table.name == "user.bags.likes")
+    assert likes.cache_params.load_factor == 25 / rows
+    assert clicks.cache_params is None
+    others = {p.compute_kernel for m in out.plan.values() for p in m.values()} - {"fused"}
+    assert others == {"fused_uvm_caching", "fused_uvm"}
+    assert from_torchrec(out, TASK) == replace(plan, placements=tuple(sorted(WHOLE)))
+    likes.cache_params = None  # TorchRec's usual cache
+    assert dict(from_torchrec(out, TASK).cached_rows)["user.bags.likes"] == int(0.2 * rows)

@@ -17,10 +17,13 @@ from autoshard.workload.tables import DIM_STEP, hot_name, rows_of_block
 from autoshard.workload.tasks import ShardingTask
 from autoshard.workload.torchrec.bags import BagTable, bag_tables, name_of
 from autoshard.workload.torchrec.names import device_type_here
+from autoshard.workload.torchrec.slower_memory import cache_of, kernel_of
 
 FUSED = EmbeddingComputeKernel.FUSED.value
+_FUSED = (FUSED, kernel_of(0), kernel_of(1))  # all rows in device memory, none, or some in a cache
 DENSE = EmbeddingComputeKernel.DENSE.value  # that of copies
 COPIED = torchrec.ShardingType.DATA_PARALLEL.value
+_LOAD_FACTOR = 0.2  # TorchRec's, of caches that a plan does not describe
 _WHOLE = torchrec.ShardingType.TABLE_WISE.value
 _SPLIT = torchrec.ShardingType.COLUMN_WISE.value
 # All of them place columns on ranks; they differ in how a planner may select the ranks.
@@ -47,6 +50,8 @@ def to_torchrec(
 
     Copied tables are data-parallel: the optimizer of the model's dense part has to train them, not
     the one that is fused into the backward pass of the others.
+
+    Tables in host memory run in `fused_uvm_caching`, or `fused_uvm` without a cache, on GPUs alone.
 
     Row-wise Adagrad keeps one number per row of a piece. A split table therefore trains slightly
     differently from a whole one. SGD and Adagrad do not. Blocks of rows train as whole tables do.
@@ -78,6 +83,12 @@ def plan_of_tables(
     modules: dict[str, torchrec.EmbeddingModuleShardingPlan] = {}
     pieces = pieces_of(plan, tables, ranks)
     types = sharding_types(pieces, tables, ranks)
+    cached = dict(plan.cached_rows)
+    if cached and device == "cpu":
+        raise PlanError(
+            f"the plan keeps table {plan.cached_rows[0][0]} in host memory with a cache on its "
+            "device, which TorchRec has for GPUs alone: make a plan without --host-memory-gb"
+        )
     for name, table in tables.items():
         module = modules.setdefault(table.path, torchrec.EmbeddingModuleShardingPlan())
         module[table.config.name] = (
@@ -85,6 +96,9 @@ def plan_of_tables(
             if name in plan.copied
             else _sharding(table, types[name], pieces[name], device, ranks)
         )
+        if name in cached:
+            module[table.config.name].compute_kernel = kernel_of(cached[name])
+            module[table.config.name].cache_params = cache_of(table.described(), cached[name])
     return torchrec.ShardingPlan(dict(modules))
 
 
@@ -276,7 +290,8 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
         PlanError: A table is neither sharded by columns or even blocks of rows in the fused kernel
             nor copied to all ranks, or not in the task.
     """
-    placements, copied = [], []
+    placements, copied, cached = [], [], {}
+    rows = {table.name: table.rows for table in task.tables}
     ranks = len(task.devices)
     for path, module in plan.plan.items():
         if not isinstance(module, torchrec.EmbeddingModuleShardingPlan):
@@ -287,7 +302,11 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
                 copied.append(name)
             else:
                 placements.extend(placements_of(name, sharding))
-    ours = ShardingPlan(tuple(sorted(placements)), ranks, tuple(copied))
+                if sharding.compute_kernel != FUSED:
+                    cached[name] = _cached_rows(sharding, rows.get(name, 0))
+    ours = ShardingPlan(
+        tuple(sorted(placements)), ranks, tuple(copied), cached_rows=tuple(cached.items())
+    )
     for piece in ours.placements:
         if piece.device >= ranks:
             raise PlanError(
@@ -295,6 +314,15 @@ def from_torchrec(plan: torchrec.ShardingPlan, task: ShardingTask) -> ShardingPl
             )
     ours.check_columns(task.tables)
     return ours
+
+
+def _cached_rows(sharding: torchrec.ParameterSharding, rows: int) -> int:
+    """Returns the rows that a cache of a table with so many rows has room for."""
+    if sharding.compute_kernel == kernel_of(0):
+        return 0
+    cache = sharding.cache_params
+    share = None if cache is None else cache.load_factor
+    return int((_LOAD_FACTOR if share is None else share) * rows)
 
 
 def placements_of(table: str, sharding: torchrec.ParameterSharding) -> list[Placement]:
@@ -311,9 +339,10 @@ def placements_of(table: str, sharding: torchrec.ParameterSharding) -> list[Plac
             f"table {table} is sharded {sharding.sharding_type}: plans here know "
             f"{', '.join((*_BY_COLUMNS, *_BY_ROWS, COPIED))}"
         )
-    if sharding.compute_kernel != FUSED:
+    if sharding.compute_kernel not in _FUSED:
         raise PlanError(
-            f"table {table} runs in kernel {sharding.compute_kernel}: costs are known of {FUSED}"
+            f"table {table} runs in kernel {sharding.compute_kernel}: costs are known of "
+            f"{', '.join(_FUSED)}"
         )
     if not isinstance(sharding.sharding_spec, EnumerableShardingSpec) or not sharding.ranks:
         raise PlanError(f"table {table} has no ranks and columns: take a plan that a planner made")

@@ -37,19 +37,29 @@ def memory_constraints(
     return found
 
 
+def cache_of(table: EmbeddingTable, rows: int, eviction: Eviction = "lfu") -> CacheParams | None:
+    """Returns the cache of so many rows of a table in host memory; None if there are none."""
+    if rows == 0:
+        return None
+    return CacheParams(
+        algorithm=CacheAlgorithm[eviction.upper()],
+        load_factor=rows / table.rows,
+        stats=None if table.access is None else AccessStatistics(table, eviction),
+    )
+
+
+def kernel_of(rows: int) -> str:
+    """Returns the kernel of a table in host memory with a cache of so many rows."""
+    kernels = EmbeddingComputeKernel
+    return str((kernels.FUSED_UVM_CACHING if rows else kernels.FUSED_UVM).value)
+
+
 def _constraints(table: EmbeddingTable, rows: int, eviction: Eviction) -> ParameterConstraints:
     if not 0 <= rows <= table.rows:
         problem = f"of table {table.name} must lie between 0 and {table.rows}, got {rows}"
         raise FieldError("rows", problem)
-    kernel, cache = EmbeddingComputeKernel.FUSED_UVM_CACHING, None
     if rows == table.rows:
-        kernel = EmbeddingComputeKernel.FUSED
-    elif rows == 0:
-        kernel = EmbeddingComputeKernel.FUSED_UVM
+        kernel, cache = str(EmbeddingComputeKernel.FUSED.value), None
     else:
-        cache = CacheParams(
-            algorithm=CacheAlgorithm[eviction.upper()],
-            load_factor=rows / table.rows,
-            stats=None if table.access is None else AccessStatistics(table, eviction),
-        )
-    return replace(lookups_of(table), compute_kernels=[kernel.value], cache_params=cache)
+        kernel, cache = kernel_of(rows), cache_of(table, rows, eviction)
+    return replace(lookups_of(table), compute_kernels=[kernel], cache_params=cache)

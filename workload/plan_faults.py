@@ -1,0 +1,83 @@
+"""What is wrong with a plan: blocks of rows that TorchRec does not make, rules, memory."""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from autoshard.workload.operators import MemoryParts
+from autoshard.workload.placements import Placement
+from autoshard.workload.rules import Rule
+from autoshard.workload.sizes import format_bytes
+from autoshard.workload.tables import EmbeddingTable, can_be_blocks
+from autoshard.workload.tasks import Device
+
+_NAMED = 3  # devices that an error names, besides the worst
+
+
+def fault_of_blocks(
+    table: EmbeddingTable, pieces: Sequence[Placement], num_devices: int
+) -> str | None:
+    """Returns why a table's blocks of rows are not even, over all devices or those of a node.
+
+    Args:
+        table: The table.
+        pieces: Its pieces, at least one.
+        num_devices: Number of devices of the plan.
+    """
+    count = pieces[0].row_blocks
+    if any(piece.row_blocks != count for piece in pieces):
+        return f"table {table.name} has pieces of different row_blocks: all need the same number"
+    if count == 1:
+        return None
+    if count < 1 or num_devices % count or any(piece.device % count for piece in pieces):
+        return (
+            f"table {table.name} is in {count} blocks of rows from device {pieces[0].device} "
+            f"on: take all {num_devices} devices, or those of a node (row_blocks divides "
+            "the number of devices, and the first device is a multiple of it)"
+        )
+    if count == num_devices and len(pieces) > 1:
+        return (
+            f"table {table.name} is in blocks of rows on all devices and in slices of "
+            "columns: take either"
+        )
+    if not can_be_blocks(table.rows, count):
+        return (
+            f"table {table.name}: {table.rows} rows in {count} even blocks leave a device "
+            "without rows: shard it otherwise"
+        )
+    return None
+
+
+def fault_of_rule(
+    rule: Rule,
+    widths: Mapping[str, Mapping[int, int]],
+    copied: Collection[str],
+    row_wise: Collection[str],
+) -> str | None:
+    """Returns how a plan breaks a rule; the arguments are those of `Rule.broken_by`."""
+    fault = rule.broken_by(widths, copied, row_wise)
+    return None if fault is None else f"the plan breaks the constraint {rule.name!r}: {fault}"
+
+
+def fault_of_memory(held: Sequence[MemoryParts], devices: Sequence[Device]) -> str | None:
+    """Returns which devices lack memory, the worst with all parts.
+
+    Args:
+        held: What each device holds, [devices].
+        devices: The devices.
+    """
+    lacking = {
+        number: parts.total - device.usable_bytes
+        for number, (parts, device) in enumerate(zip(held, devices, strict=True))
+        if parts.total > device.usable_bytes
+    }
+    if not lacking:
+        return None
+    first, *others = sorted(lacking, key=lambda number: -lacking[number])
+    device = devices[first]
+    more = [f"device {number} {format_bytes(lacking[number])}" for number in others[:_NAMED]]
+    if len(others) > _NAMED:
+        more.append(f"{len(others) - _NAMED} more devices")
+    return (
+        f"device {first} ({device.name}) would hold {format_bytes(held[first].total)} "
+        f"({held[first].breakdown}), {format_bytes(lacking[first])} more than its "
+        f"{format_bytes(device.usable_bytes)}" + (f"; {', '.join(more)} too much" if more else "")
+    )
