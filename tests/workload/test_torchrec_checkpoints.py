@@ -77,6 +77,8 @@ def test_training_goes_on_under_another_plan_and_on_other_numbers_of_ranks(
     less = carried(FOUR, 3)
     plans = [(less, None), (carried(less, 6), None), (THREE, None), (EIGHT, None), (GRID, 2)]
     plans += [(HOT, None), (HOTTER, None), (FOUR, None)]
+    if optimizer == "sgd":  # weights alone, which Adagrad's checkpoints have too
+        plans = [(THREE, None), (GRID, 2), (HOT, None), (FOUR, None)]
     for number, (plan, of_node) in enumerate(plans):
         folders = [tmp_path / str(number), tmp_path / str(number + 1)]
         found, *_ = run_forked(
