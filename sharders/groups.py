@@ -1,4 +1,6 @@
-"""Divides large tasks into groups of devices with similar subtasks, which run as one batch."""
+"""Makes large tasks smaller for a policy: bundles of small tables, and groups of devices with
+similar subtasks, which run as one batch.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,14 +8,48 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.inputs import unit_amounts
+from autoshard.cost_model.network import DIRECTIONS
 from autoshard.envs.catalog import NO_HALVES, FullTask, TableCatalog, TaskInstance
+from autoshard.workload import ShardingTask
 from autoshard.workload.arrays import Ints
+from autoshard.workload.units import PlacementUnit, bytes_of_units
 
-# Minimum of a group. With fewer devices or units, plans are worse than without groups. With more,
+# Minimum of a group. With fewer devices or tables, plans are worse than without groups. With more,
 # planning takes longer: a step for each unit.
 DEVICES, PIECES = 8, 300
+_BUNDLE = 0.06  # of a device's even share; a search that follows moves single tables
 _MAX_MEMORY_RATIO = 1.3  # ratio of mean device memory between groups
 _MAX_SHARE = 2.0  # multiple of a device's even share: costlier units are split over groups
+
+
+def bundled(
+    oracle: EstimatedCosts, task: ShardingTask, units: Sequence[PlacementUnit]
+) -> list[PlacementUnit]:
+    """Returns the units of a task, large ones first, with small ones in bundles.
+
+    A bundle takes at most 6 % of the work, output columns and memory of the mean device.
+
+    Args:
+        oracle: Predicts costs.
+        task: Task without rules for single devices or tables.
+        units: Its placement units.
+    """
+    work = unit_amounts(oracle.amounts, units)[..., :DIRECTIONS].mean(1).sum(1).double().numpy()
+    columns = np.array([unit.columns for unit in units], np.float64)
+    sizes = bytes_of_units(task.operator, task.batch_size, units)
+    loads = (work / work.sum(), columns / columns.sum(), sizes / task.usable_bytes.sum())
+    shares = len(task.devices) * np.max(loads, axis=0)
+    found, held = list[PlacementUnit](), np.inf
+    for number in np.argsort(-shares, kind="stable").tolist():
+        held += shares[number]
+        if held > _BUNDLE:
+            found.append(units[number])
+            held = shares[number]
+        else:
+            found[-1] = PlacementUnit((*found[-1].pieces, *units[number].pieces))
+    return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +81,8 @@ def in_groups(catalog: TableCatalog, whole: Group) -> list[Group]:
     memory, or if a unit fits into no group.
     """
     instance, devices = whole.instance, len(whole.devices)
-    count = min(devices // DEVICES, len(instance.units) // PIECES)
+    pieces = sum(len(catalog.units[unit].pieces) for unit in instance.units)
+    count = min(devices // DEVICES, pieces // PIECES)
     if count <= 1 or instance.masks is not None:
         return [whole]
     # In serpentine order of memory, so that groups have equal numbers of similar devices.

@@ -247,13 +247,15 @@ class PlanSearch:
             mine: Items on that device.
             others: Items on other devices.
         """
-        gain = self._weight[mine][:, None] - self._weight[others][None]
-        homes = self._homes[others]
-        slowest = np.maximum(self._means[device] - gain, self._means[homes][None] + gain)
-        leader = self._means.argmax(0)
-        both = (leader == device) | (leader == homes[:, None])
-        slowest = np.maximum(slowest, np.where(both, 0.0, self._means.max(0)))
-        found = np.asarray(slowest.sum(-1))
+        homes, found = self._homes[others], np.zeros((len(mine), len(others)))
+        for weight, means in zip(self._weight.T, self._means.T, strict=True):  # of each stage
+            gain = weight[mine][:, None] - weight[others]
+            slowest = np.maximum(means[device] - gain, means[homes] + gain)
+            leader = means.argmax()
+            if leader != device:
+                others_ms = np.where(homes == leader, 0.0, means[leader])
+                np.maximum(slowest, others_ms, out=slowest)
+            found += slowest
         found[~self._may_swap(device, mine, others)] = np.inf
         return found
 

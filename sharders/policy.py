@@ -89,7 +89,7 @@ class PolicySharder:
         size = len(task.tables), len(task.devices)
         usual, wide = self._rollouts.configs(*size), self._search is not None
         configs = self._rollouts.configs(*size, wide=True) if wide else usual
-        rollouts = self._rollouts.run(task, configs)
+        rollouts = self._rollouts.run(task, configs, coarse=wide)
         own = _distinct([rollout for rollout in rollouts if rollout.config < len(usual)])[
             :_CANDIDATES
         ]

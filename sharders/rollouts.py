@@ -15,7 +15,7 @@ from torch import Tensor
 from autoshard.cost_model import EstimatedCosts
 from autoshard.cost_model.step_overhead import SplitCost, splits_of
 from autoshard.envs import BatchedPlacementEnv, Layout, TableCatalog, TaskInstance
-from autoshard.sharders.groups import DEVICES, PIECES, Group, in_groups
+from autoshard.sharders.groups import DEVICES, PIECES, Group, bundled, in_groups
 from autoshard.sharders.policy_network import FORBIDDEN, PolicyNetwork, PolicyVariant
 from autoshard.workload import Piece, ShardingTask
 from autoshard.workload.admission import RuleMasks
@@ -166,6 +166,7 @@ class PolicyRollouts:
         configs: Sequence[RolloutConfig] = (RolloutConfig(),),
         split: bool = True,
         rng: torch.Generator | None = None,
+        coarse: bool = False,
     ) -> list[Rollout]:
         """Returns the feasible rollouts of a task.
 
@@ -176,10 +177,13 @@ class PolicyRollouts:
             configs: Configurations, at least one of which is not sampled.
             split: Whether tables may be split, if the policy does so.
             rng: Random generator, required if a configuration is sampled.
+            coarse: Whether, of many tables, small ones may be placed in bundles, and groups of
+                devices may stay uneven: for use before a local search.
         """
         assert rng is not None or not any(config.sampled for config in configs)
         masks = RuleMasks(task)
-        units = masks.units
+        bundles = coarse and not masks.any and len(masks.units) >= PIECES
+        units = bundled(self._oracle, task, masks.units) if bundles else masks.units
         split = split and self._network.shape.halves and len(task.devices) > 1
         catalog = TableCatalog(self._oracle, units, split, task.operator)
         rules = masks if masks.any else None
@@ -200,7 +204,10 @@ class PolicyRollouts:
             greedy = [number for number, config in enumerate(configs) if not config.sampled]
             by_group = zip(*(ended[number] for number in greedy), strict=True)
             best = [min(rollouts, key=_PLAN_MS) for rollouts in by_group]
-            evened = self._rebalanced(catalog, best, [configs[number] for number in greedy], split)
+            evened = best
+            if not coarse or max(map(_PLAN_MS, best)) == math.inf:
+                usual = [configs[number] for number in greedy]
+                evened = self._rebalanced(catalog, best, usual, split)
             # The best rollouts of groups need not be the best together: their stages add up.
             mixed = [combined(rollouts) for rollouts in (best, evened)]
             sampled = [found[number] for number, config in enumerate(configs) if config.sampled]

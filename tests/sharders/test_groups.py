@@ -11,7 +11,7 @@ from tasks import Tables
 from autoshard.cost_model import EstimatedCosts
 from autoshard.envs import TableCatalog, TaskInstance
 from autoshard.sharders import Policy, PolicySharder, groups, rollouts
-from autoshard.sharders.groups import Group, in_groups
+from autoshard.sharders.groups import Group, bundled, in_groups
 from autoshard.sharders.rollouts import PolicyRollouts
 from autoshard.workload import (
     Device,
@@ -185,3 +185,29 @@ def test_groups_without_a_plan_are_joined(
     plan = PolicySharder(Policy.untrained(), oracle).shard(task)
     plan.check(task)
     assert len({placement.device for placement in plan.placements}) == DEVICES
+
+
+def test_small_tables_are_bundled_and_large_ones_are_not(
+    oracle: EstimatedCosts, hundreds: Tables
+) -> None:
+    task = task_of(hundreds, 0.5, devices=4)
+    units = bundled(oracle, task, RuleMasks(task).units)
+    names = [piece.table.name for unit in units for piece in unit.pieces]
+    assert sorted(names) == sorted(table.name for table in task.tables)
+    assert len(units) < len(task.tables) / 2
+    even_bytes = task.usable_bytes.sum() / 4
+    alone_ms = oracle.alone_ms([table.whole() for table in task.tables])
+    even_ms = alone_ms.sum() / 4
+    of_table = dict(zip((table.name for table in task.tables), alone_ms.tolist(), strict=True))
+    for unit in units:
+        if len(unit.pieces) > 1:
+            tables = [piece.table for piece in unit.pieces]
+            assert sum(map(task.table_bytes, tables)) <= 0.06 * even_bytes
+            assert sum(of_table[table.name] for table in tables) < 0.12 * even_ms
+    assert len(units[0].pieces) == 1
+
+
+def test_coarse_rollouts_place_every_table_once(oracle: EstimatedCosts, hundreds: Tables) -> None:
+    task = task_of(hundreds, 0.5)
+    (found,) = PolicyRollouts(Policy.untrained().network, oracle).run(task, coarse=True)
+    ShardingPlan.of_pieces(task, found.placed).check(task)
