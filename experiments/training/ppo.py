@@ -93,7 +93,7 @@ def make_environment(
         if config.reward == "mixed":
             source = MixedCostSource(measured, config.measured_share, seed)
     return _TrainingEnv(
-        TableCatalog.of_tables(model, tables, config.batch_size, halves),
+        TableCatalog(config.oracle(model), [table.whole() for table in tables], halves),
         num_envs,
         config.task_sampler(),
         REWARDS[config.goal],
