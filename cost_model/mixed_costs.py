@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from autoshard.cost_model.compute import Prices
+from autoshard.cost_model.model import CostModel
 from autoshard.cost_model.network import DIRECTIONS
 from autoshard.cost_model.oracle import EstimatedCosts
 from autoshard.cost_model.scenarios import Pricing, ScenarioPricing
@@ -26,6 +27,26 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.arrays import Floats
+
+_MIN_SPEED_RATIO = 1.3  # of machines that count as different
+
+
+def costs_of_machines(model: CostModel, batch_size: int) -> EstimatedCosts:
+    """Returns an oracle for devices of the model's machine and those it also knows.
+
+    Machines that are about as fast as one before them are left out. Where no others are known, it
+    is the oracle of the model's machine, on which all devices are equal.
+    """
+    levels = model.levels_ms
+    for machine in () if model.machines is None else model.machines.trained_on:
+        if (level := machine.reference_level) is None:
+            continue
+        own_ms = level.forward_ms + level.backward_ms
+        if all(max(ms / own_ms, own_ms / ms) > _MIN_SPEED_RATIO for ms in levels.values()):
+            levels[machine.hardware] = own_ms
+    models = [model, *map(model.on_hardware, levels)]
+    parts = {m.provenance.hardware: EstimatedCosts(m, batch_size) for m in models if m is not None}
+    return MixedCosts(parts) if len(parts) > 1 else EstimatedCosts(model, batch_size)
 
 
 @dataclass(frozen=True)

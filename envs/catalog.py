@@ -125,7 +125,7 @@ class TableCatalog:
         """Returns an instance as a task, without its constraints and the larger task."""
         numbers = instance.units.tolist()
         tables = [piece.table for number in numbers for piece in self.units[number].pieces]
-        hardware = instance.hardware or ("",) * len(instance.memory_bytes)
+        hardware = instance.hardware or self.kinds[:1] * len(instance.memory_bytes)
         devices = tuple(
             Device(f"device{number}", int(memory), hardware=name)
             for number, (memory, name) in enumerate(
@@ -135,6 +135,11 @@ class TableCatalog:
         return ShardingTask(
             tuple(tables), devices, self.batch_size, self.operator, objective=instance.objective
         )
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Hardware of each kind of devices that has a price; one without a name is all."""
+        return tuple(self._oracle.of_kinds())
 
     def with_prefix(self, prefix: str) -> Ints:
         """Returns the numbers of given units whose names begin with a prefix.

@@ -150,7 +150,12 @@ class EstimatedCostSource:
     def _expected_ms(self, episodes: BatchedPlacementEnv, env_ids: Sequence[int]) -> Tensor:
         chosen = torch.tensor(env_ids)
         pricing, amounts = episodes.catalog.in_scenarios(self._scenarios)
-        costs = pricing.price(episodes.sums_of(amounts, chosen))  # [envs, devices, scenarios, 2]
+        sums = episodes.sums_of(amounts, chosen)
+        for row, env_id in enumerate(env_ids):
+            instance = episodes.instances[env_id]
+            if instance is not None and instance.hardware:
+                sums[row, : len(instance.hardware)] += pricing.of_devices(instance.hardware)
+        costs = pricing.price(sums)  # [envs, devices, scenarios, 2]
         power = norm_power(episodes.catalog.model.compute.prior.rest)
         expected = episodes.stages_ms[chosen, :, -1].amax(1)  # all-to-alls are certain
         price = StepPrice.rows(episodes.prices[chosen, :, None])

@@ -30,6 +30,7 @@ class TaskFamily:
         num_devices: Minimum and maximum number of devices.
         unevenness: Unevenness of device memory (see `RandomTaskSampler`).
         exchange_share: Share of all-to-alls in the step time (see `RandomTaskSampler`).
+        mixed: Whether devices are of two kinds of hardware (see `RandomTaskSampler`).
         trained: Whether `all` includes the family. Others are of sizes that are only tested.
     """
 
@@ -39,6 +40,7 @@ class TaskFamily:
     num_devices: tuple[int, int]
     unevenness: float = 0.0
     exchange_share: tuple[float, float] | None = None
+    mixed: bool = False
     trained: bool = True
 
     @property
@@ -61,6 +63,7 @@ class TaskFamily:
             self.prefix,
             True,
             self.exchange_share,
+            mixed=self.mixed,
         )
 
 
@@ -85,9 +88,24 @@ FAMILIES: dict[str, TaskFamily] = {
         "60 tables on 8 devices, of which one may have four times the memory of another",
         _POOL, (60, 60), (8, 8), unevenness=0.75,
     ),
+    "skewed": TaskFamily(
+        "tables as those of giants with skewed lookups, on 8 devices with a slow link",
+        "skewed:1040:11", (26, 60), (8, 8), exchange_share=(0.3, 0.7),
+    ),
+    "tiny": TaskFamily(
+        "100 tiny tables on 4 devices",
+        "tiny:1000:11", (100, 100), (4, 4),
+    ),
+    "mixed": TaskFamily(
+        "60 tables on 4 to 8 devices of two kinds of hardware",
+        _POOL, (60, 60), (4, 8), mixed=True,
+    ),
     "thousand": TaskFamily(
         "1,000 tables on 32 devices", "synthetic:5500:11:small", (1000, 1000), (32, 32),
         trained=False,
+    ),
+    "thousand_tiny": TaskFamily(
+        "1,000 tiny tables on 32 devices", "tiny:5500:11", (1000, 1000), (32, 32), trained=False,
     ),
     "thousands": TaskFamily(
         "5,000 tables on 256 devices", "synthetic:26000:11:small", (5000, 5000), (256, 256),

@@ -57,6 +57,7 @@ class RandomTaskSampler:
         exchange_share: Minimum and maximum share of all-to-alls in the step time of a perfectly
             even plan, which determines the bandwidth of the link. None: as the objective says.
         objective: Objective of the tasks where `exchange_share` is None.
+        mixed: Whether devices are of two of the kinds that the catalog prices, if it has several.
     """
 
     num_tables: tuple[int, int] = (60, 60)
@@ -67,6 +68,7 @@ class RandomTaskSampler:
     split: bool = False
     exchange_share: tuple[float, float] | None = None
     objective: Objective = field(default_factory=Objective)
+    mixed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_tables", "num_devices"):
@@ -104,10 +106,23 @@ class RandomTaskSampler:
         memory = self._memory(catalog, rng, order, drawn, devices)
         units = [row[:length] for row, length in zip(order, tables.tolist(), strict=True)]
         objectives = self._objectives(catalog, rng, units, devices)
+        hardware = [self._hardware(catalog.kinds, rng, number) for number in devices.tolist()]
         return [
-            TaskInstance(units[n], memory[n, : devices[n]], objective=objectives[n])
+            TaskInstance(
+                units[n], memory[n, : devices[n]], objective=objectives[n], hardware=hardware[n]
+            )
             for n in range(count)
         ]
+
+    def _hardware(
+        self, kinds: Sequence[str], rng: np.random.Generator, devices: int
+    ) -> tuple[str, ...]:
+        """Returns the hardware of each device, at least one of each of two kinds; or no names."""
+        if not self.mixed or len(kinds) < 2 or devices < 2:
+            return ()
+        two = rng.choice(len(kinds), 2, replace=False)
+        of_second = rng.permutation(devices) < rng.integers(1, devices)
+        return tuple(kinds[number] for number in two[of_second.astype(int)])
 
     def _memory(
         self,

@@ -11,6 +11,7 @@ from typing import Literal
 import tyro
 
 from autoshard.cost_model import EstimatedCosts
+from autoshard.cost_model.mixed_costs import costs_of_machines
 from autoshard.cost_model.threads import one_thread
 from autoshard.envs import RandomTaskSampler, TableCatalog
 from autoshard.envs.task_families import Choice
@@ -316,6 +317,8 @@ def _task_set(
     devices = config.num_devices if config.choice is None else None
     model = config.priced(config.model_for(cost_model, config.store), devices)
     oracle = open_oracle(model, config.batch_size, tables)
+    if config.choice is not None and config.choice.family.mixed and config.action == "estimate":
+        oracle = costs_of_machines(model, config.batch_size)
     objective = config.build_objective(sampler.max_devices, model)
     # Links that a family samples count unless one is given.
     tasks = (

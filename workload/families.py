@@ -42,6 +42,7 @@ _MAX_REDUCTION = 64  # reduction of that batch, for tables whose reuse was count
 _TILT = 0.4  # maximum slope of the log factor per reuse bin
 # Variations: standard deviations of log rows and log lookups, and the range of Zipf exponents.
 _VARIED_ROWS, _VARIED_LOOKUPS, _VARIED_ZIPF = 0.5, 0.4, (0.0, 1.2)
+_SKEWED_ZIPF = (0.9, 1.4)
 _SEED_STEP = 1_000_003  # between the ranges of a mixture
 _MAX_BYTES = 2**32  # size of a table's fp32 weights; larger tables get fewer rows
 
@@ -68,7 +69,9 @@ class Workload:
             for number, (rows, lookups) in enumerate(zip(self.rows, self.lookups, strict=True))
         )
 
-    def varied(self, rng: np.random.Generator) -> Iterator[EmbeddingTable]:
+    def varied(
+        self, rng: np.random.Generator, zipf_alpha: tuple[float, float]
+    ) -> Iterator[EmbeddingTable]:
         """Yields random variations of the tables, all with the same name."""
         dim = int(self.dim * rng.choice((0.5, 1, 2)))
         for rows, lookups in zip(self.rows, self.lookups, strict=True):
@@ -78,7 +81,7 @@ class Workload:
                 rows=round(max(1, min(varied_rows, _MAX_BYTES / (4 * dim)))),
                 dim=dim,
                 pooling_factor=round(lookups * np.exp(_VARIED_LOOKUPS * rng.standard_normal()), 4),
-                zipf_alpha=round(rng.uniform(*_VARIED_ZIPF), 4),
+                zipf_alpha=round(rng.uniform(*zipf_alpha), 4),
             )
 
 
@@ -161,6 +164,7 @@ RANGES: Mapping[str, Range] = {
     "zipf": Range((1e3, 2e6), (8, 256), (1, 60), (0.4, 1.5)),
     "hot": Range((50, 2e4), (4, 32), (5, 100), (0.9, 1.6)),
     "cold": Range((2e5, 5e6), (32, 128), (0.5, 8), (0, 0.3)),
+    "tiny": Range((10, 1e4), (4, 32), (0.5, 5), (0, 1.6)),
 }
 # Tables of several ranges in alternation. `directions` mixes ratios of backward to forward time: by
 # the shipped cost model for CPUs, 2 for wide tables with few hot rows, and 20 for narrow tables
@@ -182,7 +186,9 @@ def _mixed_tables(ranges: Sequence[Range], count: int, seed: int) -> tuple[Embed
     return _numbered([table for group in zip(*drawn, strict=True) for table in group][:count])
 
 
-def _giant_tables(count: int, seed: int) -> tuple[EmbeddingTable, ...]:
+def _giant_tables(
+    count: int, seed: int, zipf_alpha: tuple[float, float] = _VARIED_ZIPF
+) -> tuple[EmbeddingTable, ...]:
     """Returns `count` tables, from variations of MLPerf's and a larger Criteo's in alternation.
 
     A few are much larger or costlier than the others.
@@ -190,7 +196,8 @@ def _giant_tables(count: int, seed: int) -> tuple[EmbeddingTable, ...]:
     found: list[EmbeddingTable] = []
     models = cycle((WORKLOADS["mlperf:dlrm-v2"], _LARGER_CRITEO))
     while len(found) < count:
-        found += next(models).varied(np.random.default_rng([seed, len(found)]))
+        rng = np.random.default_rng([seed, len(found)])
+        found += next(models).varied(rng, zipf_alpha)
     return _numbered(found[:count])
 
 
@@ -227,6 +234,7 @@ _DRAWN: Mapping[str, Callable[[int, int], tuple[EmbeddingTable, ...]]] = {
     **{name: ranges.tables for name, ranges in RANGES.items()},
     **{name: partial(_mixed_tables, ranges) for name, ranges in MIXTURES.items()},
     "giants": _giant_tables,
+    "skewed": partial(_giant_tables, zipf_alpha=_SKEWED_ZIPF),
 }
 _READERS: Mapping[str, Callable[[str, str], tuple[EmbeddingTable, ...]]] = {
     **dict.fromkeys(WORKLOADS, _workload),

@@ -75,8 +75,9 @@ class Planners:
 
         def make(name: str, policy: Policy, measurer: "Measurer | None" = None) -> Sharder:
             # Each sharder has its own oracle, so that none profits from prices cached by another.
-            oracle = EstimatedCosts(self.oracle.model, self.oracle.batch_size)
-            context = SharderContext(oracle, policy, measurer, self.measure_seconds, self.seed)
+            context = SharderContext(
+                self.oracle.fresh(), policy, measurer, self.measure_seconds, self.seed
+            )
             return make_sharder(name, context)
 
         made = {name: make(name, self.policy, measurer) for name in self.names}

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from autoshard.cost_model import CostModel
+from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.cost_model.mixed_costs import costs_of_machines
 from autoshard.envs import RandomTaskSampler, TaskSampler
 from autoshard.envs.task_families import Choice, read_choices, tables_of, task_sampler_of
 from autoshard.experiments.console.inputs import read_range
@@ -150,6 +151,15 @@ class PPOShardConfig(TrainingOptions, ObjectiveOptions):
             return model.for_objective(Objective())
         least, most = read_range(self.num_devices, "--num-devices", int)
         return self.priced(model, most if least == most else None, learn_link=False)
+
+    def oracle(self, model: CostModel) -> EstimatedCosts:
+        """Returns the oracle of the tasks, which knows several machines if devices are mixed.
+
+        A pool measures on its own devices, so that all are equal where rewards are measured.
+        """
+        if not self.measures and any(choice.family.mixed for choice in self.choices):
+            return costs_of_machines(model, self.batch_size)
+        return EstimatedCosts(model, self.batch_size)
 
     def priced_by(self, model: CostModel) -> Self:
         """Returns the options with the objective named if it is not that of the options.

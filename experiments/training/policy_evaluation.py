@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from autoshard.cost_model import CostModel, EstimatedCosts
+from autoshard.cost_model.mixed_costs import costs_of_machines
 from autoshard.envs import TableCatalog
 from autoshard.experiments.evaluation.planners import (
     Outcome,
@@ -52,7 +53,8 @@ def unseen_tasks(
     config: PPOShardConfig, model: CostModel, parts: Parts, part: Part, seed: int
 ) -> Iterator[ShardingTask]:
     """Yields endless tasks, sampled as for training, from tables that are not trained on."""
-    catalog = TableCatalog.of_tables(model, unseen_tables(parts, part), config.batch_size)
+    tables = unseen_tables(parts, part)
+    catalog = TableCatalog(config.oracle(model), [table.whole() for table in tables])
     return sample_tasks(catalog, config.task_sampler(), seed)
 
 
@@ -108,6 +110,8 @@ class PolicyEvaluator:
             names: Names of the sharders.
             others: Further policies by name. Each makes one plan, as the sharder `policy` does.
         """
-        oracle = EstimatedCosts(model, self.tasks[0].batch_size)
+        first = self.tasks[0]
+        price = costs_of_machines if first.hardware else EstimatedCosts
+        oracle = price(model, first.batch_size)
         planners = Planners(tuple(names), oracle, policy, self.seed, others=others or {})
         return estimated(make_plans(planners.sharders(), self.tasks), self.tasks, oracle)

@@ -30,6 +30,8 @@ from autoshard.envs import (
     ShardingVectorEnv,
     TableCatalog,
 )
+from autoshard.envs.observation import Floats
+from autoshard.envs.vector import Info
 from autoshard.experiments.console import cli
 from autoshard.experiments.training.config import Goal, PPOShardConfig
 from autoshard.experiments.training.group_baseline import GroupBaselineLearner
@@ -48,6 +50,20 @@ _COST_MODEL = "autoshard_cost_model"  # attribute of an algorithm: its env runne
 logging.getLogger("ray.rllib").setLevel(logging.ERROR)  # it prints a notice for every user of PPO
 # It tells of lost env runners in several lines; LostRunners does in one.
 logging.getLogger("ray.rllib.utils.actor_manager").setLevel(logging.CRITICAL)
+
+
+class _TrainingEnv(ShardingVectorEnv):
+    """An environment that is seeded once.
+
+    Before each batch of complete episodes, RLlib resets it with the same seed: all batches would be
+    of the same few tasks.
+    """
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: Info | None = None
+    ) -> tuple[Floats, Info]:
+        """Starts new episodes; the seed counts the first time."""
+        return super().reset(seed=seed if self._np_random is None else None, options=options)
 
 
 def make_environment(
@@ -76,8 +92,8 @@ def make_environment(
         source = measured = MeasuredCostSource(store, kind=config.devices)
         if config.reward == "mixed":
             source = MixedCostSource(measured, config.measured_share, seed)
-    return ShardingVectorEnv(
-        TableCatalog.of_tables(model, tables, config.batch_size, halves),
+    return _TrainingEnv(
+        TableCatalog(config.oracle(model), [table.whole() for table in tables], halves),
         num_envs,
         config.task_sampler(),
         REWARDS[config.goal],

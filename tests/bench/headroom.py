@@ -13,6 +13,7 @@ import numpy as np
 import ray
 
 from autoshard.cost_model import EstimatedCosts, OutsideTraining, load_model
+from autoshard.cost_model.mixed_costs import costs_of_machines
 from autoshard.envs import TableCatalog
 from autoshard.envs.task_families import ALL, FAMILIES, FILLS, Choice, read_choices
 from autoshard.experiments.evaluation.planners import estimated, make_plans, steps_of
@@ -120,10 +121,10 @@ def _beside(known: Headroom, names: Mapping[str, str], seconds: float | None) ->
     policy = load_policy("cpu")
     # An oracle each: it caches features, which would make the next sharder faster.
     sharders = {
-        label: make_sharder(name, SharderContext(shipped_oracle(), policy, seconds=seconds))
+        label: make_sharder(name, SharderContext(oracle_of(known.choice), policy, seconds=seconds))
         for label, name in names.items()
     }
-    return replace(known, tried={**known.tried, **_tried_by(sharders, known.tasks)})
+    return replace(known, tried={**known.tried, **_tried_by(sharders, known.choice, known.tasks)})
 
 
 def _in_all(found: Sequence[Headroom]) -> Iterator[Metric]:
@@ -178,23 +179,32 @@ def annealed(families: str, seconds: float, tasks: int) -> list[Headroom]:
 
 
 def _annealed(choice: Choice, seconds: float, count: int) -> Headroom:
-    oracle, tables = shipped_oracle(), tables_by_part(choice.family.tables())["test"]
+    oracle, tables = oracle_of(choice), tables_by_part(choice.family.tables())["test"]
     catalog = TableCatalog(oracle, [table.whole() for table in tables])
     tasks = list(islice(sample_tasks(catalog, choice.task_sampler, _SEED), count))
     context = SharderContext(oracle, seconds=seconds)
     sharders = {name: make_sharder(name, context) for name in (BAR, YARDSTICK)}
-    return Headroom(choice, tasks, _tried_by(sharders, tasks))
+    return Headroom(choice, tasks, _tried_by(sharders, choice, tasks))
 
 
-def _tried_by(sharders: Mapping[str, Sharder], tasks: Sequence[ShardingTask]) -> dict[str, Tried]:
+def _tried_by(
+    sharders: Mapping[str, Sharder], choice: Choice, tasks: Sequence[ShardingTask]
+) -> dict[str, Tried]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)  # all sharders use the same predictions
         made = make_plans(sharders, tasks)
-        costs = steps_of(estimated(made, tasks, shipped_oracle()))
+        costs = steps_of(estimated(made, tasks, oracle_of(choice)))
     return {
         name: Tried(costs[name], [outcome.seconds or 0.0 for outcome in outcomes])
         for name, outcomes in made.items()
     }
+
+
+def oracle_of(choice: Choice) -> EstimatedCosts:
+    """Returns the oracle of a family, which knows several machines if devices are mixed."""
+    if choice.family.mixed:
+        return costs_of_machines(load_model("cpu"), _BATCH_SIZE)
+    return shipped_oracle()
 
 
 def shipped_oracle() -> EstimatedCosts:

@@ -18,7 +18,7 @@ from autoshard.sharders import Policy
 from autoshard.sharders.policy_network import PolicyNetwork
 from autoshard.sharders.rollouts import PolicyRollouts
 from autoshard.workload.parts import tables_by_part
-from bench.headroom import Headroom, Tried, annealed, mean_of, shipped_oracle
+from bench.headroom import Headroom, Tried, annealed, mean_of, oracle_of
 from bench.metric import Metric, mean_and_interval
 from bench.workbench import say
 
@@ -68,13 +68,13 @@ def _trained(families: str, learner: LearnerName, seed: int, seconds: float) -> 
 @one_thread()
 def _results(network: PolicyNetwork, known: Sequence[Headroom]) -> Results:
     """Returns the results of one episode per task."""
-    player = PolicyRollouts(network, shipped_oracle())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", OutsideTraining)
-        return {family.choice: _of_family(player, family) for family in known}
+        return {family.choice: _of_family(network, family) for family in known}
 
 
-def _of_family(player: PolicyRollouts, known: Headroom) -> tuple[float | None, float | None, int]:
+def _of_family(network: PolicyNetwork, known: Headroom) -> tuple[float | None, float | None, int]:
+    player = PolicyRollouts(network, oracle_of(known.choice))
     played = [player.run(task) for task in known.tasks]
     ours = [episodes[0].plan_ms if episodes else None for episodes in played]
     seen = Headroom(known.choice, known.tasks, {**known.tried, _PASS: Tried(ours, [])})

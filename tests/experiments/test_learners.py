@@ -99,10 +99,24 @@ def test_it_learns_on_rllib(
 ) -> None:
     trainer = Trainer(config, model, many_tables[:60], tmp_path, seed=0)
     before = {name: w.clone() for name, w in trainer.network.state_dict().items()}
-    figures = [trainer.iterate() for _ in range(2)]
+    figures, tasks = [], []
+    for _ in range(2):
+        figures.append(trainer.iterate())
+        tasks.append(last_tasks(trainer))
     after = trainer.network.state_dict()
     trainer.stop()
     assert any(not torch.equal(before[name], after[name]) for name in before)
     assert all(torch.isfinite(w).all() for w in after.values())
     assert figures[-1]["games"] >= 8
     assert figures[-1]["steps"] > figures[0]["steps"]
+    assert tasks[0] != tasks[1]
+
+
+def last_tasks(trainer: Trainer) -> list[list[int]]:
+    """The tables of the tasks that were played last."""
+    group = trainer.algorithm.env_runner_group
+    assert group is not None
+    (tasks,) = group.foreach_env_runner(
+        lambda runner: [task.units.tolist() for task in runner.env.unwrapped.episodes.instances]
+    )
+    return tasks

@@ -76,7 +76,9 @@ def test_tables_with_features_are_wide_ones_otherwise() -> None:
         "cold:30:2",
         "criteo:1/8",
         "giants:60:1",
+        "skewed:60:1",
         "directions:30:2",
+        "tiny:30:2",
     ],
 )
 def test_they_have_features_in_any_batch(source: str) -> None:
@@ -101,6 +103,13 @@ def test_giants_are_variations_and_no_two_are_alike() -> None:
     assert all(table.rows * table.dim * 4 <= 2**32 + 4096 for table in tables)
     sizes = sorted((table.rows * table.dim for table in tables), reverse=True)
     assert sum(sizes[:52]) > 0.8 * sum(sizes)
+
+
+def test_skewed_tables_differ_from_giants_by_their_skew() -> None:
+    for giant, skewed in zip(load_tables("giants:60:1"), load_tables("skewed:60:1"), strict=True):
+        assert skewed.zipf_alpha is not None
+        assert 0.9 <= skewed.zipf_alpha <= 1.4
+        assert replace(skewed, zipf_alpha=giant.zipf_alpha) == giant
 
 
 def test_a_mixture_has_as_many_of_each_range() -> None:
