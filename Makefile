@@ -50,12 +50,15 @@ demo: setup
 # that sessions end at about the same time; in tests/e2e those with few tests do.
 SESSIONS     ?= $(shell awk '/MemTotal/ {print $$2 < 12e6 ? 1 : 2}' /proc/meminfo)
 SIDE_BY_SIDE := -n $(SESSIONS) --dist loadfile
+# Threads of torch and NumPy wait for each other in loops. Where sessions and their actors share the
+# cores, that took tests up to four times the processor time.
+ONE_THREAD   := OMP_NUM_THREADS=1
 
 test: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --no-loadscope-reorder --ignore=tests/e2e
+	$(ONE_THREAD) $(BIN)/python -m pytest $(SIDE_BY_SIDE) --no-loadscope-reorder --ignore=tests/e2e
 
 e2e: setup
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/e2e
+	$(ONE_THREAD) $(BIN)/python -m pytest $(SIDE_BY_SIDE) tests/e2e
 
 lint: setup
 	$(BIN)/ruff check .

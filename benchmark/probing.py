@@ -82,7 +82,7 @@ def probe_here(kind: str = "cpu", seconds: float = PROBE_SECONDS, threads: int =
     if threads > len(cores):
         raise ProbeError(f"this machine has {len(cores)} cores, and --threads asks for {threads}")
     core = cores[0]
-    cpus, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    cpus, threads_before = os.sched_getaffinity(0), torch.get_num_threads()
     try:
         name, memory = f"{kind}{core}", free_memory_bytes()
         backend.bind(Place(kind, machine_id(), core, "", name, memory, cores[:threads]))
@@ -93,7 +93,7 @@ def probe_here(kind: str = "cpu", seconds: float = PROBE_SECONDS, threads: int =
     finally:
         release_freed_memory()
         os.sched_setaffinity(0, cpus)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads_before)
 
 
 def _sizes_that_fit(free_bytes: int) -> list[int]:

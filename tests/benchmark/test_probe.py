@@ -29,6 +29,7 @@ from autoshard.benchmark.hardware import (
     cpu_fingerprint,
     cpu_report,
     free_memory_bytes,
+    physical_cores,
 )
 from autoshard.benchmark.parquet import export_parquet, import_parquet, read_parquet_probes
 from autoshard.benchmark.probe import (
@@ -105,6 +106,28 @@ def test_a_core_is_probed_in_this_process(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert None not in (shard.ms.forward, shard.ms.backward)
     save_probe(found, tmp_path / "probe.json")
     assert load_probe(tmp_path / "probe.json") == found
+
+
+@pytest.mark.parametrize("threads", [1, len(physical_cores())])
+def test_a_probe_has_the_cores_that_it_asks_for(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many threads this process had, which it has again afterwards."""
+    had = list[tuple[int, int]]()
+
+    def looked_at(backend: CpuBackend, seconds: float) -> MachineProbe:
+        had.append((len(os.sched_getaffinity(0)), torch.get_num_threads()))
+        return PROBE
+
+    monkeypatch.setattr(probing, "run_probe", looked_at)
+    cpus, before = os.sched_getaffinity(0), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        probe_here(threads=threads)
+        assert (os.sched_getaffinity(0), torch.get_num_threads()) == (cpus, 3)
+    finally:
+        torch.set_num_threads(before)
+    assert had == [(threads, threads)]
 
 
 def test_shards_of_a_probe_are_small() -> None:
