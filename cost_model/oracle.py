@@ -29,7 +29,6 @@ from autoshard.workload import (
 )
 from autoshard.workload.arrays import Floats
 from autoshard.workload.data_sheets import data_sheet_of
-from autoshard.workload.host_memory import link_bytes
 from autoshard.workload.links import AnyLink
 from autoshard.workload.step_price import StepPrice, copies_uncounted, further_ways_ms
 from autoshard.workload.units import Placeable
@@ -281,6 +280,8 @@ class EstimatedCosts:
 
     def _host_link_ms(self, pieces: Sequence[Piece]) -> Tensor:
         """Returns what rows in host memory add to forward and backward ms, [pieces, 2]."""
+        from autoshard.workload.host_memory import link_bytes  # other plans do without
+
         hardware = self.model.provenance.hardware
         sheet = self.model.data_sheet or data_sheet_of(hardware)
         if sheet is None:

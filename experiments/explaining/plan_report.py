@@ -15,7 +15,6 @@ from autoshard.experiments.console import cli
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.sharders import HEURISTICS, SharderContext, make_sharder
 from autoshard.workload import EmbeddingTable, Objective, PlanError, ShardingPlan, ShardingTask
-from autoshard.workload.caches import lfu_hits
 from autoshard.workload.operators import MemoryParts
 from autoshard.workload.sizes import format_bytes
 from autoshard.workload.tables import hot_name
@@ -138,6 +137,8 @@ def _hot_rows(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
 
 def _in_host_memory(plan: ShardingPlan, task: ShardingTask) -> Iterator[str]:
     """Yields which tables are in host memory, and what their caches hold."""
+    from autoshard.workload.caches import lfu_hits  # other plans do without
+
     counts = dict(plan.cached_rows)
     tables = [table for table in task.tables if table.name in counts]
     found = [
