@@ -1,7 +1,8 @@
 """Devices that differ: cores with all of their time and cores with a quota, one after the other.
 
 A plan that takes all devices for equal waits for the slow ones. If a fast device is s times as
-fast, a plan that knows it can take 2 / (s + 1) of that.
+fast, a plan that knows it can take 2 / (s + 1) of that. Both plans go by costs that the same
+measured shards correct, as `shard.py --measure` does.
 """
 
 import json
@@ -9,24 +10,41 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from autoshard.benchmark import MachineProbe
+from autoshard.benchmark import MachineProbe, Measurement, MeasureSettings, Timing
+from autoshard.benchmark.measurement import Directions
 from autoshard.benchmark.probe import Passes
 from autoshard.benchmark.probing import probe_here
-from autoshard.cost_model import EstimatedCosts, OtherHardware, OutsideTraining, load_model
+from autoshard.cost_model import (
+    EstimatedCosts,
+    OtherHardware,
+    OutsideTraining,
+    TableResiduals,
+    load_model,
+)
+from autoshard.cost_model.calibration import MIN_CALIBRATION_SHARDS, calibrate
+from autoshard.cost_model.dataset import CostDataset
 from autoshard.cost_model.mixed_costs import MixedCosts
 from autoshard.cost_model.probed_machine import on_machine
 from autoshard.cost_model.roofline import roofline_model
-from autoshard.sharders import AnnealingSharder, SharderContext, load_policy, make_sharder
+from autoshard.sharders import (
+    AnnealingSharder,
+    MeasuringSharder,
+    SharderContext,
+    load_policy,
+    make_sharder,
+)
 from autoshard.workload import (
     Device,
+    EmbeddingTable,
     Objective,
     Shard,
+    Sharder,
     ShardingPlan,
     ShardingTask,
     load_tables,
@@ -34,9 +52,11 @@ from autoshard.workload import (
 )
 from autoshard.workload.data_sheets import DATA_SHEETS
 from bench.metric import Metric
+from bench.time_shards import ROUND_SECONDS
 from bench.workbench import say
 
 _PERCENT, _BATCH_SIZE, _PROBE_SECONDS = 60, 1024, 20.0
+_MEASURE_SECONDS, _FEW, _ROUNDS = 60.0, 3, 8  # rounds of measurements, and of a plan's shards
 _SOURCES = {
     "40 small tables": "synthetic:40:11:small",
     "60 tables": "synthetic:60:12",
@@ -74,7 +94,8 @@ def _measured_metrics() -> list[Metric]:
     }
     for name, source in _SOURCES.items():
         task = _task(source, [fast, fast, slow, slow], _BATCH_SIZE)
-        plans = _plans(task, parts, fast)
+        timer = _Timer({fast: 100, slow: _PERCENT}, task.tables)
+        plans = _plans(task, parts, fast, timer)
         shards = [shard for plan in plans for shard in plan.shards(task) if shard is not None]
         # Each shard is timed on both kinds; of a plan's shards, that of its device counts.
         ms = {
@@ -106,7 +127,60 @@ def _slowed(probe: MachineProbe, factor: float, hardware: str) -> MachineProbe:
     return replace(probe, hardware=hardware, shards=tuple(shards))
 
 
-def _timed(shards: Sequence[Shard], percent: int) -> list[tuple[float, float]]:
+class _Timer:
+    """A `Measurer` that times shards on one core with each quota, one after the other.
+
+    Args:
+        percents: Quota of each kind of devices.
+        tables: Tables of the task.
+    """
+
+    devices = 1
+
+    def __init__(self, percents: Mapping[str, int], tables: Sequence[EmbeddingTable]) -> None:
+        self._percents, self._tables = percents, tables
+        self._found: dict[str, list[Measurement]] = {kind: [] for kind in percents}
+        self._known: set[str] = set()
+
+    def fits(self, shard: Shard) -> bool:
+        """Returns whether there is memory for the shard."""
+        return True
+
+    def learn(self, shards: Sequence[Shard], seconds: float) -> int:
+        """Times as many of these shards as the time allows; returns how many are new."""
+        new = {s.digest: s for s in shards if s.digest not in self._known}
+        each = len(self._percents) * (_FEW + 1) * ROUND_SECONDS
+        chosen = [*new.values()][: int(seconds / each)]
+        if not chosen:
+            return 0
+        self._known |= {shard.digest for shard in chosen}
+        settings = MeasureSettings(_BATCH_SIZE)
+        for kind, percent in self._percents.items():
+            for shard, ms in zip(chosen, _timed(chosen, percent, _FEW), strict=True):
+                timing = Timing(*ms, Directions.of(0.02), _FEW, 0, 0.0, sum(ms) / 1e3)
+                self._found[kind].append(
+                    Measurement(shard, settings, kind, "", "ok", "core", "here", 0.0, timing)
+                )
+        return len(chosen)
+
+    def informed(self, oracle: EstimatedCosts) -> EstimatedCosts:
+        """Returns the oracle of all kinds, corrected by all measurements."""
+        parts = oracle.of_kinds()
+        return MixedCosts({kind: self._corrected(kind, parts[kind]) for kind in self._percents})
+
+    def _corrected(self, kind: str, known: EstimatedCosts) -> EstimatedCosts:
+        if not self._found[kind]:
+            return known
+        data, model = CostDataset.of(self._found[kind]), known.model
+        if len(data) >= MIN_CALIBRATION_SHARDS:
+            model = calibrate(model, data, extend_range=False)
+        residuals = TableResiduals(model.compute, _BATCH_SIZE).learn(data, self._tables)
+        return EstimatedCosts(model, _BATCH_SIZE, residuals)
+
+
+def _timed(
+    shards: Sequence[Shard], percent: int, rounds: int = _ROUNDS
+) -> list[tuple[float, float]]:
     """Returns forward and backward ms of shards on a core that has so much of its time."""
     pieces = [[(p.table.to_json(), p.start, p.width) for p in shard.pieces] for shard in shards]
     with tempfile.TemporaryDirectory() as folder:
@@ -114,7 +188,10 @@ def _timed(shards: Sequence[Shard], percent: int) -> list[tuple[float, float]]:
         path.write_text(json.dumps({"batch_size": _BATCH_SIZE, "shards": pieces}))
         program = [sys.executable, str(Path(__file__).with_name("time_shards.py"))]
         done = subprocess.run(
-            [*program, str(percent), str(path)], check=True, capture_output=True, text=True
+            [*program, str(percent), str(rounds), str(path)],
+            check=True,
+            capture_output=True,
+            text=True,
         )
     found: list[tuple[float, float]] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -155,10 +232,24 @@ def _task(source: str, hardware: list[str], batch_size: int) -> ShardingTask:
 
 
 def _plans(
-    task: ShardingTask, parts: dict[str, EstimatedCosts], equal: str
+    task: ShardingTask,
+    parts: dict[str, EstimatedCosts],
+    equal: str,
+    timer: _Timer | None = None,
 ) -> tuple[ShardingPlan, ShardingPlan]:
-    """Returns the plan that knows the devices, and one that takes all for one kind."""
-    policy = load_policy("cpu")
-    plan = make_sharder("autoshard", SharderContext(MixedCosts(parts), policy)).shard(task)
+    """Returns the plan that knows the devices, and one that takes all for one kind.
+
+    With a timer, the first is planned in rounds of measuring, and both know what was measured.
+    """
+    policy, costs = load_policy("cpu"), MixedCosts(parts)
+
+    def sharder(oracle: EstimatedCosts) -> Sharder:
+        return make_sharder("autoshard", SharderContext(oracle, policy))
+
+    knowing = sharder(costs)
+    if timer is not None:
+        knowing = MeasuringSharder(costs, sharder, timer, _MEASURE_SECONDS)
+    plan = knowing.shard(task)
     alike = replace(task, devices=_devices([""] * len(task.devices)))
-    return plan, make_sharder("autoshard", SharderContext(parts[equal], policy)).shard(alike)
+    informed = costs if timer is None else timer.informed(costs)
+    return plan, sharder(informed.of_kinds()[equal]).shard(alike)

@@ -1,7 +1,7 @@
 """Times shards of tasks on one core, under a CPU quota; prints forward and backward ms as JSON.
 
-A process of its own, for it joins a control group: python time_shards.py QUOTA_PERCENT FILE, where
-the file has a list of lists of table specifications, one for each shard.
+A process of its own, for it joins a control group: python time_shards.py QUOTA_PERCENT ROUNDS
+FILE, where the file has a list of lists of table specifications, one for each shard.
 """
 
 import json
@@ -22,7 +22,7 @@ from autoshard.workload import EmbeddingTable, Piece, Shard
 
 _GROUPS = Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup")  # of version 1, and of version 2
 _PERIOD_US = 5_000  # short beside an iteration, so that each is slowed alike
-_ROUNDS, _ROUND_S = 8, 0.4
+ROUND_SECONDS = 0.4  # of each shard
 
 
 def limit(percent: int) -> Path:
@@ -40,14 +40,14 @@ def limit(percent: int) -> Path:
     return group
 
 
-def times_ms(shards: list[Shard], batch_size: int) -> list[tuple[float, float]]:
+def times_ms(shards: list[Shard], batch_size: int, count: int) -> list[tuple[float, float]]:
     """Returns forward and backward ms of each shard by the wall clock: medians of rounds."""
     built = [EmbeddingOp(shard, MeasureSettings(batch_size), CpuBackend()) for shard in shards]
     operators = [TimedOperator(operator.forward, operator.gradient) for operator in built]
-    rounds = np.zeros((_ROUNDS + 1, len(shards), 2))
+    rounds = np.zeros((count + 1, len(shards), 2))
     for number in range(len(rounds)):
         for place, operator in enumerate(operators):
-            spent, until = list[tuple[float, float]](), time.perf_counter() + _ROUND_S
+            spent, until = list[tuple[float, float]](), time.perf_counter() + ROUND_SECONDS
             while time.perf_counter() < until:
                 start = time.perf_counter()
                 output = operator.forward()
@@ -59,7 +59,7 @@ def times_ms(shards: list[Shard], batch_size: int) -> list[tuple[float, float]]:
     return [(float(forward), float(backward)) for forward, backward in found]
 
 
-def main(percent: int, path: Path) -> None:
+def main(percent: int, rounds: int, path: Path) -> None:
     """Times the shards of the file."""
     given = json.loads(path.read_text())
     shards = [
@@ -71,7 +71,7 @@ def main(percent: int, path: Path) -> None:
     torch.set_num_threads(1)
     home = limit(percent) if percent < 100 else None
     try:
-        sys.stdout.write(json.dumps(times_ms(shards, given["batch_size"])) + "\n")
+        sys.stdout.write(json.dumps(times_ms(shards, given["batch_size"], rounds)) + "\n")
     finally:
         if home is not None:  # a folder with a process in it cannot be removed
             (home.parent / "cgroup.procs").write_text(str(os.getpid()))
@@ -79,4 +79,4 @@ def main(percent: int, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
