@@ -199,7 +199,9 @@ class PlanSearch:
         rows, into = np.divmod(pairs, len(self._costs))
         largest, weight = np.maximum(self._means.max(0), _MIN_MS), self._weight[items]
         powers, here = (self._means / largest) ** self._power, self._homes[items]
-        left = ((self._means[here] - weight) / largest) ** self._power - powers[here]
+        # Of fused tables, a device may take less than one of them does by its share of the work.
+        rest = np.maximum(self._means[here] - weight, 0.0)
+        left = (rest / largest) ** self._power - powers[here]
         joined = ((self._means[into] + weight[rows]) / largest) ** self._power - powers[into]
         sums = powers.sum(0) + left[rows] + joined
         estimate = (largest * np.maximum(sums, _MIN_MS) ** (1 / self._power)).sum(1)
