@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
-from autoshard.benchmark.measurement import MeasureSettings
+from autoshard.benchmark.measurement import MeasurementError, MeasureSettings
 from autoshard.workload import (
     CostOracle,
     Objective,
@@ -247,6 +247,11 @@ def measure_plan(
     plan.check(task)
     if plan.has_copies:
         raise copies_uncounted(plan, task)
+    if plan.cached_rows:
+        raise MeasurementError(
+            f"table {plan.cached_rows[0][0]} is in host memory, and shards are measured in device "
+            "memory alone: price the plan by a data sheet"
+        )
     oracle = MeasuredCosts(pool, MeasureSettings(task.batch_size, task.operator, seed))
     if not with_exchange or plan.num_devices == 1:
         return price_plan(plan, task, oracle)

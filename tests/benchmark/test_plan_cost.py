@@ -1,6 +1,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from autoshard.benchmark import BenchmarkPool, DeviceCost, PlanCost, measure_plan, price_plan
 from autoshard.benchmark.exchange import samples_of_ranks
-from autoshard.benchmark.measurement import ExchangeKey
+from autoshard.benchmark.measurement import ExchangeKey, MeasurementError
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -139,3 +140,11 @@ def test_more_columns_take_longer_to_exchange(make_pool: Callable[..., Benchmark
 def test_samples_are_split_as_evenly_as_it_goes() -> None:
     assert samples_of_ranks(ExchangeKey((8, 8, 8), 11, 3)) == [4, 4, 3]
     assert samples_of_ranks(ExchangeKey((8, 8), 1, 2)) == [1, 0]
+
+
+def test_tables_in_host_memory_are_not_measured() -> None:
+    table = EmbeddingTable("a", 1_000, 16, 2.0)
+    task = ShardingTask((table,), Device.uniform(1, 2**20), 64)
+    plan = replace(ShardingPlan.table_wise(task, [0]), cached_rows=(("a", 100),))
+    with pytest.raises(MeasurementError, match="table a is in host memory, and shards are meas"):
+        measure_plan(plan, task, cast("BenchmarkPool", None))  # before the pool is asked
