@@ -1,13 +1,11 @@
 """Tables in host memory, with caches on devices, where device memory is too small for all."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 from autoshard.cost_model import EstimatedCosts
 from autoshard.workload import PlanError, Sharder, ShardingPlan, ShardingTask
 from autoshard.workload.host_memory import cached_rows
-from autoshard.workload.rules import Rule
 from autoshard.workload.sizes import format_bytes
 
 # Of all memory: what is left lets pieces be placed, and devices be balanced.
@@ -37,10 +35,10 @@ class CachingSharder:
                 lack = error
         best: ShardingPlan | None = None
         best_ms, worse = math.inf, 0
-        for share in _SHARES:
-            counts = cached_rows(task, share * float(task.usable_bytes.sum()))
+        budgets = [share * float(task.usable_bytes.sum()) for share in _SHARES]
+        for counts in cached_rows(task, budgets):
             try:
-                plan = self._sharder.shard(_with_caches(task, counts))
+                plan = self._sharder.shard(task.with_cached_rows(counts))
                 found = replace(plan, cached_rows=tuple(counts.items()))
                 self._check_host(found, task)
             except PlanError as error:
@@ -67,11 +65,3 @@ class CachingSharder:
                 f"each device has {format_bytes(self._host_bytes)}: give more with "
                 "--host-memory-gb, or add devices"
             )
-
-
-def _with_caches(task: ShardingTask, counts: Mapping[str, int]) -> ShardingTask:
-    """Returns the task with these tables in host memory, of which no device has copies."""
-    if not counts:
-        return task
-    rule = Rule("not_copied", tuple(counts), name="caches")
-    return replace(task.with_cached_rows(counts), rules=(*task.rules, rule))

@@ -6,11 +6,12 @@ reads its row over the link, and the backward pass reads and writes each row tha
 are taken to hold the most used rows, as those do that evict the least frequently used.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from autoshard.workload.arrays import Floats
+from autoshard.workload.arrays import Floats, Ints
 from autoshard.workload.caches import lfu_hits
 from autoshard.workload.operators import FLOAT_BYTES, WEIGHT_BYTES, OperatorOptions
 from autoshard.workload.reuse import lookups_of
@@ -51,8 +52,8 @@ def _link_numbers(
     return np.asarray(forward), np.where(cached, 0.0, 2 * distinct * weight) + state
 
 
-def cached_rows(task: ShardingTask, budget_bytes: float) -> dict[str, int]:
-    """Returns which tables to keep in host memory, and the rows that their caches have room for.
+def cached_rows(task: ShardingTask, budgets_bytes: Sequence[float]) -> Iterator[dict[str, int]]:
+    """Yields which tables to keep in host memory, and the rows that their caches have room for.
 
     Minimises the bytes that a batch moves between host and devices, with all that devices hold
     within the budget. One price of memory holds for all tables: each takes the cache, or none and
@@ -60,17 +61,35 @@ def cached_rows(task: ShardingTask, budget_bytes: float) -> dict[str, int]:
 
     Args:
         task: The task, with all tables in device memory.
-        budget_bytes: Memory of all devices together.
+        budgets_bytes: Memory of all devices together, for each choice.
     """
     copied = {name for rule in task.rules if rule.kind == "copied" for name in rule.tables}
     tables = [table for table in task.tables if table.name not in copied]
     if not tables:
-        return {}
-    budget_bytes -= len(task.devices) * task.copies_memory(copied).total
+        yield from ({} for _ in budgets_bytes)
+        return
     memory, traffic = np.stack([_choices(task, table) for table in tables], axis=1)
+    of_copies = len(task.devices) * task.copies_memory(copied).total
+    for budget_bytes in budgets_bytes:
+        chosen = _cheapest(memory, traffic, budget_bytes - of_copies)
+        yield {
+            table.name: int(_caches(table)[number])
+            for table, number in zip(tables, chosen.tolist(), strict=True)
+            if number < len(_SHARES)
+        }
+
+
+def _cheapest(memory: Floats, traffic: Floats, budget_bytes: float) -> Ints:
+    """Returns the choice of each table by the lowest price of memory that keeps the budget.
+
+    Args:
+        memory: Bytes that each choice takes, [tables, choices].
+        traffic: Bytes that it moves over the link, [tables, choices].
+        budget_bytes: Memory for all tables.
+    """
     low, high = _LEAST_PRICE, _MOST_PRICE
     chosen = (traffic + _MOST_PRICE * memory).argmin(1)
-    each = np.arange(len(tables))
+    each = np.arange(len(memory))
     for _ in range(_BISECTIONS):
         price = float(np.sqrt(low * high))
         found = (traffic + price * memory).argmin(1)
@@ -78,11 +97,7 @@ def cached_rows(task: ShardingTask, budget_bytes: float) -> dict[str, int]:
             low = price
         else:
             high, chosen = price, found
-    return {
-        table.name: int(_caches(table)[number])
-        for table, number in zip(tables, chosen.tolist(), strict=True)
-        if number < len(_SHARES)
-    }
+    return np.asarray(chosen)
 
 
 def _caches(table: EmbeddingTable) -> Floats:

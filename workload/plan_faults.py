@@ -1,4 +1,4 @@
-"""What is wrong with a plan: blocks of rows that TorchRec does not make, rules, memory."""
+"""Faults of plans: blocks of rows that TorchRec does not make, broken rules, lack of memory."""
 
 from collections.abc import Collection, Mapping, Sequence
 

@@ -230,22 +230,19 @@ class ShardingTask:
         return replace(self, tables=tuple(tables), devices=devices, rules=rules)
 
     def with_cached_rows(self, counts: Mapping[str, int]) -> "ShardingTask":
-        """Returns the task in which these tables are in host memory.
+        """Returns the task in which these tables are in host memory, of which no device has copies.
 
         Args:
             counts: Rows that caches in device memory have room for, of each such table.
         """
         if not counts:
             return self
-        names = {table.name for table in self.tables}
-        for name in counts:
-            if name not in names:
-                raise FieldError("cached_rows", f"{name} is no table of the task")
         tables = tuple(
             replace(table, cached_rows=counts[table.name]) if table.name in counts else table
             for table in self.tables
         )
-        return replace(self, tables=tables)
+        rule = Rule("not_copied", tuple(counts), name="caches")
+        return replace(self, tables=tables, rules=(*self.rules, rule))
 
     def hot_ids_bytes(self, tables: Collection[str]) -> int:
         """Returns the memory on each device in which it finds the hot rows of these tables."""

@@ -9,7 +9,6 @@ from autoshard.workload import Device, Objective, PlanError, ShardingTask, load_
 from autoshard.workload.data_sheets import DATA_SHEETS
 from autoshard.workload.gpu_memory import SORT_BYTES
 from autoshard.workload.operators import INDEX_BYTES, OperatorOptions
-from autoshard.workload.rules import Rule
 from bench.metric import Metric
 from bench.workbench import say
 
@@ -56,11 +55,8 @@ def _steps(task: ShardingTask, share: float) -> tuple[float, float]:
     even_ms = []
     for part in _OF_SHARE:
         counts = {table.name: int(part * share * table.rows) for table in task.tables}
-        rules = (Rule("not_copied", tuple(counts)),)
         with suppress(PlanError):
-            plan = make_sharder("autoshard", context).shard(
-                replace(task.with_cached_rows(counts), rules=rules)
-            )
+            plan = make_sharder("autoshard", context).shard(task.with_cached_rows(counts))
             plan = replace(plan, cached_rows=tuple(counts.items()))
             plan.check(task)
             even_ms.append(context.costs.step_ms(plan, task))

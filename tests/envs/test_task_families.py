@@ -44,7 +44,7 @@ def catalog() -> TableCatalog:
 
 @pytest.fixture
 def machines() -> EstimatedCosts:
-    """Of devices of several kinds."""
+    """Costs of devices of several kinds."""
     return costs_of_machines(load_model("cpu"), 1024)
 
 

@@ -18,7 +18,6 @@ from autoshard.workload import (
     UserError,
 )
 from autoshard.workload.data_sheets import DATA_SHEETS
-from autoshard.workload.rules import Rule
 
 SHEET, RANKS, BATCH = DATA_SHEETS["h100-80gb"], 4, 8192
 # Half of the tables are skewed, and of the same sizes as those that are used evenly.
@@ -62,8 +61,7 @@ def test_tables_that_do_not_fit_are_cached(name: str, share: float, policy: Poli
     even_ms = []
     for part in (0.7, 0.5, 0.3, 0.1):
         counts = {table.name: int(part * share * table.rows) for table in TABLES}
-        rules = (Rule("not_copied", tuple(counts)),)
-        apart = replace(task.with_cached_rows(counts), rules=rules)
+        apart = task.with_cached_rows(counts)
         with suppress(PlanError):  # for all but the smallest, memory may be missing
             even = make_sharder(name, replace(context, host_bytes=0)).shard(apart)
             even = replace(even, cached_rows=tuple(counts.items()))

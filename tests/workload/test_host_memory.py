@@ -88,7 +88,7 @@ def test_no_other_caches_within_the_budget_move_less(optimizer: str, share: floa
     """Against all combinations of sizes, apart from what is left because sizes are few."""
     task = task_of(SKEWED, EVEN, SMALL, optimizer=optimizer)
     whole = sum(map(task.table_bytes, task.tables))
-    found = cached_rows(task, share * whole)
+    (found,) = cached_rows(task, [share * whole])
     assert found
 
     def costs(counts: dict[str, int]) -> tuple[float, int]:
@@ -108,7 +108,7 @@ def test_no_other_caches_within_the_budget_move_less(optimizer: str, share: floa
 
 def test_without_lack_of_memory_no_table_is_cached() -> None:
     task = task_of(SKEWED, EVEN)
-    assert cached_rows(task, sum(map(task.table_bytes, task.tables))) == {}
+    assert [*cached_rows(task, [sum(map(task.table_bytes, task.tables))])] == [{}]
 
 
 PLAN = ShardingPlan(

@@ -31,7 +31,7 @@ OPTIMIZERS = {
 
 
 class Learning:
-    """The same weights and batches for the model in pieces and for the one in one piece."""
+    """The same weights and batches for the sharded model and for the unsharded one."""
 
     def __init__(self) -> None:
         torch.manual_seed(5)

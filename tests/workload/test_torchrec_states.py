@@ -53,7 +53,7 @@ def refused(target: nn.Module, state: Mapping[str, object]) -> str:
 
 
 def refusals() -> tuple[str, str, str, str]:
-    """What is said of states that do not fit, on this rank, after those that do."""
+    """Returns the messages of this rank on states that do not fit, after those that do."""
     whole, uneven = model_of(2), sharded((0, 20, 0), (20, 4, 1))
     load_state(uneven, whole.state_dict())
     check(uneven, whole)
