@@ -204,7 +204,9 @@ class BenchmarkPool:
                     if not missing:
                         return
             finally:
-                if missing:
+                # A stream whose driver has left the cluster, as after Ctrl-C, would start another;
+                # the pool itself cancels what nobody collects.
+                if missing and ray.is_initialized():
                     self._actor.cancel.remote(request)
 
     def _collect(self, request: str) -> Iterator[tuple[int, Measurement]]:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -165,6 +166,30 @@ def test_ctrl_c_keeps_what_was_measured(cluster: object, tmp_path: Path) -> None
     assert "run again to continue" in error
     assert error.count("\n") == 1
     assert_goes_on(tmp_path)
+
+
+LATE_CLOSE = """
+import ray
+from autoshard.benchmark import BenchmarkPool, MeasureSettings, TimingOptions
+from autoshard.workload import random_shards, synthetic_tables
+
+ray.init(logging_level="ERROR", log_to_driver=False)
+shards = random_shards(synthetic_tables(60, seed=7, profile="small"), 100, 8)
+quick = TimingOptions(precision=0.2, max_iterations=9)
+stream = BenchmarkPool("costs.db").stream(shards, MeasureSettings(256), quick)
+next(stream)
+ray.shutdown()
+del stream
+assert not ray.is_initialized()
+"""
+
+
+def test_a_stream_that_ends_after_its_cluster_says_nothing(cluster: object, tmp_path: Path) -> None:
+    """As where Ctrl-C comes between two answers: the exception keeps the stream until the end."""
+    done = subprocess.run(
+        [sys.executable, "-c", LATE_CLOSE], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_kill_9_of_everything_keeps_what_was_measured(cluster: object, tmp_path: Path) -> None:
