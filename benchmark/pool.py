@@ -17,6 +17,7 @@ from autoshard.benchmark.fleet import Fleet, PoolError
 from autoshard.benchmark.hardware import DeviceInfo, machine_id
 from autoshard.benchmark.measurement import (
     Exchange,
+    MeasuredCollective,
     Measurement,
     MeasureSettings,
     ReferenceLevel,
@@ -249,16 +250,24 @@ class BenchmarkPool:
         sizes: list[int] = self._ask("node_sizes")
         return sizes
 
-    def exchange(self, dims: Sequence[int], batch_size: int, nodes: int | None = None) -> Exchange:
+    def exchange(
+        self,
+        dims: Sequence[int],
+        batch_size: int,
+        nodes: int | None = None,
+        collective: MeasuredCollective = "all_to_all",
+    ) -> Exchange:
         """Returns the measured all-to-all of a plan whose rank r computes `dims[r]` columns.
 
         Args:
             dims: Columns of each rank.
             batch_size: Samples of the batch of all ranks.
             nodes: Number of nodes, with as many ranks each; by default as few as have the devices.
+            collective: Another one than an all-to-all, as `ExchangeKey` describes it.
         """
         self._wait_for_devices(len(dims))
-        found: Exchange = self._ask("exchange", tuple(dims), batch_size, nodes, str(self.store))
+        asked = tuple(dims), batch_size, nodes, collective, str(self.store)
+        found: Exchange = self._ask("exchange", *asked)
         return found
 
     def shutdown(self) -> None:
