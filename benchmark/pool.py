@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autoshard.benchmark.backends import KINDS
 from autoshard.benchmark.coordinator import PoolCoordinator
-from autoshard.benchmark.devices import DeviceFleet, first_line
+from autoshard.benchmark.devices import DeviceFleet
 from autoshard.benchmark.fleet import Fleet, PoolError
 from autoshard.benchmark.hardware import DeviceInfo, machine_id
 from autoshard.benchmark.measurement import (
@@ -287,7 +287,9 @@ class BenchmarkPool:
             except (RayActorError, ActorUnschedulableError) as error:  # lost, or with its node
                 if time.monotonic() > deadline:
                     raise PoolError(
-                        f"the pool's actor does not come back: {first_line(error)}"
+                        "the pool's actor has not come back for "
+                        f"{_MAX_ABSENT_SECONDS:.0f} s ({type(error).__name__}): see whether the "
+                        "cluster runs (ray status), and run again"
                     ) from error
                 time.sleep(_RECONNECT_SECONDS)
                 self._actor = self._find_or_start()
