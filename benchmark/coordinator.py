@@ -26,6 +26,7 @@ from autoshard.benchmark.hardware import DeviceInfo, machine_id
 from autoshard.benchmark.jobs import MAX_INTERLEAVED, Job, JobQueue, Request
 from autoshard.benchmark.measurement import (
     Exchange,
+    MeasuredCollective,
     Measurement,
     MeasurementError,
     MeasureSettings,
@@ -356,12 +357,17 @@ class PoolCoordinator:
                     self._open(path).put_probe(found)
             return found
 
-    # --- all-to-all -----------------------------------------------------------------------------
+    # --- collectives ----------------------------------------------------------------------------
 
     async def exchange(
-        self, dims: tuple[int, ...], batch_size: int, nodes: int | None, store_path: str
+        self,
+        dims: tuple[int, ...],
+        batch_size: int,
+        nodes: int | None,
+        collective: MeasuredCollective,
+        store_path: str,
     ) -> Exchange:
-        """Measures an all-to-all among `len(dims)` ranks, or reads it from the store.
+        """Measures a collective among `len(dims)` ranks, or reads it from the store.
 
         `nodes` as for `devices_of_ranks`.
         """
@@ -370,7 +376,7 @@ class PoolCoordinator:
         store = self._open(Path(store_path))
         async with self._exchanging, contextlib.AsyncExitStack() as claims:
             devices = exchanging.devices_of_ranks(self._fleet.measuring(), len(dims), nodes)
-            key = exchanging.key_of(dims, batch_size, devices)
+            key = exchanging.key_of(dims, batch_size, devices, collective)
             known = store.find_exchange(key, hardware, versions)
             if known is not None:
                 return known
@@ -379,14 +385,14 @@ class PoolCoordinator:
                 await claims.enter_async_context(device.exclusive)
             try:
                 await exchanging.wait_until_free(
-                    devices, key.ranks, self._time_limit_s, self._fleet.report
+                    key, devices, self._time_limit_s, self._fleet.report
                 )
                 found = await asyncio.wait_for(
                     exchanging.measure_exchange(key, devices, hardware, versions),
                     self._time_limit_s,
                 )
             except (TimeoutError, RayError) as error:
-                reason = f"an all-to-all among {key.ranks} ranks failed: {first_line(error)}"
+                reason = f"{key.what} among {key.ranks} ranks failed: {first_line(error)}"
                 for device in devices:  # ranks may hang in it for good
                     self._server.replace(device, reason)
                 raise MeasurementError(reason) from None

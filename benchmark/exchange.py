@@ -1,15 +1,17 @@
-"""Runs and times all-to-alls of pooled embeddings on every rank.
+"""Runs and times the collectives of a training step on every rank.
 
-Rank r computes `dims[r]` columns for the whole batch. Forward, it sends each rank that rank's
-samples and receives all columns of its own; backward, gradients travel the other way. If a plan has
-more ranks than there are devices, some run several ranks, if their kind allows that; the key says
-so.
+All-to-alls: rank r computes `dims[r]` columns for the whole batch. Forward, it sends each rank that
+rank's samples and receives all columns of its own; backward, gradients travel the other way. Where
+rows are spread over ranks, each has partial sums for the whole batch: forward they are reduced and
+scattered, backward gradients are gathered. Gradients of copies are reduced for all ranks, backward.
+If a plan has more ranks than there are devices, some run several ranks, if their kind allows that;
+the key says so.
 """
 
 import datetime
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +20,7 @@ from autoshard.benchmark.backends.base import DeviceBackend
 from autoshard.benchmark.measurement import ExchangeKey, ExchangePart, RankTimes
 
 Result = TypeVar("Result")
+_Start: TypeAlias = Callable[[], Any]  # starts a collective, and returns its Work
 _WARM_UP = 3
 _TIMEOUT = datetime.timedelta(seconds=60)
 
@@ -82,7 +85,30 @@ class ExchangeRanks:
         self._groups[rank].shutdown()
 
     def _play(self, rank: int) -> RankTimes:
-        key, device = self.part.key, self._backend.device
+        forward, backward = [], []
+        run_forward, run_backward = self._directions(rank)
+        for _ in range(_WARM_UP + self.part.iterations):
+            forward.append(self._timed(rank, run_forward) if run_forward else 0.0)
+            backward.append(self._timed(rank, run_backward))
+        return RankTimes(rank, tuple(forward[_WARM_UP:]), tuple(backward[_WARM_UP:]))
+
+    def _directions(self, rank: int) -> tuple[_Start | None, _Start]:
+        """Returns what starts the forward, if there is any, and the backward collective."""
+        key, group, device = self.part.key, self._groups[rank], self._backend.device
+        if key.collective == "all_to_all":
+            return self._all_to_alls(rank)
+        columns, samples = key.dims[rank], -(-key.batch_size // key.ranks)
+        whole = torch.ones(key.ranks * samples * columns, device=device)
+        if key.collective == "all_reduce":
+            return None, lambda: group.allreduce([whole])
+        own = torch.ones(samples * columns, device=device)
+        return (
+            lambda: group._reduce_scatter_base(own, whole),
+            lambda: group._allgather_base(whole, own),
+        )
+
+    def _all_to_alls(self, rank: int) -> tuple[_Start, _Start]:
+        key, group, device = self.part.key, self._groups[rank], self._backend.device
         samples = samples_of_ranks(key)
         own_dim, own_samples = key.dims[rank], samples[rank]
         columns_out = [own_dim * count for count in samples]  # my columns of everyone's samples
@@ -90,26 +116,17 @@ class ExchangeRanks:
         computed = torch.ones(max(1, sum(columns_out)), device=device)[: sum(columns_out)]
         gathered = torch.ones(max(1, sum(columns_in)), device=device)[: sum(columns_in)]
         received, returned = torch.empty_like(gathered), torch.empty_like(computed)
-        forward, backward = [], []
-        for _ in range(_WARM_UP + self.part.iterations):
-            forward.append(self._timed(rank, received, computed, columns_in, columns_out))
-            backward.append(self._timed(rank, returned, gathered, columns_out, columns_in))
-        return RankTimes(rank, tuple(forward[_WARM_UP:]), tuple(backward[_WARM_UP:]))
+        return (
+            lambda: group.alltoall_base(received, computed, columns_in, columns_out),
+            lambda: group.alltoall_base(returned, gathered, columns_out, columns_in),
+        )
 
-    def _timed(
-        self,
-        rank: int,
-        received: torch.Tensor,
-        sent: torch.Tensor,
-        received_splits: list[int],
-        sent_splits: list[int],
-    ) -> float:
+    def _timed(self, rank: int, start_collective: _Start) -> float:
         """Returns ms from the moment all ranks are ready until this one has received everything."""
-        group = self._groups[rank]
-        group.barrier().wait()
+        self._groups[rank].barrier().wait()
         self._backend.synchronize()
         self._watch.hold()
         start = self._watch.mark()
-        group.alltoall_base(received, sent, received_splits, sent_splits).wait()
+        start_collective().wait()
         ((milliseconds, _),) = self._watch.between([start, self._watch.mark()])
         return milliseconds

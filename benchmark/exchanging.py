@@ -1,4 +1,4 @@
-"""Measures an all-to-all on the pool's devices until its median is known. Imports no torch."""
+"""Measures a collective on the pool's devices until its median is known. Imports no torch."""
 
 import asyncio
 import statistics
@@ -16,6 +16,7 @@ from autoshard.benchmark.measurement import (
     Exchange,
     ExchangeKey,
     ExchangePart,
+    MeasuredCollective,
     MeasurementError,
 )
 from autoshard.benchmark.serving import BUSY_WAIT_SECONDS
@@ -33,7 +34,7 @@ async def measure_exchange(
     backend = backend_of(devices[0].info.kind)
     if key.ranks > len(devices) * backend.max_ranks:
         raise MeasurementError(
-            f"an all-to-all among {key.ranks} {backend.noun}s needs as many, the pool has "
+            f"{key.what} among {key.ranks} {backend.noun}s needs as many, the pool has "
             f"{len(devices)}: {backend.collectives} runs one rank on each"
         )
     forward: list[list[float]] = [[] for _ in range(key.ranks)]
@@ -102,35 +103,43 @@ def devices_of_ranks(
     if nodes:
         sizes = ", ".join(str(len(node)) for node in largest_first)
         raise MeasurementError(
-            f"an all-to-all of {ranks} ranks on {nodes} nodes needs {-(-ranks // nodes)} devices "
+            f"a collective of {ranks} ranks on {nodes} nodes needs {-(-ranks // nodes)} devices "
             f"of each; the number of devices of the cluster's nodes: {sizes}"
         )
     return [device for node in largest_first for device in node][:ranks]
 
 
-def key_of(dims: tuple[int, ...], batch_size: int, devices: Sequence[PoolDevice]) -> ExchangeKey:
-    """Returns the key of an all-to-all whose ranks are assigned to devices round-robin."""
+def key_of(
+    dims: tuple[int, ...],
+    batch_size: int,
+    devices: Sequence[PoolDevice],
+    collective: MeasuredCollective = "all_to_all",
+) -> ExchangeKey:
+    """Returns the key of a collective whose ranks are assigned to devices round-robin."""
     owners = list(dict.fromkeys(device.place.owner for device in devices))
     homes = [owners.index(devices[n % len(devices)].place.owner) for n in range(len(dims))]
     several = tuple(homes) if len(owners) > 1 else ()
-    return ExchangeKey(dims, batch_size, len(devices), several)
+    return ExchangeKey(dims, batch_size, len(devices), several, collective)
 
 
 async def wait_until_free(
-    devices: list[PoolDevice], ranks: int, time_limit_s: float, report: Callable[[str], None]
+    key: ExchangeKey,
+    devices: list[PoolDevice],
+    time_limit_s: float,
+    report: Callable[[str], None],
 ) -> None:
     """Waits for devices that other pools hold, before any rank waits for one that cannot start.
 
-    Devices are not reserved: an all-to-all fails if one is taken for long afterwards.
+    Devices are not reserved: a collective fails if one is taken for long afterwards.
     """
     deadline = time.monotonic() + time_limit_s
     holder = await _holder(devices, time_limit_s)
     if holder is not None:
-        report(f"an all-to-all had to wait: {holder}")
+        report(f"{key.what} had to wait: {holder}")
     while holder is not None:
         if time.monotonic() > deadline:
             raise MeasurementError(
-                f"an all-to-all among {ranks} ranks cannot be measured: {holder}"
+                f"{key.what} among {key.ranks} ranks cannot be measured: {holder}"
             )
         await asyncio.sleep(BUSY_WAIT_SECONDS)
         holder = await _holder(devices, time_limit_s)

@@ -10,6 +10,7 @@ from autoshard.workload import OperatorOptions, Shard, ShardCost, UserError
 from autoshard.workload.arrays import Floats
 
 Status = Literal["ok", "refused", "failed"]
+MeasuredCollective = Literal["all_to_all", "reduce_scatter", "all_reduce"]
 
 
 class MeasurementError(UserError):
@@ -261,20 +262,33 @@ class Measurement:
 
 @dataclass(frozen=True)
 class ExchangeKey:
-    """An all-to-all in which rank r computes `dims[r]` columns for the whole batch.
+    """A collective among ranks, of which rank r has `dims[r]` columns for the whole batch.
 
     Args:
-        dims: Columns of each rank.
+        dims: Columns of each rank; for other collectives than all-to-alls, all have as many.
         batch_size: Samples of the batch.
         devices: Number of devices.
         nodes: Number of the node of each rank, from 0 in order of ranks; empty if it is the same,
             because what goes over a network must not pass for what stays inside a machine.
+        collective: Of pooled outputs; of partial sums of rows (forward a reduce-scatter, backward
+            an all-gather); or of gradients of copies (no forward).
     """
 
     dims: tuple[int, ...]
     batch_size: int
     devices: int
     nodes: tuple[int, ...] = ()
+    collective: MeasuredCollective = "all_to_all"
+
+    def __post_init__(self) -> None:
+        if self.collective != "all_to_all" and len(set(self.dims)) > 1:
+            raise ValueError(f"{self.what} has as many columns on all ranks, got {self.dims}")
+
+    @property
+    def what(self) -> str:
+        """The collective in words."""
+        article = "a" if self.collective == "reduce_scatter" else "an"
+        return f"{article} {self.collective.replace('_', '-')}"
 
     @property
     def ranks(self) -> int:
@@ -293,7 +307,7 @@ class ExchangeKey:
 
 @dataclass(frozen=True)
 class Exchange:
-    """Milliseconds that each rank spent in the forward and in the backward all-to-all."""
+    """Milliseconds that each rank spent in the forward and in the backward collective."""
 
     key: ExchangeKey
     hardware: str

@@ -74,13 +74,13 @@ _PLAIN = tuple(column for column in COLUMNS if column != "slices")
 
 
 def exchanges_path(path: Path | str) -> Path:
-    """Returns the path of the all-to-alls that belong to a Parquet file of measurements."""
+    """Returns the path of the collectives that belong to a Parquet file of measurements."""
     whole = Path(path)
     return whole.with_name(f"{whole.stem}.exchanges.parquet")
 
 
 def export_parquet(store: MeasurementStore, path: Path | str) -> int:
-    """Writes all measurements and all-to-alls; returns the number of measurements."""
+    """Writes all measurements and collectives; returns the number of measurements."""
     timings = [measurement.timing for measurement in store.measurements()]
     rows, pieces = store.rows()[: len(timings)], store.pieces()
     numbers = sorted(pieces)
@@ -140,7 +140,7 @@ def read_parquet_probes(path: Path | str) -> list[MachineProbe]:
 
 
 def read_parquet_exchanges(path: Path | str) -> list[Exchange]:
-    """Returns the all-to-alls beside a Parquet file of measurements, if there are any."""
+    """Returns the collectives beside a Parquet file of measurements, if there are any."""
     beside = exchanges_path(path)
     return [_exchange(record) for record in _read(beside)] if beside.exists() else []
 
@@ -218,9 +218,12 @@ def _exchange_record(exchange: Exchange) -> dict[str, Any]:
 
 def _exchange(record: dict[str, Any]) -> Exchange:
     fields = dict(record)
-    nodes = tuple(fields.pop("nodes", None) or ())
     key = ExchangeKey(
-        tuple(fields.pop("dims")), fields.pop("batch_size"), fields.pop("devices"), nodes
+        tuple(fields.pop("dims")),
+        fields.pop("batch_size"),
+        fields.pop("devices"),
+        tuple(fields.pop("nodes", None) or ()),
+        fields.pop("collective", None) or "all_to_all",
     )
     forward, backward = tuple(fields.pop("forward_ms")), tuple(fields.pop("backward_ms"))
     return Exchange(key=key, forward_ms=forward, backward_ms=backward, **fields)

@@ -12,11 +12,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from autoshard.benchmark.backends import KINDS
 from autoshard.benchmark.coordinator import PoolCoordinator
-from autoshard.benchmark.devices import DeviceFleet, first_line
+from autoshard.benchmark.devices import DeviceFleet
 from autoshard.benchmark.fleet import Fleet, PoolError
 from autoshard.benchmark.hardware import DeviceInfo, machine_id
 from autoshard.benchmark.measurement import (
     Exchange,
+    MeasuredCollective,
     Measurement,
     MeasureSettings,
     ReferenceLevel,
@@ -249,16 +250,24 @@ class BenchmarkPool:
         sizes: list[int] = self._ask("node_sizes")
         return sizes
 
-    def exchange(self, dims: Sequence[int], batch_size: int, nodes: int | None = None) -> Exchange:
+    def exchange(
+        self,
+        dims: Sequence[int],
+        batch_size: int,
+        nodes: int | None = None,
+        collective: MeasuredCollective = "all_to_all",
+    ) -> Exchange:
         """Returns the measured all-to-all of a plan whose rank r computes `dims[r]` columns.
 
         Args:
             dims: Columns of each rank.
             batch_size: Samples of the batch of all ranks.
             nodes: Number of nodes, with as many ranks each; by default as few as have the devices.
+            collective: Another one than an all-to-all, as `ExchangeKey` describes it.
         """
         self._wait_for_devices(len(dims))
-        found: Exchange = self._ask("exchange", tuple(dims), batch_size, nodes, str(self.store))
+        asked = tuple(dims), batch_size, nodes, collective, str(self.store)
+        found: Exchange = self._ask("exchange", *asked)
         return found
 
     def shutdown(self) -> None:
@@ -278,7 +287,9 @@ class BenchmarkPool:
             except (RayActorError, ActorUnschedulableError) as error:  # lost, or with its node
                 if time.monotonic() > deadline:
                     raise PoolError(
-                        f"the pool's actor does not come back: {first_line(error)}"
+                        "the pool's actor has not come back for "
+                        f"{_MAX_ABSENT_SECONDS:.0f} s ({type(error).__name__}): see whether the "
+                        "cluster runs (ray status), and run again"
                     ) from error
                 time.sleep(_RECONNECT_SECONDS)
                 self._actor = self._find_or_start()

@@ -11,13 +11,14 @@ import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from autoshard.benchmark import store_file
 from autoshard.benchmark.measurement import (
     Directions,
     Exchange,
     ExchangeKey,
+    MeasuredCollective,
     Measurement,
     MeasureSettings,
     ReferenceLevel,
@@ -249,10 +250,10 @@ class MeasurementStore:
             ).fetchone()
         return self._piece_ids[key]
 
-    # --- all-to-all -----------------------------------------------------------------------------
+    # --- collectives ----------------------------------------------------------------------------
 
     def put_exchange(self, exchange: Exchange) -> None:
-        """Stores an all-to-all."""
+        """Stores an all-to-all, or another collective."""
         row = (
             _ranks_text(exchange.key), exchange.key.batch_size, exchange.key.devices,
             exchange.hardware, exchange.versions, json.dumps(exchange.forward_ms),
@@ -267,7 +268,7 @@ class MeasurementStore:
             )
 
     def find_exchange(self, key: ExchangeKey, hardware: str, versions: str) -> Exchange | None:
-        """Returns the measurement of an all-to-all, or None."""
+        """Returns the measurement of a collective, or None."""
         found = self._exchanges(
             f"WHERE {' AND '.join(f'{column} = ?' for column in _EXCHANGE_KEY)}",
             (_ranks_text(key), key.batch_size, key.devices, hardware, versions),
@@ -275,7 +276,7 @@ class MeasurementStore:
         return found[0] if found else None
 
     def exchanges(self) -> list[Exchange]:
-        """Returns all all-to-alls, in order of insertion."""
+        """Returns all collectives, in order of insertion."""
         return self._exchanges("ORDER BY id", ())
 
     def _exchanges(self, clause: str, values: tuple[Any, ...]) -> list[Exchange]:
@@ -362,14 +363,17 @@ class MeasurementStore:
 
 
 def _ranks_text(key: ExchangeKey) -> str:
-    """Returns the columns of each rank, with its node where there are several."""
-    return json.dumps(list(zip(key.dims, key.nodes, strict=True)) if key.nodes else key.dims)
+    """Returns the columns of each rank, with its node where there are several, by the collective's
+    name unless it is an all-to-all.
+    """
+    ranks: Any = list(zip(key.dims, key.nodes, strict=True)) if key.nodes else key.dims
+    return json.dumps(ranks if key.collective == "all_to_all" else {key.collective: ranks})
 
 
 def _ranks_in(text: str, batch_size: int, devices: int) -> ExchangeKey:
     """Returns the key that `_ranks_text` wrote."""
-    ranks = json.loads(text)
-    if not any(isinstance(rank, list) for rank in ranks):
-        return ExchangeKey(tuple(ranks), batch_size, devices)
-    dims, nodes = zip(*ranks, strict=True)
-    return ExchangeKey(dims, batch_size, devices, nodes)
+    ranks, collective = json.loads(text), "all_to_all"
+    if isinstance(ranks, dict):
+        ((collective, ranks),) = ranks.items()
+    dims, nodes = zip(*ranks, strict=True) if isinstance(ranks[0], list) else (tuple(ranks), ())
+    return ExchangeKey(dims, batch_size, devices, nodes, cast("MeasuredCollective", collective))

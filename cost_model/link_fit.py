@@ -16,7 +16,7 @@ from autoshard.benchmark import Exchange
 from autoshard.benchmark.measurement import ExchangeKey
 from autoshard.workload import Link, Network, Objective
 from autoshard.workload.arrays import Floats
-from autoshard.workload.links import AnyLink
+from autoshard.workload.links import AnyLink, all_reduce_ms
 from autoshard.workload.step_price import StepPrice
 
 MIN_EXCHANGES = 5  # all-to-alls with a device for each rank
@@ -67,7 +67,7 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     is returned where too few of the all-to-alls had a device for each rank, or more columns take no
     longer.
     """
-    usable = [e for e in exchanges if 1 < e.key.ranks <= e.key.devices]
+    usable = _usable(exchanges)
     found: dict[int, AnyLink] = {}
     inside = _Line.of([e for e in usable if not e.key.nodes], _flow)
     if inside is not None:
@@ -97,7 +97,7 @@ def link_error(exchanges: Sequence[Exchange]) -> float | None:
 
     None where too few are left.
     """
-    usable = [e for e in exchanges if 1 < e.key.ranks <= e.key.devices]
+    usable = _usable(exchanges)
     links = fit_links([exchange for n, exchange in enumerate(usable) if n % _FIFTHS])
     errors = [
         abs(exchange_ms(e.key.dims, e.key.batch_size, link) / _slowest_ms(e) - 1)
@@ -105,6 +105,26 @@ def link_error(exchanges: Sequence[Exchange]) -> float | None:
         if (link := links.get(e.key.ranks)) is not None
     ]
     return float(np.median(errors)) if errors else None
+
+
+def over_price(exchange: Exchange, link: AnyLink) -> float:
+    """Returns the measured time of a collective over its price, in both directions together."""
+    key = exchange.key
+    of_both_ms = max(exchange.forward_ms) + max(exchange.backward_ms)
+    if key.collective == "all_reduce":
+        moved = _ELEMENT_BYTES * key.batch_size * key.dims[0]
+        return of_both_ms / all_reduce_ms(link, key.ranks, moved, starts=1)
+    over = link if key.collective == "all_to_all" else link.ring(key.ranks)
+    return of_both_ms / (2 * exchange_ms(key.dims, key.batch_size, over))
+
+
+def _usable(exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """Returns all-to-alls with a device for each rank."""
+    return [
+        e
+        for e in exchanges
+        if e.key.collective == "all_to_all" and 1 < e.key.ranks <= e.key.devices
+    ]
 
 
 def _slowest_ms(exchange: Exchange) -> float:

@@ -4,6 +4,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 
 from autoshard.cost_model import CostModel, EstimatedCosts
@@ -15,6 +16,7 @@ from autoshard.experiments.console.machine import MachineOptions
 from autoshard.experiments.console.objectives import ObjectiveOptions
 from autoshard.experiments.console.outputs import PICTURES, check_file
 from autoshard.experiments.console.progress import following
+from autoshard.experiments.console.side_by_side import processes_for, side_by_side
 from autoshard.experiments.explaining.plan_report import show
 from autoshard.experiments.explaining.world_report import NoPlan, World, WorldSizes
 from autoshard.sharders import (
@@ -197,20 +199,24 @@ def main(config: PlanWorldConfig) -> None:
             return False
         return True
 
-    oracle = context.costs
-    worlds, missing, budget = list[World](), list[NoPlan](), Budget(config.seconds)
+    budget, processes = Budget(config.seconds), processes_for(len(numbers))
     memory = config.devices_of(numbers[0])[0].memory_bytes
+
+    def plan(number: int) -> World | NoPlan:
+        try:
+            task = build(config.devices_of(number))
+            oracle = oracle_of(context.costs, task, config.store)
+            rounds = ceil((len(numbers) - numbers.index(number)) / processes)  # from this one on
+            of_number = replace(context, oracle=oracle, seconds=budget.part(1 / rounds).seconds)
+            plan = make_sharder(config.sharder, of_number).shard(task)
+            return World.of(plan, task, oracle, config.dense_of(number))
+        except PlanError as fault:
+            return NoPlan(number, _needed_bytes(fits, number, memory), str(fault))
+
+    worlds, missing = list[World](), list[NoPlan]()
     with following(len(numbers), "numbers of devices planned") as step:
-        for place, number in enumerate(numbers):
-            share = budget.part(1 / (len(numbers) - place))
-            try:
-                task = build(config.devices_of(number))
-                oracle = oracle_of(oracle, task, config.store)  # keeps amounts of the tables
-                context = replace(context, oracle=oracle, seconds=share.seconds)
-                plan = make_sharder(config.sharder, context).shard(task)
-                worlds.append(World.of(plan, task, oracle, config.dense_of(number)))
-            except PlanError as fault:
-                missing.append(NoPlan(number, _needed_bytes(fits, number, memory), str(fault)))
+        for found in side_by_side(plan, numbers):
+            worlds.append(found) if isinstance(found, World) else missing.append(found)
             step()
     lacking = [lack.num_devices for lack in missing if lack.needed_bytes is not None]
     least = _least_devices(fits, lacking[-1], memory, worlds) if lacking else None
@@ -218,13 +224,13 @@ def main(config: PlanWorldConfig) -> None:
         least = -(-least // of_node) * of_node  # in full nodes
     if not worlds:
         raise _no_plan(missing[-1], memory, least)
-    found = WorldSizes(worlds, missing, least, _workload(config, len(tables), objectives),
+    sizes = WorldSizes(worlds, missing, least, _workload(config, len(tables), objectives),
                        config.device_hour)  # fmt: skip
-    show(found.parts())
+    show(sizes.parts())
     if config.picture is not None:
-        found.picture(config.picture)
+        sizes.picture(config.picture)
     if config.json is not None:
-        documents.write(config.json, found.to_json())
+        documents.write(config.json, sizes.to_json())
 
 
 class _AnyPlan:

@@ -64,7 +64,7 @@ def main(config: StoreConfig) -> None:
         )
         for (hardware, versions, batch_size, status), count in sorted(groups.items()):
             cli.say(f"{count:>8} {status:<7} batch {batch_size:,}, {hardware}, {versions}")
-        cli.say(f"{len(store.exchanges()):>8} all-to-alls")
+        cli.say(f"{len(store.exchanges()):>8} collectives")
         for probe in store.probes():
             cli.say(f"{1:>8} probe of {probe.hardware}, {probe.source}")
 

@@ -1,4 +1,4 @@
-"""Measures all-to-alls on two nodes of two devices; prints predicted over measured times as JSON.
+"""Measures collectives on two nodes of two devices; prints predicted over measured times as JSON.
 
 Links are fitted to other all-to-alls, those that `doctor.py` measures. Argument: address of Ray.
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 import ray
 
 from autoshard.benchmark import BenchmarkPool
-from autoshard.cost_model.link_fit import exchange_ms, fit_links
+from autoshard.benchmark.measurement import MeasuredCollective
+from autoshard.cost_model.link_fit import fit_links, over_price
 
 _BATCH = 1024
 _FITTED = (16, 64, 128, 256, 512)  # columns of each rank
@@ -22,6 +23,8 @@ _SHAPES = {  # columns of ranks inside one node, and on two
     "of 768 columns each": ((768, 768), (768, 768, 768, 768)),
     "with twice as many on one": ((128, 256), (128, 128, 256, 256)),
 }
+_OTHERS: tuple[MeasuredCollective, ...] = ("reduce_scatter", "all_reduce")
+_COLUMNS = (96, 192, 384, 768)  # of each rank in these
 
 
 def main(address: str) -> None:
@@ -39,10 +42,15 @@ def main(address: str) -> None:
             for place, nodes, dims in zip(
                 ("inside a node", "on two nodes"), (1, 2), both, strict=True
             ):
-                key = pool.exchange(dims, _BATCH, nodes)
-                measured_ms = (max(key.forward_ms) + max(key.backward_ms)) / 2
-                predicted_ms = exchange_ms(dims, _BATCH, links[len(dims)])
-                found[f"{place}, {label}"] = predicted_ms / measured_ms
+                took = pool.exchange(dims, _BATCH, nodes)
+                found[f"all-to-all {place}, {label}"] = 1 / over_price(took, links[len(dims)])
+        for collective in _OTHERS:
+            for place, nodes, ranks in (("inside a node", 1, 2), ("on two nodes", 2, 4)):
+                for columns in _COLUMNS:
+                    took = pool.exchange((columns,) * ranks, _BATCH, nodes, collective)
+                    what = took.key.what.partition(" ")[2]
+                    label = f"{what} {place}, of {columns} columns"
+                    found[label] = 1 / over_price(took, links[ranks])
         pool.close()
     sys.stdout.write(json.dumps(found))
 

@@ -48,17 +48,17 @@ def node_metrics() -> list[Metric]:
 
 
 def _measured_metrics() -> list[Metric]:
-    """All-to-alls over links that were fitted to others."""
+    """Collectives over links that were fitted to other all-to-alls."""
     if (why := missing()) is not None:
-        say(f"all-to-alls among nodes are left out: {why}")
+        say(f"collectives among nodes are left out: {why}")
         return []
-    say("all-to-alls inside a node and among two")
+    say("collectives inside a node and among two")
     program = [sys.executable, str(Path(__file__).with_name("measure_links.py"))]
     with two_nodes("bench", "1gbit", free_port()) as (machine, address):
         said = machine.run([*program, address], 600.0, RAY_AUTH_MODE="disabled")
     found = json.loads(said.splitlines()[-1])
     return [
-        Metric(f"all-to-all {label}: predicted over measured", "0.9 to 1.1", ratio)
+        Metric(f"{label}: predicted over measured", "0.9 to 1.1", ratio)
         for label, ratio in found.items()
     ]
 

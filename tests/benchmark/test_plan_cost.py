@@ -8,9 +8,18 @@ import pytest
 from commands import whole
 from rich.console import Console
 
-from autoshard.benchmark import BenchmarkPool, DeviceCost, PlanCost, measure_plan, price_plan
+from autoshard.benchmark import (
+    BenchmarkPool,
+    DeviceCost,
+    MeasurementStore,
+    PlanCost,
+    export_parquet,
+    measure_plan,
+    price_plan,
+    read_parquet_exchanges,
+)
 from autoshard.benchmark.exchange import samples_of_ranks
-from autoshard.benchmark.measurement import ExchangeKey, MeasurementError
+from autoshard.benchmark.measurement import ExchangeKey, MeasuredCollective, MeasurementError
 from autoshard.workload import (
     Device,
     EmbeddingTable,
@@ -135,6 +144,30 @@ def test_more_columns_take_longer_to_exchange(make_pool: Callable[..., Benchmark
     assert max(heavy.forward_ms) > 2 * max(light.forward_ms)
     assert max(heavy.backward_ms) > 2 * max(light.backward_ms)
     assert heavy.iterations >= 40
+
+
+def test_other_collectives_are_kept_beside_all_to_alls(
+    make_pool: Callable[..., BenchmarkPool], tmp_path: Path
+) -> None:
+    pool = whole(make_pool())
+    if len(pool.devices()) < 2:
+        pytest.skip("a collective needs two devices")
+    kinds: tuple[MeasuredCollective, ...] = ("all_to_all", "reduce_scatter", "all_reduce")
+    found = [
+        pool.exchange([columns] * 2, 512, collective=each)
+        for each in kinds
+        for columns in (8, 2048)
+    ]
+    for light, heavy in zip(found[::2], found[1::2], strict=True):
+        assert max(heavy.backward_ms) > 2 * max(light.backward_ms)
+        assert (max(heavy.forward_ms) == 0) == (heavy.key.collective == "all_reduce")
+    pool.close()
+    with MeasurementStore(tmp_path / "costs.db") as store:
+        assert store.exchanges() == found
+        export_parquet(store, tmp_path / "costs.parquet")
+    assert read_parquet_exchanges(tmp_path / "costs.parquet") == found
+    with pytest.raises(ValueError, match="has as many columns on all ranks"):
+        replace(heavy.key, dims=(8, 16))
 
 
 def test_samples_are_split_as_evenly_as_it_goes() -> None:
