@@ -1,58 +1,79 @@
 """Measures collectives on two nodes of two devices; prints predicted over measured times as JSON.
 
-Links are fitted to other all-to-alls, those that `doctor.py` measures. Argument: address of Ray.
+Links are fitted to other all-to-alls, those that `doctor.py` measures. All are measured in several
+passes, so that a minute in which the machine is slower counts for all alike. Argument: address of
+Ray.
 """
 
 import json
 import logging
+import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import ray
 
-from autoshard.benchmark import BenchmarkPool
-from autoshard.benchmark.measurement import MeasuredCollective
+from autoshard.benchmark import BenchmarkPool, Exchange
+from autoshard.benchmark.measurement import ExchangeKey, MeasuredCollective
 from autoshard.cost_model.link_fit import fit_links, over_price
 
 _BATCH = 1024
 _FITTED = (16, 64, 128, 256, 512)  # columns of each rank
-_SHAPES = {  # columns of ranks inside one node, and on two
-    "of 96 columns each": ((96, 96), (96, 96, 96, 96)),
-    "of 384 columns each": ((384, 384), (384, 384, 384, 384)),
-    "of 768 columns each": ((768, 768), (768, 768, 768, 768)),
-    "with twice as many on one": ((128, 256), (128, 128, 256, 256)),
-}
-_OTHERS: tuple[MeasuredCollective, ...] = ("reduce_scatter", "all_reduce")
-_COLUMNS = (96, 192, 384, 768)  # of each rank in these
+_COLLECTIVES: tuple[MeasuredCollective, ...] = ("all_to_all", "reduce_scatter", "all_reduce")
+_COLUMNS = (96, 192, 384, 768)  # of each rank
+_TWICE = (128, 128, 256, 256)
+_PASSES = 3
 
 
 def main(address: str) -> None:
     """Fits links, measures the shapes, and compares."""
     ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+    passes = [_measured() for _ in range(_PASSES)]
+    fitted, shapes = ([_median_of(same) for same in zip(*part, strict=True)]
+                      for part in zip(*passes, strict=True))  # fmt: skip
+    links = fit_links(fitted)
+    found = {_name(e.key): 1 / over_price(e, links[e.key.ranks]) for e in shapes}
+    sys.stdout.write(json.dumps(found))
+
+
+def _measured() -> tuple[list[Exchange], list[Exchange]]:
+    """Returns the all-to-alls to fit links to, and the collectives to compare with their price."""
+    places = ((1, 2), (2, 4))  # nodes, ranks
     with tempfile.TemporaryDirectory() as folder:
         pool = BenchmarkPool(Path(folder) / "costs.db")
         fitted = [
             pool.exchange((columns,) * ranks, _BATCH, nodes)
-            for nodes, ranks in ((1, 2), (2, 4))
+            for nodes, ranks in places
             for columns in _FITTED
         ]
-        links, found = fit_links(fitted), {}
-        for label, both in _SHAPES.items():
-            for place, nodes, dims in zip(
-                ("inside a node", "on two nodes"), (1, 2), both, strict=True
-            ):
-                took = pool.exchange(dims, _BATCH, nodes)
-                found[f"all-to-all {place}, {label}"] = 1 / over_price(took, links[len(dims)])
-        for collective in _OTHERS:
-            for place, nodes, ranks in (("inside a node", 1, 2), ("on two nodes", 2, 4)):
-                for columns in _COLUMNS:
-                    took = pool.exchange((columns,) * ranks, _BATCH, nodes, collective)
-                    what = took.key.what.partition(" ")[2]
-                    label = f"{what} {place}, of {columns} columns"
-                    found[label] = 1 / over_price(took, links[ranks])
+        equal = [
+            pool.exchange((columns,) * ranks, _BATCH, nodes, collective)
+            for collective in _COLLECTIVES
+            for nodes, ranks in places
+            for columns in _COLUMNS
+        ]
+        uneven = [pool.exchange(_TWICE[1:3], _BATCH, 1), pool.exchange(_TWICE, _BATCH, 2)]
         pool.close()
-    sys.stdout.write(json.dumps(found))
+    return fitted, [*equal, *uneven]
+
+
+def _median_of(same: Sequence[Exchange]) -> Exchange:
+    """Returns a collective with the median times of several passes."""
+    forward, backward = (
+        tuple(map(statistics.median, zip(*times, strict=True)))
+        for times in ([e.forward_ms for e in same], [e.backward_ms for e in same])
+    )
+    return replace(same[0], forward_ms=forward, backward_ms=backward)
+
+
+def _name(key: ExchangeKey) -> str:
+    what = key.what.partition(" ")[2]
+    where = "on two nodes" if key.nodes else "inside a node"
+    columns = f"of {key.dims[0]} columns each"
+    return f"{what} {where}, {columns if len(set(key.dims)) == 1 else 'with twice as many on one'}"
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ def _measured_metrics() -> list[Metric]:
     say("collectives inside a node and among two")
     program = [sys.executable, str(Path(__file__).with_name("measure_links.py"))]
     with two_nodes("bench", "1gbit", free_port()) as (machine, address):
-        said = machine.run([*program, address], 600.0, RAY_AUTH_MODE="disabled")
+        said = machine.run([*program, address], 1800.0, RAY_AUTH_MODE="disabled")
     found = json.loads(said.splitlines()[-1])
     return [
         Metric(f"{label}: predicted over measured", "0.9 to 1.1", ratio)
