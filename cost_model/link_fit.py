@@ -1,4 +1,4 @@
-"""Links (latency and bandwidth) fitted to measured all-to-alls, for search, training and reports.
+"""Links (latency and bandwidth) fitted to measured collectives, for search, training and reports.
 
 Both are fitted to the slowest rank of all-to-alls with a device for each rank: ranks that share a
 device say nothing about the network.
@@ -6,6 +6,7 @@ device say nothing about the network.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -13,13 +14,14 @@ import numpy as np
 import scipy  # which loads its parts when they are used
 
 from autoshard.benchmark import Exchange
-from autoshard.benchmark.measurement import ExchangeKey
+from autoshard.benchmark.measurement import ExchangeKey, MeasuredCollective
 from autoshard.workload import Link, Network, Objective
 from autoshard.workload.arrays import Floats
 from autoshard.workload.links import AnyLink, all_reduce_ms
 from autoshard.workload.step_price import StepPrice
 
 MIN_EXCHANGES = 5  # all-to-alls with a device for each rank
+_MIN_ALL_REDUCES = 3
 _FIFTHS = 5
 _MS = 1e3
 _ELEMENT_BYTES = 4
@@ -62,16 +64,20 @@ class _Line(NamedTuple):
 def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
     """Returns a link for each number of ranks, from 2 up to the most that had a device each.
 
+    All-to-alls give latency and bandwidth, and all-reduces the bandwidth of rings.
+
     Ranks that fill several nodes get a network of two levels, or a link between nodes with one
     device each. Latency may grow with the number of ranks; bandwidth is the same for all. Nothing
     is returned where too few of the all-to-alls had a device for each rank, or more columns take no
     longer.
     """
-    usable = _usable(exchanges)
+    usable, all_reduces = _usable(exchanges, "all_to_all"), _usable(exchanges, "all_reduce")
     found: dict[int, AnyLink] = {}
     inside = _Line.of([e for e in usable if not e.key.nodes], _flow)
     if inside is not None:
-        found.update(inside.links(range(2, inside.max_ranks + 1)))
+        rings = _ring_bytes_s([e for e in all_reduces if not e.key.nodes])
+        for ranks, link in inside.links(range(2, inside.max_ranks + 1)).items():
+            found[ranks] = replace(link, ring_bytes_s=rings)
     sizes = Counter(size for e in usable if (size := e.key.devices_per_node))
     if not sizes:
         return found
@@ -84,7 +90,9 @@ def fit_links(exchanges: Sequence[Exchange]) -> dict[int, AnyLink]:
         return found
     between = min(lines, key=lambda line: line.error)
     found = {ranks: link for ranks, link in found.items() if ranks <= node}
-    for ranks, link in between.links(range(2 * node, between.max_ranks + 1, node)).items():
+    rings = _ring_bytes_s([e for e in all_reduces if e.key.devices_per_node == node])
+    for ranks, plain in between.links(range(2 * node, between.max_ranks + 1, node)).items():
+        link = replace(plain, ring_bytes_s=None if rings is None else rings / node)
         if node == 1:
             found[ranks] = link
         elif isinstance(within := found.get(node), Link):
@@ -97,7 +105,7 @@ def link_error(exchanges: Sequence[Exchange]) -> float | None:
 
     None where too few are left.
     """
-    usable = _usable(exchanges)
+    usable = _usable(exchanges, "all_to_all")
     links = fit_links([exchange for n, exchange in enumerate(usable) if n % _FIFTHS])
     errors = [
         abs(exchange_ms(e.key.dims, e.key.batch_size, link) / _slowest_ms(e) - 1)
@@ -107,24 +115,24 @@ def link_error(exchanges: Sequence[Exchange]) -> float | None:
     return float(np.median(errors)) if errors else None
 
 
-def over_price(exchange: Exchange, link: AnyLink) -> float:
-    """Returns the measured time of a collective over its price, in both directions together."""
-    key = exchange.key
-    of_both_ms = max(exchange.forward_ms) + max(exchange.backward_ms)
-    if key.collective == "all_reduce":
-        moved = _ELEMENT_BYTES * key.batch_size * key.dims[0]
-        return of_both_ms / all_reduce_ms(link, key.ranks, moved, starts=1)
-    over = link if key.collective == "all_to_all" else link.ring(key.ranks)
-    return of_both_ms / (2 * exchange_ms(key.dims, key.batch_size, over))
+def _usable(exchanges: Sequence[Exchange], collective: MeasuredCollective) -> list[Exchange]:
+    """Returns the collectives of this kind with a device for each rank."""
+    keys = [(exchange, exchange.key) for exchange in exchanges]
+    return [e for e, key in keys if key.collective == collective and 1 < key.ranks <= key.devices]
 
 
-def _usable(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """Returns all-to-alls with a device for each rank."""
-    return [
-        e
-        for e in exchanges
-        if e.key.collective == "all_to_all" and 1 < e.key.ranks <= e.key.devices
+def _ring_bytes_s(all_reduces: Sequence[Exchange]) -> float | None:
+    """Returns the bandwidth of rings by these all-reduces; None if it cannot be told."""
+    if len(all_reduces) < _MIN_ALL_REDUCES:
+        return None
+    one = Link(1.0)
+    flows_ms = [
+        all_reduce_ms(one, e.key.ranks, _ELEMENT_BYTES * e.key.batch_size * e.key.dims[0])
+        for e in all_reduces
     ]
+    took_ms = np.array([max(e.backward_ms) for e in all_reduces])
+    _, slope = fit_terms(np.column_stack([np.ones(len(flows_ms)), flows_ms]), took_ms)
+    return float(f"{1 / slope:.3g}") if slope > 0 else None
 
 
 def _slowest_ms(exchange: Exchange) -> float:

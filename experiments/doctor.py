@@ -19,8 +19,7 @@ from autoshard.benchmark.containers import cpu_quota
 from autoshard.benchmark.devices import nodes_that_measure, reports_of
 from autoshard.benchmark.fbgemm import check_pair, installed_fbgemm, training_ops
 from autoshard.benchmark.hardware import cpu_fingerprint, free_memory_bytes
-from autoshard.benchmark.measurement import MeasuredCollective
-from autoshard.cost_model.link_fit import fit_links, over_price
+from autoshard.cost_model.link_fit import fit_links
 from autoshard.experiments.console import cli
 from autoshard.experiments.console.ray_cluster import ray_cluster
 from autoshard.workload import Link, UserError, load_tables, random_shards
@@ -28,7 +27,7 @@ from autoshard.workload import Link, UserError, load_tables, random_shards
 _TABLES = "synthetic:40:1:small"
 _SHARDS, _REPEATS = 6, 3
 _COLUMNS, _BATCH = (16, 64, 128, 256, 512), 1024  # of each rank in all-to-alls
-_OTHERS: tuple[MeasuredCollective, ...] = ("reduce_scatter", "all_reduce")
+_REDUCED = (16, 128, 512)  # of each rank in all-reduces
 _NOISE = 0.05  # deviation of repeats above which plans are hard to tell apart
 _DISK_BYTES, _SHARED_BYTES = 5e9, 1e9
 _SHARED = Path("/dev/shm")  # noqa: S108 - it is looked at only
@@ -161,15 +160,16 @@ def _measuring(path: Path) -> Iterator[Finding]:
 
 
 def _links(pool: BenchmarkPool) -> Iterator[Finding]:
-    """Measures all-to-alls inside a node and among all nodes, says which options fit them, and how
-    far the other collectives are from their prices by these.
-    """
+    """Measures collectives inside a node and among all nodes, and says which options fit them."""
     sizes = pool.node_sizes()
     each = min(sizes)
     exchanges = []
     for nodes, ranks in {(1, max(sizes)), (len(sizes), each * len(sizes))}:
         if ranks > 1:
             exchanges += [pool.exchange((n,) * ranks, _BATCH, nodes) for n in _COLUMNS]
+            exchanges += [
+                pool.exchange((n,) * ranks, _BATCH, nodes, "all_reduce") for n in _REDUCED
+            ]
     links = fit_links(exchanges)
     if not links:
         yield Finding("all-to-all", "one device, or a link that more columns do not slow down")
@@ -185,16 +185,6 @@ def _links(pool: BenchmarkPool) -> Iterator[Finding]:
     )
     among = f"{len(sizes)} nodes" if max(links) > max(sizes) or max(sizes) == 1 else "one node"
     yield Finding("all-to-all", f"{max(links)} ranks on {among}: {says}")
-    largest = max((e.key for e in exchanges), key=lambda key: key.ranks)
-    if largest.ranks not in links:
-        return
-    nodes = max(largest.nodes, default=0) + 1
-    others = [
-        pool.exchange((_COLUMNS[-1],) * largest.ranks, _BATCH, nodes, collective)
-        for collective in _OTHERS
-    ]
-    told = [f"{found.key.what} takes {over_price(found, link):.2f}" for found in others]
-    yield Finding("collectives", f"{', '.join(told)} of its price over this link")
 
 
 if __name__ == "__main__":

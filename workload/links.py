@@ -30,53 +30,58 @@ class Link:
     Args:
         bytes_s: Bandwidth of each device, in bytes per second and direction.
         latency_s: Start-up time of a collective, in seconds.
+        ring_bytes_s: Bandwidth of what passes data around rings; None: as of all-to-alls.
     """
 
     bytes_s: float
     latency_s: float = 0.0
+    ring_bytes_s: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.bytes_s < float("inf"):
-            raise FieldError("bytes_s", f"must be more than 0, got {self.bytes_s}")
+        for name, speed in (("bytes_s", self.bytes_s), ("ring_bytes_s", self.ring_bytes_s)):
+            if speed is not None and not 0 < speed < float("inf"):
+                raise FieldError(name, f"must be more than 0, got {speed}")
         if not 0 <= self.latency_s < float("inf"):
             raise FieldError("latency_s", f"must be at least 0, got {self.latency_s}")
 
     @staticmethod
     def parse(text: str) -> "Link":
-        """Parses `25GB/s,30us`: bytes or bits per second, and optionally the latency."""
-        speed, _, latency = text.partition(",")
-        fast, late = _SPEED.fullmatch(speed), _LATENCY.fullmatch(latency or "0s")
-        if fast is None or late is None:
+        """Parses `25GB/s,30us,20GB/s`: bytes or bits per second, and optionally the latency and the
+        bandwidth of rings.
+        """
+        speed, _, more = text.partition(",")
+        latency, _, of_rings = more.partition(",")
+        late = _LATENCY.fullmatch(latency or "0s")
+        bytes_s, ring_bytes_s = (_bytes_s(each) for each in (speed, of_rings or speed))
+        if bytes_s is None or ring_bytes_s is None or late is None:
             raise UserError(
-                "a link is given by bandwidth and latency, such as 25GB/s,30us or 100Gbit/s, "
-                f"got {text!r}"
+                "a link is given by bandwidth, latency and, if it is another one, the bandwidth of "
+                f"all-reduces, such as 100Gbit/s or 25GB/s,30us or 25GB/s,30us,20GB/s, got {text!r}"
             )
-        number, prefix, unit = fast.groups()
-        bytes_s = float(number) * _PREFIXES[prefix] / (8 if unit == "bit" else 1)
-        return Link(bytes_s, float(late[1]) * _SECONDS[late[2]])
+        latency_s = float(late[1]) * _SECONDS[late[2]]
+        return Link(bytes_s, latency_s, ring_bytes_s if of_rings else None)
 
     @property
     def option(self) -> str:
         """The link as `parse` reads it."""
-        prefix, unit = next(u for u in _UNITS if self.bytes_s >= u[1] or u is _UNITS[-1])
-        speed = float(f"{self.bytes_s / unit:.3g}")
-        return f"{speed:.10g}{prefix}B/s,{1e6 * self.latency_s:.0f}us"
+        rings = "" if self.ring_bytes_s is None else f",{_speed(self.ring_bytes_s)}"
+        return f"{_speed(self.bytes_s)},{1e6 * self.latency_s:.0f}us{rings}"
 
     def all_to_all(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
         """Returns the link over which all-to-alls take as long: this one."""
         return self
 
     def ring(self, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
-        """Returns the link over which reduce-scatters and the like take as long: this one."""
-        return self
+        """Returns the link over which reduce-scatters and the like take as long."""
+        return self if self.ring_bytes_s is None else Link(self.ring_bytes_s, self.latency_s)
 
-    def of(self, collective: Collective, ranks: int) -> "Link":  # noqa: ARG002 - as of a network
-        """Returns the link that a collective of so many devices is priced by: this one."""
-        return self
+    def of(self, collective: Collective, ranks: int) -> "Link":
+        """Returns the link that a collective of so many devices is priced by."""
+        return self.ring(ranks) if collective in ("ring", "inside") else self
 
-    def block_share(self, ranks: int, blocks: int) -> float:  # noqa: ARG002 - as of a network
-        """Returns what outputs of blocks of rows take, over those of whole tables: as much."""
-        return 1.0
+    def block_share(self, ranks: int, blocks: int) -> float:
+        """Returns what outputs of blocks of rows take, over those of whole tables as wide."""
+        return self.bytes_s / self.ring(ranks).bytes_s if blocks == ranks else 1.0
 
     def nodes(self, ranks: int) -> int:  # noqa: ARG002 - as of a network
         """Returns the number of nodes of so many devices, as far as is known: 1."""
@@ -84,10 +89,11 @@ class Link:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON object."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def __str__(self) -> str:
-        return f"{self.bytes_s / 1e9:g} GB/s, {1e6 * self.latency_s:g} us"
+        rings = "" if self.ring_bytes_s is None else f", rings {self.ring_bytes_s / 1e9:g} GB/s"
+        return f"{self.bytes_s / 1e9:g} GB/s, {1e6 * self.latency_s:g} us{rings}"
 
 
 @dataclass(frozen=True)
@@ -147,10 +153,11 @@ class Network:
         They pass data around rings. A ring enters and leaves a node once, and there are as many
         rings as devices of a node, so that each device has its share of them between nodes.
         """
+        inside, between = self.inside.ring(ranks), self.between.ring(ranks)
         if self.nodes(ranks) == 1:
-            return self.inside
-        entering = self.devices_per_node * self.between.bytes_s
-        within = self.inside.bytes_s if self.devices_per_node > 1 else entering
+            return inside
+        entering = self.devices_per_node * between.bytes_s
+        within = inside.bytes_s if self.devices_per_node > 1 else entering
         return Link(min(within, entering), self._latency_s)
 
     def of(self, collective: Collective, ranks: int) -> Link:
@@ -159,7 +166,7 @@ class Network:
             return self.all_to_all(ranks)
         if collective == "ring":
             return self.ring(ranks)
-        return self.inside if collective == "inside" else self.between
+        return self.inside.ring(ranks) if collective == "inside" else self.between
 
     def block_share(self, ranks: int, blocks: int) -> float:
         """Returns what outputs of blocks of rows take, over those of whole tables as wide.
@@ -183,7 +190,7 @@ class Network:
         other nodes.
         """
         node = self.devices_per_node
-        inside_s = (node - 1) / node / self.inside.bytes_s
+        inside_s = (node - 1) / node / self.inside.ring(node).bytes_s
         return inside_s + (ranks - node) / node / ranks / self.between.bytes_s
 
     @property
@@ -194,7 +201,8 @@ class Network:
 
     def to_json(self) -> dict[str, Any]:
         """Returns a JSON object."""
-        return asdict(self)
+        both = {"inside": self.inside.to_json(), "between": self.between.to_json()}
+        return {**both, "devices_per_node": self.devices_per_node}
 
     def __str__(self) -> str:
         return (
@@ -204,6 +212,20 @@ class Network:
 
 
 AnyLink: TypeAlias = Link | Network
+
+
+def _bytes_s(text: str) -> float | None:
+    """Returns the bytes per second of a bandwidth such as 25GB/s; None if it is none."""
+    if (found := _SPEED.fullmatch(text)) is None:
+        return None
+    number, prefix, unit = found.groups()
+    return float(number) * _PREFIXES[prefix] / (8 if unit == "bit" else 1)
+
+
+def _speed(bytes_s: float) -> str:
+    """Returns a bandwidth as `_bytes_s` reads it, with three digits."""
+    prefix, unit = next(u for u in _UNITS if bytes_s >= u[1] or u is _UNITS[-1])
+    return f"{float(f'{bytes_s / unit:.3g}'):.10g}{prefix}B/s"
 
 
 def all_reduce_ms(link: AnyLink, ranks: int, size_bytes: float, starts: int = 0) -> float:

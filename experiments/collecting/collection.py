@@ -17,6 +17,7 @@ from autoshard.experiments.tracking.storage import Storage
 from autoshard.workload import EmbeddingTable, Shard, UserError, random_exchanges
 from autoshard.workload.sampling import MAX_TASK_DEVICES
 
+_REDUCED = (16, 128, 512)  # columns of each rank in all-reduces
 _KEEP_SECONDS = 60.0  # between two copies to --storage
 
 
@@ -110,7 +111,8 @@ def collect_exchanges(
 ) -> None:
     """Measures those of `count` random all-to-alls that the store lacks, within the budget.
 
-    They have up to as many ranks as the kind of device allows.
+    They have up to as many ranks as the kind of device allows. A few all-reduces among all devices
+    come first.
     """
     if count == 0:
         return
@@ -121,6 +123,10 @@ def collect_exchanges(
         raise UserError(
             "--num-exchanges needs at least two devices, the cluster has one: leave it out"
         )
+    alone = min(len(devices), max_ranks)  # ranks with a device each
+    for columns in _REDUCED:
+        if alone > 1 and not budget.is_spent:
+            pool.exchange((columns,) * alone, batch_size, collective="all_reduce")
     exchanges = random_exchanges(tables, count, max_ranks, seed)
     with following(len(exchanges), "all-to-alls") as step:
         for number, dims in enumerate(exchanges):

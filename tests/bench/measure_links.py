@@ -1,6 +1,6 @@
 """Measures collectives on two nodes of two devices; prints predicted over measured times as JSON.
 
-Links are fitted to other all-to-alls, those that `doctor.py` measures. All are measured in several
+Links are fitted to other sizes, those that `doctor.py` measures. All are measured in several
 passes, so that a minute in which the machine is slower counts for all alike. Argument: address of
 Ray.
 """
@@ -10,7 +10,7 @@ import logging
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +18,14 @@ import ray
 
 from autoshard.benchmark import BenchmarkPool, Exchange
 from autoshard.benchmark.measurement import ExchangeKey, MeasuredCollective
-from autoshard.cost_model.link_fit import fit_links, over_price
+from autoshard.cost_model.link_fit import exchange_ms, fit_links
+from autoshard.workload.links import AnyLink, all_reduce_ms
 
-_BATCH = 1024
-_FITTED = (16, 64, 128, 256, 512)  # columns of each rank
+_BATCH, _ELEMENT_BYTES = 1024, 4
+_FITTED: Mapping[MeasuredCollective, Sequence[int]] = {  # columns of each rank
+    "all_to_all": (16, 64, 128, 256, 512),
+    "all_reduce": (16, 128, 512),
+}
 _COLLECTIVES: tuple[MeasuredCollective, ...] = ("all_to_all", "reduce_scatter", "all_reduce")
 _COLUMNS = (96, 192, 384, 768)  # of each rank
 _TWICE = (128, 128, 256, 256)
@@ -35,7 +39,7 @@ def main(address: str) -> None:
     fitted, shapes = ([_median_of(same) for same in zip(*part, strict=True)]
                       for part in zip(*passes, strict=True))  # fmt: skip
     links = fit_links(fitted)
-    found = {_name(e.key): 1 / over_price(e, links[e.key.ranks]) for e in shapes}
+    found = {_name(e.key): _price_over_measured(e, links[e.key.ranks]) for e in shapes}
     sys.stdout.write(json.dumps(found))
 
 
@@ -45,9 +49,10 @@ def _measured() -> tuple[list[Exchange], list[Exchange]]:
     with tempfile.TemporaryDirectory() as folder:
         pool = BenchmarkPool(Path(folder) / "costs.db")
         fitted = [
-            pool.exchange((columns,) * ranks, _BATCH, nodes)
+            pool.exchange((columns,) * ranks, _BATCH, nodes, collective)
+            for collective, sizes in _FITTED.items()
             for nodes, ranks in places
-            for columns in _FITTED
+            for columns in sizes
         ]
         equal = [
             pool.exchange((columns,) * ranks, _BATCH, nodes, collective)
@@ -58,6 +63,17 @@ def _measured() -> tuple[list[Exchange], list[Exchange]]:
         uneven = [pool.exchange(_TWICE[1:3], _BATCH, 1), pool.exchange(_TWICE, _BATCH, 2)]
         pool.close()
     return fitted, [*equal, *uneven]
+
+
+def _price_over_measured(exchange: Exchange, link: AnyLink) -> float:
+    """Returns the price of a collective over what it took, both directions together."""
+    key = exchange.key
+    took_ms = max(exchange.forward_ms) + max(exchange.backward_ms)
+    if key.collective == "all_reduce":
+        size_bytes = _ELEMENT_BYTES * key.batch_size * key.dims[0]
+        return all_reduce_ms(link, key.ranks, size_bytes, starts=1) / took_ms
+    over = link if key.collective == "all_to_all" else link.ring(key.ranks)
+    return 2 * exchange_ms(key.dims, key.batch_size, over) / took_ms
 
 
 def _median_of(same: Sequence[Exchange]) -> Exchange:

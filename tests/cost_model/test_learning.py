@@ -19,7 +19,7 @@ from autoshard.cost_model import (
 )
 from autoshard.cost_model.calibration import calibrate
 from autoshard.cost_model.evaluation import Score, evaluations_per_second
-from autoshard.cost_model.link_fit import fit_links, link_error, over_price
+from autoshard.cost_model.link_fit import fit_links, link_error
 from autoshard.cost_model.proposals import compare_predictions, select_shards_to_measure
 from autoshard.sharders import AloneGreedySharder, LocalSearchSharder
 from autoshard.workload import (
@@ -35,6 +35,7 @@ from autoshard.workload import (
     random_shards,
     random_tasks,
 )
+from autoshard.workload.links import all_reduce_ms
 from autoshard.workload.parts import Part, part_of_shard
 from autoshard.workload.step_price import StepPrice
 
@@ -106,20 +107,17 @@ def test_a_known_link_is_found_again() -> None:
         times = tuple(price.exchange_ms(np.array(dims, dtype=float)).tolist())
         key = ExchangeKey(dims, 1024, 2)
         found.append(Exchange(key, "hw", "v", times, times, 0.01, 20, float(number)))
-    # Of 64 columns, partial sums take as long as outputs, and gradients of copies as both ways.
-    whole = found[0].key.batch_size * 64 * 4 / link.bytes_s / 2
-    for collective in ("reduce_scatter", "all_reduce"):
-        key = ExchangeKey((64, 64), 1024, 2, collective=collective)
-        ms = 1e3 * (whole + link.latency_s)
-        took = (ms, ms) if collective == "reduce_scatter" else (0.0, ms + 1e3 * whole)
-        found.append(Exchange(key, "hw", "v", (took[0],) * 2, (took[1],) * 2, 0.01, 20, 9.0))
-        assert over_price(found[-1], link) == pytest.approx(1)
-    assert over_price(found[1], link) == pytest.approx(1)
+    for columns in (8, 64, 512):  # half as fast around rings
+        took = (all_reduce_ms(link, 2, 2 * 4 * 1024 * columns, starts=1),) * 2
+        key = ExchangeKey((columns, columns), 1024, 2, collective="all_reduce")
+        found.append(Exchange(key, "hw", "v", (0.0, 0.0), took, 0.01, 20, 9.0))
     sharing = replace(found[0], key=ExchangeKey((8,) * 5, 1024, 2), forward_ms=(99.0,) * 5)
     (only,) = fit_links([*found, sharing]).items()
     assert only[0] == 2
     assert only[1].bytes_s == pytest.approx(link.bytes_s, rel=1e-2)
     assert only[1].latency_s == pytest.approx(link.latency_s, rel=1e-2)
+    assert only[1].ring(2).bytes_s == pytest.approx(link.bytes_s / 2, rel=1e-2)
+    assert fit_links(found[:-1])[2] == replace(only[1], ring_bytes_s=None)  # too few all-reduces
     assert link_error([sharing]) is None
     assert fit_links(found[2:]) == {}  # too few: others than all-to-alls do not count
     flat = [replace(e, forward_ms=(1.0, 1.0), backward_ms=(1.0, 1.0)) for e in found]

@@ -107,6 +107,26 @@ def test_options_are_read_as_they_are_written() -> None:
         assert Link.parse(Link(bytes_s, 7.3e-4).option) == Link(bytes_s, 7.3e-4)
 
 
+def test_rings_may_have_another_bandwidth() -> None:
+    link = Link.parse("4GB/s,1ms,3GB/s")
+    assert link == Link(4e9, 1e-3, 3e9)
+    assert Link.parse(link.option) == link
+    assert link_from_json(link.to_json()) == link
+    assert link.all_to_all(RANKS) == link
+    assert link.ring(RANKS) == link.of("inside", RANKS) == Link(3e9, 1e-3)
+    assert link.block_share(RANKS, RANKS) == pytest.approx(4 / 3)
+    assert link.block_share(RANKS, 1) == 1
+    network = Network(Link(4e9, 5e-6, 3e9), Link(1e9, 2e-5, 0.6e9), NODE)
+    assert link_from_json(network.to_json()) == network
+    assert network.ring(RANKS).bytes_s == pytest.approx(min(3e9, NODE * 0.6e9))
+    assert network.all_to_all(RANKS) == NETWORKS[0].all_to_all(RANKS)
+    assert network.of("inside", RANKS).bytes_s == 3e9
+    slower = network.node_rows_s(RANKS) - NETWORKS[0].node_rows_s(RANKS)
+    assert slower == pytest.approx((NODE - 1) / NODE * (1 / 3e9 - 1 / 4e9))
+    with pytest.raises(FieldError, match="ring_bytes_s: must be more than 0"):
+        Link(1e9, 0.0, 0.0)
+
+
 def test_one_node_is_its_inner_link() -> None:
     network = NETWORKS[0]
     assert network.nodes(3) == network.nodes(4) == 1
