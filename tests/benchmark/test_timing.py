@@ -460,8 +460,8 @@ def test_our_timing_agrees_with_fbgemm_on_its_own_requests(bound: DeviceBackend)
     from bench.yardstick import compare_with_fbgemm
 
     ratios = compare_with_fbgemm(bound, bound.stopwatch(flush=False), rounds=3)
-    assert ratios.step == pytest.approx(1, abs=0.3)
-    assert ratios.backward == pytest.approx(1, abs=0.3)
+    assert ratios.step == pytest.approx(1, abs=0.45)
+    assert ratios.backward == pytest.approx(1, abs=0.45)
 
 
 def test_what_is_needed_counts_everything(tables: tuple[EmbeddingTable, ...]) -> None:
